@@ -1,0 +1,176 @@
+"""What reconcile sees of a cloud and what it asks of it: the same for every provider.
+
+``decide()`` takes a :class:`Listing` and :class:`Result` values and returns
+:data:`Action` values; an adapter (``reconcile/gce.py``, ``reconcile/ec2.py``)
+implements :class:`Cloud` and nothing more.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol, Union
+
+from msgspec import Struct
+
+from spotkeeper.spec.record import Model
+
+
+class VmStatus(str, Enum):
+    """PENDING is listed but proves nothing (a stockout lists a VM for seconds); only RUNNING counts."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    STOPPING = "stopping"  # may still write
+    DEAD = "dead"  # listed, stopped for good
+
+
+class Vm(Struct, frozen=True):
+    name: str
+    uid: str
+    zone: str
+    status: VmStatus
+    pool: str
+    job: str  # "" for a static node
+    rank: int
+    attempt: int
+    address: str
+    disks: tuple[str, ...] = ()  # names of the attached data disks
+    model: Model = Model.SPOT
+    created: float = 0.0
+
+
+class Disk(Struct, frozen=True):
+    name: str
+    zone: str
+    job: str
+    rank: int
+    number: int
+    users: tuple[str, ...] = ()  # names of VMs that hold it
+    ready: bool = True
+
+
+class Snapshot(Struct, frozen=True):
+    name: str  # the source disk's name
+    job: str
+    rank: int
+    number: int
+    ready: bool
+
+
+class Listing(Struct, frozen=True):
+    """One look at the cloud. Absence proves something only in the zones that answered."""
+
+    vms: tuple[Vm, ...]
+    disks: tuple[Disk, ...]
+    snapshots: tuple[Snapshot, ...] = ()
+    answered: frozenset[str] = frozenset()
+    results: tuple["Result", ...] = ()  # of operations that ended since (found by their idempotency key)
+
+
+class InsertVm(Struct, frozen=True, tag=True):
+    job: str
+    uid: str  # the job's
+    rank: int
+    attempt: int
+    pool: str
+    zone: str
+    model: Model
+
+
+class DeleteVm(Struct, frozen=True, tag=True):
+    """By unique id: a name may have been taken over by a healthy machine."""
+
+    name: str
+    uid: str
+    zone: str
+
+
+class CreateDisk(Struct, frozen=True, tag=True):
+    job: str
+    uid: str
+    rank: int
+    number: int
+    pool: str
+    zone: str
+    snapshot: str | None = None  # name of the snapshot to fill it from
+
+
+class AttachDisk(Struct, frozen=True, tag=True):
+    disk: str
+    vm: str
+    vm_uid: str
+    zone: str
+
+
+class DetachDisk(Struct, frozen=True, tag=True):
+    disk: str
+    vm: str
+    vm_uid: str
+    zone: str
+
+
+class DeleteDisk(Struct, frozen=True, tag=True):
+    disk: str
+    zone: str
+
+
+class CreateSnapshot(Struct, frozen=True, tag=True):
+    job: str
+    uid: str
+    rank: int
+    number: int  # of the disk
+    zone: str
+
+
+class DeleteSnapshot(Struct, frozen=True, tag=True):
+    name: str
+
+
+Action = Union[
+    InsertVm, DeleteVm, CreateDisk, AttachDisk, DetachDisk, DeleteDisk, CreateSnapshot, DeleteSnapshot
+]
+
+
+class Class(str, Enum):
+    """What an answer means, whatever the provider calls it."""
+
+    ACCEPTED = "accepted"
+    CAPACITY = "capacity"  # another offer
+    QUOTA = "quota"  # long back-off, tell the user
+    THROTTLED = "throttled"  # stop calling, keep the intents
+    DEAD_KEY = "dead_key"  # this idempotency key's VM is gone: attempt + 1
+    IN_USE = "in_use"  # wait, list again
+    AMBIGUOUS = "ambiguous"  # timeout, 5xx: the next round lists and repeats
+    PERMANENT = "permanent"  # hold, one alarm
+
+
+class Result(Struct, frozen=True):
+    """The outcome of an action, now or found later in the operations list."""
+
+    action: Action
+    kind: Class
+    detail: str = ""
+    at: float = 0.0
+
+
+class Offer(Struct, frozen=True):
+    """Something that can be had now; ``price`` in USD per machine-hour."""
+
+    pool: str
+    zone: str
+    model: Model
+    price: float
+    node: str | None = None  # a static node's name
+
+    def key(self) -> str:
+        return f"{self.pool}/{self.zone}/{self.model.value}" + (f"/{self.node}" if self.node else "")
+
+
+class Cloud(Protocol):
+    """The verbs. Every call has a deadline; none retries by itself."""
+
+    def list(self, stack: str) -> Listing:
+        """One look over all zones of the stack, by label. A zone that fails is left out of ``answered``."""
+
+    def perform(self, action: Action, deadline_s: float) -> Result:
+        """Make one call; never raises for what a cloud can answer."""

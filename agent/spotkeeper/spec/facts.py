@@ -1,0 +1,64 @@
+"""Facts: what agents report. Create-only objects; the key is the whole content.
+
+``jobs/<job>/facts/<uid>.<boot>.<rank>.<attempt>.<gen>.<kind>.<value>``
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from msgspec import Struct
+
+
+class Kind(str, Enum):
+    """What an agent can say. ``gen`` is the generation it speaks of (0 before the first)."""
+
+    HELLO = "hello"  # value: "0". This boot is up and asks to be admitted
+    NOTICE = "notice"  # value: deadline, whole virtual unix seconds
+    REPRIEVE = "reprieve"  # value: the deadline of the notice that was withdrawn
+    RELEASED = "released"  # value: newest committed step. Its processes of `gen` have stopped after a save-and-stop
+    FREED = "freed"  # value: disk number or "0". Disk unmounted; the agent will not touch it again
+    EXIT = "exit"  # value: exit code. The job's process of `gen` ended by itself (0: done)
+    HERE = "here"  # value: the document version that called the roll
+    ATTACHED = "attached"  # value: disk number or "0" (a static node's own). Disk mounted, newest commit follows as HOLDS
+    HOLDS = "holds"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
+    DROPPED = "dropped"  # value: "0". A static node is rid of this attempt (its word releases the grant)
+    FULL = "full"  # value: "0". The checkpoint disk is full; training goes on
+    SLOW = "stall"  # value: step. No step for many times the median
+
+
+VALUE = re.compile(r"[-a-z0-9]{1,40}\Z")
+_ID = re.compile(r"[-a-z0-9]{1,64}\Z")
+
+
+class Fact(Struct, frozen=True):
+    """Who (unique instance id, boot), for which attempt of which rank and generation, says what."""
+
+    uid: str
+    boot: str
+    rank: int
+    attempt: int
+    gen: int
+    kind: Kind
+    value: str = "0"
+
+    def key(self) -> str:
+        """The last part of the object's name."""
+        return f"{self.uid}.{self.boot}.{self.rank}.{self.attempt}.{self.gen}.{self.kind.value}.{self.value}"
+
+    @classmethod
+    def parse(cls, key: str) -> Fact | None:
+        """The fact a key stands for, or None where it makes no sense."""
+        parts = key.split(".")
+        if len(parts) != 7:
+            return None
+        uid, boot, rank, attempt, gen, kind, value = parts
+        if not (_ID.match(uid) and _ID.match(boot) and VALUE.match(value)):
+            return None
+        if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in (rank, attempt, gen)):
+            return None
+        try:
+            return cls(uid, boot, int(rank), int(attempt), int(gen), Kind(kind), value)
+        except ValueError:
+            return None

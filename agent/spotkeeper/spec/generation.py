@@ -1,0 +1,118 @@
+"""The generation document, and the words between an agent and the function.
+
+One endpoint serves agents: ``POST /v1/sync``. Who speaks is read from the identity
+token, which rank that is from the record; the body only carries facts about itself.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+from spotkeeper.spec.facts import Kind
+
+
+class DocState(str, Enum):
+    """RUN train in this generation; SAVE_STOP save, stop, wait; ROLL_CALL as RUN, and answer; DONE stop for good."""
+
+    RUN = "run"
+    SAVE_STOP = "save_stop"
+    ROLL_CALL = "roll_call"
+    DONE = "done"
+
+
+class Member(Struct, frozen=True, omit_defaults=True):
+    rank: int
+    attempt: int
+    uid: str
+    boot: str
+    address: str
+    nproc: int
+    disk: bool = True  # False: its disk is not attached yet, so it writes no checkpoint
+
+
+class Generation(Struct, frozen=True, omit_defaults=True):
+    """A pure view of the record. Agents act only on a higher ``ver``."""
+
+    job: str
+    uid: str
+    ver: int
+    gen: int
+    state: DocState
+    members: tuple[Member, ...]
+    master: str
+    port: int
+    run_id: str
+    deadline: float | None = None  # of a save_stop, virtual unix seconds
+    replicated: bool = True
+    mean_life_s: float | None = None  # observed mean time between losses of the job, for the save interval
+
+
+class Role(str, Enum):
+    """What the function thinks the speaking machine is."""
+
+    MEMBER = "member"  # in the document
+    STANDBY = "standby"  # admitted or expected, not in the document: warm up, wait
+    SUPERSEDED = "superseded"  # stop, unmount, say freed, power off (a static node: say dropped, go idle)
+    IDLE = "idle"  # a static node without a job
+    UNKNOWN = "unknown"  # not (yet) in any record: ask again
+
+
+class JobRun(Struct, frozen=True, omit_defaults=True):
+    """What a node must know to run the job; the same for all nodes and generations of a spec."""
+
+    name: str
+    command: tuple[str, ...]  # script and arguments; argv, never a shell line
+    source_sha256: str | None  # object jobs/<job>/source/<sha256>, a tar
+    env: dict[str, str] = {}
+    python: str = "python3"
+    nproc: int = 1
+    launcher: str = "zygote"  # or "exec"
+    grace_s: float = 25.0
+    interval_s: float | None = None  # None: set from measured stall and observed losses
+    keep: int = 2
+    seed: int = 0
+
+
+class FactIn(Struct, frozen=True, forbid_unknown_fields=True):
+    kind: Kind
+    gen: int = 0
+    value: str = "0"
+    attempt: int | None = None  # a static node dropping an older attempt names it
+
+
+class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """``jobs/<job>/progress``, from the lowest member, once a minute."""
+
+    gen: int
+    step: int
+    at: float  # virtual unix seconds
+    samples_per_s: float | None = None
+    step_s: float | None = None  # median, real seconds
+    loss: float | None = None
+    commit_gen: int | None = None
+    commit_step: int | None = None
+    save_s: float | None = None  # measured time from save to durable, real seconds
+    total_steps: int | None = None
+
+
+class Sync(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent sends. ``ver``: the document version it has (0: none)."""
+
+    boot: str
+    ver: int = 0
+    job: str | None = None  # the job it believes it works for; a hint, checked
+    facts: tuple[FactIn, ...] = ()
+    progress: Progress | None = None
+
+
+class SyncReply(Struct, frozen=True, omit_defaults=True):
+    role: Role
+    job: str | None = None
+    rank: int | None = None
+    attempt: int | None = None
+    disk: int | None = None  # number of the rank's disk, where one is to be mounted
+    doc: Generation | None = None  # None: nothing newer than `ver`
+    run: JobRun | None = None  # with every doc, and for a standby
+    lease_minutes: int = 120

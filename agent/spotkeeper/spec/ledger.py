@@ -1,0 +1,47 @@
+"""The ledger: one small object per event, ``jobs/<job>/ledger/<time>.<id>``."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+from spotkeeper.spec.record import Model
+
+
+class Event(str, Enum):
+    SUBMITTED = "submitted"
+    INTENT = "intent"  # an attempt was decided: zone, model, pool, price, cause
+    ADMITTED = "admitted"  # its agent said hello and it is listed
+    REFUSED = "refused"  # the cloud had no capacity (or quota)
+    GENERATION = "generation"  # `gen` was published
+    STOP = "stop"  # members were told to save and stop
+    NOTICE = "notice"
+    REPRIEVE = "reprieve"
+    LOSS = "loss"  # a rank's machine is gone
+    PROMOTED = "promoted"  # next became cur
+    GONE = "gone"  # a superseded attempt is gone from the listing: billing ends
+    CRASH = "crash"
+    ROLL = "roll"
+    BOUT = "bout"  # on-demand for a while, with the reason
+    MOVE = "move"
+    HOLD = "hold"
+    RESUME = "resume"
+    ASK = "ask"
+    END = "end"
+    DONE = "done"
+
+
+class Entry(Struct, frozen=True, omit_defaults=True):
+    at: float  # virtual unix seconds
+    id: str  # deterministic per event, so that a repeated round writes it once
+    event: Event
+    gen: int = 0
+    rank: int | None = None
+    attempt: int | None = None
+    pool: str | None = None
+    zone: str | None = None
+    model: Model | None = None
+    price: float | None = None  # USD per hour
+    cause: str | None = None
+    detail: str = ""

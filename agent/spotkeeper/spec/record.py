@@ -1,0 +1,158 @@
+"""The job's record: the one document of decisions, and the only one that is compare-and-swapped.
+
+Nothing here mirrors the cloud. A slot's INTENT says what was decided, ADMITTED and
+MEMBER say what was accepted; whether a VM runs is read from a listing, every time.
+Counters (``top``, ``disk_top``, ``gen``, ``ver``) only rise.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+
+class Model(str, Enum):
+    """How a machine is bought (the clouds say provisioning model)."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    STATIC = "static"
+
+
+class Phase(str, Enum):
+    """The life of a job.
+
+    ====== ==================================== =============================
+    state  meaning                              leaves to
+    ====== ==================================== =============================
+    RUN    reconcile keeps its ranks filled     HOLD, END
+    HOLD   machines given up, disks kept        RUN (asked or healed), END
+    END    outcome known, things being deleted  DONE when all zones are clean
+    DONE   nothing is left; this is a tombstone -
+    ====== ==================================== =============================
+    """
+
+    RUN = "run"
+    HOLD = "hold"
+    END = "end"
+    DONE = "done"
+
+
+class Outcome(str, Enum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class SlotState(str, Enum):
+    """INTENT (decided, the VM may not exist) -> ADMITTED (said hello, is listed) -> MEMBER (in the generation)."""
+
+    INTENT = "intent"
+    ADMITTED = "admitted"
+    MEMBER = "member"
+
+
+class Slot(Struct, frozen=True, omit_defaults=True):
+    """One attempt of a rank: zone, model and pool are fixed here, before any call."""
+
+    attempt: int
+    state: SlotState
+    pool: str
+    zone: str
+    model: Model
+    since: float  # when it came into this state, virtual unix seconds
+    node: str | None = None  # the static node's name, where the model is static
+    uid: str | None = None  # the cloud's unique instance id, from ADMITTED on
+    boot: str | None = None
+    address: str | None = None
+    cause: str | None = None  # why this attempt was asked for: "start", "notice", "loss", "swap", ...
+
+
+class Rank(Struct, frozen=True, omit_defaults=True):
+    """``cur`` trains (or will); ``next`` stands by without the rank's disk."""
+
+    top: int = 0
+    disk: int = 0  # number of the disk that is the rank's now
+    disk_top: int = 0
+    cur: Slot | None = None
+    next: Slot | None = None
+    wish: str | None = None  # a recorded wish for a swap: "spot" (return to spot), "user"
+    copy: int | None = None  # number of the disk that a zone move is filling
+    refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
+
+
+class Move(Struct, frozen=True):
+    """The whole gang moves to another zone with copies of its disks."""
+
+    zone: str
+    since: float
+
+
+class Roll(Struct, frozen=True):
+    """A roll call: every member must answer this version of the document."""
+
+    ver: int
+    since: float
+    cause: str  # "exit", "stall", "silence"
+
+
+class Budget(Struct, frozen=True, omit_defaults=True):
+    """Two budgets: a preemption never consumes the crash budget."""
+
+    crashes: int = 0
+    preemptions: int = 0
+    loss_times: tuple[float, ...] = ()  # of the last losses, newest last (bounded), for select()
+    crashed_gen: int = -1  # the newest generation whose crash was counted
+
+
+class Record(Struct, frozen=True, omit_defaults=True):
+    """``jobs/<job>/rec``."""
+
+    job: str
+    uid: str
+    name: str
+    spec_sha256: str
+    created: float
+    ver: int = 0
+    nonce: str = ""  # of the last writer: a lost answer to our own write is a win
+    phase: Phase = Phase.RUN
+    outcome: Outcome | None = None
+    reason: str = ""  # why it holds, or how it ended, for people
+    gen: int = 0  # 0: no generation yet
+    gen_since: float = 0.0
+    stop: bool = False  # members must save and stop; stays set while any rank waits
+    stop_since: float = 0.0
+    stop_deadline: float | None = None
+    roll: Roll | None = None
+    move: Move | None = None
+    zone: str | None = None  # the gang's zone, unless `spread`
+    ranks: tuple[Rank, ...] = ()
+    members: tuple[int, ...] = ()  # rank numbers in the generation's order; members[0] is the master
+    port_base: int = 20000
+    budget: Budget = Budget()
+    bout_until: float = 0.0  # on-demand until then, if above now
+    asks_done: tuple[str, ...] = ()  # ids of asks already taken in (bounded)
+    keep_disks: bool = False
+
+
+class Grant(Struct, frozen=True, omit_defaults=True):
+    """An entry of ``stack/alloc``: this attempt may have this machine.
+
+    ``resource`` is ``slot:<pool>`` for a dynamic machine under the pool's cap, or
+    ``node:<name>`` for one static node.
+    """
+
+    job: str
+    rank: int
+    attempt: int
+    resource: str
+    since: float = 0.0
+
+
+class Alloc(Struct, frozen=True, omit_defaults=True):
+    """``stack/alloc``: who may have what, for the whole stack; compare-and-swapped."""
+
+    ver: int = 0
+    nonce: str = ""
+    grants: tuple[Grant, ...] = ()

@@ -1,0 +1,68 @@
+"""``stack/pools.json``: what Pulumi declared, as the function and the command line read it.
+
+Written by the Pulumi program as one bucket object, so that resizing a pool updates
+one object and rebuilds nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from spotkeeper.spec.record import Model
+
+
+class StaticNode(Struct, frozen=True, forbid_unknown_fields=True):
+    """An always-on, on-demand machine that Pulumi owns, with its own retained disk."""
+
+    name: str
+    zone: str
+
+
+class Price(Struct, frozen=True, forbid_unknown_fields=True, rename={"on_demand": "on-demand"}):
+    """USD per machine-hour."""
+
+    on_demand: float
+    spot: float | None = None
+
+    def of(self, model: Model) -> float | None:
+        return self.spot if model is Model.SPOT else self.on_demand
+
+
+class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    kind: Literal["spot", "static"]
+    machine_type: str
+    zones: tuple[str, ...]
+    nproc: int  # processes per node: GPUs, or 1
+    max_nodes: int
+    max_on_demand: int  # how many of them may be on-demand at once
+    disk_gb: int
+    disk_type: str
+    prices: dict[str, Price]  # by zone
+    templates: dict[str, str] = {}  # model ("spot", "on-demand") -> template self link
+    placement: dict[str, str] = {}  # zone -> placement policy self link
+    nodes: tuple[StaticNode, ...] = ()
+
+
+class StackState(Struct, frozen=True, forbid_unknown_fields=True):
+    stack: str
+    cloud: Literal["gcp", "aws"]
+    project: str
+    region: str
+    bucket: str
+    pools: tuple[PoolState, ...]
+    function_url: str = ""
+    node_identity: str = ""  # e-mail of the nodes' service account, checked in their tokens
+    bundle_sha256: str = ""
+    lease_minutes: int = 120
+    boot_deadline_s: int = 480
+    max_run_s: int | None = None
+
+    def pool(self, name: str) -> PoolState | None:
+        return next((pool for pool in self.pools if pool.name == name), None)
+
+    def zones(self) -> tuple[str, ...]:
+        """Every zone where anything of this stack may be."""
+        return tuple(sorted({zone for pool in self.pools for zone in pool.zones}))
