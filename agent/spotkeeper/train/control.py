@@ -1,0 +1,379 @@
+"""The control file: 256 bytes through which an agent and the job on its machine talk.
+
+The agent writes what it wants and by when; local rank 0 of the job writes how it is
+doing. Both map the file and write single aligned 8-byte words in place, so a reader
+never sees half a number and a look costs well under a microsecond. It is never
+renamed: a renamed file would leave the other side on the old one.
+
+Standard library only, and no torch: the agent imports this module too.
+
+==== ============== =============================================================
+ at   word           meaning
+==== ============== =============================================================
+   0  magic          ``SKCTL`` and the version of this layout
+   8  want           ``Want``, written after ``deadline``
+  16  deadline       by when, real unix seconds (0: none)
+  24  ask            number of the request, written last; a new one asks anew
+  64  state          ``State``
+  72  step           optimizer steps done
+  80  step_at        when the last one ended, real unix seconds
+  88  step_s         median duration of recent steps, seconds
+  96  commit         newest durable checkpoint of this node (generation, step)
+ 104  commit_at      when it became durable, real unix seconds
+ 112  save_s         median time from the start of a save to durable, seconds
+ 120  stall_s        median time a save holds up the loop, seconds
+ 128  loss           last one reported (NaN: none)
+ 136  samples_per_s  of all ranks together
+ 144  total_steps    where the run will end (0: not known)
+ 152  fault          ``Fault`` of the last save
+ 160  answered       highest ``ask`` whose save is durable
+ 168  interval_s     seconds between saves, as chosen
+ 176  pid            of local rank 0
+ 184  first_step_at  when this generation's first step ended, real unix seconds (0: not yet)
+ 192  restored       checkpoint this generation started from (generation, step)
+==== ============== =============================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import time
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal
+
+SIZE = 256
+MAGIC = int.from_bytes(b"SKCTL\0\0\1", "little")
+NAME = "ctl"
+RESULT = "result.json"
+NO_RESTART = 93  # exit code: "a restart cannot help"
+
+_STEP_BITS = 40  # of a (generation, step) pair; 2^24 generations, 10^12 steps
+
+
+class Want(IntEnum):
+    """What the agent asks for. NONE -> SAVE -> SAVE_STOP; SAVE may repeat, SAVE_STOP is for good."""
+
+    NONE = 0
+    SAVE = 1  # save in the background, go on training
+    SAVE_STOP = 2  # save, wait until durable, exit
+
+
+class State(IntEnum):
+    """Where the job is.
+
+    ========= ======================== =====================================
+    from      to                       on
+    ========= ======================== =====================================
+    STARTING  RESTORING                ``attach()``
+    RESTORING TRAINING                 state loaded (or fresh)
+    TRAINING  STOPPING                 all ranks agreed to stop
+    TRAINING  FINISHING                the loop reached its end
+    STOPPING  STOPPED                  final save durable, or failed (``fault``)
+    FINISHING DONE                     the same
+    ========= ======================== =====================================
+    """
+
+    STARTING = 0
+    RESTORING = 1
+    TRAINING = 2
+    STOPPING = 3
+    STOPPED = 4
+    FINISHING = 5
+    DONE = 6
+
+
+class Fault(IntEnum):
+    """Why the last save came to nothing; training goes on and the older checkpoint stays."""
+
+    NONE = 0
+    DISK_FULL = 1
+    SAVER_LOST = 2  # no saver answers
+    WRITE_FAILED = 3  # any other error of the disk
+    FENCED = 4  # a newer generation has the folder
+
+
+@dataclass(frozen=True, order=True)
+class Commit:
+    """Identity of a checkpoint. Order is age: a later generation is always newer."""
+
+    gen: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.gen}-{self.step}"
+
+    @classmethod
+    def parse(cls, text: str) -> Commit | None:
+        """The inverse of ``str``, None where ``text`` is something else."""
+        gen, dash, step = text.partition("-")
+        if not dash or not all(part.isascii() and part.isdigit() for part in (gen, step)):
+            return None
+        return cls(int(gen), int(step))
+
+
+class ControlError(Exception):
+    """The file is not a control file of this version."""
+
+
+class Control:
+    """A mapped control file. Neither thread nor process needs a lock: every word has one writer."""
+
+    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
+        self.path = path
+        self._map = buffer
+        self._words = memoryview(buffer).cast("Q")
+        self._floats = memoryview(buffer).cast("d")
+
+    @classmethod
+    def create(cls, path: Path | str) -> Control:
+        """Make the file (an old one is overwritten in place) and map it. The agent does this.
+
+        Raises:
+            OSError: the folder is missing or not writable.
+        """
+        path = Path(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, SIZE)
+            buffer = mmap.mmap(fd, SIZE)
+        finally:
+            os.close(fd)
+        buffer[8:] = bytes(SIZE - 8)
+        control = cls(path, buffer)
+        control.loss = None
+        control._words[0] = MAGIC
+        return control
+
+    @classmethod
+    def open(cls, path: Path | str) -> Control:
+        """Map a file that exists. The job does this.
+
+        Raises:
+            ControlError: it is missing, of another size, or of another version.
+        """
+        path = Path(path)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ControlError(f"{path}: no control file; the agent makes it before it starts the job") from None
+        try:
+            if (size := os.fstat(fd).st_size) != SIZE:
+                raise ControlError(f"{path}: {size} bytes, want {SIZE}; is it a control file?")
+            control = cls(path, mmap.mmap(fd, SIZE))
+        finally:
+            os.close(fd)
+        if control._words[0] != MAGIC:
+            found = control._map[:8]
+            control.close()
+            raise ControlError(f"{path}: starts with {found!r}; agent and library are of different versions")
+        return control
+
+    def close(self) -> None:
+        self._words.release()
+        self._floats.release()
+        self._map.close()
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # agent -> job
+
+    def request(self, want: Want, deadline: float = 0.0) -> int:
+        """Ask for something by ``deadline`` (real unix seconds, 0: none). Returns the request's number."""
+        self._floats[2] = deadline
+        self._words[1] = int(want)
+        self._words[3] += 1  # last: who sees the number sees what it stands for
+        return self._words[3]
+
+    @property
+    def want(self) -> Want:
+        return Want(self._words[1])
+
+    @property
+    def deadline(self) -> float:
+        return self._floats[2]
+
+    @property
+    def ask(self) -> int:
+        return self._words[3]
+
+    # job -> agent
+
+    @property
+    def state(self) -> State:
+        return State(self._words[8])
+
+    @state.setter
+    def state(self, value: State) -> None:
+        self._words[8] = int(value)
+
+    @property
+    def step(self) -> int:
+        return self._words[9]
+
+    @property
+    def step_at(self) -> float:
+        return self._floats[10]
+
+    def stepped(self, step: int, at: float | None = None) -> None:
+        """Write the step first, then its time: who sees a new time sees its step."""
+        now = time.time() if at is None else at
+        self._words[9] = step
+        if self._floats[23] == 0.0:
+            self._floats[23] = now
+        self._floats[10] = now
+
+    @property
+    def step_s(self) -> float:
+        return self._floats[11]
+
+    @step_s.setter
+    def step_s(self, value: float) -> None:
+        self._floats[11] = value
+
+    @property
+    def commit(self) -> Commit | None:
+        return _unpack(self._words[12])
+
+    @property
+    def commit_at(self) -> float:
+        return self._floats[13]
+
+    def committed(self, commit: Commit, at: float | None = None) -> None:
+        self._floats[13] = time.time() if at is None else at
+        self._words[12] = _pack(commit)
+
+    @property
+    def save_s(self) -> float:
+        return self._floats[14]
+
+    @save_s.setter
+    def save_s(self, value: float) -> None:
+        self._floats[14] = value
+
+    @property
+    def stall_s(self) -> float:
+        return self._floats[15]
+
+    @stall_s.setter
+    def stall_s(self, value: float) -> None:
+        self._floats[15] = value
+
+    @property
+    def loss(self) -> float | None:
+        value = self._floats[16]
+        return None if math.isnan(value) else value
+
+    @loss.setter
+    def loss(self, value: float | None) -> None:
+        self._floats[16] = math.nan if value is None else value
+
+    @property
+    def samples_per_s(self) -> float:
+        return self._floats[17]
+
+    @samples_per_s.setter
+    def samples_per_s(self, value: float) -> None:
+        self._floats[17] = value
+
+    @property
+    def total_steps(self) -> int:
+        return self._words[18]
+
+    @total_steps.setter
+    def total_steps(self, value: int) -> None:
+        self._words[18] = value
+
+    @property
+    def fault(self) -> Fault:
+        return Fault(self._words[19])
+
+    @fault.setter
+    def fault(self, value: Fault) -> None:
+        self._words[19] = int(value)
+
+    @property
+    def answered(self) -> int:
+        return self._words[20]
+
+    @answered.setter
+    def answered(self, value: int) -> None:
+        self._words[20] = value
+
+    @property
+    def interval_s(self) -> float:
+        return self._floats[21]
+
+    @interval_s.setter
+    def interval_s(self, value: float) -> None:
+        self._floats[21] = value
+
+    @property
+    def pid(self) -> int:
+        return self._words[22]
+
+    @pid.setter
+    def pid(self, value: int) -> None:
+        self._words[22] = value
+
+    @property
+    def first_step_at(self) -> float:
+        return self._floats[23]
+
+    @property
+    def restored(self) -> Commit | None:
+        return _unpack(self._words[24])
+
+    @restored.setter
+    def restored(self, value: Commit | None) -> None:
+        self._words[24] = 0 if value is None else _pack(value)
+
+
+def _pack(commit: Commit) -> int:
+    # + 1: a word of zero means "none", and (0, 0) is a checkpoint like any other.
+    return (commit.gen << _STEP_BITS | commit.step) + 1
+
+
+def _unpack(word: int) -> Commit | None:
+    if word == 0:
+        return None
+    gen, step = divmod(word - 1, 1 << _STEP_BITS)
+    return Commit(gen, step)
+
+
+@dataclass(frozen=True)
+class Result:
+    """``result.json``: how a generation ended on this node, written before local rank 0 exits."""
+
+    outcome: Literal["stopped", "done"]
+    gen: int
+    step: int
+    commit: Commit | None  # newest durable checkpoint of this node
+
+
+def write_result(run: Path | str, result: Result) -> None:
+    """Write ``result.json`` into the run folder, whole or not at all."""
+    path = Path(run) / RESULT
+    commit = None if result.commit is None else [result.commit.gen, result.commit.step]
+    temporary = path.with_suffix(f".tmp{os.getpid()}")
+    temporary.write_text(json.dumps(asdict(result) | {"commit": commit}) + "\n")
+    temporary.replace(path)
+
+
+def read_result(run: Path | str) -> Result | None:
+    """What the job left, or None where it left nothing that makes sense (it was killed)."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        raw = json.loads((Path(run) / RESULT).read_bytes())
+        commit = None if raw["commit"] is None else Commit(*(int(part) for part in raw["commit"]))
+        if raw["outcome"] in ("stopped", "done"):
+            return Result(raw["outcome"], int(raw["gen"]), int(raw["step"]), commit)
+    return None

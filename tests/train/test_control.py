@@ -1,0 +1,103 @@
+"""The control file and the result: what the agent and the job rely on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spotkeeper.train.control import (
+    SIZE,
+    Commit,
+    Control,
+    ControlError,
+    Fault,
+    Result,
+    State,
+    Want,
+    read_result,
+    write_result,
+)
+
+
+def test_both_sides_see_each_other(tmp_path: Path) -> None:
+    agent = Control.create(tmp_path / "ctl")
+    job = Control.open(tmp_path / "ctl")
+    assert (job.want, job.ask, job.commit, job.loss, job.restored) == (Want.NONE, 0, None, None, None)
+
+    assert agent.request(Want.SAVE, 12.5) == 1
+    assert (job.want, job.deadline, job.ask) == (Want.SAVE, 12.5, 1)
+    assert agent.request(Want.SAVE_STOP) == 2
+
+    job.state = State.TRAINING
+    job.stepped(7, at=100.0)
+    job.stepped(8, at=101.0)
+    job.committed(Commit(0, 0), at=102.0)
+    job.loss, job.fault, job.answered = 3.5, Fault.DISK_FULL, 2
+    job.restored = Commit(3, 5)
+    assert (agent.state, agent.step, agent.step_at, agent.first_step_at) == (State.TRAINING, 8, 101.0, 100.0)
+    assert (agent.commit, agent.commit_at) == (Commit(0, 0), 102.0)
+    assert (agent.loss, agent.fault, agent.answered, agent.restored) == (3.5, Fault.DISK_FULL, 2, Commit(3, 5))
+
+
+def test_every_word_has_its_own_place(tmp_path: Path) -> None:
+    control = Control.create(tmp_path / "ctl")
+    floats = ("step_s", "save_s", "stall_s", "loss", "samples_per_s", "interval_s")
+    whole = ("total_steps", "answered", "pid")
+    for number, name in enumerate((*floats, *whole), start=1):
+        setattr(control, name, number)
+    assert [getattr(control, name) for name in (*floats, *whole)] == list(range(1, len(floats) + len(whole) + 1))
+    assert control.path.stat().st_size == SIZE
+
+
+def test_create_wipes_what_an_older_generation_left(tmp_path: Path) -> None:
+    with Control.create(tmp_path / "ctl") as old:
+        old.request(Want.SAVE_STOP, 5.0)
+        old.stepped(9)
+    with Control.create(tmp_path / "ctl") as new:
+        assert (new.want, new.ask, new.step, new.first_step_at) == (Want.NONE, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "no control file"), (b"", "0 bytes, want 256"), (b"x" * SIZE, "different versions")],
+)
+def test_open_refuses_what_is_no_control_file(tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "ctl").write_bytes(content)
+    with pytest.raises(ControlError, match=message):
+        Control.open(tmp_path / "ctl")
+
+
+@pytest.mark.parametrize("commit", [Commit(0, 0), Commit(1, 2), Commit(2**23, 2**40 - 1)])
+def test_commits_survive_the_word_and_the_text(tmp_path: Path, commit: Commit) -> None:
+    with Control.create(tmp_path / "ctl") as control:
+        control.committed(commit)
+        assert control.commit == commit
+    assert Commit.parse(str(commit)) == commit
+
+
+def test_a_later_generation_is_newer_whatever_the_step() -> None:
+    assert Commit(2, 10) > Commit(1, 500) > Commit(1, 499)
+    assert Commit.parse("tmp") is Commit.parse("1-") is Commit.parse("1--2") is Commit.parse("a-1") is None
+
+
+@pytest.mark.parametrize("commit", [None, Commit(1, 40)])
+def test_result_round_trip(tmp_path: Path, commit: Commit | None) -> None:
+    assert read_result(tmp_path) is None
+    write_result(tmp_path, Result("stopped", 1, 40, commit))
+    assert read_result(tmp_path) == Result("stopped", 1, 40, commit)
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"outcome": "lost", "gen": 1, "step": 1, "commit": null}'])
+def test_a_broken_result_is_no_result(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    assert read_result(tmp_path) is None
+
+
+@pytest.mark.parametrize("module", ["spotkeeper", "spotkeeper.train", "spotkeeper.train.control"])
+def test_the_agent_can_import_this_without_torch(module: str) -> None:
+    code = f"import sys, {module}; assert not {{'torch', 'numpy', 'msgspec'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
