@@ -1,0 +1,379 @@
+"""From text or plain values to the typed contract, with errors a person can act on.
+
+Reads YAML and JSON into strict ``msgspec`` structs. Everything wrong is reported at
+once, one line a problem::
+
+    job.yaml:7: nodes.mn: unknown key (did you mean min?)
+    job.yaml:9: policy: "ballanced": not one of balanced, spot, on-demand, shuffle (did you mean balanced?)
+
+It knows types, ranges and spelling only. What fields mean together is checked by
+:mod:`spotkeeper.spec.check` (jobs) and ``infra/settings.py`` (stacks), which report
+through the same :class:`SpecError`. It may not touch the network or guess a value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import inspect
+
+T = TypeVar("T")
+
+MAX_BYTES = 1_000_000  # a job or stack file; a source tree given by mistake is larger
+_PLAIN_KEY = re.compile(r"[A-Za-z_][-A-Za-z0-9_]*\Z")
+_SHOWN = 60  # characters of a wrong value that a message repeats
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where, what was found (as text, or None), what to do."""
+
+    path: str
+    message: str
+    value: str | None = None
+    hint: str | None = None  # the nearest valid name
+    source: str = ""  # the file's name
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = self.source + (f":{self.line}" if self.source and self.line else "")
+        parts = [part for part in (place, self.path, self.value, self.message) if part]
+        return ": ".join(parts) + (f" (did you mean {self.hint}?)" if self.hint else "")
+
+
+class SpecError(ValueError):
+    """A document is wrong; ``problems`` says all that is, ``str()`` one line for each."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def problem(path: str, message: str, value: object = None, hint: str | None = None) -> Problem:
+    """A problem for validators elsewhere; ``value`` is shown as JSON, shortened."""
+    return Problem(path, message, None if value is None else shown(value), hint)
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option somebody who wrote ``word`` most likely meant, or None."""
+    found = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
+    if found:
+        return found[0]
+    folded = {option.lower().replace("_", "-"): option for option in options}
+    found = difflib.get_close_matches(word.lower().replace("_", "-"), list(folded), n=1, cutoff=0.6)
+    return folded[found[0]] if found else None
+
+
+def shown(value: object) -> str:
+    """A value as a message repeats it: JSON, at most 60 characters, one line."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def join(path: str, key: str | int) -> str:
+    """``path`` + ``key`` as written in messages: ``pools[1].zones``, ``env["a b"]``."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    if not _PLAIN_KEY.match(key):
+        return f"{path}[{json.dumps(key, ensure_ascii=False)}]"
+    return f"{path}.{key}" if path else key
+
+
+def convert(obj: object, type: type[T], *, where: str = "") -> T:
+    """Plain values (dicts, lists, texts, numbers) as a ``type``.
+
+    Args:
+        obj: what a YAML, JSON or Pulumi configuration reader gave.
+        type: a struct, or anything msgspec can convert to.
+        where: path of ``obj`` inside its document, for messages (``pools[1]``).
+
+    Raises:
+        SpecError: everything that does not fit, all at once.
+    """
+    problems: list[Problem] = []
+    _check(obj, inspect.type_info(type), where, problems)
+    if problems:
+        raise SpecError(problems)
+    try:
+        return msgspec.convert(obj, type)
+    except msgspec.ValidationError as error:  # a rule the walk below does not know (__post_init__)
+        message, _, path = str(error).partition(" - at `$")
+        inner = path.rstrip("`").lstrip(".")
+        raise SpecError([Problem(f"{where}.{inner}".strip("."), message)]) from None
+
+
+def load(source: Path | str, type: type[T]) -> T:
+    """A file (``Path``) or a text (``str``) of YAML or JSON as a ``type``.
+
+    Raises:
+        SpecError: the file is missing, unreadable, no YAML, or does not fit.
+    """
+    if isinstance(source, str):
+        return load_yaml(source, type)
+    return load_yaml(read_text(source), type, where=source.name)
+
+
+def read_text(path: Path) -> str:
+    """A file's text, or the reason why it cannot be read as a :class:`SpecError`."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            size = f"larger than {MAX_BYTES // 1000} kB: not a job or stack file"
+            raise SpecError([Problem("", size, source=str(path))])
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SpecError([Problem("", "not a text file (UTF-8)", source=str(path))]) from None
+    except FileNotFoundError:
+        near = nearest(path.name, (p.name for p in path.parent.glob("*.y*ml"))) if path.parent.is_dir() else None
+        raise SpecError([Problem("", "no such file", source=str(path), hint=near)]) from None
+    except IsADirectoryError:
+        raise SpecError([Problem("", "is a folder, want a file", source=str(path))]) from None
+    except OSError as error:
+        raise SpecError([Problem("", f"cannot be read: {error.strerror}", source=str(path))]) from None
+
+
+def load_yaml(text: str, type: type[T], where: str = "") -> T:
+    """YAML (or JSON) text as a ``type``; ``where`` is the file's name, for messages.
+
+    Raises:
+        SpecError: syntax (with its line), duplicate keys, or what does not fit.
+    """
+    from spotkeeper.spec.yamltext import read
+
+    document, lines = read(text, where)
+    try:
+        return convert(document, type)
+    except SpecError as error:
+        raise located(error, where, lines) from None
+
+
+def located(error: SpecError, source: str, lines: Mapping[str, int]) -> SpecError:
+    """The same problems with the file's name and the line of each path (or of its nearest parent)."""
+    return SpecError(replace(p, source=source, line=_line(p.path, lines)) for p in error.problems)
+
+
+def _line(path: str, lines: Mapping[str, int]) -> int | None:
+    while path and path not in lines:
+        path = re.sub(r"(\.[^.\[\]]*|\[[^\[\]]*\]|^[^.\[\]]*)\Z", "", path)
+    return lines.get(path)
+
+
+# --- the walk -------------------------------------------------------------------------
+
+
+def _check(obj: object, want: inspect.Type, path: str, out: list[Problem]) -> None:
+    """Add to ``out`` everything about ``obj`` that is not a ``want``."""
+    match want:
+        case inspect.Metadata():
+            _check(obj, want.type, path, out)
+        case inspect.UnionType():
+            _check_union(obj, want, path, out)
+        case inspect.StructType():
+            _check_struct(obj, want, path, out)
+        case inspect.DictType():
+            _check_dict(obj, want, path, out)
+        case inspect.VarTupleType() | inspect.ListType() | inspect.SetType() | inspect.FrozenSetType():
+            _check_list(obj, want, path, out)
+        case inspect.EnumType() | inspect.LiteralType():
+            _check_choice(obj, want, path, out)
+        case _ if not _fits(obj, want):
+            out.append(_wrong(obj, want, path))
+        case inspect.IntType() | inspect.FloatType():
+            _check_number(obj, want, path, out)
+        case inspect.StrType():
+            _check_text(obj, want, path, out)
+
+
+def _wrong(obj: object, want: inspect.Type, path: str) -> Problem:
+    message = f"want {describe(want)}"
+    if obj is None:
+        return Problem(path, f"empty, {message}")
+    if isinstance(obj, str) and isinstance(want, inspect.IntType | inspect.FloatType) and _number(obj):
+        message += ", without quotes"
+    if isinstance(obj, (bool, int, float)) and isinstance(want, inspect.StrType):
+        message += ": put it in quotes"
+    return Problem(path, message, shown(obj))
+
+
+def _number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+_KINDS: tuple[tuple[tuple[type, ...], tuple[type, ...]], ...] = (
+    ((inspect.NoneType,), (type(None),)),
+    ((inspect.BoolType,), (bool,)),
+    ((inspect.IntType,), (int,)),
+    ((inspect.FloatType,), (int, float)),
+    ((inspect.StrType, inspect.EnumType, inspect.LiteralType), (str,)),
+    ((inspect.StructType, inspect.DictType), (Mapping,)),
+    ((inspect.VarTupleType, inspect.ListType, inspect.SetType, inspect.FrozenSetType), (list, tuple)),
+)
+
+
+def _fits(obj: object, want: inspect.Type) -> bool:
+    """Whether the plain kind of ``obj`` is right, before any range."""
+    if isinstance(want, inspect.Metadata):
+        return _fits(obj, want.type)
+    if isinstance(obj, bool) and isinstance(want, inspect.IntType | inspect.FloatType):
+        return False
+    return all(isinstance(obj, kinds) for types, kinds in _KINDS if isinstance(want, types))
+
+
+def _check_union(obj: object, want: inspect.UnionType, path: str, out: list[Problem]) -> None:
+    fitting = [option for option in want.types if _fits(obj, option)]
+    if not fitting:
+        out.append(_wrong(obj, want, path))
+        return
+    best: list[Problem] | None = None  # of the option that fits most
+    for option in fitting:
+        found: list[Problem] = []
+        _check(obj, option, path, found)
+        if not found:
+            return
+        best = found if best is None or len(found) < len(best) else best
+    out.extend(best or ())
+
+
+def _check_struct(obj: object, want: inspect.StructType, path: str, out: list[Problem]) -> None:
+    if not isinstance(obj, Mapping):
+        out.append(_wrong(obj, want, path))
+        return
+    fields = {field.encode_name: field for field in want.fields}
+    meant: set[str] = set()
+    for key, value in obj.items():
+        if not isinstance(key, str):
+            out.append(Problem(path, "a key must be a text: put it in quotes", shown(key)))
+        elif key in fields:
+            _check(value, fields[key].type, join(path, key), out)
+        elif want.forbid_unknown_fields and key != want.tag_field:
+            hint = nearest(key, (name for name in fields if name not in obj)) or nearest(key, fields)
+            meant.add(hint or "")
+            known = "" if hint else f", want one of {', '.join(fields)}"
+            out.append(Problem(join(path, key), f"unknown key{known}", hint=hint))
+    for name, field in fields.items():
+        if field.required and name not in obj and name not in meant:
+            out.append(Problem(join(path, name), f"missing, want {describe(field.type)}"))
+
+
+def _check_dict(obj: object, want: inspect.DictType, path: str, out: list[Problem]) -> None:
+    if not isinstance(obj, Mapping):
+        out.append(_wrong(obj, want, path))
+        return
+    for key, value in obj.items():
+        if not isinstance(key, str):
+            out.append(Problem(path, "a key must be a text: put it in quotes", shown(key)))
+            continue
+        _check(key, want.key_type, join(path, key), out)
+        _check(value, want.value_type, join(path, key), out)
+
+
+def _check_list(
+    obj: object,
+    want: inspect.VarTupleType | inspect.ListType | inspect.SetType | inspect.FrozenSetType,
+    path: str,
+    out: list[Problem],
+) -> None:
+    if not isinstance(obj, (list, tuple)):
+        out.append(_wrong(obj, want, path))
+        return
+    if want.min_length and len(obj) < want.min_length:
+        out.append(Problem(path, f"too short, want {describe(want)}", shown(obj)))
+    if want.max_length is not None and len(obj) > want.max_length:
+        out.append(Problem(path, f"has {len(obj)} entries, at most {want.max_length} are allowed"))
+    for index, item in enumerate(obj):
+        _check(item, want.item_type, join(path, index), out)
+
+
+def _check_choice(obj: object, want: inspect.EnumType | inspect.LiteralType, path: str, out: list[Problem]) -> None:
+    options = _options(want)
+    if isinstance(obj, str) and obj in options:
+        return
+    if obj is None:
+        out.append(Problem(path, f"empty, want {describe(want)}"))
+        return
+    hint = nearest(obj, options) if isinstance(obj, str) else None
+    out.append(Problem(path, f"not {describe(want)}", shown(obj), hint))
+
+
+def _options(want: inspect.EnumType | inspect.LiteralType) -> list[str]:
+    if isinstance(want, inspect.EnumType):
+        return [str(member.value) for member in want.cls]
+    return [str(value) for value in want.values]
+
+
+def _check_number(obj: object, want: inspect.IntType | inspect.FloatType, path: str, out: list[Problem]) -> None:
+    assert isinstance(obj, (int, float))
+    if isinstance(obj, float) and not math.isfinite(obj):
+        out.append(Problem(path, "want a finite number", str(obj)))
+        return
+    for bound, compare, words in (
+        (want.ge, operator.ge, "at least"),
+        (want.gt, operator.gt, "more than"),
+        (want.le, operator.le, "at most"),
+        (want.lt, operator.lt, "less than"),
+    ):
+        if bound is not None and not compare(obj, bound):
+            out.append(Problem(path, f"must be {words} {bound:g}", shown(obj)))
+
+
+def _check_text(obj: object, want: inspect.StrType, path: str, out: list[Problem]) -> None:
+    assert isinstance(obj, str)
+    if want.min_length and len(obj) < want.min_length:
+        out.append(Problem(path, "must not be empty" if not obj else f"want at least {want.min_length} characters"))
+    if want.max_length is not None and len(obj) > want.max_length:
+        out.append(Problem(path, f"has {len(obj)} characters, at most {want.max_length} are allowed"))
+    if want.pattern is not None and not re.search(want.pattern, obj):
+        out.append(Problem(path, f"does not match {want.pattern}", shown(obj)))
+
+
+def describe(want: inspect.Type) -> str:
+    """What a type asks for, in words: ``a whole number``, ``a list of texts``."""
+    words = _WORDS.get(type(want), "another value")
+    match want:
+        case inspect.Metadata():
+            words = describe(want.type)
+        case inspect.UnionType():
+            words = " or ".join(describe(option) for option in want.types if not isinstance(option, inspect.NoneType))
+        case inspect.StructType():
+            words = f"a mapping with {', '.join(field.encode_name for field in want.fields)}"
+        case inspect.DictType():
+            words = f"a mapping of names to {_plural(want.value_type)}"
+        case inspect.VarTupleType() | inspect.ListType() | inspect.SetType() | inspect.FrozenSetType():
+            least = f" with at least {want.min_length}" if want.min_length else ""
+            words = f"a list of {_plural(want.item_type)}{least}"
+        case inspect.EnumType() | inspect.LiteralType():
+            words = f"one of {', '.join(_options(want))}"
+    return words
+
+
+_WORDS: dict[type, str] = {
+    inspect.StrType: "a text",
+    inspect.IntType: "a whole number",
+    inspect.FloatType: "a number",
+    inspect.BoolType: "true or false",
+    inspect.NoneType: "nothing",
+}
+
+
+def _plural(want: inspect.Type) -> str:
+    words: dict[type, str] = {
+        inspect.StrType: "texts",
+        inspect.IntType: "whole numbers",
+        inspect.FloatType: "numbers",
+        inspect.StructType: "mappings",
+    }
+    return words.get(type(want), "values")

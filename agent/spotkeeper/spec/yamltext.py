@@ -1,0 +1,101 @@
+"""YAML text to plain values, with the line of every key, and without YAML's surprises.
+
+Scalars follow YAML 1.2's core schema: ``no`` and ``on`` are texts, ``12:30`` is not 750,
+a date stays a text. A key given twice and an alias are errors: the first hides a value,
+the second makes a small file arbitrarily large.
+"""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from spotkeeper.spec.parse import Problem, SpecError, join
+
+_INT = re.compile(r"[-+]?[0-9]+\Z")
+_BASED = re.compile(r"0[xo][0-9a-fA-F]+\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_WORDS: dict[str, object] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **{f"{sign}.{inf}": float(f"{sign}inf") for sign in ("", "+", "-") for inf in ("inf", "Inf", "INF")},
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+
+
+def read(text: str, source: str = "") -> tuple[object, dict[str, int]]:
+    """The one document of ``text``, and the line (from 1) of every path in it.
+
+    Raises:
+        SpecError: no YAML, several documents, a tag, an alias, a key given twice.
+    """
+    try:
+        node = yaml.compose(text, Loader=_NoAlias)
+    except yaml.MarkedYAMLError as error:
+        raise SpecError([_syntax(error, source)]) from None
+    except yaml.reader.ReaderError as error:
+        raise SpecError([Problem("", f"character {error.character!r} is not allowed", source=source)]) from None
+    except RecursionError:
+        raise SpecError([Problem("", "nested too deep", source=source)]) from None
+    lines: dict[str, int] = {}
+    return (None if node is None else _value(node, "", source, lines)), lines
+
+
+class _NoAlias(yaml.SafeLoader):
+    """Composes nodes only; values are made below."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.get_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs leave it out
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not read: write the value out", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
+def _syntax(error: yaml.MarkedYAMLError, source: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    message = (error.problem or error.context or "no YAML").strip()
+    if "\\t" in message:
+        message = "a tab cannot indent YAML: use spaces"
+    line = mark.line + 1 if mark else None
+    where = f"line {line}" if line and not source else ""
+    return Problem(where, message, source=source, line=line)
+
+
+def _value(node: yaml.Node, path: str, source: str, lines: dict[str, int]) -> object:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, source, lines)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, join(path, index), source, lines) for index, item in enumerate(node.value)]
+    return _scalar(node) if isinstance(node, yaml.ScalarNode) else None
+
+
+def _mapping(node: yaml.MappingNode, path: str, source: str, lines: dict[str, int]) -> dict[object, object]:
+    out: dict[object, object] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise SpecError([Problem(path, "a key must be a text", source=source, line=line)])
+        key = _scalar(key_node)
+        inner = join(path, str(key_node.value))
+        if key in out:
+            message = f"given twice (first in line {lines[inner]}): remove one"
+            raise SpecError([Problem(inner, message, source=source, line=line)])
+        lines[inner] = line
+        out[key] = _value(value_node, inner, source, lines)
+    return out
+
+
+def _scalar(node: yaml.ScalarNode) -> object:
+    text = str(node.value)
+    if node.style is not None:  # quoted, or a block
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.match(text):
+        return int(text)
+    if _BASED.match(text):
+        return int(text, 0)
+    return float(text) if _FLOAT.match(text) else text
