@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from enum import Enum
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+
+
+def _about(text: str) -> Meta:
+    """What an editor shows beside the field (JSON Schema), and what its reader reads here."""
+    return Meta(description=text)
 
 
 class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -16,9 +23,9 @@ class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
-    replicated: bool = True  # DDP: every node holds a full copy. False: sharded (FSDP)
-    interval_s: Annotated[float, Meta(gt=0)] | None = None  # None: from measured stall and losses
-    keep: Annotated[int, Meta(ge=2, le=100)] = 2
+    replicated: Annotated[bool, _about("true (DDP): every node holds a full copy; false (FSDP): sharded")] = True
+    interval_s: Annotated[float, Meta(gt=0, description="unset: from measured stall and observed losses")] | None = None
+    keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
 
 
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,32 +35,56 @@ class Retry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """``job.yaml``; also ``jobs/<job>/spec.json``."""
+    """``job.yaml``; also ``jobs/<job>/spec.json``. What fields mean together: ``spotkeeper.spec.check``."""
 
-    name: str
-    command: Annotated[tuple[str, ...], Meta(min_length=1)]
-    nodes: int | Nodes = 1
-    pools: tuple[str, ...] = ()  # () means every pool of the stack
-    source: str | None = None  # a folder, relative to the job file
-    python: str = "python3"
-    nproc: Annotated[int, Meta(ge=1, le=64)] | None = None  # None: what the pool says
-    env: dict[str, str] = {}
-    secrets: dict[str, str] = {}  # variable -> name of the secret, never a value
+    name: Annotated[str, _about("a-z, 0-9 and -, at most 40 characters; one unfinished job may have it")]
+    command: Annotated[tuple[str, ...], Meta(min_length=1, description="script and its arguments, never a shell line")]
+    nodes: Annotated[int, Meta(ge=1, le=10_000)] | Nodes = 1
+    pools: Annotated[tuple[str, ...], _about("where machines may come from; empty: every pool of the stack")] = ()
+    source: Annotated[str | None, _about("folder sent to the machines, relative to the job file")] = None
+    python: Annotated[str, _about("interpreter on the machines, with torch installed")] = "python3"
+    nproc: Annotated[int, Meta(ge=1, le=64, description="processes per machine; unset: what the pool says")] | None = (
+        None
+    )
+    env: Annotated[dict[str, str], _about("variables of the job's processes; no secrets")] = {}
+    secrets: Annotated[dict[str, str], _about("variable -> name of a secret in the cloud's store, never a value")] = {}
     checkpoint: Checkpoint = Checkpoint()
     retry: Retry = Retry()
-    policy: Literal["balanced", "spot", "on-demand", "shuffle"] = "balanced"
-    deadline: str | None = None
-    static: Literal["use", "never"] = "use"  # whether to take the stack's static nodes
-    spread: bool = False  # ranks may be in different zones
-    launcher: Literal["zygote", "exec"] = "zygote"
-    grace_s: Annotated[float, Meta(ge=1, le=600)] = 25.0
-    keep_disks: bool = False
-    max_on_demand: Annotated[int, Meta(ge=0)] | None = None
-    seed: int = 0
-    source_sha256: str | None = None  # filled in by submit
+    policy: Annotated[Literal["balanced", "spot", "on-demand", "shuffle"], _about("what to buy, and when")] = "balanced"
+    deadline: Annotated[str | None, _about("2026-12-24T18:00Z, or 6h, 90m, 2d from submission")] = None
+    static: Annotated[Literal["use", "never"], _about("whether to take the stack's static nodes")] = "use"
+    spread: Annotated[bool, _about("whether machines may be in different zones")] = False
+    launcher: Annotated[Literal["zygote", "exec"], _about("zygote: warm, fast; exec: plain torchrun")] = "zygote"
+    grace_s: Annotated[float, Meta(ge=1, le=600, description="seconds between SIGTERM and SIGKILL")] = 25.0
+    keep_disks: Annotated[bool, _about("keep the ranks' disks when the job has ended")] = False
+    max_on_demand: Annotated[int, Meta(ge=0, description="how many machines may be on-demand at once")] | None = None
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+    source_sha256: Annotated[str | None, _about("filled in by submit")] = None
 
     def size(self) -> Nodes:
         return Nodes(self.nodes, self.nodes) if isinstance(self.nodes, int) else self.nodes
+
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([mhd])\Z")
+_SPAN_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def deadline_at(text: str, submitted: float) -> float:
+    """A deadline (``6h``, ``90m``, ``2d``, or a time with its zone) in unix seconds; ``submitted`` likewise.
+
+    Raises:
+        ValueError: neither, or a time without a zone.
+    """
+    span = _SPAN.match(text.strip())
+    if span:
+        return submitted + float(span[1]) * _SPAN_S[span[2]]
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError("want a span (90m, 6h, 2d) or a time with its zone (2026-12-24T18:00Z)") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"a time needs its zone ({text.strip().replace(' ', 'T')}Z for UTC)")
+    return moment.timestamp()
 
 
 class AskKind(str, Enum):

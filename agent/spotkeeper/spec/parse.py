@@ -201,6 +201,8 @@ def _wrong(obj: object, want: inspect.Type, path: str) -> Problem:
         return Problem(path, f"empty, {message}")
     if isinstance(obj, str) and isinstance(want, inspect.IntType | inspect.FloatType) and _number(obj):
         message += ", without quotes"
+    if isinstance(obj, str) and obj and isinstance(want, inspect.VarTupleType | inspect.ListType):
+        message += f", such as {shown(obj.split())}"
     if isinstance(obj, (bool, int, float)) and isinstance(want, inspect.StrType):
         message += ": put it in quotes"
     return Problem(path, message, shown(obj))
@@ -349,7 +351,8 @@ def describe(want: inspect.Type) -> str:
         case inspect.UnionType():
             words = " or ".join(describe(option) for option in want.types if not isinstance(option, inspect.NoneType))
         case inspect.StructType():
-            words = f"a mapping with {', '.join(field.encode_name for field in want.fields)}"
+            names = [field.encode_name for field in want.fields]
+            words = f"a mapping with {', '.join(names[:4] + ['...'] * (len(names) > 4))}"
         case inspect.DictType():
             words = f"a mapping of names to {_plural(want.value_type)}"
         case inspect.VarTupleType() | inspect.ListType() | inspect.SetType() | inspect.FrozenSetType():

@@ -6,9 +6,9 @@ one object and rebuilds nothing.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from spotkeeper.spec.record import Model
 
@@ -23,8 +23,8 @@ class StaticNode(Struct, frozen=True, forbid_unknown_fields=True):
 class Price(Struct, frozen=True, forbid_unknown_fields=True, rename={"on_demand": "on-demand"}):
     """USD per machine-hour."""
 
-    on_demand: float
-    spot: float | None = None
+    on_demand: Annotated[float, Meta(ge=0)]
+    spot: Annotated[float, Meta(ge=0)] | None = None
 
     def of(self, model: Model) -> float | None:
         return self.spot if model is Model.SPOT else self.on_demand
@@ -34,11 +34,11 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     kind: Literal["spot", "static"]
     machine_type: str
-    zones: tuple[str, ...]
-    nproc: int  # processes per node: GPUs, or 1
-    max_nodes: int
-    max_on_demand: int  # how many of them may be on-demand at once
-    disk_gb: int
+    zones: Annotated[tuple[str, ...], Meta(min_length=1)]
+    nproc: Annotated[int, Meta(ge=1, le=64)]  # processes per node: GPUs, or 1
+    max_nodes: Annotated[int, Meta(ge=0, le=10_000)]
+    max_on_demand: Annotated[int, Meta(ge=0, le=10_000)]  # how many of them may be on-demand at once
+    disk_gb: Annotated[int, Meta(ge=1, le=65_536)]
     disk_type: str
     prices: dict[str, Price]  # by zone
     templates: dict[str, str] = {}  # model ("spot", "on-demand") -> template self link
@@ -56,9 +56,9 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     function_url: str = ""
     node_identity: str = ""  # e-mail of the nodes' service account, checked in their tokens
     bundle_sha256: str = ""
-    lease_minutes: int = 120
-    boot_deadline_s: int = 480
-    max_run_s: int | None = None
+    lease_minutes: Annotated[int, Meta(ge=1)] = 120
+    boot_deadline_s: Annotated[int, Meta(ge=1)] = 480
+    max_run_s: Annotated[int, Meta(ge=1)] | None = None
 
     def pool(self, name: str) -> PoolState | None:
         return next((pool for pool in self.pools if pool.name == name), None)

@@ -1,0 +1,366 @@
+"""What a job file and a stack document mean beyond types: one small validator per rule.
+
+A validator is a generator of :class:`~spotkeeper.spec.parse.Problem`; :func:`check_job`
+and :func:`check_stack` run them all and raise once. They look at the documents and at
+the source folder, never at a cloud: a wrong file is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotkeeper.spec.job import JobSpec, deadline_at
+from spotkeeper.spec.names import JOB_NAME, POOL_NAME, STACK_NAME
+from spotkeeper.spec.parse import Problem, SpecError, join, nearest, problem
+from spotkeeper.spec.stack import PoolState, StackState
+
+ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,63}\Z")
+ENV_VALUE_BYTES = 4096
+RESERVED_PREFIX = "SPOTKEEPER_"
+# Set by torchrun for every process: a value from the job file would break the rendezvous.
+TORCHRUN_SETS = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+    }
+)
+_SECRET_LOOKING = re.compile(r"(API_?KEY|PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|AUTH_TOKEN|(HF|GITHUB)_TOKEN)\Z")
+_SECRET_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]{0,127}\Z")
+_SHELL_WORDS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "&", "2>&1"})
+_RUNNERS = {
+    "python": "`python:` names the interpreter",
+    "torchrun": "Spotkeeper runs torchrun itself",
+    "bash": "it runs Python under torchrun",
+    "sh": "it runs Python under torchrun",
+}
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What a job is checked against. None: not known here, so not checked."""
+
+    spec: JobSpec
+    stack: StackState | None = None
+    folder: Path | None = None  # the job file's
+    now: float | None = None  # unix seconds
+
+    def pools(self) -> tuple[PoolState, ...]:
+        """The pools of the stack that the job may use."""
+        if self.stack is None:
+            return ()
+        wanted = [p for p in self.stack.pools if not self.spec.pools or p.name in self.spec.pools]
+        return tuple(p for p in wanted if p.kind == "spot" or self.spec.static == "use")
+
+
+def check_job(
+    spec: JobSpec, stack: StackState | None = None, *, folder: Path | None = None, now: float | None = None
+) -> JobSpec:
+    """``spec`` itself, if nothing is wrong with it.
+
+    Raises:
+        SpecError: everything that is.
+    """
+    context = JobContext(spec, stack, folder, now)
+    problems = [found for validator in JOB_VALIDATORS for found in validator(context)]
+    if problems:
+        raise SpecError(problems)
+    return spec
+
+
+def job_name(job: JobContext) -> Iterator[Problem]:
+    name = job.spec.name
+    if not JOB_NAME.match(name):
+        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:40].rstrip("-")
+        hint = near if JOB_NAME.match(near) else None
+        yield problem("name", "want a letter, then letters, digits and -, at most 40, all lower case", name, hint)
+
+
+def node_range(job: JobContext) -> Iterator[Problem]:
+    size = job.spec.size()
+    if size.min > size.max:
+        yield problem("nodes.min", f"is above nodes.max ({size.max})", size.min)
+
+
+def command_words(job: JobContext) -> Iterator[Problem]:
+    """An argv, not a shell line; the script itself, not what runs it."""
+    command = job.spec.command
+    if len(command) == 1 and len(command[0].split()) > 1:
+        try:
+            words = shlex.split(command[0])
+        except ValueError:
+            words = command[0].split()
+        yield problem("command", f"is one text with spaces, want one entry per word: {list(words)}", list(command))
+        return
+    for index, word in enumerate(command):
+        if word in _SHELL_WORDS:
+            yield problem(join("command", index), "no shell runs the command: put the steps into a script", word)
+        if "\0" in word:
+            yield problem(join("command", index), "contains a NUL character")
+    if not command[0]:
+        yield problem("command[0]", "is empty, want the script's name")
+    runner = Path(command[0]).name.rstrip("0123456789.")
+    if runner in _RUNNERS:
+        script = next((word for word in command[1:] if word.endswith(".py")), None)
+        yield problem("command[0]", f"want the script: {_RUNNERS[runner]}", command[0], script)
+
+
+def interpreter(job: JobContext) -> Iterator[Problem]:
+    if not job.spec.python.strip() or len(job.spec.python.split()) > 1 or "\0" in job.spec.python:
+        yield problem("python", "want one interpreter, such as python3 or /opt/venv/bin/python", job.spec.python)
+
+
+def env_names(job: JobContext) -> Iterator[Problem]:
+    for group, names in (("env", job.spec.env), ("secrets", job.spec.secrets)):
+        for name in names:
+            path = join(group, name)
+            if not ENV_NAME.match(name):
+                near = re.sub(r"[^A-Z0-9_]", "_", name.upper())[:64]
+                hint = near if ENV_NAME.match(near) else None
+                yield problem(path, "want a name of A-Z, 0-9 and _, at most 64, no digit first", hint=hint)
+            elif name.startswith(RESERVED_PREFIX):
+                yield problem(path, f"names that begin with {RESERVED_PREFIX} are set by Spotkeeper")
+            elif name in TORCHRUN_SETS:
+                yield problem(path, "is set by torchrun: remove it")
+
+
+def env_values(job: JobContext) -> Iterator[Problem]:
+    """Values are never repeated in a message: people paste secrets here."""
+    for name, value in job.spec.env.items():
+        size = len(value.encode())
+        if size > ENV_VALUE_BYTES:
+            yield problem(
+                join("env", name), f"has {size} bytes, at most {ENV_VALUE_BYTES}: put it into a file of `source`"
+            )
+        if "\0" in value:
+            yield problem(join("env", name), "contains a NUL character")
+
+
+def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
+    for name in job.spec.env:
+        if _SECRET_LOOKING.search(name):
+            yield problem(join("env", name), "looks like a secret: store it and name it under `secrets`")
+    for name, reference in job.spec.secrets.items():
+        if name in job.spec.env:
+            yield problem(join("secrets", name), "is in `env` too: keep one")
+        if not _SECRET_NAME.match(reference):
+            yield problem(join("secrets", name), "want the name of a secret in the cloud's secret store, not a value")
+
+
+def deadline(job: JobContext) -> Iterator[Problem]:
+    text = job.spec.deadline
+    if text is None:
+        return
+    try:
+        at = deadline_at(text, job.now or 0.0)
+    except ValueError as error:
+        yield problem("deadline", str(error), text)
+        return
+    if job.now is not None and at <= job.now:
+        yield problem("deadline", "is in the past", text)
+
+
+def policy_fits(job: JobContext) -> Iterator[Problem]:
+    spec = job.spec
+    most = spec.size().max
+    if spec.max_on_demand is not None and spec.max_on_demand > most:
+        yield problem("max_on_demand", f"is above the number of nodes ({most})", spec.max_on_demand)
+    if spec.policy == "on-demand" and spec.max_on_demand == 0:
+        yield problem("max_on_demand", "forbids what `policy: on-demand` asks for: remove one", 0)
+    if spec.policy == "spot" and spec.max_on_demand:
+        yield problem("max_on_demand", "allows what `policy: spot` forbids: remove one", spec.max_on_demand)
+
+
+def source_hash(job: JobContext) -> Iterator[Problem]:
+    if job.folder is not None and job.spec.source_sha256 is not None:
+        yield problem("source_sha256", "is filled in by submit: remove it", job.spec.source_sha256)
+
+
+def source_folder(job: JobContext) -> Iterator[Problem]:
+    if job.folder is None or job.spec.source is None:
+        return
+    folder = (job.folder / job.spec.source).resolve()
+    if not folder.exists():
+        siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
+        hint = nearest(folder.name, siblings)
+        yield problem("source", "no such folder (relative to the job file)", job.spec.source, hint)
+    elif not folder.is_dir():
+        yield problem("source", "is a file, want the folder that holds the script", job.spec.source)
+    elif folder in (Path("/"), Path.home()):
+        yield problem("source", "would send a whole home or root folder: name the project's folder", job.spec.source)
+    else:
+        yield from _script(folder, job.spec)
+
+
+def _script(folder: Path, spec: JobSpec) -> Iterator[Problem]:
+    script = spec.command[0]
+    if not script.endswith(".py") or script.startswith("/") or (folder / script).is_file():
+        return
+    hint = nearest(
+        script, [str(p.relative_to(folder)) for p in list(folder.glob("*.py")) + list(folder.glob("*/*.py"))]
+    )
+    yield problem("command[0]", f"no such file in `source` ({spec.source})", script, hint)
+
+
+def pools_exist(job: JobContext) -> Iterator[Problem]:
+    names = [pool.name for pool in job.stack.pools] if job.stack else None
+    counts = Counter(job.spec.pools)
+    for index, name in enumerate(job.spec.pools):
+        path = join("pools", index)
+        if counts[name] > 1 and job.spec.pools.index(name) != index:
+            yield problem(path, "is named twice", name)
+        elif names is not None and name not in names:
+            hint = nearest(name, names)
+            known = "" if hint else f" (it has {', '.join(names) or 'none'})"
+            assert job.stack is not None
+            yield problem(path, f"the stack {job.stack.stack} has no such pool{known}", name, hint)
+
+
+def pools_usable(job: JobContext) -> Iterator[Problem]:
+    """Named pools that another line of the file rules out altogether."""
+    named = [p for p in job.stack.pools if p.name in job.spec.pools] if job.stack else []
+    if named and not job.pools():
+        yield problem("static", "rules out every pool under `pools`: all of them are static", job.spec.static)
+    usable = job.pools()
+    if usable and job.spec.policy == "on-demand" and all(p.kind == "spot" and not p.max_on_demand for p in usable):
+        yield problem("policy", f"no on-demand machine is allowed in {_names(usable)}", job.spec.policy)
+
+
+def capacity(job: JobContext) -> Iterator[Problem]:
+    """The pools' caps, and one zone's for a gang that is not spread."""
+    usable = job.pools()
+    if not usable or any(name not in {p.name for p in usable} for name in job.spec.pools):
+        return
+    most = job.spec.size().max
+    path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.max"
+    total = sum(pool.max_nodes for pool in usable)
+    if most > total:
+        yield problem(path, f"more than {_names(usable)} may hold ({total})", most)
+        return
+    zones = {zone for pool in usable for zone in pool.zones}
+    best = max(zones, key=lambda zone: (_in_zone(usable, zone), zone))
+    if not job.spec.spread and most > _in_zone(usable, best):
+        message = f"no zone may hold as many ({best}: {_in_zone(usable, best)}): add `spread: true` or ask for less"
+        yield problem(path, message, most)
+
+
+def _in_zone(pools: tuple[PoolState, ...], zone: str) -> int:
+    spot = sum(pool.max_nodes for pool in pools if pool.kind == "spot" and zone in pool.zones)
+    return spot + sum(node.zone == zone for pool in pools for node in pool.nodes)
+
+
+def processes(job: JobContext) -> Iterator[Problem]:
+    for pool in job.pools():
+        if job.spec.nproc is not None and 1 < pool.nproc < job.spec.nproc:
+            yield problem("nproc", f"a machine of {pool.name} has {pool.nproc} devices", job.spec.nproc)
+
+
+def _names(pools: tuple[PoolState, ...]) -> str:
+    return ("pool " if len(pools) == 1 else "pools ") + ", ".join(pool.name for pool in pools)
+
+
+JOB_VALIDATORS = (
+    job_name,
+    node_range,
+    command_words,
+    interpreter,
+    env_names,
+    env_values,
+    secrets_by_reference,
+    deadline,
+    policy_fits,
+    source_hash,
+    source_folder,
+    pools_exist,
+    pools_usable,
+    capacity,
+    processes,
+)
+
+
+# --- stack/pools.json -----------------------------------------------------------------
+
+
+def check_stack(state: StackState) -> StackState:
+    """``state`` itself, if what Pulumi wrote makes sense.
+
+    Raises:
+        SpecError: everything that does not.
+    """
+    problems = list(stack_names(state))
+    for index, pool in enumerate(state.pools):
+        path = join("pools", index)
+        for validator in POOL_VALIDATORS:
+            problems += [Problem(f"{path}.{p.path}", p.message, p.value, p.hint) for p in validator(pool, state)]
+    if problems:
+        raise SpecError(problems)
+    return state
+
+
+def stack_names(state: StackState) -> Iterator[Problem]:
+    if not STACK_NAME.match(state.stack):
+        yield problem("stack", "want a letter, then letters, digits and -, at most 24, all lower case", state.stack)
+    seen: set[str] = set()
+    for index, pool in enumerate(state.pools):
+        path = join(join("pools", index), "name")
+        if pool.name in seen:
+            yield problem(path, "another pool has this name", pool.name)
+        elif not POOL_NAME.match(pool.name):
+            yield problem(path, "want a letter, then letters, digits and -, at most 24, all lower case", pool.name)
+        seen.add(pool.name)
+
+
+def pool_zones(pool: PoolState, state: StackState) -> Iterator[Problem]:
+    for index, zone in enumerate(pool.zones):
+        if zone in pool.zones[:index]:
+            yield problem(join("zones", index), "is named twice", zone)
+        elif not zone.startswith(state.region):
+            others = [z for z in state.zones() if z.startswith(state.region)]
+            yield problem(join("zones", index), f"is not a zone of {state.region}", zone, nearest(zone, others))
+    for zone in pool.placement:
+        if zone not in pool.zones:
+            yield problem(join("placement", zone), "is not a zone of this pool", hint=nearest(zone, pool.zones))
+
+
+def pool_prices(pool: PoolState, state: StackState) -> Iterator[Problem]:
+    for zone in pool.zones:
+        price = pool.prices.get(zone)
+        if price is None:
+            yield problem(join("prices", zone), "missing, want the prices of this zone")
+        elif price.spot is not None and price.spot > price.on_demand:
+            yield problem(join(join("prices", zone), "spot"), "is above the on-demand price", price.spot)
+    for zone in pool.prices:
+        if zone not in pool.zones:
+            yield problem(join("prices", zone), "is not a zone of this pool", hint=nearest(zone, pool.zones))
+
+
+def pool_kind(pool: PoolState, state: StackState) -> Iterator[Problem]:
+    """A spot pool needs templates, a static one its nodes; neither may have the other's."""
+    if pool.max_on_demand > pool.max_nodes:
+        yield problem("max_on_demand", f"is above max_nodes ({pool.max_nodes})", pool.max_on_demand)
+    for model in pool.templates:
+        if model not in ("spot", "on-demand"):
+            yield problem(join("templates", model), "is no model", hint=nearest(model, ("spot", "on-demand")))
+    if pool.kind == "spot":
+        if "spot" not in pool.templates:
+            yield problem("templates.spot", "missing, want the template's link")
+        if pool.max_on_demand and "on-demand" not in pool.templates:
+            yield problem("templates.on-demand", "missing, but max_on_demand is above 0")
+        if pool.nodes:
+            yield problem("nodes", "only a static pool has nodes", len(pool.nodes))
+        return
+    if len(pool.nodes) != pool.max_nodes:
+        yield problem("nodes", f"has {len(pool.nodes)} entries, but max_nodes is {pool.max_nodes}")
+    for index, node in enumerate(pool.nodes):
+        if node.zone not in pool.zones:
+            path = join(join("nodes", index), "zone")
+            yield problem(path, "is not a zone of this pool", node.zone, nearest(node.zone, pool.zones))
+
+
+POOL_VALIDATORS = (pool_zones, pool_prices, pool_kind)

@@ -1,0 +1,36 @@
+"""JSON Schema of the documents people write, for editors and other tools.
+
+``# yaml-language-server: $schema=job.schema.json`` at the top of a job file makes an
+editor complete and check it. The schema says types and ranges; what fields mean
+together is only checked by ``spotkeeper submit``.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+
+import msgspec
+
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.stack import StackState
+
+
+class Document(str, Enum):
+    """What ``spotkeeper schema`` can print."""
+
+    JOB = "job"
+    STACK = "stack"
+
+
+_TYPES: dict[Document, type[JobSpec] | type[StackState]] = {Document.JOB: JobSpec, Document.STACK: StackState}
+
+
+def schema(document: Document) -> dict[str, object]:
+    """The schema (draft 2020-12) of a job file, or of ``stack/pools.json``."""
+    body: dict[str, object] = msgspec.json.schema(_TYPES[document])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"Spotkeeper {document.value}", **body}
+
+
+def schema_text(document: Document) -> str:
+    return json.dumps(schema(document), indent=2, ensure_ascii=False)
