@@ -1,0 +1,176 @@
+"""What reconcile needs from the bucket: one typed verb per document, no path and no cloud in sight.
+
+``store.py`` implements it over objects (S3, GCS) and SQLite; the tests over dictionaries. Rules for
+implementers:
+
+* a *token* is whatever the backend compares (ETag, generation, row version); it means nothing to callers;
+* ``cas_*`` carry a fresh ``nonce`` in the document. When the backend says "precondition failed", read the
+  object again: if it holds this very nonce, the write won and only its answer was lost; return its token;
+* ``put_*`` described as create-only leave an existing object untouched and answer ``False``;
+* anything else that goes wrong raises :class:`StoreError`; no verb retries for longer than a few seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct
+
+from spotkeeper.spec.facts import Fact
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import Ask, JobSpec
+from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.record import Alloc, Model, Record
+from spotkeeper.spec.stack import StackState
+
+T = TypeVar("T")
+
+
+class StoreError(Exception):
+    """The bucket could not be read or written. Nothing was decided on it; the next round tries again."""
+
+
+class Held(Struct, Generic[T], frozen=True):
+    """A document as read, with the token that a compare-and-swap of it needs."""
+
+    value: T
+    token: str
+
+
+class StaticHello(Struct, frozen=True):
+    """``static/<node>/<boot>``: a static node is up and has no job. Content: this struct."""
+
+    node: str
+    uid: str  # unique instance id, from the identity token
+    boot: str
+    zone: str
+    at: float  # virtual unix seconds of the first hello of this boot
+
+
+class OfferSeen(Struct, frozen=True, omit_defaults=True):
+    """``market/<pool>.<zone>.<model>``: what was last observed of an offer. Advisory; the last writer wins."""
+
+    pool: str
+    zone: str
+    model: Model
+    refused_at: float = 0.0  # virtual unix seconds; 0: never
+    launched_at: float = 0.0
+    lost_at: float = 0.0
+    price: float | None = None  # USD per machine-hour, where a market tells more than the stack file
+
+
+class Store(Protocol):
+    """The bucket of one stack."""
+
+    # -- the record of a job: jobs/<job>/rec
+    def read_record(self, job: str) -> Held[Record] | None: ...
+
+    def create_record(self, record: Record) -> bool:
+        """Create-only. True also where the object there carries this record's nonce."""
+
+    def cas_record(self, record: Record, token: str) -> str | None:
+        """Replace the record read with ``token``. The new token, or None: somebody else was first."""
+
+    # -- facts: jobs/<job>/facts/<key>, the key is the content
+    def list_facts(self, job: str) -> tuple[Fact, ...]:
+        """All of them, in the order of their keys. Keys that make no sense are skipped."""
+
+    def put_fact(self, job: str, fact: Fact) -> bool:
+        """Create-only. True where it is new."""
+
+    def delete_facts(self, job: str, facts: tuple[Fact, ...]) -> None:
+        """Missing ones are no error."""
+
+    # -- stack/alloc
+    def read_alloc(self) -> Held[Alloc]:
+        """An empty document with the token ``""`` where there is none yet."""
+
+    def cas_alloc(self, alloc: Alloc, token: str) -> str | None:
+        """As :meth:`cas_record`; the token ``""`` means create."""
+
+    # -- asks: jobs/<job>/ask/<id>
+    def list_asks(self, job: str) -> tuple[Ask, ...]:
+        """By time, then id."""
+
+    def put_ask(self, job: str, ask: Ask) -> bool:
+        """Create-only."""
+
+    def delete_ask(self, job: str, ask_id: str) -> None: ...
+
+    # -- active/<job>
+    def active_jobs(self) -> tuple[str, ...]: ...
+
+    def set_active(self, job: str) -> None: ...
+
+    def clear_active(self, job: str) -> None: ...
+
+    # -- jobs/<job>/lease: {nonce, until, due}. Saves money, carries no safety
+    def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
+        """True when it was free, past its ``until``, or ours."""
+
+    def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
+        """Give it back (no error when it is no longer ours) and note when time alone makes a round worthwhile."""
+
+    def read_due(self, job: str) -> float | None:
+        """What the last :meth:`drop_lease` noted; None: nothing is waiting for the clock."""
+
+    # -- jobs/<job>/ledger/<time>.<id>
+    def append_ledger(self, job: str, entry: Entry) -> bool:
+        """Create-only by (time, id). Readers take the first entry of an id."""
+
+    def list_ledger(self, job: str) -> tuple[Entry, ...]:
+        """By time, then id."""
+
+    # -- documents written by others
+    def read_stack(self) -> StackState | None:
+        """``stack/pools.json``."""
+
+    def draining(self) -> bool:
+        """Whether ``stack/drain`` is there: the stack is being destroyed, nothing may be inserted."""
+
+    def read_spec(self, job: str) -> JobSpec | None: ...
+
+    def put_spec(self, job: str, spec: JobSpec) -> None: ...
+
+    def read_progress(self, job: str) -> Progress | None: ...
+
+    def put_progress(self, job: str, progress: Progress) -> None: ...
+
+    # -- static/<node>/<boot>
+    def list_static_hellos(self) -> tuple[StaticHello, ...]: ...
+
+    def put_static_hello(self, hello: StaticHello) -> bool:
+        """Create-only. An implementation drops older boots of the same node."""
+
+    # -- market/...
+    def read_market(self) -> tuple[OfferSeen, ...]: ...
+
+    def put_market(self, seen: OfferSeen) -> None: ...
+
+    # -- tomb/<job>, names/<name>, quarantine/<hash>
+    def put_tomb(self, job: str, at: float) -> None: ...
+
+    def read_tomb(self, job: str) -> float | None: ...
+
+    def read_name(self, name: str) -> str | None:
+        """The job id a name points to."""
+
+    def put_name(self, name: str, job: str) -> bool:
+        """Create-only."""
+
+    def delete_name(self, name: str, job: str) -> None:
+        """Only where it points to this job."""
+
+    def quarantine(self, text: str) -> None:
+        """Keep something that made no sense, by its hash, capped in size and number."""
+
+    # -- anything else (sources, bundles, logs), by its path in the bucket
+    def get(self, path: str) -> bytes | None: ...
+
+    def put(self, path: str, data: bytes) -> None: ...
+
+    def delete(self, path: str) -> None:
+        """Missing is no error."""
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Paths under a prefix, sorted."""
