@@ -1,0 +1,48 @@
+# make demo | test | bench | lint | types | lock | clean
+#
+# Everything is installed into .venv of this checkout, from requirements.lock, which has a
+# hash for every file and no address: pip's or uv's own settings say where packages come from.
+
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help demo test bench lint types lock setup clean
+
+help:
+	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
+	@echo "make test   all tests (ARGS='-k decide' for some)"
+	@echo "make bench  what is measured, with goals; writes bench/results.json"
+	@echo "make lint   ruff and shellcheck        make types  mypy"
+	@echo "make lock   requirements.lock anew     make clean  remove .venv and caches"
+
+setup: .venv/.stamp
+
+.venv/.stamp: requirements.lock pyproject.toml .ci/setup
+	@PYTHON=$(PYTHON) bash .ci/setup
+
+demo: setup
+	@$(BIN)/python -m spotkeeper.local.demo $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: setup
+	@$(BIN)/python bench/run.py $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/shellcheck .ci/run .ci/setup
+
+types: setup
+	@$(BIN)/mypy --no-error-summary agent/spotkeeper infra
+
+# No addresses in the lock, and all platforms in one file.
+lock: setup
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate pyproject.toml -o requirements.lock
+	@if grep -nE '://' requirements.lock; then echo "requirements.lock: an address got in" >&2; exit 1; fi
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build
