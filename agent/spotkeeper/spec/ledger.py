@@ -6,7 +6,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from spotkeeper.spec.record import Model
+from spotkeeper.spec.model import Model
 
 
 class Event(str, Enum):
@@ -33,6 +33,8 @@ class Event(str, Enum):
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
+    """One event. Readers take the first entry of an ``id``: a crash may write a later twin of GONE."""
+
     at: float  # virtual unix seconds
     id: str  # deterministic per event, so that a repeated round writes it once
     event: Event
@@ -45,3 +47,4 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     price: float | None = None  # USD per hour
     cause: str | None = None
     detail: str = ""
+    started: float | None = None  # when the cloud created the machine (billing begins), where a listing told

@@ -11,13 +11,8 @@ from enum import Enum
 
 from msgspec import Struct
 
-
-class Model(str, Enum):
-    """How a machine is bought (the clouds say provisioning model)."""
-
-    SPOT = "spot"
-    ON_DEMAND = "on-demand"
-    STATIC = "static"
+from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.model import Model as Model
 
 
 class Phase(str, Enum):
@@ -66,7 +61,10 @@ class Slot(Struct, frozen=True, omit_defaults=True):
     uid: str | None = None  # the cloud's unique instance id, from ADMITTED on
     boot: str | None = None
     address: str | None = None
-    cause: str | None = None  # why this attempt was asked for: "start", "notice", "loss", "swap", ...
+    cause: str | None = None  # why this attempt was asked for: "start", "notice", "loss", "swap to spot", ...
+    notice: float | None = None  # deadline of a standing notice; taken from facts, cleared by a reprieve
+    disk: bool = False  # its disk was attached when the newest generation began: it holds the newest checkpoint
+    past: tuple[str, ...] = ()  # boots of this machine that were admitted before; their hellos count no more
 
 
 class Rank(Struct, frozen=True, omit_defaults=True):
@@ -80,6 +78,10 @@ class Rank(Struct, frozen=True, omit_defaults=True):
     wish: str | None = None  # a recorded wish for a swap: "spot" (return to spot), "user"
     copy: int | None = None  # number of the disk that a zone move is filling
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
+    refused_at: float = 0.0  # when the newest of them was refused; they count until they are cold no more
+    zone: str | None = None  # where the rank's disk is or will be
+    cause: str = "start"  # why cur is vacant, for the next intent
+    vacant_since: float = 0.0
 
 
 class Move(Struct, frozen=True):
@@ -95,6 +97,7 @@ class Roll(Struct, frozen=True):
     ver: int
     since: float
     cause: str  # "exit", "stall", "silence"
+    exits: bool = False  # a process of the generation had ended: answered by all, it counts as a crash
 
 
 class Budget(Struct, frozen=True, omit_defaults=True):
@@ -104,6 +107,7 @@ class Budget(Struct, frozen=True, omit_defaults=True):
     preemptions: int = 0
     loss_times: tuple[float, ...] = ()  # of the last losses, newest last (bounded), for select()
     crashed_gen: int = -1  # the newest generation whose crash was counted
+    short_lives: int = 0  # spot machines in a row that lived shorter than a restart is worth
 
 
 class Record(Struct, frozen=True, omit_defaults=True):
@@ -134,13 +138,20 @@ class Record(Struct, frozen=True, omit_defaults=True):
     bout_until: float = 0.0  # on-demand until then, if above now
     asks_done: tuple[str, ...] = ()  # ids of asks already taken in (bounded)
     keep_disks: bool = False
+    pause: str = ""  # why it shall hold as soon as its members have saved and stopped
+    hold_until: float | None = None  # a hold that heals by itself tries again then; None: until somebody asks
+    holds: int = 0  # in a row, without a generation in between
+    roll_at: float = 0.0  # when the last roll call was closed
+    dry_since: float | None = None  # since when the gang's zone has offered nothing
+    outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next
 
 
 class Grant(Struct, frozen=True, omit_defaults=True):
     """An entry of ``stack/alloc``: this attempt may have this machine.
 
-    ``resource`` is ``slot:<pool>`` for a dynamic machine under the pool's cap, or
-    ``node:<name>`` for one static node.
+    ``resource`` is ``slot:<pool>`` for a spot machine under the pool's cap,
+    ``slot:<pool>/on-demand`` for an on-demand one (it counts under both of the pool's
+    caps), or ``node:<name>`` for one static node.
     """
 
     job: str
