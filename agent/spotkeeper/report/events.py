@@ -1,0 +1,65 @@
+"""One line of plain words for each entry of a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Model
+
+_MODEL = {Model.SPOT: "spot", Model.ON_DEMAND: "on-demand", Model.STATIC: "static"}
+
+
+class EventLine(Struct, frozen=True):
+    """``at`` virtual seconds since the job was submitted."""
+
+    at: float
+    event: Event
+    text: str
+    id: str = ""
+
+
+_TEXTS: dict[Event, str] = {
+    Event.SUBMITTED: "submitted",
+    Event.ADMITTED: "{who} is up",
+    Event.REFUSED: "{who}: no capacity for {what}",
+    Event.GENERATION: "generation {gen} trains",
+    Event.STOP: "all save and stop",
+    Event.NOTICE: "{who}: its machine will be taken away",
+    Event.REPRIEVE: "{who}: the notice was withdrawn",
+    Event.LOSS: "{who}: its machine is gone",
+    Event.PROMOTED: "{who}: the replacement takes over",
+    Event.GONE: "{who}: old machine deleted",
+    Event.CRASH: "the job's own code failed",
+    Event.ROLL: "roll call",
+    Event.BOUT: "on-demand for a while",
+    Event.MOVE: "the job moves to {zone}",
+    Event.HOLD: "the job holds",
+    Event.RESUME: "the job goes on",
+    Event.ASK: "asked",
+    Event.END: "ended",
+    Event.DONE: "nothing is left",
+}
+
+
+def event_lines(entries: Iterable[Entry], since: float) -> tuple[EventLine, ...]:
+    """Entries (already one per id, in order) as lines; ``since``: when the job was submitted."""
+    return tuple(EventLine(entry.at - since, entry.event, describe(entry), entry.id) for entry in entries)
+
+
+def describe(entry: Entry) -> str:
+    """``rank 2: its machine will be taken away (spot, us-central1-b): 120 s``."""
+    what = " ".join(part for part in (_MODEL.get(entry.model) if entry.model else None, entry.zone) if part)
+    who = f"rank {entry.rank}" if entry.rank is not None else "the job"
+    if entry.event is Event.INTENT:
+        price = f" at ${entry.price:.3f}/h" if entry.price is not None else ""
+        text = f"{who}: wants {what or 'a machine'}{price}"
+    else:
+        text = _TEXTS[entry.event].format(who=who, what=what or "it", gen=entry.gen, zone=entry.zone or "another zone")
+    if entry.cause and entry.event not in (Event.ASK,) and entry.cause not in text:
+        text += f" ({entry.cause})"
+    elif entry.cause:
+        text += f" to {entry.cause}"
+    return f"{text}: {entry.detail}" if entry.detail else text

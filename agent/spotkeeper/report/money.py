@@ -1,0 +1,165 @@
+"""What a job cost, from its ledger alone, and what it would have cost on-demand.
+
+An attempt is paid from its INTENT (the insert follows within a second; a boot is paid)
+to its GONE, at the price its INTENT names. One that the cloud refused, or that was never
+admitted and left nothing behind, costs nothing. This is an upper bound: clouds bill from
+the moment a machine runs.
+
+The comparison is strict: on-demand machines would not have been interrupted, so neither
+boots beside a running machine nor the time between a stop and the next generation count
+for it. Steps that were trained twice do count (the ledger does not know them).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spotkeeper.report.spans import Span, minus, seconds, union
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Model
+from spotkeeper.spec.stack import StackState
+
+HOUR_S = 3600.0
+ENDS = (Event.END, Event.DONE)
+STOPS = (Event.STOP, Event.LOSS, Event.CRASH, Event.HOLD)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One machine's time for one rank. ``end`` is None while it is paid; times in virtual unix seconds."""
+
+    rank: int
+    attempt: int
+    pool: str
+    zone: str
+    model: Model
+    price: float  # USD per hour
+    cause: str
+    start: float
+    admitted: float | None
+    end: float | None
+    refused: bool = False
+    listed: bool = False  # anything but its intent and its refusal is known of it
+
+    def span(self, now: float) -> Span:
+        """The paid time; empty where nothing was ever had."""
+        if self.refused or not (self.listed or self.end is None):
+            return (self.start, self.start)
+        return (self.start, max(self.start, now if self.end is None else self.end))
+
+    def cost(self, now: float) -> float:
+        """USD so far."""
+        return seconds([self.span(now)]) / HOUR_S * self.price
+
+
+@dataclass(frozen=True)
+class Money:
+    """USD."""
+
+    spent: float
+    on_demand_only: float
+    spot: float
+    on_demand: float
+    static: float
+
+    @property
+    def saved(self) -> float:
+        return self.on_demand_only - self.spent
+
+    @property
+    def saved_percent(self) -> float:
+        return 100.0 * self.saved / self.on_demand_only if self.on_demand_only > 0 else 0.0
+
+
+def first_of_each(ledger: Iterable[Entry]) -> tuple[Entry, ...]:
+    """By time; of entries with one id only the first (a repeated round may write an event again)."""
+    out: dict[str, Entry] = {}
+    for entry in sorted(ledger, key=lambda entry: (entry.at, entry.id)):
+        out.setdefault(entry.id, entry)
+    return tuple(out.values())
+
+
+def attempts(ledger: Iterable[Entry]) -> tuple[Attempt, ...]:
+    """Every machine the job asked for, by rank and attempt."""
+    entries = first_of_each(ledger)
+    by_key: dict[tuple[int, int], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if entry.rank is not None and entry.attempt is not None:
+            by_key[entry.rank, entry.attempt].append(entry)
+    over = next((entry.at for entry in entries if entry.event is Event.DONE), None)
+    found = (_attempt(rank, number, of, over) for (rank, number), of in sorted(by_key.items()))
+    return tuple(one for one in found if one is not None)
+
+
+def _attempt(rank: int, number: int, entries: list[Entry], over: float | None) -> Attempt | None:
+    intent = next((entry for entry in entries if entry.event is Event.INTENT), None)
+    if intent is None:
+        return None
+    at = {entry.event: entry.at for entry in reversed(entries)}  # the first of each kind
+    refused = Event.REFUSED in at and Event.ADMITTED not in at
+    return Attempt(
+        rank=rank,
+        attempt=number,
+        pool=intent.pool or "",
+        zone=intent.zone or "",
+        model=intent.model or Model.SPOT,
+        price=intent.price or 0.0,
+        cause=intent.cause or "",
+        start=intent.at,
+        admitted=at.get(Event.ADMITTED),
+        end=at.get(Event.GONE, at[Event.REFUSED] if refused else over),
+        refused=refused,
+        listed=any(entry.event not in (Event.INTENT, Event.REFUSED, Event.GONE) for entry in entries),
+    )
+
+
+def stopped(ledger: Iterable[Entry], now: float) -> tuple[Span, ...]:
+    """When the job did not train: from a stop, loss, crash or hold to the next generation."""
+    out: list[Span] = []
+    since: float | None = None
+    for entry in first_of_each(ledger):
+        if entry.event in STOPS and since is None:
+            since = entry.at
+        elif entry.event in (Event.GENERATION, *ENDS) and since is not None:
+            out.append((since, entry.at))
+            since = None
+    if since is not None:
+        out.append((since, max(since, now)))
+    return tuple(out)
+
+
+def money(ledger: Iterable[Entry], stack: StackState | None, now: float) -> Money:
+    """What was spent until ``now``, against the same ranks on on-demand machines without interruptions."""
+    entries = first_of_each(ledger)
+    machines = attempts(entries)
+    by_model = dict.fromkeys(Model, 0.0)
+    for machine in machines:
+        by_model[machine.model] += machine.cost(now)
+    return Money(
+        spent=sum(by_model.values()),
+        on_demand_only=_on_demand_only(entries, machines, stack, now),
+        spot=by_model[Model.SPOT],
+        on_demand=by_model[Model.ON_DEMAND],
+        static=by_model[Model.STATIC],
+    )
+
+
+def _on_demand_only(
+    entries: tuple[Entry, ...], machines: tuple[Attempt, ...], stack: StackState | None, now: float
+) -> float:
+    idle = stopped(entries, now)
+    total = 0.0
+    for rank in {machine.rank for machine in machines}:
+        of_rank = [machine for machine in machines if machine.rank == rank]
+        needed = seconds(minus(union(machine.span(now) for machine in of_rank), idle))
+        total += needed / HOUR_S * min(_list_price(machine, stack) for machine in of_rank)
+    return total
+
+
+def _list_price(machine: Attempt, stack: StackState | None) -> float:
+    """The on-demand price of what the rank had; its own price where the stack tells none."""
+    pool = stack.pool(machine.pool) if stack else None
+    price = pool.prices.get(machine.zone) if pool else None
+    return price.on_demand if price else machine.price

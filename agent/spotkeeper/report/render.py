@@ -1,0 +1,161 @@
+"""Views on a terminal: tables and the live view with ``rich``, plain lines without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from spotkeeper.report.events import EventLine
+from spotkeeper.report.view import JobView, NodeState, NodeView, RecoveryView
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Outcome, Phase
+
+_NODE_STYLE = {
+    NodeState.TRAINING: "green",
+    NodeState.SAVING: "cyan",
+    NodeState.NOTICE: "bold yellow",
+    NodeState.BOOTING: "blue",
+    NodeState.READY: "blue",
+    NodeState.STANDBY: "magenta",
+    NodeState.WAITING: "red",
+}
+_EVENT_STYLE = {
+    Event.NOTICE: "yellow",
+    Event.LOSS: "red",
+    Event.CRASH: "bold red",
+    Event.REFUSED: "yellow",
+    Event.GENERATION: "green",
+    Event.END: "bold",
+    Event.BOUT: "magenta",
+}
+_QUIET = frozenset({Event.GONE, Event.ASK, Event.ROLL})
+
+
+def duration(seconds: float | None) -> str:
+    """``4s``, ``3m20s``, ``2h05m``, ``3d04h``; ``-`` for None."""
+    if seconds is None:
+        return "-"
+    whole = round(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def usd(amount: float) -> str:
+    return f"${amount:,.2f}" if abs(amount) >= 10 else f"${amount:.4f}"
+
+
+def headline(view: JobView) -> str:
+    """``storm (k3m9x2ab)  run  generation 4  step 1200/4000  loss 2.113  512 samples/s``."""
+    parts = [f"{view.name} ({view.job})", state_word(view), f"generation {view.gen}"]
+    if view.step is not None:
+        parts.append(f"step {view.step}" + (f"/{view.total_steps}" if view.total_steps else ""))
+    if view.loss is not None:
+        parts.append(f"loss {view.loss:.4f}")
+    if view.samples_per_s is not None:
+        parts.append(f"{view.samples_per_s:,.0f} samples/s")
+    return "  ".join(parts)
+
+
+def state_word(view: JobView) -> str:
+    if view.outcome is not None:
+        return view.outcome.value + (f" ({view.reason})" if view.reason else "")
+    if view.phase is Phase.HOLD:
+        return "holds" + (f" ({view.reason})" if view.reason else "")
+    if view.stopping:
+        return "regrouping"
+    return "trains" if view.gen else "starts"
+
+
+def money_line(view: JobView) -> str:
+    """``spent $0.1234, on-demand only $0.4321: 71 % saved``."""
+    money = view.money
+    line = f"spent {usd(money.spent)}, on-demand only {usd(money.on_demand_only)}"
+    return line + (f": {money.saved_percent:.0f} % saved" if money.on_demand_only > 0 else "")
+
+
+def event_line(line: EventLine) -> str:
+    return f"{duration(line.at):>7}  {line.text}"
+
+
+def node_table(nodes: Iterable[NodeView]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("rank", "state", "zone", "model", "machine", "age"):
+        table.add_column(title, justify="right" if title in ("rank", "age") else "left", no_wrap=True)
+    for node in nodes:
+        table.add_row(
+            str(node.rank),
+            Text(node.state.value, style=_NODE_STYLE[node.state]),
+            node.zone or "-",
+            node.model.value if node.model else "-",
+            (node.node or (f"attempt {node.attempt}" if node.attempt else "-")) + (" (master)" if node.master else ""),
+            duration(node.age_s),
+        )
+    return table
+
+
+def recovery_table(recoveries: Iterable[RecoveryView]) -> Table:
+    """Durations are the stack's time, boots shown apart."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("cause", "announced", "ranks", "stood still", "to next gen", "boot", "replaced by", "gen"):
+        table.add_column(title, justify="left" if title in ("cause", "replaced by") else "right", no_wrap=True)
+    for one in recoveries:
+        by = f"{one.replacement.value} in {one.zone}" if one.replacement else "-"
+        table.add_row(
+            one.cause,
+            "yes" if one.announced else "no",
+            ",".join(str(rank) for rank in one.ranks) or "-",
+            duration(one.stopped_s),
+            duration(one.seconds),
+            duration(one.boot_s),
+            by,
+            str(one.gen),
+        )
+    return table
+
+
+def live(view: JobView, rows: int = 8) -> RenderableType:
+    """The live view: state, nodes, money, the last ``rows`` events."""
+    lines = [line for line in view.events if line.event not in _QUIET][-rows:]
+    events = Text("\n").join(Text(event_line(line), style=_EVENT_STYLE.get(line.event, "")) for line in lines)
+    facts = f"{view.preemptions} preemptions, {view.crashes} crashes, {duration(view.elapsed_s)} since submission"
+    style = "green" if view.outcome is Outcome.SUCCEEDED else "red" if view.outcome else "blue"
+    body: list[RenderableType] = [
+        node_table(view.nodes),
+        Text(f"\n{money_line(view)}"),
+        Text(facts, style="dim"),
+        events,
+    ]
+    if view.crash_log:
+        body.append(crash_panel(view))
+    return Panel(Group(*body), title=escape(headline(view)), title_align="left", border_style=style)
+
+
+def crash_panel(view: JobView) -> RenderableType:
+    return Panel(Text("\n".join(view.crash_log)), title="last lines of the log", title_align="left", border_style="red")
+
+
+def status(view: JobView) -> RenderableType:
+    """What ``spotkeeper status JOB`` prints."""
+    parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
+    if view.nodes:
+        parts.append(node_table(view.nodes))
+    if view.crash_log:
+        parts.append(crash_panel(view))
+    return Group(*parts)
+
+
+def report(view: JobView) -> RenderableType:
+    """What ``spotkeeper report JOB`` prints: every recovery and the money."""
+    parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
+    parts.append(recovery_table(view.recoveries) if view.recoveries else Text("never interrupted", style="dim"))
+    return Group(*parts)

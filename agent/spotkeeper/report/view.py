@@ -1,0 +1,210 @@
+"""The view model of a job: what a person wants to see, as plain values.
+
+``watch``, ``status``, ``report`` and the demo render it; tests compare it. It is made
+from documents alone (record, progress, ledger, stack), never from a listing of the
+cloud, so that looking at a job costs four reads of the bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+from msgspec import Struct
+
+from spotkeeper.report.events import EventLine, event_lines
+from spotkeeper.report.money import first_of_each, money
+from spotkeeper.report.recovery import recoveries
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Model, Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.stack import StackState
+
+
+class NodeState(str, Enum):
+    """BOOTING -> (READY | STANDBY) -> TRAINING <-> SAVING; NOTICE is TRAINING with a clock that runs out.
+
+    ======== ==========================================================
+    state    meaning
+    ======== ==========================================================
+    BOOTING  decided; not heard of yet
+    READY    admitted, waits for the next generation
+    STANDBY  a replacement that is ready while the old machine trains
+    TRAINING in the running generation
+    SAVING   told to save and stop
+    NOTICE   in the generation, its machine will be taken away
+    WAITING  the rank has no machine
+    ======== ==========================================================
+    """
+
+    BOOTING = "booting"
+    READY = "ready"
+    STANDBY = "standby"
+    TRAINING = "training"
+    SAVING = "saving"
+    NOTICE = "notice"
+    WAITING = "waiting"
+
+
+class NodeView(Struct, frozen=True, omit_defaults=True):
+    """One machine of one rank (a rank with a replacement has two)."""
+
+    rank: int
+    state: NodeState
+    master: bool = False
+    attempt: int = 0
+    pool: str = ""
+    zone: str = ""
+    model: Model | None = None
+    node: str | None = None  # a static node's name
+    age_s: float | None = None  # since its intent (virtual)
+
+
+class MoneyView(Struct, frozen=True):
+    """USD."""
+
+    spent: float
+    on_demand_only: float
+    saved: float
+    saved_percent: float
+
+
+class RecoveryView(Struct, frozen=True, omit_defaults=True):
+    cause: str
+    announced: bool
+    ranks: tuple[int, ...]
+    gen: int
+    stopped_s: float
+    seconds: float | None = None
+    boot_s: float | None = None
+    replacement: Model | None = None
+    zone: str | None = None
+
+
+class JobView(Struct, frozen=True, omit_defaults=True):
+    """Everything `status`, `watch` and the demo show of a job. Times are virtual seconds."""
+
+    job: str
+    name: str
+    phase: Phase
+    gen: int
+    elapsed_s: float
+    nodes: tuple[NodeView, ...]
+    money: MoneyView
+    outcome: Outcome | None = None
+    reason: str = ""
+    stopping: bool = False
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    samples_per_s: float | None = None
+    commit_step: int | None = None
+    preemptions: int = 0
+    crashes: int = 0
+    events: tuple[EventLine, ...] = ()
+    recoveries: tuple[RecoveryView, ...] = ()
+    crash_log: tuple[str, ...] = ()
+
+    def over(self) -> bool:
+        """Whether the outcome is known (deletions may still go on)."""
+        return self.phase in (Phase.END, Phase.DONE)
+
+
+def job_view(
+    record: Record,
+    progress: Progress | None,
+    ledger: Iterable[Entry],
+    stack: StackState | None,
+    now: float,
+    crash_log: tuple[str, ...] = (),
+) -> JobView:
+    """The view of one job at ``now`` (virtual unix seconds)."""
+    entries = first_of_each(ledger)
+    ended = next((entry.at for entry in entries if entry.event is Event.END), None)
+    until = now if ended is None else ended
+    costs = money(entries, stack, now)
+    notices = _open_notices(entries)
+    return JobView(
+        job=record.job,
+        name=record.name,
+        phase=record.phase,
+        gen=record.gen,
+        elapsed_s=max(0.0, until - record.created),
+        nodes=tuple(_nodes(record, entries, notices, now)),
+        money=MoneyView(costs.spent, costs.on_demand_only, costs.saved, costs.saved_percent),
+        outcome=record.outcome,
+        reason=record.reason,
+        stopping=record.stop,
+        step=progress.step if progress else None,
+        total_steps=progress.total_steps if progress else None,
+        loss=progress.loss if progress else None,
+        samples_per_s=progress.samples_per_s if progress else None,
+        commit_step=progress.commit_step if progress else None,
+        preemptions=record.budget.preemptions,
+        crashes=record.budget.crashes,
+        events=event_lines(entries, record.created),
+        recoveries=tuple(
+            RecoveryView(r.cause, r.announced, r.ranks, r.gen, r.stopped_s, r.seconds, r.boot_s, r.replacement, r.zone)
+            for r in recoveries(entries, now)
+        ),
+        crash_log=crash_log,
+    )
+
+
+def last_crash(ledger: Iterable[Entry]) -> Entry | None:
+    """The newest crash, if the job has not trained since: whose log a person wants to see."""
+    crash: Entry | None = None
+    for entry in first_of_each(ledger):
+        if entry.event is Event.CRASH:
+            crash = entry
+    return crash
+
+
+def _open_notices(entries: Iterable[Entry]) -> dict[tuple[int, int], float]:
+    """Attempts with a notice that was neither withdrawn nor carried out, and when it was given."""
+    out: dict[tuple[int, int], float] = {}
+    for entry in entries:
+        if entry.rank is None or entry.attempt is None:
+            continue
+        key = (entry.rank, entry.attempt)
+        if entry.event is Event.NOTICE:
+            out.setdefault(key, entry.at)
+        elif entry.event in (Event.REPRIEVE, Event.LOSS, Event.GONE):
+            out.pop(key, None)
+    return out
+
+
+def _nodes(
+    record: Record, entries: tuple[Entry, ...], notices: dict[tuple[int, int], float], now: float
+) -> Iterable[NodeView]:
+    born = {(e.rank, e.attempt): e.at for e in reversed(entries) if e.event is Event.INTENT}
+    for number, rank in enumerate(record.ranks):
+        if rank.cur is None and record.phase is Phase.RUN:
+            yield NodeView(number, NodeState.WAITING)
+        for slot in (rank.cur, rank.next):
+            if slot is None:
+                continue
+            state = _state(record, number, rank, slot, (number, slot.attempt) in notices)
+            yield NodeView(
+                rank=number,
+                state=state,
+                master=bool(record.members) and record.members[0] == number and slot is rank.cur,
+                attempt=slot.attempt,
+                pool=slot.pool,
+                zone=slot.zone,
+                model=slot.model,
+                node=slot.node,
+                age_s=max(0.0, now - born.get((number, slot.attempt), slot.since)),
+            )
+
+
+def _state(record: Record, number: int, rank: Rank, slot: Slot, noticed: bool) -> NodeState:
+    if slot.state is SlotState.INTENT:
+        return NodeState.BOOTING
+    if slot is rank.next:
+        return NodeState.STANDBY
+    if slot.state is SlotState.ADMITTED or number not in record.members:
+        return NodeState.READY
+    if record.stop:
+        return NodeState.SAVING
+    return NodeState.NOTICE if noticed else NodeState.TRAINING
