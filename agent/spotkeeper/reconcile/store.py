@@ -1,0 +1,326 @@
+"""The bucket of one stack, document by document: ``store_api.Store`` over an object layer.
+
+Knows how documents are written down and how a lost answer is told from a lost race. Decides nothing.
+Paths are in ``paths.py``; what S3, GCS and SQLite do differently is in ``objects_*.py``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import logging
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.reconcile import paths
+from spotkeeper.reconcile.objects import Blob, ConflictError, Objects, open_objects
+from spotkeeper.reconcile.store_api import Held, OfferSeen, StaticHello, StoreError
+from spotkeeper.spec.facts import Fact
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import Ask, JobSpec
+from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.names import JOB_ID
+from spotkeeper.spec.record import Alloc, Record
+from spotkeeper.spec.stack import StackState
+
+T = TypeVar("T")
+Nonced = TypeVar("Nonced", Record, Alloc)
+
+FORMAT = 1  # of the documents that are compared and swapped; another number means another Spotkeeper wrote them
+QUARANTINE_KEPT = 200
+QUARANTINE_BYTES = 4096
+
+log = logging.getLogger(__name__)
+
+
+class CorruptError(StoreError):
+    """An object is there and makes no sense: names it. Somebody wrote it by hand, or another version did."""
+
+
+class _Format(Struct, frozen=True):
+    v: int | None = None
+
+
+class _Lease(Struct, frozen=True, omit_defaults=True):
+    """``until``: who holds it may take so long. ``due``: when time alone makes a round worthwhile."""
+
+    nonce: str = ""
+    until: float = 0.0
+    due: float | None = None
+
+
+def open_store(url: str, endpoint: str | None = None) -> ObjectStore:
+    """The store behind ``SPOTKEEPER_BUCKET``; see :func:`spotkeeper.reconcile.objects.open_objects`."""
+    return ObjectStore(open_objects(url, endpoint))
+
+
+def decode(data: bytes, kind: type[T], path: str) -> T:
+    """A document from its bytes.
+
+    Raises:
+        CorruptError: naming the object and the field that is wrong.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
+        raise CorruptError(f"{path}: not a {kind.__name__}: {error}") from error
+
+
+def encode_versioned(document: Record | Alloc) -> bytes:
+    """The document with ``"v":1`` in front: a program that does not know the number must not guess."""
+    body = msgspec.json.encode(document)
+    return b'{"v":%d%s%s' % (FORMAT, b"" if body == b"{}" else b",", body[1:])
+
+
+def decode_versioned(data: bytes, kind: type[T], path: str) -> T:
+    """The inverse of :func:`encode_versioned`."""
+    found = decode(data, _Format, path).v
+    if found != FORMAT:
+        raise CorruptError(
+            f"{path}: format {found}, this Spotkeeper knows {FORMAT}: deploy the function of the version that wrote it"
+        )
+    return decode(data, kind, path)
+
+
+class ObjectStore:
+    """Implements ``store_api.Store``; the rules there hold here."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    # -- the record
+
+    def read_record(self, job: str) -> Held[Record] | None:
+        return self._read_versioned(paths.record(job), Record)
+
+    def create_record(self, record: Record) -> bool:
+        return self._create_versioned(paths.record(record.job), record) is not None
+
+    def cas_record(self, record: Record, token: str) -> str | None:
+        return self._replace_versioned(paths.record(record.job), record, token)
+
+    # -- facts
+
+    def list_facts(self, job: str) -> tuple[Fact, ...]:
+        keys = (path.rpartition("/")[2] for path in self._objects.list(paths.facts(job)))
+        return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
+
+    def put_fact(self, job: str, fact: Fact) -> bool:
+        return self._create(paths.fact(job, fact), b"") is not None
+
+    def delete_facts(self, job: str, facts: tuple[Fact, ...]) -> None:
+        for fact in facts:
+            self._objects.delete(paths.fact(job, fact))
+
+    # -- allocation
+
+    def read_alloc(self) -> Held[Alloc]:
+        return self._read_versioned(paths.ALLOC, Alloc) or Held(Alloc(), "")
+
+    def cas_alloc(self, alloc: Alloc, token: str) -> str | None:
+        if not token:
+            return self._create_versioned(paths.ALLOC, alloc)
+        return self._replace_versioned(paths.ALLOC, alloc, token)
+
+    # -- asks
+
+    def list_asks(self, job: str) -> tuple[Ask, ...]:
+        return tuple(sorted(self._read_all(paths.asks(job), Ask), key=lambda ask: (ask.at, ask.id)))
+
+    def put_ask(self, job: str, ask: Ask) -> bool:
+        return self._create(paths.ask(job, ask.id), msgspec.json.encode(ask)) is not None
+
+    def delete_ask(self, job: str, ask_id: str) -> None:
+        self._objects.delete(paths.ask(job, ask_id))
+
+    # -- active jobs
+
+    def active_jobs(self) -> tuple[str, ...]:
+        found = (path.removeprefix(paths.ACTIVE) for path in self._objects.list(paths.ACTIVE))
+        return tuple(job for job in found if JOB_ID.match(job))
+
+    def set_active(self, job: str) -> None:
+        self._create(paths.active(job), b"")
+
+    def clear_active(self, job: str) -> None:
+        self._objects.delete(paths.active(job))
+
+    # -- lease
+
+    def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
+        path = paths.lease(job)
+        held = self._read(path, _Lease)
+        if held is None:
+            mine = _Lease(nonce, now + ttl_s)
+            return self._create(path, msgspec.json.encode(mine), own=True) is not None
+        if held.value.nonce not in ("", nonce) and held.value.until > now:
+            return False
+        mine = _Lease(nonce, now + ttl_s, held.value.due)
+        return self._replace(path, msgspec.json.encode(mine), held.token) is not None
+
+    def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
+        path = paths.lease(job)
+        held = self._read(path, _Lease)
+        if held is not None and held.value.nonce == nonce:
+            self._replace(path, msgspec.json.encode(_Lease(due=due)), held.token)
+
+    def read_due(self, job: str) -> float | None:
+        held = self._read(paths.lease(job), _Lease)
+        return held.value.due if held else None
+
+    # -- ledger
+
+    def append_ledger(self, job: str, entry: Entry) -> bool:
+        return self._create(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) is not None
+
+    def list_ledger(self, job: str) -> tuple[Entry, ...]:
+        return tuple(sorted(self._read_all(paths.ledger(job), Entry), key=lambda entry: (entry.at, entry.id)))
+
+    # -- documents written by others
+
+    def read_stack(self) -> StackState | None:
+        return self._value(paths.STACK, StackState)
+
+    def draining(self) -> bool:
+        return self._objects.get(paths.DRAIN) is not None
+
+    def read_spec(self, job: str) -> JobSpec | None:
+        return self._value(paths.spec(job), JobSpec)
+
+    def put_spec(self, job: str, spec: JobSpec) -> None:
+        self._objects.put(paths.spec(job), msgspec.json.encode(spec))
+
+    def read_progress(self, job: str) -> Progress | None:
+        return self._value(paths.progress(job), Progress)
+
+    def put_progress(self, job: str, progress: Progress) -> None:
+        self._objects.put(paths.progress(job), msgspec.json.encode(progress))
+
+    # -- static nodes and market
+
+    def list_static_hellos(self) -> tuple[StaticHello, ...]:
+        return tuple(self._read_all(paths.STATIC, StaticHello))
+
+    def put_static_hello(self, hello: StaticHello) -> bool:
+        mine = paths.static_hello(hello.node, hello.boot)
+        new = self._create(mine, msgspec.json.encode(hello)) is not None
+        for path in self._objects.list(paths.static_node(hello.node)) if new else ():
+            if path != mine:
+                self._objects.delete(path)
+        return new
+
+    def read_market(self) -> tuple[OfferSeen, ...]:
+        return tuple(self._read_all(paths.MARKET, OfferSeen))
+
+    def put_market(self, seen: OfferSeen) -> None:
+        self._objects.put(paths.market(seen.pool, seen.zone, seen.model.value), msgspec.json.encode(seen))
+
+    # -- tombs, names, quarantine
+
+    def put_tomb(self, job: str, at: float) -> None:
+        self._objects.put(paths.tomb(job), msgspec.json.encode(at))
+
+    def read_tomb(self, job: str) -> float | None:
+        return self._value(paths.tomb(job), float)
+
+    def read_name(self, name: str) -> str | None:
+        path = paths.name(name)
+        blob = self._objects.get(path)
+        if blob is None:
+            return None
+        job = blob.data.decode("ascii", "replace")
+        if not JOB_ID.match(job):
+            raise CorruptError(f"{path}: {job[:40]!r} is not a job id")
+        return job
+
+    def put_name(self, name: str, job: str) -> bool:
+        # Job ids are random, so a name that holds this very id was written by us.
+        return self._create(paths.name(name), job.encode(), own=True) is not None
+
+    def delete_name(self, name: str, job: str) -> None:
+        if self.read_name(name) == job:
+            self._objects.delete(paths.name(name))
+
+    def quarantine(self, text: str) -> None:
+        data = text.encode("utf-8", "backslashreplace")[:QUARANTINE_BYTES]
+        if len(self._objects.list(paths.QUARANTINE)) < QUARANTINE_KEPT:
+            self._create(paths.quarantine(hashlib.sha256(data).hexdigest()), data)
+
+    # -- by path
+
+    def get(self, path: str) -> bytes | None:
+        blob = self._objects.get(path)
+        return blob.data if blob else None
+
+    def put(self, path: str, data: bytes) -> None:
+        self._objects.put(path, data)
+
+    def delete(self, path: str) -> None:
+        self._objects.delete(path)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        folder = prefix[: prefix.rfind("/") + 1]
+        return tuple(path for path in self._objects.list(folder) if path.startswith(prefix))
+
+    # -- how documents are read and written
+
+    def _read(self, path: str, kind: type[T]) -> Held[T] | None:
+        blob = self._objects.get(path)
+        return Held(decode(blob.data, kind, path), blob.tag) if blob else None
+
+    def _value(self, path: str, kind: type[T]) -> T | None:
+        held = self._read(path, kind)
+        return held.value if held else None
+
+    def _read_versioned(self, path: str, kind: type[T]) -> Held[T] | None:
+        blob = self._objects.get(path)
+        return Held(decode_versioned(blob.data, kind, path), blob.tag) if blob else None
+
+    def _read_all(self, prefix: str, kind: type[T]) -> builtins.list[T]:
+        """Every document of a folder. One that makes no sense must not stop a job: it goes into quarantine."""
+        out: builtins.list[T] = []
+        keys = self._objects.list(prefix)
+        for path, blob in zip(keys, self._objects.get_many(keys), strict=True):
+            if blob is None:  # deleted since the listing
+                continue
+            try:
+                out.append(decode(blob.data, kind, path))
+            except CorruptError as error:
+                log.warning("skipped %s", error)
+                self._set_aside(path, blob)
+        return out
+
+    def _set_aside(self, path: str, blob: Blob) -> None:
+        self.quarantine(f"{path}\n{blob.data[:QUARANTINE_BYTES].decode('utf-8', 'backslashreplace')}")
+
+    def _create(self, path: str, data: bytes, own: bool = False) -> str | None:
+        """The new token, or None where the object exists. ``own``: these bytes can be nobody else's."""
+        try:
+            return self._objects.create(path, data)
+        except ConflictError:
+            return self._ours(path, data) if own else None
+
+    def _replace(self, path: str, data: bytes, token: str, own: bool = True) -> str | None:
+        try:
+            return self._objects.replace(path, data, token)
+        except ConflictError:
+            return self._ours(path, data) if own else None
+
+    def _ours(self, path: str, data: bytes) -> str | None:
+        """The token of our own write whose answer was lost. The bytes carry a nonce, so equal means ours."""
+        blob = self._objects.get(path)
+        return blob.tag if blob is not None and blob.data == data else None
+
+    def _create_versioned(self, path: str, document: Nonced) -> str | None:
+        return self._create(path, encode_versioned(_checked(document, path)), own=True)
+
+    def _replace_versioned(self, path: str, document: Nonced, token: str) -> str | None:
+        return self._replace(path, encode_versioned(_checked(document, path)), token)
+
+
+def _checked(document: Nonced, path: str) -> Nonced:
+    if not document.nonce:
+        raise StoreError(f"{path}: a document that is compared and swapped needs a fresh nonce")
+    return document

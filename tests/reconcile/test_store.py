@@ -1,0 +1,461 @@
+"""The bucket's promises, over every object layer: no lost update, no lost win, no silent nonsense."""
+
+from __future__ import annotations
+
+import http.client
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import obstore
+import pytest
+from spotkeeper.reconcile import paths
+from spotkeeper.reconcile.objects import (
+    BadKeyError,
+    Blob,
+    ConflictError,
+    Objects,
+    RefusedError,
+    UnavailableError,
+    check_key,
+    open_objects,
+)
+from spotkeeper.reconcile.objects_obstore import ObstoreObjects, open_bucket
+from spotkeeper.reconcile.objects_sqlite import SqliteObjects
+from spotkeeper.reconcile.store import CorruptError, ObjectStore, encode_versioned, open_store
+from spotkeeper.reconcile.store_api import OfferSeen, StaticHello, Store, StoreError
+from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import Ask, AskKind, JobSpec
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Alloc, Grant, Model, Rank, Record, Slot, SlotState
+
+JOB = "abcd2345"
+UID = "0b5e9a52-8f0c-4b3e-9f9b-0f3b9a6f2f11"
+
+
+def record(**changes: Any) -> Record:
+    base = Record(job=JOB, uid=UID, name="train", spec_sha256="0" * 64, created=1.0, nonce="n1")
+    return msgspec.structs.replace(base, **changes)
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """moto's S3 as a real server on loopback; it honours If-Match and If-None-Match."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def s3_bucket(endpoint: str, name: str) -> Objects:
+    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=10)
+    scope = "AWS4-HMAC-SHA256 Credential=x/20261121/us-east-1/s3"  # moto reads which service is meant from it
+    connection.request("PUT", f"/{name}", headers={"Authorization": scope})
+    assert connection.getresponse().status == 200
+    connection.close()
+    return open_bucket(f"s3://{name}", endpoint)
+
+
+@pytest.fixture(params=["sqlite", "memory", "s3"])
+def objects(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Objects]]:
+    """A factory of clients of one fresh bucket, as two processes would each have their own."""
+    if request.param == "sqlite":
+        yield lambda: SqliteObjects(tmp_path / "bucket.db")
+    elif request.param == "memory":
+        shared = obstore.store.MemoryStore()
+        yield lambda: ObstoreObjects(shared)
+    else:
+        for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}.items():
+            monkeypatch.setenv(name, value)
+        endpoint = request.getfixturevalue("s3_endpoint")
+        bucket = f"b{abs(hash(tmp_path)) % 10**9}"
+        s3_bucket(endpoint, bucket)
+        yield lambda: open_bucket(f"s3://{bucket}", endpoint)
+
+
+@pytest.fixture
+def store(objects: Callable[[], Objects]) -> ObjectStore:
+    return ObjectStore(objects())
+
+
+class TestObjects:
+    def test_create_get_replace_delete(self, objects: Callable[[], Objects]) -> None:
+        bucket = objects()
+        assert bucket.get("a/b") is None
+        tag = bucket.create("a/b", b"one")
+        assert bucket.get("a/b") == Blob(b"one", tag)
+        with pytest.raises(ConflictError):
+            bucket.create("a/b", b"two")
+        newer = bucket.replace("a/b", b"two", tag)
+        with pytest.raises(ConflictError):
+            bucket.replace("a/b", b"three", tag)
+        assert bucket.get("a/b") == Blob(b"two", newer)
+        bucket.delete("a/b")
+        bucket.delete("a/b")
+        assert bucket.get("a/b") is None
+        with pytest.raises(ConflictError):
+            bucket.replace("a/b", b"three", newer)
+
+    def test_empty_objects_and_unconditional_puts(self, objects: Callable[[], Objects]) -> None:
+        bucket = objects()
+        bucket.create("active/x", b"")
+        bucket.put("active/x", b"1")
+        tag = bucket.put("active/x", b"2")
+        assert bucket.get("active/x") == Blob(b"2", tag)
+
+    def test_a_folder_is_listed_whole_and_alone(self, objects: Callable[[], Objects]) -> None:
+        bucket = objects()
+        wanted = sorted(f"f/{number:04d}" for number in range(30))
+        for key in [*wanted, "f", "f-2/a", "fa/a", "e/a"]:
+            bucket.put(key, b"x")
+        assert bucket.list("f/") == wanted
+        assert bucket.list("none/") == []
+        assert len(bucket.list("")) == 34
+        assert [blob and blob.data for blob in bucket.get_many([*wanted[:3], "none"])] == [b"x", b"x", b"x", None]
+
+    def test_threads_lose_no_update(self, objects: Callable[[], Objects]) -> None:
+        objects().create("n", b"0")
+
+        def add(times: int) -> None:
+            bucket = objects()
+            for _ in range(times):
+                increment(bucket)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(add, [5] * 8))
+        final = objects().get("n")
+        assert final is not None and int(final.data) == 40
+
+    def test_one_creator_wins(self, objects: Callable[[], Objects]) -> None:
+        gate = threading.Barrier(8)
+
+        def create(number: int) -> bool:
+            bucket = objects()
+            gate.wait(10)
+            try:
+                bucket.create("one", str(number).encode())
+            except ConflictError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(create, range(8))) == 1
+
+    @pytest.mark.parametrize(
+        "key", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".", "a b", "a%2f", "a\n", "é", "x" * 901, "a?b"]
+    )
+    def test_odd_keys_never_reach_the_store(self, objects: Callable[[], Objects], key: str) -> None:
+        bucket = objects()
+        for verb in (bucket.get, bucket.delete, lambda k: bucket.put(k, b""), lambda k: bucket.create(k, b"")):
+            with pytest.raises(BadKeyError):
+                verb(key)
+
+    def test_half_a_folder_is_no_prefix(self, objects: Callable[[], Objects]) -> None:
+        with pytest.raises(BadKeyError):
+            objects().list("jobs/a")
+
+
+def increment(bucket: Objects) -> None:
+    while True:
+        blob = bucket.get("n")
+        assert blob is not None
+        try:
+            bucket.replace("n", str(int(blob.data) + 1).encode(), blob.tag)
+        except ConflictError:
+            continue
+        return
+
+
+def increment_in_process(path: str, times: int) -> None:
+    bucket = SqliteObjects(path)
+    for _ in range(times):
+        increment(bucket)
+
+
+def test_sqlite_processes_lose_no_update(tmp_path: Path) -> None:
+    """From an empty file: the schema's creation races too."""
+    path = str(tmp_path / "sub" / "bucket.db")
+    context = multiprocessing.get_context("fork")
+    first = SqliteObjects(path)
+    first.create("n", b"0")  # the children inherit this connection and must not use it
+    children = [context.Process(target=increment_in_process, args=(path, 25)) for _ in range(8)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0] * 8
+    final = first.get("n")
+    assert final is not None and int(final.data) == 200
+
+
+def test_sqlite_new_file_is_opened_by_many_threads(tmp_path: Path) -> None:
+    path = tmp_path / "bucket.db"
+    gate = threading.Barrier(8)
+
+    def first_touch(number: int) -> str:
+        gate.wait(10)
+        return SqliteObjects(path).create(f"k/{number}", b"x")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(first_touch, range(8)))) == 8
+
+
+def test_sqlite_a_key_made_again_never_meets_an_old_tag(tmp_path: Path) -> None:
+    bucket = SqliteObjects(tmp_path / "b.db")
+    old = bucket.create("a", b"1")
+    bucket.delete("a")
+    bucket.create("a", b"1")
+    with pytest.raises(ConflictError):
+        bucket.replace("a", b"2", old)
+
+
+def test_sqlite_says_what_is_wrong_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "b.db"
+    path.write_bytes(b"this is no database at all, not even a small one" * 10)
+    with pytest.raises(RefusedError, match=r"b\.db"):
+        SqliteObjects(path).get("a")
+
+
+def test_missing_bucket_and_dead_server_are_told_apart(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises((RefusedError, UnavailableError, ConflictError)):
+        open_bucket("s3://no-such-bucket", s3_endpoint).create("a", b"")
+    with pytest.raises(UnavailableError):
+        open_bucket("s3://b", "http://127.0.0.1:1").get("a")
+
+
+@pytest.mark.parametrize("url", ["", "file:///x", "sqlite://host/x", "sqlite:x", "s3://", "gs:///x", "http://b", "/x"])
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="SPOTKEEPER_BUCKET"):
+        open_objects(url)
+
+
+class TestStore:
+    def test_record(self, store: ObjectStore) -> None:
+        assert store.read_record(JOB) is None
+        slot = Slot(1, SlotState.INTENT, "gpu", "us-x1-a", Model.SPOT, 5.0)
+        full = record(ranks=(Rank(top=1, cur=slot),), members=(0,))
+        assert store.create_record(full)
+        assert not store.create_record(record(nonce="other"))
+        held = store.read_record(JOB)
+        assert held is not None and held.value == full
+        token = store.cas_record(record(ver=1, nonce="n2"), held.token)
+        assert token is not None
+        assert store.cas_record(record(ver=1, nonce="n3"), held.token) is None
+        assert store.cas_record(record(ver=2, nonce="n4"), token) is not None
+
+    def test_alloc(self, store: ObjectStore) -> None:
+        held = store.read_alloc()
+        assert held.token == "" and held.value == Alloc()
+        token = store.cas_alloc(Alloc(ver=1, nonce="a", grants=(Grant(JOB, 0, 1, "slot:gpu"),)), "")
+        assert token and store.cas_alloc(Alloc(ver=1, nonce="b"), "") is None
+        assert store.read_alloc().value.grants[0].resource == "slot:gpu"
+        assert store.cas_alloc(Alloc(ver=2, nonce="c"), token)
+        assert store.cas_alloc(Alloc(ver=2, nonce="d"), token) is None
+
+    def test_facts(self, store: ObjectStore) -> None:
+        fact = Fact("123", "b-1", 3, 2, 1, Kind.HELLO)
+        assert store.put_fact(JOB, fact)
+        assert not store.put_fact(JOB, fact)
+        other = Fact("123", "b-1", 3, 2, 1, Kind.HOLDS, "1-500")
+        store.put_fact(JOB, other)
+        store.put(paths.facts(JOB) + "nonsense", b"")
+        store.put(paths.facts(JOB) + "1.b.x.1.1.hello.0", b"")
+        assert set(store.list_facts(JOB)) == {fact, other}
+        store.delete_facts(JOB, (fact, fact))
+        assert store.list_facts(JOB) == (other,)
+        with pytest.raises(BadKeyError):
+            store.put_fact(JOB, Fact("../..", "b", 0, 0, 0, Kind.HELLO))
+
+    def test_asks_by_time(self, store: ObjectStore) -> None:
+        late, early = Ask("a1", AskKind.CANCEL, 9.0), Ask("z1", AskKind.PAUSE, 2.0)
+        assert store.put_ask(JOB, late) and store.put_ask(JOB, early) and not store.put_ask(JOB, early)
+        assert store.list_asks(JOB) == (early, late)
+        store.delete_ask(JOB, "z1")
+        assert store.list_asks(JOB) == (late,)
+
+    def test_an_ask_that_makes_no_sense_stops_nothing(self, store: ObjectStore) -> None:
+        good = Ask("a1", AskKind.CANCEL, 9.0)
+        store.put_ask(JOB, good)
+        store.put(paths.asks(JOB) + "bad", b'{"id":"bad","kind":"explode","at":1}')
+        assert store.list_asks(JOB) == (good,)
+        (aside,) = store.list("quarantine/")
+        assert b"explode" in (store.get(aside) or b"")
+
+    def test_active_and_names_and_tombs(self, store: ObjectStore) -> None:
+        store.set_active(JOB)
+        store.set_active(JOB)
+        assert store.active_jobs() == (JOB,)
+        store.clear_active(JOB)
+        assert store.active_jobs() == ()
+        assert store.put_name("train", JOB)
+        assert store.put_name("train", JOB), "our own write whose answer was lost is a win"
+        assert not store.put_name("train", "zzzz9999")
+        store.delete_name("train", "zzzz9999")
+        assert store.read_name("train") == JOB
+        store.delete_name("train", JOB)
+        assert store.read_name("train") is None
+        assert store.read_tomb(JOB) is None
+        store.put_tomb(JOB, 12.5)
+        assert store.read_tomb(JOB) == 12.5
+
+    def test_lease(self, store: ObjectStore) -> None:
+        assert store.read_due(JOB) is None
+        assert store.take_lease(JOB, "a", 100.0, 60.0)
+        assert store.take_lease(JOB, "a", 110.0, 60.0), "ours"
+        assert not store.take_lease(JOB, "b", 120.0, 60.0)
+        store.drop_lease(JOB, "b", 1.0)
+        assert not store.take_lease(JOB, "b", 121.0, 60.0), "only its holder gives it back"
+        assert store.take_lease(JOB, "b", 171.0, 60.0), "past its time"
+        store.drop_lease(JOB, "b", 500.0)
+        assert store.read_due(JOB) == 500.0
+        assert store.take_lease(JOB, "c", 172.0, 60.0)
+        assert store.read_due(JOB) == 500.0
+        store.drop_lease(JOB, "c", None)
+        assert store.read_due(JOB) is None
+
+    def test_ledger_writes_an_event_once(self, store: ObjectStore) -> None:
+        first = Entry(10.0, "intent-0-1", Event.INTENT, rank=0, attempt=1)
+        second = Entry(9.5, "submitted", Event.SUBMITTED)
+        assert store.append_ledger(JOB, first) and store.append_ledger(JOB, second)
+        assert not store.append_ledger(JOB, first)
+        odd = Entry(11.0, "../../loss:0/1", Event.LOSS)
+        assert store.append_ledger(JOB, odd)
+        assert store.list_ledger(JOB) == (second, first, odd)
+
+    def test_documents(self, store: ObjectStore) -> None:
+        assert store.read_stack() is None and store.read_spec(JOB) is None and store.read_progress(JOB) is None
+        spec = JobSpec("train", ("train.py",), nodes=3)
+        store.put_spec(JOB, spec)
+        assert store.read_spec(JOB) == spec
+        store.put_progress(JOB, Progress(1, 20, 5.0, loss=0.5))
+        assert store.read_progress(JOB) == Progress(1, 20, 5.0, loss=0.5)
+        assert not store.draining()
+        store.put(paths.DRAIN, b"")
+        assert store.draining()
+
+    def test_static_hellos_of_an_older_boot_go(self, store: ObjectStore) -> None:
+        first = StaticHello("sk-s-p-s0", "77", "boot-1", "us-x1-a", 1.0)
+        other = StaticHello("sk-s-p-s1", "78", "boot-9", "us-x1-a", 1.0)
+        newer = StaticHello("sk-s-p-s0", "77", "boot-2", "us-x1-a", 2.0)
+        assert store.put_static_hello(first) and store.put_static_hello(other)
+        assert not store.put_static_hello(first)
+        assert store.put_static_hello(newer)
+        assert set(store.list_static_hellos()) == {other, newer}
+
+    def test_market(self, store: ObjectStore) -> None:
+        store.put_market(OfferSeen("gpu", "us-x1-a", Model.SPOT, refused_at=5.0))
+        store.put_market(OfferSeen("gpu", "us-x1-a", Model.SPOT, launched_at=6.0))
+        assert store.read_market() == (OfferSeen("gpu", "us-x1-a", Model.SPOT, launched_at=6.0),)
+
+    def test_quarantine_is_capped(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("spotkeeper.reconcile.store.QUARANTINE_KEPT", 3)
+        for number in range(6):
+            store.quarantine(f"{number}" + "x" * 10_000)
+        kept = store.list("quarantine/")
+        assert len(kept) == 3
+        assert all(len(store.get(path) or b"") == 4096 for path in kept)
+
+    @pytest.mark.parametrize(
+        ("path", "data", "says"),
+        [
+            (paths.record(JOB), b"", "jobs/abcd2345/rec"),
+            (paths.record(JOB), b"\xff\xfe", "jobs/abcd2345/rec"),
+            (paths.record(JOB), b'{"v":1,"job":"abcd2345"', "jobs/abcd2345/rec"),
+            (paths.record(JOB), b'{"v":1,"job":"abcd2345"}', "uid"),
+            (paths.record(JOB), encode_versioned(record()).replace(b'"v":1', b'"v":2'), "format 2.*knows 1"),
+            (paths.record(JOB), encode_versioned(record()).replace(b'"v":1,', b""), "format None"),
+            (paths.record(JOB), encode_versioned(record()).replace(b'"created":1.0', b'"created":"x"'), r"\$\.created"),
+            (paths.ALLOC, b"[]", "stack/alloc"),
+            (paths.STACK, b'{"stack":1}', "stack/pools.json"),
+            (paths.lease(JOB), b"null", "lease"),
+            (paths.name("train"), b"../../x", "names/train"),
+        ],
+    )
+    def test_corrupt_documents_are_named(self, store: ObjectStore, path: str, data: bytes, says: str) -> None:
+        store.put(path, data)
+        read = {
+            paths.record(JOB): lambda: store.read_record(JOB),
+            paths.ALLOC: store.read_alloc,
+            paths.STACK: store.read_stack,
+            paths.lease(JOB): lambda: store.read_due(JOB),
+            paths.name("train"): lambda: store.read_name("train"),
+        }[path]
+        with pytest.raises(CorruptError, match=says):
+            read()
+
+    def test_a_document_without_a_nonce_is_not_written(self, store: ObjectStore) -> None:
+        with pytest.raises(StoreError, match="nonce"):
+            store.create_record(record(nonce=""))
+
+
+class Unsteady:
+    """An object layer that does the write and loses the answer, then meets itself, as a retrying client does."""
+
+    def __init__(self, inner: Objects) -> None:
+        self.inner = inner
+        self.lose = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def create(self, key: str, data: bytes) -> str:
+        tag = self.inner.create(key, data)
+        return self.inner.create(key, data) if self.lose else tag
+
+    def replace(self, key: str, data: bytes, tag: str) -> str:
+        new = self.inner.replace(key, data, tag)
+        return self.inner.replace(key, data, tag) if self.lose else new
+
+
+def test_a_lost_answer_to_our_own_write_is_a_win(tmp_path: Path) -> None:
+    objects = Unsteady(SqliteObjects(tmp_path / "b.db"))
+    store = ObjectStore(objects)
+    objects.lose = True
+    assert store.create_record(record())
+    held = store.read_record(JOB)
+    assert held is not None
+    token = store.cas_record(record(ver=1, nonce="n2"), held.token)
+    assert token is not None
+    objects.lose = False
+    assert store.cas_record(record(ver=2, nonce="n3"), token) is not None, "the token of the won write is the right one"
+    assert store.cas_alloc(Alloc(ver=1, nonce="x"), "") is not None
+    objects.lose = True
+    assert store.take_lease(JOB, "a", 1.0, 9.0)
+
+
+def test_the_protocol_is_met(tmp_path: Path) -> None:
+    store: Store = open_store(f"sqlite://{tmp_path}/b.db")
+    assert isinstance(store, ObjectStore)
+    missing = [name for name in vars(Store) if not name.startswith("_") and not hasattr(store, name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("job", ["", "ABCD2345", "../x", "abcd234", "abcd23456", "abcd234\n"])
+def test_a_job_id_from_outside_cannot_leave_its_folder(job: str) -> None:
+    for path in (paths.record, paths.active, paths.facts, paths.lease, paths.tomb, paths.progress):
+        with pytest.raises(BadKeyError):
+            path(job)
+
+
+def test_every_path_is_a_key() -> None:
+    sha = "a" * 64
+    for path in (
+        paths.bundle(sha), paths.active(JOB), paths.name("n"), paths.spec(JOB), paths.source(JOB, sha),
+        paths.record(JOB), paths.lease(JOB), paths.ask(JOB, "x"), paths.progress(JOB), paths.entry(JOB, 1.5, "a:b"),
+        paths.log(JOB, 3, 2), paths.static_hello("n", "b"), paths.market("p", "z", "spot"), paths.tomb(JOB),
+        paths.quarantine(sha), paths.fact(JOB, Fact("1", "b", 0, 1, 0, Kind.HELLO)),
+        paths.STACK, paths.ALLOC, paths.DRAIN,
+    ):  # fmt: skip
+        assert check_key(path) == path
