@@ -1,0 +1,35 @@
+"""The Pulumi program: reads the stack file, declares the stack, exports what others need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pulumi
+from pulumi.runtime.config import CONFIG, get_config_env
+
+from infra import gcp, settings
+
+BUILD = Path(__file__).resolve().parent.parent / ".spotkeeper" / "build"
+
+
+def main() -> None:
+    """Declare the selected stack.
+
+    Raises:
+        RunError: the stack file is wrong; the message lists everything.
+    """
+    pulumi.require_pulumi_version(">=3.208.0")
+    try:
+        stack = settings.from_config({**get_config_env(), **CONFIG.get()}, pulumi.get_stack())
+    except settings.SpecError as error:
+        raise pulumi.RunError(f"Pulumi.{pulumi.get_stack()}.yaml:\n{error}") from None
+    exports = gcp.declare(stack, BUILD)
+    pulumi.export("bucket", exports.bucket)
+    pulumi.export("reconcileUrl", exports.function_url)
+    pulumi.export("bundle", exports.bundle_sha256)
+    pulumi.export("pools", exports.pools)
+    pulumi.export("staticNodes", exports.static_nodes)
+    pulumi.export("keptDisks", exports.kept_disks)
+
+
+main()

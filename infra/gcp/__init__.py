@@ -1,0 +1,64 @@
+"""A whole stack on Google Cloud, composed from the components of this package.
+
+The order of declaration is the order of creation; its reverse is that of destruction:
+schedule and event route go first, then the drain (which empties the stack of what
+reconcile made), then what those machines stood on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pulumi
+
+from infra import boot, bundle
+from infra.gcp.alerts import Alerts, AlertsArgs
+from infra.gcp.disks import Disks, DisksArgs
+from infra.gcp.identity import Identity, IdentityArgs
+from infra.gcp.network import Network, NetworkArgs
+from infra.gcp.placement import Placement, PlacementArgs
+from infra.gcp.pools import Pools, PoolsArgs, pool_states, publish_state
+from infra.gcp.reconcile import Drained, DrainedArgs, Function, FunctionArgs, Triggers, TriggersArgs
+from infra.gcp.storage import Storage, StorageArgs
+from infra.settings import Settings
+
+
+@dataclass(frozen=True)
+class Exports:
+    """The stack's outputs, an API for other stacks and for the command line."""
+
+    bucket: pulumi.Output[str]
+    function_url: pulumi.Output[str]
+    bundle_sha256: str
+    pools: list[str]
+    static_nodes: list[str]
+    kept_disks: list[str]
+
+
+def declare(settings: Settings, build: Path) -> Exports:
+    """Declare every resource of the stack; ``build`` is the folder for archives."""
+    agent = bundle.bundle(build, settings.agent.python)
+    source = bundle.function_source(build)
+    network = Network("network", NetworkArgs(settings))
+    identity = Identity("identity", IdentityArgs(settings))
+    storage = Storage("storage", StorageArgs(settings, agent, source, identity))
+    function = Function("function", FunctionArgs(settings, storage, identity))
+    placement = Placement("placement", PlacementArgs(settings))
+    disks = Disks("disks", DisksArgs(settings))
+    pools = Pools(
+        "pools",
+        PoolsArgs(settings, boot.render(settings), agent.sha256, network, identity, storage, function, placement, disks),
+    )
+    descriptor = publish_state(settings, storage, function, identity, agent, pool_states(settings, pools, placement))
+    drained = Drained("drained", DrainedArgs(settings, storage, descriptor, [network, function, placement]))
+    Triggers("triggers", TriggersArgs(settings, function, identity, drained))
+    Alerts("alerts", AlertsArgs(settings, function))
+    return Exports(
+        bucket=storage.bucket.name,
+        function_url=function.url,
+        bundle_sha256=agent.sha256,
+        pools=[pool.name for pool in settings.pools],
+        static_nodes=sorted(pools.nodes),
+        kept_disks=disks.kept,
+    )

@@ -1,0 +1,176 @@
+"""Who may do what: four service accounts, two custom roles, no default account anywhere.
+
+The rights are data (:func:`roles`, :func:`project_bindings`), so that a test can read
+them as a reviewer does. Conditions hold on to names, since labels cannot be used in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_gcp as gcp
+
+from infra import naming
+from infra.settings import Settings
+
+NODE = "vm"
+FUNCTION = "fn"
+CLOCK = "ck"
+BUILD = "bd"
+ACCOUNTS: dict[str, str] = {
+    NODE: "Spotkeeper machines",
+    FUNCTION: "Spotkeeper reconcile function",
+    CLOCK: "Spotkeeper schedule and event push",
+    BUILD: "Spotkeeper function build",
+}
+
+# Reading, and the use of what Pulumi declared: conditions on names do not apply to lists.
+LOOK: tuple[str, ...] = (
+    "compute.disks.list",
+    "compute.images.useReadOnly",
+    "compute.instanceTemplates.get",
+    "compute.instanceTemplates.useReadOnly",
+    "compute.instances.list",
+    "compute.regions.get",
+    "compute.resourcePolicies.use",
+    "compute.snapshots.list",
+    "compute.subnetworks.use",
+    "compute.zoneOperations.get",
+    "compute.zoneOperations.list",
+    "compute.globalOperations.get",
+)
+# Bounded by name to this stack's machines. setMetadata, setServiceAccount, setTags and setLabels
+# are needed to insert from a template that has them, and give nothing that create does not.
+CHANGE: tuple[str, ...] = (
+    "compute.disks.create",
+    "compute.disks.createSnapshot",
+    "compute.disks.delete",
+    "compute.disks.get",
+    "compute.disks.setLabels",
+    "compute.disks.use",
+    "compute.instances.attachDisk",
+    "compute.instances.create",
+    "compute.instances.delete",
+    "compute.instances.detachDisk",
+    "compute.instances.get",
+    "compute.instances.setLabels",
+    "compute.instances.setMetadata",
+    "compute.instances.setServiceAccount",
+    "compute.instances.setTags",
+    "compute.snapshots.create",
+    "compute.snapshots.delete",
+    "compute.snapshots.get",
+    "compute.snapshots.setLabels",
+    "compute.snapshots.useReadOnly",
+)
+
+
+@dataclass(frozen=True)
+class Role:
+    """A custom role: ``key`` completes its id."""
+
+    key: str
+    title: str
+    permissions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """An account of ours (``who``) holds a role in the project; ``role`` without a slash is a custom one's key."""
+
+    who: str
+    role: str
+    condition: str | None = None
+
+
+def roles(stack: str) -> tuple[Role, ...]:
+    return (
+        Role("look", f"Spotkeeper {stack}: see machines", LOOK),
+        Role("change", f"Spotkeeper {stack}: make and remove machines", CHANGE),
+    )
+
+
+def project_bindings(stack: str) -> tuple[Binding, ...]:
+    return (
+        Binding(FUNCTION, "look"),
+        Binding(FUNCTION, "change", machines_of(stack)),
+        Binding(FUNCTION, "roles/logging.logWriter"),
+        Binding(NODE, "roles/logging.logWriter"),
+        Binding(BUILD, "roles/cloudbuild.builds.builder"),
+    )
+
+
+def machines_of(stack: str) -> str:
+    """Condition: the resource is a machine, disk or snapshot of this stack (by its name)."""
+    prefix = naming.machine_prefix(stack)
+    kinds = ("instances", "disks", "snapshots")
+    return " || ".join(f'resource.name.extract("/{kind}/{{name}}").startsWith("{prefix}")' for kind in kinds)
+
+
+@dataclass(frozen=True)
+class IdentityArgs:
+    settings: Settings
+
+
+class Identity(pulumi.ComponentResource):
+    """``node``, ``function``, ``clock``, ``build``: the accounts."""
+
+    def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("spotkeeper:gcp:Identity", name, None, opts)
+        self._settings = args.settings
+        self._child = pulumi.ResourceOptions(parent=self)
+        accounts = {key: self._account(key, title) for key, title in ACCOUNTS.items()}
+        self.node, self.function = accounts[NODE], accounts[FUNCTION]
+        self.clock, self.build = accounts[CLOCK], accounts[BUILD]
+        custom = {role.key: self._role(role) for role in roles(args.settings.stack)}
+        self.bindings: list[pulumi.Resource] = [
+            self._bind(binding, accounts[binding.who], custom) for binding in project_bindings(args.settings.stack)
+        ]
+        # The edge that matters: only machines may be given an identity, and only this one.
+        self.bindings.append(
+            gcp.serviceaccount.IAMMember(
+                "function-uses-node",
+                service_account_id=self.node.name,
+                role="roles/iam.serviceAccountUser",
+                member=self.function.member,
+                opts=self._child,
+            )
+        )
+        self.register_outputs({})
+
+    def _account(self, key: str, title: str) -> gcp.serviceaccount.Account:
+        stack = self._settings.stack
+        return gcp.serviceaccount.Account(
+            f"account-{key}",
+            account_id=naming.account(stack, key),
+            display_name=f"{title} ({stack})",
+            opts=self._child,
+        )
+
+    def _role(self, role: Role) -> gcp.projects.IAMCustomRole:
+        return gcp.projects.IAMCustomRole(
+            f"role-{role.key}",
+            role_id=naming.custom_role(self._settings.stack, role.key),
+            title=role.title,
+            permissions=list(role.permissions),
+            opts=self._child,
+        )
+
+    def _bind(
+        self, binding: Binding, account: gcp.serviceaccount.Account, custom: dict[str, gcp.projects.IAMCustomRole]
+    ) -> gcp.projects.IAMMember:
+        condition = None
+        if binding.condition:
+            condition = gcp.projects.IAMMemberConditionArgs(
+                title="only machines of this stack", expression=binding.condition
+            )
+        role = custom[binding.role].name if binding.role in custom else binding.role
+        return gcp.projects.IAMMember(
+            f"{binding.who}-{binding.role.rsplit('/', 1)[-1]}",
+            project=self._settings.project,
+            role=role,
+            member=account.member,
+            condition=condition,
+            opts=self._child,
+        )

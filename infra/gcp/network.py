@@ -1,0 +1,59 @@
+"""The stack's network: one subnetwork, private, whose machines talk to each other and to Google.
+
+No NAT and no public address unless asked for: private access reaches storage and the
+function, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_gcp as gcp
+
+from infra import naming
+from infra.settings import Settings
+
+@dataclass(frozen=True)
+class NetworkArgs:
+    settings: Settings
+
+
+class Network(pulumi.ComponentResource):
+    """``subnetwork``: its self link, for templates and nodes."""
+
+    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("spotkeeper:gcp:Network", name, None, opts)
+        settings = args.settings
+        called = naming.stack(settings.stack)
+        child = pulumi.ResourceOptions(parent=self)
+        network = gcp.compute.Network(
+            "network", name=called, auto_create_subnetworks=False, routing_mode="REGIONAL", opts=child
+        )
+        subnetwork = gcp.compute.Subnetwork(
+            "subnetwork",
+            name=called,
+            network=network.id,
+            region=settings.region,
+            ip_cidr_range=settings.network.cidr,
+            private_ip_google_access=True,
+            opts=child,
+        )
+        # Ranks meet on ports of their own choice (rendezvous, NCCL, state from a peer): all of them, inside only.
+        inside = gcp.compute.Firewall(
+            "inside",
+            name=f"{called}-inside",
+            network=network.id,
+            direction="INGRESS",
+            source_tags=[naming.stack(settings.stack)],
+            target_tags=[naming.stack(settings.stack)],
+            allows=[
+                gcp.compute.FirewallAllowArgs(protocol="tcp"),
+                gcp.compute.FirewallAllowArgs(protocol="udp"),
+                gcp.compute.FirewallAllowArgs(protocol="icmp"),
+            ],
+            opts=child,
+        )
+        self.subnetwork = subnetwork.self_link
+        self.parts: list[pulumi.Resource] = [network, subnetwork, inside]
+        self.register_outputs({"subnetwork": self.subnetwork})

@@ -1,0 +1,283 @@
+"""Machine shapes: two templates for each spot pool, the nodes of each static pool.
+
+Reconcile picks a template and a zone and nothing else. Both templates of a pool come from
+one builder and differ in their scheduling only. The data disk is in neither: it is
+attached once the machine runs, so that a replacement can boot while its predecessor dies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import pulumi
+import pulumi_gcp as gcp
+
+from infra import naming
+from infra.boot import Scripts
+from infra.bundle import Archive
+from infra.gcp.disks import Disks
+from infra.gcp.identity import Identity
+from infra.gcp.network import Network
+from infra.gcp.placement import Placement
+from infra.gcp.reconcile import Function
+from infra.gcp.storage import Storage
+from infra.settings import Pool, Settings
+from spotkeeper.spec.stack import PoolState, StackState, StaticNode
+
+POOLS_OBJECT = "stack/pools.json"
+DATA_DEVICE = "sk-data"  # the agent finds the disk as /dev/disk/by-id/google-sk-data
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"  # narrowed by the identity's roles
+
+
+@dataclass(frozen=True)
+class PoolsArgs:
+    settings: Settings
+    scripts: Scripts
+    bundle_sha256: str
+    network: Network
+    identity: Identity
+    storage: Storage
+    function: Function
+    placement: Placement
+    disks: Disks
+
+
+class Pools(pulumi.ComponentResource):
+    """``templates``: pool -> model -> self link. ``nodes``: name -> the static instance."""
+
+    def __init__(self, name: str, args: PoolsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("spotkeeper:gcp:Pools", name, None, opts)
+        self._args = args
+        # A machine that boots before it may read the bucket, or call the function, only waits: but it bills.
+        self._opts = pulumi.ResourceOptions(
+            parent=self, depends_on=[args.storage.bundle, *args.storage.access, *args.function.access]
+        )
+        spot = [pool for pool in args.settings.pools if pool.kind == "spot"]
+        static = [pool for pool in args.settings.pools if pool.kind == "static"]
+        self.templates = {
+            pool.name: {model: self._template(pool, model).self_link for model in models(pool)} for pool in spot
+        }
+        self.nodes = {
+            naming.node(args.settings.stack, pool.name, index): self._node(pool, index)
+            for pool in static
+            for index in range(pool.size)
+        }
+        self.register_outputs({})
+
+    def _template(self, pool: Pool, model: str) -> gcp.compute.RegionInstanceTemplate:
+        settings = self._args.settings
+        labels = naming.labels(settings.labels, settings.stack, pool.name)
+        return gcp.compute.RegionInstanceTemplate(
+            naming.template(settings.stack, pool.name, model),
+            region=settings.region,
+            machine_type=pool.machine.type,
+            scheduling=scheduling(pool, model, settings.limits.max_run_s()),
+            guest_accelerators=[
+                gcp.compute.RegionInstanceTemplateGuestAcceleratorArgs(type=kind, count=count)
+                for kind, count in accelerators(pool)
+            ],
+            disks=[
+                gcp.compute.RegionInstanceTemplateDiskArgs(
+                    boot=True,
+                    auto_delete=True,
+                    device_name="boot",
+                    source_image=settings.image,
+                    disk_size_gb=pool.boot_disk.size_gb,
+                    disk_type=pool.boot_disk.type,
+                    labels=labels,
+                )
+            ],
+            network_interfaces=[
+                gcp.compute.RegionInstanceTemplateNetworkInterfaceArgs(
+                    subnetwork=self._args.network.subnetwork,
+                    access_configs=[gcp.compute.RegionInstanceTemplateNetworkInterfaceAccessConfigArgs()]
+                    if settings.network.public_ip
+                    else [],
+                )
+            ],
+            service_account=gcp.compute.RegionInstanceTemplateServiceAccountArgs(
+                email=self._args.identity.node.email, scopes=[SCOPE]
+            ),
+            shielded_instance_config=gcp.compute.RegionInstanceTemplateShieldedInstanceConfigArgs(
+                enable_vtpm=True, enable_integrity_monitoring=True
+            ),
+            labels=labels,
+            tags=[naming.stack(settings.stack)],
+            metadata=self._metadata(pool),
+            opts=self._opts,
+        )
+
+    def _node(self, pool: Pool, index: int) -> gcp.compute.Instance:
+        """Not made from a template: a new agent must not replace the floor, only restart it."""
+        settings = self._args.settings
+        called = naming.node(settings.stack, pool.name, index)
+        labels = naming.labels(settings.labels, settings.stack, pool.name)
+        zone = pool.node_zone(index)
+        return gcp.compute.Instance(
+            called,
+            name=called,
+            zone=zone,
+            machine_type=pool.machine.type,
+            allow_stopping_for_update=True,
+            scheduling=gcp.compute.InstanceSchedulingArgs(
+                provisioning_model="STANDARD",
+                automatic_restart=True,
+                on_host_maintenance=on_host_maintenance(pool),
+            ),
+            guest_accelerators=[
+                gcp.compute.InstanceGuestAcceleratorArgs(type=kind, count=count) for kind, count in accelerators(pool)
+            ],
+            boot_disk=gcp.compute.InstanceBootDiskArgs(
+                auto_delete=True,
+                device_name="boot",
+                initialize_params=gcp.compute.InstanceBootDiskInitializeParamsArgs(
+                    image=settings.image, size=pool.boot_disk.size_gb, type=pool.boot_disk.type, labels=labels
+                ),
+            ),
+            attached_disks=[
+                gcp.compute.InstanceAttachedDiskArgs(
+                    source=self._args.disks.links[called], device_name=DATA_DEVICE, mode="READ_WRITE"
+                )
+            ],
+            network_interfaces=[
+                gcp.compute.InstanceNetworkInterfaceArgs(
+                    subnetwork=self._args.network.subnetwork,
+                    access_configs=[gcp.compute.InstanceNetworkInterfaceAccessConfigArgs()]
+                    if settings.network.public_ip
+                    else [],
+                )
+            ],
+            service_account=gcp.compute.InstanceServiceAccountArgs(
+                email=self._args.identity.node.email, scopes=[SCOPE]
+            ),
+            shielded_instance_config=gcp.compute.InstanceShieldedInstanceConfigArgs(
+                enable_vtpm=True, enable_integrity_monitoring=True
+            ),
+            resource_policies=self._args.placement.policies.get(pool.name, {}).get(zone),
+            labels=labels,
+            tags=[naming.stack(settings.stack)],
+            metadata=self._metadata(pool),
+            opts=self._opts,
+        )
+
+    def _metadata(self, pool: Pool) -> dict[str, pulumi.Input[str]]:
+        """Constants of the stack; what a job says never travels here."""
+        args = self._args
+        return {
+            "enable-oslogin": "TRUE",
+            "shutdown-script": args.scripts.shutdown,
+            "sk-bucket": args.storage.bucket.name,
+            "sk-bundle": args.bundle_sha256,
+            "sk-function": args.function.url,
+            "sk-notice-s": str(pool.notice_seconds()),
+            "sk-stack": args.settings.stack,
+            "sk-storage": args.settings.endpoints.storage,
+            "startup-script": args.scripts.startup,
+        }
+
+
+def models(pool: Pool) -> tuple[str, ...]:
+    return ("spot", "on-demand") if pool.on_demand_nodes() else ("spot",)
+
+
+def accelerators(pool: Pool) -> list[tuple[str, int]]:
+    """Those that are added; what a machine type brings is not named."""
+    added = pool.machine.accelerator
+    return [(added.type, added.count)] if added else []
+
+
+def on_host_maintenance(pool: Pool) -> str:
+    """A machine with accelerators cannot move while it runs."""
+    return "TERMINATE" if pool.machine.has_accelerator() else "MIGRATE"
+
+
+def scheduling(pool: Pool, model: str, max_run_s: int | None) -> gcp.compute.RegionInstanceTemplateSchedulingArgs:
+    """How a machine is bought. For spot, five fields go together: Compute Engine refuses any four of them."""
+    if model == "on-demand":
+        return gcp.compute.RegionInstanceTemplateSchedulingArgs(
+            provisioning_model="STANDARD", automatic_restart=False, on_host_maintenance=on_host_maintenance(pool)
+        )
+    duration = gcp.compute.RegionInstanceTemplateSchedulingMaxRunDurationArgs(seconds=max_run_s) if max_run_s else None
+    notice = gcp.compute.RegionInstanceTemplateSchedulingPreemptionNoticeDurationArgs(seconds=pool.notice_seconds())
+    return gcp.compute.RegionInstanceTemplateSchedulingArgs(
+        provisioning_model="SPOT",
+        preemptible=True,
+        automatic_restart=False,
+        on_host_maintenance="TERMINATE",
+        instance_termination_action="DELETE",
+        max_run_duration=duration,
+        preemption_notice_duration=notice if pool.notice_seconds() else None,
+    )
+
+
+def pool_states(settings: Settings, pools: Pools, placement: Placement) -> pulumi.Output[list[PoolState]]:
+    """The pools as reconcile reads them."""
+    links = pulumi.Output.all(templates=pools.templates, placement=placement.policies)
+    return links.apply(
+        lambda v: [
+            pool_state(settings, pool, v["templates"].get(pool.name, {}), v["placement"].get(pool.name, {}))
+            for pool in settings.pools
+        ]
+    )
+
+
+def pool_state(settings: Settings, pool: Pool, templates: dict[str, str], placement: dict[str, str]) -> PoolState:
+    nodes = [] if pool.kind == "spot" else [
+        StaticNode(naming.node(settings.stack, pool.name, i), pool.node_zone(i)) for i in range(pool.size)
+    ]  # fmt: skip
+    return PoolState(
+        name=pool.name,
+        kind=pool.kind,
+        machine_type=pool.machine.type,
+        zones=pool.zones,
+        nproc=pool.machine.processes(),
+        max_nodes=pool.size,
+        max_on_demand=pool.on_demand_nodes(),
+        disk_gb=pool.disk.size_gb,
+        disk_type=pool.disk.type,
+        prices={zone: price for zone in pool.zones if (price := pool.price(zone))},
+        templates=templates,
+        placement=placement,
+        nodes=tuple(nodes),
+    )
+
+
+def publish_state(
+    settings: Settings,
+    storage: Storage,
+    function: Function,
+    identity: Identity,
+    bundle: Archive,
+    pools: pulumi.Output[list[PoolState]],
+) -> gcp.storage.BucketObject:
+    """Write ``stack/pools.json``: what the function reads on every tick."""
+
+    def document(values: tuple[list[PoolState], str, str]) -> str:
+        states, url, email = values
+        state = StackState(
+            stack=settings.stack,
+            cloud="gcp",
+            project=settings.project,
+            region=settings.region,
+            bucket=settings.bucket_name(),
+            pools=tuple(states),
+            function_url=url,
+            node_identity=email,
+            bundle_sha256=bundle.sha256,
+            lease_minutes=settings.limits.lease_minutes,
+            boot_deadline_s=settings.limits.boot_deadline_s,
+            max_run_s=settings.limits.max_run_s(),
+        )
+        return msgspec.json.format(msgspec.json.encode(state)).decode()
+
+    return gcp.storage.BucketObject(
+        "pools",
+        bucket=storage.bucket.name,
+        name=POOLS_OBJECT,
+        content=pulumi.Output.all(pools, function.url, identity.node.email).apply(
+            lambda v: document((v[0], v[1], v[2]))
+        ),
+        content_type="application/json",
+        opts=pulumi.ResourceOptions(parent=storage),
+    )

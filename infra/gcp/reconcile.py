@@ -1,0 +1,236 @@
+"""The function that keeps the fleet, what calls it, and the drain that ends it.
+
+Three ways lead to a round: an agent's report, the schedule, and the cloud's own
+preemption event (log sink -> topic -> push). The function's name is fixed, because its
+address is in every template.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pulumi
+import pulumi_gcp as gcp
+
+from infra import naming
+from infra.drain import Drain, DrainArgs
+from infra.gcp.identity import Identity
+from infra.gcp.storage import Storage
+from infra.settings import Endpoints, Settings
+
+PREEMPTED = 'protoPayload.methodName="compute.instances.preempted"'
+_GOOGLE = Endpoints()
+
+
+class HasParts(Protocol):
+    """A component, by the resources it is made of."""
+
+    parts: list[pulumi.Resource]
+
+
+@dataclass(frozen=True)
+class FunctionArgs:
+    settings: Settings
+    storage: Storage
+    identity: Identity
+
+
+class Function(pulumi.ComponentResource):
+    """``url``: where agents report. ``access``: who may call it."""
+
+    def __init__(self, name: str, args: FunctionArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("spotkeeper:gcp:Function", name, None, opts)
+        settings = args.settings
+        self._child = pulumi.ResourceOptions(parent=self)
+        self.function = gcp.cloudfunctionsv2.Function(
+            "function",
+            name=naming.stack(settings.stack),
+            location=settings.region,
+            description="Spotkeeper reconcile: one round for each job, by schedule, report and event",
+            build_config=gcp.cloudfunctionsv2.FunctionBuildConfigArgs(
+                runtime=settings.reconcile.runtime,
+                entry_point="main",
+                service_account=args.identity.build.id,  # the default build identity has too few roles
+                source=gcp.cloudfunctionsv2.FunctionBuildConfigSourceArgs(
+                    storage_source=gcp.cloudfunctionsv2.FunctionBuildConfigSourceStorageSourceArgs(
+                        bucket=args.storage.bucket.name, object=args.storage.source.name
+                    )
+                ),
+            ),
+            service_config=gcp.cloudfunctionsv2.FunctionServiceConfigArgs(
+                available_memory=f"{settings.reconcile.memory_mb}M",
+                timeout_seconds=settings.reconcile.timeout_s,
+                max_instance_count=10,  # reports of a mass preemption; rounds themselves take turns by lease
+                max_instance_request_concurrency=1,
+                ingress_settings="ALLOW_ALL",  # guarded by identity, so that an operator's laptop can poke
+                service_account_email=args.identity.function.email,
+                environment_variables=args.identity.clock.email.apply(lambda email: environment(settings, email)),
+            ),
+            labels=naming.labels(settings.labels, settings.stack),
+            # Built by its account, run by its rights: both must be there first.
+            opts=pulumi.ResourceOptions.merge(
+                self._child, pulumi.ResourceOptions(depends_on=[*args.identity.bindings, *args.storage.access])
+            ),
+        )
+        self.url = self.function.url
+        self.access = [
+            self._invoker("node", args.identity.node.member),
+            self._invoker("clock", args.identity.clock.member),
+            *(self._invoker(f"person-{i}", member) for i, member in enumerate(settings.reconcile.invokers)),
+        ]
+        self.parts: list[pulumi.Resource] = [self.function, *self.access]
+        self.register_outputs({"url": self.url})
+
+    def _invoker(self, name: str, member: pulumi.Input[str]) -> gcp.cloudrunv2.ServiceIamMember:
+        """On the Run service: the function's own invoker role does not admit direct calls."""
+        return gcp.cloudrunv2.ServiceIamMember(
+            f"call-{name}",
+            name=self.function.name,
+            location=self.function.location,
+            role="roles/run.invoker",
+            member=member,
+            opts=self._child,
+        )
+
+
+def function_url(settings: Settings) -> str:
+    """The function's address before it exists: the form that Cloud Functions promises."""
+    known = f"https://{settings.region}-{settings.project}.cloudfunctions.net/{naming.stack(settings.stack)}"
+    return settings.endpoints.function or known
+
+
+def environment(settings: Settings, clock_email: str) -> dict[str, str]:
+    """The function's settings (`docs/design.md`); what only another cloud needs is left out."""
+    people = [member.partition(":")[2] for member in settings.reconcile.invokers]
+    values = {
+        "SPOTKEEPER_STACK": settings.stack,
+        "SPOTKEEPER_BUCKET": f"gs://{settings.bucket_name()}",
+        "SPOTKEEPER_AUDIENCE": function_url(settings),
+        "SPOTKEEPER_INVOKERS": ",".join([clock_email, *people]),
+    }
+    elsewhere = {
+        "SPOTKEEPER_COMPUTE_ENDPOINT": settings.endpoints.compute if settings.endpoints.compute != _GOOGLE.compute else "",
+        "SPOTKEEPER_JWKS": settings.endpoints.jwks,
+        "SPOTKEEPER_ISSUER": settings.endpoints.issuer,
+    }
+    return values | {name: value for name, value in elsewhere.items() if value}
+
+
+@dataclass(frozen=True)
+class DrainedArgs:
+    """``stands_on``: components that must outlive the machines of reconcile."""
+
+    settings: Settings
+    storage: Storage
+    descriptor: pulumi.Resource
+    stands_on: Sequence[HasParts]
+
+
+class Drained(pulumi.ComponentResource):
+    """``drain``: deleted before anything that a dynamic machine stands on."""
+
+    def __init__(self, name: str, args: DrainedArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("spotkeeper:gcp:Drained", name, None, opts)
+        settings = args.settings
+        needed = [part for component in args.stands_on for part in component.parts]
+        self.drain = Drain(
+            "drain",
+            DrainArgs(
+                stack=settings.stack,
+                project=settings.project,
+                zones=settings.zones,
+                bucket=args.storage.bucket.name,
+                compute=settings.endpoints.compute,
+                storage=settings.endpoints.storage,
+            ),
+            pulumi.ResourceOptions(parent=self, depends_on=[args.descriptor, *needed]),
+        )
+        self.register_outputs({})
+
+
+@dataclass(frozen=True)
+class TriggersArgs:
+    settings: Settings
+    function: Function
+    identity: Identity
+    drained: Drained
+
+
+class Triggers(pulumi.ComponentResource):
+    """Schedule and preemption route. They go before the drain: a live schedule would refill what it empties."""
+
+    def __init__(self, name: str, args: TriggersArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("spotkeeper:gcp:Triggers", name, None, opts)
+        self._args = args
+        self._called = naming.stack(args.settings.stack)
+        self._last = pulumi.ResourceOptions(parent=self, depends_on=[args.drained.drain])
+        self.tick = self._schedule()
+        self.push = self._preemption_route()
+        self.register_outputs({})
+
+    def _schedule(self) -> gcp.cloudscheduler.Job:
+        settings = self._args.settings
+        minutes = settings.reconcile.tick_minutes
+        return gcp.cloudscheduler.Job(
+            "tick",
+            name=self._called,
+            region=settings.region,
+            schedule="* * * * *" if minutes == 1 else "0 * * * *" if minutes == 60 else f"*/{minutes} * * * *",
+            time_zone="Etc/UTC",
+            attempt_deadline=f"{min(settings.reconcile.timeout_s, 1800)}s",
+            retry_config=gcp.cloudscheduler.JobRetryConfigArgs(retry_count=0),  # the next tick is the retry
+            http_target=gcp.cloudscheduler.JobHttpTargetArgs(
+                uri=pulumi.Output.concat(self._args.function.url, "/v1/tick"),
+                http_method="POST",
+                headers={"Content-Type": "application/json"},
+                body=base64.b64encode(b"{}").decode(),
+                oidc_token=gcp.cloudscheduler.JobHttpTargetOidcTokenArgs(
+                    service_account_email=self._args.identity.clock.email, audience=self._args.function.url
+                ),
+            ),
+            opts=self._last,
+        )
+
+    def _preemption_route(self) -> gcp.pubsub.Subscription:
+        """A machine can vanish before its own scripts run: the provider's log is the witness."""
+        settings = self._args.settings
+        child = pulumi.ResourceOptions(parent=self)
+        labels = naming.labels(settings.labels, settings.stack)
+        topic = gcp.pubsub.Topic(
+            "preempted", name=f"{self._called}-preempted", labels=labels, message_retention_duration="3600s", opts=child
+        )
+        sink = gcp.logging.ProjectSink(
+            "preempted",
+            name=f"{self._called}-preempted",
+            destination=pulumi.Output.concat("pubsub.googleapis.com/", topic.id),
+            filter=f'{PREEMPTED} AND protoPayload.resourceName=~"/instances/{naming.machine_prefix(settings.stack)}"',
+            unique_writer_identity=True,
+            opts=child,
+        )
+        publisher = gcp.pubsub.TopicIAMMember(
+            "sink-publishes",
+            topic=topic.name,
+            role="roles/pubsub.publisher",
+            member=sink.writer_identity,
+            opts=child,
+        )
+        return gcp.pubsub.Subscription(
+            "push",
+            name=f"{self._called}-preempted",
+            topic=topic.name,
+            ack_deadline_seconds=60,
+            message_retention_duration="600s",  # an older loss has long been found by the tick
+            expiration_policy=gcp.pubsub.SubscriptionExpirationPolicyArgs(ttl=""),
+            retry_policy=gcp.pubsub.SubscriptionRetryPolicyArgs(minimum_backoff="5s", maximum_backoff="60s"),
+            push_config=gcp.pubsub.SubscriptionPushConfigArgs(
+                push_endpoint=pulumi.Output.concat(self._args.function.url, "/v1/event"),
+                oidc_token=gcp.pubsub.SubscriptionPushConfigOidcTokenArgs(
+                    service_account_email=self._args.identity.clock.email, audience=self._args.function.url
+                ),
+            ),
+            labels=labels,
+            opts=pulumi.ResourceOptions.merge(self._last, pulumi.ResourceOptions(depends_on=[publisher])),
+        )

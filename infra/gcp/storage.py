@@ -1,0 +1,103 @@
+"""The bucket, which is the stack's only state, and the objects that Pulumi writes into it.
+
+Pulumi writes three: the agent's bundle, the function's source, and ``stack/pools.json``
+(``pools.py``).
+Machines may read what they run and write logs and checkpoints, nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_gcp as gcp
+
+from infra import naming
+from infra.bundle import Archive
+from infra.gcp.identity import Identity
+from infra.protection import protection
+from infra.settings import Settings
+
+@dataclass(frozen=True)
+class Access:
+    """A right of machines inside the bucket; ``condition`` is about an object's name."""
+
+    key: str
+    role: str
+    condition: str
+
+
+def node_access(bucket: str) -> tuple[Access, ...]:
+    """What a machine may touch: its program, its job's source; and write its logs and checkpoints."""
+    objects = f"projects/_/buckets/{bucket}/objects"
+    return (
+        Access("bundles", "roles/storage.objectViewer", f'resource.name.startsWith("{objects}/bundles/")'),
+        Access("source", "roles/storage.objectViewer", f'resource.name.extract("{objects}/jobs/{{job}}/source/") != ""'),
+        Access("logs", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/logs/") != ""'),
+        Access("ckpt", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/ckpt/") != ""'),
+    )
+
+
+@dataclass(frozen=True)
+class StorageArgs:
+    settings: Settings
+    bundle: Archive
+    source: Archive
+    identity: Identity
+
+
+class Storage(pulumi.ComponentResource):
+    """``bucket``, ``bundle`` and ``source`` (objects)."""
+
+    def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("spotkeeper:gcp:Storage", name, None, opts)
+        self._child = pulumi.ResourceOptions(parent=self)
+        self.bucket = self._bucket(args.settings)
+        self.bundle = self._archive("bundle", f"bundles/{args.bundle.sha256}.tar", args.bundle)
+        self.source = self._archive("source", f"function/{args.source.sha256}.zip", args.source)
+        self.access: list[pulumi.Resource] = [
+            gcp.storage.BucketIAMMember(
+                f"node-{access.key}",
+                bucket=self.bucket.name,
+                role=access.role,
+                member=args.identity.node.member,
+                condition=gcp.storage.BucketIAMMemberConditionArgs(title=access.key, expression=access.condition),
+                opts=self._child,
+            )
+            for access in node_access(args.settings.bucket_name())
+        ]
+        self.access.append(
+            gcp.storage.BucketIAMMember(
+                "function-state",
+                bucket=self.bucket.name,
+                role="roles/storage.objectUser",
+                member=args.identity.function.member,
+                opts=self._child,
+            )
+        )
+        self.register_outputs({})
+
+    def _bucket(self, settings: Settings) -> gcp.storage.Bucket:
+        keep = settings.bucket.on_destroy
+        return gcp.storage.Bucket(
+            "bucket",
+            name=settings.bucket_name(),
+            location=(settings.bucket.location or settings.region).upper(),
+            uniform_bucket_level_access=True,
+            public_access_prevention="enforced",
+            force_destroy=keep == "delete",
+            # Records are rewritten all day: soft delete would bill every version of them for a week.
+            soft_delete_policy=gcp.storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=0),
+            labels=naming.labels(settings.labels, settings.stack),
+            opts=pulumi.ResourceOptions.merge(self._child, protection(keep)),
+        )
+
+    def _archive(self, name: str, key: str, archive: Archive) -> gcp.storage.BucketObject:
+        return gcp.storage.BucketObject(
+            name,
+            bucket=self.bucket.name,
+            name=key,
+            source=pulumi.FileAsset(str(archive.path)),
+            content_type="application/octet-stream",
+            opts=self._child,
+        )
