@@ -1,0 +1,67 @@
+"""decide(): one snapshot in, one pass out. Pure: no I/O, no clock, no randomness.
+
+A pass asks for exactly one of: a new allocation document, a new record, or calls made from the record that
+was read. The rooms run in the order of the protocol; each is one concern:
+
+``asks`` what users want · ``slots`` a rank's cur and next, losses · ``exits`` success, crash, roll call ·
+``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone · ``grants`` intents and
+the allocation · ``generation`` membership · ``calls`` what is asked of the cloud · ``ended`` the way out.
+
+The nine rules live where they bind: 1 in ``round`` (every write is a CAS), 2 ``slots.admit``, 3 ``round`` and
+``sweep`` (the order of reading), 4 to 6 ``calls`` and ``View.vm``, 7 ``View.stillborn``, 8 ``grants._intent``
+and ``calls._insert``, 9 ``ended`` and ``sweep``.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.decide import asks, calls, ended, exits, generation, grants, moves, needs, slots
+from spotkeeper.reconcile.decide.draft import Decision, Draft
+from spotkeeper.reconcile.decide.seen import Seen, Times, View
+from spotkeeper.spec.record import Phase, Record
+
+__all__ = ["Decision", "Draft", "Seen", "Times", "View", "decide"]
+
+
+def decide(record: Record, seen: Seen) -> Decision:
+    """What one pass over this snapshot does.
+
+    ``seen`` must have been read in this order: record, facts, allocation, listing. The new record has
+    ``ver + 1``; its nonce is the writer's to set.
+    """
+    draft = Draft(record, seen)
+    _rooms(draft)
+    if draft.hard:
+        return _write(draft)
+    allocation, gone = grants.plan(draft)
+    if allocation is not None:
+        return Decision(grants=allocation, noted=gone)
+    if draft.record is not draft.before:
+        return _write(draft)
+    actions = calls.plan(draft)
+    return Decision(actions=actions, stale=calls.stale(draft), due=calls.due(draft, actions))
+
+
+def _rooms(draft: Draft) -> None:
+    asks.step(draft)
+    asks.healed(draft)
+    if draft.record.phase is Phase.RUN:
+        _running(draft)
+    if draft.record.phase in (Phase.END, Phase.DONE):
+        ended.step(draft)
+    elif not draft.hard:
+        grants.burn(draft)
+
+
+def _running(draft: Draft) -> None:
+    exits.step(draft)
+    for step in (slots.step, asks.paused, moves.step, needs.step, grants.step, generation.step):
+        if draft.record.phase is not Phase.RUN:
+            return
+        step(draft)
+
+
+def _write(draft: Draft) -> Decision:
+    record = replace(draft.record, ver=draft.before.ver + 1, outbox=tuple(draft.entries))
+    return Decision(record=record)

@@ -1,0 +1,118 @@
+"""What users ask for: cancel, pause, resume, move, swap, resize. Only reconcile writes the record.
+
+Every ask is taken in exactly once (its id goes into ``asks_done`` in the same write) and leaves an entry
+in the ledger; a refused one says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spotkeeper.reconcile.decide import moves
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.spec.job import Ask, AskKind
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Model, Outcome, Phase, SlotState
+
+KEPT_ASKS = 64
+
+
+def step(draft: Draft) -> None:
+    for ask in draft.seen.asks:
+        if ask.id in draft.record.asks_done:
+            continue
+        refused = _take(draft, ask)
+        draft.set(asks_done=(*draft.record.asks_done, ask.id)[-KEPT_ASKS:])
+        draft.log(
+            Event.ASK,
+            ask.id,
+            rank=ask.rank,
+            cause=ask.kind.value,
+            detail=f"refused: {refused}" if refused else f"by {ask.by}" if ask.by else "",
+        )
+        if draft.record.phase in (Phase.END, Phase.DONE):
+            return
+
+
+def _take(draft: Draft, ask: Ask) -> str:
+    """Do it, or say in one line why not."""
+    if draft.record.phase in (Phase.END, Phase.DONE):
+        return "the job has ended"
+    return _TAKERS[ask.kind](draft, ask)
+
+
+def _cancel(draft: Draft, ask: Ask) -> str:
+    draft.end(Outcome.CANCELLED, f"cancelled by {ask.by}" if ask.by else "cancelled")
+    return ""
+
+
+def _resize(draft: Draft, ask: Ask) -> str:
+    return "a job's size is fixed by nodes: {min, max} in its job file"
+
+
+def _move(draft: Draft, ask: Ask) -> str:
+    return moves.ask(draft, ask.zone)
+
+
+def _pause(draft: Draft, ask: Ask) -> str:
+    if draft.record.phase is Phase.HOLD:
+        return "it is on hold already"
+    reason = f"paused by {ask.by}" if ask.by else "paused"
+    if not draft.members():
+        draft.hold(reason, until=None)
+        return ""
+    draft.set(pause=reason)
+    draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "pause")
+    return ""
+
+
+def _resume(draft: Draft, ask: Ask) -> str:
+    if draft.record.pause:
+        draft.set(pause="")
+        return ""
+    if draft.record.phase is not Phase.HOLD:
+        return "it is not on hold"
+    release(draft, "resume")
+    return ""
+
+
+def release(draft: Draft, cause: str) -> None:
+    """HOLD -> RUN."""
+    draft.set(phase=Phase.RUN, reason="", hold_until=None)
+    draft.log(Event.RESUME, f"v{draft.record.ver + 1}", cause=cause)
+
+
+def healed(draft: Draft) -> None:
+    """A hold with a time on it ends by itself (L5: HOLD is left after its cause is gone)."""
+    until = draft.record.hold_until
+    if draft.record.phase is Phase.HOLD and until is not None and draft.now >= until:
+        release(draft, "trying again")
+
+
+def _swap(draft: Draft, ask: Ask) -> str:
+    if ask.rank is None or not 0 <= ask.rank < len(draft.ranks):
+        return f"rank {ask.rank} is not one of 0..{len(draft.ranks) - 1}"
+    cur = draft.ranks[ask.rank].cur
+    if cur is None or cur.state is not SlotState.MEMBER:
+        return f"rank {ask.rank} is being replaced already"
+    if cur.model is Model.STATIC:
+        return f"rank {ask.rank} is a static node, with its data on its own disk"
+    if draft.ranks[ask.rank].wish is None:
+        draft.put(ask.rank, wish="user")
+    return ""
+
+
+def paused(draft: Draft) -> None:
+    """A pause that was asked for becomes a hold once the members have saved and stopped."""
+    if draft.record.pause and draft.record.phase is Phase.RUN and draft.halted():
+        draft.hold(draft.record.pause, until=None)
+
+
+_TAKERS: dict[AskKind, Callable[[Draft, Ask], str]] = {
+    AskKind.CANCEL: _cancel,
+    AskKind.PAUSE: _pause,
+    AskKind.RESUME: _resume,
+    AskKind.RESIZE: _resize,
+    AskKind.MOVE: _move,
+    AskKind.SWAP: _swap,
+}

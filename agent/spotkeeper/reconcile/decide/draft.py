@@ -1,0 +1,190 @@
+"""A record being changed within one pass, and the few changes that several rooms make alike.
+
+Local mutation only: a draft is made from a record and a snapshot, and ends as a plain
+:class:`Decision`. Every change of a slot goes through here, so that counters only rise in one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.decide.seen import Seen, View
+from spotkeeper.spec.cloud import Action
+from spotkeeper.spec.facts import Fact
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Alloc, Grant, Model, Outcome, Phase, Rank, Record, Slot, SlotState
+
+KEPT_LOSSES = 32  # loss times kept in the record, for select()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one pass asks for: at most one of a new allocation, a new record, or calls.
+
+    ``noted`` entries are true whatever becomes of the write and are written before it;
+    those of a record change travel in its ``outbox``. ``stale`` facts may be dropped.
+    ``due``: when time alone would change the decision, virtual unix seconds.
+    """
+
+    record: Record | None = None
+    grants: Alloc | None = None
+    actions: tuple[Action, ...] = ()
+    noted: tuple[Entry, ...] = ()
+    stale: tuple[Fact, ...] = ()
+    due: float | None = None
+
+    @property
+    def quiet(self) -> bool:
+        return self.record is None and self.grants is None and not self.actions
+
+
+class Draft:
+    """The record of one pass. ``hard``: something must be written before any grant is asked for."""
+
+    def __init__(self, record: Record, seen: Seen) -> None:
+        self.before = record
+        self.record = record
+        self.seen = seen
+        self.view = View(record, seen)
+        self.times = seen.times
+        self.now = seen.now
+        self.hard = False
+        self.entries: list[Entry] = []
+        self.wanted: list[Grant] = []
+
+    # -- writing
+
+    def set(self, **changes: Any) -> None:
+        self.record = replace(self.record, **changes)
+        self.hard = True
+
+    def put(self, index: int, soft: bool = False, **changes: Any) -> None:
+        """Change one rank. A soft change (a notice taken down) waits for the grants it leads to."""
+        ranks = list(self.record.ranks)
+        ranks[index] = replace(ranks[index], **changes)
+        self.record = replace(self.record, ranks=tuple(ranks))
+        self.hard = self.hard or not soft
+
+    def install(self, index: int, which: str, slot: Slot) -> None:
+        """Set ``cur`` or ``next`` of a rank."""
+        if which == "cur":
+            self.put(index, cur=slot)
+        else:
+            self.put(index, next=slot)
+
+    def put_slot(self, index: int, which: str, soft: bool = False, **changes: Any) -> None:
+        slot = getattr(self.record.ranks[index], which)
+        self.put(index, soft=soft, **{which: replace(slot, **changes)})
+
+    def log(self, event: Event, key: str, *, rank: int | None = None, slot: Slot | None = None, **more: Any) -> None:
+        """A ledger entry of this change. ``key`` makes its id, the same however often the pass is repeated."""
+        self.entries.append(
+            Entry(
+                at=self.now,
+                id=f"{event.value}.{key}",
+                event=event,
+                gen=self.record.gen,
+                rank=rank,
+                attempt=slot.attempt if slot else None,
+                pool=slot.pool if slot else None,
+                zone=slot.zone if slot else None,
+                model=slot.model if slot else None,
+                **more,
+            )
+        )
+
+    # -- reading
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        return self.record.ranks
+
+    def members(self) -> list[tuple[int, Slot]]:
+        """Ranks of the newest generation whose machine still is the one that was in it."""
+        out = []
+        for index in self.record.members:
+            slot = self.ranks[index].cur if index < len(self.ranks) else None
+            if slot is not None and slot.state is SlotState.MEMBER:
+                out.append((index, slot))
+        return out
+
+    def save_s(self) -> float:
+        return self.times.save_s if self.seen.save_s is None else self.seen.save_s
+
+    # -- changes that several rooms make
+
+    def halt(self, deadline: float, cause: str) -> None:
+        """Members save and stop by then. An earlier deadline wins; a stop stays set while any rank waits."""
+        record = self.record
+        if record.gen == 0:
+            return
+        if record.stop:
+            if record.stop_deadline is None or deadline < record.stop_deadline:
+                self.set(stop_deadline=deadline)
+            return
+        self.set(stop=True, stop_since=self.now, stop_deadline=deadline, roll=None)
+        self.log(Event.STOP, f"g{record.gen}", cause=cause)
+
+    def halted(self) -> bool:
+        """Every member has stopped after its save, or had its time."""
+        record = self.record
+        if record.gen == 0 or record.stop_deadline is None or self.now >= record.stop_deadline:
+            return True
+        return all(self.view.ended(index, slot, record.gen) for index, slot in self.members())
+
+    def vacate(self, index: int, cause: str) -> None:
+        """Supersede cur (rule 5: the deletion comes later, from the record)."""
+        self.put(index, cur=None, cause=cause, vacant_since=self.now)
+
+    def promote(self, index: int, cause: str) -> None:
+        """One CAS: next becomes cur in the state it is in; the need is met."""
+        following = self.ranks[index].next
+        assert following is not None
+        state = SlotState.INTENT if following.state is SlotState.INTENT else SlotState.ADMITTED
+        since = following.since if state is SlotState.INTENT else self.now
+        slot = replace(following, state=state, since=since, cause=cause)
+        self.put(index, cur=slot, next=None, wish=None, refused=())
+        self.log(Event.PROMOTED, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=cause)
+
+    def end(self, outcome: Outcome, reason: str) -> None:
+        """The outcome is known: everything is superseded in the same write."""
+        ranks = tuple(replace(rank, cur=None, next=None, wish=None, copy=None) for rank in self.ranks)
+        self.set(
+            phase=Phase.END, outcome=outcome, reason=reason, ranks=ranks, stop=False, roll=None, move=None, pause=""
+        )
+        self.log(Event.END, "job", cause=outcome.value, detail=reason)
+
+    def hold(self, reason: str, until: float | None) -> None:
+        """Machines are given up, disks are kept."""
+        ranks = tuple(
+            replace(rank, cur=None, next=None, wish=None, refused=(), cause="hold", vacant_since=self.now)
+            for rank in self.ranks
+        )
+        holds = self.record.holds + 1
+        self.set(phase=Phase.HOLD, reason=reason, ranks=ranks, roll=None, pause="", hold_until=until, holds=holds)
+        if self.record.gen:
+            self.set(stop=True, stop_deadline=self.now)
+        self.log(Event.HOLD, f"v{self.record.ver + 1}", detail=reason)
+
+    def count_loss(self, index: int, slot: Slot) -> None:
+        """Preemptions never consume the crash budget; they tell select() how rough the market is."""
+        budget = self.record.budget
+        if slot.model is not Model.SPOT:
+            return
+        short = budget.short_lives + 1 if self.now - slot.since < self.times.short_life_s else 0
+        times = (*budget.loss_times, self.now)[-KEPT_LOSSES:]
+        changed = replace(budget, preemptions=budget.preemptions + 1, loss_times=times, short_lives=short)
+        self.set(budget=changed)
+        recent = sum(1 for at in times if self.now - at <= self.times.window_s)
+        if recent >= self.times.losses + len(self.ranks) or short >= self.times.short_lives:
+            self.bout("too many losses" if short < self.times.short_lives else "lives too short")
+
+    def bout(self, cause: str) -> None:
+        """On-demand for a while: a bout, not a verdict."""
+        if self.record.bout_until > self.now:
+            return
+        self.set(bout_until=self.now + self.times.bout_s)
+        self.log(Event.BOUT, f"v{self.record.ver + 1}", cause=cause)

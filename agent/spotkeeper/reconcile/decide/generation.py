@@ -1,0 +1,136 @@
+"""One CAS makes all ranks members of generation + 1, once each is admitted and its disk condition is met.
+
+Replicated state: a member may train without its disk if another member of the new generation holds the
+newest commit on an attached one. Sharded state, and a gang of which nobody holds it, wait for the disks.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.needs import needed
+from spotkeeper.reconcile.decide.seen import admitted
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Rank, Slot, SlotState
+
+
+def step(draft: Draft) -> None:
+    record = draft.record
+    if record.move is not None or record.pause or record.roll is not None:
+        return
+    if record.gen and not record.stop:
+        _grow(draft)
+        return
+    if not draft.halted():
+        return
+    ready = [index for index, rank in enumerate(draft.ranks) if _ready(draft, index, rank)]
+    if not ready or not (len(ready) == len(draft.ranks) or _smaller(draft, ready)):
+        return
+    if _disks(draft, ready):
+        _publish(draft, ready)
+
+
+def _ready(draft: Draft, index: int, rank: Rank) -> bool:
+    """Admitted, there, and not about to go. A notice that outlived its deadline blocks nobody."""
+    if rank.cur is None or not admitted(rank.cur):
+        return False
+    doomed = rank.cur.notice is not None and draft.now < rank.cur.notice + draft.times.stop_s
+    return not doomed and not draft.view.gone(index, rank.cur)
+
+
+def _smaller(draft: Draft, ready: list[int]) -> bool:
+    """An elastic job goes on without ranks that found no machine for a while."""
+    spec = draft.seen.spec
+    if spec is None or not spec.checkpoint.replicated or len(ready) < spec.size().min:
+        return False
+    since = max(draft.record.stop_since, draft.record.created if not draft.record.gen else 0.0)
+    if draft.now < since + draft.times.shrink_s:
+        return False
+    return all(rank.cur is None for index, rank in enumerate(draft.ranks) if index not in ready)
+
+
+def _grow(draft: Draft) -> None:
+    """A rank that was left out is there again: save, stop, go on with it."""
+    record = draft.record
+    if len(draft.members()) < len(record.members) or any(needed(rank) for rank in draft.ranks):
+        return
+    for index, rank in enumerate(draft.ranks):
+        if index not in record.members and _ready(draft, index, rank) and rank.cur is not None:
+            draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "grow")
+            return
+
+
+def _disks(draft: Draft, ready: list[int]) -> bool:
+    slots = [(index, draft.ranks[index].cur) for index in ready]
+    attached = [(i, slot) for i, slot in slots if slot and draft.view.attached(i, draft.ranks[i].disk, slot)]
+    if len(attached) == len(ready):
+        return True
+    replicated = draft.seen.spec is None or draft.seen.spec.checkpoint.replicated
+    if not replicated or draft.record.gen == 0:
+        return False
+    return any(holds(draft, index, slot) for index, slot in attached)
+
+
+def holds(draft: Draft, index: int, slot: Slot) -> bool:
+    """Whether the newest commit is on this machine's disk, beyond doubt.
+
+    It was there when the generation began, or it was written since: then every member with a disk wrote it.
+    A disk that came back late holds an older one until the first commit of a generation that it is part of.
+    """
+    if not slot.disk or draft.view.said(index, slot, Kind.FULL, draft.record.gen):
+        return False
+    progress, gen = draft.seen.progress, draft.record.gen
+    if slot.holds or (progress is not None and progress.commit_gen == gen):
+        return True
+    held = draft.view.holds(index, slot)
+    return held is not None and held[0] == gen
+
+
+def _fresh(draft: Draft, ready: list[int]) -> set[int]:
+    """Ranks whose attached disk will hold the newest commit when generation + 1 begins."""
+    slots = [(index, draft.ranks[index].cur) for index in ready]
+    attached = [(i, slot) for i, slot in slots if slot and draft.view.attached(i, draft.ranks[i].disk, slot)]
+    if draft.record.gen == 0:
+        return {index for index, _ in attached}
+    sure = {index for index, slot in attached if holds(draft, index, slot)}
+    if sure or len(attached) < len(ready):
+        return sure
+    told = {index: held for index, slot in attached if (held := draft.view.holds(index, slot))}
+    return {index for index, held in told.items() if held == max(told.values())} if len(told) == len(ready) else set()
+
+
+def _publish(draft: Draft, ready: list[int]) -> None:
+    """generation + 1: the only place where MEMBER is written."""
+    record = draft.record
+    gen = record.gen + 1
+    ranks = list(draft.ranks)
+    fresh = _fresh(draft, ready)
+    cause = next((ranks[i].cur.cause for i in ready if _is_new(ranks[i])), None)  # type: ignore[union-attr]
+    for index, rank in enumerate(ranks):
+        if index not in ready or rank.cur is None:
+            ranks[index] = replace(rank, cur=replace(rank.cur, disk=False, holds=False)) if rank.cur else rank
+            continue
+        since = rank.cur.since if rank.cur.state is SlotState.MEMBER else draft.now
+        disk = draft.view.attached(index, rank.disk, rank.cur)
+        cur = replace(rank.cur, state=SlotState.MEMBER, since=since, disk=disk, holds=index in fresh)
+        ranks[index] = replace(rank, cur=cur, refused=())
+    draft.set(
+        gen=gen,
+        gen_since=draft.now,
+        members=tuple(ready),
+        ranks=tuple(ranks),
+        stop=False,
+        stop_deadline=None,
+        roll=None,
+        dry_since=None,
+        reason="",
+        holds=0,
+    )
+    crashed = record.budget.crashed_gen == record.gen and record.gen > 0
+    draft.log(Event.GENERATION, f"g{gen}", cause="crash" if crashed else cause or "start", detail=f"{len(ready)} nodes")
+
+
+def _is_new(rank: Rank) -> bool:
+    return rank.cur is not None and rank.cur.state is not SlotState.MEMBER

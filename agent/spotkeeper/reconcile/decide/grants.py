@@ -1,0 +1,291 @@
+"""Asking for machines: the grant first, then the intent with its number; what is not wanted is burnt.
+
+``fill`` is the only place where an intent is written. ``plan`` makes the next allocation document: grants
+that this pass wants, less those whose machine is gone or whose static node gave its word.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile import alloc
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.select import Choice, Need, select, static_offers
+from spotkeeper.spec.cloud import Offer, VmStatus
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Alloc, Grant, Model, Phase, Rank, Slot, SlotState
+
+
+def step(draft: Draft) -> None:
+    """Vacant ranks, the highest first: static nodes fill the highest ranks."""
+    if not draft.ranks and draft.seen.spec is not None:
+        draft.set(ranks=(Rank(),) * draft.seen.spec.size().max)
+    record = draft.record
+    if record.phase is not Phase.RUN or record.move is not None or record.pause or draft.seen.spec is None:
+        return
+    if any(rank.cur is None for rank in draft.ranks):
+        _zone(draft)
+        for index in reversed(range(len(draft.ranks))):
+            if draft.ranks[index].cur is None:
+                fill(draft, index, "cur")
+
+
+def burn(draft: Draft) -> None:
+    """A grant for top + 1 that nobody wants now: its number is burnt before it is released."""
+    for grant in draft.view.own_grants():
+        if grant.rank >= len(draft.ranks):
+            continue
+        rank = draft.ranks[grant.rank]
+        if grant.attempt > rank.top and grant not in draft.wanted:
+            draft.put(grant.rank, top=grant.attempt)
+
+
+def fill(draft: Draft, index: int, which: str) -> None:
+    """Write an intent for which a grant is there, or ask for the grant."""
+    if draft.seen.draining or draft.seen.spec is None:
+        return
+    rank = draft.ranks[index]
+    attempt = rank.top + 1
+    options = _options(draft, index, which)
+    grant = draft.view.grant(index, attempt)
+    if grant is not None:
+        found = next((offer for offer in options if alloc.resource(offer) == grant.resource), None)
+        if found is not None:
+            _intent(draft, index, which, attempt, found)
+            return
+        draft.put(index, top=attempt)  # no use for it any more
+        attempt += 1
+    held = [*draft.seen.alloc.grants, *draft.wanted]
+    for offer in options:
+        if alloc.room(held, draft.seen.stack, offer):
+            draft.wanted.append(Grant(draft.record.job, index, attempt, alloc.resource(offer), draft.now))
+            return
+    _waiting(draft, index, bool(options))
+
+
+def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) -> None:
+    """Zone, model, pool and disk are fixed here, before any call (rule 8)."""
+    rank = draft.ranks[index]
+    cause = _cause(rank, which)
+    slot = Slot(
+        attempt=attempt,
+        state=SlotState.INTENT,
+        pool=offer.pool,
+        zone=offer.zone,
+        model=offer.model,
+        since=draft.now,
+        node=offer.node,
+        cause=cause,
+    )
+    draft.put(index, top=attempt, zone=offer.zone)
+    draft.install(index, which, slot)
+    if offer.model is Model.ON_DEMAND and draft.seen.spec and draft.seen.spec.policy != "on-demand":
+        draft.bout("no spot in the zone")
+    key = f"r{index}.a{attempt}"
+    draft.log(Event.INTENT, key, rank=index, slot=slot, price=offer.price, cause=cause, detail=offer.node or "")
+
+
+def _cause(rank: Rank, which: str) -> str:
+    if which == "cur":
+        return rank.cause
+    if rank.cur is not None and rank.cur.notice is not None:
+        return "notice"
+    return "swap to spot" if rank.wish == "spot" else "swap"
+
+
+def _waiting(draft: Draft, index: int, capped: bool) -> None:
+    """Nothing to be had: say so, remember since when, and let cold offers thaw."""
+    rank = draft.ranks[index]
+    if rank.cur is not None:
+        return
+    if capped:
+        reason = "waiting: the stack's pools are at their caps"
+    else:
+        reason = f"waiting for capacity in {draft.record.zone or 'any zone'}"
+        if rank.refused and draft.now >= rank.refused_at + draft.times.cold_s:
+            draft.put(index, refused=())
+    if draft.record.reason != reason:
+        draft.set(reason=reason)
+        draft.log(Event.REFUSED, f"wait.v{draft.before.ver + 1}", rank=index, cause="stockout", detail=reason)
+    if not capped and draft.record.dry_since is None:
+        draft.set(dry_since=draft.now)
+
+
+# -- which offers
+
+
+def _options(draft: Draft, index: int, which: str) -> list[Offer]:
+    rank = draft.ranks[index]
+    if which == "cur":
+        return [*_static(draft), *(choice.offer for choice in choices(draft, rank, _home(draft, rank)))]
+    assert rank.cur is not None
+    models = (Model.SPOT,) if rank.wish == "spot" and rank.cur.notice is None else ()
+    return [choice.offer for choice in choices(draft, rank, rank.cur.zone, models)]
+
+
+def _home(draft: Draft, rank: Rank) -> str | None:
+    """The zone a rank is bound to: its gang's, or that of its own disk in a job that spreads."""
+    spec = draft.seen.spec
+    if spec is not None and spec.spread:
+        return rank.zone if draft.record.gen else None
+    return draft.record.zone
+
+
+def choices(draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...] = ()) -> tuple[Choice, ...]:
+    spec = draft.seen.spec
+    assert spec is not None
+    refused = rank.refused if draft.now < rank.refused_at + draft.times.cold_s else ()
+    need = Need(
+        now=draft.now,
+        zone=zone,
+        models=models,
+        refused=frozenset(refused),
+        bout=draft.now < draft.record.bout_until,
+        on_demand_left=_on_demand_left(draft),
+        market=draft.seen.market,
+        cold_s=draft.times.cold_s,
+        salt=draft.record.uid,
+    )
+    return select(spec, draft.seen.stack, need)
+
+
+def _on_demand_left(draft: Draft) -> int:
+    spec = draft.seen.spec
+    limit = spec.max_on_demand if spec and spec.max_on_demand is not None else 1_000_000
+    slots = [slot for rank in draft.ranks for slot in (rank.cur, rank.next) if slot is not None]
+    wanted = sum(grant.resource.endswith("/on-demand") for grant in draft.wanted)
+    return limit - wanted - sum(slot.model is Model.ON_DEMAND for slot in slots)
+
+
+def warm_spot(draft: Draft, index: int) -> bool:
+    """Whether a spot machine can be hoped for in the zone of this rank's machine."""
+    rank = draft.ranks[index]
+    if rank.cur is None or draft.seen.spec is None or draft.seen.draining:
+        return False
+    found = choices(draft, replace(rank, refused=()), rank.cur.zone, (Model.SPOT,))
+    cold = {(m.pool, m.zone) for m in draft.seen.market if _cold(draft, m.refused_at) and m.model is Model.SPOT}
+    return any((c.offer.pool, c.offer.zone) not in cold for c in found)
+
+
+def _cold(draft: Draft, refused_at: float) -> bool:
+    return refused_at > 0 and draft.now - refused_at < draft.times.cold_s
+
+
+def _static(draft: Draft) -> list[Offer]:
+    """Idle static nodes that are listed, running, and granted to nobody (or to this very attempt)."""
+    spec, view = draft.seen.spec, draft.view
+    assert spec is not None
+    zone = None if spec.spread else draft.record.zone
+    boots = {hello.node: hello.uid for hello in draft.seen.hellos}
+    out = []
+    for offer in static_offers(spec, draft.seen.stack, draft.seen.hellos, zone):
+        vm = view.nodes.get(offer.node or "")
+        if vm is not None and vm.status is VmStatus.RUNNING and boots.get(vm.name) == vm.uid:
+            out.append(offer)
+    return out
+
+
+# -- the gang's zone
+
+
+def _zone(draft: Draft) -> None:
+    """One zone for the gang, unless it spreads: a static node's, else that of the best offer.
+
+    Before the first generation there is no data: a zone that refused is left for the next one.
+    """
+    record, spec = draft.record, draft.seen.spec
+    assert spec is not None
+    if spec.spread:
+        return
+    pinned = any(rank.cur is not None and rank.cur.node for rank in draft.ranks)
+    if record.zone is not None and (record.gen or pinned or not _all_refused(draft)):
+        return
+    held = draft.seen.alloc.grants
+    nodes = [offer for offer in _static(draft) if alloc.room(held, draft.seen.stack, offer)]
+    if record.zone is None and nodes:
+        draft.set(zone=nodes[-1].zone)
+        return
+    zone = _best_zone(draft)
+    if zone is not None and zone != record.zone:
+        _settle(draft, zone)
+
+
+def _all_refused(draft: Draft) -> bool:
+    """Whether some vacant rank was refused every spot offer of the gang's zone lately."""
+    for rank in draft.ranks:
+        if rank.cur is None and rank.refused:
+            models = (Model.SPOT,) if _spot_somewhere(draft, rank) else ()
+            if not choices(draft, rank, draft.record.zone, models):
+                return True
+    return False
+
+
+def _spot_somewhere(draft: Draft, rank: Rank) -> bool:
+    spec = draft.seen.spec
+    return spec is not None and spec.policy != "on-demand" and bool(choices(draft, rank, None, (Model.SPOT,)))
+
+
+def _best_zone(draft: Draft) -> str | None:
+    """The zone of the best offer that no rank was refused."""
+    refused = tuple({key for rank in draft.ranks for key in rank.refused})
+    at = max((rank.refused_at for rank in draft.ranks), default=0.0)
+    probe = Rank(refused=refused, refused_at=at)
+    found = choices(draft, probe, None)
+    return found[0].offer.zone if found else None
+
+
+def _settle(draft: Draft, zone: str) -> None:
+    """The whole gang starts in this zone; machines and (blank) disks in another are given up, numbers burnt."""
+    moved = draft.record.zone is not None
+    draft.set(zone=zone)
+    if not moved:
+        return
+    for index, rank in enumerate(draft.ranks):
+        if rank.cur is not None and rank.cur.zone != zone:
+            draft.vacate(index, "stockout")
+        draft.put(index, disk=rank.disk_top + 1, disk_top=rank.disk_top + 1, cause="stockout")
+    draft.log(Event.MOVE, f"v{draft.before.ver + 1}", cause="stockout", detail=f"starting in {zone} instead")
+
+
+# -- the allocation document
+
+
+def plan(draft: Draft) -> tuple[Alloc | None, tuple[Entry, ...]]:
+    """The allocation after this pass, if it changes, and GONE for every machine whose slot is given back."""
+    drop = [grant for grant in draft.view.own_grants() if _over(draft, grant)]
+    if not drop and not draft.wanted:
+        return None, ()
+    entries = tuple(
+        Entry(
+            at=draft.now,
+            id=f"{Event.GONE.value}.r{grant.rank}.a{grant.attempt}",
+            event=Event.GONE,
+            gen=draft.record.gen,
+            rank=grant.rank,
+            attempt=grant.attempt,
+            pool=alloc.pool_of(grant),
+            detail=grant.resource,
+        )
+        for grant in drop
+    )
+    return alloc.change(draft.seen.alloc, draft.wanted, drop), entries
+
+
+def _over(draft: Draft, grant: Grant) -> bool:
+    """Its attempt is not live, and the machine is gone or the static node said so."""
+    live = [s.attempt for s in live_slots(draft.ranks, grant.rank)]
+    top = draft.ranks[grant.rank].top if grant.rank < len(draft.ranks) else grant.attempt
+    ended = draft.record.phase in (Phase.END, Phase.DONE)
+    if grant.attempt in live or (grant.attempt > top and not ended):
+        return False
+    facts = draft.view.facts.get((grant.rank, grant.attempt), ())
+    if alloc.node_of(grant) is not None:
+        return any(fact.kind is Kind.DROPPED for fact in facts)
+    return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))
+
+
+def live_slots(ranks: tuple[Rank, ...], index: int) -> list[Slot]:
+    if index >= len(ranks):
+        return []
+    return [slot for slot in (ranks[index].cur, ranks[index].next) if slot is not None]

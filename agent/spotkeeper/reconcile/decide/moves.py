@@ -1,0 +1,132 @@
+"""A zone move of the whole gang: stop, release, snapshot, new disks, new attempts.
+
+Wanted by a user, or when the zone has run dry for a time. The copy of a disk is made only when nobody
+holds the old one and both zones answered; numbers of disks are burnt also when a move is given up.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.decide import grants
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.seen import admitted
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Model, Move, Phase, Rank, SlotState
+
+
+def ask(draft: Draft, zone: str | None) -> str:
+    """Begin or cancel a move; why not, in one line, or ''."""
+    record = draft.record
+    if record.move is not None and zone in (None, record.zone):
+        cancel(draft)
+        return ""
+    why = _impossible(draft) or _wrong_zone(draft, zone)
+    if not why and zone is not None:
+        begin(draft, zone, "asked")
+    return why
+
+
+def _impossible(draft: Draft) -> str:
+    spec, record = draft.seen.spec, draft.record
+    if spec is None or spec.spread or record.zone is None:
+        return "only a gang in one zone can move"
+    if any(rank.cur is not None and rank.cur.model is Model.STATIC for rank in draft.ranks):
+        return "a static node pins the gang to its zone"
+    if record.phase is not Phase.RUN or record.pause:
+        return "the job is on hold"
+    return f"a move to {record.move.zone} is under way" if record.move is not None else ""
+
+
+def _wrong_zone(draft: Draft, zone: str | None) -> str:
+    zones = {z for pool in draft.seen.stack.pools if pool.kind == "spot" for z in pool.zones}
+    if zone not in zones:
+        return f"{zone} is not one of {', '.join(sorted(zones))}"
+    return f"the job is in {zone} already" if zone == draft.record.zone else ""
+
+
+def begin(draft: Draft, zone: str, cause: str) -> None:
+    ranks = tuple(replace(rank, next=None, wish=None) for rank in draft.ranks)
+    draft.set(move=Move(zone, draft.now), ranks=ranks, roll=None, dry_since=None)
+    draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "move")
+    draft.log(Event.MOVE, f"v{draft.before.ver + 1}", cause=cause, detail=f"{draft.record.zone} -> {zone}")
+
+
+def cancel(draft: Draft) -> None:
+    """Back to where the disks are: members that still are there go on in a new generation."""
+    ranks = tuple(replace(rank, copy=None) for rank in draft.ranks)
+    draft.set(move=None, ranks=ranks)
+    draft.log(Event.MOVE, f"cancel.v{draft.before.ver + 1}", cause="cancelled")
+
+
+def step(draft: Draft) -> None:
+    record = draft.record
+    if record.phase is not Phase.RUN or record.pause:
+        return
+    if record.move is None:
+        _dry(draft)
+        return
+    for index, rank in enumerate(draft.ranks):
+        if rank.cur is not None and _may_leave(draft, rank):
+            draft.vacate(index, "move")
+    if any(rank.cur is not None for rank in draft.ranks) or not _both_answered(draft):
+        return
+    for index, rank in enumerate(draft.ranks):
+        if rank.copy is None:
+            draft.put(index, copy=rank.disk_top + 1, disk_top=rank.disk_top + 1)
+    if all(copied(draft, index, rank) for index, rank in enumerate(draft.ranks)):
+        _arrive(draft)
+
+
+def _may_leave(draft: Draft, rank: Rank) -> bool:
+    """No member yet, or the generation has stopped after its save (or had its time)."""
+    return rank.cur is not None and (rank.cur.state is not SlotState.MEMBER or draft.halted())
+
+
+def _both_answered(draft: Draft) -> bool:
+    move = draft.record.move
+    return move is not None and {move.zone, draft.record.zone} <= draft.view.answered
+
+
+def copied(draft: Draft, index: int, rank: Rank) -> bool:
+    """The copy is ready, or there is nothing to copy."""
+    move = draft.record.move
+    if move is None or rank.copy is None:
+        return False
+    copy = draft.view.disk(index, rank.copy, move.zone)
+    if copy is not None:
+        return copy.ready
+    return not has_data(draft, index, rank)
+
+
+def has_data(draft: Draft, index: int, rank: Rank) -> bool:
+    return bool(draft.view.disks.get((index, rank.disk))) or (index, rank.disk) in draft.view.snapshots
+
+
+def _arrive(draft: Draft) -> None:
+    move = draft.record.move
+    assert move is not None
+    ranks = tuple(
+        replace(rank, disk=rank.copy if rank.copy is not None else rank.disk, copy=None, zone=move.zone, refused=())
+        for rank in draft.ranks
+    )
+    draft.set(move=None, zone=move.zone, ranks=ranks)
+    draft.log(Event.MOVE, f"done.v{draft.before.ver + 1}", cause="move", detail=f"the disks are in {move.zone}")
+
+
+def _dry(draft: Draft) -> None:
+    """The zone has offered nothing for a time: go where something is."""
+    record, spec = draft.record, draft.seen.spec
+    vacant = [rank for rank in draft.ranks if rank.cur is None]
+    if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:
+        return
+    if draft.now < record.dry_since + draft.times.dry_s or draft.seen.draining:
+        return
+    if any(admitted(rank.cur) and rank.cur and rank.cur.model is Model.STATIC for rank in draft.ranks):
+        return
+    here = record.zone
+    refused = tuple({key for rank in draft.ranks for key in rank.refused})
+    probe = Rank(refused=refused, refused_at=max(rank.refused_at for rank in draft.ranks))
+    elsewhere = [c.offer.zone for c in grants.choices(draft, probe, None) if c.offer.zone != here]
+    if elsewhere:
+        begin(draft, elsewhere[0], "stockout")

@@ -1,0 +1,80 @@
+"""Make before break: successors for machines under notice, and for recorded wishes.
+
+A rank in need gets a ``next`` of its zone at once; the gang saves and stops when the successors stand by,
+or when the time left reaches the measured save time plus a margin; one CAS promotes.
+"""
+
+from __future__ import annotations
+
+from spotkeeper.reconcile.decide import grants, slots
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.seen import admitted
+from spotkeeper.spec.record import Model, Rank, SlotState
+
+
+def step(draft: Draft) -> None:
+    _spot_again(draft)
+    for index, rank in enumerate(draft.ranks):
+        if not needed(rank) and rank.next is not None:
+            slots.drop_next(draft, index)
+    if draft.record.pause or draft.record.move is not None:
+        return
+    _stop(draft)
+    _promote(draft)
+    for index, rank in enumerate(draft.ranks):
+        if needed(rank) and rank.next is None:
+            grants.fill(draft, index, "next")
+
+
+def needed(rank: Rank) -> bool:
+    """A notice or a wish, of a machine that is there."""
+    return admitted(rank.cur) and rank.cur is not None and (rank.cur.notice is not None or rank.wish is not None)
+
+
+def _spot_again(draft: Draft) -> None:
+    """The bout is over and nothing says that spot is cold: wish for it."""
+    record, spec = draft.record, draft.seen.spec
+    if record.stop or not record.gen or spec is None or spec.policy not in ("balanced", "spot", "shuffle"):
+        return
+    if draft.now < record.bout_until or draft.now < record.gen_since + draft.times.settle_s or record.roll:
+        return
+    if record.pause or record.move or any(needed(rank) for rank in draft.ranks):
+        return
+    for index, rank in enumerate(draft.ranks):
+        if slots.is_model(rank.cur, Model.ON_DEMAND) and grants.warm_spot(draft, index):
+            draft.put(index, soft=True, wish="spot", refused=())
+
+
+def _stop(draft: Draft) -> None:
+    record = draft.record
+    if not record.gen:
+        return
+    needs = [rank for rank in draft.ranks if needed(rank)]
+    deadlines = [rank.cur.notice for rank in needs if rank.cur is not None and rank.cur.notice is not None]
+    if record.stop:
+        if deadlines:  # a stop that had time has less of it now
+            draft.halt(max(draft.now, min(deadlines)), "notice")
+        return
+    standing = [rank for rank in needs if rank.next is not None and rank.next.state is SlotState.ADMITTED]
+    waiting = [rank for rank in needs if rank not in standing and (rank.next is not None or _may_come(draft, rank))]
+    urgent = bool(deadlines) and min(deadlines) - draft.now <= draft.save_s() + draft.times.margin_s
+    if not urgent and (not standing or waiting):
+        return
+    limit = draft.now + draft.save_s() + draft.times.stop_s
+    cause = "notice" if deadlines else "swap"
+    draft.halt(max(draft.now, min([*deadlines, limit])), cause)
+
+
+def _may_come(draft: Draft, rank: Rank) -> bool:
+    """A machine under notice may still find a successor; a wish is not waited for."""
+    return rank.cur is not None and rank.cur.notice is not None and not rank.refused
+
+
+def _promote(draft: Draft) -> None:
+    """cur = next, once cur trains no more: it was no member yet, or it has saved and stopped."""
+    for index, rank in enumerate(draft.ranks):
+        following = rank.next
+        if not needed(rank) or following is None or following.state is not SlotState.ADMITTED or rank.cur is None:
+            continue
+        if rank.cur.state is not SlotState.MEMBER or (draft.record.stop and draft.halted()):
+            draft.promote(index, following.cause or "notice")

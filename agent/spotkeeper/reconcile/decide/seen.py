@@ -1,0 +1,258 @@
+"""What a decision is made from: plain values, read in the order the nine rules ask for.
+
+No I/O and no clock. :class:`Seen` is the snapshot; :class:`View` answers questions about it
+("is the machine of this slot there?") and is where "a zone that did not answer proves nothing" lives.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
+from spotkeeper.spec import names
+from spotkeeper.spec.cloud import Class, CreateDisk, Disk, InsertVm, Listing, Result, Vm, VmStatus
+from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import Ask, JobSpec
+from spotkeeper.spec.record import Alloc, Grant, Record, Slot, SlotState
+from spotkeeper.spec.stack import StackState
+
+T = TypeVar("T")
+Commit = tuple[int, int]  # generation, step
+
+
+class Times(Struct, frozen=True):
+    """How long things may take, virtual seconds. Defaults are those of a real cloud."""
+
+    cold_s: float = 180.0  # a refused offer is not asked again before (as Karpenter's)
+    quota_s: float = 300.0
+    margin_s: float = 10.0  # between the end of a save and a notice's deadline
+    save_s: float = 20.0  # where none was measured yet
+    stop_s: float = 60.0  # a stop without a notice may take this long beyond the save
+    stopping_s: float = 25.0  # a machine found stopping without a notice: GCE gives it 30 s
+    roll_s: float = 60.0  # to answer a roll call
+    silence_s: float = 180.0  # no progress for three reports
+    hang_s: float = 900.0  # answered roll calls, but no progress: the job hangs, which is a crash
+    free_s: float = 20.0  # a superseded machine may take this long to unmount before it is deleted
+    static_s: float = 120.0  # a granted static node must say hello
+    dry_s: float = 300.0  # a gang that waits this long for capacity moves to another zone
+    bout_s: float = 1800.0  # on-demand, before spot is tried again
+    window_s: float = 3600.0  # losses within it count towards a bout
+    losses: int = 3  # this many beyond one per rank
+    short_life_s: float = 600.0  # a spot machine that lived shorter was not worth its restart
+    short_lives: int = 3
+    shrink_s: float = 60.0  # an elastic job waits this long for the missing before it goes on smaller
+    settle_s: float = 60.0  # a generation is left alone this long before a wish disturbs it
+    hold_s: float = 1800.0
+    soon_s: float = 2.0  # when a cloud is expected to have moved on
+
+    def scaled(self, scale: float) -> Times:
+        """The same for a scaled clock: what waits for real work (processes, saves) keeps its real seconds.
+
+        On one machine with a clock 30 times as fast, 60 virtual seconds are two real ones, too short for
+        a busy agent to answer a roll call.
+        """
+        extra = max(0.0, scale - 1.0)
+        return replace(
+            self,
+            margin_s=self.margin_s + 1.0 * extra,
+            save_s=self.save_s + 1.0 * extra,
+            stop_s=self.stop_s + 10.0 * extra,
+            roll_s=self.roll_s + 10.0 * extra,
+            silence_s=self.silence_s + 30.0 * extra,
+            hang_s=self.hang_s + 90.0 * extra,
+            free_s=self.free_s + 2.0 * extra,
+            static_s=self.static_s + 20.0 * extra,
+        )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything a pass looks at, read record first, then facts and allocation, then the cloud."""
+
+    stack: StackState
+    spec: JobSpec | None  # None: the record was made by the sweep, or the object is gone
+    listing: Listing
+    now: float  # virtual unix seconds
+    facts: tuple[Fact, ...] = ()
+    asks: tuple[Ask, ...] = ()
+    results: tuple[Result, ...] = ()  # of calls made in this round; the listing carries those of earlier ones
+    alloc: Alloc = field(default_factory=Alloc)
+    hellos: tuple[StaticHello, ...] = ()
+    market: tuple[OfferSeen, ...] = ()
+    progress: Progress | None = None
+    save_s: float | None = None  # measured, virtual seconds
+    draining: bool = False
+    times: Times = field(default_factory=Times)
+
+
+class View:
+    """Answers about one job's machines, disks and reports in one snapshot."""
+
+    def __init__(self, record: Record, seen: Seen) -> None:
+        self.seen = seen
+        self.job = record.job
+        self.answered = seen.listing.answered
+        self.complete = set(seen.stack.zones()) <= seen.listing.answered
+        self.vms = _group((vm.rank, vm.attempt, vm) for vm in seen.listing.vms if vm.job == record.job)
+        self.nodes = {vm.name: vm for vm in seen.listing.vms if vm.job == ""}
+        self.disks = _group((disk.rank, disk.number, disk) for disk in seen.listing.disks if disk.job == record.job)
+        self.facts = _group((fact.rank, fact.attempt, fact) for fact in seen.facts)
+        self.results = (*seen.listing.results, *seen.results)
+        self.snapshots = {(s.rank, s.number): s for s in seen.listing.snapshots if s.job == record.job}
+        self.inserts = {
+            (r.action.rank, r.action.attempt): r
+            for r in self.results
+            if isinstance(r.action, InsertVm) and r.action.job == record.job
+        }
+        self.creates = {
+            (r.action.rank, r.action.number): r
+            for r in self.results
+            if isinstance(r.action, CreateDisk) and r.action.job == record.job
+        }
+
+    # -- machines
+
+    def vm(self, rank: int, slot: Slot) -> Vm | None:
+        """The slot's machine as listed. Another unique id or another zone is not ours (rule 6)."""
+        if slot.node is not None:
+            found = self.nodes.get(slot.node)
+            return found if found and slot.uid in (None, found.uid) else None
+        for vm in self.vms.get((rank, slot.attempt), ()):
+            if vm.zone == slot.zone and slot.uid in (None, vm.uid):
+                return vm
+        return None
+
+    def running(self, rank: int, slot: Slot) -> bool:
+        vm = self.vm(rank, slot)
+        return vm is not None and vm.status is VmStatus.RUNNING
+
+    def gone(self, rank: int, slot: Slot) -> bool:
+        """An admitted machine that trains no more. Only an answered zone proves it."""
+        if slot.zone not in self.answered:
+            return False
+        if slot.node is not None and self.said(rank, slot, Kind.DROPPED):
+            return True
+        vm = self.vm(rank, slot)
+        if vm is None or vm.status is VmStatus.DEAD:
+            return True
+        if vm.status is VmStatus.STOPPING:  # it may still be saving
+            return slot.notice is not None and self.seen.now > slot.notice + self.seen.times.margin_s
+        return False
+
+    def stillborn(self, rank: int, slot: Slot) -> str | None:
+        """Why an intent will come to nothing, or None: dead at birth, its key used up, or no hello in time."""
+        vm = self.vm(rank, slot)
+        if vm is not None and slot.node is None and vm.status in (VmStatus.STOPPING, VmStatus.DEAD):
+            return "died before its hello"
+        result = self.insert_result(rank, slot)
+        if result is not None and result.kind is Class.DEAD_KEY:
+            return "its idempotency key is used up"
+        limit = self.seen.times.static_s if slot.node else self.seen.stack.boot_deadline_s
+        if self.seen.now > slot.since + limit:
+            return "no hello in time"
+        if slot.node is not None and any(
+            fact.kind is Kind.DROPPED for fact in self.facts.get((rank, slot.attempt), ())
+        ):
+            return "the node dropped it"
+        return None
+
+    def insert_result(self, rank: int, slot: Slot) -> Result | None:
+        return None if slot.node is not None else self.inserts.get((rank, slot.attempt))
+
+    # -- reports
+
+    def by(self, rank: int, slot: Slot) -> list[Fact]:
+        """Facts of the admitted machine and boot, nobody else's."""
+        return [f for f in self.facts.get((rank, slot.attempt), ()) if f.uid == slot.uid and f.boot == slot.boot]
+
+    def said(self, rank: int, slot: Slot, kind: Kind, gen: int | None = None) -> list[Fact]:
+        return [f for f in self.by(rank, slot) if f.kind is kind and (gen is None or f.gen == gen)]
+
+    def hello(self, rank: int, slot: Slot) -> tuple[Vm, Fact] | None:
+        """A hello of a machine that is listed running, from a boot that was not admitted before."""
+        vm = self.vm(rank, slot)
+        if vm is None or vm.status is not VmStatus.RUNNING:
+            return None
+        for fact in self.facts.get((rank, slot.attempt), ()):
+            fresh = fact.boot != slot.boot and fact.boot not in slot.past
+            if fact.kind is Kind.HELLO and fact.uid == vm.uid and fresh:
+                return vm, fact
+        return None
+
+    def notice(self, rank: int, slot: Slot) -> float | None:
+        """The deadline of the earliest notice that was not withdrawn; a machine found stopping has one of its own."""
+        taken_back = {f.value for f in self.said(rank, slot, Kind.REPRIEVE)}
+        deadlines = [float(f.value) for f in self.said(rank, slot, Kind.NOTICE) if f.value not in taken_back]
+        if deadlines:
+            return min(deadlines)
+        vm = self.vm(rank, slot)
+        if vm is not None and vm.status is VmStatus.STOPPING and slot.zone in self.answered:
+            return slot.notice if slot.notice is not None else self.seen.now + self.seen.times.stopping_s
+        return None
+
+    def ended(self, rank: int, slot: Slot, gen: int) -> bool:
+        """Its processes of this generation have ended, after a save or by themselves."""
+        return any(f.gen == gen and f.kind in (Kind.RELEASED, Kind.EXIT) for f in self.by(rank, slot))
+
+    # -- disks
+
+    def disk(self, rank: int, number: int, zone: str) -> Disk | None:
+        return next((disk for disk in self.disks.get((rank, number), ()) if disk.zone == zone), None)
+
+    def attached(self, rank: int, number: int, slot: Slot) -> bool:
+        """Whether the rank's disk is on this machine. A static node trains on its own."""
+        if slot.node is not None:
+            return True
+        if slot.zone not in self.answered:
+            return any(f.value == str(number) for f in self.said(rank, slot, Kind.ATTACHED))
+        disk = self.disk(rank, number, slot.zone)
+        return disk is not None and self.vm_name(rank, slot) in disk.users
+
+    def holds(self, rank: int, slot: Slot) -> Commit | None:
+        """The newest complete checkpoint that this machine reported on its mounted disk."""
+        found = [parse_commit(f.value) for f in self.said(rank, slot, Kind.HOLDS)]
+        return max((commit for commit in found if commit), default=None)
+
+    def vm_name(self, rank: int, slot: Slot) -> str:
+        return slot.node or names.vm_name(self.seen.stack.stack, self.job, rank, slot.attempt)
+
+    def disk_name(self, rank: int, number: int) -> str:
+        return names.disk_name(self.seen.stack.stack, self.job, rank, number)
+
+    def vms_of(self, rank: int) -> list[Vm]:
+        """Every machine of the rank that is listed, whatever its attempt: any of them may still write."""
+        return [vm for (number, _), vms in self.vms.items() if number == rank for vm in vms]
+
+    # -- grants
+
+    def grant(self, rank: int, attempt: int) -> Grant | None:
+        for grant in self.seen.alloc.grants:
+            if grant.job == self.job and grant.rank == rank and grant.attempt == attempt:
+                return grant
+        return None
+
+    def own_grants(self) -> list[Grant]:
+        return [grant for grant in self.seen.alloc.grants if grant.job == self.job]
+
+
+def parse_commit(text: str) -> Commit | None:
+    gen, _, step = text.partition("-")
+    return (int(gen), int(step)) if gen.isdigit() and step.isdigit() else None
+
+
+def admitted(slot: Slot | None) -> bool:
+    return slot is not None and slot.state is not SlotState.INTENT
+
+
+def _group(rows: Iterable[tuple[int, int, T]]) -> dict[tuple[int, int], list[T]]:
+    out: dict[tuple[int, int], list[T]] = defaultdict(list)
+    for rank, number, thing in rows:
+        out[rank, number].append(thing)
+    return out

@@ -1,0 +1,184 @@
+"""One rank's machines: what became of ``next``, what became of ``cur``.
+
+The order within a rank is the protocol's: next dead, next refused, next said hello; cur's intent dead,
+refused, said hello; cur not there; cur rebooted. Losses are read from an answered zone only.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.seen import admitted
+from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Model, Phase, Slot, SlotState
+
+REFUSED = (Class.CAPACITY, Class.QUOTA)
+
+
+def step(draft: Draft) -> None:
+    for index in range(len(draft.ranks)):
+        _notices(draft, index)
+        _next(draft, index)
+        _cur(draft, index)
+        if draft.record.phase is not Phase.RUN:
+            return
+
+
+def _notices(draft: Draft, index: int) -> None:
+    """Take a notice down in the record, or strike it out after a reprieve."""
+    cur = draft.ranks[index].cur
+    if cur is None or not admitted(cur):
+        return
+    deadline = draft.view.notice(index, cur)
+    if deadline == cur.notice or (deadline is None and cur.zone not in draft.view.answered and cur.notice is None):
+        return
+    draft.put_slot(index, "cur", soft=True, notice=deadline)
+    if deadline is not None and cur.notice is None:
+        draft.put(index, soft=True, refused=())  # a new need: offers refused before may be asked again
+        key = f"r{index}.a{cur.attempt}.{deadline:.0f}"
+        draft.log(Event.NOTICE, key, rank=index, slot=cur, detail=f"{deadline - draft.now:.0f} s ahead")
+    elif deadline is None and cur.notice is not None:
+        draft.log(Event.REPRIEVE, f"r{index}.a{cur.attempt}.{cur.notice:.0f}", rank=index, slot=cur)
+
+
+def _next(draft: Draft, index: int) -> None:
+    slot = draft.ranks[index].next
+    if slot is None:
+        return
+    view = draft.view
+    if slot.state is SlotState.INTENT:
+        result = view.insert_result(index, slot)
+        if view.hello(index, slot):
+            admit(draft, index, "next")
+        elif result is not None and result.kind in (*REFUSED, Class.PERMANENT):
+            _refuse(draft, index, slot, result.detail or result.kind.value)
+            _next_refused(draft, index)
+        elif view.stillborn(index, slot):
+            _log_dead(draft, index, slot, view.stillborn(index, slot) or "")
+            draft.put(index, next=None)
+    elif view.gone(index, slot) or view.notice(index, slot) is not None:
+        draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause="standby")
+        draft.put(index, next=None)
+    elif view.hello(index, slot):
+        admit(draft, index, "next")
+
+
+def _next_refused(draft: Draft, index: int) -> None:
+    """Without capacity a wish is dropped; a notice asks the next offer, and then waits for the loss."""
+    wish = draft.ranks[index].wish
+    draft.put(index, next=None, wish=None)
+    if wish == "spot":
+        draft.bout("no spot yet")
+
+
+def _refuse(draft: Draft, index: int, slot: Slot, detail: str) -> None:
+    key = Offer(slot.pool, slot.zone, slot.model, 0.0).key()
+    rank = draft.ranks[index]
+    draft.put(index, refused=(*(r for r in rank.refused if r != key), key), refused_at=draft.now)
+    draft.log(Event.REFUSED, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=slot.cause, detail=detail[:200])
+
+
+def _log_dead(draft: Draft, index: int, slot: Slot, why: str) -> None:
+    draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause="never joined", detail=why)
+
+
+def admit(draft: Draft, index: int, which: str) -> None:
+    """Store the unique id and the boot id of a machine that is listed and said hello (rule 2)."""
+    slot: Slot = getattr(draft.ranks[index], which)
+    found = draft.view.hello(index, slot)
+    assert found is not None
+    vm, fact = found
+    past = slot.past if slot.boot is None else (*slot.past, slot.boot)
+    new = replace(
+        slot, state=SlotState.ADMITTED, since=draft.now, uid=vm.uid, boot=fact.boot, address=vm.address, past=past
+    )
+    draft.install(index, which, new)
+    key = f"r{index}.a{slot.attempt}" + (f".b{len(past)}" if past else "")
+    draft.log(
+        Event.ADMITTED, key, rank=index, slot=new, cause=slot.cause, started=vm.created or None, detail=slot.node or ""
+    )
+
+
+def _cur(draft: Draft, index: int) -> None:
+    slot = draft.ranks[index].cur
+    if slot is None:
+        return
+    if slot.state is SlotState.INTENT:
+        _cur_intent(draft, index, slot)
+    elif draft.view.gone(index, slot):
+        lose(draft, index, "notice" if slot.notice is not None else "loss")
+    elif draft.view.hello(index, slot):
+        draft.halt(draft.now, "reboot")
+        admit(draft, index, "cur")
+    else:
+        _disk_refused(draft, index)
+
+
+def _cur_intent(draft: Draft, index: int, slot: Slot) -> None:
+    view = draft.view
+    result = view.insert_result(index, slot)
+    if view.hello(index, slot):
+        admit(draft, index, "cur")
+    elif result is not None and result.kind in REFUSED:
+        _refuse(draft, index, slot, result.detail or result.kind.value)
+        replace_cur(draft, index, slot.cause or "start")
+    elif result is not None and result.kind is Class.PERMANENT:
+        _permanent(draft, result.detail, result.action)
+    elif why := view.stillborn(index, slot):
+        _log_dead(draft, index, slot, why)
+        replace_cur(draft, index, slot.cause or "start")
+
+
+def _permanent(draft: Draft, detail: str, action: object) -> None:
+    """Asking again gives the same answer: hold, with one alarm, and try rarely."""
+    what = "insert a machine" if isinstance(action, InsertVm) else "create a disk"
+    wait = draft.times.hold_s * min(8, 2**draft.record.holds)
+    draft.hold(f"the cloud refuses to {what}: {detail[:200]}", until=draft.now + wait)
+
+
+def _disk_refused(draft: Draft, index: int) -> None:
+    """A data disk that cannot be made holds the job; its number is burnt, for the key of the call is used up."""
+    rank = draft.ranks[index]
+    result = draft.view.creates.get((index, rank.disk))
+    if result is None or result.kind is not Class.PERMANENT or not isinstance(result.action, CreateDisk):
+        return
+    if rank.cur is None or draft.view.attached(index, rank.disk, rank.cur):
+        return
+    if draft.view.disk(index, rank.disk, rank.cur.zone) is None:
+        draft.put(index, disk=rank.disk_top + 1, disk_top=rank.disk_top + 1)
+        _permanent(draft, result.detail, result.action)
+
+
+def lose(draft: Draft, index: int, cause: str) -> None:
+    """An admitted machine is given up for a fact. Its successor is next, whatever its state, or a new intent."""
+    slot = draft.ranks[index].cur
+    assert slot is not None
+    member = slot.state is SlotState.MEMBER
+    draft.count_loss(index, slot)
+    draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=cause)
+    draft.put(index, refused=())
+    replace_cur(draft, index, "loss" if cause != "notice" else "notice")
+    if member and draft.record.gen:
+        draft.set(roll=None)
+        draft.halt(draft.now, "loss" if cause == "notice" else cause)
+
+
+def replace_cur(draft: Draft, index: int, cause: str) -> None:
+    rank = draft.ranks[index]
+    if rank.next is not None and rank.cur is not None and rank.next.zone == rank.cur.zone:
+        draft.promote(index, rank.next.cause or cause)
+    else:
+        draft.vacate(index, cause)
+
+
+def drop_next(draft: Draft, index: int) -> None:
+    """Nobody needs it any more; only an answered zone lets us be sure what we drop."""
+    slot = draft.ranks[index].next
+    if slot is not None and slot.zone in draft.view.answered:
+        draft.put(index, next=None)
+
+
+def is_model(slot: Slot | None, model: Model) -> bool:
+    return slot is not None and slot.model is model
