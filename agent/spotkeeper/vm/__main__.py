@@ -1,0 +1,62 @@
+"""``python -m spotkeeper.vm``: the agent. ``... unit``: print its systemd unit, rendered for this Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from spotkeeper.vm import settings
+from spotkeeper.vm.log import Log
+from spotkeeper.vm.metadata import Instance, Metadata, MetadataError
+from spotkeeper.vm.settings import SettingsError
+
+CONFIG_ERROR = 78  # EX_CONFIG; the unit does not restart after it
+
+
+def main(argv: list[str]) -> int:
+    if argv == ["unit"]:
+        return _print_unit()
+    if argv:
+        print(f"{argv}: unknown; usage: python -m spotkeeper.vm [unit]", file=sys.stderr)
+        return 64
+    log = Log()
+    try:
+        clock = settings.clock()
+        log = Log(clock.now)
+        metadata = Metadata(clock)
+        ours = settings.read(_instance(metadata, log), settings.root_from_env())
+    except SettingsError as error:
+        log("agent.settings", error=str(error))
+        return CONFIG_ERROR
+    from spotkeeper.vm.agent import Agent
+
+    log("agent.start", name=ours.name, uid=ours.uid, boot=ours.boot, zone=ours.zone)
+    agent = Agent(ours, metadata, clock, log)
+    signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
+    signal.signal(signal.SIGINT, lambda *_: agent.terminate())
+    return agent.run()
+
+
+def _instance(metadata: Metadata, log: Log) -> Instance:
+    """The metadata server may come up after us: ask until it answers."""
+    clock = settings.clock()
+    while True:
+        try:
+            return metadata.instance()
+        except MetadataError as error:
+            log.once(str(error), "metadata.trouble", error=str(error))
+            clock.sleep(1.0)
+
+
+def _print_unit() -> int:
+    from spotkeeper.vm.render import render
+
+    path = settings.templates_path() / "spotkeeper-agent.service.j2"
+    values = {"python": sys.executable, "path": os.environ.get("PYTHONPATH", ""), "root": "/"}
+    sys.stdout.write(render(path, values))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,664 @@
+"""The agent's loop: what the cloud says, what the function says, what runs here, and the next thing to do.
+
+Threads bring events (``events.py``); this loop alone acts on them. It is level-triggered:
+after every event it compares what the document wants with what is there, so a restarted
+agent continues like one that never died. It writes no record, and touches no other machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from spotkeeper.clock import Clock
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.generation import DocState, FactIn, Generation, Member, Role, SyncReply
+from spotkeeper.train.control import Commit
+from spotkeeper.train.store import newest
+from spotkeeper.vm import notice as notices
+from spotkeeper.vm import power, report
+from spotkeeper.vm.disk import Disk
+from spotkeeper.vm.events import (
+    Answered,
+    ChildEnded,
+    Event,
+    Failed,
+    LauncherLost,
+    LauncherUp,
+    Mounted,
+    Observed,
+    SourceReady,
+    Terminated,
+    Unmounted,
+)
+from spotkeeper.vm.helper import Helper
+from spotkeeper.vm.launch import SAVER_SOCKET, Launcher, LaunchError, saver_pid, start_saver
+from spotkeeper.vm.lease import Lease
+from spotkeeper.vm.log import Log
+from spotkeeper.vm.logs import Task, Uploader, object_name
+from spotkeeper.vm.metadata import Instance, Metadata, Watcher
+from spotkeeper.vm.render import RenderError
+from spotkeeper.vm.saved import Assignment, Saved
+from spotkeeper.vm.sdnotify import notify, watchdog_s
+from spotkeeper.vm.settings import Settings, job_path, templates_path
+from spotkeeper.vm.source import fetch
+from spotkeeper.vm.storage import Bucket
+from spotkeeper.vm.supervisor import Ending, Node, Supervisor, launcher_kind
+from spotkeeper.vm.sync import FunctionClient, Outbox, Syncer
+
+KILLED = 137  # what a shell shows for SIGKILL: the job's processes went with their launcher
+SHUTDOWN_S = 25.0  # virtual; of the 30 s a cloud gives from ACPI power-off to the end, some is the system's own
+RESERVE_S = 8.0  # real; detect, agree, hash, report (and never more than a quarter of the notice)
+LAST_WORDS_S = 5.0  # real; facts unsaid for longer stay in the spool
+LAUNCH_RETRY_S = 2.0  # real
+SAVER_RETRY_S = 5.0  # real
+SAVER_END_S = 20.0  # real; for a save in hand
+PAUSE_IDLE_S = 5.0  # real pauses of the loop when no event comes
+PAUSE_RUNNING_S = 0.5
+PAUSE_AWAITING_S = 0.1
+
+
+class State(Enum):
+    """What this machine is doing.
+
+    ========== ========== ===========================================================
+    from       to         on
+    ========== ========== ===========================================================
+    BOOT       HELLO      the settings are read
+    HELLO      IDLE       the function knows it as a static node without a job
+    HELLO      STANDBY    the record knows it as an attempt of a rank
+    IDLE       STANDBY    a job was granted this node
+    STANDBY    RUNNING    a document lists it, and source, launcher and disk are there
+    RUNNING    SAVING     save_stop; its own notice runs out; lease over; machine going down
+    RUNNING    RUNNING    a newer generation lists it: end the old one, start the new one
+    RUNNING    STOPPED    the job ended by itself (said as exit, or released)
+    SAVING     STOPPED    the processes are gone (said as released)
+    STOPPED    RUNNING    a newer generation lists it
+    any        SUPERSEDED superseded or done: end, unmount, say freed (static: dropped)
+    SUPERSEDED IDLE       a static node has said dropped; any other machine powers off
+    ========== ========== ===========================================================
+    """
+
+    BOOT = "boot"
+    HELLO = "hello"
+    STANDBY = "standby"
+    RUNNING = "running"
+    SAVING = "saving"
+    STOPPED = "stopped"
+    SUPERSEDED = "superseded"
+    IDLE = "idle"
+
+
+# States in which something is awaited of the function: poll fast.
+_AWAITING = {State.BOOT, State.HELLO, State.STANDBY, State.SAVING, State.STOPPED, State.SUPERSEDED}
+
+
+class Then(Enum):
+    """What follows once this machine has let go of its job."""
+
+    POWER_OFF = "power off"
+    IDLE = "idle"
+    EXIT = "exit"  # the system goes down anyway
+
+
+@dataclass
+class Leaving:
+    """Letting go: end the job, end launcher and saver, unmount, say so, then ``then``."""
+
+    why: str
+    then: Then
+    save: bool
+    deadline: float | None = None  # real unix seconds, of the save
+    began: float | None = None  # monotonic, once the job has ended
+    unmounted: bool = False
+    said_at: float | None = None  # monotonic
+
+
+class Agent:
+    """One machine's agent; :meth:`run` returns the process's exit code."""
+
+    def __init__(self, settings: Settings, metadata: Metadata, clock: Clock, log: Log) -> None:
+        self._set = settings
+        self._metadata = metadata
+        self._clock = clock
+        self._log = log
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        post = self._inbox.put
+        bucket = Bucket(settings.storage, settings.bucket, metadata)
+        self._bucket = bucket
+        self._outbox = Outbox(settings.state / "spool", settings.boot, log)
+        client = FunctionClient(settings.function, metadata)
+        self._sync = Syncer(client, self._outbox, settings.boot, post, clock, log)
+        self._helper = Helper(post, log)
+        self._uploader = Uploader(bucket, clock, log)
+        self._disk = Disk(settings.device, settings.mount, log)
+        self._launcher = Launcher(settings.run, job_path(), post, log)
+        self._super = Supervisor(settings.run, templates_path(), self._launcher, log)
+        self._lease = Lease(clock.now())
+        self._saved = Saved.read(settings.run, settings.boot)
+        self._state = State.BOOT
+        self._doc: Generation | None = None
+        self._source: Path | None = None
+        self._mounted: int | None = None  # the disk's number
+        self._newest: Commit | None = None  # on the mounted disk
+        self._reporter: report.Reporter | None = None
+        self._leaving: Leaving | None = None
+        self._notice_saved = False  # the save at the notice has been asked for
+        self._launch_at = 0.0  # monotonic; not before
+        self._saver: subprocess.Popen[bytes] | None = None
+        self._saver_at = 0.0
+        self._exit: int | None = None
+
+    def terminate(self) -> None:
+        """SIGTERM arrived. From a signal handler."""
+        self._inbox.put(Terminated())
+
+    def run(self) -> int:
+        """Watch, ask, act, until this machine goes or the agent is stopped."""
+        self._begin()
+        while self._exit is None:
+            for event in self._next_events():
+                self._handle(event)
+            self._advance()
+            self._tell()
+        self._uploader.flush(LAST_WORDS_S)
+        return self._exit
+
+    # ------------------------------------------------------------------ the loop's parts
+
+    def _begin(self) -> None:
+        Watcher(self._metadata, lambda seen: self._inbox.put(Observed(seen)), self._clock, self._log).start()
+        self._helper.start()
+        self._uploader.start()
+        self._become(State.HELLO)
+        if self._saved.assignment is not None:
+            self._log("agent.again", job=self._saved.assignment.job, started=self._saved.started)
+        self._say(Kind.HELLO, gen=0)
+        self._sync.start()
+        notify("READY=1", f"STATUS={self._state.value}")
+
+    def _next_events(self) -> list[Event]:
+        """At least a pause, or the events that came during it."""
+        try:
+            events = [self._inbox.get(timeout=self._pause_s())]
+        except queue.Empty:
+            return []
+        while not self._inbox.empty():
+            events.append(self._inbox.get())
+        return events
+
+    def _pause_s(self) -> float:
+        tick = self._super.next_tick_s()
+        if tick is not None:
+            return tick
+        if self._leaving is not None or self._state in (State.STANDBY, State.STOPPED):
+            pause = PAUSE_AWAITING_S
+        elif self._super.child is not None:
+            pause = PAUSE_RUNNING_S
+        else:
+            pause = PAUSE_IDLE_S
+        if self._saved.notice is not None:
+            pause = min(pause, PAUSE_AWAITING_S)
+        return min(pause, watchdog_s() or pause)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Answered(reply):
+                self._answered(reply)
+            case Observed(instance):
+                self._observed(instance)
+            case LauncherUp(gen, code):
+                self._launcher_up(gen, code)
+            case LauncherLost(reason, text):
+                self._launcher_lost(reason, text)
+            case ChildEnded(gen, code, left):
+                self._child_ended(gen, code, left)
+            case SourceReady(_, folder):
+                self._helper.done("source")
+                self._source = folder
+            case Mounted(number, commit):
+                self._disk_mounted(number, commit)
+            case Unmounted():
+                self._helper.done("unmount")
+                self._mounted = None
+                if self._leaving is not None:
+                    self._leaving.unmounted = True
+            case Failed(what, error):
+                self._helper.done(what, error)
+            case Terminated():
+                self._terminated()
+
+    def _advance(self) -> None:
+        """Compare what is wanted with what is there; start what is missing."""
+        if self._leaving is not None:
+            self._leave(self._leaving)
+        else:
+            self._check_lease()
+            self._prepare()
+            self._look_at_disk()
+            self._drive_child()
+            self._heed_notice()
+        self._super.tick()
+
+    def _tell(self) -> None:
+        """Hand what the next exchange with the function needs to its thread."""
+        child, progress, slow = self._super.child, None, False
+        if child is not None and self._reporter is not None:
+            progress = self._reporter.progress(child.control, self._clock.now())
+            slow = report.late(child.control)
+            for fact in self._reporter.facts(child.control):
+                self._sync.say(fact)
+        pending = self._state in _AWAITING or self._saved.notice is not None or slow
+        job = self._saved.assignment.job if self._saved.assignment else None
+        self._sync.want(self._doc.ver if self._doc else 0, job, pending, progress)
+        notify("WATCHDOG=1")
+
+    # ------------------------------------------------------------------ what the function says
+
+    def _answered(self, reply: SyncReply) -> None:
+        self._lease.renew(self._clock.now(), reply.lease_minutes)
+        if self._leaving is not None:
+            return
+        match reply.role:
+            case Role.UNKNOWN:
+                self._say(Kind.HELLO, gen=0, again=True)
+            case Role.SUPERSEDED:
+                self._start_leaving("superseded", Then.IDLE if self._set.static else Then.POWER_OFF)
+            case Role.IDLE:
+                if self._saved.assignment is None:
+                    self._become(State.IDLE)
+                else:
+                    self._start_leaving("its job is over", Then.IDLE)
+            case Role.STANDBY | Role.MEMBER:
+                self._assigned(reply)
+
+    def _assigned(self, reply: SyncReply) -> None:
+        if reply.job is None or reply.rank is None or reply.attempt is None:
+            self._log.once("role", "sync.odd", role=reply.role.value, detail="a role without job, rank and attempt")
+            return
+        assignment = Assignment(reply.job, reply.rank, reply.attempt, reply.disk)
+        if not assignment.same_life(self._saved.assignment):
+            self._log("assigned", job=reply.job, rank=reply.rank, attempt=reply.attempt)
+            self._forget_job()
+            self._sync.assigned(reply.job)
+            self._save(assignment=assignment)
+            self._say(Kind.HELLO, gen=0)
+            if self._saved.notice is not None:
+                self._say(Kind.NOTICE, str(self._saved.notice.deadline))
+        self._save(assignment=assignment, run=reply.run or self._saved.run)
+        if self._state in (State.BOOT, State.HELLO, State.IDLE):
+            self._become(State.STANDBY if self._super.child is None else State.RUNNING)
+        if reply.doc is not None and (self._doc is None or reply.doc.ver > self._doc.ver):
+            self._take(reply.doc)
+
+    def _take(self, doc: Generation) -> None:
+        self._log("doc", ver=doc.ver, gen=doc.gen, state=doc.state.value, members=len(doc.members))
+        self._doc = doc
+        if doc.state is DocState.ROLL_CALL:
+            self._say(Kind.HERE, str(doc.ver))
+        if doc.state is DocState.DONE:
+            self._start_leaving("the job is done", Then.IDLE if self._set.static else Then.POWER_OFF)
+
+    def _me(self, doc: Generation) -> tuple[int, Member] | None:
+        """This machine's place in a document; another boot of it is another member."""
+        for index, member in enumerate(doc.members):
+            if (member.uid, member.boot) == (self._set.uid, self._set.boot):
+                return index, member
+        return None
+
+    def _check_lease(self) -> None:
+        if not self._lease.over(self._clock.now()):
+            self._log.over("lease", "lease.well")
+            return
+        self._log.once("lease", "lease.over", minutes=self._lease.minutes)
+        if self._set.static:
+            self._super.save_and_stop(None)  # it costs no more than it did; it keeps asking
+        else:
+            self._start_leaving("no word from the function", Then.POWER_OFF, save=True)
+
+    # ------------------------------------------------------------------ getting ready
+
+    def _prepare(self) -> None:
+        """Source, saver and launcher, as soon as the job is known: a standby is a warm one."""
+        assignment, run = self._saved.assignment, self._saved.run
+        if assignment is None or run is None:
+            return
+        if self._source is None:
+            folder, bucket = self._set.state / "src", self._bucket
+            sha256, job = run.source_sha256, assignment.job
+            self._helper.do("source", lambda: SourceReady(sha256, fetch(bucket, job, sha256, folder)))
+            return
+        self._keep_saver()
+        if not self._launcher.up and time.monotonic() >= self._launch_at:
+            self._launcher.ensure(launcher_kind(run, self._source))
+
+    def _keep_saver(self) -> None:
+        if self._saver is not None and self._saver.poll() is None:
+            return
+        if time.monotonic() < self._saver_at:
+            return
+        self._saver_at = time.monotonic() + SAVER_RETRY_S
+        if saver_pid(self._set.run) is None:
+            self._saver = start_saver(self._set.run, job_path())
+
+    def _launcher_up(self, gen: int | None, code: int | None) -> None:
+        """A fresh launcher has run nothing. One that an agent before this one used may hold our child."""
+        saved = self._saved
+        if saved.started <= saved.ended or self._super.child is not None:
+            return
+        if gen == saved.started and saved.assignment is not None and saved.run is not None:
+            adopted = self._super.adopt(saved.assignment.job, gen, saved.run.nproc, saved.run.grace_s)
+            if adopted and code is None:
+                self._become(State.RUNNING)
+                return
+            if adopted and code is not None:
+                self._child_ended(gen, code, 0)
+                return
+            self._launcher.quit()  # a run that cannot be steered is none
+        self._super.sweep()
+        self._lost(saved.started)
+
+    def _launcher_lost(self, reason: str, text: str) -> None:
+        self._log("launcher.lost", reason=reason)
+        self._launch_at = time.monotonic() + LAUNCH_RETRY_S
+        child = self._super.child
+        self._super.sweep()
+        if child is not None:
+            self._launch_at = 0.0
+            self._child_ended(child.gen, KILLED, 0)
+            return
+        doc = self._doc
+        if doc is not None and self._wanted(doc) and self._saved.started < doc.gen:
+            # It cannot be started at all (no such Python, no torch): the job's crash budget decides.
+            self._save(started=doc.gen)
+            self._follow_log(doc.gen, f"{reason}\n{text}")
+            self._lost(doc.gen, 1)
+
+    def _lost(self, gen: int, code: int = KILLED) -> None:
+        self._save(ended=gen)
+        self._say(Kind.EXIT, str(code), gen=gen)
+
+    # ------------------------------------------------------------------ the disk
+
+    def _look_at_disk(self) -> None:
+        """Mount it when it is there and ours to mount: a dynamic VM's comes with its number, after promotion."""
+        assignment = self._saved.assignment
+        if assignment is None or self._mounted is not None or (assignment.disk is None and not self._set.static):
+            return
+        if not self._disk.present():
+            return
+        number, folder, disk = assignment.disk or 0, self._ckpt(assignment.job), self._disk
+
+        def mount() -> Mounted:
+            disk.mount()
+            commit = newest(folder, hashes=False).commit
+            return Mounted(number, None if commit is None else str(commit))
+
+        self._helper.do("mount", mount)
+
+    def _disk_mounted(self, number: int, commit: str | None) -> None:
+        self._helper.done("mount")
+        self._mounted = number
+        self._newest = Commit.parse(commit) if commit else None
+        self._say(Kind.ATTACHED, str(number))
+        if commit is not None:
+            self._say(Kind.HOLDS, commit)
+
+    def _ckpt(self, job: str) -> Path:
+        return self._set.mount / job / "ckpt"
+
+    # ------------------------------------------------------------------ the child
+
+    def _wanted(self, doc: Generation) -> bool:
+        return doc.state in (DocState.RUN, DocState.ROLL_CALL) and self._me(doc) is not None
+
+    def _drive_child(self) -> None:
+        doc, child = self._doc, self._super.child
+        if doc is None:
+            return
+        if child is None:
+            self._without_child(doc)
+        elif doc.gen > child.gen or self._me(doc) is None:
+            self._super.discard()  # its peers are gone or go; what it holds is on the disks
+        elif doc.state is DocState.SAVE_STOP:
+            self._become(State.SAVING)
+            self._super.save_and_stop(self._real(doc.deadline))
+        elif self._reporter is None:
+            self._reporter = report.Reporter.of(doc, self._rank())
+
+    def _without_child(self, doc: Generation) -> None:
+        place = self._me(doc)
+        if place is None or self._saved.started > self._saved.ended:
+            return  # what an agent before this one started is not accounted for yet
+        if self._wanted(doc) and self._saved.started < doc.gen:
+            self._start(doc, *place)
+        elif doc.state is DocState.SAVE_STOP:
+            # It ended before the word came, or had not begun: either way nothing of it runs.
+            self._say(Kind.RELEASED, self._step(None), gen=doc.gen)
+
+    def _start(self, doc: Generation, index: int, member: Member) -> None:
+        run, assignment = self._saved.run, self._saved.assignment
+        if run is None or assignment is None or self._source is None or not self._launcher.up:
+            return
+        if member.disk and self._mounted is None:
+            self._log.once("disk", "disk.awaited", gen=doc.gen)
+            return
+        self._log.over("disk", "disk.there")
+        ckpt = self._ckpt(assignment.job) if member.disk else None
+        saver = self._set.run / SAVER_SOCKET
+        node = Node(assignment.rank, index, member.address, self._source, saver, ckpt)
+        self._save(started=doc.gen)  # before: an agent that dies now finds a generation that did not end well
+        try:
+            self._super.start(doc, run, node)
+        except (LaunchError, RenderError, OSError) as error:
+            self._log("job.start.failed", gen=doc.gen, error=str(error))
+            self._follow_log(doc.gen, str(error))
+            self._launcher.quit()
+            self._lost(doc.gen, 1)
+            return
+        self._reporter = report.Reporter.of(doc, assignment.rank)
+        self._notice_saved = False
+        self._become(State.RUNNING)
+        self._follow_log(doc.gen)
+
+    def _child_ended(self, gen: int, code: int, left: int) -> None:
+        child, reporter = self._super.child, self._reporter
+        if child is None or child.gen != gen:
+            return
+        if left:
+            self._log("job.left", gen=gen, count=left)
+        last = reporter.progress(child.control, self._clock.now(), last=True) if reporter else None
+        ending = self._super.ended(gen, code)
+        if ending is None:
+            return
+        self._reporter = None
+        self._save(ended=gen)
+        self._become(State.STOPPED)
+        if not ending.discarded:
+            self._say_ending(ending)
+        self._sync.want(self._doc.ver if self._doc else 0, child.folder.parent.name, True, last)
+        self._uploader.rest()
+
+    def _say_ending(self, ending: Ending) -> None:
+        if ending.commit is not None and self._mounted is not None:
+            self._newest = max(ending.commit, self._newest or ending.commit)
+            self._say(Kind.HOLDS, str(self._newest), gen=ending.gen)
+        if ending.stopped:
+            self._say(Kind.RELEASED, self._step(ending.commit), gen=ending.gen)
+        else:
+            self._say(Kind.EXIT, str(ending.code), gen=ending.gen)
+
+    def _step(self, commit: Commit | None) -> str:
+        commit = commit or self._newest
+        return "0" if commit is None else str(commit.step)
+
+    def _follow_log(self, gen: int, extra: str = "") -> None:
+        assignment = self._saved.assignment
+        if assignment is not None:
+            folder = self._super.folder(assignment.job, gen)
+            self._uploader.follow(Task(object_name(assignment.job, assignment.rank, gen), folder, extra))
+
+    # ------------------------------------------------------------------ notices and the end
+
+    def _observed(self, instance: Instance) -> None:
+        known, now = self._saved.notice, self._clock.now()
+        change = notices.observe(known, instance, self._set.notice_s, now)
+        if change.withdrawn is not None:
+            self._log("notice.withdrawn", cause=change.withdrawn.cause.value)
+            self._save(notice=None)
+            self._say(Kind.REPRIEVE, str(change.withdrawn.deadline))
+        if change.given is not None:
+            self._give(change.given)
+
+    def _give(self, given: notices.Notice) -> None:
+        self._log("notice", cause=given.cause.value, within_s=round(given.deadline - self._clock.now(), 1))
+        self._save(notice=given)
+        self._notice_saved = False
+        self._say(Kind.NOTICE, str(given.deadline))
+
+    def _heed_notice(self) -> None:
+        """Save at once and go on; save and stop when the time left is what a save takes, with a reserve.
+
+        A notice too short for two saves gets one. Most often the function says stop first,
+        when the replacement stands by.
+        """
+        given, child = self._saved.notice, self._super.child
+        if given is None or child is None or child.saving:
+            return
+        left_s = self._clock.real_s(given.deadline - self._clock.now())
+        reserve_s = min(RESERVE_S, 0.25 * self._clock.real_s(given.deadline - given.at))
+        need_s = 1.5 * child.control.save_s + 2 * child.control.step_s + reserve_s
+        if left_s <= need_s:
+            self._become(State.SAVING)
+            self._super.save_and_stop(time.time() + max(0.0, left_s - 0.25 * reserve_s))
+        elif not self._notice_saved and left_s > need_s + child.control.save_s:
+            self._notice_saved = True
+            self._super.save()
+
+    def _terminated(self) -> None:
+        """SIGTERM: the machine goes down, or somebody restarts the agent, which stops no training."""
+        if not power.shutting_down():
+            self._log("agent.stop", job_goes_on=self._super.child is not None)
+            self._exit = 0
+            return
+        given = notices.shutdown(self._saved.notice, SHUTDOWN_S, self._clock.now())
+        left_s = self._clock.real_s(given.deadline - self._clock.now())
+        notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int((left_s + LAST_WORDS_S) * 1e6)}")
+        if self._leaving is not None:
+            self._leaving.then = Then.EXIT
+            return
+        self._give(given)
+        self._start_leaving("the machine goes down", Then.EXIT, save=True, deadline=time.time() + 0.8 * left_s)
+
+    def _start_leaving(self, why: str, then: Then, *, save: bool = False, deadline: float | None = None) -> None:
+        self._log("leave", why=why, then=then.value)
+        self._leaving = Leaving(why, then, save, deadline)
+
+    def _leave(self, leaving: Leaving) -> None:
+        """One step of letting go; called until there is nothing left to do."""
+        if self._super.child is not None:
+            self._become(State.SAVING if leaving.save else State.SUPERSEDED)
+            self._super.save_and_stop(leaving.deadline) if leaving.save else self._super.discard()
+            return
+        self._become(State.SUPERSEDED)
+        if not self._end_helpers(leaving):
+            return
+        if not leaving.unmounted:
+            disk, number = self._disk, self._mounted or 0
+
+            def unmount() -> Unmounted:
+                disk.unmount()
+                return Unmounted(number)
+
+            self._helper.do("unmount", unmount)
+            return
+        self._say_goodbye(leaving)
+
+    def _end_helpers(self, leaving: Leaving) -> bool:
+        """End launcher and saver; True once both are gone, so that nothing uses the disk."""
+        if leaving.began is None:
+            leaving.began = time.monotonic()
+            self._launcher.quit()
+            self._super.sweep()
+        saver = saver_pid(self._set.run)
+        if saver is None:
+            return True
+        hurry = time.monotonic() - leaving.began > SAVER_END_S
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(saver, signal.SIGKILL if hurry else signal.SIGTERM)  # it finishes the save in hand
+        return False
+
+    def _say_goodbye(self, leaving: Leaving) -> None:
+        assignment = self._saved.assignment
+        if leaving.said_at is None:
+            leaving.said_at = time.monotonic()
+            if assignment is not None:
+                self._say(Kind.FREED, str(assignment.disk or 0))
+                if leaving.then is Then.IDLE:
+                    self._sync.say(FactIn(Kind.DROPPED, self._gen(), attempt=assignment.attempt))
+        patience = time.monotonic() - leaving.said_at
+        # A static node's grant ends with its word alone, so it says it until it is heard.
+        if self._sync.unsaid() and (leaving.then is Then.IDLE or patience < LAST_WORDS_S):
+            return
+        self._leaving = None
+        if leaving.then is Then.IDLE:
+            self._forget_job()
+            self._save(assignment=None, run=None, started=-1, ended=-1)
+            self._sync.assigned(None)
+            self._become(State.IDLE)
+            return
+        if leaving.then is Then.POWER_OFF:
+            power.off(self._log)
+        self._exit = 0
+
+    def _forget_job(self) -> None:
+        """Another job, another attempt: nothing of the last one counts."""
+        assignment = self._saved.assignment
+        if assignment is not None:
+            shutil.rmtree(self._set.run / assignment.job, ignore_errors=True)
+        self._doc = None
+        self._source = None
+        self._reporter = None
+        self._newest = None
+        self._save(started=-1, ended=-1, run=None)
+
+    # ------------------------------------------------------------------ small things
+
+    def _say(self, kind: Kind, value: str = "0", *, gen: int | None = None, again: bool = False) -> None:
+        self._sync.say(FactIn(kind, self._gen() if gen is None else gen, value), again=again)
+
+    def _gen(self) -> int:
+        return self._doc.gen if self._doc is not None else max(0, self._saved.started)
+
+    def _rank(self) -> int:
+        return self._saved.assignment.rank if self._saved.assignment is not None else -1
+
+    def _real(self, deadline: float | None) -> float | None:
+        """A virtual time as real unix seconds."""
+        return None if deadline is None else time.time() + self._clock.real_s(deadline - self._clock.now())
+
+    def _become(self, state: State) -> None:
+        if state is not self._state:
+            self._log("state", was=self._state.value, now=state.value)
+            self._state = state
+            notify(f"STATUS={state.value}")
+
+    def _save(self, **changes: object) -> None:
+        saved = replace(self._saved, **changes)
+        if saved == self._saved:
+            return
+        self._saved = saved
+        try:
+            saved.write(self._set.run)
+        except OSError as error:
+            self._log.once(f"saved {error.errno}", "state.trouble", error=str(error), at=os.fspath(self._set.run))

@@ -1,0 +1,86 @@
+"""What the agent's threads tell its loop. Plain values; the loop alone acts on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Union
+
+from spotkeeper.spec.generation import SyncReply
+from spotkeeper.vm.metadata import Instance
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The metadata server shows something new."""
+
+    instance: Instance
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The function answered."""
+
+    reply: SyncReply
+
+
+@dataclass(frozen=True)
+class LauncherUp:
+    """A launcher answers. ``gen`` and ``code``: the generation it ran last; a code of None means that it runs."""
+
+    gen: int | None
+    code: int | None
+
+
+@dataclass(frozen=True)
+class LauncherLost:
+    """The launcher died, or could not be started; ``log``: its last words."""
+
+    reason: str
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class ChildEnded:
+    """All processes of a generation are gone; ``left``: how many resisted."""
+
+    gen: int
+    code: int
+    left: int = 0
+
+
+@dataclass(frozen=True)
+class SourceReady:
+    sha256: str | None
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """``number`` of the disk, and the newest complete checkpoint on it (``<gen>-<step>``)."""
+
+    number: int
+    newest: str | None
+
+
+@dataclass(frozen=True)
+class Unmounted:
+    number: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A piece of the helper's work failed; ``what`` names the piece, which is tried again."""
+
+    what: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Terminated:
+    """SIGTERM to the agent itself."""
+
+
+Event = Union[
+    Observed, Answered, LauncherUp, LauncherLost, ChildEnded, SourceReady, Mounted, Unmounted, Failed, Terminated
+]

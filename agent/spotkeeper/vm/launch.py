@@ -1,0 +1,322 @@
+"""The agent's end of the launcher's socket, and how helpers are started so that they outlive the agent.
+
+The launcher (``launcher/server.py``) belongs to the node, not to the agent: an agent
+that was killed finds it again by its socket. Where systemd runs, launcher and saver get
+transient scopes, with a delegated cgroup for the launcher's generations; elsewhere each
+is a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
+from spotkeeper.vm.launcher.server import SOCKET
+from spotkeeper.vm.log import Log
+from spotkeeper.vm.power import has_systemd
+
+KEY = "SPOTKEEPER_LAUNCHER_KEY"  # what the launcher was started for; another key needs another launcher
+NODE = "SPOTKEEPER_NODE"  # mark of all that the launcher starts: the sweep finds it in /proc/*/environ
+WARM_S = 180.0  # real; importing torch from a fresh disk on a busy machine
+ANSWER_S = 5.0  # real
+RETRY_S = 0.05  # real
+LOG = "launcher.log"
+SAVER_SOCKET = "saver.sock"
+
+# The agent's own: the job must not see its path, nor speak to systemd in its name.
+_NOT_FOR_JOBS = ("PYTHONPATH", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+
+
+class LaunchError(Exception):
+    """The launcher refused, or did not answer."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which launcher a job needs. The whole environment counts: OpenMP and others read theirs at import."""
+
+    mode: str  # "zygote" or "exec"
+    python: str
+    env: tuple[tuple[str, str], ...]
+
+    def key(self) -> str:
+        return hashlib.sha256(repr((self.mode, self.python, self.env)).encode()).hexdigest()[:16]
+
+
+class _Run(Struct, frozen=True):
+    gen: int
+    pid: int
+    code: int | None = None
+
+
+class _Line(Struct, frozen=True):
+    """Any line the launcher sends: an answer (``ok``) or an event."""
+
+    ok: bool | None = None
+    error: str = ""
+    pid: int = 0
+    key: str = ""
+    run: _Run | None = None
+    event: str = ""
+    gen: int = 0
+    code: int = 0
+    left: int = 0
+
+
+Posted = LauncherUp | LauncherLost | ChildEnded
+
+
+class Launcher:
+    """One launcher, started and reached by a thread of its own; commands are for the loop's thread."""
+
+    def __init__(self, folder: Path, job_path: Path, post: Callable[[Posted], None], log: Log) -> None:
+        self._folder = folder
+        self._job_path = job_path
+        self._post = post
+        self._log = log
+        self._kind: Kind | None = None
+        self._socket: socket.socket | None = None
+        self._answers: list[_Line] = []
+        self._answered = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # as started here
+        self.pid = 0
+
+    @property
+    def up(self) -> bool:
+        return self._socket is not None
+
+    def ensure(self, kind: Kind) -> None:
+        """Have this kind of launcher come up; :class:`LauncherUp` or :class:`LauncherLost` follows."""
+        if self._thread is not None and self._thread.is_alive():
+            if kind == self._kind:
+                return
+            self.quit()
+            self._thread.join(ANSWER_S)
+        self._kind = kind
+        self._thread = threading.Thread(target=self._live, args=(kind,), name="launcher", daemon=True)
+        self._thread.start()
+
+    def start(self, gen: int, args: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> None:
+        """Start torchrun for a generation.
+
+        Raises:
+            LaunchError: something still runs, or the launcher is gone.
+        """
+        self._ask({"op": "start", "gen": gen, "args": args, "env": dict(env), "cwd": str(cwd), "log": str(log)})
+
+    def signal(self, gen: int, number: int) -> None:
+        """To torchrun. Raises LaunchError where that generation does not run."""
+        self._ask({"op": "signal", "gen": gen, "signal": number})
+
+    def kill(self, gen: int) -> None:
+        """SIGKILL to all of a generation. Raises LaunchError where it does not run."""
+        self._ask({"op": "kill", "gen": gen})
+
+    def quit(self) -> None:
+        """End the launcher, and with it what it runs; also one that is still coming up."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    def _ask(self, message: dict[str, object]) -> _Line:
+        sock = self._socket
+        if sock is None:
+            raise LaunchError("no launcher is up")
+        with self._answered:
+            self._answers.clear()
+            try:
+                sock.sendall(json.dumps(message).encode() + b"\n")
+            except OSError as error:
+                raise LaunchError(f"launcher: {error}") from None
+            if not self._answered.wait_for(lambda: self._answers, ANSWER_S):
+                raise LaunchError("launcher: no answer")
+            answer = self._answers.pop()
+        if not answer.ok:
+            raise LaunchError(f"launcher: {answer.error}")
+        return answer
+
+    # The rest runs in the launcher's thread.
+
+    def _live(self, kind: Kind) -> None:
+        reason = "it ended"
+        try:
+            sock = self._connect(kind)
+        except LaunchError as error:
+            self._post(LauncherLost(str(error), _tail(self._folder / LOG)))
+            return
+        try:
+            self._read(sock)
+        except OSError as error:
+            reason = str(error)
+        self._socket = None
+        self.pid = 0
+        sock.close()
+        self._post(LauncherLost(reason, _tail(self._folder / LOG)))
+
+    def _connect(self, kind: Kind) -> socket.socket:
+        sock = self._try_connect()
+        if sock is not None and (status := self._greet(sock, kind)):
+            return self._welcome(sock, status)
+        self._process = process = self._spawn(kind)
+        until = time.monotonic() + WARM_S
+        while time.monotonic() < until:
+            sock = self._try_connect()
+            if sock is not None and (status := self._greet(sock, kind)):
+                return self._welcome(sock, status)
+            if (code := process.poll()) not in (None, 0):  # 0: another one is coming up
+                raise LaunchError(f"the launcher ended with {code} before it was ready")
+            time.sleep(RETRY_S)
+        process.kill()
+        raise LaunchError(f"the launcher was not ready after {WARM_S:.0f} s")
+
+    def _try_connect(self) -> socket.socket | None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            sock.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # as it is bound: a path may be too long
+            return sock
+        except OSError:
+            sock.close()
+            return None
+        finally:
+            os.close(folder)
+
+    def _greet(self, sock: socket.socket, kind: Kind) -> _Line | None:
+        """Its status; a launcher of another kind is ended."""
+        sock.settimeout(ANSWER_S)
+        try:
+            sock.sendall(b'{"op": "status"}\n')
+            line = sock.makefile("rb").readline()
+            status = msgspec.json.decode(line, type=_Line)
+        except (OSError, msgspec.DecodeError):
+            sock.close()
+            return None
+        if status.key == kind.key():
+            sock.settimeout(None)
+            return status
+        self._log("launcher.other", pid=status.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(status.pid, signal.SIGKILL)
+        sock.close()
+        return None
+
+    def _welcome(self, sock: socket.socket, status: _Line) -> socket.socket:
+        self.pid = status.pid
+        self._socket = sock
+        self._log("launcher.up", pid=status.pid)
+        run = status.run
+        self._post(LauncherUp(run.gen if run else None, run.code if run else None))
+        return sock
+
+    def _read(self, sock: socket.socket) -> None:
+        for raw in sock.makefile("rb"):
+            line = msgspec.json.decode(raw, type=_Line)
+            if line.event == "exit":
+                self._post(ChildEnded(line.gen, line.code, line.left))
+            elif line.ok is not None:
+                with self._answered:
+                    self._answers.append(line)
+                    self._answered.notify()
+
+    def _spawn(self, kind: Kind) -> subprocess.Popen[bytes]:
+        env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_JOBS}
+        env |= dict(kind.env)
+        path = str(self._job_path)
+        env["PYTHONPATH"] = f"{path}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else path
+        env[KEY] = kind.key()
+        env[NODE] = str(self._folder)
+        env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a zygote must never initialise CUDA
+        command = [kind.python, "-m", f"spotkeeper.vm.launcher.{kind.mode}", str(self._folder)]
+        self._log("launcher.start", mode=kind.mode, python=kind.python)
+        try:
+            return spawn("spotkeeper-launcher", command, env, self._folder / LOG, delegate=True)
+        except OSError as error:
+            raise LaunchError(f"cannot start {kind.python}: {error.strerror}") from None
+
+
+def saver_pid(folder: Path) -> int | None:
+    """Who serves the node as its saver, perhaps started by an agent before this one; None: nobody."""
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(f"/proc/self/fd/{handle}/{SAVER_SOCKET}")
+            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid: int = struct.unpack("3i", peer)[0]
+            return pid
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def start_saver(folder: Path, job_path: Path) -> subprocess.Popen[bytes]:
+    """Start the node's saver; one that finds another serving ends by itself."""
+    program = job_path / "spotkeeper/train/saver.py"
+    command = [sys.executable, "-S", str(program), "--socket", str(folder / SAVER_SOCKET)]
+    return spawn("spotkeeper-saver", command, dict(os.environ), folder / "saver.log")
+
+
+def spawn(
+    unit: str, command: list[str], env: dict[str, str], log: Path, *, delegate: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a process that outlives the agent: a transient scope under systemd, else a session of its own."""
+    if has_systemd():
+        # A scope runs as our child, with our environment (nothing in argv), in a cgroup of its own.
+        options = ["--scope", f"--unit={unit}-{os.getpid()}-{time.monotonic_ns()}", "--collect", "--quiet"]
+        if delegate:
+            options.append("--property=Delegate=yes")
+            env = env | {"SPOTKEEPER_DELEGATED": "1"}
+        command = ["systemd-run", *options, *command]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+
+
+def sweep(folder: Path, keep: set[int]) -> int:
+    """SIGKILL to every process that bears this node's mark, but for ``keep``. Returns how many there were.
+
+    A process group is not enough: a user's program may have left it. The environment
+    that a process was executed with cannot be left behind.
+    """
+    mark = f"{NODE}={folder}".encode()
+    killed = 0
+    for name in os.listdir("/proc"):  # noqa: PTH208 - no Path per process
+        if not name.isdigit() or int(name) in keep:
+            continue
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(int(name))  # so that a number used anew is not hit
+            try:
+                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    killed += 1
+            finally:
+                os.close(handle)
+    return killed
+
+
+def _tail(path: Path, size: int = 4096) -> str:
+    try:
+        return path.read_bytes()[-size:].decode(errors="replace")
+    except OSError:
+        return ""

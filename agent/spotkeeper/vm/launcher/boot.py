@@ -1,0 +1,137 @@
+"""The first lines of every worker, under either launcher: torchrun's script is this file.
+
+It ties the worker's life to torchrun's, gives signals back their defaults, seeds
+every generator from (job uid, rank), runs the user's script as ``__main__`` and writes
+its exit code to ``exit.<local rank>`` in the run folder. Standard library and torch only.
+
+    boot.py SCRIPT ARG...      boot.py -m MODULE ARG...
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import importlib.util
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from spotkeeper.vm.launcher.process import die_with_parent
+
+
+def main(argv: list[str]) -> None:
+    """Never returns with a failure: a code other than 0 leaves as ``SystemExit``."""
+    forked = multiprocessing.parent_process() is not None
+    _tie_down()
+    _default_signals()
+    if forked:
+        atexit._clear()  # those of the zygote are not ours to run
+    _seed()
+    _set_threads()
+    code = _run_user(argv)
+    if forked:
+        # A multiprocessing child leaves by os._exit, which skips what the user registered.
+        atexit._run_exitfuncs()
+    _write_code(code)
+    if code:
+        sys.exit(code)
+
+
+def _tie_down() -> None:
+    """This worker dies with torchrun, and what it forks from its main thread dies with it.
+
+    Loader workers hold a copy of the pipe by which torchrun notices a death: without
+    this a killed rank is noticed after 5 s instead of 0.08 s. A child forked by another
+    thread is left out, because the kernel would kill it when that *thread* ends.
+    """
+    parent = os.environ.get("SPOTKEEPER_PARENT")
+    die_with_parent(int(parent) if parent else None)
+    from_main = [True]
+
+    def before() -> None:
+        from_main[0] = threading.current_thread() is threading.main_thread()
+
+    def in_child() -> None:
+        if from_main[0]:
+            die_with_parent()
+
+    os.register_at_fork(before=before, after_in_child=in_child)
+
+
+def _default_signals() -> None:
+    """A forked worker inherits torchrun's handlers, which raise inside the user's code."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _seed() -> None:
+    """The same seeds in every generation; a resumed run then loads its generators' state."""
+    text = "/".join(os.environ.get(name, "") for name in ("SPOTKEEPER_UID", "SPOTKEEPER_SEED", "RANK"))
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+    random.seed(seed)
+    if importlib.util.find_spec("numpy"):
+        import numpy as np
+
+        np.random.seed(seed)
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        torch.manual_seed(seed)
+
+
+def _set_threads() -> None:
+    """OpenMP read its variable when the zygote imported torch, so say it again."""
+    count = os.environ.get("OMP_NUM_THREADS", "")
+    if count.isdigit() and int(count) > 0 and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(count))
+
+
+def _run_user(argv: list[str]) -> int:
+    try:
+        if argv[0] == "-m":
+            sys.argv = argv[1:]
+            sys.path[0] = os.getcwd()  # noqa: PTH109 - what `python -m` puts there
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = argv
+            sys.path[0] = str(Path(argv[0]).resolve().parent)
+            runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as stop:
+        return _code_of(stop)
+    except BaseException:
+        traceback.print_exc()
+        _write_code(1)
+        raise  # so that torchrun's error file holds the cause
+    return 0
+
+
+def _code_of(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _write_code(code: int) -> None:
+    folder = os.environ.get("SPOTKEEPER_RUN")
+    if not folder:
+        return
+    path = Path(folder) / f"exit.{os.environ.get('LOCAL_RANK', '0')}"
+    with contextlib.suppress(OSError):  # a full disk must not turn a success into a failure
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(f"{code}\n")
+        temporary.replace(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,266 @@
+"""The launcher's side of its socket: starts one torchrun at a time and leaves nothing of it behind.
+
+A launcher outlives the agent that started it: a restarted agent connects again and
+asks for ``status``. One JSON object a line, both ways:
+
+    -> {"op": "status"}
+    <- {"ok": true, "pid": 7, "mode": "zygote", "key": "9f2c", "run": {"gen": 3, "pid": 9, "code": null}}
+    -> {"op": "start", "gen": 4, "args": [...], "env": {...}, "cwd": "...", "log": "..."}
+    <- {"ok": true, "pid": 12}                  or {"ok": false, "error": "generation 3 still runs"}
+    -> {"op": "signal", "gen": 4, "signal": 15} to torchrun
+    -> {"op": "kill", "gen": 4}                 SIGKILL to everything of that generation
+    <- {"event": "exit", "gen": 4, "code": 0, "left": 0}     once all of it is gone
+
+It may not touch the network, a disk beyond the run folder, or a CUDA device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spotkeeper.vm.launcher.process import become_subreaper, children
+from spotkeeper.vm.launcher.torchrun import shell_code
+
+SOCKET = "launcher.sock"
+LOCK = "launcher.lock"
+REAP_S = 5.0  # a process in uninterruptible sleep must not hold up the report of an exit
+
+
+@dataclass(frozen=True)
+class Start:
+    """What to run. ``env`` is laid over the launcher's own environment."""
+
+    gen: int
+    args: list[str]
+    env: dict[str, str]
+    cwd: str
+    log: str
+
+
+@dataclass
+class Run:
+    gen: int
+    pid: int
+    code: int | None = None  # None: it runs
+
+
+@dataclass
+class Server:
+    """``spawn`` starts torchrun for a request and returns its pid; ``folder`` holds the socket."""
+
+    folder: Path
+    mode: str
+    spawn: Callable[[Start, Server], int]
+    run: Run | None = None
+    clients: dict[socket.socket, bytearray] = field(default_factory=dict)
+    _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
+    _closing: list[socket.socket | int] = field(default_factory=list)  # what a forked child must not keep
+
+    def serve(self) -> None:
+        """Serve until killed; return at once where another launcher holds the folder."""
+        become_subreaper()
+        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{self.folder}: another launcher serves here", file=sys.stderr)
+            return
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler the wake-up descriptor stays silent
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        listener = self._listen()
+        self._closing += [lock, wake_read, wake_write, listener]
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(wake_read, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is listener:
+                    self._accept(listener)
+                elif key.fileobj == wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                    self._reap()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._read(key.fileobj)
+
+    def leave_in_child(self) -> None:
+        """In a forked child: drop the sockets, the lock and the handlers of this server."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for client in self.clients:
+            client.close()
+        for item in self._closing:
+            os.close(item) if isinstance(item, int) else item.close()
+        self._selector.close()
+
+    def _listen(self) -> socket.socket:
+        """Bind through a folder's descriptor: a unix socket's path ends at 108 bytes, ours may be longer."""
+        folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            (self.folder / SOCKET).unlink(missing_ok=True)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            before = os.umask(0o177)
+            listener.bind(f"/proc/self/fd/{folder}/{SOCKET}")
+            os.umask(before)
+            listener.listen(4)
+            return listener
+        finally:
+            os.close(folder)
+
+    def _accept(self, listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        peer = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        if peer[1] not in (0, os.geteuid()):
+            client.close()
+            return
+        self.clients[client] = bytearray()
+        self._selector.register(client, selectors.EVENT_READ)
+
+    def _read(self, client: socket.socket) -> None:
+        try:
+            data = client.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(client)
+            return
+        buffer = self.clients[client]
+        buffer += data
+        while b"\n" in buffer:
+            line, _, rest = bytes(buffer).partition(b"\n")
+            buffer[:] = rest
+            self._send(client, self._answer(line))
+
+    def _drop(self, client: socket.socket) -> None:
+        if self.clients.pop(client, None) is not None:
+            self._selector.unregister(client)
+            client.close()
+
+    def _send(self, client: socket.socket, message: dict[str, object]) -> None:
+        try:
+            client.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self._drop(client)
+
+    def _answer(self, line: bytes) -> dict[str, object]:
+        try:
+            message = json.loads(line)
+            op = message["op"]
+            if op == "status":
+                return self._status()
+            if op == "start":
+                del message["op"]
+                return self._start(Start(**message))
+            if op == "signal":
+                return self._signal(int(message["gen"]), int(message["signal"]))
+            if op == "kill":
+                return self._kill(int(message["gen"]))
+            return {"ok": False, "error": f"unknown op {op!r}"}
+        except (ValueError, KeyError, TypeError) as error:
+            return {"ok": False, "error": f"{type(error).__name__}: {error}"}
+
+    def _status(self) -> dict[str, object]:
+        run = None if self.run is None else {"gen": self.run.gen, "pid": self.run.pid, "code": self.run.code}
+        key = os.environ.get("SPOTKEEPER_LAUNCHER_KEY", "")  # what its agent started it for
+        return {"ok": True, "pid": os.getpid(), "mode": self.mode, "key": key, "run": run}
+
+    def _start(self, start: Start) -> dict[str, object]:
+        if self.run is not None and self.run.code is None:
+            return {"ok": False, "error": f"generation {self.run.gen} still runs"}
+        try:
+            self.run = Run(start.gen, self.spawn(start, self))
+        except OSError as error:
+            return {"ok": False, "error": f"cannot start torchrun: {error}"}
+        return {"ok": True, "pid": self.run.pid}
+
+    def _signal(self, gen: int, number: int) -> dict[str, object]:
+        if self.run is None or self.run.gen != gen or self.run.code is not None:
+            return {"ok": False, "error": f"generation {gen} does not run"}
+        os.kill(self.run.pid, number)  # not reaped yet, so the number is still its own
+        return {"ok": True}
+
+    def _kill(self, gen: int) -> dict[str, object]:
+        """torchrun first, so that nothing restarts what dies; the rest when it has been reaped."""
+        cgroup = Cgroup.own()
+        if cgroup is not None:
+            cgroup.kill(gen)
+        return self._signal(gen, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        ended = _reap_dead()
+        run = self.run
+        if run is None or run.code is not None or run.pid not in ended:
+            return
+        cgroup = Cgroup.own()
+        if cgroup is not None:
+            cgroup.kill(run.gen)
+        left = _kill_children()
+        if cgroup is not None:
+            cgroup.remove(run.gen)
+        run.code = shell_code(ended[run.pid])
+        for client in list(self.clients):
+            self._send(client, {"event": "exit", "gen": run.gen, "code": run.code, "left": left})
+
+
+def _reap_dead() -> dict[int, int]:
+    """Exit codes (negative: signal) of the children that have ended, by pid."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
+
+
+def _kill_children() -> int:
+    """End and reap every child, and the orphans that become ours meanwhile. Returns how many are left."""
+    until = time.monotonic() + REAP_S
+    while (left := children()) and time.monotonic() < until:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not _reap_dead():
+            time.sleep(0.002)
+    return len(left)
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """The launcher's delegated cgroup, where its unit has one (``SPOTKEEPER_DELEGATED``): nothing escapes it."""
+
+    path: Path
+
+    @classmethod
+    def own(cls) -> Cgroup | None:
+        if not os.environ.get("SPOTKEEPER_DELEGATED"):
+            return None
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                path = Path("/sys/fs/cgroup") / line[3:].lstrip("/")
+                return cls(path) if os.access(path, os.W_OK) else None
+        return None
+
+    def enter(self, gen: int) -> None:
+        """Move the calling process into the sub-cgroup of this generation."""
+        folder = self.path / f"gen-{gen}"
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup.procs").write_text("0")
+
+    def kill(self, gen: int) -> None:
+        with contextlib.suppress(OSError):  # it never had one, or the kernel is older than 5.14
+            (self.path / f"gen-{gen}" / "cgroup.kill").write_text("1")
+
+    def remove(self, gen: int) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / f"gen-{gen}").rmdir()

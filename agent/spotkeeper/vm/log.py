@@ -1,0 +1,51 @@
+"""What the agent says, one JSON object a line on stdout, with secrets taken out.
+
+systemd's journal, or the local cloud's console file, keeps it. No other file prints.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+# A bearer header, a JWT (three base64url parts, the first of which starts with {"), Google's access tokens.
+_SECRET = re.compile(r"(Bearer\s+)?(eyJ[\w-]{8,}\.[\w-]+\.[\w-]*|ya29\.[\w.-]+)|Bearer\s+\S+")
+
+
+def redact(text: str) -> str:
+    return _SECRET.sub("[redacted]", text)
+
+
+class Log:
+    """``log("event", key=value)``; ``log.once(kind, ...)`` says each kind of trouble once until it is over."""
+
+    def __init__(self, now: Callable[[], float] = time.time, write: Callable[[str], object] | None = None) -> None:
+        self._now = now
+        self._write = write or _to_stdout
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, event: str, **fields: object) -> None:
+        line = json.dumps({"at": round(self._now(), 3), "event": event} | fields, default=str)
+        with self._lock:
+            self._write(redact(line))
+
+    def once(self, kind: str, event: str, **fields: object) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self(event, **fields)
+
+    def over(self, kind: str, event: str, **fields: object) -> None:
+        """The trouble of this kind has ended; say so if it had been said."""
+        if kind in self._said:
+            self._said.discard(kind)
+            self(event, **fields)
+
+
+def _to_stdout(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

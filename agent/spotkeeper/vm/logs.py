@@ -1,0 +1,121 @@
+"""The tail of a job's output, carried to ``jobs/<job>/logs/<rank>/<gen>.log`` by a thread of its own.
+
+Bounded on purpose: what a person wants first is the end, and a job that prints a
+gigabyte must not fill the bucket. Whole logs stay on the machine until it goes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotkeeper.clock import Clock
+from spotkeeper.vm.log import Log
+from spotkeeper.vm.storage import Bucket, StorageError
+
+TAIL_BYTES = 64 << 10  # of each file
+TOTAL_BYTES = 512 << 10  # of one upload
+EVERY_S = 15.0  # virtual, while the job prints
+FLOOR_S = 1.0  # real
+LAUNCHER_LOG = "torchrun.log"
+
+
+@dataclass(frozen=True)
+class Task:
+    """``extra``: text that no file holds, such as why the job could not be started."""
+
+    name: str
+    folder: Path
+    extra: str = ""
+
+
+def object_name(job: str, rank: int, gen: int) -> str:
+    return f"jobs/{job}/logs/{rank}/{gen}.log"
+
+
+def collect(folder: Path, extra: str = "") -> bytes:
+    """What the ranks of this node and torchrun printed last; errors come last, where a reader looks first."""
+    files = [folder / LAUNCHER_LOG, *sorted((folder / "logs").rglob("*/stdout.log"))]
+    files += sorted((folder / "logs").rglob("*/stderr.log"))
+    parts = []
+    for path in files:
+        tail = _tail(path)
+        if tail.strip():
+            parts.append(f"--- {_title(path)}\n".encode() + tail)
+    if extra:
+        parts.append(extra.encode())
+    return b"\n".join(parts)[-TOTAL_BYTES:]
+
+
+def _title(path: Path) -> str:
+    return path.name if path.name == LAUNCHER_LOG else f"local rank {path.parent.name} {path.stem}"
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            return file.read()
+    except OSError:
+        return b""
+
+
+class Uploader(threading.Thread):
+    """Uploads what it is given, and again while it changes, until it is given something else."""
+
+    def __init__(self, bucket: Bucket, clock: Clock, log: Log) -> None:
+        super().__init__(name="logs", daemon=True)
+        self._bucket = bucket
+        self._clock = clock
+        self._log = log
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def follow(self, task: Task) -> None:
+        """Upload this now and then from now on; a last time before the next one."""
+        self._idle.clear()
+        self._tasks.put(task)
+
+    def rest(self) -> None:
+        """One last upload of what is being followed, then nothing."""
+        self._idle.clear()
+        self._tasks.put(None)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the last upload is through, real seconds."""
+        self._idle.wait(timeout_s)
+
+    def run(self) -> None:
+        task: Task | None = None
+        sent = b""
+        while True:
+            following = task
+            try:
+                task = self._tasks.get(timeout=max(FLOOR_S, self._clock.real_s(EVERY_S)) if following else None)
+            except queue.Empty:
+                assert following is not None
+                sent = self._upload(following, sent)
+                continue
+            if following is not None and (task is None or task.name != following.name):
+                self._upload(following, sent)
+                sent = b""
+            if task is not None:
+                sent = self._upload(task, sent)
+            if self._tasks.empty():
+                self._idle.set()
+
+    def _upload(self, task: Task, sent: bytes) -> bytes:
+        content = collect(task.folder, task.extra)
+        if content == sent or not content:
+            return sent
+        try:
+            self._bucket.write(task.name, content)
+        except StorageError as error:
+            self._log.once("logs", "logs.trouble", error=str(error))
+            return sent
+        self._log.over("logs", "logs.well")
+        return content

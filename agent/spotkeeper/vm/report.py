@@ -1,0 +1,78 @@
+"""What a running job's control file says to the outside: progress, a stall, a full disk.
+
+Quiet when all is well: only the lowest member reports, once a minute and at commits.
+Reads the control file; decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.generation import FactIn, Generation, Progress
+from spotkeeper.train.control import Commit, Control, Fault, State
+
+EVERY_S = 60.0  # virtual
+STALL_FACTOR = 10.0
+STALL_MIN_S = 30.0  # real; a first step compiles, a loader starts its workers
+LATE_FACTOR = 3.0
+LATE_MIN_S = 1.0  # real
+
+
+@dataclass
+class Reporter:
+    """Of one generation. ``lowest``: whether this node reports for the job."""
+
+    gen: int
+    lowest: bool
+    told_at: float = float("-inf")  # virtual
+    told_commit: Commit | None = None
+    told_first: bool = False
+
+    @classmethod
+    def of(cls, doc: Generation, rank: int) -> Reporter:
+        return cls(doc.gen, rank == min(member.rank for member in doc.members))
+
+    def progress(self, control: Control, now: float, *, last: bool = False) -> Progress | None:
+        """Something to tell, if it is time: a minute has passed, a commit or the first step has come, or ``last``."""
+        if not self.lowest or control.state in (State.STARTING, State.RESTORING):
+            return None
+        commit, first = control.commit, control.first_step_at > 0
+        news = commit != self.told_commit or first != self.told_first
+        if not (news or last or now - self.told_at >= EVERY_S):
+            return None
+        self.told_at, self.told_commit, self.told_first = now, commit, first
+        return Progress(
+            gen=self.gen,
+            step=control.step,
+            at=now,
+            samples_per_s=control.samples_per_s or None,
+            step_s=control.step_s or None,
+            loss=control.loss,
+            commit_gen=None if commit is None else commit.gen,
+            commit_step=None if commit is None else commit.step,
+            save_s=control.save_s or None,
+            total_steps=control.total_steps or None,
+        )
+
+    def facts(self, control: Control) -> list[FactIn]:
+        """A full disk, or a step that does not end."""
+        found = []
+        if control.fault is Fault.DISK_FULL:
+            found.append(FactIn(Kind.FULL, self.gen))
+        if _age(control) > max(STALL_MIN_S, STALL_FACTOR * control.step_s):
+            found.append(FactIn(Kind.SLOW, self.gen, str(control.step)))
+        return found
+
+
+def late(control: Control) -> bool:
+    """Whether the step under way takes three times the median: something may be about to be said."""
+    return control.step_s > 0 and _age(control) > max(LATE_MIN_S, LATE_FACTOR * control.step_s)
+
+
+def _age(control: Control) -> float:
+    """Real seconds since the last step ended, 0 where none is under way."""
+    if control.state is not State.TRAINING or control.step_at <= 0:
+        return 0.0
+    return time.time() - control.step_at

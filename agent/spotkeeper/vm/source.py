@@ -1,0 +1,57 @@
+"""A job's source: fetched by its hash, verified before anything of it is used, unpacked safely.
+
+Unpacked once per hash; a folder that is there under its final name is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+from spotkeeper.vm.storage import Bucket
+
+
+class SourceError(Exception):
+    """The source is not what was submitted."""
+
+
+def fetch(bucket: Bucket, job: str, sha256: str | None, folder: Path) -> Path:
+    """The folder in which the job runs: ``<folder>/<sha256>``, or an empty one for a job without source.
+
+    Raises:
+        SourceError: the hash differs, or the archive would write outside its folder.
+        StorageError: it could not be read; try again.
+    """
+    target = folder / (sha256 or "none")
+    if target.is_dir():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    if sha256 is None:
+        target.mkdir(exist_ok=True)
+        return target
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".tar") as file:
+        digest = hashlib.sha256()
+        for piece in bucket.read(f"jobs/{job}/source/{sha256}"):
+            digest.update(piece)
+            file.write(piece)
+        file.flush()
+        if digest.hexdigest() != sha256:
+            raise SourceError(f"jobs/{job}/source/{sha256}: its hash is {digest.hexdigest()}; not unpacked")
+        _unpack(Path(file.name), target)
+    return target
+
+
+def _unpack(archive: Path, target: Path) -> None:
+    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix="unpack-"))
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(partial, filter="data")  # refuses paths and links that lead outside, and devices
+        partial.rename(target)
+    except (tarfile.TarError, OSError) as error:
+        if not target.is_dir():  # another agent of this machine may have been faster
+            raise SourceError(f"{target.name}: cannot unpack: {error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,347 @@
+"""One generation on this machine: started from the document, stopped in order, and nothing of it left.
+
+The order of a stop: the control file says what and by when -> the job saves, writes
+``result.json`` and exits -> SIGTERM to torchrun -> SIGKILL to all of the generation. A
+step is only taken when the one before had its time. This file judges no generation: the
+loop says what to run and when to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from spotkeeper.spec.generation import Generation, JobRun
+from spotkeeper.train.control import (
+    NO_RESTART,
+    Commit,
+    Control,
+    ControlError,
+    Result,
+    State,
+    Want,
+    read_result,
+)
+from spotkeeper.vm import render
+from spotkeeper.vm.launch import Kind, Launcher, LaunchError, sweep
+from spotkeeper.vm.log import Log
+from spotkeeper.vm.logs import LAUNCHER_LOG
+
+RENDEZVOUS_S = 60  # real; all members start within a poll, but a cold launcher imports torch first
+TERM_S = 1.0  # real; from SIGTERM to SIGKILL, and how long before the deadline SIGTERM comes
+LINGER_S = 2.0  # real; torchrun waits minutes for peers that will not come; its workers are done
+DONE_LINGER_S = 15.0  # real; the same at a job's own end, where peers may be a step behind
+SWEEP_S = 2.0  # real; for SIGKILL to take effect
+KEPT_RUNS = 3  # folders of old generations, for their logs
+
+
+class Stop(Enum):
+    """How far a stop has come: ASKED -> TERMED -> KILLED; each but the first has a time by which it comes."""
+
+    ASKED = 1
+    TERMED = 2
+    KILLED = 3
+
+
+@dataclass(frozen=True)
+class Node:
+    """What of this machine a generation needs. ``ckpt``: None while its disk is not attached."""
+
+    slot: int
+    index: int
+    address: str
+    source: Path
+    saver: Path
+    ckpt: Path | None
+
+
+@dataclass
+class Child:
+    """A generation that runs here. Times are real seconds (``time.time``)."""
+
+    gen: int
+    folder: Path
+    nproc: int
+    grace_s: float
+    control: Control
+    stop: Stop | None = None
+    saving: bool = False  # a save-and-stop was asked for, so its end is a release
+    discarded: bool = False  # given up for a newer generation: nobody waits for its end
+    deadline: float = 0.0
+    workers_done: float | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a generation ended here. ``code`` as a shell shows it; ``result``: what the job wrote, if anything."""
+
+    gen: int
+    code: int
+    asked: bool
+    discarded: bool
+    result: Result | None
+    commit: Commit | None
+
+    @property
+    def stopped(self) -> bool:
+        """It ended in a save-and-stop: asked for here, or agreed with a peer that was asked first."""
+        if self.result is not None:
+            return self.result.outcome == "stopped"
+        return self.asked
+
+
+class Supervisor:
+    """At most one child. All methods are for the loop's thread and return at once."""
+
+    def __init__(self, run: Path, templates: Path, launcher: Launcher, log: Log) -> None:
+        self._run = run
+        self._templates = templates
+        self._launcher = launcher
+        self._log = log
+        self.child: Child | None = None
+
+    def folder(self, job: str, gen: int) -> Path:
+        return self._run / job / str(gen)
+
+    def start(self, doc: Generation, run: JobRun, node: Node) -> None:
+        """Start this generation.
+
+        Raises:
+            LaunchError: the launcher refused.
+            RenderError: the template of torchrun's arguments is wrong.
+        """
+        folder = self.folder(doc.job, doc.gen)
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "logs").mkdir(parents=True)
+        args = torchrun_args(self._templates, doc, run, node, folder)
+        control = Control.create(folder / "ctl")
+        try:
+            env = environment(doc, run, node, folder)
+            self._launcher.start(doc.gen, args, env, node.source, folder / LAUNCHER_LOG)
+        except LaunchError:
+            control.close()
+            raise
+        self.child = Child(doc.gen, folder, run.nproc, run.grace_s, control)
+        self._log("job.start", gen=doc.gen, members=len(doc.members), index=node.index, ckpt=node.ckpt is not None)
+        self._forget_old(folder)
+
+    def adopt(self, job: str, gen: int, nproc: int, grace_s: float) -> bool:
+        """Take over a child that an agent before this one started."""
+        folder = self.folder(job, gen)
+        try:
+            control = Control.open(folder / "ctl")
+        except ControlError as error:
+            self._log("job.adopt.failed", gen=gen, error=str(error))
+            return False
+        self.child = Child(gen, folder, nproc, grace_s, control)
+        if control.want is Want.SAVE_STOP:
+            self._asked(self.child, control.deadline)
+        self._log("job.adopt", gen=gen)
+        return True
+
+    def save(self) -> None:
+        """Ask for a save; training goes on."""
+        if self.child is not None and self.child.stop is None:
+            self.child.control.request(Want.SAVE)
+
+    def save_and_stop(self, deadline: float | None) -> None:
+        """Ask the job to save and exit by ``deadline`` (real unix seconds; None: its grace period).
+
+        Asking again only brings the deadline nearer.
+        """
+        child = self.child
+        if child is None or child.stop is Stop.KILLED:
+            return
+        until = deadline if deadline is not None else time.time() + child.grace_s
+        if child.saving and until >= child.deadline - 0.5:
+            return
+        # The job gets what is left before SIGTERM, so that a save it cannot finish is not begun.
+        child.control.request(Want.SAVE_STOP, until - TERM_S)
+        self._log("job.save_stop", gen=child.gen, step=child.control.step, within_s=round(until - time.time(), 2))
+        self._asked(child, until)
+
+    def _asked(self, child: Child, until: float) -> None:
+        child.saving = True
+        child.deadline = until
+        child.stop = child.stop or Stop.ASKED
+
+    def discard(self) -> None:
+        """End the child now; what it has not saved is lost, and how it ends is of no interest."""
+        if self.child is not None and not self.child.discarded:
+            self.child.discarded = True
+            self._kill(self.child)
+
+    def _kill(self, child: Child) -> None:
+        child.stop = Stop.KILLED
+        with contextlib.suppress(LaunchError):  # it has ended, or the launcher has: an event says so
+            self._launcher.kill(child.gen)
+
+    def tick(self) -> None:
+        """Take the next step of a stop whose time has come."""
+        child = self.child
+        if child is None or child.stop is Stop.KILLED:
+            return
+        now = time.time()
+        if self._workers_done(child, now):
+            self._kill(child)
+        elif child.stop is Stop.ASKED and (now >= child.deadline - TERM_S or child.control.state is State.STARTING):
+            # Before attach() nobody listens, and there is nothing to save: a handler of the user's may.
+            self._log("job.term", gen=child.gen, state=child.control.state.name)
+            child.stop = Stop.TERMED
+            child.deadline = min(child.deadline, now + max(TERM_S, child.grace_s))
+            with contextlib.suppress(LaunchError):
+                self._launcher.signal(child.gen, signal.SIGTERM)
+        elif child.stop is Stop.TERMED and now >= child.deadline:
+            self._log("job.kill", gen=child.gen)
+            self._kill(child)
+
+    def next_tick_s(self) -> float | None:
+        """Real seconds until :meth:`tick` has something to look at; None: nothing is under way."""
+        return None if self.child is None or self.child.stop is None else 0.05
+
+    def ended(self, gen: int, code: int) -> Ending | None:
+        """The launcher says that a generation is gone: what became of it. None: it was not ours any more."""
+        child = self.child
+        if child is None or child.gen != gen:
+            return None
+        ending = self._ending(child, code)
+        self.child = None
+        child.control.close()
+        # The launcher has ended its own; what left its tree is found by its mark.
+        swept = self.sweep()
+        self._log("job.end", gen=gen, code=ending.code, stopped=ending.stopped, swept=swept)
+        return ending
+
+    def sweep(self) -> int:
+        """End everything that bears this node's mark but the launcher, and wait until it is gone."""
+        found, until = 0, time.monotonic() + SWEEP_S
+        while (count := sweep(self._run, {os.getpid(), self._launcher.pid})) and time.monotonic() < until:
+            found = max(found, count)
+            time.sleep(0.01)
+        return found
+
+    def _ending(self, child: Child, code: int) -> Ending:
+        result = read_result(child.folder)
+        if result is not None and result.gen != child.gen:
+            result = None
+        codes = exit_codes(child.folder)
+        if NO_RESTART in codes:
+            code = NO_RESTART
+        elif child.stop is Stop.KILLED and len(codes) == child.nproc:
+            code = max(codes)  # its workers had ended by themselves; only torchrun was killed
+        commit = child.control.commit if result is None else result.commit
+        return Ending(child.gen, code, child.saving, child.discarded, result, commit)
+
+    def _workers_done(self, child: Child, now: float) -> bool:
+        """Whether all workers have left and torchrun has had its time."""
+        if len(exit_codes(child.folder)) < child.nproc:
+            return False
+        child.workers_done = child.workers_done or now
+        result = read_result(child.folder)
+        stopped = child.saving or (result is not None and result.outcome == "stopped")
+        return now - child.workers_done > (LINGER_S if stopped else DONE_LINGER_S)
+
+    def _forget_old(self, folder: Path) -> None:
+        """Keep the last few generations' folders."""
+        old = [path for path in folder.parent.iterdir() if path.name.isdigit() and int(path.name) < int(folder.name)]
+        for path in sorted(old, key=lambda path: int(path.name))[: -KEPT_RUNS + 1]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def exit_codes(folder: Path) -> list[int]:
+    """What the workers that ended in order returned (``exit.<local rank>``)."""
+    codes = []
+    for path in folder.glob("exit.*"):
+        with contextlib.suppress(OSError, ValueError):
+            if path.suffix != ".tmp":
+                codes.append(int(path.read_text()))
+    return codes
+
+
+def launcher_kind(run: JobRun, source: Path) -> Kind:
+    """The launcher a job needs. A Python with a ``/`` in it is looked for in the job's source."""
+    python = run.python
+    if "/" in python:
+        python = str(source / python)
+    else:
+        python = shutil.which(python, path=run.env.get("PATH") or os.environ.get("PATH")) or python
+    env = {"OMP_NUM_THREADS": str(threads(run.nproc))} | run.env
+    return Kind(run.launcher, python, tuple(sorted(env.items())))
+
+
+def threads(nproc: int) -> int:
+    """Cores per process: torchrun itself would say 1."""
+    return max(1, len(os.sched_getaffinity(0)) // nproc)
+
+
+def torchrun_args(templates: Path, doc: Generation, run: JobRun, node: Node, folder: Path) -> list[str]:
+    """torchrun's arguments, from ``torchrun.args.j2``: one a line, each a JSON string.
+
+    Raises:
+        RenderError: the template is wrong.
+    """
+    import msgspec
+
+    path = templates / "torchrun.args.j2"
+    values = {"doc": doc, "run": run, "node": node, "folder": folder, "rendezvous_s": RENDEZVOUS_S}
+    boot = Path(__file__).parent / "launcher/boot.py"
+    text = render.render(path, values | {"command": command(boot, run.command, node.source)})
+    try:
+        return [msgspec.json.decode(line, type=str) for line in text.splitlines() if line.strip()]
+    except msgspec.DecodeError as error:
+        raise render.RenderError(f"{path}: a line is no JSON string: {error}") from None
+
+
+def command(boot: Path, argv: tuple[str, ...], source: Path) -> list[str]:
+    """``boot.py``, the script by its full path, its arguments."""
+    if argv[0] == "-m":
+        return [str(boot), *argv]
+    return [str(boot), str(source / argv[0]), *argv[1:]]
+
+
+def environment(doc: Generation, run: JobRun, node: Node, folder: Path) -> dict[str, str]:
+    """What ``docs/design.md`` promises the job's processes, laid over the launcher's own environment."""
+    env = {
+        "SPOTKEEPER_RUN": str(folder),
+        "SPOTKEEPER_JOB": doc.job,
+        "SPOTKEEPER_UID": doc.uid,
+        "SPOTKEEPER_GEN": str(doc.gen),
+        "SPOTKEEPER_SLOT": str(node.slot),
+        "SPOTKEEPER_SAVER": str(node.saver),
+        "SPOTKEEPER_KEEP": str(run.keep),
+        "SPOTKEEPER_SEED": str(run.seed),
+        "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if node.ckpt is not None:
+        env["SPOTKEEPER_CKPT"] = str(node.ckpt)
+    if run.interval_s is not None:
+        env["SPOTKEEPER_INTERVAL_S"] = str(run.interval_s)
+    if doc.mean_life_s is not None:
+        env["SPOTKEEPER_MEAN_LIFE_S"] = str(doc.mean_life_s)
+    interface = interface_of(node.address)
+    if interface is not None:
+        env |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {name: value for name, value in env.items() if name not in run.env or name.startswith("SPOTKEEPER_")}
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that owns an IPv4 address; None on loopback, where gloo needs nothing."""
+    if address.startswith("127."):
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(sock, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None

@@ -1,0 +1,227 @@
+"""Talking with the function: one endpoint, a poll, and facts that are not lost.
+
+Facts wait in a spool on disk until the function has answered for them; an agent that
+died sends what is left at its next start. This file decides nothing: it carries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import requests
+from msgspec import Struct
+
+from spotkeeper.clock import Clock
+from spotkeeper.spec.generation import FactIn, Progress, Sync, SyncReply
+from spotkeeper.vm.events import Answered
+from spotkeeper.vm.log import Log
+from spotkeeper.vm.metadata import Metadata, MetadataError
+
+POLL_S = 5.0  # virtual
+PENDING_S = 0.5  # virtual, while anything is awaited
+# On a fast clock a poll would cost more than the training beside it.
+POLL_FLOOR_S = 0.5  # real
+PENDING_FLOOR_S = 0.1  # real
+CONNECT_S = 3.0
+ANSWER_S = 30.0  # a sync with new facts waits for a round with its cloud calls
+
+
+class SyncError(Exception):
+    """No usable answer; the same is sent again."""
+
+
+class RefusedError(SyncError):
+    """The function read the request and will never take it (HTTP 400)."""
+
+
+class FunctionClient:
+    """``POST <function>/v1/sync`` with this machine's identity token. For one thread."""
+
+    def __init__(self, url: str, metadata: Metadata) -> None:
+        self._url = url
+        self._metadata = metadata
+        self._session = requests.Session()
+
+    def sync(self, body: Sync) -> SyncReply:
+        """One exchange.
+
+        Raises:
+            RefusedError: HTTP 400, the body makes no sense to the function.
+            SyncError: anything else but an answer.
+        """
+        try:
+            token = self._metadata.identity_token(self._url)
+            answer = self._session.post(
+                f"{self._url}/v1/sync",
+                data=msgspec.json.encode(body),
+                headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+                timeout=(CONNECT_S, ANSWER_S),
+            )
+        except MetadataError as error:
+            raise SyncError(str(error)) from None
+        except requests.RequestException as error:
+            raise SyncError(type(error).__name__) from None
+        if answer.status_code == 401:
+            self._metadata.forget_identity()
+        if answer.status_code == 400:
+            raise RefusedError(f"HTTP 400: {answer.text[:200]}")
+        if answer.status_code != 200:
+            raise SyncError(f"HTTP {answer.status_code}")
+        try:
+            return msgspec.json.decode(answer.content, type=SyncReply)
+        except msgspec.DecodeError as error:
+            raise SyncError(f"answer: {error}") from None
+
+
+class _Spooled(Struct, frozen=True):
+    boot: str
+    job: str | None
+    facts: tuple[FactIn, ...]
+
+
+class Outbox:
+    """Facts that the function has not answered for, in order; kept on disk. Thread-safe.
+
+    Facts of another boot are dropped at start: they would be told as if this boot said them.
+    """
+
+    def __init__(self, folder: Path, boot: str, log: Log) -> None:
+        self._path = folder / "facts.json"
+        self._boot = boot
+        self._log = log
+        self._lock = threading.Lock()
+        self._job: str | None = None
+        self._facts: list[FactIn] = []
+        self._told: set[FactIn] = set()
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            left = msgspec.json.decode(self._path.read_bytes(), type=_Spooled)
+            if left.boot == boot:
+                self._job, self._facts = left.job, list(left.facts)
+
+    def assigned(self, job: str | None) -> None:
+        """Another job or attempt: what was said for the old one may be said again, what waits is void."""
+        with self._lock:
+            if job != self._job:
+                self._facts = [fact for fact in self._facts if fact.attempt is not None]
+            self._job = job
+            self._told.clear()
+            self._save()
+
+    def add(self, fact: FactIn, *, again: bool = False) -> bool:
+        """False where it waits already, or has been told and is not to be told ``again``."""
+        with self._lock:
+            if (fact in self._told and not again) or fact in self._facts:
+                return False
+            self._facts.append(fact)
+            self._save()
+            return True
+
+    def waiting(self) -> tuple[FactIn, ...]:
+        with self._lock:
+            return tuple(self._facts)
+
+    def told(self, facts: tuple[FactIn, ...]) -> None:
+        with self._lock:
+            self._told.update(facts)
+            self._facts = [fact for fact in self._facts if fact not in facts]
+            if facts:
+                self._save()
+
+    def _save(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_bytes(msgspec.json.encode(_Spooled(self._boot, self._job, tuple(self._facts))))
+            temporary.replace(self._path)
+        except OSError as error:
+            self._log.once(f"spool {error.errno}", "spool.trouble", error=str(error))
+
+
+@dataclass(frozen=True)
+class Want:
+    """What the loop wants of the next exchanges."""
+
+    ver: int = 0
+    job: str | None = None
+    pending: bool = True
+    progress: Progress | None = None
+
+
+class Syncer(threading.Thread):
+    """Polls until told to stop; ``post`` gets an :class:`Answered` for every answer."""
+
+    def __init__(
+        self,
+        client: FunctionClient,
+        outbox: Outbox,
+        boot: str,
+        post: Callable[[Answered], None],
+        clock: Clock,
+        log: Log,
+    ) -> None:
+        super().__init__(name="sync", daemon=True)
+        self._client = client
+        self._outbox = outbox
+        self._boot = boot
+        self._post = post
+        self._clock = clock
+        self._log = log
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._want = Want()
+
+    def say(self, fact: FactIn, *, again: bool = False) -> None:
+        """Send a fact, now and until it has been taken. ``again``: with the next poll, though it has been taken."""
+        if self._outbox.add(fact, again=again) and not again:
+            self._log("fact", kind=fact.kind.value, gen=fact.gen, value=fact.value)
+            self._wake.set()
+
+    def assigned(self, job: str | None) -> None:
+        self._outbox.assigned(job)
+
+    def unsaid(self) -> int:
+        return len(self._outbox.waiting())
+
+    def want(self, ver: int, job: str | None, pending: bool, progress: Progress | None = None) -> None:
+        """Becoming pending, or having progress, does not wait for the end of a long pause."""
+        with self._lock:
+            hurry = pending and not self._want.pending
+            self._want = Want(ver, job, pending, progress or self._want.progress)
+        if hurry:
+            self._wake.set()
+
+    def run(self) -> None:
+        while True:
+            self._exchange()
+            with self._lock:
+                pending = self._want.pending
+            wait_s, floor_s = (PENDING_S, PENDING_FLOOR_S) if pending else (POLL_S, POLL_FLOOR_S)
+            if self._wake.wait(max(self._clock.real_s(wait_s), floor_s)):
+                self._wake.clear()
+
+    def _exchange(self) -> None:
+        with self._lock:
+            want, self._want = self._want, replace(self._want, progress=None)
+        facts = self._outbox.waiting()
+        body = Sync(self._boot, want.ver, want.job, facts, want.progress)
+        try:
+            reply = self._client.sync(body)
+        except RefusedError as error:
+            # Said again it would be refused again, and hold up the facts behind it.
+            self._log("sync.refused", error=str(error), facts=[fact.kind.value for fact in facts])
+            self._outbox.told(facts)
+            return
+        except SyncError as error:
+            self._log.once("sync", "sync.trouble", error=str(error))
+            with self._lock:
+                if self._want.progress is None:
+                    self._want = replace(self._want, progress=want.progress)
+            return
+        self._log.over("sync", "sync.well")
+        self._outbox.told(facts)
+        self._post(Answered(reply))
