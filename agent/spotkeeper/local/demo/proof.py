@@ -1,0 +1,134 @@
+"""The proof: what every recovery cost, and that the weights are those of a run left alone."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.clock import Clock
+from spotkeeper.local.demo.watcher import Trace
+from spotkeeper.report.recovery import Recovery
+
+_WEIGHTS = re.compile(r"weights sha256 ([0-9a-f]{64})")
+_TOO_LONG_S = 240.0  # the reference takes about a minute
+
+
+class Recovered(Struct, frozen=True):
+    """One recovery. ``seconds``: real seconds without a step, the boot of a replacement (``boot_seconds``)
+    taken out where training had to wait for it."""
+
+    cause: str
+    announced: bool
+    steps_lost: int
+    seconds: float
+    boot_seconds: float
+    replacement: str
+    zone: str
+
+
+class Preemptions(Struct, frozen=True):
+    announced: int
+    unannounced: int
+
+
+class Cost(Struct, frozen=True):
+    """USD, as the cloud billed it."""
+
+    spent: float
+    on_demand_only: float
+    saved: float
+
+
+class LeftOver(Struct, frozen=True):
+    vms: int
+    disks: int
+    processes: int
+
+    def nothing(self) -> bool:
+        return not (self.vms or self.disks or self.processes)
+
+
+class Report(Struct, frozen=True):
+    """``.spotkeeper/demo/report.json``."""
+
+    steps: int
+    generations: int
+    preemptions: Preemptions
+    recoveries: tuple[Recovered, ...]
+    cost: Cost
+    weights_identical: bool
+    left_over: LeftOver
+    engine: str
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+
+def recovered(traces: dict[int, Trace], ledger: Iterable[Recovery], clock: Clock) -> tuple[Recovered, ...]:
+    """Join what training measured with what the ledger knows, by generation."""
+    by_gen = {recovery.gen: recovery for recovery in ledger if recovery.seconds is not None}
+    out = []
+    for before, after in _pairs(traces):
+        told = by_gen.get(after.gen)
+        pause = after.first_step_at - before.last_step_at
+        boot = clock.real_s(told.boot_s) if told and told.boot_s is not None else 0.0
+        announced = bool(told and told.announced)
+        out.append(
+            Recovered(
+                cause=told.cause if told else "unknown",
+                announced=announced,
+                steps_lost=max(0, before.last_step - (after.restored.step if after.restored else 0)),
+                seconds=round(pause if announced else max(0.0, pause - boot), 3),
+                boot_seconds=round(boot, 3),
+                replacement=told.replacement.value if told and told.replacement else "",
+                zone=(told.zone or "") if told else "",
+            )
+        )
+    return tuple(out)
+
+
+def _pairs(traces: dict[int, Trace]) -> Iterable[tuple[Trace, Trace]]:
+    """Generations that made a step, with the one that made the next."""
+    stepped = [traces[gen] for gen in sorted(traces) if traces[gen].first_step_at]
+    return itertools.pairwise(stepped)
+
+
+def weights_in(log: str) -> str | None:
+    """The hash the example prints when it is done; the last one of the log."""
+    found = _WEIGHTS.findall(log)
+    return found[-1] if found else None
+
+
+def left_alone(source: Path, command: tuple[str, ...], nproc: int, env: dict[str, str], folder: Path) -> str:
+    """Train the same job under plain torchrun, undisturbed, and return the hash of its weights.
+
+    Raises:
+        RuntimeError: it failed, or printed no hash; the end of its log is in the message.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("SPOTKEEPER_")}
+    package = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, *launch, str(source / command[0]), *command[1:]],
+        cwd=folder,
+        env=clean | env | {"PYTHONPATH": path, "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1")},
+        capture_output=True,
+        text=True,
+        timeout=_TOO_LONG_S,
+        check=False,
+    )
+    weights = weights_in(done.stdout + done.stderr)
+    if done.returncode or weights is None:
+        raise RuntimeError(f"the undisturbed run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+    return weights
