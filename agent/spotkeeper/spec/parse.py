@@ -18,7 +18,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -149,11 +149,25 @@ def load_yaml(text: str, type: type[T], where: str = "") -> T:
     Raises:
         SpecError: syntax (with its line), duplicate keys, or what does not fit.
     """
+    return _load(text, type, where)[0]
+
+
+def load_located(file: Path, type: type[T]) -> tuple[T, Callable[[SpecError], SpecError]]:
+    """A file as a ``type``, and what gives errors of later checks the file's name and lines.
+
+    Raises:
+        SpecError: as :func:`load`.
+    """
+    value, lines = _load(read_text(file), type, file.name)
+    return value, lambda error: located(error, file.name, lines)
+
+
+def _load(text: str, type: type[T], where: str) -> tuple[T, Mapping[str, int]]:
     from spotkeeper.spec.yamltext import read
 
     document, lines = read(text, where)
     try:
-        return convert(document, type)
+        return convert(document, type), lines
     except SpecError as error:
         raise located(error, where, lines) from None
 
@@ -329,7 +343,7 @@ def _check_number(obj: object, want: inspect.IntType | inspect.FloatType, path: 
         (want.lt, operator.lt, "less than"),
     ):
         if bound is not None and not compare(obj, bound):
-            out.append(Problem(path, f"must be {words} {bound:g}", shown(obj)))
+            out.append(Problem(path, f"must be {words} {int(bound) if bound == int(bound) else bound}", shown(obj)))
 
 
 def _check_text(obj: object, want: inspect.StrType, path: str, out: list[Problem]) -> None:
