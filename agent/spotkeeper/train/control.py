@@ -174,6 +174,14 @@ class Control:
             raise ControlError(f"{path}: starts with {found!r}; agent and library are of different versions")
         return control
 
+    @classmethod
+    def private(cls) -> Control:
+        """One that nobody else sees: for a run without an agent."""
+        control = cls(Path("-"), mmap.mmap(-1, SIZE))
+        control.loss = None
+        control._words[0] = MAGIC
+        return control
+
     def close(self) -> None:
         self._words.release()
         self._floats.release()
@@ -231,6 +239,11 @@ class Control:
         if self._floats[23] == 0.0:
             self._floats[23] = now
         self._floats[10] = now
+
+    def resumed(self, commit: Commit) -> None:
+        """The state of ``commit`` is loaded; no step of this generation is done yet."""
+        self._words[9] = commit.step
+        self._words[24] = _pack(commit)
 
     @property
     def step_s(self) -> float:
@@ -332,10 +345,6 @@ class Control:
     @property
     def restored(self) -> Commit | None:
         return _unpack(self._words[24])
-
-    @restored.setter
-    def restored(self, value: Commit | None) -> None:
-        self._words[24] = 0 if value is None else _pack(value)
 
 
 def _pack(commit: Commit) -> int:

@@ -1,0 +1,155 @@
+"""Where a run is in its data, and the batches from there on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader
+
+from spotkeeper.train import rng
+from spotkeeper.train.gang import Gang
+from spotkeeper.train.parts import Stateful
+from spotkeeper.train.sampler import DataError, is_map_style, rebuild
+from spotkeeper.train.writer import say
+
+
+@dataclass(frozen=True)
+class Position:
+    """Of the whole gang. ``consumed`` is the truth for map-style data, ``epoch`` and ``number`` for any other.
+
+    ``loop``: which call of ``steps()`` this is about, counted from 0; earlier ones are over.
+    """
+
+    loop: int = 0
+    consumed: int = 0  # samples, by all ranks, in this loop
+    batch: int = 0  # samples of all ranks in one batch; 0 until known
+    epoch: int = 0
+    number: int = 0  # batches done in this epoch
+
+    def next(self) -> Position:
+        return replace(self, consumed=self.consumed + self.batch, number=self.number + 1)
+
+
+class Feed(Protocol):
+    """One loop's data. ``position`` is after the batch that was yielded last, once it is done."""
+
+    position: Position
+    epoch_batches: int | None  # batches of an epoch, where known
+
+    def batches(self, epochs: int | None) -> Iterator[Any]:
+        """From the position on; ``done`` is called between."""
+
+    def done(self) -> None:
+        """The batch that was yielded last has been trained on."""
+
+    def local(self) -> dict[str, Any]:
+        """This rank's own part of the position."""
+
+
+def open_feed(loader: Iterable[Any], position: Position, local: dict[str, Any] | None, gang: Gang, seed: int) -> Feed:
+    """The data of a loop, from ``position`` on.
+
+    Args:
+        local: what ``Feed.local`` of this rank gave, in a resumed run with as many ranks; else None.
+
+    Raises:
+        DataError: the position cannot be found again in such a loader.
+    """
+    if is_map_style(loader):
+        assert isinstance(loader, DataLoader)
+        return _Mapped(loader, position, gang, seed)
+    return _Iterated(loader, position, local, gang)
+
+
+class _Mapped:
+    """A DataLoader with indices: rebuilt over our sampler."""
+
+    def __init__(self, loader: DataLoader[Any], position: Position, gang: Gang, seed: int) -> None:
+        seed = rng.mix(seed, position.loop)
+        self._loader, self._sampler, order = rebuild(loader, seed, position.batch or None, gang.rank, gang.world)
+        self.epoch_batches: int | None = order.batches
+        epoch, number = divmod(position.consumed // order.batch, order.batches)
+        self.position = replace(position, batch=order.batch, epoch=epoch, number=number)
+
+    def batches(self, epochs: int | None) -> Iterator[Any]:
+        while epochs is None or self.position.epoch < epochs:
+            self._sampler.epoch, self._sampler.start = self.position.epoch, self.position.number
+            yield from self._loader
+
+    def done(self) -> None:
+        self.position = self.position.next()
+        if self.position.number == self.epoch_batches:
+            self.position = replace(self.position, epoch=self.position.epoch + 1, number=0)
+
+    def local(self) -> dict[str, Any]:
+        return {}
+
+
+class _Iterated:
+    """Anything else that can be iterated: its own state where it has one, else batches are skipped."""
+
+    def __init__(self, loader: Iterable[Any], position: Position, local: dict[str, Any] | None, gang: Gang) -> None:
+        if isinstance(loader, Iterator):
+            raise DataError(
+                f"{type(loader).__name__} can be iterated only once, so a place in it cannot be found again; "
+                "give run.steps() the loader itself"
+            )
+        self._loader = loader
+        size = getattr(loader, "batch_size", None) or 1
+        self.epoch_batches = len(loader) if isinstance(loader, Sized) and not isinstance(loader, DataLoader) else None
+        self.position = replace(position, batch=size * gang.world)
+        self._resume: dict[str, Any] | None = None
+        self._before: dict[str, Any] = {}
+        if not position.number:
+            return
+        if local is None:
+            raise DataError(
+                "the number of ranks has changed, and this loader has no indices to divide anew; "
+                "use a map-style data set, or keep the number of ranks"
+            )
+        self._resume = local
+
+    def batches(self, epochs: int | None) -> Iterator[Any]:
+        while epochs is None or self.position.epoch < epochs:
+            yield from self._epoch()
+            self.position = replace(self.position, epoch=self.position.epoch + 1, number=0)
+
+    def _epoch(self) -> Iterator[Any]:
+        resume, self._resume = self._resume, None
+        if resume is None:
+            self._before = rng.capture(devices=False)
+            return iter(self._loader)
+        self._before = resume["before"]
+        own = self._own_state()
+        if own is not None and resume["own"] is not None:
+            own.load_state_dict(resume["own"])
+            return iter(self._loader)
+        say(f"skipping {self.position.number} batches: the loader has no state_dict() to resume from")
+        now = rng.capture(devices=False)
+        rng.restore(self._before)  # so that whatever the loader draws for its order is drawn again
+        iterator = islice(self._loader, self.position.number, None)
+        first = next(iterator, None)
+        rng.restore(now)
+        return iter(()) if first is None else _chain(first, iterator)
+
+    def done(self) -> None:
+        self.position = self.position.next()
+
+    def local(self) -> dict[str, Any]:
+        own = self._own_state()
+        return {"before": self._before, "own": None if own is None else own.state_dict()}
+
+    def _own_state(self) -> Stateful | None:
+        """The loader's, or its data set's where no worker has a copy of it."""
+        if isinstance(self._loader, Stateful):
+            return self._loader
+        dataset = getattr(self._loader, "dataset", None)
+        return dataset if isinstance(dataset, Stateful) and not getattr(self._loader, "num_workers", 0) else None
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest

@@ -1,0 +1,674 @@
+"""The saver: one small process per node that makes staged checkpoints durable.
+
+It knows nothing of tensors. A trainer (local rank 0) copies its state into a memory file
+that the saver owns, and says which bytes make which file; the saver writes them with
+O_DIRECT while it hashes them, then COMMIT, then drops what is too old. It outlives
+generations: what was staged before its trainer was killed still becomes durable, and the
+next trainer finds the memory warm, or takes the state over from it.
+
+Standard library only (7 MB resident, against 500 MB with torch). It handles one message at
+a time, so it is never asked two things at once, and the greeting of a new generation is
+answered after the save of an older one is finished.
+
+Messages are JSON over a unix socket of type SEQPACKET:
+
+======== ============================== ==================================================
+ op       with                           answer
+======== ============================== ==================================================
+hello    folder, gen, keep              hello: held (commit and files in memory, or null),
+                                        quarantined; ``fenced`` if a newer one has spoken
+reserve  bytes                          buffer, with the memory file's descriptor
+stage    -                              none; what the memory held is no longer valid
+save     manifest, stretches            durable (seconds), or failed (fault, why)
+======== ============================== ==================================================
+
+A message of a trainer whose generation is older than the newest that said hello, or than
+what is on the disk, is refused: a writer of an old generation never starts. (The checkpoint
+may be of an older generation than its writer: a copy received from a peer keeps its name.)
+"""
+
+from __future__ import annotations
+
+import sys
+
+if not __package__:  # run as a file: `python -S saver.py`; the folder of this file must not shadow anything
+    sys.path[0] = __file__.rsplit("/", 3)[0]
+
+import argparse
+import array
+import contextlib
+import ctypes
+import errno
+import hashlib
+import json
+import mmap
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spotkeeper.train import store
+from spotkeeper.train.control import Commit, Fault
+from spotkeeper.train.store import FileSum, Manifest, Place, Skipped
+
+PAGE = 4096
+_CHUNK = 16 << 20
+_MESSAGE = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PR_SET_PDEATHSIG = 1
+
+
+# ---------------------------------------------------------------------------- the process
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes of the memory file that make one file. ``offset`` is a multiple of PAGE."""
+
+    name: str
+    offset: int
+    bytes: int
+
+
+class _Buffer:
+    """The memory file: grows, never shrinks, is mapped by trainer and saver."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("spotkeeper", os.MFD_CLOEXEC)
+        self.size = 0
+        self.held: Manifest | None = None  # what it holds, once that is durable
+        self.stretches: tuple[Stretch, ...] = ()
+
+    def reserve(self, size: int) -> None:
+        """Fault the memory in here: fresh pages would cost the training loop 3 s per GB."""
+        if size > self.size:
+            os.posix_fallocate(self.fd, 0, size)
+            self.size = size
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+@dataclass
+class _Peer:
+    """A connected trainer."""
+
+    sock: socket.socket
+    gen: int = -1
+    folder: Path | None = None
+    keep: int = 2
+
+
+class Server:
+    """Serves until told to stop; see the module's table of messages."""
+
+    def __init__(self, *, listener: socket.socket | None = None, peer: socket.socket | None = None) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._listener = listener
+        self._peers: list[_Peer] = []
+        self._buffer = _Buffer()
+        self._gen = -1
+        self._stopping = False
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        for sock in (self._wake_out, listener):
+            if sock is not None:
+                sock.setblocking(False)
+                self._selector.register(sock, selectors.EVENT_READ)
+        if peer is not None:
+            self._admit(peer)
+
+    def stop(self, *_: object) -> None:
+        """Leave after the message in hand. Signal handler; a save that runs is finished."""
+        self._stopping = True
+
+    def serve(self) -> None:
+        signal.set_wakeup_fd(self._wake_in.fileno(), warn_on_full_buffer=False)
+        while not self._stopping and (self._listener or self._peers):
+            ready = {key.fileobj for key, _ in self._selector.select()}
+            if self._wake_out in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_out.recv(64)
+            # Oldest first: what a dead trainer had staged goes before the greeting of its successor.
+            for peer in [peer for peer in self._peers if peer.sock in ready]:
+                self._drain(peer)
+            if self._listener in ready and self._listener is not None:
+                with contextlib.suppress(BlockingIOError):
+                    self._admit(self._listener.accept()[0])
+        for peer in list(self._peers):  # a trainer that staged, asked and died: its message may still lie here
+            self._drain(peer)
+
+    def _admit(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._peers.append(_Peer(sock))
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def _drain(self, peer: _Peer) -> None:
+        """Handle all that has arrived; a closed connection is the end of a trainer, not of its save."""
+        while True:
+            try:
+                data = peer.sock.recv(_MESSAGE)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._selector.unregister(peer.sock)
+                peer.sock.close()
+                self._peers.remove(peer)
+                return
+            self._handle(peer, json.loads(data))
+
+    def _handle(self, peer: _Peer, message: dict[str, Any]) -> None:
+        if message["op"] == "hello":
+            self._hello(peer, Path(message["folder"]), message["gen"], message["keep"])
+            return
+        fence = "" if peer.gen == self._gen else f"generation {self._gen} has spoken, this is {peer.gen}"
+        match message["op"]:
+            case "reserve":
+                self._reserve(peer, message["bytes"], fence)
+            case "stage" if not fence:
+                self._buffer.held = None
+            case "save":
+                manifest = Manifest.from_bytes(message["manifest"].encode())
+                self._save(peer, manifest, tuple(Stretch(**part) for part in message["stretches"]), fence)
+
+    def _hello(self, peer: _Peer, folder: Path, gen: int, keep: int) -> None:
+        if gen < self._gen:
+            _send(peer.sock, {"event": "fenced", "why": f"generation {self._gen} has spoken, this is {gen}"})
+            return
+        if any(other is not peer and other.folder for other in self._peers):
+            # An older trainer still maps the memory and may still write to it: leave it to him.
+            self._buffer.close()
+            self._buffer = _Buffer()
+        self._gen, peer.gen, peer.folder, peer.keep = gen, gen, folder, keep
+        folder.mkdir(parents=True, exist_ok=True)
+        moved = store.quarantine_incomplete(folder)
+        held = self._buffer.held
+        if held is not None and held.commit not in store.complete(folder):
+            held = None  # pruned, damaged or of another folder: memory is worth no more than the disk says
+        answer: dict[str, Any] = {"event": "hello", "held": None, "quarantined": [asdict(skipped) for skipped in moved]}
+        if held is not None:
+            answer["held"] = held.to_bytes().decode()
+            answer["stretches"] = [asdict(stretch) for stretch in self._buffer.stretches]
+        _send(peer.sock, answer)
+
+    def _reserve(self, peer: _Peer, size: int, fence: str) -> None:
+        if fence:
+            _send(peer.sock, {"event": "failed", "fault": int(Fault.FENCED), "why": fence})
+            return
+        try:
+            self._buffer.reserve(size)
+        except OSError as error:  # no memory left
+            _send(peer.sock, {"event": "failed", "fault": int(Fault.WRITE_FAILED), "why": f"staging memory: {error}"})
+            return
+        _send(peer.sock, {"event": "buffer", "bytes": self._buffer.size}, self._buffer.fd)
+
+    def _save(self, peer: _Peer, manifest: Manifest, stretches: tuple[Stretch, ...], fence: str) -> None:
+        began = time.monotonic()
+        commit = manifest.commit
+        answer: dict[str, Any] = {"gen": commit.gen, "step": commit.step}
+        if peer.folder is None:
+            fence = "no hello"
+        elif not fence:
+            fence = _refusal(peer.folder, commit, peer.gen)
+        if fence or peer.folder is None:
+            _send(peer.sock, answer | {"event": "failed", "fault": int(Fault.FENCED), "why": fence})
+            return
+        try:
+            written = _write_checkpoint(peer.folder, manifest, self._buffer, stretches)
+        except OSError as error:
+            fault = Fault.DISK_FULL if error.errno in _FULL else Fault.WRITE_FAILED
+            _send(peer.sock, answer | {"event": "failed", "fault": int(fault), "why": f"{peer.folder}: {error}"})
+            return
+        self._buffer.held, self._buffer.stretches = written, stretches
+        _send(peer.sock, answer | {"event": "durable", "seconds": time.monotonic() - began})
+        store.prune(peer.folder, peer.keep)
+
+
+def _refusal(folder: Path, commit: Commit, gen: int) -> str:
+    """Why a writer of generation ``gen`` may not write ``commit``, by what is on the disk; '' if it may."""
+    there = store.scan(folder)
+    if there and there[0].gen > gen:
+        return f"the disk has {there[0]}, of a newer generation than the writer's {gen}"
+    return f"{commit} is there already" if commit in there else ""
+
+
+def _write_checkpoint(folder: Path, manifest: Manifest, buffer: _Buffer, stretches: tuple[Stretch, ...]) -> Manifest:
+    """Write all files, then COMMIT. On an error nothing of it stays. Returns the manifest with sums."""
+    home = folder / str(manifest.commit)
+    home.mkdir()
+    try:
+        try:
+            sums = _write_files(home, buffer.fd, stretches)
+        except OSError as error:
+            if error.errno not in _FULL or not store.empty_quarantine(folder):
+                raise
+            sums = _write_files(home, buffer.fd, stretches)
+        manifest = replace(manifest, files=sums)
+        store.publish(home, manifest)
+    except OSError:
+        with contextlib.suppress(OSError):
+            store.quarantine(folder, manifest.commit)  # a rename: at no moment half a checkpoint with a COMMIT
+            store.empty_quarantine(folder)
+        raise
+    return manifest
+
+
+def _write_files(home: Path, memory: int, stretches: tuple[Stretch, ...]) -> tuple[FileSum, ...]:
+    return tuple(_write_file(home / stretch.name, memory, stretch) for stretch in stretches)
+
+
+def _write_file(path: Path, memory: int, stretch: Stretch) -> FileSum:
+    """One thread writes, one hashes; both let the interpreter's lock go."""
+    rounded = _round(stretch.bytes)
+    with mmap.mmap(memory, max(rounded, PAGE), prot=mmap.PROT_READ, offset=stretch.offset) as mapped:
+        view = memoryview(mapped)
+        digest = hashlib.sha256()
+        hashing = threading.Thread(target=_hash, args=(digest, view[: stretch.bytes]))
+        hashing.start()
+        try:
+            _write_bytes(path, view, stretch.bytes)
+        finally:
+            hashing.join()
+            view.release()
+    return FileSum(stretch.name, stretch.bytes, digest.hexdigest())
+
+
+def _hash(digest: Any, view: memoryview) -> None:
+    with view:
+        for at in range(0, len(view), _CHUNK):
+            digest.update(view[at : at + _CHUNK])
+
+
+def _write_bytes(path: Path, view: memoryview, size: int) -> None:
+    """Past the page cache where the file system allows: buffered, 2 GB took up to 17 s to become durable."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        if size:
+            os.posix_fallocate(fd, 0, size)  # a full disk says so here, before a byte is written
+        if not _write_direct(path, view, size):
+            _write_all(fd, view[:size])
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_direct(path: Path, view: memoryview, size: int) -> bool:
+    """Whole pages with O_DIRECT; the caller cuts the last one to length. False where it is refused."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    try:
+        _write_all(fd, view[: _round(size)])
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    finally:
+        os.close(fd)
+    return True
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    at = 0
+    while at < len(view):
+        at += os.pwrite(fd, view[at : at + _CHUNK], at)
+
+
+def _round(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _send(sock: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
+    """Best effort: a trainer that is gone does not hear, and its checkpoint is on disk all the same."""
+    rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    with contextlib.suppress(ConnectionError, BlockingIOError):
+        sock.sendmsg([json.dumps(message).encode()], rights)
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """A name for ``path`` that fits into the 108 bytes of a unix address, however deep it lies."""
+    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{path.name}"
+    finally:
+        os.close(fd)
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at ``path``; one that a dead saver left is replaced.
+
+    Raises:
+        FileExistsError: a saver answers there already.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with _address(path) as address:
+        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
+            probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with probe:
+                probe.connect(address)
+            sock.close()
+            raise FileExistsError(errno.EEXIST, "a saver answers there already", str(path))
+        path.unlink(missing_ok=True)
+        old = os.umask(0o177)
+        try:
+            sock.bind(address)
+        finally:
+            os.umask(old)
+    sock.listen()
+    return sock
+
+
+def _die_with_parent() -> None:
+    """SIGTERM when the trainer goes: the save in hand is finished, then the process ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise SystemExit(0)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="saver", description="Make staged checkpoints durable.")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--socket", type=Path, help="listen at this unix socket until SIGTERM")
+    where.add_argument("--fd", type=int, help="serve this inherited socket, and end with the parent")
+    args = parser.parse_args(argv)
+    if args.socket:
+        server = Server(listener=listen(args.socket))
+    else:
+        _die_with_parent()
+        server = Server(peer=socket.socket(fileno=args.fd))
+    signal.signal(signal.SIGTERM, server.stop)
+    signal.signal(signal.SIGINT, server.stop)
+    server.serve()
+    return 0
+
+
+def command(path: Path | str, *, python: str = sys.executable) -> list[str]:
+    """The argument list that starts a node's saver at the unix socket ``path``. Needs no environment."""
+    return [python, "-S", __file__, "--socket", str(path)]
+
+
+# ---------------------------------------------------------------------------- the trainer's side
+
+
+class SaverError(Exception):
+    """The saver refused or is gone. ``fault`` says which."""
+
+    def __init__(self, fault: Fault, why: str) -> None:
+        super().__init__(why)
+        self.fault = fault
+
+
+@dataclass(frozen=True)
+class Durable:
+    """A save that is on disk; ``seconds`` is what the saver took."""
+
+    commit: Commit
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A save that came to nothing."""
+
+    commit: Commit
+    fault: Fault
+    why: str
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What the saver knows at the start of a generation."""
+
+    held: Manifest | None  # in memory, durable, and as on disk
+    stretches: tuple[Stretch, ...]
+    quarantined: tuple[Skipped, ...]
+
+
+class Client:
+    """A trainer's connection to its node's saver. Not thread-safe."""
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._sock = sock
+        self._process = process
+        self._events: deque[Durable | Failed] = deque()
+        self._pending: Commit | None = None
+        self._reserving = False
+        self._fd = -1
+        self._size = 0
+        self._map: mmap.mmap | None = None
+
+    @classmethod
+    def connect(cls, path: Path | str, timeout_s: float = 5.0) -> Client:
+        """To the node's saver.
+
+        Raises:
+            SaverError: nobody listens there within ``timeout_s``.
+        """
+        path = Path(path)
+        end = time.monotonic() + timeout_s
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                with _address(path) as address:
+                    sock.connect(address)
+                return cls(sock)
+            except OSError as error:
+                sock.close()
+                if time.monotonic() > end:
+                    raise SaverError(Fault.SAVER_LOST, f"no saver at {path}: {error}") from None
+            time.sleep(0.02)  # it starts in about 40 ms
+
+    @classmethod
+    def private(cls) -> Client:
+        """Start a saver of our own, that ends with us."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            argv = [sys.executable, "-S", __file__, "--fd", str(theirs.fileno())]
+            # A session of its own: Ctrl-C in a terminal must not take it before the final save.
+            process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], start_new_session=True)
+        return cls(ours, process)
+
+    def close(self) -> None:
+        """A save that runs is finished by the saver; a private saver is waited for."""
+        self._sock.close()
+        self._drop_map()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._process is not None:
+            self._process.wait()
+
+    @property
+    def pending(self) -> Commit | None:
+        """The save that is not durable yet."""
+        return self._pending
+
+    @property
+    def pid(self) -> int:
+        """Of a private saver, else 0."""
+        return self._process.pid if self._process else 0
+
+    def hello(self, folder: Path, gen: int, keep: int) -> Hello:
+        """Announce a generation. Waits until the save of an older one is finished.
+
+        Raises:
+            SaverError: FENCED, a newer generation has spoken; SAVER_LOST.
+        """
+        self._request({"op": "hello", "folder": str(folder.absolute()), "gen": gen, "keep": keep})
+        answer = self._answer("hello", "fenced")
+        if answer["event"] == "fenced":
+            raise SaverError(Fault.FENCED, answer["why"])
+        held = None if answer["held"] is None else Manifest.from_bytes(answer["held"].encode())
+        return Hello(
+            held,
+            tuple(Stretch(**part) for part in answer.get("stretches", ())),
+            tuple(Skipped(**part) for part in answer["quarantined"]),
+        )
+
+    def reserve(self, size: int) -> None:
+        """Have the memory made ready in the background."""
+        if size > self._size and not self._reserving:
+            self._request({"op": "reserve", "bytes": _round(size)})
+            self._reserving = True
+
+    def memory(self, size: int) -> mmap.mmap:
+        """The staging memory, mapped, of ``size`` bytes or more; contents as they are."""
+        if self._reserving:
+            self._receive_buffer()
+        if size > self._size or self._fd < 0:
+            self.reserve(max(size, 1))
+            self._receive_buffer()
+        if self._map is None:
+            self._map = mmap.mmap(self._fd, self._size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        return self._map
+
+    def stage(self, size: int) -> mmap.mmap:
+        """The memory, to be written to: whatever it held is given up first.
+
+        Raises:
+            SaverError: a save is running (call ``wait``), or the saver is gone.
+        """
+        if self._pending is not None:
+            raise SaverError(Fault.WRITE_FAILED, f"{self._pending} is not durable yet")
+        memory = self.memory(size)
+        self._request({"op": "stage"})
+        return memory
+
+    def save(self, manifest: Manifest, stretches: tuple[Stretch, ...]) -> None:
+        """Have what was staged made durable. Returns at once; ``poll`` or ``wait`` tell the end."""
+        self._request(
+            {
+                "op": "save",
+                "manifest": manifest.to_bytes().decode(),
+                "stretches": [asdict(stretch) for stretch in stretches],
+            }
+        )
+        self._pending = manifest.commit
+
+    def poll(self) -> Durable | Failed | None:
+        """The end of a save, once, or None. Does not wait; about a microsecond while nothing runs."""
+        while self._pending is not None and not self._events:
+            if self._read(block=False) is None:
+                break
+        return self._events.popleft() if self._events else None
+
+    def wait(self, timeout_s: float | None = None) -> Durable | Failed | None:
+        """Wait for the save that runs. None: none runs, or the time is up."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._pending is not None and not self._events:
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            self._sock.settimeout(left)
+            try:
+                self._read(block=True)
+            except TimeoutError:
+                return None
+            finally:
+                self._sock.settimeout(None)
+        return self._events.popleft() if self._events else None
+
+    def _request(self, message: dict[str, Any]) -> None:
+        try:
+            self._sock.sendall(json.dumps(message).encode())
+        except OSError as error:
+            raise SaverError(Fault.SAVER_LOST, f"the saver is gone: {error}") from None
+
+    def _answer(self, *events: str) -> dict[str, Any]:
+        """Block for one of ``events``; ends of saves that come first are kept for ``poll``."""
+        while True:
+            message = self._read(block=True)
+            if message is not None and message["event"] in events:
+                return message
+            if message is not None and message["event"] == "failed" and "gen" not in message:
+                raise SaverError(Fault(message["fault"]), message["why"])
+
+    def _receive_buffer(self) -> None:
+        answer = self._answer("buffer")
+        self._reserving = False
+        if answer["bytes"] != self._size:
+            self._drop_map()
+            self._size = answer["bytes"]
+
+    def _drop_map(self) -> None:
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # tensors still look into it: it goes with them
+                self._map.close()
+            self._map = None
+
+    def _read(self, *, block: bool) -> dict[str, Any] | None:
+        """One message, or None where there is none."""
+        flags = 0 if block else socket.MSG_DONTWAIT
+        try:
+            data, rights, _, _ = self._sock.recvmsg(_MESSAGE, socket.CMSG_SPACE(4), flags | socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return None
+        except TimeoutError:
+            raise
+        except OSError:
+            data, rights = b"", []
+        if not data:
+            raise self._lost()
+        for _, _, raw in rights:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = array.array("i", raw[:4])[0]
+        message: dict[str, Any] = json.loads(data)
+        self._note(message)
+        return message
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if "gen" not in message:
+            return
+        commit = Commit(message["gen"], message["step"])
+        if message["event"] == "durable":
+            self._events.append(Durable(commit, message["seconds"]))
+        else:
+            self._events.append(Failed(commit, Fault(message["fault"]), message["why"]))
+        self._pending = None
+
+    def _lost(self) -> SaverError:
+        pending, self._pending = self._pending, None
+        what = "" if pending is None else f" while it wrote {pending}"
+        return SaverError(Fault.SAVER_LOST, f"the saver ended{what}")
+
+
+def start(path: Path | str, *, python: str = sys.executable) -> subprocess.Popen[bytes]:
+    """Start a node's saver at ``path`` and return when it answers. The agent's way, and the tests'.
+
+    Raises:
+        SaverError: it did not come up within five seconds.
+    """
+    process = subprocess.Popen(command(path, python=python), start_new_session=True)
+    try:
+        Client.connect(path).close()
+    except SaverError:
+        process.kill()
+        process.wait()
+        raise
+    return process
+
+
+def new_manifest(commit: Commit, gang: tuple[Place, ...], versions: dict[str, str]) -> Manifest:
+    """A manifest still without files; the saver fills them in as it hashes them."""
+    return Manifest(commit, len(gang), gang, (), versions, time.time())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

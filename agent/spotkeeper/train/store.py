@@ -1,0 +1,295 @@
+"""The checkpoint folder on disk: what is in it, which is the newest that holds, what may go.
+
+::
+
+    <folder>/<generation>-<step>/   state.bin, skeleton.pkl, and last of all COMMIT
+    <folder>/quarantine/            what was half-written or damaged, capped
+    <folder>/latest                 a hint for people; nothing here reads it
+
+``COMMIT`` is the only proof that a checkpoint is complete. It is written after all other
+bytes are on disk, by temporary file, fsync, rename and fsync of the folder, and it
+carries its own hash. Newest means the highest (generation, step): a disk that returns
+may hold more steps of a timeline that was abandoned.
+
+Standard library only: the agent asks here what its disk holds. Nothing here runs at the
+same time as a writer of the same folder, but for ``newest`` and ``scan``, which only read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from spotkeeper.train.control import Commit
+
+COMMIT = "COMMIT"
+STATE = "state.bin"
+SKELETON = "skeleton.pkl"
+QUARANTINE = "quarantine"
+LATEST = "latest"
+FORMAT = 1
+
+_CHUNK = 16 << 20
+_QUARANTINED = 2  # kept to be looked at; each may be as large as a checkpoint
+
+
+@dataclass(frozen=True)
+class FileSum:
+    """One file of a checkpoint."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank of the gang ran."""
+
+    rank: int
+    node: int  # torchrun's node_rank
+    slot: int  # the job's rank (slot) of that node
+    writes: bool  # whether that node wrote a copy of this checkpoint
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``COMMIT`` says."""
+
+    commit: Commit
+    world: int
+    gang: tuple[Place, ...]
+    files: tuple[FileSum, ...]
+    versions: dict[str, str]
+    saved_at: float  # real unix seconds
+
+    def to_bytes(self) -> bytes:
+        body = asdict(self) | {"format": FORMAT}
+        return json.dumps({"sha256": _digest(body), "body": body}, indent=1).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Raises ValueError with what is wrong."""
+        try:
+            outer = json.loads(data)
+            body = outer["body"]
+            if outer["sha256"] != _digest(body):
+                raise ValueError("COMMIT does not match its own hash")
+            if body["format"] != FORMAT:
+                raise ValueError(f"COMMIT has format {body['format']}, this library reads {FORMAT}")
+            return cls(
+                commit=Commit(**body["commit"]),
+                world=body["world"],
+                gang=tuple(Place(**place) for place in body["gang"]),
+                files=tuple(FileSum(**file) for file in body["files"]),
+                versions=body["versions"],
+                saved_at=body["saved_at"],
+            )
+        except (TypeError, KeyError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"COMMIT is not readable: {error!r}") from None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that was passed over, and why."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The answer of ``newest``."""
+
+    manifest: Manifest | None
+    skipped: tuple[Skipped, ...]  # newer ones that do not hold, newest first
+
+    @property
+    def commit(self) -> Commit | None:
+        return None if self.manifest is None else self.manifest.commit
+
+
+def newest(folder: Path | str, *, hashes: bool = True) -> Newest:
+    """The newest checkpoint whose COMMIT holds, else the next older one.
+
+    Args:
+        folder: a checkpoint folder; it need not exist.
+        hashes: read every byte and compare (about a second per GB). Without, sizes are
+            compared: enough for an agent that only reports what its disk holds.
+    """
+    skipped: list[Skipped] = []
+    for commit in scan(folder):
+        try:
+            manifest = read(folder, commit)
+            if hashes:
+                verify(folder, manifest)
+        except ValueError as error:
+            skipped.append(Skipped(str(commit), str(error)))
+            continue
+        return Newest(manifest, tuple(skipped))
+    return Newest(None, tuple(skipped))
+
+
+def scan(folder: Path | str) -> list[Commit]:
+    """All checkpoints in ``folder``, complete or not, newest first."""
+    names = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = os.listdir(folder)  # noqa: PTH208 - names, not paths
+    return sorted((commit for name in names if (commit := Commit.parse(name))), reverse=True)
+
+
+def read(folder: Path | str, commit: Commit) -> Manifest:
+    """The manifest of one checkpoint, its files' sizes compared.
+
+    Raises:
+        ValueError: it is incomplete or damaged, with the reason.
+    """
+    home = Path(folder) / str(commit)
+    try:
+        manifest = Manifest.from_bytes((home / COMMIT).read_bytes())
+    except FileNotFoundError:
+        raise ValueError("no COMMIT: it was never finished") from None
+    except OSError as error:
+        raise ValueError(f"COMMIT: {error.strerror}") from None
+    if manifest.commit != commit:
+        raise ValueError(f"COMMIT is of {manifest.commit}, in the folder of {commit}")
+    for file in manifest.files:
+        try:
+            size = (home / file.name).stat().st_size
+        except OSError as error:
+            raise ValueError(f"{file.name}: {error.strerror}") from None
+        if size != file.bytes:
+            raise ValueError(f"{file.name} has {size} bytes, COMMIT says {file.bytes}")
+    return manifest
+
+
+def verify(folder: Path | str, manifest: Manifest) -> None:
+    """Read every byte. Raises ValueError with the file that differs."""
+    for file in manifest.files:
+        try:
+            with (Path(folder) / str(manifest.commit) / file.name).open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise ValueError(f"{file.name}: {error.strerror}") from None
+        if digest != file.sha256:
+            raise ValueError(f"{file.name} does not match its hash in COMMIT")
+
+
+def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryview) -> None:
+    """Read one file into ``target`` (of its size), hashing on the way.
+
+    Raises:
+        ValueError: it is short, unreadable, or differs from its hash.
+    """
+    file = next(file for file in manifest.files if file.name == name)
+    digest = hashlib.sha256()
+    at = 0
+    try:
+        with (Path(folder) / str(manifest.commit) / name).open("rb", buffering=0) as stream:
+            while at < file.bytes and (count := stream.readinto(target[at : min(at + _CHUNK, file.bytes)])):
+                digest.update(target[at : at + count])
+                at += count
+    except OSError as error:
+        raise ValueError(f"{name}: {error.strerror}") from None
+    if at != file.bytes or digest.hexdigest() != file.sha256:
+        raise ValueError(f"{name} does not match its hash in COMMIT")
+
+
+def publish(home: Path, manifest: Manifest) -> None:
+    """Write COMMIT, last and durably. All other files are on disk already."""
+    replace(home / COMMIT, manifest.to_bytes())
+    sync_folder(home.parent)  # the folder's own name
+    with contextlib.suppress(OSError):  # a hint; the checkpoint is complete without it
+        replace(home.parent / LATEST, f"{manifest.commit}\n".encode())
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write ``path`` whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)  # noqa: PTH105 - the crash tests count the calls of os
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def prune(folder: Path, keep: int) -> list[Commit]:
+    """Drop checkpoints beyond the newest ``keep`` complete ones. Returns what went.
+
+    Only complete ones count, so a damaged newest never costs a good older one; and since
+    the running generation is the highest, its own are the last to go.
+    """
+    gone = complete(folder)[max(keep, 1) :]
+    for commit in gone:
+        home = folder / str(commit)
+        (home / COMMIT).unlink(missing_ok=True)  # first: half a removal must not look complete
+        shutil.rmtree(home, ignore_errors=True)
+    return gone
+
+
+def complete(folder: Path | str) -> list[Commit]:
+    """Checkpoints whose COMMIT holds, by sizes, newest first."""
+    found = []
+    for commit in scan(folder):
+        with contextlib.suppress(ValueError):
+            found.append(read(folder, commit).commit)
+    return found
+
+
+def quarantine(folder: Path, commit: Commit) -> None:
+    """Move a checkpoint that does not hold out of the way, to be looked at; only the last few stay."""
+    home = folder / QUARANTINE
+    home.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((_number(path) for path in home.iterdir()), default=0)
+    os.replace(folder / str(commit), home / f"{number}.{commit}")  # noqa: PTH105 - as above
+    for path in sorted(home.iterdir(), key=_number)[:-_QUARANTINED]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _number(path: Path) -> int:
+    head = path.name.split(".", 1)[0]
+    return int(head) if head.isdigit() else 0
+
+
+def quarantine_incomplete(folder: Path) -> list[Skipped]:
+    """Move all checkpoints without a COMMIT that holds (by sizes). Only while nobody writes here."""
+    moved = []
+    for commit in scan(folder):
+        try:
+            read(folder, commit)
+        except ValueError as error:
+            quarantine(folder, commit)
+            moved.append(Skipped(str(commit), str(error)))
+    return moved
+
+
+def empty_quarantine(folder: Path) -> bool:
+    """Make room on a full disk. Returns whether there was anything."""
+    home = folder / QUARANTINE
+    if not home.is_dir() or not any(home.iterdir()):
+        return False
+    shutil.rmtree(home, ignore_errors=True)
+    return True
+
+
+def _digest(body: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,155 @@
+"""This rank's end of the saver: stage, ask, hear. One rank per node has one that writes.
+
+A save that fails never stops training: it is told (control file, stderr), the older
+checkpoint stays, and the next save is tried as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from spotkeeper.train.checkpoint import Image, State
+from spotkeeper.train.control import Commit, Control, Fault
+from spotkeeper.train.pace import Pace
+from spotkeeper.train.saver import Client, Durable, Failed, Hello, SaverError, Stretch
+from spotkeeper.train.settings import Settings
+from spotkeeper.train.store import Manifest
+
+
+def say(text: str) -> None:
+    """A line for whoever reads the job's log."""
+    print(f"spotkeeper: {text}", file=sys.stderr, flush=True)
+
+
+class Writer:
+    """``folder`` None: this rank writes nothing, and every method is a no-op."""
+
+    def __init__(self, settings: Settings, folder: Path | None, control: Control, pace: Pace) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._control = control
+        self._pace = pace
+        self._gen = -1
+        self._client: Client | None = None
+        self._asked = 0  # the agent's request that the save under way answers
+        self._began = 0.0
+        self.commit: Commit | None = None
+
+    @property
+    def writes(self) -> bool:
+        return self._folder is not None
+
+    @property
+    def busy(self) -> bool:
+        return self._client is not None and self._client.pending is not None
+
+    @property
+    def client(self) -> Client | None:
+        return self._client
+
+    def greet(self, gen: int) -> Hello | None:
+        """Connect and announce the generation; waits for a save of an older one.
+
+        Raises:
+            RuntimeError: a newer generation runs on this node, so this one must not.
+        """
+        self._gen = gen
+        try:
+            return self._connect()
+        except SaverError as error:
+            if error.fault is Fault.FENCED:
+                raise RuntimeError(f"generation {gen} is over: {error}") from None
+            self._tell(error.fault, str(error))
+            return None
+
+    def _connect(self) -> Hello | None:
+        if self._folder is None:
+            return None
+        client = Client.connect(self._settings.saver) if self._settings.saver else Client.private()
+        try:
+            hello = client.hello(self._folder, self._gen, self._settings.keep)
+        except SaverError:
+            client.close()
+            raise
+        self._client = client
+        for skipped in hello.quarantined:
+            say(f"quarantined {skipped}")
+        return hello
+
+    def warm(self, state: State) -> None:
+        """Have memory for this state made ready, while training goes on."""
+        try:
+            if self._client is not None:
+                self._client.reserve(Image(state).size)
+        except SaverError as error:
+            self._lose(error)
+
+    def save(self, state: State, manifest: Manifest) -> None:
+        """Stage and ask; returns when the state may change again."""
+        if self._folder is None or manifest.commit == self.commit:
+            return
+        self._asked, self._began = self._control.ask, time.monotonic()
+        try:
+            if self._client is None:
+                self._connect()  # it was lost: the agent, or this, starts another
+            if self._client is not None:
+                image = Image(state)
+                memory = memoryview(self._client.stage(image.size))
+                image.copy_to(memory)
+                self._client.save(manifest, image.stretches)
+        except SaverError as error:
+            self._lose(error)
+
+    def copy(self, manifest: Manifest, stretches: tuple[Stretch, ...]) -> None:
+        """Make a checkpoint durable that a peer sent into the staging memory."""
+        try:
+            if self._client is not None:
+                self._began = time.monotonic()
+                self._client.save(manifest, stretches)
+        except SaverError as error:
+            self._lose(error)
+
+    def poll(self) -> None:
+        """Hear of the end of a save. About a microsecond."""
+        if self._client is not None and self._client.pending is not None:
+            try:
+                self._hear(self._client.poll())
+            except SaverError as error:
+                self._lose(error)
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait until nothing is being written, or ``timeout_s`` have passed."""
+        if self._client is not None and self._client.pending is not None:
+            try:
+                self._hear(self._client.wait(timeout_s))
+            except SaverError as error:
+                self._lose(error)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _hear(self, event: Durable | Failed | None) -> None:
+        if isinstance(event, Durable):
+            self._pace.saves.append(time.monotonic() - self._began)
+            self.commit = max(event.commit, self.commit or event.commit)
+            self._control.committed(self.commit)
+            self._control.save_s = self._pace.save_s
+            self._control.fault = Fault.NONE
+            self._control.answered = max(self._control.answered, self._asked)
+        elif isinstance(event, Failed):
+            self._tell(event.fault, f"checkpoint {event.commit} was not saved: {event.why}")
+
+    def _lose(self, error: SaverError) -> None:
+        self._tell(error.fault, str(error))
+        if error.fault is Fault.SAVER_LOST and self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _tell(self, fault: Fault, why: str) -> None:
+        self._control.fault = fault
+        kept = f"; {self.commit} stays the newest" if self.commit else ""
+        say(f"{fault.name.lower().replace('_', ' ')}: {why}{kept}; training goes on")
