@@ -1,0 +1,158 @@
+"""What an agent says, turned into stored facts. Rank and attempt come from the record, never from a body.
+
+The caller has verified who speaks; this module checks what that machine may say about itself: a machine
+that is not admitted may only say hello, a superseded one only that it let go, and nobody speaks of a
+generation that does not exist yet. What makes no sense goes to quarantine, never into a decision.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from spotkeeper.reconcile.alloc import node_of
+from spotkeeper.reconcile.document import Place, Speaker, place
+from spotkeeper.reconcile.store_api import StaticHello, Store
+from spotkeeper.spec import names
+from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.generation import FactIn, Progress, Sync
+from spotkeeper.spec.record import Grant, Record, SlotState
+from spotkeeper.spec.stack import StackState
+
+MAX_FACTS = 32  # of one sync; an honest agent has a handful
+LETTING_GO = (Kind.FREED, Kind.DROPPED)  # all that a superseded machine may say
+NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED)
+
+
+class Accepted(Struct, frozen=True):
+    """What became of a sync. ``new``: a fact that nobody knew: a round is worthwhile."""
+
+    job: str | None = None
+    record: Record | None = None
+    grant: Grant | None = None
+    new: bool = False
+
+
+def accept(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
+    """Store what this machine may say. Reads the record (and, for a static node, the allocation) afresh."""
+    owned = names.parse_vm_name(who.name)
+    if owned is None:
+        return _static(store, stack, who, sync, now)
+    held = store.read_record(owned.job) if owned.stack == stack.stack else None
+    if held is None:
+        return Accepted()
+    record = held.value
+    where = place(record, stack, who)
+    new = _take(store, record, where, who, sync)
+    _progress(store, record, where, sync, now)
+    return Accepted(owned.job, record, None, new)
+
+
+def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
+    """A static node: granted to a job, or idle. It answers for one grant at a time."""
+    if not any(node.name == who.name for pool in stack.pools for node in pool.nodes):
+        return Accepted()
+    grants = [grant for grant in store.read_alloc().value.grants if node_of(grant) == who.name]
+    if not grants:
+        new = store.put_static_hello(StaticHello(who.name, who.uid, sync.boot, who.zone, now))
+        return Accepted(new=new)
+    grant = grants[0]
+    held = store.read_record(grant.job)
+    if held is None:
+        return Accepted(grant.job, None, grant, _dropped(store, grant, who, sync))
+    record = held.value
+    where = place(record, stack, who, grant)
+    new = _take(store, record, where, who, _with_hello(where, sync))
+    new = _dropped(store, grant, who, sync) or new
+    _progress(store, record, where, sync, now)
+    return Accepted(grant.job, record, grant, new)
+
+
+def _with_hello(where: Place | None, sync: Sync) -> Sync:
+    """A granted node that speaks at all is there for this very attempt: the grant is its alone until it drops it."""
+    expected = where is not None and where.slot is not None and where.slot.boot != sync.boot
+    if not expected or any(fact.kind in (Kind.HELLO, Kind.DROPPED) for fact in sync.facts):
+        return sync
+    return Sync(sync.boot, sync.ver, sync.job, (*sync.facts, FactIn(Kind.HELLO)), sync.progress)
+
+
+def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
+    """Its word for this attempt releases the grant, whatever became of the record."""
+    for fact in sync.facts:
+        if fact.kind is Kind.DROPPED and fact.attempt in (None, grant.attempt):
+            word = Fact(who.uid, sync.boot, grant.rank, grant.attempt, 0, Kind.DROPPED, "0")
+            return Fact.parse(word.key()) is not None and store.put_fact(grant.job, word)
+    return False
+
+
+def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync: Sync) -> bool:
+    new = False
+    for said in sync.facts[:MAX_FACTS]:
+        fact = _fact(record, where, who, sync.boot, said)
+        if fact is None:
+            continue
+        if Fact.parse(fact.key()) != fact or not _sensible(record, fact):
+            store.quarantine(f"{record.job} {who.name} {fact.key()[:200]}")
+            continue
+        if fact.kind is Kind.HELLO:
+            _forget_boots(store, record, where, fact)
+        new = store.put_fact(record.job, fact) or new
+    return new
+
+
+def _fact(record: Record, where: Place | None, who: Speaker, boot: str, said: FactIn) -> Fact | None:
+    """The fact as it may be stored, or None where this machine may not say it."""
+    if where is None:
+        return None
+    fact = Fact(who.uid, boot, where.rank, where.attempt, said.gen, said.kind, said.value)
+    slot = where.slot
+    if slot is None:
+        return fact if said.kind in LETTING_GO else None
+    if slot.state is SlotState.INTENT or slot.boot != boot:
+        return fact if said.kind is Kind.HELLO and boot not in slot.past else None
+    return fact
+
+
+def _sensible(record: Record, fact: Fact) -> bool:
+    if fact.gen > record.gen:
+        return False
+    if fact.kind in NUMBERS:
+        return fact.value.isdigit() and len(fact.value) <= 12
+    if fact.kind is Kind.EXIT:
+        return fact.value.lstrip("-").isdigit() and len(fact.value) <= 6
+    return True
+
+
+def _forget_boots(store: Store, record: Record, where: Place | None, fact: Fact) -> None:
+    """The newest boot's hello counts: hellos are not ordered by themselves, their arrival is."""
+    if where is None or where.slot is None or where.slot.boot == fact.boot:
+        return
+    older = tuple(
+        f
+        for f in store.list_facts(record.job)
+        if (f.uid, f.rank, f.attempt, f.kind) == (fact.uid, fact.rank, fact.attempt, Kind.HELLO)
+        and f.boot not in (fact.boot, where.slot.boot)
+    )
+    if older:
+        store.delete_facts(record.job, older)
+
+
+def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now: float) -> None:
+    """Only a member of the newest generation reports the job's progress; the time is the function's."""
+    progress = sync.progress
+    if progress is None or where is None or where.slot is None or not where.cur or progress.gen != record.gen:
+        return
+    if where.slot.state is not SlotState.MEMBER or where.slot.boot != sync.boot:
+        return
+    told = Progress(
+        gen=progress.gen,
+        step=progress.step,
+        at=now,
+        samples_per_s=progress.samples_per_s,
+        step_s=progress.step_s,
+        loss=progress.loss,
+        commit_gen=progress.commit_gen,
+        commit_step=progress.commit_step,
+        save_s=progress.save_s,
+        total_steps=progress.total_steps,
+    )
+    store.put_progress(record.job, told)

@@ -1,0 +1,304 @@
+"""One round of one job, and the tick: carry out what ``decide()`` says.
+
+The order of reading is a safety rule: record first, then facts and allocation, then the cloud (rule 3). A
+pass then does exactly one of: compare-and-swap the allocation, compare-and-swap the record, make calls. The
+lease only saves money; every write is conditional, so two rounds at once are merely wasteful.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+from uuid import uuid4
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.decide import Decision, Seen, Times, decide
+from spotkeeper.reconcile.ledger import Writer
+from spotkeeper.reconcile.store_api import Held, OfferSeen, Store
+from spotkeeper.spec.cloud import Action, Class, Cloud, InsertVm, Listing, Result
+from spotkeeper.spec.facts import Fact
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.record import Alloc, Phase, Record
+from spotkeeper.spec.stack import StackState
+
+log = logging.getLogger("spotkeeper.reconcile")
+
+PASSES = 8
+PARALLEL = 16
+CALL_DEADLINE_S = 20.0  # real seconds for one call; a round must end within the function's 60
+LEASE_S = 75.0  # the function's timeout and 15 s
+SETTLE_S = 1.1  # GCS takes one write a second to an object: after it, late reports are seen
+
+
+class Now(Protocol):
+    """What a round needs of a clock (``spotkeeper.clock.Clock`` is one)."""
+
+    @property
+    def scale(self) -> float: ...
+
+    def now(self) -> float: ...
+
+
+class Ended(str, Enum):
+    """How a round ended."""
+
+    QUIET = "quiet"  # nothing is left to do for now
+    BUSY = "busy"  # another round holds the lease, and will see what this one came for
+    LOST = "lost"  # another writer was first; its round goes on
+    UNFINISHED = "unfinished"  # out of passes: the next round goes on
+    ABSENT = "absent"  # no record, or no stack
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round did. ``facts``: those it covered. ``due``: when time alone makes another one worthwhile."""
+
+    ended: Ended
+    record: Record | None = None
+    rounds: int = 0
+    passes: int = 0
+    writes: int = 0
+    calls: int = 0
+    due: float | None = None
+    facts: frozenset[str] = frozenset()
+
+
+@dataclass
+class Options:
+    """What a deployment may set. ``times`` None: the defaults, for the clock's scale."""
+
+    times: Times | None = None
+    settle_s: float = SETTLE_S  # real seconds
+    call_deadline_s: float = CALL_DEADLINE_S
+    sleep: Callable[[float], None] = time.sleep
+    writer: Writer = field(default_factory=Writer)
+    parallel: int = PARALLEL
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A record, and a look at the cloud taken after it was read (rule 3)."""
+
+    held: Held[Record]
+    listing: Listing
+
+
+def run_round(
+    store: Store, cloud: Cloud, job: str, clock: Now, options: Options | None = None, snapshot: Snapshot | None = None
+) -> RoundResult:
+    """Reconcile one job under its lease.
+
+    Reports that arrive while it runs are covered before it returns: the facts are listed again under the
+    lease, and once more after it was given back and ``settle_s`` has passed. A reporter that finds the
+    lease taken may therefore go (BUSY), and 10 or 10,000 reports at once cost two rounds.
+
+    ``snapshot``: of the tick, which lists the cloud once for all jobs.
+
+    Raises:
+        StoreError: the bucket does not answer. Nothing is half done: the next round repeats.
+    """
+    options = options or Options()
+    rounds = 0
+    while True:
+        nonce = uuid4().hex
+        if not store.take_lease(job, nonce, clock.now(), LEASE_S + 10.0 * (clock.scale - 1.0)):
+            return RoundResult(Ended.BUSY, rounds=rounds)
+        result = RoundResult(Ended.UNFINISHED)
+        try:
+            result = _covered(store, cloud, job, clock, options, snapshot)
+        finally:
+            store.drop_lease(job, nonce, result.due)
+        snapshot = None
+        rounds += result.rounds
+        if result.ended is not Ended.QUIET or _complete(result.record):
+            return replace_rounds(result, rounds)
+        if options.settle_s > 0 and result.calls + result.writes > 0:
+            options.sleep(options.settle_s)
+        if _keys(store.list_facts(job)) <= result.facts or rounds > PASSES:
+            return replace_rounds(result, rounds)
+
+
+def replace_rounds(result: RoundResult, rounds: int) -> RoundResult:
+    return RoundResult(**{**result.__dict__, "rounds": rounds})
+
+
+def _complete(record: Record | None) -> bool:
+    """A gang that has just been put together waits for nobody: its members poll."""
+    return record is not None and record.phase is Phase.RUN and not record.stop and record.roll is None
+
+
+def _covered(
+    store: Store, cloud: Cloud, job: str, clock: Now, options: Options, snapshot: Snapshot | None
+) -> RoundResult:
+    """Passes, until no fact came in while they ran."""
+    total = RoundResult(Ended.ABSENT)
+    for _ in range(3):
+        result = Round(store, cloud, job, clock, options).run(snapshot)
+        total = RoundResult(
+            result.ended,
+            result.record,
+            total.rounds + 1,
+            total.passes + result.passes,
+            total.writes + result.writes,
+            total.calls + result.calls,
+            result.due,
+            result.facts,
+        )
+        snapshot = None
+        if result.ended is not Ended.QUIET or _keys(store.list_facts(job)) <= result.facts:
+            break
+    return total
+
+
+class Round:
+    """The state of one round: what was read, and what its calls came to."""
+
+    def __init__(self, store: Store, cloud: Cloud, job: str, clock: Now, options: Options) -> None:
+        self.store, self.cloud, self.job, self.clock, self.options = store, cloud, job, clock, options
+        self.times = options.times or Times().scaled(clock.scale)
+        self.done: dict[Action, Result] = {}
+        self.passes = self.writes = self.calls = 0
+
+    def run(self, snapshot: Snapshot | None = None) -> RoundResult:
+        """Record first, then facts and allocation, then the cloud; then passes."""
+        held = self.store.read_record(self.job) if snapshot is None else snapshot.held
+        stack = self.store.read_stack()
+        if held is None or stack is None:
+            return RoundResult(Ended.ABSENT)
+        self.options.writer.flush(self.store, held.value)
+        facts = self.store.list_facts(self.job)
+        alloc = self.store.read_alloc()
+        seen = self._look(stack, facts, alloc.value, held.value)
+        listing = self.cloud.list(stack.stack) if snapshot is None else snapshot.listing
+        self.remember(listing.results)
+        return self._passes(held, alloc, seen_with(seen, listing=listing, now=self.clock.now()))
+
+    def _look(self, stack: StackState, facts: tuple[Fact, ...], alloc: Alloc, record: Record) -> Seen:
+        progress = self.store.read_progress(self.job)
+        return Seen(
+            stack=stack,
+            spec=self._spec(record),
+            listing=Listing((), ()),
+            now=self.clock.now(),
+            facts=facts,
+            asks=self.store.list_asks(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else (),
+            alloc=alloc,
+            hellos=self.store.list_static_hellos() if any(rank.cur is None for rank in record.ranks) else (),
+            market=self.store.read_market(),
+            progress=progress,
+            save_s=_save_s(progress, self.clock.scale),
+            draining=self.store.draining(),
+            times=self.times,
+        )
+
+    def _spec(self, record: Record) -> JobSpec | None:
+        return self.store.read_spec(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else None
+
+    def _passes(self, held: Held[Record], alloc: Held[Alloc], seen: Seen) -> RoundResult:
+        decision = Decision()
+        for _ in range(PASSES):
+            self.passes += 1
+            decision = decide(held.value, seen)
+            if decision.record is not None:
+                token = self._write(held, decision.record)
+                if token is None:
+                    return self._result(Ended.LOST, held.value, seen, None)
+                held = token
+                if any(rank.cur is None for rank in held.value.ranks) and not seen.hellos:
+                    seen = seen_with(seen, hellos=self.store.list_static_hellos())
+            elif decision.grants is not None:
+                swapped = self._grants(alloc, decision)
+                alloc = swapped or self.store.read_alloc()
+                seen = seen_with(seen, alloc=alloc.value)
+            else:
+                if not self._call(decision):
+                    self._tidy(held.value, seen, decision)
+                    return self._result(Ended.QUIET, held.value, seen, decision.due)
+                seen = seen_with(seen, results=tuple(self.done.values()), market=self.store.read_market())
+        return self._result(Ended.UNFINISHED, held.value, seen, self.clock.now() + self.times.soon_s)
+
+    def _write(self, held: Held[Record], record: Record) -> Held[Record] | None:
+        """The outbox of the version being replaced is copied out first: nothing of the ledger is ever lost."""
+        self.options.writer.flush(self.store, held.value)
+        record = replace(record, nonce=uuid4().hex)
+        token = self.store.cas_record(record, held.token)
+        if token is None:
+            return None
+        self.writes += 1
+        self.options.writer.flush(self.store, record)
+        if record.phase is Phase.DONE:
+            self.store.put_tomb(self.job, self.clock.now())
+            self.store.clear_active(self.job)
+            self.store.delete_name(record.name, self.job)
+        return Held(record, token)
+
+    def _grants(self, alloc: Held[Alloc], decision: Decision) -> Held[Alloc] | None:
+        assert decision.grants is not None
+        self.options.writer.write(self.store, self.job, decision.noted)
+        wanted = replace(decision.grants, nonce=uuid4().hex)
+        token = self.store.cas_alloc(wanted, alloc.token)
+        if token is None:
+            return None  # another job was first: look again, decide again
+        self.writes += 1
+        return Held(wanted, token)
+
+    def _call(self, decision: Decision) -> bool:
+        """Make the calls that this round has not made yet; whether there were any."""
+        todo = [action for action in dict.fromkeys(decision.actions) if action not in self.done]
+        if not todo:
+            return False
+        self.calls += len(todo)
+        with ThreadPoolExecutor(max_workers=min(self.options.parallel, len(todo))) as pool:
+            results = list(pool.map(self._perform, todo))
+        self.done.update({result.action: result for result in results})
+        self.remember(results)
+        return True
+
+    def _perform(self, action: Action) -> Result:
+        return self.cloud.perform(action, self.options.call_deadline_s)
+
+    def remember(self, results: Iterable[Result]) -> None:
+        """What the market said, for other jobs too."""
+        refused = [result for result in results if result.kind in (Class.CAPACITY, Class.QUOTA)]
+        seen = {(m.pool, m.zone, m.model): m for m in self.store.read_market()} if refused else {}
+        for result in refused:
+            action = result.action
+            if not isinstance(action, InsertVm):
+                continue
+            at = result.at or self.clock.now()
+            old = seen.get((action.pool, action.zone, action.model), OfferSeen(action.pool, action.zone, action.model))
+            if at > old.refused_at:
+                seen[action.pool, action.zone, action.model] = new = replace(old, refused_at=at)
+                self.store.put_market(new)
+
+    def _tidy(self, record: Record, seen: Seen, decision: Decision) -> None:
+        """Asks that were taken in and facts of attempts that are over."""
+        for ask in seen.asks:
+            if ask.id in record.asks_done or record.phase is Phase.DONE:
+                self.store.delete_ask(self.job, ask.id)
+        if decision.stale:
+            self.store.delete_facts(self.job, decision.stale)
+
+    def _result(self, ended: Ended, record: Record, seen: Seen, due: float | None) -> RoundResult:
+        keys = _keys(seen.facts)
+        return RoundResult(ended, record, 1, self.passes, self.writes, self.calls, due, keys)
+
+
+def seen_with(seen: Seen, **changes: object) -> Seen:
+    return Seen(**{**seen.__dict__, **changes})
+
+
+def _save_s(progress: Progress | None, scale: float) -> float | None:
+    """Measured in real seconds; deadlines are virtual."""
+    return None if progress is None or progress.save_s is None else progress.save_s * scale
+
+
+def _keys(facts: Iterable[Fact]) -> frozenset[str]:
+    return frozenset(fact.key() for fact in facts)

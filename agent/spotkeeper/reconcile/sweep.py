@@ -1,0 +1,134 @@
+"""The tick: all unfinished jobs, one listing of the cloud, then whatever no record knows.
+
+For losses a record must be read before the listing, for orphans after it (rule 3). So the records of
+known jobs are read first, the cloud is listed once, and jobs that only a machine's label names are looked
+up afterwards. A job without a record gets a create-only END record, and its ordinary end deletes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from uuid import NAMESPACE_OID, uuid5
+
+from msgspec import Struct
+
+from spotkeeper.reconcile.round import Now, Options, RoundResult, Snapshot, run_round
+from spotkeeper.reconcile.store_api import Store, StoreError
+from spotkeeper.spec.cloud import Cloud, Listing
+from spotkeeper.spec.record import Alloc, Outcome, Phase, Rank, Record
+from spotkeeper.spec.stack import StackState
+
+log = logging.getLogger("spotkeeper.reconcile")
+
+
+class TickResult(Struct, frozen=True):
+    jobs: int = 0
+    orphans: tuple[str, ...] = ()  # jobs that had things but no record
+    failed: tuple[str, ...] = ()  # jobs whose round raised; the next tick tries again
+    rounds: tuple[RoundResult, ...] = ()
+
+
+def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None) -> TickResult:
+    """Rounds of all jobs that may have something to do, from one listing, then the sweep.
+
+    Jobs: those in ``active/``, those with a grant, and those that a listed machine or disk names.
+    """
+    options = options or Options()
+    stack = store.read_stack()
+    if stack is None:
+        return TickResult()
+    known = sorted({*store.active_jobs(), *(grant.job for grant in store.read_alloc().value.grants)})
+    before = {job: store.read_record(job) for job in known}
+    listing = cloud.list(stack.stack)
+    labelled = sorted(_labelled(listing) - set(known))
+    results: list[RoundResult] = []
+    failed: list[str] = []
+    orphans = tuple(_orphans(store, stack, clock, listing, [*known, *labelled]))
+    for job in [*known, *labelled]:
+        held = before.get(job)
+        late = job in orphans or (held is None and job not in labelled)
+        # read before the listing, or list again
+        fresh = Snapshot(held, listing) if held is not None and not late else None
+        try:
+            results.append(run_round(store, cloud, job, clock, _no_wait(options), fresh))
+        except StoreError as error:
+            log.warning("round of %s: %s", job, error)
+            failed.append(job)
+    _retire(store, known)
+    return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results))
+
+
+def _no_wait(options: Options) -> Options:
+    """A tick serves many jobs: reports that come in meanwhile start rounds of their own."""
+    return Options(
+        times=options.times,
+        settle_s=0.0,
+        call_deadline_s=options.call_deadline_s,
+        sleep=options.sleep,
+        writer=options.writer,
+        parallel=options.parallel,
+    )
+
+
+def _labelled(listing: Listing) -> set[str]:
+    jobs = {vm.job for vm in listing.vms} | {disk.job for disk in listing.disks} | {s.job for s in listing.snapshots}
+    return jobs - {""}
+
+
+def _orphans(store: Store, stack: StackState, clock: Now, listing: Listing, jobs: list[str]) -> list[str]:
+    """Jobs with machines, disks or grants but no record: the evidence was read first, now the record."""
+    out = []
+    alloc = store.read_alloc().value
+    for job in jobs:
+        if store.read_record(job) is not None:
+            continue
+        record = _end_record(job, listing, alloc, clock.now())
+        if record is not None and store.create_record(record):
+            log.warning("job %s has machines, disks or grants but no record: ending it", job)
+            store.set_active(job)
+            out.append(job)
+    return out
+
+
+def _end_record(job: str, listing: Listing, alloc: Alloc, now: float) -> Record | None:
+    """``{END, top = the highest attempt seen}``; its disks are kept, for nobody can say what is on them."""
+    vms = [vm for vm in listing.vms if vm.job == job]
+    disks = [disk for disk in listing.disks if disk.job == job]
+    grants = [grant for grant in alloc.grants if grant.job == job]
+    if not vms and not disks and not grants and not any(s.job == job for s in listing.snapshots):
+        return None
+    attempts = [(vm.rank, vm.attempt) for vm in vms] + [(grant.rank, grant.attempt) for grant in grants]
+    numbers = [(disk.rank, disk.number) for disk in disks]
+    count = 1 + max([rank for rank, _ in attempts + numbers], default=0)
+    ranks = [
+        Rank(
+            top=max((number for rank, number in attempts if rank == index), default=0),
+            disk_top=max((number for rank, number in numbers if rank == index), default=0),
+        )
+        for index in range(count)
+    ]
+    uid = str(uuid5(NAMESPACE_OID, f"spotkeeper/{job}"))
+    return Record(
+        job=job,
+        uid=uid,
+        name=job,
+        spec_sha256="",
+        created=now,
+        nonce=uid,
+        phase=Phase.END,
+        outcome=Outcome.CANCELLED,
+        reason="its record was missing",
+        ranks=tuple(ranks),
+        keep_disks=True,
+    )
+
+
+def _retire(store: Store, jobs: list[str]) -> None:
+    """DONE jobs leave ``active/`` (a crash may have come between the record and the marker)."""
+    for job in jobs:
+        held = store.read_record(job)
+        if held is not None and held.value.phase is Phase.DONE:
+            store.clear_active(job)
+
+
+__all__ = ["TickResult", "tick"]
