@@ -154,6 +154,7 @@ class Agent:
         self._reporter: report.Reporter | None = None
         self._leaving: Leaving | None = None
         self._notice_saved = False  # the save at the notice has been asked for
+        self._launching = False  # or launched: from begin() to LauncherLost
         self._launch_at = 0.0  # monotonic; not before
         self._saver: subprocess.Popen[bytes] | None = None
         self._saver_at = 0.0
@@ -339,8 +340,9 @@ class Agent:
             self._helper.do("source", lambda: SourceReady(sha256, fetch(bucket, job, sha256, folder)))
             return
         self._keep_saver()
-        if not self._launcher.up and time.monotonic() >= self._launch_at:
-            self._launcher.ensure(launcher_kind(run, self._source))
+        if not self._launching and time.monotonic() >= self._launch_at:
+            self._launching = True
+            self._launcher.begin(launcher_kind(run, self._source))
 
     def _keep_saver(self) -> None:
         if self._saver is not None and self._saver.poll() is None:
@@ -370,6 +372,7 @@ class Agent:
 
     def _launcher_lost(self, reason: str, text: str) -> None:
         self._log("launcher.lost", reason=reason)
+        self._launching = False
         self._launch_at = time.monotonic() + LAUNCH_RETRY_S
         child = self._super.child
         self._super.sweep()

@@ -90,11 +90,9 @@ class Launcher:
         self._job_path = job_path
         self._post = post
         self._log = log
-        self._kind: Kind | None = None
         self._socket: socket.socket | None = None
         self._answers: list[_Line] = []
         self._answered = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None  # as started here
         self.pid = 0
 
@@ -102,16 +100,12 @@ class Launcher:
     def up(self) -> bool:
         return self._socket is not None
 
-    def ensure(self, kind: Kind) -> None:
-        """Have this kind of launcher come up; :class:`LauncherUp` or :class:`LauncherLost` follows."""
-        if self._thread is not None and self._thread.is_alive():
-            if kind == self._kind:
-                return
-            self.quit()
-            self._thread.join(ANSWER_S)
-        self._kind = kind
-        self._thread = threading.Thread(target=self._live, args=(kind,), name="launcher", daemon=True)
-        self._thread.start()
+    def begin(self, kind: Kind) -> None:
+        """Find or start a launcher of this kind. :class:`LauncherUp` follows, and :class:`LauncherLost` at its end.
+
+        To be called again only after a :class:`LauncherLost`.
+        """
+        threading.Thread(target=self._live, args=(kind,), name="launcher", daemon=True).start()
 
     def start(self, gen: int, args: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> None:
         """Start torchrun for a generation.

@@ -1,0 +1,84 @@
+"""Scripts that the agents of the tests run. They speak the control file as the library does, without its weight."""
+
+OBEDIENT = '''
+"""Trains until told to stop: the library's manners, without torch."""
+import os, sys, time
+from spotkeeper.train.control import Commit, Control, Result, State, Want, write_result
+run = os.environ["SPOTKEEPER_RUN"]
+gen = int(os.environ["SPOTKEEPER_GEN"])
+leader = os.environ["LOCAL_RANK"] == "0"
+control = Control.open(run + "/ctl")
+print("hello from", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 10**9
+for step in range(1, steps + 1):
+    time.sleep(0.02)
+    if leader:
+        control.state = State.TRAINING
+        control.step_s = 0.02
+        control.save_s = 0.05
+        control.stepped(step)
+    if control.want is Want.SAVE and leader:
+        control.committed(Commit(gen, step))
+        control.answered = control.ask
+    if control.want is Want.SAVE_STOP:
+        if leader:
+            control.committed(Commit(gen, step))
+            write_result(run, Result("stopped", gen, step, Commit(gen, step)))
+        raise SystemExit(0)
+if leader:
+    write_result(run, Result("done", gen, steps, None))
+'''
+
+STUBBORN = '''
+"""Never looks at the control file, ignores SIGTERM, and has a family that tries to stay."""
+import multiprocessing, os, signal, subprocess, sys, time
+from spotkeeper.train.control import Control, State
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "987"], start_new_session=True)
+subprocess.Popen(["setsid", "sh", "-c", "sleep 986 & sleep 985"])
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(984,)).start()
+control = Control.open(os.environ["SPOTKEEPER_RUN"] + "/ctl")
+control.state = State.TRAINING
+control.pid = os.getpid()
+control.stepped(1)
+open(os.environ["SPOTKEEPER_RUN"] + "/up", "w").close()
+while True:
+    time.sleep(1)
+'''
+
+ENDS = '''
+"""Ends as it is told."""
+import os, signal, sys
+how = sys.argv[1]
+print("about to end by", how, flush=True)
+if how == "raise":
+    raise RuntimeError("on purpose")
+if how == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if how == "_exit93":
+    os._exit(93)
+if how != "return":
+    sys.exit(int(how))
+'''
+
+GANG = '''
+"""Steps with an all-reduce; all ranks leave at the same step."""
+import os, time
+import torch, torch.distributed as dist
+from spotkeeper.train.control import Commit, Control, Result, State, Want, write_result
+dist.init_process_group("gloo")
+run, gen = os.environ["SPOTKEEPER_RUN"], int(os.environ["SPOTKEEPER_GEN"])
+control = Control.open(run + "/ctl")
+control.state = State.TRAINING
+step = 0
+while True:
+    stop = torch.tensor([int(control.want is Want.SAVE_STOP)])
+    dist.all_reduce(stop, dist.ReduceOp.MAX)
+    step += 1
+    control.stepped(step)
+    if stop.item():
+        control.committed(Commit(gen, step))
+        write_result(run, Result("stopped", gen, step, Commit(gen, step)))
+        raise SystemExit(0)
+    time.sleep(0.01)
+'''
