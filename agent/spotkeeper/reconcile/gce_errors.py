@@ -1,0 +1,115 @@
+"""What Compute Engine's refusals mean: one table, whether they come as an HTTP answer or inside an operation.
+
+Google spells the same thing two ways (``resourceInUseByAnotherResource`` in REST errors,
+``RESOURCE_IN_USE_BY_ANOTHER_RESOURCE`` in operations), and hides a stockout behind a 503. So words decide
+first and the HTTP status last.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.spec.cloud import Class
+
+
+class ErrorInfo(Struct, frozen=True, rename="camel"):
+    reason: str = ""
+
+
+class ErrorDetail(Struct, frozen=True, rename="camel"):
+    """An entry of ``errorDetails`` (operations) or ``details`` (REST; ``reason`` lies at the top there)."""
+
+    reason: str = ""
+    error_info: ErrorInfo = ErrorInfo()
+
+
+class OneError(Struct, frozen=True, rename="camel"):
+    code: str = ""  # operations
+    reason: str = ""  # REST
+    message: str = ""
+    error_details: tuple[ErrorDetail, ...] = ()
+
+
+class OperationErrors(Struct, frozen=True):
+    errors: tuple[OneError, ...] = ()
+
+
+class RestError(Struct, frozen=True):
+    code: int = 0
+    message: str = ""
+    errors: tuple[OneError, ...] = ()
+    details: tuple[ErrorDetail, ...] = ()
+
+
+class Envelope(Struct, frozen=True):
+    error: RestError = RestError()
+
+
+# Normalised word -> class; the first word of the table that the answer contains decides.
+WORDS: tuple[tuple[str, Class], ...] = (
+    ("zoneresourcepoolexhausted", Class.CAPACITY),  # also ..._WITH_DETAILS
+    ("resourcepoolexhausted", Class.CAPACITY),
+    ("stockout", Class.CAPACITY),
+    ("resourceavailability", Class.CAPACITY),
+    ("ratelimitexceeded", Class.THROTTLED),
+    ("userratelimitexceeded", Class.THROTTLED),
+    ("concurrentoperationsquotaexceeded", Class.THROTTLED),
+    ("operationratelimit", Class.THROTTLED),
+    ("quotaexceeded", Class.QUOTA),
+    ("limitexceeded", Class.QUOTA),
+    ("resourceinusebyanotherresource", Class.IN_USE),
+    ("resourceinuse", Class.IN_USE),
+    ("resourcenotready", Class.IN_USE),
+    ("resourceoperationinprogress", Class.IN_USE),
+    ("operationinprogress", Class.IN_USE),
+    ("internalerror", Class.AMBIGUOUS),
+    ("backenderror", Class.AMBIGUOUS),
+    ("servicenotavailable", Class.AMBIGUOUS),
+)
+# Google has no code of its own for a VM that was taken before its insert had ended.
+_TAKEN = re.compile(r"(preempted|deleted) .*while it was being created|was preempted", re.IGNORECASE)
+_AMBIGUOUS_STATUS = {401, 408, 412, 425}  # 401: the token ran out under way; the next call brings a new one
+
+
+def classify(status: int, errors: tuple[OneError, ...], details: tuple[ErrorDetail, ...] = ()) -> Class:
+    """The class of a refusal. ``status``: HTTP status, or the operation's ``httpErrorStatusCode`` (0: none)."""
+    words = {_plain(word) for error in errors for word in _words(error)} | {_plain(d.reason) for d in details}
+    for word, meaning in WORDS:
+        if any(found.startswith(word) for found in words):
+            return meaning
+    if any(_TAKEN.search(error.message) for error in errors):
+        return Class.CAPACITY
+    if status == 429:
+        return Class.THROTTLED
+    if status >= 500 or status in _AMBIGUOUS_STATUS:
+        return Class.AMBIGUOUS
+    return Class.PERMANENT
+
+
+def parse_error(status: int, body: bytes) -> tuple[Class, str]:
+    """Class and detail of an HTTP answer that is no success. HTML from a proxy is judged by its status alone."""
+    try:
+        error = msgspec.json.decode(body, type=Envelope).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return classify(status, ()), f"HTTP {status} without an error envelope"
+    return classify(status, error.errors, error.details), detail_of(status, error.errors, error.message)
+
+
+def detail_of(status: int, errors: tuple[OneError, ...], message: str = "") -> str:
+    """One line for people and the ledger, cut to 300 characters."""
+    first = errors[0] if errors else OneError(message=message)
+    word = first.code or first.reason
+    text = " ".join(part for part in (f"HTTP {status}" if status else "", word, first.message or message) if part)
+    return " ".join(text.split())[:300]
+
+
+def _words(error: OneError) -> list[str]:
+    details = (word for detail in error.error_details for word in (detail.reason, detail.error_info.reason))
+    return [error.code, error.reason, *details]
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[^a-z]", "", word.lower())

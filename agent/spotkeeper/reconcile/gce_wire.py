@@ -1,0 +1,244 @@
+"""Compute Engine's JSON, as far as we read and write it, and what it says in our words. Pure; calls nothing."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from datetime import datetime
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.reconcile.gce_errors import OperationErrors, classify, detail_of
+from spotkeeper.spec import names
+from spotkeeper.spec.cloud import Action, CreateDisk, Disk, InsertVm, Result, Snapshot, Vm, VmStatus
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.stack import PoolState, StackState
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+STATUS = {
+    "PENDING": VmStatus.PENDING,
+    "PROVISIONING": VmStatus.PENDING,
+    "STAGING": VmStatus.PENDING,
+    "RUNNING": VmStatus.RUNNING,
+    "REPAIRING": VmStatus.STOPPING,
+    "PENDING_STOP": VmStatus.STOPPING,
+    "STOPPING": VmStatus.STOPPING,
+    "SUSPENDING": VmStatus.STOPPING,
+    "DEPROVISIONING": VmStatus.STOPPING,
+    "SUSPENDED": VmStatus.DEAD,
+    "STOPPED": VmStatus.DEAD,
+    "TERMINATED": VmStatus.DEAD,
+}
+
+
+class Part(Struct, frozen=True, rename="camel"):
+    """Part of an answer: the fields we read, everything else passed over."""
+
+
+class Scheduling(Part, frozen=True):
+    provisioning_model: str = "STANDARD"
+
+
+class Nic(Part, frozen=True):
+    network_ip: str = msgspec.field(default="", name="networkIP")
+
+
+class Attached(Part, frozen=True):
+    source: str = ""
+    boot: bool = False
+
+
+class InstanceIn(Part, frozen=True):
+    name: str
+    id: str
+    status: str = ""
+    labels: dict[str, str] = {}
+    zone: str = ""
+    creation_timestamp: str = ""
+    scheduling: Scheduling = Scheduling()
+    network_interfaces: tuple[Nic, ...] = ()
+    disks: tuple[Attached, ...] = ()
+
+
+class DiskIn(Part, frozen=True):
+    name: str
+    status: str = ""
+    labels: dict[str, str] = {}
+    zone: str = ""
+    users: tuple[str, ...] = ()
+
+
+class SnapshotIn(Part, frozen=True):
+    name: str
+    status: str = ""
+    labels: dict[str, str] = {}
+
+
+class OperationIn(Part, frozen=True):
+    name: str = ""
+    status: str = ""
+    operation_type: str = ""
+    target_link: str = ""
+    target_id: str = ""
+    client_operation_id: str = ""
+    http_error_status_code: int = 0
+    insert_time: str = ""
+    error: OperationErrors | None = None
+
+
+class WarningIn(Part, frozen=True):
+    code: str = ""
+
+
+class Scope(Part, Generic[T], frozen=True):
+    """One zone's part of an aggregated list. Only one of the two kinds is ever filled."""
+
+    instances: tuple[T, ...] = ()
+    disks: tuple[T, ...] = ()
+    warning: WarningIn | None = None
+
+
+class Aggregated(Part, Generic[T], frozen=True):
+    items: dict[str, Scope[T]] = {}
+    next_page_token: str = ""
+    unreachables: tuple[str, ...] = ()
+    warning: WarningIn | None = None
+
+
+class Page(Part, Generic[T], frozen=True):
+    items: tuple[T, ...] = ()
+    next_page_token: str = ""
+    warning: WarningIn | None = None
+
+
+class Id(Part, frozen=True):
+    id: str = ""
+
+
+def instance_body(stack: str, pool: PoolState, action: InsertVm) -> dict[str, object]:
+    """What differs from the template. Labels replace the template's, so they are complete."""
+    body: dict[str, object] = {
+        "name": names.vm_name(stack, action.job, action.rank, action.attempt),
+        "labels": names.labels(stack, pool.name, action.job, action.rank, action.attempt),
+    }
+    if policy := pool.placement.get(action.zone):
+        body["resourcePolicies"] = [partial_url(policy)]
+    return body
+
+
+def disk_body(stack: StackState, pool: PoolState, action: CreateDisk) -> dict[str, object]:
+    project = f"projects/{stack.project}"
+    body: dict[str, object] = {
+        "name": names.disk_name(stack.stack, action.job, action.rank, action.number),
+        "sizeGb": str(pool.disk_gb),
+        "type": f"{project}/zones/{action.zone}/diskTypes/{pool.disk_type}",
+        "labels": names.labels(stack.stack, pool.name, action.job, action.rank),
+    }
+    if action.snapshot:
+        body["sourceSnapshot"] = f"{project}/global/snapshots/{action.snapshot}"
+    return body
+
+
+def to_vm(item: InstanceIn, stack: str) -> Vm | None:
+    """Ours by label and name, or None. Without a job it is a static node."""
+    job = item.labels.get(names.LABEL_JOB, "")
+    rank, attempt = _number(item.labels, names.LABEL_RANK), _number(item.labels, names.LABEL_ATTEMPT)
+    if job and item.name != names.vm_name(stack, job, rank, attempt):
+        log.warning("%s bears our labels for another machine: not ours, left alone", item.name)
+        return None
+    spot = item.scheduling.provisioning_model == "SPOT"
+    return Vm(
+        name=item.name,
+        uid=item.id,
+        zone=last_part(item.zone),
+        # A status this version does not know proves nothing either way.
+        status=STATUS.get(item.status, VmStatus.PENDING),
+        pool=item.labels.get(names.LABEL_POOL, ""),
+        job=job,
+        rank=rank if job else 0,
+        attempt=attempt if job else 0,
+        address=next((nic.network_ip for nic in item.network_interfaces), ""),
+        disks=tuple(last_part(disk.source) for disk in item.disks if not disk.boot and disk.source),
+        model=(Model.SPOT if spot else Model.ON_DEMAND) if job else Model.STATIC,
+        created=to_time(item.creation_timestamp),
+    )
+
+
+def to_disk(item: DiskIn, stack: str) -> Disk | None:
+    """A rank's data disk, or None: boot disks and static nodes' disks bear the stack's label too."""
+    owned = names.parse_disk_name(item.name)
+    if owned is None or owned.stack != stack or item.labels.get(names.LABEL_JOB) != owned.job:
+        return None
+    users = tuple(last_part(user) for user in item.users)
+    return Disk(item.name, last_part(item.zone), owned.job, owned.rank, owned.number, users, item.status == "READY")
+
+
+def to_snapshot(item: SnapshotIn, stack: str) -> Snapshot | None:
+    owned = names.parse_disk_name(item.name)
+    if owned is None or owned.stack != stack or item.labels.get(names.LABEL_JOB) != owned.job:
+        return None
+    return Snapshot(item.name, owned.job, owned.rank, owned.number, item.status == "READY")
+
+
+def to_result(operation: OperationIn, stack: str, zone: str) -> Result | None:
+    """A failed creation of ours, or None.
+
+    The operation names the thing, so job, rank, number and zone of the action are right; the job's uid,
+    the pool and the model are not in it and stay empty (the model: spot).
+    """
+    if operation.error is None or not operation.error.errors or not _is_key(operation.client_operation_id):
+        return None
+    status, errors = operation.http_error_status_code, operation.error.errors
+    name = last_part(operation.target_link)
+    action: Action
+    if (vm := names.parse_vm_name(name)) and vm.stack == stack:
+        action = InsertVm(vm.job, "", vm.rank, vm.number, "", zone, Model.SPOT)
+    elif (disk := names.parse_disk_name(name)) and disk.stack == stack:
+        action = CreateDisk(disk.job, "", disk.rank, disk.number, "", zone)
+    else:
+        return None
+    return Result(action, classify(status, errors), detail_of(status, errors), to_time(operation.insert_time))
+
+
+def to_time(text: str) -> float:
+    """RFC 3339 -> unix seconds; 0 where there is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _is_key(text: str) -> bool:
+    """Whether it can be an idempotency key of ours: a name-based UUID."""
+    try:
+        return uuid.UUID(text).version == 5
+    except ValueError:
+        return False
+
+
+def is_partial(warning: WarningIn | None) -> bool:
+    return warning is not None and warning.code != "NO_RESULTS_ON_PAGE"
+
+
+def by_label(stack: str) -> str:
+    return f'labels.{names.LABEL_STACK} = "{stack}"'
+
+
+def _number(labels: dict[str, str], name: str) -> int:
+    text = labels.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+
+
+def last_part(link: str) -> str:
+    return link.rstrip("/").rpartition("/")[2]
+
+
+def partial_url(link: str) -> str:
+    """``projects/...`` of a self link, which otherwise names the endpoint it was made through."""
+    found = re.search(r"projects/.*\Z", link)
+    return found[0] if found else link
