@@ -18,7 +18,6 @@ def main() -> None:
     Raises:
         RunError: the stack file is wrong; the message lists everything.
     """
-    pulumi.require_pulumi_version(">=3.208.0")
     try:
         stack = settings.from_config({**get_config_env(), **CONFIG.get()}, pulumi.get_stack())
     except settings.SpecError as error:

@@ -1,0 +1,76 @@
+"""Where the program's registrations arrive: Pulumi's monitor interface in front of a :class:`Run`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pulumi
+from pulumi.runtime import rpc
+from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks
+
+from spotkeeper.local.deploy.result import DeployError
+from spotkeeper.local.deploy.state import Entry
+
+if TYPE_CHECKING:
+    from spotkeeper.local.deploy.runner import Run
+
+SECRET = "4dabf18193072939515e22adb298388d"  # noqa: S105 - the key by which Pulumi marks wrapped values
+
+
+class Monitor(MockMonitor):
+    """Registrations come from several threads at once, each when its inputs are known."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(_Cloud(self))
+        self._run = run
+        self._request = threading.local()
+
+    def RegisterResource(self, request: Any) -> Any:  # noqa: N802 - Pulumi's name
+        self._request.now = request
+        return super().RegisterResource(request)
+
+    def make(self) -> tuple[str | None, dict[str, Any]]:
+        """Make what this thread's request declares."""
+        request = self._request.now
+        inputs = plain(rpc.deserialize_properties(request.object))
+        inputs.pop("__provider", None)
+        entry = Entry(
+            urn=self.make_urn(request.parent, request.type, request.name),
+            type=request.type,
+            name=request.name,
+            inputs=inputs,
+            parent=request.parent.rsplit("::", 1)[-1],
+            protect=bool(request.protect),
+            retain=bool(request.retainOnDelete),
+            custom=bool(request.custom),
+        )
+        id_, outputs = self._run.declare(entry)
+        return id_ or None, outputs
+
+
+class _Cloud(Mocks):
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+
+    def call(self, args: MockCallArgs) -> tuple[dict[str, Any], None]:
+        raise DeployError(f"{args.token}: the program asks the cloud, which no preview could answer")
+
+    def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        return self._monitor.make()
+
+
+def plain(value: Any) -> Any:
+    """Pulumi's wire knows floats only, wraps secrets, and has objects for files: as JSON would say it."""
+    match value:
+        case {"value": inner} if SECRET in value:
+            return plain(inner)
+        case dict():
+            return {key: plain(item) for key, item in value.items() if item is not None}
+        case list():
+            return [plain(item) for item in value]
+        case float() if value.is_integer():
+            return int(value)
+        case pulumi.FileAsset():
+            return str(value.path)
+    return value

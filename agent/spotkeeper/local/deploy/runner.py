@@ -1,0 +1,277 @@
+"""The in-process driver: runs the project's own Pulumi program and makes what it declares.
+
+It stands where Pulumi's engine stands: the unmodified program registers its resources
+with a monitor, which makes them at once, in the order in which their inputs become known.
+What it knows of resources is ``table.py``; what it has made is ``state.py``. It never asks
+a question, and never touches a real cloud.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import runpy
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from spotkeeper.local.deploy import table
+from spotkeeper.local.deploy.api import Api
+from spotkeeper.local.deploy.config import ROOT, addresses, read_config
+from spotkeeper.local.deploy.result import DeployError, DeployResult, Event, Op, Resource
+from spotkeeper.local.deploy.state import Entry, State
+from spotkeeper.local.deploy.table import Json, Place
+
+PROGRAM = ROOT / "infra" / "__main__.py"
+_STATE = "in-process.json"
+OnEvent = Callable[[Event], None]
+
+
+def up(stack: str, config_file: Path, endpoint: str, folder: Path, on_event: OnEvent) -> DeployResult:
+    """See :func:`spotkeeper.local.deploy.up`."""
+    config = read_config(config_file, endpoint)
+    place = Place(config.get("gcp:project", ""), config.get("spotkeeper:region", ""))
+    path = folder / _STATE
+    state = State.load(path) or State(path, stack, place.project, place.region)
+    run = Run(state, Api(endpoint.rstrip("/")), place, on_event, dry=False)
+    run.forget_unfinished()
+    outputs = run.program(stack, config)
+    run.remove_undeclared()
+    state.export(outputs)
+    return run.result(outputs)
+
+
+def preview(stack: str, config_file: Path, endpoint: str, folder: Path, on_event: OnEvent) -> DeployResult:
+    """See :func:`spotkeeper.local.deploy.preview`."""
+    config = read_config(config_file, endpoint)
+    place = Place(config.get("gcp:project", ""), config.get("spotkeeper:region", ""))
+    state = State.load(folder / _STATE) or State(folder / _STATE, stack, place.project, place.region)
+    run = Run(state, Api(endpoint.rstrip("/")), place, on_event, dry=True)
+    run.program(stack, config)
+    run.remove_undeclared()
+    return run.result({})
+
+
+def destroy(stack: str, endpoint: str, folder: Path, on_event: OnEvent) -> DeployResult:
+    """See :func:`spotkeeper.local.deploy.destroy`."""
+    state = State.load(folder / _STATE)
+    if state is None:
+        return DeployResult("in-process", {}, (), {})
+    if state.stack != stack:
+        raise DeployError(f"{folder / _STATE} is of the stack {state.stack!r}, not of {stack!r}")
+    if guarded := [entry.name for entry in state.entries() if entry.protect]:
+        raise DeployError(f"protected: {', '.join(guarded)}. Set on_destroy and run up before this")
+    place = Place(state.project, state.region)
+    run = Run(state, Api(endpoint.rstrip("/")), place, on_event, dry=False)
+    run.forget_unfinished()
+    with _environment(endpoint):
+        for entry in reversed(state.entries()):
+            run.remove(entry)
+    state.remove()
+    return run.result({})
+
+
+@dataclass
+class Run:
+    """One pass over the program, or over the state."""
+
+    state: State
+    api: Api
+    place: Place
+    on_event: OnEvent
+    dry: bool
+    declared: set[str] = field(default_factory=set)
+    replaced: list[Entry] = field(default_factory=list)  # old halves, deleted once nothing refers to them
+    changes: Counter[Op] = field(default_factory=Counter)
+    _told: threading.Lock = field(default_factory=threading.Lock)
+
+    def program(self, stack: str, config: dict[str, str]) -> dict[str, Any]:
+        """Run it to its end; its exports.
+
+        Raises:
+            DeployError: the stack file is wrong, or a resource could not be made.
+        """
+        # A thread of its own: Pulumi keeps its world in the thread's context and event loop.
+        with _environment(self.api.endpoint), ThreadPoolExecutor(1) as thread:
+            return thread.submit(_execute, self, stack, config).result()
+
+    def declare(self, entry: Entry) -> tuple[str, Json]:
+        """Make, change or leave alone one resource; its id and all its outputs."""
+        self.declared.add(entry.urn)
+        if not entry.custom:
+            old = self.state.get(entry.urn)
+            self._step(Op.SAME if old else Op.CREATE, entry, lambda: None)
+            self._keep(entry)
+            return "", entry.inputs
+        old = self.state.get(entry.urn)
+        if old is None:
+            return self._create(Op.CREATE, entry)
+        change = compare(entry, old)
+        if not change:
+            self._step(Op.SAME, entry, lambda: None)
+            self._keep(replace(entry, id=old.id, outputs=old.outputs))
+            return old.id, {**entry.inputs, **old.outputs}
+        if not change.replaces:
+            return self._update(entry, old, change.keys)
+        if change.delete_first:
+            self._step(Op.DELETE, old, lambda: self._drop(old))
+        else:
+            self.replaced.append(old)
+        return self._create(Op.REPLACE, entry)
+
+    def remove_undeclared(self) -> None:
+        """What the program no longer says goes, last made first; then the old halves of replacements."""
+        gone = [entry for entry in self.state.entries() if entry.urn not in self.declared]
+        for entry in reversed(gone):
+            self.remove(entry)
+        for old in reversed(self.replaced):
+            self._step(Op.DELETE, old, lambda old=old: self._drop(old))  # type: ignore[misc]
+
+    def remove(self, entry: Entry) -> None:
+        if entry.custom and not entry.retain:
+            self._step(Op.DELETE, entry, lambda: self._drop(entry))
+        if not self.dry:
+            self.state.drop(entry.urn)
+
+    def forget_unfinished(self) -> None:
+        """Remove what a killed run may have made without having noted it."""
+        for entry in self.state.entries():
+            if entry.pending:
+                self._drop(entry)
+                self.state.drop(entry.urn)
+
+    def result(self, outputs: dict[str, Any]) -> DeployResult:
+        resources = tuple(Resource(entry.type, entry.name, entry.id) for entry in self.state.entries())
+        return DeployResult("in-process", outputs, resources, dict(self.changes))
+
+    # --- steps ---------------------------------------------------------------------------
+
+    def _create(self, op: Op, entry: Entry) -> tuple[str, Json]:
+        id_, outputs = table.computed(entry.type, entry.name, entry.inputs, self.place)
+        if self.dry:
+            self._step(op, entry, lambda: None)
+            return "", entry.inputs
+        if op is Op.CREATE:
+            self.state.put(replace(entry, pending=True))
+        learned: Json = {}
+        self._step(op, entry, lambda: learned.update(self._make(entry)))
+        outputs |= learned
+        self.state.move_last(replace(entry, id=id_, outputs=outputs))
+        return id_, {**entry.inputs, **outputs}
+
+    def _update(self, entry: Entry, old: Entry, keys: tuple[str, ...]) -> tuple[str, Json]:
+        learned: Json = {}
+        if entry.type != table.DRAIN and not self.dry:
+            it = table.target(entry.type, entry.name, entry.inputs, self.place)
+            self._step(Op.UPDATE, entry, lambda: learned.update(self.api.update(it, keys)))
+        else:
+            self._step(Op.UPDATE, entry, lambda: None)
+        outputs = {**old.outputs, **learned}
+        self._keep(replace(entry, id=old.id, outputs=outputs))
+        return old.id, {**entry.inputs, **outputs}
+
+    def _make(self, entry: Entry) -> Json:
+        if entry.type == table.DRAIN:
+            drain().create(entry.inputs)
+            return {}
+        return self.api.create(table.target(entry.type, entry.name, entry.inputs, self.place))
+
+    def _drop(self, entry: Entry) -> None:
+        if not entry.custom or self.dry:
+            return
+        if entry.type == table.DRAIN:
+            drain().delete(f"drain/{entry.inputs['stack']}", entry.inputs)
+            return
+        self.api.delete(table.target(entry.type, entry.name, entry.inputs, self.place))
+
+    def _keep(self, entry: Entry) -> None:
+        if not self.dry:
+            self.state.put(entry)
+
+    def _step(self, op: Op, entry: Entry, act: Callable[[], object]) -> None:
+        """Do it and tell of it; only what takes time is told twice."""
+        began = time.monotonic()
+        if op is not Op.SAME:
+            self._tell(Event(op, entry.type, entry.name, entry.parent, done=False))
+        try:
+            act()
+        except Exception as error:
+            self._tell(Event(op, entry.type, entry.name, entry.parent, True, time.monotonic() - began, str(error)))
+            raise DeployError(f"{entry.type} {entry.name}: {error}") from error
+        self.changes[op] += 1
+        self._tell(Event(op, entry.type, entry.name, entry.parent, True, time.monotonic() - began))
+
+    def _tell(self, event: Event) -> None:
+        with self._told:
+            self.on_event(event)
+
+
+def compare(entry: Entry, old: Entry) -> table.Change:
+    if entry.type == table.DRAIN:
+        keys = tuple(key for key in entry.inputs if entry.inputs[key] != old.inputs.get(key))
+        return table.Change(keys, (), delete_first=False)
+    return table.compare(entry.type, old.inputs, entry.inputs)
+
+
+class _Provider(Protocol):
+    def create(self, props: Json) -> object: ...
+    def delete(self, _id: str, _props: Json) -> None: ...
+
+
+def drain() -> _Provider:
+    """The one dynamic provider of the program."""
+    from infra.drain import DrainProvider
+
+    provider: _Provider = DrainProvider()
+    return provider
+
+
+@contextmanager
+def _environment(endpoint: str) -> Iterator[None]:
+    """The drain reads where Compute answers from the environment: it may have moved since ``up``."""
+    name = "SPOTKEEPER_COMPUTE_ENDPOINT"
+    before = os.environ.get(name)
+    os.environ[name] = addresses(endpoint)["compute"]
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _execute(run: Run, stack: str, config: dict[str, str]) -> dict[str, Any]:
+    """In a fresh thread: the program against our monitor."""
+    import asyncio
+
+    import pulumi
+    from pulumi.runtime.settings import get_root_resource
+    from pulumi.runtime.stack import run_pulumi_func
+
+    from spotkeeper.local.deploy.monitor import Monitor
+
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # after a failure, futures that nobody reads
+    monitor = Monitor(run)
+    try:
+        pulumi.runtime.set_mocks(monitor.mocks, project="spotkeeper", stack=stack, preview=run.dry, monitor=monitor)
+        pulumi.runtime.set_all_config(dict(config))
+        loop.run_until_complete(run_pulumi_func(lambda: (runpy.run_path(str(PROGRAM)), None)[1]))
+        root = get_root_resource()
+        exports = dict(getattr(root, "outputs", {}))
+        return {name: loop.run_until_complete(pulumi.Output.from_input(value).future()) for name, value in exports.items()}
+    except pulumi.RunError as error:
+        raise DeployError(str(error)) from None
+    finally:
+        loop.close()
+        asyncio.set_event_loop(None)

@@ -1,0 +1,126 @@
+"""A control plane that only remembers: what was posted stands, what was deleted is gone.
+
+Compute bodies are judged by Google's discovery document. It has no VMs, no clock and no
+rules of its own; the one-machine cloud is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests import discovery
+
+
+class Cloud:
+    """``things``: path -> document. ``calls``: method and path, in order."""
+
+    def __init__(self) -> None:
+        self.things: dict[str, Any] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.refuse: dict[str, int] = {}  # path -> status, for faults
+        self.lock = threading.Lock()
+        self.endpoint = ""
+
+    def changing(self) -> list[tuple[str, str]]:
+        return [call for call in self.calls if call[0] != "GET"]
+
+    def handle(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Any]:
+        with self.lock:
+            self.calls.append((method, path))
+            for part, status in self.refuse.items():
+                if part in path and method != "GET":
+                    return status, {"error": {"code": status, "message": f"refused: {part}"}}
+            if path.startswith("/compute/v1/"):
+                return self._compute(method, path, json.loads(body) if body else None)
+            if path.startswith("/upload/storage/v1/b/"):
+                bucket = path.split("/")[5]
+                self.things[f"/storage/v1/b/{bucket}/o/{query['name']}"] = body.decode(errors="replace")
+                return 200, {"name": query["name"]}
+            return self._plain(method, path, json.loads(body) if body and method in ("POST", "PUT") else None)
+
+    def _compute(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        found = discovery.match(method, path)
+        assert found is not None, f"{method} {path} is not Compute Engine v1"
+        if method in ("POST", "PATCH"):
+            discovery.validate_request(found.method_id, body)
+        if found.method_id.endswith((".setMetadata", ".setLabels")):
+            verb = found.method_id.rsplit(".", 1)[1]
+            thing = self.things[path.rpartition("/")[0]]
+            thing["metadata" if verb == "setMetadata" else "labels"] = body if verb == "setMetadata" else body["labels"]
+        elif method == "POST":
+            key = f"{path}/{body['name']}"
+            if key in self.things:
+                return 409, {"error": {"code": 409, "message": f"{key} already exists"}}
+            self.things[key] = body
+        elif method == "DELETE":
+            if self.things.pop(path, None) is None:
+                return 404, {"error": {"code": 404, "message": "not found"}}
+        elif found.method_id.endswith(".list"):
+            items = [thing for key, thing in self.things.items() if key.startswith(f"{path}/")]
+            return 200, {"items": items}
+        else:
+            return (200, self.things[path]) if path in self.things else (404, {"error": {"message": "not found"}})
+        return 200, {"status": "DONE", "selfLink": f"{self.endpoint}{path}/operation"}
+
+    def _plain(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        path = urllib.parse.unquote(path)
+        if method == "POST":
+            path = f"{path}/{body['name']}"
+            if path in self.things:
+                return 409, {"error": {"message": f"{path} already exists"}}
+        elif path not in self.things:
+            return 404, {"error": {"message": "not found"}}
+        if method == "GET":
+            thing = self.things[path]
+            return 200, json.loads(thing) if isinstance(thing, str) else thing
+        if method == "DELETE":
+            del self.things[path]
+            if "storage:bucket/" in path:  # with everything in it, as force_destroy asks
+                inside = f"/storage/v1/b/{path.rsplit('/', 1)[1]}/o/"
+                self.things = {key: thing for key, thing in self.things.items() if not key.startswith(inside)}
+            return 204, None
+        self.things[path] = body
+        outputs = {"url": "http://127.0.0.1:9999/function"} if "cloudfunctionsv2:function" in path else {}
+        return 200, {"outputs": outputs}
+
+
+@contextmanager
+def serve() -> Iterator[Cloud]:
+    """A cloud on a free port of this machine."""
+    cloud = Cloud()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _any(self) -> None:
+            parts = urllib.parse.urlsplit(self.path)
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            try:
+                status, answer = cloud.handle(self.command, parts.path, dict(urllib.parse.parse_qsl(parts.query)), body)
+            except AssertionError as error:
+                status, answer = 400, {"error": {"message": str(error)}}
+            data = b"" if answer is None else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = do_PUT = do_DELETE = _any  # noqa: N815 - http.server's names
+
+        def log_message(self, *_: object) -> None:
+            """The calls are in ``Cloud.calls``."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    cloud.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield cloud
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,111 @@
+"""A recorder in place of Pulumi's engine: what the program declares, as plain data."""
+
+from __future__ import annotations
+
+import logging
+import runpy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+from pulumi.runtime import rpc
+from pulumi.runtime.settings import ROOT as ROOT_RESOURCE
+from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks
+
+from spotkeeper.local.deploy.config import read_config
+from spotkeeper.local.deploy.monitor import plain
+from spotkeeper.local.deploy.table import computed
+
+ROOT = Path(__file__).resolve().parents[2]
+STACKS = ROOT / "infra" / "stacks"
+"""What the tests below read; ``properties`` hold Pulumi's camelCase names, whole numbers as ints."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    type: str
+    name: str
+    properties: dict[str, Any]
+    depends_on: tuple[str, ...]  # "type::name" of everything it waits for, children's parents included
+    parent: str
+    protect: bool
+    retain: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.type}::{self.name}"
+
+
+class Cloud(Mocks):
+    """Answers as the provider would: computed outputs from the one table."""
+
+    def call(self, args: MockCallArgs) -> tuple[dict[str, Any], None]:
+        raise AssertionError(f"the program asks a cloud: {args.token}")
+
+    def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        if not args.custom:
+            return "", dict(args.inputs)
+        id_, outputs = computed(args.typ, args.name, plain(args.inputs))
+        return id_, {**args.inputs, **outputs}
+
+
+class Recorder(MockMonitor):
+    def __init__(self) -> None:
+        super().__init__(Cloud())
+        self.declared: list[Declared] = []
+
+    def RegisterResource(self, request: Any) -> Any:  # noqa: N802 - Pulumi's name
+        reply = super().RegisterResource(request)
+        if request.type != "pulumi:pulumi:Stack":
+            assert reply.urn not in {found.key for found in self.declared}, f"declared twice: {reply.urn}"
+            self.declared.append(
+                Declared(
+                    request.type,
+                    request.name,
+                    plain(rpc.deserialize_properties(request.object)),
+                    tuple(sorted(key_of(urn) for urn in request.dependencies)),
+                    request.parent.rsplit("::", 1)[-1],
+                    bool(request.protect),
+                    bool(request.retainOnDelete),
+                )
+            )
+        return reply
+
+
+def key_of(urn: str) -> str:
+    kind, name = urn.split("::")[-2:]
+    return f"{kind.rsplit('$', 1)[-1]}::{name}"
+
+
+Declare = Callable[..., dict[str, Declared]]
+
+
+def run_program(stack: str, config: Mapping[str, str]) -> dict[str, Declared]:
+    """Run ``infra/__main__.py`` for a stack; everything declared, by ``type::name``, in order."""
+    recorder = Recorder()
+    ROOT_RESOURCE.set(None)  # or the second program of a process has the first one's stack for a parent
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # a failed run leaves futures that nobody reads
+    pulumi.runtime.set_mocks(recorder.mocks, project="spotkeeper", stack=stack, preview=False, monitor=recorder)
+    pulumi.runtime.set_all_config(dict(config))
+    pulumi.runtime.test(lambda: (runpy.run_path(str(ROOT / "infra" / "__main__.py")), None)[1])()
+    return {found.key: found for found in recorder.declared}
+
+
+@pytest.fixture(scope="session")
+def local() -> dict[str, Declared]:
+    """The stack ``local``, as the one-machine cloud would get it."""
+    return run_program("local", read_config(STACKS / "Pulumi.local.yaml", endpoint="http://127.0.0.1:9"))
+
+
+@pytest.fixture(scope="session")
+def example() -> dict[str, Declared]:
+    """The example for a real project."""
+    return run_program("demo", read_config(STACKS / "Pulumi.example-gcp.yaml"))
+
+
+@pytest.fixture
+def custom(local: dict[str, Declared]) -> Iterator[list[Declared]]:
+    yield [found for found in local.values() if ":" in found.type and not found.type.startswith("spotkeeper:")]
