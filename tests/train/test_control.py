@@ -35,10 +35,10 @@ def test_both_sides_see_each_other(tmp_path: Path) -> None:
     job.stepped(8, at=101.0)
     job.committed(Commit(0, 0), at=102.0)
     job.loss, job.fault, job.answered = 3.5, Fault.DISK_FULL, 2
-    job.restored = Commit(3, 5)
+    job.resumed(Commit(3, 8))
     assert (agent.state, agent.step, agent.step_at, agent.first_step_at) == (State.TRAINING, 8, 101.0, 100.0)
     assert (agent.commit, agent.commit_at) == (Commit(0, 0), 102.0)
-    assert (agent.loss, agent.fault, agent.answered, agent.restored) == (3.5, Fault.DISK_FULL, 2, Commit(3, 5))
+    assert (agent.loss, agent.fault, agent.answered, agent.restored) == (3.5, Fault.DISK_FULL, 2, Commit(3, 8))
 
 
 def test_every_word_has_its_own_place(tmp_path: Path) -> None:
