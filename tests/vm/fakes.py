@@ -22,7 +22,6 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
-
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, FactIn, Generation, JobRun, Member, Progress, Role, Sync, SyncReply
 
@@ -52,10 +51,10 @@ class Fake:
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
-            def do_GET(self) -> None:  # noqa: N802
+            def do_GET(self) -> None:
                 fake.get(self)
 
-            def do_POST(self) -> None:  # noqa: N802
+            def do_POST(self) -> None:
                 fake.post(self, self.rfile.read(int(self.headers.get("Content-Length", "0"))))
 
             def log_message(self, *_: object) -> None:
@@ -289,7 +288,7 @@ class Machine:
 
 
 def all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
 
 
 def environ_of(pid: int) -> list[bytes]:

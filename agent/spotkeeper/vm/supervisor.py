@@ -309,8 +309,11 @@ def command(boot: Path, argv: tuple[str, ...], source: Path) -> list[str]:
 
 
 def environment(doc: Generation, run: JobRun, node: Node, folder: Path) -> dict[str, str]:
-    """What ``docs/design.md`` promises the job's processes, laid over the launcher's own environment."""
-    env = {
+    """What ``docs/design.md`` promises the job's processes, laid over the launcher's own environment.
+
+    The user's own values win, but for ``SPOTKEEPER_*`` and the path on which the library is.
+    """
+    ours = {
         "SPOTKEEPER_RUN": str(folder),
         "SPOTKEEPER_JOB": doc.job,
         "SPOTKEEPER_UID": doc.uid,
@@ -320,18 +323,19 @@ def environment(doc: Generation, run: JobRun, node: Node, folder: Path) -> dict[
         "SPOTKEEPER_KEEP": str(run.keep),
         "SPOTKEEPER_SEED": str(run.seed),
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
-        "PYTHONUNBUFFERED": "1",
     }
     if node.ckpt is not None:
-        env["SPOTKEEPER_CKPT"] = str(node.ckpt)
+        ours["SPOTKEEPER_CKPT"] = str(node.ckpt)
     if run.interval_s is not None:
-        env["SPOTKEEPER_INTERVAL_S"] = str(run.interval_s)
+        ours["SPOTKEEPER_INTERVAL_S"] = str(run.interval_s)
     if doc.mean_life_s is not None:
-        env["SPOTKEEPER_MEAN_LIFE_S"] = str(doc.mean_life_s)
+        ours["SPOTKEEPER_MEAN_LIFE_S"] = str(doc.mean_life_s)
+    defaults = {"OMP_NUM_THREADS": str(threads(run.nproc)), "PYTHONUNBUFFERED": "1"}
     interface = interface_of(node.address)
     if interface is not None:
-        env |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    return {name: value for name, value in env.items() if name not in run.env or name.startswith("SPOTKEEPER_")}
+        defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    users = {name: value for name, value in run.env.items() if name != "PYTHONPATH"}  # the launcher's start had it
+    return defaults | users | ours
 
 
 def interface_of(address: str) -> str | None:

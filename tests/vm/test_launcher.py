@@ -1,0 +1,286 @@
+"""The launchers alone: exit codes, threads and seeds, and that nothing survives whatever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spotkeeper.spec.generation import JobRun, Member
+from spotkeeper.train.control import Control
+from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
+from spotkeeper.vm.launch import NODE, Launcher, LaunchError, sweep
+from spotkeeper.vm.log import Log
+from spotkeeper.vm.settings import job_path, templates_path
+from spotkeeper.vm.supervisor import Ending, Node, Supervisor, launcher_kind
+
+from tests.vm.fakes import alive, all_pids, children_of, command_of, document, environ_of, wait_until
+from tests.vm.jobs import ENDS, STUBBORN
+
+
+class Bench:
+    """A node's launcher and supervisor without an agent around them."""
+
+    def __init__(self, folder: Path, mode: str) -> None:
+        self.folder = folder
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.lines: list[str] = []
+        log = Log(write=self.lines.append)
+        self.launcher = Launcher(folder, job_path(), self.events.put, log)
+        self.supervisor = Supervisor(folder, templates_path(), self.launcher, log)
+        self.mode = mode
+        self.gen = 0
+
+    def run(self, script: str, *args: str, nproc: int = 1, **env: str) -> JobRun:
+        source = self.folder / "src"
+        source.mkdir(exist_ok=True)
+        (source / "train.py").write_text(script)
+        env = {"OMP_NUM_THREADS": "1"} | env
+        return JobRun(
+            "job", ("train.py", *args), None, env=env, python=sys.executable, nproc=nproc, launcher=self.mode, grace_s=5
+        )
+
+    def up(self, run: JobRun) -> None:
+        self.launcher.begin(launcher_kind(run, self.folder / "src"))
+        assert isinstance(self.events.get(timeout=60), LauncherUp), self.lines
+
+    def start(self, run: JobRun, *, port: int = 0) -> Path:
+        if not self.launcher.up:
+            self.up(run)
+        self.gen += 1
+        doc = document(self.gen, self.gen, (Member(0, 1, "1", "b", "127.0.0.1", run.nproc),), port=port)
+        node = Node(0, 0, "127.0.0.1", self.folder / "src", self.folder / "saver.sock", None)
+        self.supervisor.start(doc, run, node)
+        return self.supervisor.folder(doc.job, self.gen)
+
+    def wait_end(self, timeout_s: float = 60) -> Ending:
+        event = self.events.get(timeout=timeout_s)
+        assert isinstance(event, ChildEnded), event
+        assert event.left == 0
+        ending = self.supervisor.ended(event.gen, event.code)
+        assert ending is not None
+        return ending
+
+    def marked(self) -> list[int]:
+        mark = f"{NODE}={self.folder}".encode()
+        return [pid for pid in all_pids() if pid != self.launcher.pid and mark in environ_of(pid)]
+
+    def torchrun(self) -> int:
+        return children_of(self.launcher.pid)[0]
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One warm launcher for the tests that leave it whole."""
+    with closing_bench(tmp_path_factory.mktemp("node"), "zygote") as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """The same for the exec launcher; a start takes seconds, so few tests use it."""
+    with closing_bench(tmp_path_factory.mktemp("node"), "exec") as bench:
+        yield bench
+
+
+@contextlib.contextmanager
+def closing_bench(folder: Path, mode: str) -> Iterator[Bench]:
+    bench = Bench(folder, mode)
+    yield bench
+    bench.launcher.quit()
+    sweep(bench.folder, set())
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Callable[[str], Bench]]:
+    made: list[Bench] = []
+
+    def make(mode: str) -> Bench:
+        made.append(Bench(tmp_path, mode))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.launcher.quit()
+        sweep(one.folder, set())
+
+
+CODES = {"return": 0, "0": 0, "93": 93, "_exit93": 93, "7": 7, "raise": 1, "kill": 137}
+
+
+@pytest.mark.parametrize("how", CODES)
+def test_exit_codes_survive_torchrun(zygote: Bench, how: str) -> None:
+    check_exit(zygote, how)
+
+
+@pytest.mark.parametrize("how", ["_exit93", "kill"])
+def test_exit_codes_survive_a_cold_torchrun(cold: Bench, how: str) -> None:
+    check_exit(cold, how)
+
+
+def check_exit(bench: Bench, how: str) -> None:
+    folder = bench.start(bench.run(ENDS, how))
+    ending = bench.wait_end()
+    assert (ending.code, ending.stopped) == (CODES[how], False)
+    logs = "".join(path.read_text() for path in folder.rglob("std*.log"))
+    assert f"about to end by {how}" in logs
+    assert how != "raise" or "RuntimeError: on purpose" in logs, "the traceback reaches the log"
+
+
+def test_93_of_one_rank_beats_the_failures_it_causes(zygote: Bench) -> None:
+    script = "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(93)\ntime.sleep(60)\n"
+    zygote.start(zygote.run(script, nproc=2))
+    assert zygote.wait_end().code == 93
+
+
+WORKER = """
+import json, os, random, sys, threading
+import numpy, torch
+out = {"threads": torch.get_num_threads(), "seeds": [random.random(), float(numpy.random.rand()), torch.initial_seed()],
+       "argv": sys.argv, "path0": sys.path[0], "cwd": os.getcwd(), "name": __name__,
+       "env": {k: v for k, v in os.environ.items() if k.startswith("SPOTKEEPER_") or k in ("MINE", "PYTHONPATH")}}
+import atexit
+atexit.register(lambda: open(os.environ["SPOTKEEPER_RUN"] + "/atexit", "w").close())
+json.dump(out, open(os.environ["SPOTKEEPER_RUN"] + "/out." + os.environ["RANK"], "w"))
+"""
+
+
+def test_worker_finds_its_world_the_same_under_both_launchers(zygote: Bench, cold: Bench) -> None:
+    seen = []
+    for bench in (zygote, zygote, cold):
+        folder = bench.start(bench.run(WORKER, "--x", "1", nproc=2, MINE="yes", OMP_NUM_THREADS="3"))
+        assert bench.wait_end().code == 0
+        assert (folder / "atexit").exists(), "what the user registered for the end has run"
+        source = str(bench.folder / "src")
+        outs = [json.loads((folder / f"out.{rank}").read_text()) for rank in (0, 1)]
+        for out in outs:
+            assert out["argv"] == [f"{source}/train.py", "--x", "1"]
+            assert (out["path0"], out["cwd"], out["name"]) == (source, source, "__main__")
+            assert (out["env"]["MINE"], out["env"]["SPOTKEEPER_SLOT"]) == ("yes", "0")
+            assert "SPOTKEEPER_CKPT" not in out["env"]
+            assert out["env"]["PYTHONPATH"].split(":")[0] == str(job_path())
+            assert out["threads"] == 3, "though the zygote imported torch under another value"
+        seen.append([out["seeds"] for out in outs])
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][0] != seen[0][1]
+
+
+@pytest.mark.parametrize("victim", ["torchrun", "rank", "discard", "stop order"])
+def test_nothing_of_a_generation_survives(zygote: Bench, victim: str) -> None:
+    """Whoever is killed: the rank, its forked child, its subprocess, and a daemon that has left its session."""
+    family, rank = stubborn(zygote)
+    if victim == "torchrun":
+        os.kill(zygote.torchrun(), signal.SIGKILL)
+    elif victim == "rank":
+        os.kill(rank, signal.SIGKILL)
+    elif victim == "discard":
+        zygote.supervisor.discard()
+    else:
+        zygote.supervisor.save_and_stop(time.time() + 2)
+        while zygote.events.empty():
+            zygote.supervisor.tick()
+            time.sleep(0.02)
+    ending = zygote.wait_end(10)
+    assert ending.discarded == (victim == "discard")
+    assert ending.stopped == (victim == "stop order")
+    assert ending.code in (137, 128 + 15)
+    assert zygote.marked() == []
+    assert not any(alive(pid) for pid in family)
+
+
+@pytest.mark.parametrize("mode", ["zygote", "exec"])
+def test_nothing_survives_its_launcher(bench: Callable[[str], Bench], mode: str) -> None:
+    one = bench(mode)
+    family, _ = stubborn(one)
+    os.kill(one.launcher.pid, signal.SIGKILL)
+    assert isinstance(one.events.get(timeout=10), LauncherLost)
+    one.supervisor.sweep()
+    wait_until(lambda: not any(alive(pid) for pid in family), 3)  # SIGKILL has been sent; exiting takes a moment
+    assert one.marked() == []
+
+
+def test_nothing_survives_a_cold_torchrun(cold: Bench) -> None:
+    family, _ = stubborn(cold)
+    os.kill(cold.torchrun(), signal.SIGKILL)
+    assert cold.wait_end(10).code == 137
+    assert not any(alive(pid) for pid in family)
+
+
+def stubborn(one: Bench) -> tuple[list[int], int]:
+    """Start the job that tries to stay; its whole family, and its rank."""
+    folder = one.start(one.run(STUBBORN))
+    wait_until((folder / "up").exists, 40)
+    family = wait_until(lambda: _whole_family(one), 10)
+    with Control.open(folder / "ctl") as control:
+        return family, control.pid
+
+
+def _family(one: Bench) -> list[int]:
+    """All descendants of the launcher, with those that have left for its subreaper."""
+    found, todo = [], [one.launcher.pid]
+    while todo:
+        new = children_of(todo.pop())
+        found += new
+        todo += new
+    return found
+
+
+def _whole_family(one: Bench) -> list[int] | None:
+    """The family once all have come up: torchrun, the rank, its forked child, and three sleeps."""
+    pids = _family(one)
+    sleeps = sum(command_of(pid).startswith("sleep 98") for pid in pids)
+    return pids if sleeps == 3 and len(pids) >= 6 else None
+
+
+def test_launcher_outlives_its_agent_and_is_found_again(bench: Callable[[str], Bench]) -> None:
+    one = bench("exec")
+    run = one.run("import time\ntime.sleep(60)\n")
+    one.start(run)
+    again = Launcher(one.folder, job_path(), one.events.put, Log(write=one.lines.append))
+    again.begin(launcher_kind(run, one.folder / "src"))
+    assert one.events.get(timeout=10) == LauncherUp(1, None)
+    assert again.pid == one.launcher.pid
+    with pytest.raises(LaunchError, match="generation 1 still runs"):
+        again.start(2, [], {}, one.folder, one.folder / "log")
+    again.kill(1)
+    assert one.wait_end(10).code == 137
+
+
+def test_another_environment_gets_another_launcher(bench: Callable[[str], Bench]) -> None:
+    one = bench("exec")
+    run = one.run("pass")
+    one.up(run)
+    first = one.launcher.pid
+    other = Launcher(one.folder, job_path(), one.events.put, Log(write=one.lines.append))
+    other.begin(launcher_kind(one.run("pass", NEW="1"), one.folder / "src"))
+    ups = [one.events.get(timeout=30) for _ in range(2)]
+    assert {type(event) for event in ups} == {LauncherUp, LauncherLost}
+    assert other.pid not in (0, first)
+    other.quit()
+
+
+def test_a_python_that_is_not_there_is_said(bench: Callable[[str], Bench]) -> None:
+    one = bench("exec")
+    run = JobRun("job", ("train.py",), None, python="no-such-python")
+    one.launcher.begin(launcher_kind(run, one.folder))
+    event = one.events.get(timeout=10)
+    assert isinstance(event, LauncherLost)
+    assert "no-such-python" in event.reason
+
+
+def test_busy_port_is_an_exit_and_no_hang(zygote: Bench) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))  # noqa: S104 - where TCPStore listens
+        taken.listen()
+        folder = zygote.start(zygote.run("pass"), port=taken.getsockname()[1])
+        assert zygote.wait_end(30).code == 1
+    assert "EADDRINUSE" in (folder / "torchrun.log").read_text()
