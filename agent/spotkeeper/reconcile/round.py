@@ -31,6 +31,7 @@ from spotkeeper.spec.stack import StackState
 log = logging.getLogger("spotkeeper.reconcile")
 
 PASSES = 8
+AGAIN = 4  # times that a round out of passes, or with new facts, starts over under one lease
 PARALLEL = 16
 CALL_DEADLINE_S = 20.0  # real seconds for one call; a round must end within the function's 60
 LEASE_S = 75.0  # the function's timeout and 15 s
@@ -137,9 +138,9 @@ def _complete(record: Record | None) -> bool:
 def _covered(
     store: Store, cloud: Cloud, job: str, clock: Now, options: Options, snapshot: Snapshot | None
 ) -> RoundResult:
-    """Passes, until no fact came in while they ran."""
+    """Passes, until nothing is left to do and no fact came in while they ran."""
     total = RoundResult(Ended.ABSENT)
-    for _ in range(3):
+    for _ in range(AGAIN):
         result = Round(store, cloud, job, clock, options).run(snapshot)
         total = RoundResult(
             result.ended,
@@ -152,6 +153,8 @@ def _covered(
             result.facts,
         )
         snapshot = None
+        if result.ended is Ended.UNFINISHED:
+            continue
         if result.ended is not Ended.QUIET or _keys(store.list_facts(job)) <= result.facts:
             break
     return total
@@ -211,12 +214,13 @@ class Round:
                 if token is None:
                     return self._result(Ended.LOST, held.value, seen, None)
                 held = token
+                seen = seen_with(seen, grants_first=True)
                 if any(rank.cur is None for rank in held.value.ranks) and not seen.hellos:
                     seen = seen_with(seen, hellos=self.store.list_static_hellos())
             elif decision.grants is not None:
                 swapped = self._grants(alloc, decision)
                 alloc = swapped or self.store.read_alloc()
-                seen = seen_with(seen, alloc=alloc.value)
+                seen = seen_with(seen, alloc=alloc.value, grants_first=swapped is not None)
             else:
                 if not self._call(decision):
                     self._tidy(held.value, seen, decision)

@@ -27,18 +27,19 @@ __all__ = ["Decision", "Draft", "Seen", "Times", "View", "decide"]
 def decide(record: Record, seen: Seen) -> Decision:
     """What one pass over this snapshot does.
 
+    Grants come before the record that needs them, so that a loss and its new intent are one write.
+
     ``seen`` must have been read in this order: record, facts, allocation, listing. The new record has
     ``ver + 1``; its nonce is the writer's to set.
     """
     draft = Draft(record, seen)
     _rooms(draft)
-    if draft.hard:
+    changed = draft.changed
+    if changed and not (draft.wanted and seen.grants_first):
         return _write(draft)
     allocation, gone = grants.plan(draft)
     if allocation is not None:
         return Decision(grants=allocation, noted=gone)
-    if draft.record is not draft.before:
-        return _write(draft)
     actions = calls.plan(draft)
     return Decision(actions=actions, stale=calls.stale(draft), due=calls.due(draft, actions))
 
@@ -50,7 +51,7 @@ def _rooms(draft: Draft) -> None:
         _running(draft)
     if draft.record.phase in (Phase.END, Phase.DONE):
         ended.step(draft)
-    elif not draft.hard:
+    elif not draft.changed:
         grants.burn(draft)
 
 

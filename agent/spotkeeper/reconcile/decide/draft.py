@@ -42,7 +42,7 @@ class Decision:
 
 
 class Draft:
-    """The record of one pass. ``hard``: something must be written before any grant is asked for."""
+    """The record of one pass, as it would be written; ``wanted``: grants that must be had before that."""
 
     def __init__(self, record: Record, seen: Seen) -> None:
         self.before = record
@@ -51,7 +51,6 @@ class Draft:
         self.view = View(record, seen)
         self.times = seen.times
         self.now = seen.now
-        self.hard = False
         self.entries: list[Entry] = []
         self.wanted: list[Grant] = []
 
@@ -59,14 +58,15 @@ class Draft:
 
     def set(self, **changes: Any) -> None:
         self.record = replace(self.record, **changes)
-        self.hard = True
 
-    def put(self, index: int, soft: bool = False, **changes: Any) -> None:
-        """Change one rank. A soft change (a notice taken down) waits for the grants it leads to."""
+    @property
+    def changed(self) -> bool:
+        return self.record != self.before
+
+    def put(self, index: int, **changes: Any) -> None:
         ranks = list(self.record.ranks)
         ranks[index] = replace(ranks[index], **changes)
         self.record = replace(self.record, ranks=tuple(ranks))
-        self.hard = self.hard or not soft
 
     def install(self, index: int, which: str, slot: Slot) -> None:
         """Set ``cur`` or ``next`` of a rank."""
@@ -75,9 +75,9 @@ class Draft:
         else:
             self.put(index, next=slot)
 
-    def put_slot(self, index: int, which: str, soft: bool = False, **changes: Any) -> None:
+    def put_slot(self, index: int, which: str, **changes: Any) -> None:
         slot = getattr(self.record.ranks[index], which)
-        self.put(index, soft=soft, **{which: replace(slot, **changes)})
+        self.install(index, which, replace(slot, **changes))
 
     def log(self, event: Event, key: str, *, rank: int | None = None, slot: Slot | None = None, **more: Any) -> None:
         """A ledger entry of this change. ``key`` makes its id, the same however often the pass is repeated."""

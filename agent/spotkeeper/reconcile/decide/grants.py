@@ -45,16 +45,14 @@ def fill(draft: Draft, index: int, which: str) -> None:
     """Write an intent for which a grant is there, or ask for the grant."""
     if draft.seen.draining or draft.seen.spec is None:
         return
-    rank = draft.ranks[index]
-    attempt = rank.top + 1
     options = _options(draft, index, which)
-    grant = draft.view.grant(index, attempt)
-    if grant is not None:
+    attempt = draft.ranks[index].top + 1
+    while (grant := draft.view.grant(index, attempt)) is not None:
         found = next((offer for offer in options if alloc.resource(offer) == grant.resource), None)
         if found is not None:
             _intent(draft, index, which, attempt, found)
             return
-        draft.put(index, top=attempt)  # no use for it any more
+        draft.put(index, top=attempt)  # no use for it any more: its number is burnt
         attempt += 1
     held = [*draft.seen.alloc.grants, *draft.wanted]
     for offer in options:
@@ -274,7 +272,7 @@ def plan(draft: Draft) -> tuple[Alloc | None, tuple[Entry, ...]]:
 
 def _over(draft: Draft, grant: Grant) -> bool:
     """Its attempt is not live, and the machine is gone or the static node said so."""
-    live = [s.attempt for s in live_slots(draft.ranks, grant.rank)]
+    live = [s.attempt for ranks in (draft.before.ranks, draft.ranks) for s in live_slots(ranks, grant.rank)]
     top = draft.ranks[grant.rank].top if grant.rank < len(draft.ranks) else grant.attempt
     ended = draft.record.phase in (Phase.END, Phase.DONE)
     if grant.attempt in live or (grant.attempt > top and not ended):

@@ -42,7 +42,7 @@ def _spot_again(draft: Draft) -> None:
         return
     for index, rank in enumerate(draft.ranks):
         if slots.is_model(rank.cur, Model.ON_DEMAND) and grants.warm_spot(draft, index):
-            draft.put(index, soft=True, wish="spot", refused=())
+            draft.put(index, wish="spot", refused=())
 
 
 def _stop(draft: Draft) -> None:

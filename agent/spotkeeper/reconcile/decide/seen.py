@@ -89,6 +89,7 @@ class Seen:
     progress: Progress | None = None
     save_s: float | None = None  # measured, virtual seconds
     draining: bool = False
+    grants_first: bool = True  # False after a lost race for the allocation: what was decided must not wait for it
     times: Times = field(default_factory=Times)
 
 

@@ -34,9 +34,9 @@ def _notices(draft: Draft, index: int) -> None:
     deadline = draft.view.notice(index, cur)
     if deadline == cur.notice or (deadline is None and cur.zone not in draft.view.answered and cur.notice is None):
         return
-    draft.put_slot(index, "cur", soft=True, notice=deadline)
+    draft.put_slot(index, "cur", notice=deadline)
     if deadline is not None and cur.notice is None:
-        draft.put(index, soft=True, refused=())  # a new need: offers refused before may be asked again
+        draft.put(index, refused=())  # a new need: offers refused before may be asked again
         key = f"r{index}.a{cur.attempt}.{deadline:.0f}"
         draft.log(Event.NOTICE, key, rank=index, slot=cur, detail=f"{deadline - draft.now:.0f} s ahead")
     elif deadline is None and cur.notice is not None:

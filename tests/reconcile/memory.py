@@ -1,0 +1,181 @@
+"""The bucket as dictionaries: ``store_api.Store`` for tests that are about decisions, not about storage."""
+
+from __future__ import annotations
+
+import builtins
+
+from msgspec.structs import replace
+from spotkeeper.reconcile.store_api import Held, OfferSeen, StaticHello
+from spotkeeper.spec.facts import Fact
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import Ask, JobSpec
+from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.record import Alloc, Record
+from spotkeeper.spec.stack import StackState
+
+
+class MemoryStore:
+    """One process, no I/O. ``on_write`` is called before every compare-and-swap (a place to interfere)."""
+
+    def __init__(self, stack: StackState | None = None) -> None:
+        self.stack = stack
+        self.records: dict[str, tuple[Record, int]] = {}
+        self.facts: dict[str, dict[str, Fact]] = {}
+        self.alloc: tuple[Alloc, int] = (Alloc(), 0)
+        self.asks: dict[str, dict[str, Ask]] = {}
+        self.active: set[str] = set()
+        self.leases: dict[str, tuple[str, float, float | None]] = {}
+        self.ledgers: dict[str, dict[tuple[float, str], Entry]] = {}
+        self.specs: dict[str, JobSpec] = {}
+        self.progresses: dict[str, Progress] = {}
+        self.hellos: dict[str, StaticHello] = {}
+        self.market: dict[tuple[str, str, str], OfferSeen] = {}
+        self.tombs: dict[str, float] = {}
+        self.names: dict[str, str] = {}
+        self.quarantined: list[str] = []
+        self.things: dict[str, bytes] = {}
+        self.drain = False
+        self.record_writes = 0
+        self.lists = 0
+
+    def read_record(self, job: str) -> Held[Record] | None:
+        found = self.records.get(job)
+        return Held(found[0], str(found[1])) if found else None
+
+    def create_record(self, record: Record) -> bool:
+        if record.job in self.records:
+            return self.records[record.job][0].nonce == record.nonce
+        self.records[record.job] = (record, 1)
+        return True
+
+    def cas_record(self, record: Record, token: str) -> str | None:
+        old, version = self.records[record.job]
+        if str(version) != token:
+            return token if old.nonce == record.nonce else None
+        self.records[record.job] = (record, version + 1)
+        self.record_writes += 1
+        return str(version + 1)
+
+    def list_facts(self, job: str) -> tuple[Fact, ...]:
+        self.lists += 1
+        return tuple(fact for _, fact in sorted(self.facts.get(job, {}).items()))
+
+    def put_fact(self, job: str, fact: Fact) -> bool:
+        return self.facts.setdefault(job, {}).setdefault(fact.key(), fact) is fact
+
+    def delete_facts(self, job: str, facts: tuple[Fact, ...]) -> None:
+        for fact in facts:
+            self.facts.get(job, {}).pop(fact.key(), None)
+
+    def read_alloc(self) -> Held[Alloc]:
+        alloc, version = self.alloc
+        return Held(alloc, str(version) if version else "")
+
+    def cas_alloc(self, alloc: Alloc, token: str) -> str | None:
+        version = self.alloc[1]
+        if token != (str(version) if version else ""):
+            return None
+        self.alloc = (alloc, version + 1)
+        return str(version + 1)
+
+    def list_asks(self, job: str) -> tuple[Ask, ...]:
+        return tuple(sorted(self.asks.get(job, {}).values(), key=lambda ask: (ask.at, ask.id)))
+
+    def put_ask(self, job: str, ask: Ask) -> bool:
+        return self.asks.setdefault(job, {}).setdefault(ask.id, ask) is ask
+
+    def delete_ask(self, job: str, ask_id: str) -> None:
+        self.asks.get(job, {}).pop(ask_id, None)
+
+    def active_jobs(self) -> tuple[str, ...]:
+        return tuple(sorted(self.active))
+
+    def set_active(self, job: str) -> None:
+        self.active.add(job)
+
+    def clear_active(self, job: str) -> None:
+        self.active.discard(job)
+
+    def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
+        holder, until, due = self.leases.get(job, ("", 0.0, None))
+        if holder and holder != nonce and now < until:
+            return False
+        self.leases[job] = (nonce, now + ttl_s, due)
+        return True
+
+    def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
+        if self.leases.get(job, ("",))[0] == nonce:
+            self.leases[job] = ("", 0.0, due)
+
+    def read_due(self, job: str) -> float | None:
+        return self.leases.get(job, ("", 0.0, None))[2]
+
+    def append_ledger(self, job: str, entry: Entry) -> bool:
+        return self.ledgers.setdefault(job, {}).setdefault((entry.at, entry.id), entry) is entry
+
+    def list_ledger(self, job: str) -> tuple[Entry, ...]:
+        return tuple(entry for _, entry in sorted(self.ledgers.get(job, {}).items()))
+
+    def read_stack(self) -> StackState | None:
+        return self.stack
+
+    def draining(self) -> bool:
+        return self.drain
+
+    def read_spec(self, job: str) -> JobSpec | None:
+        return self.specs.get(job)
+
+    def put_spec(self, job: str, spec: JobSpec) -> None:
+        self.specs[job] = spec
+
+    def read_progress(self, job: str) -> Progress | None:
+        return self.progresses.get(job)
+
+    def put_progress(self, job: str, progress: Progress) -> None:
+        self.progresses[job] = progress
+
+    def list_static_hellos(self) -> tuple[StaticHello, ...]:
+        return tuple(self.hellos.values())
+
+    def put_static_hello(self, hello: StaticHello) -> bool:
+        new = self.hellos.get(hello.node, replace(hello, boot="")).boot != hello.boot
+        if new:
+            self.hellos[hello.node] = hello
+        return new
+
+    def read_market(self) -> tuple[OfferSeen, ...]:
+        return tuple(self.market.values())
+
+    def put_market(self, seen: OfferSeen) -> None:
+        self.market[seen.pool, seen.zone, seen.model.value] = seen
+
+    def put_tomb(self, job: str, at: float) -> None:
+        self.tombs[job] = at
+
+    def read_tomb(self, job: str) -> float | None:
+        return self.tombs.get(job)
+
+    def read_name(self, name: str) -> str | None:
+        return self.names.get(name)
+
+    def put_name(self, name: str, job: str) -> bool:
+        return self.names.setdefault(name, job) is job
+
+    def delete_name(self, name: str, job: str) -> None:
+        if self.names.get(name) == job:
+            del self.names[name]
+
+    def quarantine(self, text: str) -> None:
+        self.quarantined.append(text)
+
+    def get(self, path: str) -> bytes | None:
+        return self.things.get(path)
+
+    def put(self, path: str, data: bytes) -> None:
+        self.things[path] = data
+
+    def delete(self, path: str) -> None:
+        self.things.pop(path, None)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        return tuple(builtins.sorted(path for path in self.things if path.startswith(prefix)))

@@ -1,0 +1,646 @@
+"""Whole stories of a job, against an in-memory cloud under virtual time.
+
+``World.check`` asserts safety after every step: one member per rank and generation, one writer per disk, no
+live machine deleted, no node granted twice; and every generation starts from the newest commit there is.
+"""
+
+from __future__ import annotations
+
+import pytest
+from spotkeeper.spec.cloud import DeleteVm, InsertVm
+from spotkeeper.spec.job import AskKind, Checkpoint, Nodes, Retry
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Model, Outcome, Phase, SlotState
+
+from tests.reconcile.world import JOB, World, stack
+
+
+def trained(world: World) -> World:
+    world.run(5)  # static nodes say hello
+    world.submit()
+    world.until(world.training, 300)
+    return world
+
+
+def finish(world: World, outcome: Outcome = Outcome.SUCCEEDED) -> None:
+    """To DONE, and nothing is left."""
+    world.until(lambda: world.record().phase is Phase.DONE, 1500)
+    assert world.record().outcome is outcome
+    assert world.dynamic() == []
+    assert [name for (name, _), drive in world.drives.items() if drive.disk.job] == []
+    assert world.shots == {}
+    assert [g for g in world.store.alloc[0].grants if g.resource.startswith("slot:")] == []
+    assert world.store.active == set()
+    assert JOB in world.store.tombs
+
+
+def causes(world: World, event: Event) -> list[str | None]:
+    return [entry.cause for entry in world.events(event)]
+
+
+# -- start and end
+
+
+def test_a_gang_starts_in_one_zone_and_ends_with_nothing_left() -> None:
+    world = trained(World(nodes=3, steps=100))
+    record = world.record()
+    assert (record.gen, record.members, record.zone) == (1, (0, 1, 2), "z-a")
+    assert {rank.cur.zone for rank in record.ranks if rank.cur} == {"z-a"}
+    finish(world)
+    assert causes(world, Event.INTENT) == ["start"] * 3
+    assert len(world.events(Event.GONE)) == 3
+    assert world.record().gen == 1
+
+
+def test_intents_carry_price_zone_model_and_are_written_before_the_call() -> None:
+    world = trained(World(nodes=2))
+    intents = {(e.rank, e.attempt): e for e in world.events(Event.INTENT)}
+    first = min(at for at, action, _ in world.made if isinstance(action, InsertVm))
+    assert all(entry.at <= first and entry.price == 0.30 and entry.model is Model.SPOT for entry in intents.values())
+    assert {(a.rank, a.attempt) for a in world.inserts()} == set(intents)
+
+
+def test_no_capacity_in_the_first_zone_starts_the_gang_in_the_next() -> None:
+    world = World(nodes=2)
+    world.capacity["z-a", Model.SPOT] = 0
+    trained(world)
+    assert world.record().zone == "z-b"
+    assert {m.vm.zone for m in world.dynamic()} == {"z-b"}
+
+
+def test_half_a_gangs_capacity_moves_the_whole_gang_before_it_has_data() -> None:
+    world = World(nodes=2, steps=60)
+    world.capacity["z-a", Model.SPOT] = 1
+    world.stockout_lists = True
+    trained(world)
+    assert {m.vm.zone for m in world.dynamic() if m.agent and m.agent.alive} == {"z-b"}
+    finish(world)
+
+
+def test_no_spot_anywhere_starts_on_demand() -> None:
+    world = World(nodes=2)
+    for zone in ("z-a", "z-b", "z-c"):
+        world.capacity[zone, Model.SPOT] = 0
+    trained(world)
+    assert {m.vm.model for m in world.dynamic()} == {Model.ON_DEMAND}
+    assert world.events(Event.BOUT)
+
+
+def test_nothing_to_be_had_waits_with_a_reason_and_starts_when_something_comes() -> None:
+    world = World(nodes=1, policy="spot")
+    for zone in ("z-a", "z-b", "z-c"):
+        world.capacity[zone, Model.SPOT] = 0
+    world.submit()
+    world.run(120)
+    assert "waiting for capacity" in world.record().reason
+    assert world.dynamic() == []
+    world.capacity.clear()
+    world.until(world.training, 400)
+    assert world.record().reason == ""
+
+
+def test_caps_of_the_stack_hold_and_a_second_job_waits_for_the_first() -> None:
+    world = World(nodes=2, steps=60, the_stack=stack(max_nodes=2))
+    trained(world)
+    world.submit("wxyz2345")
+    world.run(30)
+    assert len(world.dynamic()) == 2
+    assert "caps" in world.record("wxyz2345").reason
+    world.until(lambda: world.record("wxyz2345").phase is Phase.DONE, 900)
+    assert world.record().phase is Phase.DONE
+
+
+# -- losses
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_unannounced_loss_is_replaced_and_survivors_keep_their_machines(rank: int) -> None:
+    world = trained(World(nodes=3, steps=400))
+    world.run(60)
+    keep = [world.member(other).vm.uid for other in range(3) if other != rank]
+    world.preempt(rank)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert [world.member(other).vm.uid for other in range(3) if other != rank] == keep
+    assert causes(world, Event.LOSS) == ["loss"]
+    assert world.record().budget.preemptions == 1
+    assert world.record().budget.crashes == 0
+    finish(world)
+
+
+def test_replicated_state_does_not_wait_for_the_lost_ranks_disk() -> None:
+    world = trained(World(nodes=2))
+    world.run(40)
+    gone = world.preempt(1)
+    name = next(d.disk.name for d in world.drives.values() if d.disk.rank == 1)
+    drive = world.drives[name, "z-a"]
+    drive.user = gone.vm.uid  # the cloud is slow to let go
+    world.machines[gone.vm.uid] = gone
+    gone.dies_at = world.t + 100
+    from spotkeeper.spec.cloud import VmStatus
+
+    gone.status, gone.agent = VmStatus.STOPPING, None
+    world.until(lambda: world.record().gen == 2 and world.training(), 90)
+    cur = world.record().ranks[1].cur
+    assert cur is not None and not cur.disk
+    world.run(60)
+    assert world.member(1).agent and world.member(1).agent.mounted is drive
+
+
+def test_sharded_state_waits_for_the_disk() -> None:
+    world = trained(World(nodes=2, checkpoint=Checkpoint(replicated=False)))
+    world.run(40)
+    world.preempt(1)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    cur = world.record().ranks[1].cur
+    assert cur is not None and cur.disk
+
+
+def test_two_at_once() -> None:
+    world = trained(World(nodes=3, steps=400))
+    world.run(45)
+    world.preempt(0)
+    world.preempt(1)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert len(world.events(Event.GENERATION)) == 2
+    finish(world)
+
+
+def test_all_at_once_wait_for_their_disks() -> None:
+    world = trained(World(nodes=3, steps=400))
+    world.run(45)
+    for rank in range(3):
+        world.preempt(rank)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert all(rank.cur and rank.cur.disk for rank in world.record().ranks)
+    assert world.started[-1][1] is not None
+    finish(world)
+
+
+def test_a_loss_right_after_a_replacement_does_not_start_from_a_stale_disk() -> None:
+    """Rank 1's disk comes back late and old; then rank 0, which has the newest, goes."""
+    world = trained(World(nodes=2, boot_s=10))
+    world.run(35)
+    world.preempt(1)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    world.run(3)
+    world.preempt(0)
+    world.until(lambda: world.record().gen == 3 and world.training())
+    world.run(2)
+    world.preempt(1)
+    world.until(lambda: world.record().gen == 4 and world.training())
+
+
+def test_a_reboot_makes_a_new_generation_with_the_same_machine() -> None:
+    world = trained(World(nodes=2))
+    world.run(30)
+    uid = world.member(1).vm.uid
+    world.reboot(1)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert world.member(1).vm.uid == uid
+    assert len(world.inserts()) == 2
+
+
+def test_a_silent_machine_is_called_and_replaced_without_a_crash() -> None:
+    world = trained(World(nodes=2))
+    world.run(30)
+    hung = world.member(1)
+    assert hung.agent
+    hung.agent.hung = True
+    world.member(0).agent.hung = False  # type: ignore[union-attr]
+    # a gang of which one hangs makes no progress: the lowest member's reports stop to move
+    agent = world.member(0).agent
+    assert agent
+    agent._progress = lambda: None  # type: ignore[method-assign]
+    world.until(lambda: world.record().gen >= 2 and world.training(), 900)
+    assert causes(world, Event.ROLL) == ["silence"]
+    assert world.record().budget.crashes == 0
+    assert hung.vm.uid not in world.machines
+
+
+def test_a_zone_that_does_not_answer_proves_nothing() -> None:
+    world = trained(World(nodes=2))
+    before = len(world.made)
+    world.blind.add("z-a")
+    world.run(200)
+    assert world.record().gen == 1
+    assert len(world.made) == before
+    world.blind.clear()
+    world.run(100)
+    assert world.training()
+
+
+# -- notices: make before break
+
+
+def test_a_long_notice_loses_no_step_and_boots_the_successor_first() -> None:
+    world = trained(World(nodes=2, steps=500))
+    world.run(33)
+    step = world.member(0).agent.step_no  # type: ignore[union-attr]
+    old = world.preempt(1, notice_s=120)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    gen, start = world.started[-1]
+    assert start is not None and gen == 2
+    assert start[1] >= step + 20  # it went on training while the successor booted
+    assert old.agent and start[1] == old.agent.step_no  # and nothing was done twice
+    assert causes(world, Event.PROMOTED) == ["notice"]
+    assert world.events(Event.LOSS) == []
+    finish(world)
+
+
+def test_a_short_notice_saves_before_the_deadline_and_goes_on_when_the_successor_is_there() -> None:
+    world = trained(World(nodes=2, boot_s=60))
+    world.run(33)
+    old = world.preempt(0, notice_s=25)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert old.agent and world.started[-1][1] is not None
+    assert world.started[-1][1][1] == old.agent.step_no
+    assert len(world.inserts()) == 3
+
+
+def test_the_master_and_another_with_one_notice_each() -> None:
+    world = trained(World(nodes=3, steps=500))
+    world.run(33)
+    world.preempt(0, notice_s=120)
+    world.run(5)
+    world.preempt(2, notice_s=100)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert len(world.events(Event.PROMOTED)) == 2
+    finish(world)
+
+
+def test_the_notices_machine_dies_before_its_successor_stands_by() -> None:
+    world = trained(World(nodes=2, boot_s=60))
+    world.run(33)
+    old = world.preempt(1, notice_s=120)
+    world.run(10)
+    world._remove(old)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert len(world.inserts()) == 3, "next takes over in whatever state it is"
+
+
+def test_a_reprieve_drops_the_successor_and_training_goes_on() -> None:
+    world = trained(World(nodes=2, boot_s=60))
+    world.run(33)
+    old = world.preempt(1, notice_s=120)
+    world.run(20)
+    world.reprieve(old)
+    world.run(60)
+    assert world.record().gen == 1
+    assert world.training()
+    assert world.record().ranks[1].next is None
+    assert len(world.dynamic()) == 2
+    assert len(world.events(Event.REPRIEVE)) == 1
+
+
+def test_a_reprieve_after_the_stop_goes_on_in_a_new_generation() -> None:
+    world = trained(World(nodes=2, boot_s=60))
+    world.run(33)
+    old = world.preempt(1, notice_s=25)
+    world.until(lambda: world.record().stop)
+    world.run(4)
+    world.reprieve(old)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert world.member(1) is old
+
+
+def test_a_successor_that_is_taken_first_is_asked_for_again() -> None:
+    world = trained(World(nodes=1, boot_s=30))
+    world.run(30)
+    world.preempt(0, notice_s=200)
+    world.run(10)
+    following = world.record().ranks[0].next
+    assert following is not None
+    machine = next(m for m in world.dynamic() if m.vm.attempt == following.attempt)
+    world._remove(machine)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert [a.attempt for a in world.inserts()] == [1, 2, 3]
+
+
+def test_no_successor_under_a_notice_waits_for_the_loss() -> None:
+    world = trained(World(nodes=2, policy="spot"))
+    world.run(33)
+    world.capacity["z-a", Model.SPOT] = 2
+    world.preempt(1, notice_s=60)
+    world.run(30)
+    assert world.record().ranks[1].next is None
+    world.until(lambda: world.record().gen >= 2 and world.training(), 400)
+
+
+# -- the crash budget
+
+
+def test_a_crash_restarts_in_a_new_generation_and_counts() -> None:
+    world = trained(World(nodes=2, steps=200))
+    world.run(30)
+    world.crashing = 1
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert world.record().budget.crashes == 1
+    assert world.record().budget.preemptions == 0
+    assert causes(world, Event.GENERATION) == ["start", "crash"]
+    assert len(world.inserts()) == 2
+    finish(world)
+
+
+def test_the_crash_budget_ends_the_job() -> None:
+    world = trained(World(nodes=2, retry=Retry(crashes=1)))
+    world.crashing = 5
+    finish(world, Outcome.FAILED)
+    assert "crash budget of 1" in world.record().reason
+    assert len(world.events(Event.CRASH)) == 2
+
+
+def test_exit_93_ends_the_job_at_once() -> None:
+    world = trained(World(nodes=2))
+    agent = world.member(1).agent
+    assert agent
+    from spotkeeper.spec.facts import Kind
+
+    agent.say(Kind.EXIT, 1, "93")
+    finish(world, Outcome.FAILED)
+    assert "a restart cannot help" in world.record().reason
+    assert world.record().budget.crashes == 0
+
+
+def test_a_death_because_of_a_loss_is_no_crash() -> None:
+    world = trained(World(nodes=2))
+    world.run(30)
+    world.preempt(1)
+    survivor = world.member(0).agent
+    assert survivor
+    from spotkeeper.spec.facts import Kind
+
+    survivor.alive = False
+    survivor.say(Kind.EXIT, 1, "1")  # its collective failed
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert world.record().budget.crashes == 0
+    assert world.record().budget.preemptions == 1
+
+
+# -- what to buy
+
+
+def test_on_demand_steps_in_and_spot_returns() -> None:
+    world = trained(World(nodes=2, steps=5000))
+    world.run(33)
+    world.capacity["z-a", Model.SPOT] = 1
+    world.preempt(1)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert world.member(1).vm.model is Model.ON_DEMAND
+    assert causes(world, Event.BOUT) == ["no spot in the zone"]
+    world.capacity.clear()
+    world.until(lambda: world.member(1).vm.model is Model.SPOT and world.training(), 2400)
+    assert "swap to spot" in causes(world, Event.PROMOTED)
+    assert {m.vm.model for m in world.dynamic() if m.agent and m.agent.alive} == {Model.SPOT}
+
+
+def test_max_on_demand_of_the_job_is_kept() -> None:
+    world = World(nodes=2, max_on_demand=1)
+    for zone in ("z-a", "z-b", "z-c"):
+        world.capacity[zone, Model.SPOT] = 0
+    world.submit()
+    world.run(100)
+    assert [m.vm.model for m in world.dynamic()] == [Model.ON_DEMAND]
+
+
+def test_many_losses_start_a_bout_of_on_demand() -> None:
+    world = trained(World(nodes=1, boot_s=5))
+    for gen in range(2, 5):
+        world.run(5)
+        world.preempt(0)
+        world.until(lambda g=gen: world.record().gen == g and world.training())
+    assert world.member(0).vm.model is Model.ON_DEMAND
+    assert world.events(Event.BOUT)
+
+
+def test_a_swap_asked_for_is_promoted_at_a_checkpoint() -> None:
+    world = trained(World(nodes=2))
+    world.run(30)
+    uid = world.member(1).vm.uid
+    world.ask(AskKind.SWAP, rank=1)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert world.member(1).vm.uid != uid
+    assert world.record().ranks[1].wish is None
+    world.run(60)
+    assert len(world.dynamic()) == 2
+
+
+# -- static nodes
+
+
+def test_static_nodes_fill_the_highest_ranks_and_train_on_their_own_disks() -> None:
+    world = trained(World(nodes=3, steps=300, the_stack=stack(static=1)))
+    record = world.record()
+    assert [rank.cur.model for rank in record.ranks if rank.cur] == [Model.SPOT, Model.SPOT, Model.STATIC]
+    assert {d.disk.rank for d in world.drives.values() if d.disk.job} == {0, 1}
+    world.run(40)
+    world.preempt(0)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    finish(world)
+    world.run(30)
+    assert world.store.alloc[0].grants == (), "the node's own word released it"
+    static = next(m for m in world.machines.values() if m.vm.model is Model.STATIC)
+    assert static.agent and static.agent.job is None
+
+
+def test_a_static_node_serves_the_next_job_after_its_word() -> None:
+    world = trained(World(nodes=1, steps=60, the_stack=stack(static=1)))
+    assert world.dynamic() == []
+    world.submit("wxyz2345")
+    world.run(20)
+    assert len([g for g in world.store.alloc[0].grants if g.resource.startswith("node:")]) == 1
+    world.until(lambda: world.record("wxyz2345").phase is Phase.DONE, 900)
+    assert world.record().outcome is Outcome.SUCCEEDED
+
+
+def test_a_hung_static_node_does_not_keep_its_job_from_ending() -> None:
+    world = trained(World(nodes=2, steps=10**6, the_stack=stack(static=1)))
+    static = world.member(1)
+    assert static.agent
+    static.agent.hung = True
+    world.ask(AskKind.CANCEL)
+    finish(world, Outcome.CANCELLED)
+    assert [g.resource for g in world.store.alloc[0].grants] == ["node:sk-t-fix-s0"]
+    static.agent.hung = False
+    world.run(90)
+    assert world.store.alloc[0].grants == ()
+
+
+def test_a_lost_static_node_is_replaced_by_a_spot_machine() -> None:
+    world = trained(World(nodes=2, the_stack=stack(static=1)))
+    world.run(30)
+    world._remove(world.member(1))
+    world.until(lambda: world.record().gen == 2 and world.training())
+    assert world.member(1).vm.model is Model.SPOT
+
+
+# -- a move of the whole gang
+
+
+def test_a_gang_moves_with_its_disks_when_asked() -> None:
+    world = trained(World(nodes=2, steps=400))
+    world.run(33)
+    world.ask(AskKind.MOVE, zone="z-c")
+    world.until(lambda: world.record().zone == "z-c" and world.training(), 300)
+    assert world.started[-1][1] == world.newest or world.newest is not None
+    assert {m.vm.zone for m in world.dynamic() if m.agent and m.agent.alive} == {"z-c"}
+    world.run(90)
+    assert {zone for (_, zone), d in world.drives.items() if d.disk.job} == {"z-c"}
+    assert world.shots == {}
+    assert all(rank.disk == 1 for rank in world.record().ranks)
+    finish(world)
+
+
+def test_a_gang_moves_when_its_zone_has_run_dry() -> None:
+    world = trained(World(nodes=2, max_on_demand=0))
+    world.run(33)
+    world.capacity["z-a", Model.SPOT] = 0
+    world.preempt(0)
+    world.until(lambda: world.record().zone == "z-b" and world.training(), 1200)
+    assert "stockout" in causes(world, Event.MOVE)
+
+
+def test_a_cancelled_move_goes_on_in_the_old_zone_and_burns_the_disk_number() -> None:
+    world = trained(World(nodes=2))
+    world.run(33)
+    world.ask(AskKind.MOVE, zone="z-c")
+    world.until(lambda: any(rank.copy for rank in world.record().ranks), 100)
+    world.ask(AskKind.MOVE, zone="z-a")
+    world.until(world.training, 300)
+    record = world.record()
+    assert record.zone == "z-a"
+    assert all(rank.disk == 0 and rank.disk_top >= 1 and rank.copy is None for rank in record.ranks)
+    world.ask(AskKind.MOVE, zone="z-b")
+    world.until(lambda: world.record().zone == "z-b" and world.training(), 300)
+    assert all(rank.disk == 2 for rank in world.record().ranks)
+
+
+# -- holds and asks
+
+
+def test_pause_saves_keeps_the_disks_and_resume_goes_on() -> None:
+    world = trained(World(nodes=2, steps=300))
+    world.run(33)
+    world.ask(AskKind.PAUSE)
+    world.until(lambda: world.record().phase is Phase.HOLD, 100)
+    world.run(100)
+    assert world.dynamic() == []
+    assert len([d for d in world.drives.values() if d.disk.job]) == 2
+    assert world.store.alloc[0].grants == ()
+    newest = world.newest
+    world.ask(AskKind.RESUME)
+    world.until(world.training, 200)
+    assert world.started[-1][1] == newest
+    finish(world)
+
+
+def test_a_permanent_error_holds_with_its_reason_and_heals() -> None:
+    world = World(nodes=2)
+    world.permanent = "the template is gone"
+    world.submit()
+    world.run(60)
+    assert world.record().phase is Phase.HOLD
+    assert "the template is gone" in world.record().reason
+    calls = len(world.made)
+    world.run(300)
+    assert len(world.made) == calls, "no storm of retries"
+    world.permanent = ""
+    world.until(world.training, 4000)
+
+
+def test_cancel_at_any_moment_leaves_nothing() -> None:
+    for moment in (1, 3, 8, 24, 27, 31):
+        world = World(nodes=2)
+        world.submit()
+        world.run(moment)
+        world.ask(AskKind.CANCEL)
+        finish(world, Outcome.CANCELLED)
+
+
+def test_a_refused_ask_says_why() -> None:
+    world = trained(World(nodes=1, the_stack=stack(static=1)))
+    world.ask(AskKind.MOVE, zone="z-b")
+    world.ask(AskKind.RESIZE, nodes=4)
+    details = [entry.detail for entry in world.events(Event.ASK)]
+    assert details[0] == "refused: a static node pins the gang to its zone"
+    assert details[1].startswith("refused: ")
+    assert world.store.asks[JOB] == {}
+
+
+def test_drain_inserts_nothing() -> None:
+    world = World(nodes=2)
+    world.store.drain = True
+    world.submit()
+    world.run(130)
+    assert world.made == []
+    assert world.store.alloc[0].grants == ()
+
+
+# -- elastic jobs
+
+
+def test_an_elastic_job_goes_on_smaller_and_grows_again() -> None:
+    world = trained(World(nodes=Nodes(1, 2), policy="spot"))
+    world.run(33)
+    world.capacity["z-a", Model.SPOT] = 1
+    world.preempt(1)
+    world.until(lambda: world.record().gen == 2 and world.training(), 200)
+    assert world.record().members == (0,)
+    world.capacity.clear()
+    world.until(lambda: world.record().members == (0, 1) and world.training(), 900)
+
+
+# -- bad luck
+
+
+def test_lost_answers_end_in_the_same_place() -> None:
+    world = trained(World(nodes=3, steps=300, lost_answers=0.5, seed=3))
+    world.run(30)
+    world.preempt(1)
+    world.until(lambda: world.record().gen == 2 and world.training(), 400)
+    finish(world)
+
+
+def test_an_orphan_of_an_unknown_job_is_ended_and_deleted() -> None:
+    world = trained(World(nodes=1))
+    world.store.records.clear()  # deleted by hand
+    world.store.active.clear()
+    world.run(200)
+    assert world.dynamic() == []
+    record = world.record()
+    assert record.phase is Phase.DONE
+    assert record.keep_disks
+    assert world.store.alloc[0].grants == ()
+
+
+def test_an_impostor_with_the_right_name_is_deleted_by_its_own_id() -> None:
+    world = trained(World(nodes=1))
+    real = world.member(0)
+    from msgspec.structs import replace
+    from spotkeeper.spec.cloud import VmStatus
+
+    from tests.reconcile.world import Machine
+
+    fake = replace(real.vm, uid="feedfacecafe", zone="z-b")
+    world.machines["feedfacecafe"] = Machine(fake, world.t, VmStatus.RUNNING, boot="b0", up_at=world.t + 1e6)
+    world.run(120)
+    assert [m.vm.uid for m in world.dynamic()] == [real.vm.uid]
+    assert [a.uid for _, a, _ in world.made if isinstance(a, DeleteVm)] == ["feedfacecafe"]
+    assert world.record().gen == 1
+
+
+def test_steady_state_writes_nothing() -> None:
+    world = trained(World(nodes=3))
+    world.run(120)
+    ver, calls = world.record().ver, len(world.made)
+    world.run(300)
+    assert world.record().ver == ver
+    assert len(world.made) == calls
+
+
+def test_members_are_admitted_with_boot_and_address() -> None:
+    world = trained(World(nodes=2))
+    for index, rank in enumerate(world.record().ranks):
+        assert rank.cur is not None
+        machine = world.member(index)
+        assert rank.cur.state is SlotState.MEMBER
+        assert (rank.cur.uid, rank.cur.boot, rank.cur.address) == (machine.vm.uid, machine.boot, machine.vm.address)

@@ -1,0 +1,641 @@
+"""A whole small world under virtual time: a cloud, agents that answer like the real ones, and the shipped rounds.
+
+Time moves in steps of one second. Nothing here sleeps, nothing is random but what a test's seed draws, and
+after every step the safety properties of the protocol are checked (``World.check``).
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from dataclasses import dataclass, field
+
+from spotkeeper.reconcile.decide import Times
+from spotkeeper.reconcile.document import Speaker, reply
+from spotkeeper.reconcile.intake import accept
+from spotkeeper.reconcile.round import Options, run_round
+from spotkeeper.reconcile.sweep import tick
+from spotkeeper.spec import names
+from spotkeeper.spec.cloud import (
+    Action,
+    AttachDisk,
+    Class,
+    CreateDisk,
+    CreateSnapshot,
+    DeleteDisk,
+    DeleteSnapshot,
+    DeleteVm,
+    DetachDisk,
+    Disk,
+    InsertVm,
+    Listing,
+    Result,
+    Snapshot,
+    Vm,
+    VmStatus,
+)
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.generation import DocState, FactIn, Generation, Progress, Role, Sync
+from spotkeeper.spec.job import Ask, AskKind, JobSpec
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Model, Rank, Record
+from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
+
+from tests.reconcile.memory import MemoryStore
+
+ZONES = ("z-a", "z-b", "z-c")
+STACK = "t"
+JOB = "abcd2345"
+Commit = tuple[int, int]
+
+
+def stack(max_nodes: int = 20, max_on_demand: int = 20, static: int = 0) -> StackState:
+    prices = {zone: Price(on_demand=1.0, spot=0.30 + 0.01 * n) for n, zone in enumerate(ZONES)}
+    pools = [PoolState("pool", "spot", "m", ZONES, 1, max_nodes, max_on_demand, 10, "pd", prices)]
+    if static:
+        nodes = tuple(StaticNode(names.static_node_name(STACK, "fix", n), "z-a") for n in range(static))
+        pools.append(PoolState("fix", "static", "m", ("z-a",), 1, static, 0, 10, "pd", prices, nodes=nodes))
+    return StackState(STACK, "gcp", "p", "z", "b", tuple(pools), boot_deadline_s=240)
+
+
+@dataclass
+class Machine:
+    vm: Vm
+    born: float
+    status: VmStatus = VmStatus.PENDING
+    dies_at: float | None = None  # a preemption with notice, or the end of STOPPING
+    doomed: bool = False  # a stockout: listed for seconds, then taken away
+    boot: str = ""
+    agent: Agent | None = None
+    up_at: float = 0.0
+
+
+@dataclass
+class Drive:
+    disk: Disk
+    ready_at: float
+    held: dict[str, list[Commit]] = field(default_factory=dict)  # commits by job
+    user: str | None = None  # uid
+
+
+class World:
+    """``World(nodes=3)``, then ``run(seconds)`` or ``until(condition)``."""
+
+    def __init__(
+        self,
+        nodes: int = 1,
+        *,
+        the_stack: StackState | None = None,
+        seed: int = 0,
+        boot_s: float = 20.0,
+        steps: int = 10_000_000,
+        times: Times | None = None,
+        lost_answers: float = 0.0,
+        **spec: object,
+    ) -> None:
+        self.t = 1_000_000.0
+        self.scale = 1.0
+        self.random = random.Random(seed)
+        self.stack = the_stack or stack()
+        self.store = MemoryStore(self.stack)
+        self.options = Options(settle_s=0.0, sleep=lambda _: None, times=times, parallel=1)
+        self.boot_s, self.steps, self.lost_answers = boot_s, steps, lost_answers
+        self.machines: dict[str, Machine] = {}  # by uid
+        self.drives: dict[tuple[str, str], Drive] = {}  # by (name, zone)
+        self.shots: dict[str, tuple[Snapshot, float, list[Commit]]] = {}
+        self.keys: dict[str, str] = {}  # idempotency key -> uid
+        self.capacity: dict[tuple[str, Model], int] = {}
+        self.stockout_lists = False  # a stockout lists the machine for seconds first
+        self.blind: set[str] = set()
+        self.permanent: str = ""
+        self.ops: list[Result] = []
+        self.made: list[tuple[float, Action, Result]] = []
+        self.started: list[tuple[int, Commit | None]] = []  # what each generation was restored from
+        self.newests: dict[str, Commit] = {}
+        self.crashing = 0  # the next generations whose rank 0 exits with 1
+        self.next_tick = self.t
+        self.spec = JobSpec(name="job", command=("train.py",), nodes=nodes, **spec)  # type: ignore[arg-type]
+        for pool in self.stack.pools:
+            for node in pool.nodes:
+                self._static(node, pool.name)
+
+    # -- time and the function
+
+    def now(self) -> float:
+        return self.t
+
+    def submit(self, job: str = JOB) -> None:
+        record = Record(
+            job=job,
+            uid=str(uuid.UUID(int=zlib_int(job))),
+            name=f"job-{job}",
+            spec_sha256="",
+            created=self.t,
+            ranks=(Rank(),) * self.spec.size().max,
+            keep_disks=self.spec.keep_disks,
+        )
+        self.store.put_spec(job, self.spec)
+        self.store.set_active(job)
+        assert self.store.create_record(record)
+        self.round(job)
+
+    def run(self, seconds: float) -> None:
+        end = self.t + seconds
+        while self.t < end:
+            self.step()
+
+    def until(self, condition: object, limit_s: float = 1200.0) -> None:
+        end = self.t + limit_s
+        while not condition():  # type: ignore[operator]
+            assert self.t < end, f"not within {limit_s:.0f} s: {self.record()}"
+            self.step()
+
+    def step(self) -> None:
+        self.t += 1.0
+        self._cloud_moves()
+        for machine in list(self.machines.values()):
+            if machine.agent is not None and machine.status in (VmStatus.RUNNING, VmStatus.STOPPING):
+                machine.agent.step()
+        self._train()
+        if self.t >= self.next_tick:
+            self.next_tick = self.t + 60.0
+            tick(self.store, self, self, self.options)
+        self.check()
+
+    def round(self, job: str = JOB) -> None:
+        run_round(self.store, self, job, self, self.options)
+
+    # -- what tests look at
+
+    @property
+    def newest(self) -> Commit | None:
+        return self.newests.get(JOB)
+
+    def record(self, job: str = JOB) -> Record:
+        held = self.store.read_record(job)
+        assert held is not None
+        return held.value
+
+    def training(self, job: str = JOB) -> bool:
+        """Every rank is a member of the newest generation, and all of its agents train in it."""
+        record = self.record(job)
+        agents = [a for a in self.agents(job) if a.gen == record.gen and a.alive]
+        return record.gen > 0 and not record.stop and len(agents) == len(record.members) > 0
+
+    def agents(self, job: str = JOB) -> list[Agent]:
+        return [m.agent for m in self.machines.values() if m.agent is not None and m.agent.job == job]
+
+    def member(self, rank: int, job: str = JOB) -> Machine:
+        cur = self.record(job).ranks[rank].cur
+        assert cur is not None and cur.uid is not None
+        return self.machines[cur.uid]
+
+    def dynamic(self) -> list[Machine]:
+        return [m for m in self.machines.values() if m.vm.job]
+
+    def events(self, *kinds: Event, job: str = JOB) -> list[Entry]:
+        return [entry for entry in self.store.list_ledger(job) if not kinds or entry.event in kinds]
+
+    def inserts(self) -> list[InsertVm]:
+        return list(dict.fromkeys(a for _, a, _ in self.made if isinstance(a, InsertVm)))
+
+    # -- what happens to machines
+
+    def preempt(self, rank: int, notice_s: float | None = None) -> Machine:
+        machine = self.member(rank)
+        if notice_s is None:
+            self._remove(machine)
+        else:
+            machine.dies_at = self.t + notice_s
+            if machine.agent:
+                machine.agent.notice = machine.dies_at
+        return machine
+
+    def reprieve(self, machine: Machine) -> None:
+        assert machine.agent and machine.agent.notice
+        machine.dies_at, machine.agent.reprieved = None, machine.agent.notice
+
+    def reboot(self, rank: int) -> None:
+        machine = self.member(rank)
+        machine.boot = self._id()
+        machine.agent = None
+        machine.up_at = self.t + self.boot_s
+        machine.status = VmStatus.RUNNING
+
+    def ask(self, kind: AskKind, **more: object) -> None:
+        ask = Ask(id=self._id(), kind=kind, at=self.t, by="user", **more)  # type: ignore[arg-type]
+        self.store.put_ask(JOB, ask)
+        self.round()
+
+    def _remove(self, machine: Machine) -> None:
+        self.machines.pop(machine.vm.uid, None)
+        for drive in self.drives.values():
+            if drive.user == machine.vm.uid:
+                drive.user = None
+
+    def _id(self) -> str:
+        return f"{self.random.getrandbits(48):012x}"
+
+    def _static(self, node: StaticNode, pool: str) -> None:
+        uid = self._id()
+        vm = Vm(
+            node.name,
+            uid,
+            node.zone,
+            VmStatus.RUNNING,
+            pool,
+            "",
+            0,
+            0,
+            f"10.1.0.{len(self.machines)}",
+            (),
+            Model.STATIC,
+        )
+        machine = Machine(vm, self.t, VmStatus.RUNNING, boot=self._id(), up_at=self.t + 3)
+        self.machines[uid] = machine
+        self.drives[node.name, node.zone] = Drive(Disk(node.name, node.zone, "", 0, 0), self.t, user=uid)
+
+    def _cloud_moves(self) -> None:
+        for machine in list(self.machines.values()):
+            if machine.dies_at is not None and self.t >= machine.dies_at:
+                self._remove(machine)
+            elif machine.doomed and self.t >= machine.born + 4:
+                self._remove(machine)
+                action = self._inserted(machine)
+                self.ops.append(Result(action, Class.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED", self.t))
+            elif machine.status is VmStatus.PENDING and not machine.doomed and self.t >= machine.born + 5:
+                machine.status = VmStatus.RUNNING
+            if machine.agent is None and machine.status is VmStatus.RUNNING and self.t >= machine.up_at:
+                machine.agent = Agent(self, machine)
+
+    def _inserted(self, machine: Machine) -> InsertVm:
+        vm = machine.vm
+        for _, action, _ in self.made:
+            if isinstance(action, InsertVm) and (action.job, action.rank, action.attempt) == (
+                vm.job,
+                vm.rank,
+                vm.attempt,
+            ):
+                return action
+        raise AssertionError(vm)
+
+    # -- the Cloud protocol
+
+    def list(self, name: str) -> Listing:
+        vms = tuple(self._vm(m) for m in self.machines.values() if m.vm.zone not in self.blind)
+        disks = tuple(
+            self._disk(key) for key, drive in self.drives.items() if drive.disk.job and key[1] not in self.blind
+        )
+        shots = tuple(Snapshot(s.name, s.job, s.rank, s.number, self.t >= at) for s, at, _ in self.shots.values())
+        return Listing(vms, disks, shots, frozenset(ZONES) - self.blind, tuple(self.ops))
+
+    def _vm(self, machine: Machine) -> Vm:
+        vm = machine.vm
+        held = tuple(d.disk.name for d in self.drives.values() if d.user == vm.uid and d.disk.job)
+        return Vm(
+            vm.name,
+            vm.uid,
+            vm.zone,
+            machine.status,
+            vm.pool,
+            vm.job,
+            vm.rank,
+            vm.attempt,
+            vm.address,
+            held,
+            vm.model,
+            machine.born,
+        )
+
+    def _disk(self, key: tuple[str, str]) -> Disk:
+        drive = self.drives[key]
+        disk = drive.disk
+        users = (self.machines[drive.user].vm.name,) if drive.user else ()
+        return Disk(disk.name, disk.zone, disk.job, disk.rank, disk.number, users, self.t >= drive.ready_at)
+
+    def perform(self, action: Action, deadline_s: float) -> Result:
+        kind, detail = self._perform(action)
+        if self.lost_answers and self.random.random() < self.lost_answers:
+            kind, detail = Class.AMBIGUOUS, "the answer was lost"
+        result = Result(action, kind, detail, self.t)
+        self.made.append((self.t, action, result))
+        return result
+
+    def _perform(self, action: Action) -> tuple[Class, str]:
+        match action:
+            case InsertVm():
+                return self._insert(action)
+            case DeleteVm():
+                return self._delete(action)
+            case CreateDisk():
+                return self._create_disk(action)
+            case AttachDisk():
+                drive, machine = self.drives.get((action.disk, action.zone)), self.machines.get(action.vm_uid)
+                if drive is None or machine is None or drive.user not in (None, action.vm_uid):
+                    return Class.IN_USE, "in use"
+                drive.user = action.vm_uid
+            case DetachDisk():
+                drive = self.drives.get((action.disk, action.zone))
+                if drive is not None and drive.user == action.vm_uid:
+                    drive.user = None
+            case DeleteDisk():
+                drive = self.drives.get((action.disk, action.zone))
+                if drive is not None and drive.user is not None:
+                    return Class.IN_USE, "in use"
+                self.drives.pop((action.disk, action.zone), None)
+            case CreateSnapshot():
+                name = names.disk_name(STACK, action.job, action.rank, action.number)
+                drive = self.drives[name, action.zone]
+                assert drive.user is None, "a snapshot of an attached disk is stale"
+                shot = Snapshot(name, action.job, action.rank, action.number, False)
+                self.shots.setdefault(name, (shot, self.t + 5, list(drive.held.get(action.job, []))))
+            case DeleteSnapshot():
+                self.shots.pop(action.name, None)
+        return Class.ACCEPTED, ""
+
+    def _insert(self, action: InsertVm) -> tuple[Class, str]:
+        if self.permanent:
+            return Class.PERMANENT, self.permanent
+        key = names.idempotency_key(action.uid, "insert", action.rank, action.attempt, action.zone)
+        if key in self.keys:
+            return (Class.ACCEPTED, "") if self.keys[key] in self.machines else (Class.DEAD_KEY, "its machine is gone")
+        used = sum(1 for m in self.dynamic() if m.vm.zone == action.zone and m.vm.model is action.model)
+        empty = used >= self.capacity.get((action.zone, action.model), 1000)
+        if empty and not self.stockout_lists:
+            return Class.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED"
+        name, uid = names.vm_name(STACK, action.job, action.rank, action.attempt), self._id()
+        self.keys[key] = uid
+        address = f"10.0.{len(self.keys) // 250}.{len(self.keys) % 250 + 1}"
+        vm = Vm(
+            name,
+            uid,
+            action.zone,
+            VmStatus.PENDING,
+            action.pool,
+            action.job,
+            action.rank,
+            action.attempt,
+            address,
+            (),
+            action.model,
+        )
+        self.machines[uid] = Machine(vm, self.t, boot=self._id(), doomed=empty, up_at=self.t + self.boot_s)
+        return Class.ACCEPTED, ""
+
+    def _delete(self, action: DeleteVm) -> tuple[Class, str]:
+        machine = self.machines.get(action.uid)
+        if machine is None:
+            return Class.ACCEPTED, ""
+        record = self.store.records[machine.vm.job][0]
+        live = [s.uid for r in record.ranks for s in (r.cur, r.next) if s is not None]
+        assert machine.vm.uid not in live, f"a live machine is deleted: {action}"
+        machine.status, machine.dies_at = VmStatus.STOPPING, self.t + 5
+        return Class.ACCEPTED, ""
+
+    def _create_disk(self, action: CreateDisk) -> tuple[Class, str]:
+        name = names.disk_name(STACK, action.job, action.rank, action.number)
+        if (name, action.zone) not in self.drives:
+            commits = list(self.shots[action.snapshot][2]) if action.snapshot else []
+            disk = Disk(name, action.zone, action.job, action.rank, action.number)
+            self.drives[name, action.zone] = Drive(disk, self.t + 2, {action.job: commits})
+        return Class.ACCEPTED, ""
+
+    # -- training: a gang moves only together
+
+    def _train(self) -> None:
+        by_job: dict[tuple[str, int], list[Agent]] = {}
+        for machine in self.machines.values():
+            agent = machine.agent
+            if agent is not None and agent.job and agent.gen and agent.alive:
+                by_job.setdefault((agent.job, agent.gen), []).append(agent)
+        for agents in by_job.values():
+            agents[0].gang_step(agents)
+
+    # -- safety
+
+    def check(self) -> None:
+        """One member per rank and generation, one writer per disk, caps kept."""
+        seen: set[tuple[str, int, int]] = set()
+        for agent in (m.agent for m in self.machines.values() if m.agent):
+            if agent.gen and agent.alive and agent.job:
+                key = (agent.job, agent.rank, agent.gen)
+                assert key not in seen, f"two members of {key}"
+                seen.add(key)
+        grants = self.store.alloc[0].grants
+        assert len({(g.job, g.rank, g.attempt) for g in grants}) == len(grants)
+        nodes = [g.resource for g in grants if g.resource.startswith("node:")]
+        assert len(set(nodes)) == len(nodes), "a static node is granted twice"
+
+
+def zlib_int(text: str) -> int:
+    return int.from_bytes(text.encode(), "big")
+
+
+class Agent:
+    """What the agent on one boot of one machine does, as the function sees it."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        self.world, self.machine, self.boot = world, machine, machine.boot
+        self.role = Role.UNKNOWN
+        self.job: str | None = None
+        self.rank = self.attempt = -1
+        self.ver = self.gen = self.step_no = 0
+        self.doc: Generation | None = None
+        self.alive = False  # its processes of `gen` run
+        self.hung = False
+        self.notice: float | None = None
+        self.reprieved: float | None = None
+        self.disk: int | None = None
+        self.mounted: Drive | None = None
+        self.outbox: list[FactIn] = [FactIn(Kind.HELLO)]
+        self.saving_until: float | None = None
+        self.commit: Commit | None = None
+        self.off = False
+        self.polled = 0.0
+        self.said: set[tuple[Kind, int, str]] = set()
+
+    def step(self) -> None:
+        if self.off or self.hung:
+            return
+        world = self.world
+        if self.notice and self.job:
+            self.say(Kind.NOTICE, value=f"{self.notice:.0f}")
+        if self.reprieved:
+            self.say(Kind.REPRIEVE, value=f"{self.reprieved:.0f}")
+            self.notice = self.reprieved = None
+        self._mount()
+        steady = self.role is Role.MEMBER and self.alive and not self.outbox and self.notice is None
+        if world.t - self.polled >= (5.0 if steady and self.doc and self.doc.state is DocState.RUN else 1.0):
+            self.sync()
+
+    def say(self, kind: Kind, gen: int = 0, value: str = "0") -> None:
+        if (kind, gen, value) not in self.said:
+            self.said.add((kind, gen, value))
+            self.outbox.append(FactIn(kind, gen, value))
+
+    def sync(self) -> None:
+        """As the HTTP handler: take in, a round if something is new or due, answer."""
+        world, store = self.world, self.world.store
+        self.polled = world.t
+        who = Speaker(self.machine.vm.uid, self.machine.vm.name, self.machine.vm.zone)
+        body = Sync(self.boot, self.ver, self.job, tuple(self.outbox), self._progress())
+        took = accept(store, world.stack, who, body, world.t)
+        due = store.read_due(took.job) if took.job else None
+        if took.job and (took.new or (due is not None and world.t >= due)):
+            run_round(store, world, took.job, world, world.options)
+        record = store.read_record(took.job) if took.job else None
+        answer = reply(
+            record.value if record else None,
+            store.read_spec(took.job) if took.job else None,
+            world.stack,
+            who,
+            body,
+            took.grant,
+        )
+        if answer.role is not Role.UNKNOWN:
+            self.outbox.clear()
+        self._obey(answer)
+
+    def _progress(self) -> Progress | None:
+        if not self.alive or self.doc is None or self.doc.members[0].uid != self.machine.vm.uid:
+            return None
+        commit = self.commit
+        return Progress(
+            gen=self.gen,
+            step=self.step_no,
+            at=0.0,
+            commit_gen=commit[0] if commit else None,
+            commit_step=commit[1] if commit else None,
+            save_s=2.0,
+        )
+
+    def _obey(self, answer: object) -> None:
+        role = answer.role  # type: ignore[attr-defined]
+        self.role = role
+        if role is Role.SUPERSEDED:
+            self._leave(answer)
+            return
+        if role in (Role.IDLE, Role.UNKNOWN):
+            if role is Role.UNKNOWN or self.machine.vm.job == "":
+                self.outbox[:] = [FactIn(Kind.HELLO)]
+            return
+        self.job, self.rank, self.attempt = answer.job, answer.rank, answer.attempt  # type: ignore[attr-defined]
+        self.disk = answer.disk  # type: ignore[attr-defined]
+        doc: Generation | None = answer.doc  # type: ignore[attr-defined]
+        if doc is None or doc.ver <= self.ver:
+            return
+        self.ver, self.doc = doc.ver, doc
+        if role is not Role.MEMBER:
+            self.alive = False
+            return
+        me = next((m for m in doc.members if m.uid == self.machine.vm.uid and m.boot == self.boot), None)
+        if doc.state in (DocState.RUN, DocState.ROLL_CALL) and me is not None and doc.gen > self.gen:
+            self.gen, self.alive, self.commit, self.saving_until = doc.gen, True, None, None
+            self.step_no = -1  # restored when all of the gang are there
+        if doc.state is DocState.ROLL_CALL:
+            self.say(Kind.HERE, doc.gen, str(doc.ver))
+        if doc.state is DocState.SAVE_STOP and not self.alive and self.gen == doc.gen:
+            self.say(Kind.RELEASED, doc.gen, str(max(0, self.step_no)))
+
+    def _leave(self, answer: object) -> None:
+        self.alive = False
+        if self.machine.vm.job == "":
+            self.outbox[:] = [FactIn(Kind.DROPPED, 0, "0", answer.attempt)]  # type: ignore[attr-defined]
+            self.job, self.gen, self.ver, self.doc = None, 0, 0, None
+            self.said.clear()
+            return
+        if self.mounted is not None:
+            self.mounted = None
+            self.say(Kind.FREED, 0, str(self.disk or 0))
+            return
+        if not self.outbox:
+            self.off = True
+            self.machine.status = VmStatus.STOPPING
+            self.machine.dies_at = self.world.t + 3
+
+    def _mount(self) -> None:
+        if self.role is Role.SUPERSEDED or self.job is None:
+            return
+        if self.mounted is None:
+            for drive in self.world.drives.values():
+                if drive.user == self.machine.vm.uid:
+                    self.mounted = drive
+                    number = drive.disk.number
+                    self.say(Kind.ATTACHED, 0, str(number))
+                    if drive.held.get(self.job):
+                        gen, step = max(drive.held[self.job])
+                        self.say(Kind.HOLDS, 0, f"{gen}-{step}")
+
+    def gang_step(self, agents: list[Agent]) -> None:
+        """Called once for all living agents of a generation: restore, step, save, stop."""
+        world = self.world
+        assert self.doc is not None
+        whole = len(agents) == len(self.doc.members)
+        if whole and any(agent.step_no < 0 for agent in agents):
+            self._restore(agents)
+            return
+        for agent in agents:
+            agent._maybe_stop(agents, whole)
+        if not whole or not all(a.alive for a in agents):
+            return
+        if world.crashing and self.step_no > 3:
+            world.crashing -= 1
+            for agent in agents:
+                agent.alive = False
+                agent.say(Kind.EXIT, agent.gen, "1")
+            return
+        for agent in agents:
+            agent.step_no += 1
+        if self.step_no % 10 == 0:
+            self._commit(agents)
+        if self.step_no >= world.steps:
+            for agent in agents:
+                agent.alive = False
+                agent.say(Kind.EXIT, agent.gen, "0")
+
+    def _restore(self, agents: list[Agent]) -> None:
+        """The newest commit that any member holds on a disk it writes to; the promise is that it is the newest of all."""
+        world = self.world
+        assert self.job is not None
+        disks = [a.mounted.held.get(self.job, []) for a in agents if a.mounted and a.writes()]
+        found = max((commit for commits in disks for commit in commits), default=None)
+        newest = world.newests.get(self.job)
+        assert found == newest, f"generation {self.gen} starts from {found}, the newest is {newest}"
+        world.started.append((self.gen, found))
+        for agent in agents:
+            agent.step_no = found[1] if found else 0
+
+    def writes(self) -> bool:
+        assert self.doc is not None
+        return any(m.uid == self.machine.vm.uid and m.disk for m in self.doc.members)
+
+    def _commit(self, agents: list[Agent]) -> None:
+        writers = [a for a in agents if a.mounted is not None and a.writes()]
+        assert writers, "nobody can write a checkpoint"
+        for agent in agents:
+            agent.commit = (self.gen, self.step_no)
+        for agent in writers:
+            assert agent.mounted and agent.mounted.user == agent.machine.vm.uid, "writes to a disk it does not hold"
+            agent.mounted.held.setdefault(self.job or "", []).append((self.gen, self.step_no))
+        self.world.newests[self.job or ""] = (self.gen, self.step_no)
+
+    def _maybe_stop(self, agents: list[Agent], whole: bool) -> None:
+        """SAVE_STOP: a save takes two seconds and needs the whole gang; then, or at the deadline, released."""
+        doc, now = self.doc, self.world.t
+        if doc is None or doc.state is not DocState.SAVE_STOP or doc.gen != self.gen or self.hung:
+            return
+        late = doc.deadline is not None and now >= doc.deadline
+        everyone = all(a.doc and a.doc.state is DocState.SAVE_STOP for a in agents)
+        if whole and everyone and not late:
+            if self.saving_until is None:
+                self.saving_until = now + 2
+            if now < self.saving_until:
+                return
+            if self.commit != (self.gen, self.step_no):
+                for agent in agents:
+                    agent.saving_until = now
+                self._commit(agents)
+        elif not late:
+            return
+        self.alive = False
+        self.say(Kind.RELEASED, doc.gen, str(max(0, self.step_no)))
