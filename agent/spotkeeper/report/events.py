@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Model
+from spotkeeper.spec.model import Model
 
 _MODEL = {Model.SPOT: "spot", Model.ON_DEMAND: "on-demand", Model.STATIC: "static"}
 

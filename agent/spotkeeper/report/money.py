@@ -1,9 +1,8 @@
 """What a job cost, from its ledger alone, and what it would have cost on-demand.
 
-An attempt is paid from its INTENT (the insert follows within a second; a boot is paid)
-to its GONE, at the price its INTENT names. One that the cloud refused, or that was never
-admitted and left nothing behind, costs nothing. This is an upper bound: clouds bill from
-the moment a machine runs.
+An attempt is paid from when the cloud made its machine (`started`, where a listing told;
+otherwise its INTENT, an upper bound) to its GONE, at the price its INTENT names. One that
+the cloud refused, or that was never seen and left nothing behind, costs nothing.
 
 The comparison is strict: on-demand machines would not have been interrupted, so neither
 boots beside a running machine nor the time between a stop and the next generation count
@@ -18,12 +17,12 @@ from dataclasses import dataclass
 
 from spotkeeper.report.spans import Span, minus, seconds, union
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Model
+from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import StackState
 
 HOUR_S = 3600.0
 ENDS = (Event.END, Event.DONE)
-STOPS = (Event.STOP, Event.LOSS, Event.CRASH, Event.HOLD)
+STOPS = (Event.STOP, Event.CRASH, Event.HOLD)  # a member's loss writes a STOP beside it
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ class Attempt:
     model: Model
     price: float  # USD per hour
     cause: str
-    start: float
+    asked: float
+    start: float  # of billing
     admitted: float | None
     end: float | None
     refused: bool = False
@@ -107,7 +107,8 @@ def _attempt(rank: int, number: int, entries: list[Entry], over: float | None) -
         model=intent.model or Model.SPOT,
         price=intent.price or 0.0,
         cause=intent.cause or "",
-        start=intent.at,
+        start=max(intent.at, min((e.started for e in entries if e.started is not None), default=intent.at)),
+        asked=intent.at,
         admitted=at.get(Event.ADMITTED),
         end=at.get(Event.GONE, at[Event.REFUSED] if refused else over),
         refused=refused,
@@ -116,7 +117,7 @@ def _attempt(rank: int, number: int, entries: list[Entry], over: float | None) -
 
 
 def stopped(ledger: Iterable[Entry], now: float) -> tuple[Span, ...]:
-    """When the job did not train: from a stop, loss, crash or hold to the next generation."""
+    """When the job did not train: from a stop, crash or hold to the next generation."""
     out: list[Span] = []
     since: float | None = None
     for entry in first_of_each(ledger):

@@ -1,26 +1,31 @@
-"""Every interruption of a job and how it got over it, from its ledger alone."""
+"""Every interruption of a job and how it got over it, from its ledger alone.
+
+An interruption ends with the next generation. It began with the first sign of trouble:
+a notice, a loss, a crash; where there was none (a swap back to spot, a move, a resize),
+with the order to stop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from spotkeeper.report.money import Attempt, attempts, first_of_each
+from spotkeeper.report.money import STOPS, Attempt, attempts, first_of_each
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Model
+from spotkeeper.spec.model import Model
 
-# What can interrupt, strongest first: a loss after a notice is the notice's doing.
-TRIGGERS = (Event.NOTICE, Event.LOSS, Event.CRASH, Event.MOVE, Event.ROLL, Event.HOLD, Event.ASK, Event.STOP)
+# Losses of machines that were in no generation: nothing was interrupted.
+NOT_MEMBERS = ("standby", "never joined")
 
 
 @dataclass(frozen=True)
 class Recovery:
     """From the first sign of trouble to the next generation. Durations in virtual seconds."""
 
-    cause: str  # "notice", "loss", "crash", "move", ...
+    cause: str  # "notice", "loss", "loss of 2", "crash", "move", ...
     announced: bool
     ranks: tuple[int, ...]  # whose machines were lost or replaced
-    began: float  # notice, loss or crash
+    began: float  # virtual unix seconds
     stopped_s: float  # training stood still
     seconds: float | None  # from `began` to the generation; None: still recovering
     gen: int  # the generation that ended it (the one it interrupted, while recovering)
@@ -29,70 +34,83 @@ class Recovery:
     zone: str | None = None
 
 
+@dataclass
+class _Open:
+    """What has gone wrong since the last generation."""
+
+    noticed: dict[int, float] = field(default_factory=dict)  # rank -> when
+    lost: dict[int, float] = field(default_factory=dict)  # without a notice
+    stopped: float | None = None
+    cause: str = ""
+    asked: list[tuple[int, int]] = field(default_factory=list)  # attempts that came instead
+
+    def began(self) -> float | None:
+        moments = [*self.noticed.values(), *self.lost.values()]
+        if self.stopped is not None:
+            moments.append(self.stopped)
+        return min(moments, default=None)
+
+
 def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
     """In order. A withdrawn notice that led to no new generation is none."""
     entries = first_of_each(ledger)
     machines = {(machine.rank, machine.attempt): machine for machine in attempts(entries)}
     out: list[Recovery] = []
-    open_: list[Entry] = []
+    trouble = _Open()
     gen = 0
     for entry in entries:
         if entry.event is Event.GENERATION:
-            if gen and open_:
-                out.append(_recovery(open_, entry, machines, entry.gen))
-            gen, open_ = max(gen, entry.gen), []
+            if gen and trouble.began() is not None:
+                out.append(_recovery(trouble, entry.at, entry.gen, machines))
+            gen, trouble = entry.gen, _Open()
         elif entry.event in (Event.END, Event.DONE):
-            open_ = []
-        elif entry.event is Event.REPRIEVE:
-            open_ = [e for e in open_ if not (e.event is Event.NOTICE and e.rank == entry.rank)]
-        elif entry.event in TRIGGERS or (open_ and entry.event in (Event.INTENT, Event.PROMOTED)):
-            open_.append(entry)
-    if gen and any(e.event in TRIGGERS for e in open_):
-        out.append(_recovery(open_, None, machines, gen, now))
+            trouble = _Open()
+        else:
+            _note(trouble, entry)
+    if gen and trouble.began() is not None:
+        out.append(_recovery(trouble, None, gen, machines, now))
     return tuple(out)
 
 
+def _note(trouble: _Open, entry: Entry) -> None:
+    if entry.event in STOPS and trouble.stopped is None:
+        trouble.stopped = entry.at
+        trouble.cause = entry.cause or entry.event.value
+    if entry.rank is None:
+        return
+    if entry.event is Event.NOTICE:
+        trouble.noticed.setdefault(entry.rank, entry.at)
+    elif entry.event is Event.REPRIEVE:
+        trouble.noticed.pop(entry.rank, None)
+    elif entry.event is Event.LOSS and entry.cause not in NOT_MEMBERS and entry.rank not in trouble.noticed:
+        trouble.lost.setdefault(entry.rank, entry.at)
+    elif entry.event in (Event.INTENT, Event.PROMOTED) and entry.attempt is not None:
+        trouble.asked.append((entry.rank, entry.attempt))
+
+
 def _recovery(
-    entries: list[Entry],
-    end: Entry | None,
-    machines: dict[tuple[int, int], Attempt],
-    gen: int,
-    now: float = 0.0,
+    trouble: _Open, end: float | None, gen: int, machines: dict[tuple[int, int], Attempt], now: float = 0.0
 ) -> Recovery:
-    triggers = [entry for entry in entries if entry.event in TRIGGERS]
-    first = min(triggers or entries, key=lambda e: (TRIGGERS.index(e.event) if e.event in TRIGGERS else 99, e.at))
-    noticed = {entry.rank for entry in triggers if entry.event is Event.NOTICE}
-    lost = {entry.rank for entry in triggers if entry.event is Event.LOSS}
-    new = [
-        machines[entry.rank, entry.attempt]
-        for entry in entries
-        if entry.event in (Event.INTENT, Event.PROMOTED)
-        and entry.rank is not None
-        and entry.attempt is not None
-        and (entry.rank, entry.attempt) in machines
-    ]
-    had = [machine for machine in new if not machine.refused]
-    boots = [machine.admitted - machine.start for machine in had if machine.admitted is not None]
-    until = end.at if end else now
-    halts = [entry.at for entry in triggers if entry.event is not Event.NOTICE]
-    ranks = {rank for rank in noticed | lost | {machine.rank for machine in had} if rank is not None}
+    came = [machines[key] for key in trouble.asked if key in machines and not machines[key].refused]
+    boots = [machine.admitted - machine.asked for machine in came if machine.admitted is not None]
+    began = trouble.began()
+    assert began is not None
+    until = now if end is None else end
     return Recovery(
-        cause=_cause(first, lost - noticed),
-        announced=bool(noticed) and not lost - noticed,
-        ranks=tuple(sorted(ranks)),
-        began=first.at,
-        stopped_s=max(0.0, until - min(halts)) if halts else 0.0,
-        seconds=end.at - first.at if end else None,
+        cause=_cause(trouble),
+        announced=bool(trouble.noticed) and not trouble.lost,
+        ranks=tuple(sorted({*trouble.noticed, *trouble.lost, *(machine.rank for machine in came)})),
+        began=began,
+        stopped_s=0.0 if trouble.stopped is None else until - trouble.stopped,
+        seconds=None if end is None else end - began,
         gen=gen,
         boot_s=max(boots, default=None),
-        replacement=had[-1].model if had else None,
-        zone=had[-1].zone if had else None,
+        replacement=came[-1].model if came else None,
+        zone=came[-1].zone if came else None,
     )
 
 
-def _cause(first: Entry, unannounced: set[int | None]) -> str:
-    if unannounced:
-        return "loss" if len(unannounced) == 1 else f"loss of {len(unannounced)}"
-    if first.event in (Event.STOP, Event.ASK, Event.HOLD) and first.cause:
-        return first.cause
-    return first.event.value
+def _cause(trouble: _Open) -> str:
+    if trouble.lost:
+        return "loss" if len(trouble.lost) == 1 else f"loss of {len(trouble.lost)}"
+    return "notice" if trouble.noticed else trouble.cause

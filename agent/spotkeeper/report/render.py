@@ -87,6 +87,10 @@ def event_line(line: EventLine) -> str:
     return f"{duration(line.at):>7}  {line.text}"
 
 
+def node_word(node: NodeView) -> str:
+    return node.state.value + (f", {duration(node.left_s)} left" if node.left_s is not None else "")
+
+
 def node_table(nodes: Iterable[NodeView]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("rank", "state", "zone", "model", "machine", "age"):
@@ -94,11 +98,34 @@ def node_table(nodes: Iterable[NodeView]) -> Table:
     for node in nodes:
         table.add_row(
             str(node.rank),
-            Text(node.state.value, style=_NODE_STYLE[node.state]),
+            Text(node_word(node), style=_NODE_STYLE[node.state]),
             node.zone or "-",
             node.model.value if node.model else "-",
             (node.node or (f"attempt {node.attempt}" if node.attempt else "-")) + (" (master)" if node.master else ""),
             duration(node.age_s),
+        )
+    return table
+
+
+def job_table(views: Iterable[JobView]) -> Table:
+    """What ``spotkeeper status`` prints: one line a job."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("job", "name", "state", "nodes", "gen", "step", "loss", "preempted", "spent", "saved", "since"):
+        table.add_column(title, justify="left" if title in ("job", "name", "state") else "right", no_wrap=True)
+    for view in views:
+        training = sum(node.state in (NodeState.TRAINING, NodeState.NOTICE) for node in view.nodes)
+        table.add_row(
+            view.job,
+            view.name,
+            state_word(view),
+            f"{training}/{len({node.rank for node in view.nodes})}",
+            str(view.gen),
+            "-" if view.step is None else str(view.step),
+            "-" if view.loss is None else f"{view.loss:.4f}",
+            str(view.preemptions),
+            usd(view.money.spent),
+            f"{view.money.saved_percent:.0f} %",
+            duration(view.elapsed_s),
         )
     return table
 

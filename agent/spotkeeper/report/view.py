@@ -17,7 +17,8 @@ from spotkeeper.report.money import first_of_each, money
 from spotkeeper.report.recovery import recoveries
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Model, Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Outcome, Phase, Rank, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
 
 
@@ -58,6 +59,7 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
     model: Model | None = None
     node: str | None = None  # a static node's name
     age_s: float | None = None  # since its intent (virtual)
+    left_s: float | None = None  # until a notice runs out
 
 
 class MoneyView(Struct, frozen=True):
@@ -123,14 +125,13 @@ def job_view(
     ended = next((entry.at for entry in entries if entry.event is Event.END), None)
     until = now if ended is None else ended
     costs = money(entries, stack, now)
-    notices = _open_notices(entries)
     return JobView(
         job=record.job,
         name=record.name,
         phase=record.phase,
         gen=record.gen,
         elapsed_s=max(0.0, until - record.created),
-        nodes=tuple(_nodes(record, entries, notices, now)),
+        nodes=tuple(_nodes(record, entries, now)),
         money=MoneyView(costs.spent, costs.on_demand_only, costs.saved, costs.saved_percent),
         outcome=record.outcome,
         reason=record.reason,
@@ -160,23 +161,7 @@ def last_crash(ledger: Iterable[Entry]) -> Entry | None:
     return crash
 
 
-def _open_notices(entries: Iterable[Entry]) -> dict[tuple[int, int], float]:
-    """Attempts with a notice that was neither withdrawn nor carried out, and when it was given."""
-    out: dict[tuple[int, int], float] = {}
-    for entry in entries:
-        if entry.rank is None or entry.attempt is None:
-            continue
-        key = (entry.rank, entry.attempt)
-        if entry.event is Event.NOTICE:
-            out.setdefault(key, entry.at)
-        elif entry.event in (Event.REPRIEVE, Event.LOSS, Event.GONE):
-            out.pop(key, None)
-    return out
-
-
-def _nodes(
-    record: Record, entries: tuple[Entry, ...], notices: dict[tuple[int, int], float], now: float
-) -> Iterable[NodeView]:
+def _nodes(record: Record, entries: tuple[Entry, ...], now: float) -> Iterable[NodeView]:
     born = {(e.rank, e.attempt): e.at for e in reversed(entries) if e.event is Event.INTENT}
     for number, rank in enumerate(record.ranks):
         if rank.cur is None and record.phase is Phase.RUN:
@@ -184,10 +169,9 @@ def _nodes(
         for slot in (rank.cur, rank.next):
             if slot is None:
                 continue
-            state = _state(record, number, rank, slot, (number, slot.attempt) in notices)
             yield NodeView(
                 rank=number,
-                state=state,
+                state=_state(record, number, rank, slot),
                 master=bool(record.members) and record.members[0] == number and slot is rank.cur,
                 attempt=slot.attempt,
                 pool=slot.pool,
@@ -195,10 +179,11 @@ def _nodes(
                 model=slot.model,
                 node=slot.node,
                 age_s=max(0.0, now - born.get((number, slot.attempt), slot.since)),
+                left_s=max(0.0, slot.notice - now) if slot.notice is not None else None,
             )
 
 
-def _state(record: Record, number: int, rank: Rank, slot: Slot, noticed: bool) -> NodeState:
+def _state(record: Record, number: int, rank: Rank, slot: Slot) -> NodeState:
     if slot.state is SlotState.INTENT:
         return NodeState.BOOTING
     if slot is rank.next:
@@ -207,4 +192,4 @@ def _state(record: Record, number: int, rank: Rank, slot: Slot, noticed: bool) -
         return NodeState.READY
     if record.stop:
         return NodeState.SAVING
-    return NodeState.NOTICE if noticed else NodeState.TRAINING
+    return NodeState.NOTICE if slot.notice is not None else NodeState.TRAINING

@@ -1,0 +1,181 @@
+"""What the commands do, one function each: find the stack, do it, print it."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+
+from msgspec import Struct
+
+from spotkeeper.cli import jobs
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.output import emit, note
+from spotkeeper.cli.pack import pack
+from spotkeeper.cli.poke import poke
+from spotkeeper.cli.submit import submit as submit_job
+from spotkeeper.cli.target import Target, find_target
+from spotkeeper.reconcile.store_api import Store
+from spotkeeper.report.view import JobView
+from spotkeeper.spec.check import check_job
+from spotkeeper.spec.job import AskKind, JobSpec
+from spotkeeper.spec.parse import SpecError, load_located, nearest
+from spotkeeper.spec.record import Record
+from spotkeeper.spec.stack import StackState
+
+
+class Asked(Struct, frozen=True):
+    """What ``cancel``, ``pause`` and ``resume`` answer."""
+
+    job: str
+    name: str
+    ask: str
+    id: str
+
+
+class LogText(Struct, frozen=True):
+    job: str
+    rank: int
+    gen: int
+    text: str
+
+
+def read_job(file: Path, stack: StackState | None, now: float) -> JobSpec:
+    """A job file, checked as far as can be without a cloud.
+
+    Raises:
+        SpecError: everything that is wrong, with the file's lines.
+    """
+    spec, locate = load_located(file, JobSpec)
+    try:
+        return check_job(spec, stack, folder=file.resolve().parent, now=now)
+    except SpecError as error:
+        raise locate(error) from None
+
+
+def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: bool) -> None:
+    target = find_target(stack)
+    store = target.store()
+    state = target.state(store)
+    spec = read_job(file, state, target.clock.now())
+    source = pack((file.resolve().parent / spec.source).resolve()) if spec.source is not None else None
+    if check:
+        emit(spec, as_json, f"{file}: {spec.name} is well" + (f", {source.files} files to send" if source else ""))
+        return
+    if store.draining():
+        raise CliError(f"the stack {state.stack} is being destroyed", Exit.REFUSED, "bring it up again: pulumi up")
+    done = submit_job(store, spec, source, target.clock.now())
+    if done.new and not poke(target, done.job):
+        note("the function could not be reached from here: the next tick starts the job")
+    text = f"{done.name}: {'submitted' if done.new else 'runs already'}, job {done.job}"
+    if watch:
+        note(text)
+        watch_job(done.job, stack, as_json=as_json)
+        return
+    emit(done, as_json, f"{text}\nfollow it: spotkeeper watch {done.name}")
+
+
+def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:
+    from spotkeeper.report import render
+
+    target = find_target(stack)
+    store = target.store()
+    state = target.state(store)
+    now = target.clock.now()
+    if job is not None:
+        view = jobs.view_of(store, jobs.find_job(store, job), state, now)
+        emit(view, as_json, render.status(view))
+        return
+    views = [jobs.view_of(store, record, state, now) for record in jobs.all_jobs(store, finished)]
+    text = f"no unfinished job in {state.stack} (finished ones: spotkeeper status --all)"
+    emit(views, as_json, render.job_table(views) if views else text)
+
+
+def watch_job(job: str, stack: str | None, *, as_json: bool) -> None:
+    from spotkeeper.cli.watch import watch
+
+    target = find_target(stack)
+    store = target.store()
+    state = target.state(store)
+    record = jobs.find_job(store, job)
+    code = watch(lambda: _look(target, store, state, record), as_json)
+    if code is not Exit.OK:
+        raise CliError(f"{record.name} ({record.job}) did not succeed", code, f"spotkeeper logs {record.job}")
+
+
+def _look(target: Target, store: Store, state: StackState, record: Record) -> JobView:
+    held = store.read_record(record.job)
+    if held is None:
+        raise CliError(f"{record.job}: its record is gone", Exit.MISSING)
+    return jobs.view_of(store, held.value, state, target.clock.now())
+
+
+def logs(job: str, rank: int, gen: int | None, stack: str | None, *, follow: bool, as_json: bool) -> None:
+    target = find_target(stack)
+    store = target.store()
+    record = jobs.find_job(store, job)
+    if not follow:
+        found, text = jobs.log_text(store, record, rank, gen)
+        emit(LogText(record.job, rank, found, text), as_json, text.rstrip("\n"))
+        return
+    if as_json:
+        raise CliError("--follow prints text: leave out --json", Exit.USAGE)
+    from spotkeeper.cli.watch import follow as follow_log
+
+    follow_log(
+        lambda: jobs.log_text(store, record, rank, gen)[1] if jobs.has_log(store, record, rank) else "",
+        lambda: jobs.find_job(store, record.job).outcome is not None,
+    )
+
+
+def report(job: str, stack: str | None, *, as_json: bool) -> None:
+    from spotkeeper.report import render
+
+    target = find_target(stack)
+    store = target.store()
+    view = jobs.view_of(store, jobs.find_job(store, job), target.state(store), target.clock.now())
+    emit(view, as_json, render.report(view))
+
+
+def ask_job(job: str, kind: str, stack: str | None, *, as_json: bool) -> None:
+    target = find_target(stack)
+    store = target.store()
+    withdrawn = jobs.withdraw(store, job) if kind == AskKind.CANCEL.value else None
+    if withdrawn is not None:
+        emit(Asked(withdrawn, job, kind, ""), as_json, f"{job} ({withdrawn}): its unfinished submission is withdrawn")
+        return
+    record = jobs.find_job(store, job)
+    wish = jobs.ask(store, record, AskKind(kind), target.clock.now(), getpass.getuser())
+    if not poke(target, record.job):
+        note("the function could not be reached from here: the next tick takes it in")
+    emit(Asked(record.job, record.name, kind, wish.id), as_json, f"{record.name} ({record.job}): asked to {kind}")
+
+
+def reconcile(stack: str | None, *, once: bool, as_json: bool) -> None:
+    from spotkeeper.cli.tick import tick
+
+    if not once:
+        raise CliError("only one tick at a time", Exit.USAGE, "spotkeeper reconcile --once")
+    done = tick(find_target(stack))
+    emit(done, as_json, f"{done.jobs} unfinished jobs reconciled")
+
+
+def render(file: Path | None, stack: str | None, *, as_json: bool) -> None:
+    from spotkeeper.cli.show import Rendered, job_texts, stack_texts
+
+    texts: tuple[Rendered, ...]
+    if file is not None and not file.name.startswith("Pulumi."):
+        texts = job_texts(read_job(file, None, 0.0))
+    else:
+        texts = stack_texts(file, stack)
+    emit(texts, as_json, "\n".join(f"===== {one.name}\n{one.text}" for one in texts))
+
+
+def schema(document: str) -> None:
+    from spotkeeper.spec.schema import Document, schema_text
+
+    try:
+        print(schema_text(Document(document)))
+    except ValueError:
+        near = nearest(document, [one.value for one in Document])
+        hint = f" (did you mean {near}?)" if near else ""
+        raise CliError(f"{document}: want job or stack{hint}", Exit.USAGE) from None

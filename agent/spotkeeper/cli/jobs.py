@@ -1,0 +1,122 @@
+"""Jobs as commands see them: found by id or name, viewed, asked, their logs read."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.reconcile import paths
+from spotkeeper.reconcile.store_api import Store
+from spotkeeper.report.view import JobView, job_view, last_crash
+from spotkeeper.spec.job import Ask, AskKind
+from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.names import JOB_ID, JOB_NAME
+from spotkeeper.spec.parse import nearest
+from spotkeeper.spec.record import Outcome, Phase, Record
+from spotkeeper.spec.stack import StackState
+
+CRASH_LINES = 12
+
+
+def find_job(store: Store, word: str) -> Record:
+    """The record of the job with this id or name.
+
+    Raises:
+        CliError: there is none; names the nearest.
+    """
+    job = store.read_name(word) if JOB_NAME.match(word) else None
+    for candidate in (job, word):
+        if candidate and JOB_ID.match(candidate):
+            held = store.read_record(candidate)
+            if held is not None:
+                return held.value
+    near = nearest(word, [name.removeprefix("names/") for name in store.list("names/")])
+    hint = f" (did you mean {near}?)" if near else ""
+    raise CliError(f"{word}: no such job{hint}", Exit.MISSING, "spotkeeper status lists them")
+
+
+def all_jobs(store: Store, finished: bool) -> Iterator[Record]:
+    """Unfinished jobs; with ``finished`` also those whose records are still kept."""
+    jobs = set(store.active_jobs())
+    if finished:
+        jobs |= {path.split("/")[1] for path in store.list("jobs/") if path.endswith("/rec")}
+    for job in sorted(jobs):
+        held = store.read_record(job)
+        if held is not None:
+            yield held.value
+
+
+def view_of(store: Store, record: Record, stack: StackState | None, now: float) -> JobView:
+    """Four reads of the bucket, a fifth for the log of a job whose own code failed."""
+    ledger = (*store.list_ledger(record.job), *record.outbox)
+    return job_view(record, store.read_progress(record.job), ledger, stack, now, _crash_log(store, record, ledger))
+
+
+def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[str, ...]:
+    crash = last_crash(ledger)
+    if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED):
+        return ()
+    if record.phase is Phase.RUN and record.gen > crash.gen and not record.stop:
+        return ()  # it trains again
+    ranks = [crash.rank] if crash.rank is not None else list(record.members or range(len(record.ranks)))
+    for rank in ranks:
+        data = store.get(paths.log(record.job, rank, crash.gen or record.gen))
+        if data:
+            return tuple(data.decode("utf-8", "replace").rstrip().splitlines()[-CRASH_LINES:])
+    return ()
+
+
+def withdraw(store: Store, name: str) -> str | None:
+    """Free a name whose submission was cut off before its record: nothing ever ran. Its job's id, or None."""
+    job = store.read_name(name) if JOB_NAME.match(name) else None
+    if job is None or store.read_record(job) is not None:
+        return None
+    store.clear_active(job)
+    store.delete_name(name, job)
+    return job
+
+
+def ask(store: Store, record: Record, kind: AskKind, now: float, by: str) -> Ask:
+    """Leave a wish for the next round, which takes it in exactly once.
+
+    Raises:
+        CliError: the job has ended.
+    """
+    if record.phase in (Phase.END, Phase.DONE):
+        outcome = record.outcome.value if record.outcome else "over"
+        raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)
+    wish = Ask(id=f"{kind.value}-{secrets.token_hex(4)}", kind=kind, at=now, by=by)
+    store.put_ask(record.job, wish)
+    return wish
+
+
+def log_text(store: Store, record: Record, rank: int, gen: int | None = None) -> tuple[int, str]:
+    """The newest (or a given) generation's log of a rank: its generation and text.
+
+    Raises:
+        CliError: no log, or no such rank.
+    """
+    if not 0 <= rank < max(1, len(record.ranks)):
+        raise CliError(f"rank {rank}: {record.name} has ranks 0 to {len(record.ranks) - 1}", Exit.MISSING)
+    gens = _gens(store, record, rank)
+    if not gens or (gen is not None and gen not in gens):
+        which = f" of generation {gen}" if gen is not None else ""
+        raise CliError(
+            f"{record.name}: rank {rank} has no log{which} yet",
+            Exit.MISSING,
+            f"generations with a log: {', '.join(map(str, gens))}" if gens else "logs appear while the job trains",
+        )
+    chosen = gens[-1] if gen is None else gen
+    return chosen, (store.get(paths.log(record.job, rank, chosen)) or b"").decode("utf-8", "replace")
+
+
+def has_log(store: Store, record: Record, rank: int) -> bool:
+    return bool(_gens(store, record, rank))
+
+
+def _gens(store: Store, record: Record, rank: int) -> list[int]:
+    """Generations whose log of this rank is kept, in order."""
+    prefix = paths.log(record.job, rank, 0).rpartition("/")[0] + "/"
+    stems = (path[len(prefix) :].removesuffix(".log") for path in store.list(prefix))
+    return sorted(int(stem) for stem in stems if stem.isdigit())

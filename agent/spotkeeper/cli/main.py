@@ -1,0 +1,234 @@
+"""The commands, their options and help. Everything they do is in the modules beside this one.
+
+Nothing heavy is imported here: ``spotkeeper --help`` must answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from spotkeeper.cli.errors import CliError, Exit
+
+EPILOG = (
+    "Exit codes: 0 well; 1 the job, the cloud or the bucket failed; 2 a wrong option or job file; "
+    "3 no such stack, job or log; 4 refused, it would clash with what is there."
+)
+
+app = typer.Typer(
+    name="spotkeeper",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    epilog=EPILOG,
+    help="""Train on spot machines as if they never went away.
+
+A first run on this machine, no account needed: `spotkeeper local up`, then
+`spotkeeper submit examples/gpt/job.yaml --watch`, then `spotkeeper local down`.
+
+In a cloud, name the stack once: `export SPOTKEEPER_STACK=prod SPOTKEEPER_BUCKET=gs://...`
+(both are outputs of `pulumi up`).""",
+)
+
+Stack = Annotated[
+    Optional[str],  # noqa: UP045  # typer reads this at run time
+    typer.Option("--stack", metavar="NAME", help="The stack; else SPOTKEEPER_STACK, else the local cloud."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Id or name of a job.", show_default=False)]
+
+
+@app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)],
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch it until it ends.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check the file; nothing is written.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Check a job file, send its source folder, and start the job.
+
+    The smallest job file: `name: first`, `command: [train.py]`, `source: .`
+
+    Submitting the same file and source again while the job runs prints the same job;
+    other content under the same name is refused.
+
+    Examples: `spotkeeper submit job.yaml --watch`, `spotkeeper submit job.yaml --check`
+    """
+    from spotkeeper.cli import commands
+
+    commands.submit(file, stack, watch=watch, check=check, as_json=as_json)
+
+
+@app.command()
+def status(
+    job: Annotated[Optional[str], typer.Argument(metavar="[JOB]", show_default=False)] = None,  # noqa: UP045
+    finished: Annotated[bool, typer.Option("--all", "-a", help="Finished jobs as well.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """All unfinished jobs, or one job with its machines (and the end of its log, if it crashed).
+
+    Examples: `spotkeeper status`, `spotkeeper status first --json | jq .step`
+    """
+    from spotkeeper.cli import commands
+
+    commands.status(job, stack, finished=finished, as_json=as_json)
+
+
+@app.command()
+def watch(job: Job, stack: Stack = None, as_json: Json = False) -> None:
+    """Follow a job until it ends: machines, step, loss, money, every event.
+
+    Ctrl-C stops watching, not the job. Exit code 0 only if the job succeeds.
+    With `--json`: one line per event, the final view last.
+    """
+    from spotkeeper.cli import commands
+
+    commands.watch_job(job, stack, as_json=as_json)
+
+
+@app.command()
+def logs(
+    job: Job,
+    rank: Annotated[int, typer.Option("--rank", "-r", help="Which machine's output.")] = 0,
+    gen: Annotated[Optional[int], typer.Option("--gen", "-g", help="Which generation's; else the newest.")] = None,  # noqa: UP045
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """The end of what a rank's processes printed (64 KB of each; whole logs stay on the machine).
+
+    Example: `spotkeeper logs first --rank 1 --follow`
+    """
+    from spotkeeper.cli import commands
+
+    commands.logs(job, rank, gen, stack, follow=follow, as_json=as_json)
+
+
+@app.command()
+def report(job: Job, stack: Stack = None, as_json: Json = False) -> None:
+    """Every recovery of a job, and what it cost against on-demand machines."""
+    from spotkeeper.cli import commands
+
+    commands.report(job, stack, as_json=as_json)
+
+
+@app.command()
+def cancel(job: Job, stack: Stack = None, as_json: Json = False) -> None:
+    """End a job: its machines and disks are deleted (`keep_disks: true` keeps the disks)."""
+    from spotkeeper.cli import commands
+
+    commands.ask_job(job, "cancel", stack, as_json=as_json)
+
+
+@app.command()
+def pause(job: Job, stack: Stack = None, as_json: Json = False) -> None:
+    """Save, give the machines back, keep the disks. `spotkeeper resume` goes on at the same step."""
+    from spotkeeper.cli import commands
+
+    commands.ask_job(job, "pause", stack, as_json=as_json)
+
+
+@app.command()
+def resume(job: Job, stack: Stack = None, as_json: Json = False) -> None:
+    """Go on with a job that was paused or holds (after too many crashes, say)."""
+    from spotkeeper.cli import commands
+
+    commands.ask_job(job, "resume", stack, as_json=as_json)
+
+
+@app.command()
+def reconcile(
+    once: Annotated[bool, typer.Option("--once", help="One tick: a round of every unfinished job.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Run a tick from this shell, as the schedule does in the cloud.
+
+    For a stack whose function is down, and for reading what a round does. Safe beside
+    the function: every decision is a compare-and-swap. Needs your own cloud credentials.
+    """
+    from spotkeeper.cli import commands
+
+    commands.reconcile(stack, once=once, as_json=as_json)
+
+
+@app.command()
+def render(
+    file: Annotated[Optional[Path], typer.Argument(metavar="[JOB.YAML]", show_default=False)] = None,  # noqa: UP045
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Show what machines get: the startup and shutdown scripts of the stack, or a job's launch.
+
+    Examples: `spotkeeper render` (the stack's scripts), `spotkeeper render job.yaml`
+    """
+    from spotkeeper.cli import commands
+
+    commands.render(file, stack, as_json=as_json)
+
+
+@app.command()
+def schema(
+    document: Annotated[str, typer.Argument(metavar="job|stack", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """JSON Schema of a job file (or of the stack document), for editors.
+
+    Example: `spotkeeper schema job > job.schema.json`, then begin the job file with
+    `# yaml-language-server: $schema=job.schema.json`
+    """
+    from spotkeeper.cli import commands
+
+    commands.schema(document)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: runs a command and turns every failure into words and an exit code."""
+    sys.exit(run(argv))
+
+
+def run(argv: list[str] | None = None) -> int:
+    """The exit code of a command line (``None``: the process's own)."""
+    try:
+        app(args=argv, prog_name="spotkeeper")
+    except SystemExit as error:  # how typer ends, well or with a usage error that it has shown
+        return error.code if isinstance(error.code, int) else Exit.OK
+    except Exception as error:
+        code = _known(error)
+        if code is None:
+            raise
+        return code
+    return Exit.OK
+
+
+def _known(error: Exception) -> int | None:
+    """Say what was wrong, and the exit code; None for what only a bug can be."""
+    from spotkeeper.reconcile.store_api import StoreError
+    from spotkeeper.spec.parse import SpecError
+
+    match error:
+        case CliError():
+            return _fail(str(error), error.code, error.remedy)
+        case SpecError():
+            return _fail(str(error), Exit.USAGE)
+        case StoreError():
+            return _fail(f"the bucket: {error}", Exit.FAILED)
+    return None
+
+
+def _fail(message: str, code: Exit, remedy: str = "") -> int:
+    for line in message.splitlines() or [""]:
+        print(f"error: {line}", file=sys.stderr)
+    if remedy:
+        print(f"  try: {remedy}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A source folder as a tar whose bytes depend on its content only.
+
+Same files, same hash, on every machine: names sorted, no times, no owners, modes 644 or
+755. What ``.spotkeeperignore`` (or else ``.gitignore``) names stays behind, in every
+folder of the tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pathspec import GitIgnoreSpec
+
+from spotkeeper.cli.errors import CliError, Exit
+
+LIMIT_BYTES = 256 * 1024 * 1024  # every VM fetches it at every boot
+ALWAYS_OUT = GitIgnoreSpec.from_lines(
+    [
+        *(".git/", ".hg/", ".svn/", ".venv/", ".spotkeeper/", ".DS_Store", ".ipynb_checkpoints/"),
+        *("__pycache__/", "*.pyc", ".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A packed folder: the tar, its SHA-256 in hex, and how many files it holds."""
+
+    tar: bytes
+    sha256: str
+    files: int
+
+
+def pack(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Source:
+    """The folder's tar.
+
+    Raises:
+        CliError: too large, empty, a link that leads out, a file that cannot be read.
+    """
+    names = sorted(_names(folder))
+    if not names:
+        raise CliError(f"{folder}: no file is left to send after the ignore rules", Exit.USAGE)
+    _check_size(folder, names, limit_bytes)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in names:
+            _add(tar, folder, name)
+    data = buffer.getvalue()
+    return Source(data, hashlib.sha256(data).hexdigest(), len(names))
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Paths of files and links, relative, with slashes."""
+    rules: dict[str, GitIgnoreSpec] = {}
+    for root, folders, files in os.walk(folder):
+        here = PurePosixPath(Path(root).relative_to(folder).as_posix())
+        rules[here.as_posix()] = _rules(Path(root))
+        links = [name for name in folders if (Path(root) / name).is_symlink()]
+        folders[:] = sorted(name for name in folders if name not in links and not _ignored(f"{here / name}/", rules))
+        for name in (*files, *links):
+            path = (here / name).as_posix()
+            if not _ignored(path, rules) and _plain(Path(root) / name):
+                yield path
+
+
+def _rules(folder: Path) -> GitIgnoreSpec:
+    for name in (".spotkeeperignore", ".gitignore"):
+        file = folder / name
+        if file.is_file():
+            return GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8", errors="replace").splitlines())
+    return GitIgnoreSpec.from_lines([])
+
+
+def _ignored(path: str, rules: dict[str, GitIgnoreSpec]) -> bool:
+    """Whether a rule of any folder above says so; the innermost that has a word on it wins."""
+    if ALWAYS_OUT.match_file(path):
+        return True
+    for parent in PurePosixPath(path).parents:
+        base = parent.as_posix()
+        inner = path if base == "." else path[len(base) + 1 :]
+        if base in rules:
+            said = rules[base].check_file(inner).include
+            if said is not None:
+                return said
+    return False
+
+
+def _plain(path: Path) -> bool:
+    mode = path.lstat().st_mode
+    return stat.S_ISREG(mode) or stat.S_ISLNK(mode)  # sockets, pipes and devices stay behind
+
+
+def _check_size(folder: Path, names: list[str], limit_bytes: int) -> None:
+    sizes = {name: (folder / name).lstat().st_size for name in names}
+    total = sum(sizes.values())
+    if total <= limit_bytes:
+        return
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:3]
+    lines = ", ".join(f"{name} ({_mb(sizes[name])})" for name in largest)
+    raise CliError(
+        f"{folder}: {_mb(total)} in {len(names)} files, at most {_mb(limit_bytes)} can be sent; largest: {lines}",
+        Exit.USAGE,
+        "name what the job does not need in .spotkeeperignore, and read data from a bucket instead",
+    )
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def _add(tar: tarfile.TarFile, folder: Path, name: str) -> None:
+    path = folder / name
+    info = tarfile.TarInfo(name)
+    try:
+        if path.is_symlink():
+            _check_link(folder, path, name)
+            info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
+            tar.addfile(info)
+            return
+        data = path.read_bytes()
+    except OSError as error:
+        raise CliError(f"{path}: cannot be read: {error.strerror}", Exit.USAGE) from None
+    info.size = len(data)
+    info.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _check_link(folder: Path, path: Path, name: str) -> None:
+    target = path.readlink()
+    if target.is_absolute() or not (path.parent / target).resolve().is_relative_to(folder.resolve()):
+        raise CliError(
+            f"{folder}: {name} is a link to {target}, outside the folder",
+            Exit.USAGE,
+            "copy what it leads to into the folder, or name the link in .spotkeeperignore",
+        )

@@ -1,0 +1,85 @@
+"""``render``: what Spotkeeper writes onto machines, shown without any."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
+
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.spec.generation import DocState, Generation, Member
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.parse import read_text
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+class Rendered(Struct, frozen=True):
+    """One text and the name of what holds it."""
+
+    name: str
+    text: str
+
+
+def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
+    """Startup and shutdown scripts of a stack file (the local one's, if none is named).
+
+    Raises:
+        SpecError: the stack file is wrong.
+        CliError: no checkout is at hand, so there is no stack file and no template.
+    """
+    try:
+        from infra import boot, settings
+        from spotkeeper.local.deploy.config import read_config
+    except ImportError:
+        raise CliError(
+            "the scripts are made by `infra`, which is not here", Exit.MISSING, "run it in a checkout"
+        ) from None
+    path = file or CHECKOUT / "infra" / "stacks" / f"Pulumi.{stack or 'local'}.yaml"
+    read_text(path)  # for its own words on a file that is not there
+    name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
+    scripts = boot.render(settings.from_config(read_config(path), name))
+    return (Rendered("startup-script", scripts.startup), Rendered("shutdown-script", scripts.shutdown))
+
+
+def job_texts(spec: JobSpec) -> tuple[Rendered, ...]:
+    """torchrun's arguments of a job's first generation, on its first machine, with stand-in addresses.
+
+    Raises:
+        CliError: the job's templates are not here.
+    """
+    from spotkeeper.reconcile.document import job_run
+    from spotkeeper.vm.supervisor import Node, environment, torchrun_args
+
+    templates = CHECKOUT / "templates" / "job"
+    if not templates.is_dir():
+        raise CliError("the job's templates are not here", Exit.MISSING, "run it in a checkout")
+    run = job_run(spec, spec.nproc or 1)
+    doc = _example(spec, run.nproc)
+    node = Node(0, 0, doc.master, Path("/var/lib/spotkeeper/src/SOURCE"), Path("/run/spotkeeper/saver.sock"), None)
+    folder = Path(PurePosixPath("/run/spotkeeper/JOB/1"))
+    words = torchrun_args(templates, doc, run, node, folder)
+    variables = environment(doc, run, node, folder)
+    return (
+        Rendered("command", f"{spec.python} -m torch.distributed.run \\\n  " + " \\\n  ".join(words)),
+        Rendered("environment", "\n".join(f"{name}={value}" for name, value in sorted(variables.items()))),
+    )
+
+
+def _example(spec: JobSpec, nproc: int) -> Generation:
+    members = tuple(
+        Member(rank, 1, f"uid{rank}", f"boot{rank}", f"10.0.0.{rank % 250 + 2}", nproc)
+        for rank in range(spec.size().max)
+    )
+    return Generation(
+        job="abcdefgh",
+        uid="00000000-0000-0000-0000-000000000000",
+        ver=1,
+        gen=1,
+        state=DocState.RUN,
+        members=members,
+        master=members[0].address,
+        port=20001,
+        run_id="00000000-0000-0000-0000-000000000000-1",
+        replicated=spec.checkpoint.replicated,
+    )

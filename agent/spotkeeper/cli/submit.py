@@ -1,0 +1,136 @@
+"""Submitting a job: the order of writes that makes a crash at any point harmless.
+
+``spec.json``, ``source``, ``names/<name>`` (create-only), ``active/<job>``, ``rec``
+(create-only). Before ``rec`` nothing runs; ``active`` comes before it because ticks find
+jobs there, and an entry without a record is skipped by them. Whoever submits the same
+content again finishes what an interrupted submission began.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.pack import Source
+from spotkeeper.reconcile import paths
+from spotkeeper.reconcile.store_api import Store
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.names import new_job_id
+from spotkeeper.spec.record import Phase, Rank, Record
+
+PORT_FIRST = 20_000
+PORT_BLOCK = 64  # ports of a job: its block + generation mod 64
+PORT_END = 32_768  # where Linux' ephemeral ports begin
+
+
+class Submitted(Struct, frozen=True):
+    """``new``: False where the same job ran already."""
+
+    job: str
+    name: str
+    new: bool
+
+
+def spec_sha256(spec: JobSpec) -> str:
+    """Identity of a job's content: every field, the source by its hash and not by its place."""
+    body = msgspec.json.encode(msgspec.structs.replace(spec, source=None), order="sorted")
+    return hashlib.sha256(body).hexdigest()
+
+
+def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Submitted:
+    """Put a checked job into the bucket; the next round starts it.
+
+    Raises:
+        CliError: the name is taken by an unfinished job with other content.
+        StoreError: the bucket.
+    """
+    full = msgspec.structs.replace(spec, source_sha256=source.sha256 if source else None)
+    digest = spec_sha256(full)
+    earlier = _same_name(store, full, digest)
+    if earlier is not None:
+        job, complete = earlier
+        if complete:
+            return Submitted(job, spec.name, new=False)
+    else:
+        job = new_job_id()
+        store.put_spec(job, full)
+    if source is not None:
+        store.put(paths.source(job, source.sha256), source.tar)
+    if earlier is None and not store.put_name(spec.name, job):
+        for path in store.list(paths.folder(job)):
+            store.delete(path)
+        raise CliError(
+            f"{spec.name}: another submission of this name came first", Exit.REFUSED, "submit again to see it"
+        )
+    store.set_active(job)
+    store.append_ledger(job, Entry(at=now, id="submitted.job", event=Event.SUBMITTED))
+    store.create_record(_record(store, job, full, digest, now))
+    return Submitted(job, spec.name, new=True)
+
+
+def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, bool] | None:
+    """The unfinished job of this name with this content, and whether its record is there; None: the name is free."""
+    job = store.read_name(spec.name)
+    if job is None:
+        return None
+    held = store.read_record(job)
+    if held is not None and held.value.phase in (Phase.END, Phase.DONE):
+        store.delete_name(spec.name, job)
+        return None
+    theirs = store.read_spec(job)
+    if theirs is not None and spec_sha256(theirs) == digest:
+        return job, held is not None
+    state = "runs" if held is not None else "is being submitted"
+    raise CliError(
+        f"{spec.name}: a job of this name {state} already ({job}) with other content: {_differences(theirs, spec)}",
+        Exit.REFUSED,
+        f"give this one another `name`, or end that one: spotkeeper cancel {spec.name}",
+    )
+
+
+def _differences(theirs: JobSpec | None, ours: JobSpec) -> str:
+    """Names of the fields that differ; values stay out, they may be long or private."""
+    if theirs is None:
+        return "its job file is missing"
+    fields = [field for field in ours.__struct_fields__ if field != "source"]
+    found = [field for field in fields if getattr(theirs, field) != getattr(ours, field)]
+    return ", ".join("source" if field == "source_sha256" else field for field in found)
+
+
+def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float) -> Record:
+    return Record(
+        job=job,
+        uid=str(uuid.uuid4()),
+        name=spec.name,
+        spec_sha256=digest,
+        created=now,
+        nonce=secrets.token_hex(8),
+        ranks=tuple(Rank() for _ in range(spec.size().max)),
+        port_base=free_port_block(_ports_in_use(store, job)),
+        keep_disks=spec.keep_disks,
+    )
+
+
+def _ports_in_use(store: Store, job: str) -> Iterable[int]:
+    for other in store.active_jobs():
+        held = store.read_record(other) if other != job else None
+        if held is not None:
+            yield held.value.port_base
+
+
+def free_port_block(used: Iterable[int]) -> int:
+    """The first block no other unfinished job of the stack has: jobs may share a host.
+
+    With every block taken (199 jobs) the blocks are shared: torchrun's ``run_id`` then keeps
+    two jobs apart, and a busy port costs one restart.
+    """
+    taken = set(used)
+    blocks = range(PORT_FIRST, PORT_END - PORT_BLOCK, PORT_BLOCK)
+    return next((base for base in blocks if base not in taken), secrets.choice(blocks))

@@ -1,0 +1,109 @@
+"""Which stack a command speaks to: the cloud one that the environment names, or the local one.
+
+In this order: ``--stack`` with ``SPOTKEEPER_BUCKET``; ``SPOTKEEPER_STACK`` with
+``SPOTKEEPER_BUCKET``; the one-machine cloud whose folder ``.spotkeeper/local`` is here or
+in a folder above.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.clock import Clock
+
+if TYPE_CHECKING:
+    from spotkeeper.reconcile.store_api import Store
+    from spotkeeper.spec.stack import StackState
+
+LOCAL = Path(".spotkeeper") / "local"
+CLOUD_FILE = "cloud.json"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A stack: its bucket, its clock, and the folder of the one-machine cloud where it is that."""
+
+    stack: str
+    bucket: str
+    clock: Clock
+    local: Path | None = None
+    function_url: str = ""
+    compute_endpoint: str = ""  # root of the Compute API, where it is not the cloud's own
+
+    def store(self) -> Store:
+        """The bucket.
+
+        Raises:
+            CliError: the address is none.
+        """
+        from spotkeeper.reconcile.store import open_store
+
+        try:
+            return open_store(self.bucket)
+        except ValueError as error:
+            raise CliError(str(error), Exit.USAGE) from None
+
+    def state(self, store: Store) -> StackState:
+        """``stack/pools.json``.
+
+        Raises:
+            CliError: the stack was never brought up, or is another one.
+        """
+        state = store.read_stack()
+        if state is None:
+            remedy = "bring it up: spotkeeper local up" if self.local else "bring it up: pulumi up"
+            raise CliError(f"{self.bucket} holds no stack (no stack/pools.json)", Exit.MISSING, remedy)
+        if self.stack and state.stack != self.stack:
+            raise CliError(
+                f"{self.bucket} belongs to the stack {state.stack}, not to {self.stack}",
+                Exit.USAGE,
+                "set SPOTKEEPER_BUCKET to the output `bucket` of that stack: pulumi stack output bucket",
+            )
+        return state
+
+
+def find_target(stack: str | None, start: Path | None = None) -> Target:
+    """The stack that ``--stack``, the environment or the working folder name.
+
+    Raises:
+        CliError: none does.
+    """
+    name = stack or os.environ.get("SPOTKEEPER_STACK", "")
+    bucket = os.environ.get("SPOTKEEPER_BUCKET", "")
+    folder = local_folder(start or Path.cwd())
+    if bucket and name:
+        return Target(name, bucket, _clock(), function_url=os.environ.get("SPOTKEEPER_FUNCTION", ""))
+    if folder is not None and name in ("", "local"):
+        from spotkeeper.cli.localcloud import local_target
+
+        return local_target(folder)
+    if name:
+        raise CliError(
+            f"the stack is {name}, but SPOTKEEPER_BUCKET is not set",
+            Exit.USAGE,
+            f"export SPOTKEEPER_BUCKET=$(pulumi stack output bucket --stack {name})",
+        )
+    raise CliError(
+        "no stack: neither SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are set nor is there a .spotkeeper/local here",
+        Exit.USAGE,
+        "on this machine: spotkeeper local up; in a cloud: export SPOTKEEPER_STACK=... SPOTKEEPER_BUCKET=gs://...",
+    )
+
+
+def local_folder(start: Path) -> Path | None:
+    """The one-machine cloud's folder here or above, if it was ever started."""
+    for folder in (start, *start.parents):
+        if (folder / LOCAL / CLOUD_FILE).is_file():
+            return folder / LOCAL
+    return None
+
+
+def _clock() -> Clock:
+    try:
+        return Clock.from_env()
+    except ValueError as error:
+        raise CliError(str(error), Exit.USAGE) from None

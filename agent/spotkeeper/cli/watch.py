@@ -1,0 +1,101 @@
+"""``watch``: a live view on a terminal; lines, one per event, anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from spotkeeper.cli.errors import Exit
+from spotkeeper.cli.output import console, emit_line
+from spotkeeper.report.view import JobView
+from spotkeeper.spec.record import Outcome
+
+EVERY_S = 1.0  # real
+
+
+def watch(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None] = time.sleep) -> Exit:
+    """Show the job until its outcome is known; Ctrl-C leaves it running.
+
+    Returns:
+        OK where it succeeded, FAILED where it failed or was cancelled.
+    """
+    plain = as_json or not sys.stdout.isatty()
+    view = _lines(look, as_json, wait) if plain else _live(look, wait)
+    return Exit.OK if view.outcome is Outcome.SUCCEEDED else Exit.FAILED
+
+
+def _live(look: Callable[[], JobView], wait: Callable[[float], None]) -> JobView:
+    from rich.live import Live
+
+    from spotkeeper.report.render import live
+
+    view = look()
+    with Live(live(view), console=console(), auto_refresh=False) as screen:
+        while not view.over():
+            wait(EVERY_S)
+            view = look()
+            screen.update(live(view), refresh=True)
+    return view
+
+
+def _lines(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None]) -> JobView:
+    from spotkeeper.report.render import event_line, headline, money_line
+
+    told: set[str] = set()
+    while True:
+        view = look()
+        for line in view.events:
+            if line.id not in told:
+                told.add(line.id)
+                emit_line(line) if as_json else print(event_line(line), flush=True)
+        if view.over():
+            break
+        wait(EVERY_S)
+    if as_json:
+        emit_line(view)
+        return view
+    print("\n".join([headline(view), money_line(view), *view.crash_log]), flush=True)
+    return view
+
+
+def follow(read: Callable[[], str], over: Callable[[], bool], wait: Callable[[float], None] = time.sleep) -> None:
+    """Print a log as it grows. It is a tail that is uploaded anew: only what is new is printed."""
+    shown = ""
+    while True:
+        last = over()
+        text = read()
+        sys.stdout.write(news(shown, text))
+        sys.stdout.flush()
+        shown = text
+        if last:
+            return
+        wait(EVERY_S)
+
+
+def news(before: str, after: str) -> str:
+    """What a reader of ``before`` has not seen: a log is several files' tails, each under a ``--- title`` line."""
+    old, new = sections(before), sections(after)
+    parts = [(title, added(old.get(title, ""), text)) for title, text in new.items()]
+    return "".join(text if title == "" else f"--- {title}\n{text}" for title, text in parts if text.strip())
+
+
+def sections(text: str) -> dict[str, str]:
+    """Title -> text; what stands before the first title has the title ``""``."""
+    out: dict[str, str] = {}
+    title = ""
+    for line in text.splitlines(keepends=True):
+        if line.startswith("--- "):
+            title = line[4:].strip()
+        else:
+            out[title] = out.get(title, "") + line
+    return out
+
+
+def added(before: str, after: str) -> str:
+    """What ``after`` has more than ``before``; its beginning may have been cut off meanwhile."""
+    if after.startswith(before):
+        return after[len(before) :]
+    tail = before[-2048:]
+    at = after.find(tail) if tail else -1
+    return after[at + len(tail) :] if at >= 0 else after

@@ -1,0 +1,271 @@
+"""What commands print and how they fail: no traceback, the right exit code, JSON where asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+from spotkeeper.cli.watch import added, news, watch
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.report.view import JobView
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import AskKind
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Budget, Outcome, Phase, Rank, Record, Slot, SlotState
+
+from tests.cli.conftest import Cli
+
+JOB = "abcdefgh"
+
+
+def slot(**over: object) -> Slot:
+    base = Slot(1, SlotState.MEMBER, "workers", "us-central1-a", Model.SPOT, since=100.0, uid="u", boot="b")
+    return msgspec.structs.replace(base, **over)
+
+
+def a_job(store: ObjectStore, **over: object) -> Record:
+    record = Record(
+        job=JOB,
+        uid="6f0f9a52-4a0d-4c5e-8d1b-0d8f4d1f1a11",
+        name="first",
+        spec_sha256="0" * 64,
+        created=0.0,
+        nonce="n",
+        gen=2,
+        ranks=(Rank(cur=slot()), Rank(cur=slot(attempt=2, model=Model.ON_DEMAND))),
+        members=(0, 1),
+    )
+    record = msgspec.structs.replace(record, **over)
+    store.put_name(record.name, JOB)
+    store.set_active(JOB)
+    assert store.create_record(record)
+    return record
+
+
+def test_status_of_a_job(cli: Cli, store: ObjectStore) -> None:
+    a_job(store)
+    store.put_progress(JOB, Progress(gen=2, step=40, at=1.0, loss=2.5, samples_per_s=100.0, total_steps=300))
+    done = cli("status", "first")
+    assert done.code == 0
+    assert "step 40/300  loss 2.5000  100 samples/s" in done.out
+    assert "us-central1-a  on-demand  attempt 2" in done.out
+    view = json.loads(cli("status", JOB, "--json").out)
+    assert (view["step"], view["nodes"][0]["state"], view["nodes"][0]["master"]) == (40, "training", True)
+
+
+def test_status_shows_the_end_of_the_log_of_a_job_that_crashed(cli: Cli, store: ObjectStore) -> None:
+    a_job(store, phase=Phase.HOLD, reason="4 crashes", budget=Budget(crashes=4))
+    store.append_ledger(JOB, Entry(at=50.0, id="crash.g2", event=Event.CRASH, gen=2, rank=1, cause="crash"))
+    store.put(f"jobs/{JOB}/logs/1/2.log", b"\n".join(b"line %d" % n for n in range(30)) + b"\nZeroDivisionError\n")
+    out = cli("status", "first").out
+    assert "holds (4 crashes)" in out
+    assert "ZeroDivisionError" in out
+    assert "line 29" in out
+    assert "line 5 " not in out
+    assert json.loads(cli("status", "first", "--json").out)["crash_log"][-1] == "ZeroDivisionError"
+
+
+def test_a_crash_that_was_got_over_is_not_shown(cli: Cli, store: ObjectStore) -> None:
+    a_job(store, gen=3)
+    store.append_ledger(JOB, Entry(at=50.0, id="crash.g2", event=Event.CRASH, gen=2, rank=0))
+    store.put(f"jobs/{JOB}/logs/0/2.log", b"ZeroDivisionError\n")
+    assert "ZeroDivisionError" not in cli("status", "first").out
+
+
+def test_status_lists_unfinished_jobs_and_all_of_them_on_request(cli: Cli, store: ObjectStore) -> None:
+    assert "no unfinished job in prod" in cli("status").out
+    a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
+    store.clear_active(JOB)
+    assert "no unfinished job" in cli("status").out
+    assert json.loads(cli("status", "--json").out) == []
+    out = cli("status", "--all").out
+    assert "first" in out
+    assert "succeeded" in out
+
+
+@pytest.mark.parametrize("kind", ["cancel", "pause", "resume"])
+def test_wishes_are_left_for_the_next_round(cli: Cli, store: ObjectStore, kind: str) -> None:
+    a_job(store)
+    done = cli(kind, "first")
+    assert (done.code, done.out) == (0, f"first ({JOB}): asked to {kind}\n")
+    assert "next tick" in done.err
+    (ask,) = store.list_asks(JOB)
+    assert ask.kind is AskKind(kind)
+    held = store.read_record(JOB)
+    assert held is not None and held.value.phase is Phase.RUN  # only reconcile writes the record
+
+
+def test_a_job_that_is_over_takes_no_wish(cli: Cli, store: ObjectStore) -> None:
+    a_job(store, phase=Phase.END, outcome=Outcome.CANCELLED)
+    done = cli("pause", "first")
+    assert (done.code, done.err) == (4, f"error: first ({JOB}) is over: cancelled\n")
+    assert store.list_asks(JOB) == ()
+
+
+def test_cancel_withdraws_a_submission_that_was_cut_off(cli: Cli, store: ObjectStore) -> None:
+    store.put_name("first", JOB)
+    store.set_active(JOB)
+    assert cli("cancel", "first").out == f"first ({JOB}): its unfinished submission is withdrawn\n"
+    assert store.read_name("first") is None
+    assert store.active_jobs() == ()
+
+
+def test_logs(cli: Cli, store: ObjectStore) -> None:
+    a_job(store)
+    store.put(f"jobs/{JOB}/logs/0/1.log", b"old\n")
+    store.put(f"jobs/{JOB}/logs/0/10.log", b"new\n")
+    assert cli("logs", "first").out == "new\n"
+    assert cli("logs", "first", "--gen", "1").out == "old\n"
+    assert json.loads(cli("logs", "first", "--json").out)["gen"] == 10
+    assert cli("logs", "first", "--rank", "5").err == "error: rank 5: first has ranks 0 to 1\n"
+    missing = cli("logs", "first", "--rank", "1")
+    assert (missing.code, missing.err.splitlines()[0]) == (3, "error: first: rank 1 has no log yet")
+    assert "generations with a log: 1, 10" in cli("logs", "first", "--gen", "7").err
+
+
+def test_a_log_that_grows_and_loses_its_beginning_is_printed_once() -> None:
+    assert added("", "abc") == "abc"
+    assert added("abc", "abcdef") == "def"
+    lines = "".join(f"step {n}\n" for n in range(1000))
+    assert added(lines, lines[500:] + "new\n") == "new\n"
+    assert added("abc", "xyz") == "xyz"
+
+
+def test_of_a_log_of_several_files_only_what_is_new_is_printed() -> None:
+    before = "--- local rank 0 stdout\nstep 1\n--- local rank 0 stderr\nwarning\n"
+    after = "--- local rank 0 stdout\nstep 1\nstep 2\n--- local rank 0 stderr\nwarning\n"
+    assert news(before, after) == "--- local rank 0 stdout\nstep 2\n"
+    assert news("", after) == after
+    assert news(after, after) == ""
+
+
+def test_watch_prints_each_event_once_and_ends_with_the_job(
+    cli: Cli, store: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from spotkeeper.cli.jobs import view_of
+
+    record = a_job(store)
+    store.append_ledger(JOB, Entry(at=1.0, id="a", event=Event.GENERATION, gen=1))
+    looks = 0
+
+    def look() -> JobView:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            return view_of(store, record, None, 10.0)
+        over = msgspec.structs.replace(record, phase=Phase.END, outcome=Outcome.SUCCEEDED)
+        return view_of(store, over, None, 10.0)
+
+    assert watch(look, as_json=False, wait=lambda _: None) == 0
+    out = capsys.readouterr().out
+    assert out.count("generation 1 trains") == 1
+    assert "succeeded" in out
+    assert looks == 3
+
+
+def test_watch_fails_with_a_job_that_failed(cli: Cli, store: ObjectStore) -> None:
+    a_job(store, phase=Phase.END, outcome=Outcome.FAILED, reason="exit 93")
+    done = cli("watch", "first")
+    assert done.code == 1
+    assert "failed (exit 93)" in done.out
+    assert f"try: spotkeeper logs {JOB}" in done.err
+    lines = cli("watch", "first", "--json").out.splitlines()
+    assert json.loads(lines[-1])["outcome"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["status", "nobody"], 3, "error: nobody: no such job"),
+        (["status", "frist"], 3, "error: frist: no such job (did you mean first?)"),
+        (["logs", "first", "--follow", "--json"], 2, "error: --follow prints text: leave out --json"),
+        (["schema", "jbo"], 2, "error: jbo: want job or stack (did you mean job?)"),
+        (["reconcile"], 2, "error: only one tick at a time"),
+        (["submit", "none.yaml"], 2, "error: none.yaml: no such file"),
+        (["status", "--stack", "other"], 2, "error: {bucket} belongs to the stack prod, not to other"),
+    ],
+)
+def test_errors_have_words_and_a_code(
+    cli: Cli,
+    store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    code: int,
+    message: str,
+) -> None:
+    a_job(store)
+    monkeypatch.chdir(tmp_path)
+    done = cli(*argv)
+    assert done.code == code
+    assert done.err.splitlines()[0] == message.format(bucket=f"sqlite://{tmp_path}/bucket.sqlite")
+    assert "Traceback" not in done.err
+
+
+def test_usage_errors_come_from_the_parser(cli: Cli) -> None:
+    assert cli("statu").code == 2
+    assert cli("submit").code == 2
+    assert cli("logs", "x", "--rank", "first").code == 2
+
+
+def test_without_a_stack_the_message_names_both_ways(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    done = cli("status")
+    assert done.code == 2
+    assert "spotkeeper local up" in done.err
+    assert "export SPOTKEEPER_STACK" in done.err
+    assert "SPOTKEEPER_BUCKET is not set" in cli("status", "--stack", "prod").err
+
+
+def test_a_bucket_without_a_stack_or_with_a_wrong_address(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.delete("stack/pools.json")
+    assert cli("status").code == 3
+    monkeypatch.setenv("SPOTKEEPER_BUCKET", "http://somewhere")
+    done = cli("status")
+    assert done.code == 2
+    assert "want gs://<bucket>, s3://<bucket> or sqlite:///" in done.err
+
+
+def test_schema_prints_a_schema(cli: Cli) -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(cli("schema", "job").out))
+
+
+def test_render_of_a_job_shows_torchrun_and_its_environment(cli: Cli, folder: Path) -> None:
+    done = cli("render", folder / "job.yaml")
+    assert done.code == 0, done.err
+    assert "--nnodes=2" in done.out
+    assert "SPOTKEEPER_RUN=" in done.out
+    names = [one["name"] for one in json.loads(cli("render", folder / "job.yaml", "--json").out)]
+    assert names == ["command", "environment"]
+
+
+def test_every_command_has_help_and_an_example_or_a_reason(cli: Cli) -> None:
+    out = cli("--help").out
+    for command in ("submit", "status", "watch", "logs", "report", "cancel", "pause", "resume", "reconcile", "render"):
+        assert command in out
+        text = cli(command, "--help").out
+        assert "Usage: spotkeeper" in text
+        assert len(text.splitlines()) > 8
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """The budget is 0.4 s; what would break it is an import, and that can be told without a clock."""
+    program = (
+        "import sys\n"
+        "from spotkeeper.cli.main import run\n"
+        "assert run(['--help']) == 0\n"
+        "heavy = {'torch', 'obstore', 'requests', 'yaml', 'jwt', 'pulumi', 'pathspec', 'starlette'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,100 @@
+"""A source folder becomes the same bytes everywhere, without what does not belong."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from spotkeeper.cli.errors import CliError
+from spotkeeper.cli.pack import pack
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def names(tar: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        return archive.getnames()
+
+
+def test_same_content_same_hash(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, order in ((one, ("b", "a")), (two, ("a", "b"))):
+        for name in order:
+            write(folder, **{f"{name}_dot_py": name, f"sub__{name}_dot_txt": name})
+    os.utime(two / "a.py", (1, 1))
+    assert pack(one).sha256 == pack(two).sha256
+    (two / "a.py").write_text("A")
+    assert pack(one).sha256 != pack(two).sha256
+
+
+def test_the_executable_bit_is_content_and_other_modes_are_not(tmp_path: Path) -> None:
+    write(tmp_path, a_dot_sh="x")
+    plain = pack(tmp_path).sha256
+    (tmp_path / "a.sh").chmod(0o600)
+    assert pack(tmp_path).sha256 == plain
+    (tmp_path / "a.sh").chmod(0o700)
+    assert pack(tmp_path).sha256 != plain
+
+
+def test_what_is_ignored_stays_behind(tmp_path: Path) -> None:
+    write(tmp_path, a_dot_py="x", data__big_dot_bin="x", data__keep_dot_txt="x", sub__b_dot_log="x", sub__c_dot_py="x")
+    write(tmp_path, _dot_git__HEAD="x", sub____pycache______x_dot_pyc="x", _dot_venv__bin__python="x")
+    (tmp_path / ".gitignore").write_text("data/*\n!data/keep.txt\n")
+    (tmp_path / "sub" / ".gitignore").write_text("*.log\n")
+    found = names(pack(tmp_path).tar)
+    assert found == [".gitignore", "a.py", "data/keep.txt", "sub/.gitignore", "sub/c.py"]
+
+
+def test_spotkeeperignore_replaces_gitignore(tmp_path: Path) -> None:
+    write(tmp_path, a_dot_py="x", weights_dot_bin="x")
+    (tmp_path / ".gitignore").write_text("weights.bin\n")
+    (tmp_path / ".spotkeeperignore").write_text(".*\n")
+    assert names(pack(tmp_path).tar) == ["a.py", "weights.bin"]
+
+
+def test_too_large_names_the_largest(tmp_path: Path) -> None:
+    write(tmp_path, a_dot_py="x", big_dot_bin="y" * 3000, mid_dot_bin="z" * 1000)
+    with pytest.raises(CliError) as caught:
+        pack(tmp_path, limit_bytes=2000)
+    assert "largest: big.bin (0.0 MB), mid.bin (0.0 MB), a.py (0.0 MB)" in str(caught.value)
+    assert "spotkeeperignore" in caught.value.remedy
+
+
+def test_links_inside_are_kept_and_links_outside_refused(tmp_path: Path) -> None:
+    inside = tmp_path / "in"
+    write(inside, a_dot_py="x", sub__b_dot_py="x")
+    (inside / "link.py").symlink_to("a.py")
+    (inside / "there").symlink_to("sub", target_is_directory=True)
+    assert names(pack(inside).tar) == ["a.py", "link.py", "sub/b.py", "there"]
+    (inside / "out").symlink_to(tmp_path)
+    with pytest.raises(CliError, match=r"out is a link to .* outside the folder"):
+        pack(inside)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    with pytest.raises(CliError, match="no file is left to send"):
+        pack(tmp_path)
+
+
+def test_pipes_and_sockets_stay_behind(tmp_path: Path) -> None:
+    write(tmp_path, a_dot_py="x")
+    os.mkfifo(tmp_path / "pipe")
+    assert names(pack(tmp_path).tar) == ["a.py"]
+
+
+def test_an_agent_can_unpack_it(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    write(source, a_dot_py="x", sub__b_dot_py="y")
+    (source / "sub" / "up.py").symlink_to("../a.py")
+    with tarfile.open(fileobj=io.BytesIO(pack(source).tar)) as tar:
+        tar.extractall(tmp_path / "out", filter="data")
+    assert (tmp_path / "out" / "sub" / "up.py").read_text() == "x"

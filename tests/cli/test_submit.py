@@ -1,0 +1,136 @@
+"""Submitting: idempotent by content, refused on a clash, finished after a crash at any point."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from spotkeeper.cli.submit import PORT_BLOCK, PORT_END, PORT_FIRST, free_port_block
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.reconcile.store_api import StoreError
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Outcome, Phase
+
+from tests.cli.conftest import Cli
+
+
+def submitted(cli: Cli, file: Path) -> str:
+    done = cli("submit", file, "--json")
+    assert done.code == 0, done.err
+    return str(json.loads(done.out)["job"])
+
+
+def test_what_a_submission_writes(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    job = submitted(cli, folder / "job.yaml")
+    held = store.read_record(job)
+    assert held is not None
+    record = held.value
+    assert (record.name, record.phase, record.gen, len(record.ranks)) == ("first", Phase.RUN, 0, 2)
+    assert store.active_jobs() == (job,)
+    assert store.read_name("first") == job
+    spec = store.read_spec(job)
+    assert spec is not None and spec.source_sha256 is not None
+    data = store.get(f"jobs/{job}/source/{spec.source_sha256}")
+    assert data is not None
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert tar.getnames() == ["train.py"]
+    assert [entry.event for entry in store.list_ledger(job)] == [Event.SUBMITTED]
+
+
+def test_the_same_again_is_the_same_job(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    first = submitted(cli, folder / "job.yaml")
+    (folder / "code" / "train.py").touch()  # times are no content
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 0
+    assert f"first: runs already, job {first}" in done.out
+    assert store.active_jobs() == (first,)
+
+
+def test_other_content_under_the_name_of_a_running_job_is_refused(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    job = submitted(cli, folder / "job.yaml")
+    (folder / "code" / "train.py").write_text("print(2)\n")
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 4
+    assert done.err.splitlines() == [
+        f"error: first: a job of this name runs already ({job}) with other content: source",
+        "  try: give this one another `name`, or end that one: spotkeeper cancel first",
+    ]
+    assert store.active_jobs() == (job,)
+
+
+def test_the_name_of_a_finished_job_is_free(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    first = submitted(cli, folder / "job.yaml")
+    held = store.read_record(first)
+    assert held is not None
+    over = msgspec.structs.replace(held.value, phase=Phase.DONE, outcome=Outcome.SUCCEEDED, nonce="n2")
+    assert store.cas_record(over, held.token)
+    second = submitted(cli, folder / "job.yaml")
+    assert second != first
+    assert store.read_name("first") == second
+
+
+@pytest.mark.parametrize("verb", ["put_spec", "put", "put_name", "set_active", "append_ledger", "create_record"])
+def test_a_crash_at_any_write_is_mended_by_submitting_again(
+    cli: Cli, store: ObjectStore, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*args: Any) -> Any:
+        raise StoreError("cut off")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(ObjectStore, verb, dies)
+        done = cli("submit", folder / "job.yaml")
+    assert (done.code, done.err) == (1, "error: the bucket: cut off\n")
+    job = submitted(cli, folder / "job.yaml")
+    assert store.read_name("first") == job
+    assert store.active_jobs() == (job,)
+    assert store.read_record(job) is not None
+
+
+def test_a_wrong_job_file_writes_nothing(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    before = store.list("")
+    (folder / "job.yaml").write_text("name: first\ncommand: [train.py]\nsource: cod\nnodes: 99\n")
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        'error: job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
+        "error: job.yaml:4: nodes: 99: more than pools workers, always, gpus may hold (7)",
+    ]
+    assert store.list("") == before
+
+
+def test_check_writes_nothing(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    before = store.list("")
+    done = cli("submit", folder / "job.yaml", "--check")
+    assert (done.code, done.out.strip()) == (0, f"{folder}/job.yaml: first is well, 1 files to send")
+    assert store.list("") == before
+
+
+def test_a_stack_that_is_being_destroyed_takes_no_jobs(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    store.put("stack/drain", b"")
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 4
+    assert "is being destroyed" in done.err
+
+
+def test_jobs_of_a_stack_get_blocks_of_ports_of_their_own(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    bases = set()
+    for name in ("one", "two", "three"):
+        (folder / "job.yaml").write_text(f"name: {name}\ncommand: [train.py]\nsource: code\n")
+        held = store.read_record(submitted(cli, folder / "job.yaml"))
+        assert held is not None
+        bases.add(held.value.port_base)
+    assert bases == {PORT_FIRST, PORT_FIRST + PORT_BLOCK, PORT_FIRST + 2 * PORT_BLOCK}
+
+
+def test_every_block_of_ports_is_below_the_ephemeral_ones() -> None:
+    used: list[int] = []
+    while (base := free_port_block(used)) not in used:
+        used.append(base)
+        assert base % PORT_BLOCK == PORT_FIRST % PORT_BLOCK
+        assert base + PORT_BLOCK <= PORT_END
+    assert len(used) == 199
