@@ -1,0 +1,278 @@
+"""Money, recoveries and views from ledgers written by hand, checked by arithmetic a reader can redo."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+from spotkeeper.report.events import describe
+from spotkeeper.report.money import attempts, money, stopped
+from spotkeeper.report.recovery import recoveries
+from spotkeeper.report.render import duration, job_table, live, report, status
+from spotkeeper.report.spans import minus, seconds, union
+from spotkeeper.report.view import JobView, NodeState, job_view
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Outcome, Phase, Rank, Record, Slot, SlotState
+
+from tests.spec.samples import STACK, ZONES
+
+HOUR = 3600.0
+A = ZONES[0]
+
+
+def entry(event: Event, at: float, rank: int | None = None, attempt: int | None = None, **more: object) -> Entry:
+    base = Entry(at=at, id=f"{event.value}.{rank}.{attempt}.{at}", event=event, rank=rank, attempt=attempt)
+    return msgspec.structs.replace(base, **more)
+
+
+def intent(
+    at: float, rank: int, attempt: int, price: float = 1.0, model: Model = Model.SPOT, cause: str = "start"
+) -> Entry:
+    return entry(Event.INTENT, at, rank, attempt, pool="workers", zone=A, model=model, price=price, cause=cause)
+
+
+def generation(at: float, gen: int) -> Entry:
+    return entry(Event.GENERATION, at, gen=gen)
+
+
+# A rank that trains one hour on spot, is noticed, is replaced at once, trains another hour, ends.
+NOTICED = (
+    intent(0.0, 0, 1),
+    entry(Event.ADMITTED, 60.0, 0, 1),
+    generation(100.0, 1),
+    entry(Event.NOTICE, HOUR, 0, 1),
+    intent(HOUR + 5, 0, 2, cause="notice"),
+    entry(Event.ADMITTED, HOUR + 65, 0, 2),
+    entry(Event.STOP, HOUR + 66, cause="notice"),
+    entry(Event.PROMOTED, HOUR + 70, 0, 2),
+    generation(HOUR + 76, 2),
+    entry(Event.GONE, HOUR + 120, 0, 1),
+    entry(Event.END, 2 * HOUR, cause="succeeded"),
+    entry(Event.GONE, 2 * HOUR + 30, 0, 2),
+    entry(Event.DONE, 2 * HOUR + 31),
+)
+
+
+def test_money_of_a_noticed_machine() -> None:
+    """Both machines are paid while they overlap; on-demand would have had one, without the stop of 10 s."""
+    found = money(NOTICED, STACK, now=9 * HOUR)
+    paid_s = (HOUR + 120) + (HOUR + 25)
+    assert found.spent == pytest.approx(paid_s / HOUR * 1.0)
+    assert found.spot == found.spent
+    needed_s = 2 * HOUR + 30 - 10
+    assert found.on_demand_only == pytest.approx(needed_s / HOUR * 3.0)
+    assert found.saved_percent == pytest.approx(100 * (1 - found.spent / found.on_demand_only))
+
+
+def test_what_still_runs_is_paid_until_now() -> None:
+    found = money((intent(0.0, 0, 1), entry(Event.ADMITTED, 60.0, 0, 1)), STACK, now=HOUR)
+    assert found.spent == pytest.approx(1.0)
+
+
+def test_what_the_cloud_refused_costs_nothing() -> None:
+    ledger = (intent(0.0, 0, 1), entry(Event.REFUSED, 30.0, 0, 1), intent(31.0, 0, 2, price=3.0, model=Model.ON_DEMAND))
+    found = money(ledger, STACK, now=31.0 + HOUR)
+    assert (found.spot, found.on_demand) == (0.0, pytest.approx(3.0))
+
+
+def test_a_machine_that_booted_and_never_joined_is_paid() -> None:
+    ledger = (intent(0.0, 0, 1), entry(Event.LOSS, 500.0, 0, 1, cause="never joined"), entry(Event.GONE, HOUR, 0, 1))
+    assert money(ledger, STACK, now=2 * HOUR).spent == pytest.approx(1.0)
+
+
+def test_billing_begins_when_the_cloud_made_the_machine() -> None:
+    ledger = (intent(0.0, 0, 1), entry(Event.ADMITTED, 100.0, 0, 1, started=40.0), entry(Event.GONE, HOUR + 40, 0, 1))
+    assert money(ledger, STACK, now=2 * HOUR).spent == pytest.approx(1.0)
+
+
+def test_an_event_that_was_written_twice_counts_once() -> None:
+    twin = msgspec.structs.replace(NOTICED[9], at=NOTICED[9].at + 50)  # the same GONE, later
+    assert money((*NOTICED, twin), STACK, 9 * HOUR) == money(NOTICED, STACK, 9 * HOUR)
+
+
+def test_on_demand_only_uses_the_list_price_of_what_was_had() -> None:
+    static = intent(0.0, 0, 1, price=2.5, model=Model.STATIC)
+    found = money((static, entry(Event.ADMITTED, 1.0, 0, 1)), STACK, now=HOUR)
+    assert (found.static, found.on_demand_only) == (pytest.approx(2.5), pytest.approx(3.0))
+    assert money((static, entry(Event.ADMITTED, 1.0, 0, 1)), None, now=HOUR).on_demand_only == pytest.approx(2.5)
+
+
+def test_nothing_known_is_nothing_spent() -> None:
+    found = money((), STACK, now=HOUR)
+    assert (found.spent, found.on_demand_only, found.saved_percent) == (0.0, 0.0, 0.0)
+
+
+def test_a_recovery_from_a_notice() -> None:
+    (one,) = recoveries(NOTICED, now=9 * HOUR)
+    assert (one.cause, one.announced, one.ranks, one.gen) == ("notice", True, (0,), 2)
+    assert (one.seconds, one.stopped_s, one.boot_s) == (76.0, 10.0, 60.0)
+    assert (one.replacement, one.zone) == (Model.SPOT, A)
+
+
+def lost(*ranks: int, cause: str = "loss") -> tuple[Entry, ...]:
+    losses = [entry(Event.LOSS, 500.0, rank, 1, cause=cause) for rank in ranks]
+    came = [intent(505.0, rank, 2, price=3.0, model=Model.ON_DEMAND, cause="loss") for rank in ranks]
+    up = [entry(Event.ADMITTED, 545.0, rank, 2) for rank in ranks]
+    return (generation(100.0, 1), *losses, entry(Event.STOP, 500.0, cause="loss"), *came, *up, generation(550.0, 2))
+
+
+def test_recoveries_from_losses() -> None:
+    (one,) = recoveries(lost(1), now=600.0)
+    assert (one.cause, one.announced, one.ranks) == ("loss", False, (1,))
+    assert (one.seconds, one.stopped_s, one.boot_s, one.replacement) == (50.0, 50.0, 40.0, Model.ON_DEMAND)
+    (two,) = recoveries(lost(1, 2), now=600.0)
+    assert (two.cause, two.ranks) == ("loss of 2", (1, 2))
+
+
+def test_a_loss_that_was_announced_is_no_surprise() -> None:
+    ledger = (generation(100.0, 1), entry(Event.NOTICE, 400.0, 1, 1), *lost(1, cause="notice")[1:])
+    (one,) = recoveries(ledger, now=600.0)
+    assert (one.cause, one.announced, one.seconds) == ("notice", True, 150.0)
+
+
+def test_what_interrupts_nothing_is_no_recovery() -> None:
+    withdrawn = (entry(Event.NOTICE, 200.0, 0, 1), entry(Event.REPRIEVE, 210.0, 0, 1))
+    standby = entry(Event.LOSS, 300.0, 0, 2, cause="standby")
+    assert recoveries((generation(100.0, 1), *withdrawn, standby), now=400.0) == ()
+    assert recoveries((intent(0.0, 0, 1), generation(100.0, 1)), now=400.0) == ()
+
+
+def test_a_recovery_that_goes_on_has_no_end() -> None:
+    (one,) = recoveries(lost(1)[:-1], now=560.0)
+    assert (one.seconds, one.stopped_s, one.gen) == (None, 60.0, 1)
+
+
+def test_a_crash_and_a_swap_have_their_causes() -> None:
+    crash = (entry(Event.CRASH, 200.0, 0, cause="crash"), generation(210.0, 2))
+    swap = (intent(300.0, 0, 2, cause="swap"), entry(Event.STOP, 400.0, cause="swap"), generation(410.0, 3))
+    found = recoveries((generation(100.0, 1), *crash, *swap), now=500.0)
+    assert [(one.cause, one.stopped_s) for one in found] == [("crash", 10.0), ("swap", 10.0)]
+
+
+def test_stopped_spans_end_with_the_generation_or_the_job() -> None:
+    ledger = (entry(Event.STOP, 10.0), entry(Event.CRASH, 11.0), generation(20.0, 2), entry(Event.STOP, 30.0))
+    assert stopped(ledger, now=35.0) == ((10.0, 20.0), (30.0, 35.0))
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda s: (float(s[0]), float(s[0] + s[1]))))
+
+
+@given(SPANS, SPANS)
+def test_spans_are_sets_of_moments(one: list[tuple[float, float]], two: list[tuple[float, float]]) -> None:
+    def cells(spans: object) -> set[int]:
+        return {cell for start, end in spans for cell in range(int(start), int(end))}  # type: ignore[attr-defined]
+
+    assert cells(union(one)) == cells(one)
+    assert seconds(union(one)) == len(cells(one))
+    assert cells(minus(one, two)) == cells(one) - cells(two)
+
+
+def slot(state: SlotState = SlotState.MEMBER, attempt: int = 1, **over: object) -> Slot:
+    return msgspec.structs.replace(Slot(attempt, state, "workers", A, Model.SPOT, since=50.0), **over)
+
+
+def a_record(**over: object) -> Record:
+    record = Record(
+        job="abcdefgh",
+        uid="u",
+        name="first",
+        spec_sha256="0",
+        created=0.0,
+        gen=3,
+        ranks=(
+            Rank(cur=slot()),
+            Rank(cur=slot(notice=700.0), next=slot(SlotState.ADMITTED, attempt=2)),
+            Rank(cur=slot(SlotState.INTENT, attempt=4)),
+            Rank(),
+        ),
+        members=(1, 0),
+    )
+    return msgspec.structs.replace(record, **over)
+
+
+def states(view: JobView) -> list[tuple[int, str]]:
+    return [(node.rank, node.state.value) for node in view.nodes]
+
+
+def test_the_states_of_machines() -> None:
+    view = job_view(a_record(), None, NOTICED, STACK, now=600.0)
+    assert states(view) == [(0, "training"), (1, "notice"), (1, "standby"), (2, "booting"), (3, "waiting")]
+    assert [node.rank for node in view.nodes if node.master] == [1]
+    assert view.nodes[1].left_s == 100.0
+    assert view.nodes[0].age_s == 600.0  # since its intent, not since it became a member
+    stopping = job_view(a_record(stop=True), None, (), STACK, now=600.0)
+    assert states(stopping)[:2] == [(0, "saving"), (1, "saving")]
+
+
+def test_a_job_that_is_over_has_no_waiting_ranks_and_no_clock() -> None:
+    over = a_record(phase=Phase.DONE, outcome=Outcome.SUCCEEDED, ranks=(Rank(), Rank()), members=())
+    view = job_view(over, None, NOTICED, STACK, now=99 * HOUR)
+    assert view.nodes == ()
+    assert view.elapsed_s == 2 * HOUR
+    assert view.over()
+
+
+def test_the_view_carries_progress_money_and_recoveries() -> None:
+    view = job_view(a_record(), Progress(gen=3, step=7, at=1.0, loss=0.5, total_steps=9), NOTICED, STACK, 9 * HOUR)
+    assert (view.step, view.total_steps, view.loss) == (7, 9, 0.5)
+    assert view.money.spent == pytest.approx(money(NOTICED, STACK, 9 * HOUR).spent)
+    assert len(view.recoveries) == 1
+    assert [line.event for line in view.events] == [one.event for one in NOTICED]
+    assert msgspec.json.decode(msgspec.json.encode(view), type=JobView) == view
+
+
+@pytest.mark.parametrize("event", list(Event))
+def test_every_event_has_a_line(event: Event) -> None:
+    text = describe(
+        Entry(at=0.0, id="x", event=event, gen=4, rank=2, zone=A, model=Model.SPOT, cause="why", detail="d")
+    )
+    assert text.endswith(": d")
+    assert "{" not in text
+    assert describe(Entry(at=0.0, id="x", event=event))
+
+
+def printed(what: RenderableType) -> str:
+    console = Console(width=110, color_system=None)
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get()
+
+
+def test_what_is_printed_fits_and_says_what_matters() -> None:
+    view = job_view(a_record(), Progress(gen=3, step=7, at=1.0, loss=0.5), NOTICED, STACK, 600.0, ("boom [bold]",))
+    text = printed(live(view))
+    for word in (
+        "first (abcdefgh)",
+        "generation 3",
+        "step 7",
+        "notice, 1m40s left",
+        "standby",
+        "spent $",
+        "boom [bold]",
+    ):
+        assert word in text
+    assert max(len(line) for line in text.splitlines()) <= 110
+    assert "boom [bold]" in printed(status(view))
+    assert "notice" in printed(report(view))
+    assert "first" in printed(job_table([view]))
+
+
+@pytest.mark.parametrize(
+    ("seconds_", "text"), [(None, "-"), (0.4, "0s"), (59.4, "59s"), (200, "3m20s"), (7500, "2h05m"), (273600, "3d04h")]
+)
+def test_durations(seconds_: float | None, text: str) -> None:
+    assert duration(seconds_) == text
+
+
+def test_attempts_without_an_intent_are_unknown() -> None:
+    assert attempts((entry(Event.ADMITTED, 5.0, 0, 1),)) == ()
+
+
+def test_node_states_are_all_drawn() -> None:
+    from spotkeeper.report.render import _NODE_STYLE
+
+    assert set(_NODE_STYLE) == set(NodeState)
