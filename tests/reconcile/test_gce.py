@@ -644,6 +644,16 @@ class TestListing:
         assert isinstance(second.action, InsertVm) and second.action.attempt == 4
         assert isinstance(third.action, CreateDisk) and third.action.number == 1
 
+    def test_what_this_process_asked_for_is_known_whole(self, google: Google, gce: Gce) -> None:
+        google.script["instances.insert"] = operation()
+        gce.perform(INSERT, 5)
+        key = google.asked[0].query["requestId"]
+        link = f"{LINK}/zones/{A}/instances/{VM}"
+        stockout = failed("ZONE_RESOURCE_POOL_EXHAUSTED", 503) | {"clientOperationId": key, "targetLink": link}
+        google.script["zoneOperations.list"] = lambda asked: {"items": [stockout]} if asked.params["zone"] == A else {}
+        (result,) = gce.list("demo").results
+        assert result.action == INSERT
+
     def test_operations_that_cannot_be_listed_stop_nothing(self, google: Google, gce: Gce) -> None:
         google.script["zoneOperations.list"] = lambda _: refusal(403, "forbidden")
         listing = gce.list("demo")

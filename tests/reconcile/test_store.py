@@ -357,6 +357,7 @@ class TestStore:
     def test_market(self, store: ObjectStore) -> None:
         store.put_market(OfferSeen("gpu", "us-x1-a", Model.SPOT, refused_at=5.0))
         store.put_market(OfferSeen("gpu", "us-x1-a", Model.SPOT, launched_at=6.0))
+        store.put_market(OfferSeen("", "us-x1-a", Model.SPOT, refused_at=7.0))
         assert store.read_market() == (OfferSeen("gpu", "us-x1-a", Model.SPOT, launched_at=6.0),)
 
     def test_quarantine_is_capped(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:

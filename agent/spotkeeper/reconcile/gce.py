@@ -14,6 +14,7 @@ import builtins
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -67,6 +68,7 @@ LIST_DEADLINE_S = 20.0
 PARALLEL_LISTS = 8
 PAGE = 500
 MAX_PAGES = 200  # 100,000 things; a server that always names a next page must not hold a round for ever
+REMEMBERED = 10_000
 OPERATION_PAGES = 4  # newest first; older failures were seen by earlier rounds
 
 T = TypeVar("T")
@@ -98,6 +100,7 @@ class Gce:
         self._api = api
         self._clock = clock
         self._project = f"projects/{stack.project}"
+        self._asked: OrderedDict[str, InsertVm | CreateDisk] = OrderedDict()  # by idempotency key; to name failures
 
     # -- looking
 
@@ -180,7 +183,7 @@ class Gce:
         except ListError as error:
             log.warning("operations of zone %s did not answer: %s", zone, error)
             return ()
-        return tuple(result for item in found if (result := to_result(item, stack, zone)) is not None)
+        return tuple(result for item in found if (result := to_result(item, stack, zone, self._asked)) is not None)
 
     def _pages(
         self, path: str, kind: type[T], query: dict[str, str], newest_pages: int | None = None
@@ -249,6 +252,7 @@ class Gce:
             "sourceInstanceTemplate": partial_url(template),
             "requestId": names.idempotency_key(action.uid, "insert", action.rank, action.attempt, action.zone),
         }
+        self._remember(query["requestId"], action)
         path = f"zones/{action.zone}/instances"
         return self._create(path, query, instance_body(self._stack.stack, pool, action), deadline_s)
 
@@ -257,8 +261,15 @@ class Gce:
         if pool is None:
             return Class.PERMANENT, f"no pool {action.pool!r} in the stack"
         query = {"requestId": names.idempotency_key(action.uid, "disk", action.rank, action.number, action.zone)}
+        self._remember(query["requestId"], action)
         body = disk_body(self._stack, pool, action)
         return self._create(f"zones/{action.zone}/disks", query, body, deadline_s)
+
+    def _remember(self, key: str, action: InsertVm | CreateDisk) -> None:
+        """An operation that fails later does not say which pool and model it was for; this process may know."""
+        self._asked[key] = action
+        while len(self._asked) > REMEMBERED:
+            self._asked.popitem(last=False)
 
     def _create(
         self, path: str, query: dict[str, str], body: dict[str, object], deadline_s: float

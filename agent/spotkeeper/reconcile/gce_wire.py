@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Generic, TypeVar
 
@@ -185,11 +186,14 @@ def to_snapshot(item: SnapshotIn, stack: str) -> Snapshot | None:
     return Snapshot(item.name, owned.job, owned.rank, owned.number, item.status == "READY")
 
 
-def to_result(operation: OperationIn, stack: str, zone: str) -> Result | None:
+def to_result(
+    operation: OperationIn, stack: str, zone: str, asked: Mapping[str, InsertVm | CreateDisk]
+) -> Result | None:
     """A failed creation of ours, or None.
 
-    The operation names the thing, so job, rank, number and zone of the action are right; the job's uid,
-    the pool and the model are not in it and stay empty (the model: spot).
+    ``asked``: by key, what this process asked for. Of what another process asked, the operation tells the
+    name only: job, rank, number and zone of the action are right, the job's uid and the pool stay empty,
+    and the model is not known (spot).
     """
     if operation.error is None or not operation.error.errors or not _is_key(operation.client_operation_id):
         return None
@@ -202,6 +206,7 @@ def to_result(operation: OperationIn, stack: str, zone: str) -> Result | None:
         action = CreateDisk(disk.job, "", disk.rank, disk.number, "", zone)
     else:
         return None
+    action = asked.get(operation.client_operation_id, action)
     return Result(action, classify(status, errors), detail_of(status, errors), to_time(operation.insert_time))
 
 

@@ -215,6 +215,8 @@ class ObjectStore:
         return tuple(self._read_all(paths.MARKET, OfferSeen))
 
     def put_market(self, seen: OfferSeen) -> None:
+        if not seen.pool:  # of a failed operation that another process started: it does not say which offer
+            return
         self._objects.put(paths.market(seen.pool, seen.zone, seen.model.value), msgspec.json.encode(seen))
 
     # -- tombs, names, quarantine

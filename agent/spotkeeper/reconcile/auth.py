@@ -1,0 +1,320 @@
+"""Who is speaking: identity tokens of VMs, and of those who may ask for rounds. Trusts nothing but signatures.
+
+A VM proves itself with its metadata server's identity token (``format=full``): RS256 by a key of the key
+set, issuer, audience, times, the nodes' service account, and Google's own word for instance id, name,
+zone and project. Times are virtual (``spotkeeper.clock``), as everywhere.
+
+Cloud Run checks one token of a request by itself and replaces its signature by a marker. A token with the
+marker proves nothing here and is refused for agents: anyone could write one the day the service is opened
+to all. They send the token that Cloud Run may spoil in ``X-Serverless-Authorization``. A schedule and a
+push cannot: see :meth:`Verifier.invoker`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.reconcile.wire import NoAnswerError, Wire, is_loopback
+
+if TYPE_CHECKING:
+    from jwt import PyJWK
+
+GOOGLE_JWKS = "https://www.googleapis.com/oauth2/v3/certs"
+GOOGLE_ISSUER = "https://accounts.google.com"
+# `gcloud auth print-identity-token` of a person cannot set an audience: it names gcloud itself.
+GCLOUD_AUDIENCE = "32555940559.apps.googleusercontent.com"
+STRIPPED = "SIGNATURE_REMOVED_BY_GOOGLE"
+
+SKEW_S = 60.0
+MAX_LIFE_S = 2 * 3600.0  # Google's live for one hour
+MAX_TOKEN = 8192
+MAX_KEYS = 32
+MAX_KEY_SET = 256 * 1024
+MIN_KEY_BITS = 2048
+KEYS_TTL_S = 3600.0  # real seconds, as the next two
+REFETCH_S = 60.0  # at most one fetch per minute for key ids nobody knows
+FETCH_DEADLINE_S = 5.0
+
+_BEARER = re.compile(r"[Bb]earer ([-A-Za-z0-9_]+\.[-A-Za-z0-9_]+\.[-A-Za-z0-9_]+)\Z")
+
+log = logging.getLogger(__name__)
+
+
+class AuthError(Exception):
+    """The caller is not who may ask this. The text is for the log; the answer says nothing of it."""
+
+
+class KeysUnavailableError(Exception):
+    """The key set cannot be had right now: nobody can be told apart, so nobody is believed. Passes."""
+
+
+class Who(Struct, frozen=True):
+    """A VM, as Google vouches for it."""
+
+    uid: str  # unique instance id, digits
+    name: str
+    zone: str
+    project: str
+    email: str
+
+
+class Caller(Struct, frozen=True):
+    """Someone who may ask for a round. ``verified`` False: Cloud Run's own check is all there is."""
+
+    email: str
+    verified: bool = True
+
+
+class Now(Protocol):
+    def now(self) -> float: ...
+
+
+class _Header(Struct, frozen=True):
+    alg: str
+    kid: str
+    typ: str = "JWT"
+    crit: tuple[str, ...] | None = None
+
+
+class _ComputeEngine(Struct, frozen=True):
+    instance_id: str
+    instance_name: str
+    zone: str
+    project_id: str
+
+
+class _Google(Struct, frozen=True):
+    compute_engine: _ComputeEngine | None = None
+
+
+class _Claims(Struct, frozen=True):
+    iss: str
+    aud: str
+    exp: float
+    iat: float
+    email: str
+    email_verified: bool = False
+    nbf: float | None = None
+    google: _Google | None = None
+
+
+class _Jwk(Struct, frozen=True):
+    kty: str = ""
+    kid: str = ""
+    n: str = ""
+    e: str = ""
+    alg: str = "RS256"
+    use: str = "sig"
+
+
+class _Jwks(Struct, frozen=True):
+    keys: tuple[_Jwk, ...] = ()
+
+
+class KeySet:
+    """The issuer's public keys: kept for an hour at most, fetched once more for a key id that is new.
+
+    Raises:
+        ValueError: an address that is neither https nor on this machine.
+    """
+
+    def __init__(self, url: str = GOOGLE_JWKS) -> None:
+        parts = urlsplit(url)
+        loopback = parts.scheme == "http" and bool(parts.hostname) and is_loopback(parts.hostname or "")
+        if not loopback and not (parts.scheme == "https" and parts.hostname):
+            raise ValueError(f"SPOTKEEPER_JWKS={url!r}: want https://, or http:// on this machine")
+        self._wire = Wire(f"{parts.scheme}://{parts.netloc}")
+        self._path = parts.path + (f"?{parts.query}" if parts.query else "")
+        self._lock = threading.Lock()
+        self._keys: dict[str, PyJWK] = {}
+        self._fetched: float | None = None
+        self._tried: float | None = None
+
+    def key(self, kid: str) -> PyJWK:
+        """The key of this id.
+
+        Raises:
+            AuthError: the issuer has none of this id.
+            KeysUnavailableError: the key set does not answer and what we have is too old.
+        """
+        with self._lock:
+            if self._stale() or (kid not in self._keys and self._may_try()):
+                self._fetch()
+            found = self._keys.get(kid)
+        if found is None:
+            raise AuthError("unknown key id")
+        return found
+
+    def _stale(self) -> bool:
+        return self._fetched is None or time.monotonic() - self._fetched > KEYS_TTL_S
+
+    def _may_try(self) -> bool:
+        return self._tried is None or time.monotonic() - self._tried > REFETCH_S
+
+    def _fetch(self) -> None:
+        self._tried = time.monotonic()
+        try:
+            answer = self._wire.call("GET", self._path, {"Accept": "application/json"}, None, FETCH_DEADLINE_S)
+            if answer.status != 200 or len(answer.body) > MAX_KEY_SET:
+                raise NoAnswerError(f"HTTP {answer.status}, {len(answer.body)} bytes")
+            keys = _usable(msgspec.json.decode(answer.body, type=_Jwks).keys)
+        except (NoAnswerError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.warning("key set: %s", error)
+            if self._stale():
+                raise KeysUnavailableError(str(error)) from error
+            return
+        self._keys, self._fetched = keys, time.monotonic()
+
+
+def _usable(listed: tuple[_Jwk, ...]) -> dict[str, PyJWK]:
+    """RSA signing keys of at least 2,048 bits, by id; whatever else is in the set is passed over."""
+    from jwt import PyJWK
+    from jwt.exceptions import PyJWTError
+
+    out: dict[str, PyJWK] = {}
+    for one in listed[:MAX_KEYS]:
+        if (one.kty, one.alg, one.use) != ("RSA", "RS256", "sig") or not one.kid:
+            continue
+        try:
+            key = PyJWK.from_dict({"kty": "RSA", "n": one.n, "e": one.e, "alg": "RS256"})
+        except (PyJWTError, ValueError, TypeError):
+            continue
+        if key.key.key_size >= MIN_KEY_BITS:
+            out[one.kid] = key
+    return out
+
+
+class Verifier:
+    """Checks the ``Authorization`` header of a request.
+
+    Args:
+        keys: the issuer's keys.
+        clock: for the tokens' times.
+        audience: the function's own address, exactly.
+        issuer: as in the tokens; Google's is taken with and without ``https://``.
+        behind_iam: Cloud Run has checked the request before it came here.
+    """
+
+    def __init__(
+        self, keys: KeySet, clock: Now, audience: str, issuer: str = GOOGLE_ISSUER, behind_iam: bool = False
+    ) -> None:
+        self._keys, self._clock, self._audience = keys, clock, audience
+        self._issuers = {issuer, issuer.removeprefix("https://")} if issuer == GOOGLE_ISSUER else {issuer}
+        self._behind_iam = behind_iam
+
+    def agent(self, authorization: str | None, email: str, project: str) -> Who:
+        """The VM that speaks.
+
+        Args:
+            email: the service account of the stack's nodes.
+            project: the stack's.
+
+        Raises:
+            AuthError: it is no VM of the stack, or cannot prove it.
+            KeysUnavailableError: nobody can, right now.
+        """
+        claims = self._verified(authorization)
+        self._check(claims, {self._audience})
+        machine = claims.google.compute_engine if claims.google else None
+        if machine is None:
+            raise AuthError("no claims of a machine")
+        if not email or claims.email != email:
+            raise AuthError("another service account")
+        if machine.project_id != project:
+            raise AuthError("another project")
+        if not machine.instance_id.isascii() or not machine.instance_id.isdigit() or not machine.instance_name:
+            raise AuthError("claims of a machine that make no sense")
+        zone = machine.zone.rpartition("/")[2]
+        return Who(machine.instance_id, machine.instance_name, zone, machine.project_id, claims.email)
+
+    def invoker(self, authorization: str | None, emails: frozenset[str]) -> Caller:
+        """Someone of ``emails``: the schedule, the push of events, an operator.
+
+        Behind Cloud Run their token arrives without its signature, because neither a schedule nor a push
+        can send it in the other header. There, and only for these hints, the claims are taken for what
+        Cloud Run has let through: the worst that a forged hint can do is a round more.
+
+        Raises:
+            AuthError, KeysUnavailableError: as :meth:`agent`.
+        """
+        token = _token(authorization)
+        stripped = self._behind_iam and token.rpartition(".")[2] == STRIPPED
+        claims = _claims_of(_payload(token)) if stripped else self._verified(authorization)
+        self._check(claims, {self._audience, GCLOUD_AUDIENCE})
+        if claims.email not in emails:
+            raise AuthError("not an invoker")
+        return Caller(claims.email, verified=not stripped)
+
+    def _verified(self, authorization: str | None) -> _Claims:
+        """The claims of a token whose signature holds."""
+        import jwt
+
+        token = _token(authorization)
+        header, signature = _header(token), token.rpartition(".")[2]
+        if signature == STRIPPED:
+            raise AuthError("the signature was removed")
+        if header.alg != "RS256" or header.crit is not None or header.typ != "JWT":
+            raise AuthError("not an RS256 token")
+        try:
+            return _claims_of(jwt.PyJWS(algorithms=["RS256"]).decode(token, self._keys.key(header.kid), ["RS256"]))
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            raise AuthError(f"signature: {type(error).__name__}") from None
+
+    def _check(self, claims: _Claims, audiences: set[str]) -> None:
+        now = self._clock.now()
+        if claims.iss not in self._issuers:
+            raise AuthError("another issuer")
+        if not self._audience or claims.aud not in audiences:
+            raise AuthError("another audience")
+        if not claims.email_verified:
+            raise AuthError("an e-mail nobody vouches for")
+        if not claims.iat < claims.exp <= claims.iat + MAX_LIFE_S:
+            raise AuthError("times that make no sense")
+        if now >= claims.exp + SKEW_S:
+            raise AuthError("expired")
+        if max(claims.iat, claims.nbf or 0.0) > now + SKEW_S:
+            raise AuthError("not valid yet")
+
+
+def _token(authorization: str | None) -> str:
+    if authorization is None:
+        raise AuthError("no token")
+    found = _BEARER.match(authorization) if len(authorization) <= MAX_TOKEN else None
+    if found is None:
+        raise AuthError("not a bearer token")
+    return found[1]
+
+
+def _header(token: str) -> _Header:
+    try:
+        return msgspec.json.decode(_unb64(token.split(".", maxsplit=1)[0]), type=_Header)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise AuthError("not a token's header") from None
+
+
+def _payload(token: str) -> bytes:
+    try:
+        return _unb64(token.split(".")[1])
+    except ValueError:
+        raise AuthError("not a token's body") from None
+
+
+def _claims_of(payload: bytes) -> _Claims:
+    try:
+        return msgspec.json.decode(payload, type=_Claims)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise AuthError("claims missing, or of the wrong type") from None
+
+
+def _unb64(text: str) -> bytes:
+    import base64
+
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -1,0 +1,251 @@
+"""What one process of the function holds between requests: settings, bucket, cloud, keys, small caches.
+
+Nothing happens at import, and nothing is opened before it is needed. No state that matters lives here: a
+process may end at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from spotkeeper.clock import Clock
+
+if TYPE_CHECKING:
+    from spotkeeper.reconcile.auth import Verifier
+    from spotkeeper.reconcile.round import Options
+    from spotkeeper.reconcile.store_api import Store
+    from spotkeeper.reconcile.sweep import TickResult
+    from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
+    from spotkeeper.spec.job import JobSpec
+    from spotkeeper.spec.record import Record
+    from spotkeeper.spec.stack import StackState
+
+T = TypeVar("T")
+STACK_TTL_S = 5.0  # real seconds for which an answer may be made from the stack as last read; rounds read it afresh
+SPECS_KEPT = 64
+
+
+class SettingsError(ValueError):
+    """A setting is missing or wrong; the text names the variable."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The environment of ``docs/design.md``, read once."""
+
+    stack: str
+    bucket: str
+    clock: Clock = field(default_factory=Clock)
+    audience: str = ""
+    invokers: frozenset[str] = frozenset()
+    jwks: str = "https://www.googleapis.com/oauth2/v3/certs"
+    issuer: str = "https://accounts.google.com"
+    compute_endpoint: str | None = None
+    bucket_endpoint: str | None = None
+    behind_iam: bool = False  # Cloud Run has checked who calls; it sets K_SERVICE
+
+
+def settings_from_env(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process.
+
+    Raises:
+        SettingsError: ``SPOTKEEPER_STACK`` or ``SPOTKEEPER_BUCKET`` is missing, or the clock makes no sense.
+    """
+    env = os.environ if environ is None else environ
+    for name in ("SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET"):
+        if not env.get(name):
+            raise SettingsError(f"{name} is not set (docs/design.md, Settings)")
+    try:
+        clock = Clock.from_env()
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    return Settings(
+        stack=env["SPOTKEEPER_STACK"],
+        bucket=env["SPOTKEEPER_BUCKET"],
+        clock=clock,
+        audience=env.get("SPOTKEEPER_AUDIENCE", ""),
+        invokers=frozenset(mail.strip() for mail in env.get("SPOTKEEPER_INVOKERS", "").split(",") if mail.strip()),
+        jwks=env.get("SPOTKEEPER_JWKS") or Settings.jwks,
+        issuer=env.get("SPOTKEEPER_ISSUER") or Settings.issuer,
+        compute_endpoint=env.get("SPOTKEEPER_COMPUTE_ENDPOINT") or None,
+        bucket_endpoint=env.get("SPOTKEEPER_BUCKET_ENDPOINT") or None,
+        behind_iam=bool(env.get("K_SERVICE")),
+    )
+
+
+def reconcile_once(settings: Settings) -> TickResult:
+    """One tick of the whole stack from this process, as ``spotkeeper reconcile --once`` does it.
+
+    Raises:
+        StoreError: the bucket does not answer.
+        SettingsError: the stack is of a cloud this build has no adapter for.
+    """
+    from spotkeeper.reconcile.sweep import tick
+
+    runtime = Runtime(settings)
+    stack = runtime.store.read_stack()
+    if stack is None:
+        raise SettingsError(f"{settings.bucket} holds no stack/pools.json: bring the stack up first")
+    return tick(runtime.store, runtime.cloud(stack), settings.clock, runtime.options())
+
+
+class Runtime:
+    """Opens things on first use. Thread-safe."""
+
+    def __init__(self, settings: Settings, store: Store | None = None, cloud: Cloud | None = None) -> None:
+        self.settings = settings
+        self._lock = threading.RLock()
+        self._store = store
+        self._fixed_cloud = cloud
+        self._cloud: tuple[StackState, Cloud] | None = None
+        self._verifier: Verifier | None = None
+        self._options: Options | None = None
+        self._stack: tuple[float, StackState] | None = None
+        self._specs: OrderedDict[tuple[str, str], JobSpec] = OrderedDict()
+
+    @property
+    def clock(self) -> Clock:
+        return self.settings.clock
+
+    @property
+    def store(self) -> Store:
+        with self._lock:
+            if self._store is None:
+                from spotkeeper.reconcile.store import open_store
+
+                self._store = open_store(self.settings.bucket, self.settings.bucket_endpoint)
+            return self._store
+
+    @property
+    def verifier(self) -> Verifier:
+        with self._lock:
+            if self._verifier is None:
+                from spotkeeper.reconcile.auth import KeySet, Verifier
+
+                settings = self.settings
+                self._verifier = Verifier(
+                    KeySet(settings.jwks), settings.clock, settings.audience, settings.issuer, settings.behind_iam
+                )
+            return self._verifier
+
+    def options(self) -> Options:
+        """Of rounds; one for the process, because its ledger writer remembers what it wrote."""
+        with self._lock:
+            if self._options is None:
+                from spotkeeper.reconcile.round import Options
+
+                self._options = Options()
+            return self._options
+
+    def cloud(self, stack: StackState) -> Cloud:
+        """The stack's cloud; made anew when Pulumi has changed the stack.
+
+        Raises:
+            SettingsError: there is no adapter for it.
+        """
+        if self._fixed_cloud is not None:
+            return self._fixed_cloud
+        with self._lock:
+            if self._cloud is None or self._cloud[0] != stack:
+                if stack.cloud != "gcp":
+                    raise SettingsError(f"stack {stack.stack}: no adapter for {stack.cloud!r} in this build")
+                from spotkeeper.reconcile.gce import open_gce
+
+                self._cloud = stack, open_gce(stack, self.clock, self.settings.compute_endpoint)
+            return self._cloud[1]
+
+    def stack(self) -> StackState | None:
+        """The stack, at most ``STACK_TTL_S`` old."""
+        with self._lock:
+            if self._stack is not None and time.monotonic() - self._stack[0] < STACK_TTL_S:
+                return self._stack[1]
+        stack = self.store.read_stack()
+        with self._lock:
+            self._stack = None if stack is None else (time.monotonic(), stack)
+        return stack
+
+    def spec(self, record: Record) -> JobSpec | None:
+        """A job's spec; it never changes under its hash."""
+        key = (record.job, record.spec_sha256)
+        with self._lock:
+            if key in self._specs:
+                return self._specs[key]
+        spec = self.store.read_spec(record.job)
+        if spec is not None:
+            with self._lock:
+                self._specs[key] = spec
+                while len(self._specs) > SPECS_KEPT:
+                    self._specs.popitem(last=False)
+        return spec
+
+
+class Deadlined:
+    """A cloud for one request: when its time is up, calls are not made but put off to the next round."""
+
+    def __init__(self, cloud: Cloud, clock: Clock, seconds: float) -> None:
+        self._cloud, self._clock = cloud, clock
+        self._ends = time.monotonic() + seconds
+
+    def list(self, stack: str) -> Listing:
+        from spotkeeper.spec.cloud import Listing
+
+        return self._cloud.list(stack) if self._left() > 0 else Listing((), ())
+
+    def perform(self, action: Action, deadline_s: float) -> Result:
+        from spotkeeper.spec.cloud import Class, Result
+
+        left = self._left()
+        if left <= 0:
+            return Result(action, Class.THROTTLED, "put off: this request's time is up", self._clock.now())
+        return self._cloud.perform(action, min(deadline_s, left))
+
+    def _left(self) -> float:
+        return self._ends - time.monotonic()
+
+
+class Flights:
+    """One round of a job at a time in this process; who comes meanwhile goes, and is covered.
+
+    The bucket's lease does the same between processes, at the price of a read and two writes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._again: dict[str, bool] = {}
+
+    def run(self, key: str, work: Callable[[], T], covered: Callable[[T], bool]) -> T | None:
+        """Do the work, or None where it is being done.
+
+        Whoever was sent away while it ran may have brought news after the work last looked: then it is
+        done once more, unless ``covered`` says that nothing is new.
+        """
+        with self._lock:
+            if key in self._again:
+                self._again[key] = True
+                return None
+            self._again[key] = False
+        try:
+            done = work()
+            while self._called_again(key):
+                if not covered(done):
+                    done = work()
+            return done
+        finally:
+            with self._lock:
+                self._again.pop(key, None)
+
+    def _called_again(self, key: str) -> bool:
+        """Whether somebody was sent away since the last look; if not, the next to come does the work himself."""
+        with self._lock:
+            again = self._again[key]
+            if again:
+                self._again[key] = False
+            else:
+                del self._again[key]
+            return again

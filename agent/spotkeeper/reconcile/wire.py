@@ -1,0 +1,142 @@
+"""HTTP/1.1 over the standard library: kept connections, no redirects, a deadline for the whole answer.
+
+Light on purpose: it is imported at the function's cold start. Every address comes from a setting; none
+from a body, a record or an event.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+MAX_ANSWER = 32 * 1024 * 1024  # a page of 500 instances is 2.5 MB
+KEPT_CONNECTIONS = 16
+
+
+class NoAnswerError(Exception):
+    """No complete answer within the deadline: the call may or may not have happened."""
+
+
+class Answer(Struct, frozen=True):
+    status: int
+    body: bytes
+
+
+class Wire:
+    """HTTP/1.1 to one host: kept connections, and a deadline for the whole answer, not for each byte."""
+
+    def __init__(self, origin: str) -> None:
+        parts = urlsplit(origin)
+        self._host, self._tls = parts.hostname or "", parts.scheme == "https"
+        self._port = parts.port or (443 if self._tls else 80)
+        self._idle: list[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
+
+    def call(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, left_s: float) -> Answer:
+        """One request.
+
+        The one retry of this module: a kept connection that the server had closed in the meantime
+        fails before it gives a byte, and is replaced once. Whether the request was carried out is
+        then as unknown as after any lost answer, and every call of ours may be repeated.
+        """
+        ends = time.monotonic() + left_s
+        with self._lock:
+            kept = self._idle.pop() if self._idle else None
+        if kept is not None:
+            try:
+                return self._exchange(kept, method, target, headers, body, ends)
+            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
+                kept.close()
+                if time.monotonic() >= ends:
+                    raise NoAnswerError(f"{method} {self._host}: no answer in time") from error
+        try:
+            return self._exchange(self._connection(), method, target, headers, body, ends)
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswerError(f"{method} {self._host}:{self._port}: {type(error).__name__}: {error}") from error
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._tls:
+            return http.client.HTTPSConnection(self._host, self._port, context=_tls())
+        return http.client.HTTPConnection(self._host, self._port)
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        ends: float,
+    ) -> Answer:
+        left = max(0.001, ends - time.monotonic())
+        connection.timeout = left
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        # Socket timeouts start anew with every byte; only this ends a server that drips.
+        watchdog = threading.Timer(left, _cut, (connection,))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            connection.request(method, target, body=body, headers=dict(headers))
+            response = connection.getresponse()
+            data = response.read(MAX_ANSWER + 1)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            watchdog.cancel()
+        if len(data) > MAX_ANSWER or not response.isclosed():
+            connection.close()
+            raise http.client.HTTPException(f"the answer is cut, or larger than {MAX_ANSWER} bytes")
+        if response.will_close:
+            connection.close()
+        else:
+            self._keep(connection)
+        return Answer(response.status, data)
+
+    def _keep(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            if len(self._idle) < KEPT_CONNECTIONS:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    """Make a blocked read return at once. Shutdown and not close: the descriptor must not be reused under it."""
+    sock = connection.sock
+    if sock is not None:
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it had ended by itself
+
+
+def is_loopback(host: str) -> bool:
+    """Whether plain http to this host stays on this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _lazy_tls() -> Callable[[], ssl.SSLContext]:
+    made: list[ssl.SSLContext] = []
+
+    def get() -> ssl.SSLContext:
+        if not made:
+            made.append(ssl.create_default_context())  # 20 ms: not before the first call
+        return made[0]
+
+    return get
+
+
+_tls = _lazy_tls()
