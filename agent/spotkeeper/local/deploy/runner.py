@@ -136,7 +136,7 @@ class Run:
             self._step(Op.DELETE, old, lambda old=old: self._drop(old))  # type: ignore[misc]
 
     def remove(self, entry: Entry) -> None:
-        if entry.custom and not entry.retain:
+        if not entry.retain:
             self._step(Op.DELETE, entry, lambda: self._drop(entry))
         if not self.dry:
             self.state.drop(entry.urn)

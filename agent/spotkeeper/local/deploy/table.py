@@ -107,7 +107,7 @@ def physical_name(type_: str, logical: str, inputs: Json) -> str:
     if kind.auto_name and not inputs.get("name"):
         digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
         return f"{logical}-{digest[:7]}"
-    return str(inputs.get("name") or inputs.get("accountId") or inputs.get("roleId") or logical)
+    return str(inputs.get("accountId") or inputs.get("roleId") or inputs.get("name") or logical)
 
 
 def target(type_: str, logical: str, inputs: Json, place: Place) -> Target:

@@ -1,0 +1,135 @@
+"""A stand-in for the `gcp` provider plugin: Pulumi's real engine against a one-machine cloud.
+
+Started by the engine as ``pulumi-resource-gcp`` (a two-line script that ``engine.py``
+writes and puts on PATH). What it does for each type is ``table.py`` and ``api.py``, as in
+the in-process runner; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import pulumi
+from pulumi.provider.experimental import provider as p
+from pulumi.provider.experimental.property_value import Computed, PropertyValue
+from pulumi.provider.experimental.server import main as serve
+
+from spotkeeper.local.deploy import table
+from spotkeeper.local.deploy.api import Api
+from spotkeeper.local.deploy.monitor import plain
+from spotkeeper.local.deploy.names import ENDPOINT
+from spotkeeper.local.deploy.table import Json, Place
+
+
+_CONTENT = "content"  # pulumi-gcp makes it a secret; the pools' descriptor is none, but stays as it came
+
+
+class StandIn(p.Provider):
+    """Every call of the engine, through the one table."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._place = Place("", "")
+
+    async def check_config(self, request: p.CheckRequest) -> p.CheckResponse:
+        return p.CheckResponse(inputs=request.new_inputs)
+
+    async def diff_config(self, request: p.DiffRequest) -> p.DiffResponse:
+        """Another project would be another cloud; the stack file says when that is meant."""
+        return p.DiffResponse(changes=False)
+
+    async def configure(self, request: p.ConfigureRequest) -> p.ConfigureResponse:
+        given = to_plain(request.args)
+        self._place = Place(str(given.get("project", "")), str(given.get("region", "")))
+        return p.ConfigureResponse(supports_preview=True)
+
+    async def check(self, request: p.CheckRequest) -> p.CheckResponse:
+        """Files become their paths: of an asset, the engine's state would give back a hash only."""
+        table.kind_of(type_of(request))
+        files = {key: v for key, v in request.new_inputs.items() if isinstance(v.value, pulumi.FileAsset)}
+        paths = from_plain(to_plain(files))
+        return p.CheckResponse(inputs={**request.new_inputs, **paths})
+
+    async def diff(self, request: p.DiffRequest) -> p.DiffResponse:
+        """State holds inputs beside what was computed; what was computed is no difference."""
+        new, state = to_plain(request.new_inputs), to_plain(request.old_state)
+        _, made = table.computed(type_of(request), request.name, new | _names(state), self._place)
+        old = {key: value for key, value in state.items() if key in new or key not in {*made, *LEARNED}}
+        change = table.compare(type_of(request), old, new)
+        return p.DiffResponse(
+            changes=bool(change),
+            diffs=list(change.keys),
+            replaces=list(change.replaces),
+            delete_before_replace=change.delete_first,
+        )
+
+    async def create(self, request: p.CreateRequest) -> p.CreateResponse:
+        inputs = to_plain(request.properties)
+        if request.preview:
+            return p.CreateResponse(resource_id="", properties=request.properties)
+        id_, outputs = table.computed(type_of(request), request.name, inputs, self._place)
+        it = table.target(type_of(request), request.name, inputs, self._place)
+        outputs |= await asyncio.to_thread(self._api.create, it)
+        return p.CreateResponse(resource_id=id_, properties={**request.properties, **from_plain(outputs)})
+
+    async def update(self, request: p.UpdateRequest) -> p.UpdateResponse:
+        new, old = to_plain(request.news), to_plain(request.olds)
+        _, outputs = table.computed(type_of(request), request.name, new, self._place)
+        if not request.preview:
+            keys = tuple(key for key in new if new[key] != old.get(key))
+            it = table.target(type_of(request), request.name, new, self._place)
+            outputs |= await asyncio.to_thread(self._api.update, it, keys)
+        return p.UpdateResponse(properties={**request.news, **from_plain(outputs)})
+
+    async def delete(self, request: p.DeleteRequest) -> None:
+        state = to_plain(request.properties)
+        await asyncio.to_thread(self._api.delete, table.target(type_of(request), request.name, state, self._place))
+
+
+LEARNED = frozenset({"url"})
+"""Outputs that only the cloud knows; none of them is also an input."""
+
+
+def type_of(request: p.CheckRequest | p.DiffRequest | p.CreateRequest | p.UpdateRequest | p.DeleteRequest) -> str:
+    """The resource's own type: inside a component it comes with those of its parents."""
+    return request.type.rsplit("$", 1)[-1]
+
+
+def _names(state: Json) -> Json:
+    """An automatic name is the state's: the content it came from may have changed."""
+    return {"name": state["name"]} if "name" in state else {}
+
+
+def to_plain(values: Mapping[str, PropertyValue]) -> Json:
+    """As JSON; what is not known yet is left out."""
+    out = {key: _plain(value) for key, value in values.items()}
+    return {key: plain(value) for key, value in out.items() if value is not None}
+
+
+def _plain(value: PropertyValue) -> Any:
+    inner = value.value
+    if isinstance(inner, Computed):
+        return None
+    if isinstance(inner, Mapping):
+        return to_plain(inner)
+    if isinstance(inner, (list, tuple)):
+        return [_plain(item) for item in inner]
+    return inner
+
+
+def from_plain(values: Mapping[str, Any]) -> dict[str, PropertyValue]:
+    """Computed outputs are texts."""
+    return {key: PropertyValue(str(value)) for key, value in values.items()}
+
+
+def main() -> None:
+    serve(sys.argv[1:], metadata.version("pulumi-gcp"), StandIn(Api(os.environ[ENDPOINT])))
+
+
+if __name__ == "__main__":
+    main()
