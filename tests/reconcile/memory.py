@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 
 from msgspec.structs import replace
 from spotkeeper.reconcile.store_api import Held, OfferSeen, StaticHello
@@ -15,7 +16,7 @@ from spotkeeper.spec.stack import StackState
 
 
 class MemoryStore:
-    """One process, no I/O. ``on_write`` is called before every compare-and-swap (a place to interfere)."""
+    """One process, no I/O. ``on_write`` is called around every compare-and-swap (a place to interfere)."""
 
     def __init__(self, stack: StackState | None = None) -> None:
         self.stack = stack
@@ -35,6 +36,7 @@ class MemoryStore:
         self.quarantined: list[str] = []
         self.things: dict[str, bytes] = {}
         self.drain = False
+        self.on_write: Callable[[], None] = lambda: None
         self.record_writes = 0
         self.lists = 0
 
@@ -49,6 +51,12 @@ class MemoryStore:
         return True
 
     def cas_record(self, record: Record, token: str) -> str | None:
+        self.on_write()
+        won = self._cas_record(record, token)
+        self.on_write()
+        return won
+
+    def _cas_record(self, record: Record, token: str) -> str | None:
         old, version = self.records[record.job]
         if str(version) != token:
             return token if old.nonce == record.nonce else None
@@ -72,6 +80,7 @@ class MemoryStore:
         return Held(alloc, str(version) if version else "")
 
     def cas_alloc(self, alloc: Alloc, token: str) -> str | None:
+        self.on_write()
         version = self.alloc[1]
         if token != (str(version) if version else ""):
             return None

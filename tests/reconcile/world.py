@@ -6,9 +6,12 @@ after every step the safety properties of the protocol are checked (``World.chec
 
 from __future__ import annotations
 
+import contextlib
 import random
 import uuid
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.document import Speaker, reply
@@ -58,6 +61,10 @@ def stack(max_nodes: int = 20, max_on_demand: int = 20, static: int = 0) -> Stac
     return StackState(STACK, "gcp", "p", "z", "b", tuple(pools), boot_deadline_s=240)
 
 
+class CrashError(Exception):
+    """The function dies here."""
+
+
 @dataclass
 class Machine:
     vm: Vm
@@ -95,7 +102,7 @@ class World:
     ) -> None:
         self.t = 1_000_000.0
         self.scale = 1.0
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311  a seed, so that a story can be told again
         self.stack = the_stack or stack()
         self.store = MemoryStore(self.stack)
         self.options = Options(settle_s=0.0, sleep=lambda _: None, times=times, parallel=1)
@@ -114,6 +121,9 @@ class World:
         self.newests: dict[str, Commit] = {}
         self.crashing = 0  # the next generations whose rank 0 exits with 1
         self.next_tick = self.t
+        self.crash_rate = self.stall_rate = 0.0  # of calls and compare-and-swaps, before or after they happen
+        self.depth = 0
+        self.store.on_write = self.fate
         self.spec = JobSpec(name="job", command=("train.py",), nodes=nodes, **spec)  # type: ignore[arg-type]
         for pool in self.stack.pools:
             for node in pool.nodes:
@@ -159,11 +169,13 @@ class World:
         self._train()
         if self.t >= self.next_tick:
             self.next_tick = self.t + 60.0
-            tick(self.store, self, self, self.options)
+            with contextlib.suppress(CrashError):
+                tick(self.store, self, self, self.options)
         self.check()
 
     def round(self, job: str = JOB) -> None:
-        run_round(self.store, self, job, self, self.options)
+        with contextlib.suppress(CrashError):
+            run_round(self.store, self, job, self, self.options)
 
     # -- what tests look at
 
@@ -292,20 +304,7 @@ class World:
     def _vm(self, machine: Machine) -> Vm:
         vm = machine.vm
         held = tuple(d.disk.name for d in self.drives.values() if d.user == vm.uid and d.disk.job)
-        return Vm(
-            vm.name,
-            vm.uid,
-            vm.zone,
-            machine.status,
-            vm.pool,
-            vm.job,
-            vm.rank,
-            vm.attempt,
-            vm.address,
-            held,
-            vm.model,
-            machine.born,
-        )
+        return replace(vm, status=machine.status, disks=held, created=machine.born)
 
     def _disk(self, key: tuple[str, str]) -> Disk:
         drive = self.drives[key]
@@ -313,12 +312,25 @@ class World:
         users = (self.machines[drive.user].vm.name,) if drive.user else ()
         return Disk(disk.name, disk.zone, disk.job, disk.rank, disk.number, users, self.t >= drive.ready_at)
 
+    def fate(self) -> None:
+        """What may befall a round between two of its effects: it dies, or it sleeps while the world moves on."""
+        if self.crash_rate and self.random.random() < self.crash_rate:
+            raise CrashError
+        if self.stall_rate and self.depth == 0 and self.random.random() < self.stall_rate:
+            self.depth += 1
+            self.store.leases.clear()  # it lost its lease, so others go on
+            for _ in range(self.random.randrange(1, 60)):
+                self.step()
+            self.depth -= 1
+
     def perform(self, action: Action, deadline_s: float) -> Result:
+        self.fate()
         kind, detail = self._perform(action)
         if self.lost_answers and self.random.random() < self.lost_answers:
             kind, detail = Class.AMBIGUOUS, "the answer was lost"
         result = Result(action, kind, detail, self.t)
         self.made.append((self.t, action, result))
+        self.fate()
         return result
 
     def _perform(self, action: Action) -> tuple[Class, str]:
@@ -441,6 +453,7 @@ class Agent:
         self.rank = self.attempt = -1
         self.ver = self.gen = self.step_no = 0
         self.doc: Generation | None = None
+        self.launched: Generation | None = None
         self.alive = False  # its processes of `gen` run
         self.hung = False
         self.notice: float | None = None
@@ -482,16 +495,11 @@ class Agent:
         took = accept(store, world.stack, who, body, world.t)
         due = store.read_due(took.job) if took.job else None
         if took.job and (took.new or (due is not None and world.t >= due)):
-            run_round(store, world, took.job, world, world.options)
+            with contextlib.suppress(CrashError):
+                run_round(store, world, took.job, world, world.options)
         record = store.read_record(took.job) if took.job else None
-        answer = reply(
-            record.value if record else None,
-            store.read_spec(took.job) if took.job else None,
-            world.stack,
-            who,
-            body,
-            took.grant,
-        )
+        spec = store.read_spec(took.job) if took.job else None
+        answer = reply(record.value if record else None, spec, world.stack, who, body, took.grant)
         if answer.role is not Role.UNKNOWN:
             self.outbox.clear()
         self._obey(answer)
@@ -532,6 +540,7 @@ class Agent:
         if doc.state in (DocState.RUN, DocState.ROLL_CALL) and me is not None and doc.gen > self.gen:
             self.gen, self.alive, self.commit, self.saving_until = doc.gen, True, None, None
             self.step_no = -1  # restored when all of the gang are there
+            self.launched = doc  # later documents of this generation may list fewer
         if doc.state is DocState.ROLL_CALL:
             self.say(Kind.HERE, doc.gen, str(doc.ver))
         if doc.state is DocState.SAVE_STOP and not self.alive and self.gen == doc.gen:
@@ -569,8 +578,8 @@ class Agent:
     def gang_step(self, agents: list[Agent]) -> None:
         """Called once for all living agents of a generation: restore, step, save, stop."""
         world = self.world
-        assert self.doc is not None
-        whole = len(agents) == len(self.doc.members)
+        assert self.launched is not None
+        whole = len(agents) == len(self.launched.members)
         if whole and any(agent.step_no < 0 for agent in agents):
             self._restore(agents)
             return
@@ -594,7 +603,7 @@ class Agent:
                 agent.say(Kind.EXIT, agent.gen, "0")
 
     def _restore(self, agents: list[Agent]) -> None:
-        """The newest commit that any member holds on a disk it writes to; the promise is that it is the newest of all."""
+        """The newest commit on a disk that a member writes to; the promise is that there is no newer one."""
         world = self.world
         assert self.job is not None
         disks = [a.mounted.held.get(self.job, []) for a in agents if a.mounted and a.writes()]
@@ -606,8 +615,8 @@ class Agent:
             agent.step_no = found[1] if found else 0
 
     def writes(self) -> bool:
-        assert self.doc is not None
-        return any(m.uid == self.machine.vm.uid and m.disk for m in self.doc.members)
+        assert self.launched is not None
+        return any(m.uid == self.machine.vm.uid and m.disk for m in self.launched.members)
 
     def _commit(self, agents: list[Agent]) -> None:
         writers = [a for a in agents if a.mounted is not None and a.writes()]

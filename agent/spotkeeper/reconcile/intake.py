@@ -137,16 +137,22 @@ def _forget_boots(store: Store, record: Record, where: Place | None, fact: Fact)
 
 
 def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now: float) -> None:
-    """Only a member of the newest generation reports the job's progress; the time is the function's."""
+    """Only a member of the newest generation reports the job's progress.
+
+    The time is the function's, and that of the first report of a step: so a gang that stands still (one of
+    it never came up) grows silent, although its lowest member goes on reporting.
+    """
     progress = sync.progress
     if progress is None or where is None or where.slot is None or not where.cur or progress.gen != record.gen:
         return
     if where.slot.state is not SlotState.MEMBER or where.slot.boot != sync.boot:
         return
+    before = store.read_progress(record.job)
+    still = before is not None and (before.gen, before.step) == (progress.gen, progress.step)
     told = Progress(
         gen=progress.gen,
         step=progress.step,
-        at=now,
+        at=before.at if still and before is not None else now,
         samples_per_s=progress.samples_per_s,
         step_s=progress.step_s,
         loss=progress.loss,

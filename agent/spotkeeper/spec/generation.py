@@ -87,7 +87,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 
     gen: int
     step: int
-    at: float  # virtual unix seconds
+    at: float  # virtual unix seconds; as stored: when this step was first reported
     samples_per_s: float | None = None
     step_s: float | None = None  # median, real seconds
     loss: float | None = None

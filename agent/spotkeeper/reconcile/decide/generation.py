@@ -70,7 +70,19 @@ def _disks(draft: Draft, ready: list[int]) -> bool:
     replicated = draft.seen.spec is None or draft.seen.spec.checkpoint.replicated
     if not replicated or draft.record.gen == 0:
         return False
-    return any(holds(draft, index, slot) for index, slot in attached)
+    return any(holds(draft, index, slot) or _will_do(draft, index, slot) for index, slot in attached)
+
+
+def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
+    """A disk that cannot be had (its machine never lets go) must not hold the job for ever.
+
+    After a while a disk will do that holds the newest commit anybody reported. What was committed in the
+    minute between the last report and the loss may be done again.
+    """
+    progress, held = draft.seen.progress, draft.view.holds(index, slot)
+    if held is None or progress is None or draft.now < draft.record.stop_since + draft.times.disk_s:
+        return False
+    return held >= (progress.commit_gen or 0, progress.commit_step or 0)
 
 
 def holds(draft: Draft, index: int, slot: Slot) -> bool:
