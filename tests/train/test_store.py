@@ -1,0 +1,118 @@
+"""Which checkpoint is the newest that holds, whatever happened to the others."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from spotkeeper.train import store
+from spotkeeper.train.control import Commit
+from spotkeeper.train.store import COMMIT, SKELETON, STATE, FileSum, Manifest, Place
+
+
+def make(folder: Path, commit: Commit) -> Path:
+    """A complete checkpoint of a few bytes."""
+    home = folder / str(commit)
+    home.mkdir(parents=True)
+    sums = []
+    for name in (STATE, SKELETON):
+        data = f"{name} of {commit}".encode() * 50
+        (home / name).write_bytes(data)
+        sums.append(FileSum(name, len(data), hashlib.sha256(data).hexdigest()))
+    store.publish(home, Manifest(commit, 1, (Place(0, 0, 0, True),), tuple(sums), {"torch": "2"}, 1.5))
+    return home
+
+
+def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
+    make(tmp_path, Commit(3, 14))
+    manifest = store.read(tmp_path, Commit(3, 14))
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    assert (manifest.commit, manifest.world, manifest.saved_at) == (Commit(3, 14), 1, 1.5)
+
+
+def test_newest_is_by_generation_then_step(tmp_path: Path) -> None:
+    for commit in (Commit(1, 900), Commit(2, 20), Commit(2, 100)):
+        make(tmp_path, commit)
+    assert store.newest(tmp_path).commit == Commit(2, 100)
+    assert store.newest(tmp_path).skipped == ()
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert store.newest(tmp_path / "never-made").commit is None
+    (tmp_path / "quarantine").mkdir()
+    (tmp_path / "latest").write_text("1-1\n")
+    assert store.newest(tmp_path) == store.Newest(None, ())
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "half-written": (lambda home: (home / COMMIT).unlink(), "no COMMIT: it was never finished"),
+    "empty COMMIT": (lambda home: (home / COMMIT).write_bytes(b""), "COMMIT is not readable"),
+    "flipped COMMIT": (lambda home: flip(home / COMMIT, 150), "COMMIT"),
+    "COMMIT without a hash": (lambda home: (home / COMMIT).write_text("{}"), "COMMIT is not readable"),
+    "truncated": (lambda home: (home / STATE).write_bytes(b"s"), "state.bin has 1 bytes, COMMIT says"),
+    "missing": (lambda home: (home / SKELETON).unlink(), "skeleton.pkl: No such file"),
+    "flipped": (lambda home: flip(home / STATE, 70), "state.bin does not match its hash"),
+    "renamed": (lambda home: home.rename(home.with_name("2-11")), "COMMIT is of 2-10, in the folder of 2-11"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_newest_is_skipped_with_its_reason(tmp_path: Path, damage: str) -> None:
+    make(tmp_path, Commit(1, 5))
+    harm, why = DAMAGE[damage]
+    harm(make(tmp_path, Commit(2, 10)))
+    newest = store.newest(tmp_path)
+    assert newest.commit == Commit(1, 5)
+    assert len(newest.skipped) == 1
+    assert why in newest.skipped[0].why
+    assert newest.skipped[0].name in ("2-10", "2-11")
+
+
+def test_every_flipped_bit_of_commit_is_noticed(tmp_path: Path) -> None:
+    home = make(tmp_path, Commit(2, 10))
+    good = (home / COMMIT).read_bytes()
+    whole = store.read(tmp_path, Commit(2, 10))
+    for at in range(len(good)):
+        flip(home / COMMIT, at)
+        with contextlib.suppress(ValueError):
+            assert store.read(tmp_path, Commit(2, 10)) == whole, f"byte {at}"  # white space may differ
+        (home / COMMIT).write_bytes(good)
+
+
+def test_sizes_are_enough_for_a_report_but_not_for_a_load(tmp_path: Path) -> None:
+    make(tmp_path, Commit(1, 5))
+    flip(make(tmp_path, Commit(1, 6)) / STATE, 3)
+    assert store.newest(tmp_path, hashes=False).commit == Commit(1, 6)
+    assert store.newest(tmp_path).commit == Commit(1, 5)
+    manifest = store.read(tmp_path, Commit(1, 6))
+    with pytest.raises(ValueError, match=r"state\.bin does not match its hash"):
+        store.read_into(tmp_path, manifest, STATE, memoryview(bytearray(manifest.files[0].bytes)))
+
+
+def test_quarantine_keeps_the_last_few(tmp_path: Path) -> None:
+    for step in range(4):
+        (make(tmp_path, Commit(1, step)) / COMMIT).unlink()
+        assert [each.name for each in store.quarantine_incomplete(tmp_path)] == [f"1-{step}"]
+    assert sorted(path.name for path in (tmp_path / "quarantine").iterdir()) == ["3.1-2", "4.1-3"]
+    assert store.empty_quarantine(tmp_path) and not store.empty_quarantine(tmp_path)
+
+
+def test_the_agent_asks_without_torch(tmp_path: Path) -> None:
+    make(tmp_path, Commit(4, 2))
+    code = (
+        "import sys; from spotkeeper.train import store, saver; print(store.newest(sys.argv[1], hashes=False).commit); "
+        "assert not {'torch', 'numpy', 'msgspec'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], check=True, capture_output=True, text=True)
+    assert done.stdout == "4-2\n"
