@@ -1,0 +1,414 @@
+"""The function's door: paths, identities, sizes, and one answer shape. Decides nothing about jobs.
+
+``functions-framework --target main`` with a ``main.py`` that imports :func:`main` (a source file of this
+one's name would hide the standard library's ``http``). Paths: ``docs/design.md``.
+
+Order, for every request: path and method, size, identity, body, work. A refusal has one shape,
+``{"error": <word>}``, and repeats nothing of the request.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.reconcile.body import MAX_BODY, BodyError, parse
+from spotkeeper.reconcile.runtime import Deadlined, Flights, Runtime, SettingsError, settings_from_env
+from spotkeeper.spec.names import JOB_ID
+
+if TYPE_CHECKING:
+    from spotkeeper.reconcile.document import Speaker
+    from spotkeeper.reconcile.intake import Accepted
+    from spotkeeper.reconcile.round import RoundResult
+    from spotkeeper.spec.generation import Sync, SyncReply
+    from spotkeeper.spec.record import Record
+    from spotkeeper.spec.stack import StackState
+
+DEADLINE_S = 50.0  # of a request's cloud calls; the platform ends it at 60
+TICK = ""  # the flight of a tick; no job has this id
+BOOT = re.compile(r"[-a-z0-9]{1,64}\Z")
+
+log = logging.getLogger("spotkeeper.http")
+
+Answer = tuple[bytes, int, dict[str, str]]
+
+
+class Headers(Protocol):
+    def get(self, key: str) -> str | None: ...
+
+
+class Request(Protocol):
+    """What we use of a Flask request."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def headers(self) -> Headers: ...
+    @property
+    def content_length(self) -> int | None: ...
+    @property
+    def stream(self) -> BinaryIO: ...
+
+
+class Refusal(str, Enum):
+    """The words of a refusal, and their HTTP status (:data:`STATUS`)."""
+
+    INVALID = "invalid"
+    UNAUTHORIZED = "unauthorized"
+    NOT_FOUND = "not_found"
+    METHOD = "method_not_allowed"
+    TOO_LARGE = "too_large"
+    UNSUPPORTED = "unsupported"
+    INTERNAL = "internal"
+    UNAVAILABLE = "unavailable"
+
+
+STATUS = {
+    Refusal.INVALID: 400,
+    Refusal.UNAUTHORIZED: 401,
+    Refusal.NOT_FOUND: 404,
+    Refusal.METHOD: 405,
+    Refusal.TOO_LARGE: 413,
+    Refusal.UNSUPPORTED: 415,
+    Refusal.INTERNAL: 500,
+    Refusal.UNAVAILABLE: 503,
+}
+
+
+class RefusedError(Exception):
+    """Ends a request. ``reason`` is for the log."""
+
+    def __init__(self, refusal: Refusal, reason: str = "") -> None:
+        super().__init__(reason or refusal.value)
+        self.refusal = refusal
+
+
+class Empty(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a tick or a poke."""
+
+
+class Ticked(Struct, frozen=True):
+    jobs: int
+    failed: int = 0
+    busy: bool = False  # one was under way in this process
+
+
+class Poked(Struct, frozen=True):
+    """``ended``: see ``round.Ended``; ``busy`` also where this process was at it."""
+
+    ended: str
+    rounds: int = 0
+
+
+class PushMessage(Struct, frozen=True):
+    data: str = ""
+
+
+class Push(Struct, frozen=True):
+    """A Pub/Sub push; its other fields are Google's business."""
+
+    message: PushMessage
+
+
+class ProtoPayload(Struct, frozen=True, rename="camel"):
+    resource_name: str = ""
+
+
+class LogEntry(Struct, frozen=True, rename="camel"):
+    """A preemption's audit entry. Only the machine's name is read, and only as a hint where to look."""
+
+    proto_payload: ProtoPayload = ProtoPayload()
+
+
+def main(request: Request) -> Answer:
+    """The entry point of ``functions-framework``."""
+    return _door().handle(request)
+
+
+@cache
+def _door() -> Door:
+    from spotkeeper.reconcile.logs import setup
+
+    setup()
+    return Door(Runtime(settings_from_env()))
+
+
+class Door:
+    """All requests of one process."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.flights = Flights()
+
+    def handle(self, request: Request) -> Answer:
+        """One request; never raises."""
+        started = time.monotonic()
+        note: dict[str, object] = {}
+        try:
+            body, status = self._route(request, note), 200
+        except RefusedError as error:
+            body, status = {"error": error.refusal.value}, STATUS[error.refusal]
+            note["reason"] = str(error)
+        except Exception as error:
+            # The outermost frame: whatever it was, the caller hears one word and the log the rest.
+            refusal = _refusal_of(error)
+            body, status = {"error": refusal.value}, STATUS[refusal]
+            note["reason"] = f"{type(error).__name__}: {error}"
+            if refusal is Refusal.INTERNAL:
+                log.exception("a request failed", extra={"path": _shape(request.path)})
+        quiet = status == 200 and "ended" not in note
+        log.log(
+            logging.DEBUG if quiet else logging.INFO if status < 500 else logging.WARNING,
+            "%s %s",
+            request.method if request.method.isalpha() and len(request.method) < 10 else "?",
+            _shape(request.path),
+            extra={"status": status, "ms": round((time.monotonic() - started) * 1000), **note},
+        )
+        headers = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        if status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return msgspec.json.encode(body), status, headers
+
+    def _route(self, request: Request, note: dict[str, object]) -> Mapping[str, object] | Struct:
+        handler, method = self._handler(request.path, note)
+        if request.method != method:
+            raise RefusedError(Refusal.METHOD)
+        if method == "GET":
+            return {"ok": True}
+        return handler(request, note)
+
+    def _handler(
+        self, path: str, note: dict[str, object]
+    ) -> tuple[Callable[[Request, dict[str, object]], Mapping[str, object] | Struct], str]:
+        if path == "/v1/sync":
+            return self._sync, "POST"
+        if path == "/v1/tick":
+            return self._tick, "POST"
+        if path == "/v1/event":
+            return self._event, "POST"
+        if path == "/v1/health":
+            return self._sync, "GET"
+        job = path.removeprefix("/v1/poke/")
+        if job != path and JOB_ID.match(job):
+            note["job"] = job
+            return self._poke, "POST"
+        raise RefusedError(Refusal.NOT_FOUND)
+
+    # -- agents
+
+    def _sync(self, request: Request, note: dict[str, object]) -> SyncReply:
+        from spotkeeper.reconcile.document import Speaker
+        from spotkeeper.spec.generation import Sync
+
+        data = _body(request)
+        stack = self._stack()
+        if not stack.node_identity:
+            raise RefusedError(Refusal.UNAVAILABLE, "stack/pools.json names no node_identity: nobody can be believed")
+        who = self.runtime.verifier.agent(_authorization(request), stack.node_identity, stack.project)
+        note["caller"] = who.name
+        sync = parse(data, Sync)
+        if not BOOT.match(sync.boot) or (sync.job is not None and not JOB_ID.match(sync.job)):
+            raise RefusedError(Refusal.INVALID, "boot or job of another form")
+        return self._answer(stack, Speaker(who.uid, who.name, who.zone), sync, note)
+
+    def _answer(self, stack: StackState, who: Speaker, sync: Sync, note: dict[str, object]) -> SyncReply:
+        """Store what is said; a round where it is news (or its time has come); then the answer."""
+        from spotkeeper.reconcile.document import reply
+        from spotkeeper.reconcile.intake import accept
+        from spotkeeper.spec.generation import Sync
+
+        store, clock = self.runtime.store, self.runtime.clock
+        said = accept(store, stack, who, sync, clock.now())
+        # A static node that has just been granted says hello by speaking, which is news once more.
+        for _ in range(2):
+            if not said.new and not self._overdue(said):
+                break
+            if said.job is None:
+                self._run_tick(note)
+            else:
+                self._run_round(stack, said.job, note)
+            said = accept(store, stack, who, Sync(sync.boot, sync.ver, sync.job), clock.now())
+            if not said.new:
+                break
+        record = said.record
+        spec = self.runtime.spec(record) if record is not None else None
+        return reply(record, spec, stack, who, sync, said.grant)
+
+    def _overdue(self, said: Accepted) -> bool:
+        """Whether something only waits for the clock. Not asked for a job at rest, whose ticks are enough."""
+        if said.job is None or said.record is None or _at_rest(said.record):
+            return False
+        due = self.runtime.store.read_due(said.job)
+        return due is not None and due <= self.runtime.clock.now()
+
+    # -- those who ask for rounds
+
+    def _tick(self, request: Request, note: dict[str, object]) -> Ticked:
+        self._invoked(request, note)
+        return self._run_tick(note)
+
+    def _poke(self, request: Request, note: dict[str, object]) -> Poked:
+        self._invoked(request, note)
+        done = self._run_round(self._stack(), str(note["job"]), note)
+        if done is None:
+            return Poked("busy")
+        if done.record is None and done.ended.value == "absent":
+            raise RefusedError(Refusal.NOT_FOUND, "no such job")
+        return Poked(done.ended.value, done.rounds)
+
+    def _event(self, request: Request, note: dict[str, object]) -> Ticked:
+        """A hint. What cannot be read is set aside and answered well: a push that fails comes back for days."""
+        data = self._authenticated(request, note)
+        try:
+            job = job_of_event(data, self.runtime.settings.stack)
+        except BodyError as error:
+            note["reason"] = str(error)
+            self.runtime.store.quarantine(data.decode("utf-8", "backslashreplace"))
+            return Ticked(0)
+        if job is None:
+            return Ticked(0)
+        note["job"] = job
+        done = self._run_round(self._stack(), job, note)
+        return Ticked(1, busy=done is None)
+
+    def _invoked(self, request: Request, note: dict[str, object]) -> None:
+        data = self._authenticated(request, note)
+        if data:
+            parse(data, Empty)
+
+    def _authenticated(self, request: Request, note: dict[str, object]) -> bytes:
+        data = _body(request)
+        caller = self.runtime.verifier.invoker(_authorization(request), self.runtime.settings.invokers)
+        note["caller"] = caller.email
+        return data
+
+    # -- rounds
+
+    def _run_round(self, stack: StackState, job: str, note: dict[str, object]) -> RoundResult | None:
+        """A round, or None where this process is at it; whoever comes meanwhile is covered by it."""
+        from spotkeeper.reconcile.round import run_round
+
+        runtime = self.runtime
+        cloud = Deadlined(runtime.cloud(stack), runtime.clock, DEADLINE_S)
+
+        def work() -> RoundResult:
+            return run_round(runtime.store, cloud, job, runtime.clock, runtime.options())
+
+        def covered(done: RoundResult) -> bool:
+            return {fact.key() for fact in runtime.store.list_facts(job)} <= done.facts
+
+        done = self.flights.run(job, work, covered)
+        note["job"] = job
+        note["ended"] = done.ended.value if done is not None else "busy"
+        if done is not None:
+            note.update(rounds=done.rounds, passes=done.passes, writes=done.writes, calls=done.calls)
+        return done
+
+    def _run_tick(self, note: dict[str, object]) -> Ticked:
+        from spotkeeper.reconcile.sweep import TickResult, tick
+
+        runtime = self.runtime
+        cloud = Deadlined(runtime.cloud(self._stack()), runtime.clock, DEADLINE_S)
+
+        def work() -> TickResult:
+            return tick(runtime.store, cloud, runtime.clock, runtime.options())
+
+        done = self.flights.run(TICK, work, lambda _: True)
+        if done is None:
+            return Ticked(0, busy=True)
+        note.update(ended="tick", jobs=done.jobs)
+        return Ticked(done.jobs, len(done.failed))
+
+    def _stack(self) -> StackState:
+        stack = self.runtime.stack()
+        if stack is None:
+            raise RefusedError(Refusal.UNAVAILABLE, "no stack/pools.json in the bucket")
+        if stack.stack != self.runtime.settings.stack:
+            raise SettingsError(f"the bucket holds the stack {stack.stack!r}, not SPOTKEEPER_STACK")
+        return stack
+
+
+def _at_rest(record: Record) -> bool:
+    """Every rank a member, nothing pending: one read less for each of its agents' polls."""
+    from spotkeeper.spec.record import Phase, SlotState
+
+    if record.phase is not Phase.RUN:
+        return record.phase is Phase.DONE
+    if record.stop or record.roll is not None or record.move is not None or record.pause:
+        return False
+    return all(
+        rank.next is None and rank.cur is not None and rank.cur.state is SlotState.MEMBER and rank.cur.notice is None
+        for rank in record.ranks
+    )
+
+
+def job_of_event(data: bytes, stack: str) -> str | None:
+    """The job of the machine that a pushed audit entry names; None where it is none of the stack's.
+
+    Raises:
+        BodyError: it is no push, or holds no log entry.
+    """
+    import base64
+    import binascii
+
+    from spotkeeper.spec.names import parse_vm_name
+
+    message = parse(data, Push).message
+    try:
+        inner = base64.b64decode(message.data, validate=True)
+        entry = msgspec.json.decode(inner, type=LogEntry)
+    except (binascii.Error, ValueError, RecursionError):
+        raise BodyError("a push without a log entry") from None
+    owned = parse_vm_name(entry.proto_payload.resource_name.rpartition("/instances/")[2])
+    return owned.job if owned is not None and owned.stack == stack else None
+
+
+def _authorization(request: Request) -> str | None:
+    """The header that the platform leaves as it is: two of them arrive joined, and are no token then."""
+    return request.headers.get("Authorization")
+
+
+def _body(request: Request) -> bytes:
+    """The bytes of a POST, at most ``MAX_BODY``; not looked into yet."""
+    encoding = request.headers.get("Content-Encoding")
+    if encoding not in (None, "", "identity"):
+        raise RefusedError(Refusal.UNSUPPORTED, "a packed body")
+    if (request.content_length or 0) > MAX_BODY:
+        raise RefusedError(Refusal.TOO_LARGE)
+    data = request.stream.read(MAX_BODY + 1)
+    if len(data) > MAX_BODY:
+        raise RefusedError(Refusal.TOO_LARGE)
+    kind = (request.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
+    if data and kind != "application/json":
+        raise RefusedError(Refusal.UNSUPPORTED, "not application/json")
+    return data
+
+
+def _refusal_of(error: Exception) -> Refusal:
+    """The word for an error of the layers below."""
+    from spotkeeper.reconcile.auth import AuthError, KeysUnavailableError
+    from spotkeeper.reconcile.objects import BadKeyError
+    from spotkeeper.reconcile.store_api import StoreError
+
+    if isinstance(error, AuthError):
+        return Refusal.UNAUTHORIZED
+    if isinstance(error, BodyError | BadKeyError):
+        return Refusal.INVALID
+    if isinstance(error, StoreError | KeysUnavailableError):
+        return Refusal.UNAVAILABLE
+    return Refusal.INTERNAL
+
+
+def _shape(path: str) -> str:
+    """A path for the log: what does not look like one of ours is not repeated."""
+    return path if re.match(r"/v1/[a-z]{1,10}(/[a-z0-9]{8})?\Z", path) else "?"
