@@ -606,9 +606,12 @@ class Agent:
         """The newest commit on a disk that a member writes to; the promise is that there is no newer one."""
         world = self.world
         assert self.job is not None
-        disks = [a.mounted.held.get(self.job, []) for a in agents if a.mounted and a.writes()]
-        found = max((commit for commits in disks for commit in commits), default=None)
-        newest = world.newests.get(self.job)
+        for agent in agents:
+            agent._mount()  # a member with a disk mounts it before it starts the job
+        ours = [agent.mounted for agent in agents if agent.mounted and agent.writes()]
+        every = [drive for drive in world.drives.values() if drive.disk.job == self.job]  # a static node's is its own
+        found = max((commit for drive in ours for commit in drive.held.get(self.job, [])), default=None)
+        newest = max((commit for drive in ours + every for commit in drive.held.get(self.job, [])), default=None)
         assert found == newest, f"generation {self.gen} starts from {found}, the newest is {newest}"
         world.started.append((self.gen, found))
         for agent in agents:
