@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def seats(world: int, order: Order, *, start: int = 0, epoch: int = 0) -> list[l
         batches = Batches(order, rank, world)
         batches.start, batches.epoch = start, epoch
         ranks.append([[index for _, index in batch] for batch in batches])
-    return [sum(slices, []) for slices in zip(*ranks, strict=True)]
+    return [[*chain(*slices)] for slices in zip(*ranks, strict=True)]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
@@ -53,10 +54,10 @@ def test_the_order_does_not_depend_on_the_number_of_ranks(world: int) -> None:
 
 def test_each_epoch_visits_all_in_an_order_of_its_own() -> None:
     order = Order(48, 12, seed=3, shuffle=True)
-    first, second = (sum(seats(3, order, epoch=epoch), []) for epoch in (0, 1))
+    first, second = ([*chain(*seats(3, order, epoch=epoch))] for epoch in (0, 1))
     assert sorted(first) == sorted(second) == list(range(48))
     assert first != second
-    assert sum(seats(1, Order(48, 12, seed=4, shuffle=True)), []) != first
+    assert [*chain(*seats(1, Order(48, 12, seed=4, shuffle=True)))] != first
 
 
 def test_the_last_batch_is_filled_up_or_dropped() -> None:

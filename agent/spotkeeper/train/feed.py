@@ -130,10 +130,11 @@ class _Iterated:
         say(f"skipping {self.position.number} batches: the loader has no state_dict() to resume from")
         now = rng.capture(devices=False)
         rng.restore(self._before)  # so that whatever the loader draws for its order is drawn again
-        iterator = islice(self._loader, self.position.number, None)
-        first = next(iterator, None)
+        iterator = iter(self._loader)
+        for _ in islice(iterator, self.position.number):
+            pass
         rng.restore(now)
-        return iter(()) if first is None else _chain(first, iterator)
+        return iterator
 
     def done(self) -> None:
         self.position = self.position.next()
@@ -148,8 +149,3 @@ class _Iterated:
             return self._loader
         dataset = getattr(self._loader, "dataset", None)
         return dataset if isinstance(dataset, Stateful) and not getattr(self._loader, "num_workers", 0) else None
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest

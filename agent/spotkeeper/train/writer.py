@@ -17,6 +17,8 @@ from spotkeeper.train.saver import Client, Durable, Failed, Hello, SaverError, S
 from spotkeeper.train.settings import Settings
 from spotkeeper.train.store import Manifest
 
+_START_S = 5.0  # the agent may be starting the saver at this moment
+
 
 def say(text: str) -> None:
     """A line for whoever reads the job's log."""
@@ -57,17 +59,17 @@ class Writer:
         """
         self._gen = gen
         try:
-            return self._connect()
+            return self._connect(_START_S)
         except SaverError as error:
             if error.fault is Fault.FENCED:
                 raise RuntimeError(f"generation {gen} is over: {error}") from None
             self._tell(error.fault, str(error))
             return None
 
-    def _connect(self) -> Hello | None:
+    def _connect(self, timeout_s: float) -> Hello | None:
         if self._folder is None:
             return None
-        client = Client.connect(self._settings.saver) if self._settings.saver else Client.private()
+        client = Client.connect(self._settings.saver, timeout_s) if self._settings.saver else Client.private()
         try:
             hello = client.hello(self._folder, self._gen, self._settings.keep)
         except SaverError:
@@ -88,12 +90,15 @@ class Writer:
 
     def save(self, state: State, manifest: Manifest) -> None:
         """Stage and ask; returns when the state may change again."""
-        if self._folder is None or manifest.commit == self.commit:
+        if self._folder is None:
             return
         self._asked, self._began = self._control.ask, time.monotonic()
+        if manifest.commit == self.commit:  # this very state is durable already
+            self._control.answered = max(self._control.answered, self._asked)
+            return
         try:
             if self._client is None:
-                self._connect()  # it was lost: the agent, or this, starts another
+                self._connect(0.0)  # it was lost: the agent, or this, starts another; the loop does not wait for it
             if self._client is not None:
                 image = Image(state)
                 memory = memoryview(self._client.stage(image.size))

@@ -1,0 +1,387 @@
+"""The two lines on a laptop, and what a run does between two batches. One process, no agent but a control file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import spotkeeper
+import torch
+from spotkeeper.train import saver, store
+from spotkeeper.train.control import NAME, Commit, Control, Fault, Result, State, Want, read_result
+from spotkeeper.train.run import Run
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Things:
+    """What a script makes before it attaches."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5, 0.5)
+        self.ema = torch.optim.swa_utils.AveragedModel(self.model)
+        data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+        self.loader = DataLoader(data, 8, shuffle=True)
+
+    def attach(self, **more: Any) -> Run:
+        return spotkeeper.attach(self.model, self.optimizer, self.scheduler, ema=self.ema, **more)
+
+    def train(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        loss = nn.functional.mse_loss(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.ema.update_parameters(self.model)
+        self.optimizer.zero_grad()
+        return loss
+
+    def state(self) -> list[Any]:
+        parts = [
+            self.model.state_dict(),
+            self.optimizer.state_dict(),
+            self.scheduler.state_dict(),
+            self.ema.state_dict(),
+        ]
+        return _plain([parts, torch.get_rng_state()])
+
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, torch.Tensor):
+        return part.tolist()
+    if isinstance(part, dict):
+        return {key: _plain(value) for key, value in part.items()}
+    return [_plain(each) for each in part] if isinstance(part, (list, tuple)) else part
+
+
+@pytest.fixture(autouse=True)
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own, no agent; signal handlers as they were."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("SPOTKEEPER_")]:
+        monkeypatch.delenv(name)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def alone(epochs: int) -> list[Any]:
+    things = Things()
+    for batch in things.attach(checkpoint_dir="alone").steps(things.loader, epochs=epochs):
+        things.train(batch)
+    return things.state()
+
+
+def generation(check: Callable[[Run, Things], object], epochs: int = 2, **more: Any) -> tuple[Things, Run]:
+    """One life of the script; ``check`` is called after each step."""
+    things = Things()
+    run = things.attach(**more)
+    for batch in run.steps(things.loader, epochs=epochs):
+        run.report(loss=things.train(batch))
+        check(run, things)
+    return things, run
+
+
+def at(step: int, do: Callable[[], object]) -> Callable[[Run, Things], object]:
+    return lambda run, _: do() if run.step == step else None
+
+
+# ------------------------------------------------------------------- on a laptop
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("step", [1, 8, 15])
+def test_a_signal_saves_and_stops_and_the_next_start_goes_on(number: int, step: int) -> None:
+    expected = alone(2)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(SystemExit) as stop:
+        generation(at(step, lambda: os.kill(os.getpid(), number)), checkpoint_dir="here")
+    assert stop.value.code == 0
+    assert store.newest("here").commit == Commit(0, step)
+    torch.manual_seed(77)
+    things, run = generation(lambda *_: None, checkpoint_dir="here")
+    assert (run.step, run.generation) == (16, 1)
+    assert things.state() == expected
+    assert store.newest("here").commit == Commit(1, 16)
+
+
+def test_a_finished_run_trains_no_more_but_the_code_after_the_loop_runs_again() -> None:
+    first, _ = generation(lambda *_: None)
+    steps: list[int] = []
+    again, run = generation(lambda run, _: steps.append(run.step))
+    assert steps == [] and run.step == 16
+    assert again.state() == first.state()
+    assert [path.name for path in Path(".spotkeeper/ckpt").iterdir()] == [Path(sys.argv[0]).stem]
+
+
+def test_more_epochs_may_be_asked_for_later() -> None:
+    expected = alone(3)
+    generation(lambda *_: None, epochs=1, checkpoint_dir="here")
+    things, _ = generation(lambda *_: None, epochs=3, checkpoint_dir="here")
+    assert things.state() == expected
+
+
+def test_two_loops_after_each_other() -> None:
+    def both(stop: int | None, folder: str) -> tuple[list[Any], list[str]]:
+        things, seen = Things(), []
+        run = things.attach(checkpoint_dir=folder)
+        for name in ("first", "second"):
+            for batch in run.steps(things.loader, epochs=1):
+                things.train(batch)
+                seen.append(name)
+                if run.step == stop:
+                    run._control.request(Want.SAVE_STOP)
+        return things.state(), seen
+
+    expected, _ = both(None, "alone")
+    with pytest.raises(SystemExit):
+        both(11, "here")
+    state, seen = both(None, "here")
+    assert state == expected
+    assert seen == ["second"] * 5
+
+
+def test_a_second_run_is_kept_out(tmp_path: Path) -> None:
+    things = Things()
+    things.attach(checkpoint_dir=tmp_path / "here")
+    code = (
+        "import sys, torch, spotkeeper; m = torch.nn.Linear(1, 1); "
+        "spotkeeper.attach(m, torch.optim.SGD(m.parameters()), checkpoint_dir=sys.argv[1])"
+    )
+    argv = [sys.executable, "-c", code, tmp_path / "here"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "another run saves here" in done.stderr
+
+
+def test_a_batch_that_only_accumulates_is_no_place_to_stop() -> None:
+    things = Things()
+    run = things.attach()
+    with pytest.raises(SystemExit):
+        for number, (x, y) in enumerate(run.steps(things.loader, epochs=2), start=1):
+            (nn.functional.mse_loss(things.model(x), y) / 3).backward()
+            if number == 4:
+                run._control.request(Want.SAVE_STOP)
+            if number % 3 == 0:
+                things.optimizer.step()
+                things.optimizer.zero_grad()
+    assert number == 6 and run.step == 2
+    assert store.newest(run._settings.folder or "").commit == Commit(0, 2)
+
+
+def test_saving_by_hand() -> None:
+    saved: list[Any] = []
+    things = Things()
+    run = things.attach(checkpoint_dir="there")
+    for batch in run.steps(things.loader, steps=5):
+        things.train(batch)
+        if run.step == 3:
+            saved.append(run.save())
+    assert saved == [Commit(0, 3)]
+    assert run.step == 5
+
+
+# ------------------------------------------------------------------- under an agent
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
+    """Run folder, control file and saver, as an agent makes them."""
+    (tmp_path / "run").mkdir()
+    process = saver.start(tmp_path / "saver")
+    paths = {name: str(tmp_path / name.lower()) for name in ("RUN", "CKPT", "SAVER")}
+    for name, value in {**paths, "GEN": "5", "SLOT": "2"}.items():
+        monkeypatch.setenv(f"SPOTKEEPER_{name}", value)
+    yield Control.create(tmp_path / "run" / NAME)
+    process.kill()
+    process.wait()
+
+
+def test_a_stop_by_the_agent(agent: Control, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        generation(at(6, lambda: agent.request(Want.SAVE_STOP, time.time() + 30)))
+    assert read_result(tmp_path / "run") == Result("stopped", 5, 6, Commit(5, 6))
+    assert (agent.state, agent.step, agent.commit, agent.fault) == (State.STOPPED, 6, Commit(5, 6), Fault.NONE)
+    assert agent.pid == os.getpid() and agent.total_steps == 16
+    assert agent.loss is not None and agent.samples_per_s > 0 and agent.first_step_at <= agent.step_at
+    manifest = store.read(tmp_path / "ckpt", Commit(5, 6))
+    assert (manifest.gang[0].slot, manifest.world) == (2, 1)
+    assert manifest.versions["torch"] == str(torch.__version__)
+
+
+def test_a_wish_for_what_is_durable_already_is_answered(agent: Control) -> None:
+    def check(run: Run, _: Things) -> None:
+        if run.step == 3:
+            run.save()
+            agent.request(Want.SAVE)
+        if run.step == 5:
+            assert agent.answered == 1
+
+    generation(check)
+
+
+def test_a_wish_to_save_is_answered_while_training_goes_on(agent: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTKEEPER_INTERVAL_S", "1000")
+    answered: list[int] = []
+
+    def check(run: Run, _: Things) -> None:
+        if run.step == 2:
+            agent.request(Want.SAVE, time.time() + 30)
+        time.sleep(0.01)
+        answered.append(agent.answered)
+
+    generation(check, epochs=3)
+    assert answered[1] == 0 and answered[-1] == 1
+    assert agent.commit == Commit(5, 24) and agent.state is State.DONE
+    assert store.complete(os.environ["SPOTKEEPER_CKPT"]) == [Commit(5, 24), Commit(5, 2)], "one save for one wish"
+    assert agent.save_s > 0 and agent.stall_s > 0
+
+
+def test_saves_by_the_interval(agent: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTKEEPER_INTERVAL_S", "0.05")
+    monkeypatch.setenv("SPOTKEEPER_KEEP", "100")
+    generation(lambda *_: time.sleep(0.01), epochs=4)
+    steps = [commit.step for commit in store.complete(os.environ["SPOTKEEPER_CKPT"])]
+    assert 4 <= len(steps) <= 16
+    assert agent.interval_s == 0.05
+
+
+def test_a_node_without_its_disk_writes_nothing(
+    agent: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SPOTKEEPER_CKPT")
+    with pytest.raises(SystemExit):
+        generation(at(3, lambda: agent.request(Want.SAVE_STOP)))
+    assert read_result(tmp_path / "run") == Result("stopped", 5, 3, None)
+    assert not (tmp_path / "ckpt").exists() and not (tmp_path / ".spotkeeper").exists()
+
+
+def test_training_goes_on_when_saves_fail(
+    agent: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    """A full disk is the saver's to find (test_saver); here a file stands where the checkpoint must go."""
+    monkeypatch.setenv("SPOTKEEPER_INTERVAL_S", "1000")
+    faults: list[Fault] = []
+
+    def check(run: Run, _: Things) -> None:
+        if run.step == 2:
+            assert run.save() == Commit(5, 2)
+            (tmp_path / "ckpt" / "5-4").write_text("in the way")
+        if run.step == 4:
+            assert run.save() == Commit(5, 2), "the older one stays"
+            faults.append(agent.fault)
+
+    things, run = generation(check)
+    assert run.step == 16 and things.state() == alone(2)
+    assert faults == [Fault.FENCED]
+    assert agent.fault is Fault.NONE and agent.commit == Commit(5, 16)
+    assert "checkpoint 5-4 was not saved" in capsys.readouterr().err
+
+
+def test_a_lost_saver_is_told_and_a_new_one_used(agent: Control, tmp_path: Path, capsys: Any) -> None:
+    processes: list[Any] = []
+
+    def check(run: Run, _: Things) -> None:
+        if run.step == 3:
+            run.save()
+            os.kill(_pid_of(tmp_path / "saver"), signal.SIGKILL)
+            _gone(tmp_path / "saver")
+        if run.step == 4:
+            agent.request(Want.SAVE)
+        if run.step == 6:
+            assert agent.fault is Fault.SAVER_LOST
+            processes.append(saver.start(tmp_path / "saver"))
+
+    try:
+        _, run = generation(check)
+        assert run.step == 16
+        assert agent.commit == Commit(5, 16) and agent.fault is Fault.NONE
+        assert "saver lost" in capsys.readouterr().err
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_an_older_generation_does_not_start(agent: Control, tmp_path: Path) -> None:
+    client = saver.Client.connect(tmp_path / "saver")
+    client.hello(tmp_path / "ckpt", 6, 2)
+    with pytest.raises(RuntimeError, match="generation 5 is over: generation 6 has spoken"):
+        Things().attach()
+    client.close()
+
+
+# ------------------------------------------------------------------- what is said about mistakes
+
+
+def test_other_parts_than_those_saved() -> None:
+    generation(lambda *_: None, checkpoint_dir="here")
+    things = Things()
+    with pytest.raises(ValueError, match=r"the checkpoint has 'ema', attach\(\) has not"):
+        spotkeeper.attach(things.model, things.optimizer, things.scheduler, checkpoint_dir="here")
+    with pytest.raises(ValueError, match="the checkpoint has 1 optimizers"):
+        spotkeeper.attach(things.model, None, things.scheduler, ema=things.ema, checkpoint_dir="here")
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"model": 3}, r"attach\(model=\): want a torch.nn.Module, got int"),
+        ({"optimizer": 3}, r"attach\(optimizer=\): want a torch.optim.Optimizer, got int"),
+        ({"tokenizer": 3}, r"attach\(tokenizer=\): int has no state_dict"),
+        ({"scaler": 3}, r"attach\(scaler=\): int has no state_dict"),
+    ],
+)
+def test_parts_without_state(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        spotkeeper.attach(**parts)
+
+
+def test_ranks_without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(RuntimeError, match=r"call torch.distributed.init_process_group\(\) before"):
+        spotkeeper.attach(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("INTERVAL_S", "soon"), ("INTERVAL_S", "-1"), ("GEN", "x"), ("MEAN_LIFE_S", "0")]
+)
+def test_wrong_settings_are_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"SPOTKEEPER_{name}", value)
+    with pytest.raises(ValueError, match=f"SPOTKEEPER_{name}='{value}': want"):
+        spotkeeper.attach(nn.Linear(1, 1))
+
+
+def _pid_of(path: Path) -> int:
+    """Of the saver that listens at ``path``."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                argv = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if str(path).encode() in argv:
+                return int(entry.name)
+    raise AssertionError(f"no saver at {path}")
+
+
+def _gone(path: Path) -> None:
+    for _ in range(500):
+        try:
+            saver.Client.connect(path, timeout_s=0.0).close()
+        except saver.SaverError:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the saver lives on")
