@@ -1,0 +1,89 @@
+"""What this cloud sells, and how long things take in it. Plain values; no behaviour.
+
+Durations are virtual seconds. They follow what clients see of Compute Engine (facts behind each line),
+rounded so that a demo at scale 30 is quick to watch.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
+PROJECT = "local"
+PROJECT_NUMBER = 424242424242
+DEFAULT_SERVICE_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
+
+
+class Timing(Struct, frozen=True):
+    """How long each step takes, virtual seconds."""
+
+    accept_s: float = 1.0  # an operation is PENDING
+    stage_s: float = 4.0  # PROVISIONING -> STAGING
+    start_s: float = 8.0  # STAGING -> RUNNING
+    boot_s: float = 20.0  # RUNNING -> the startup script
+    stockout_s: float = 6.0  # how long a VM that will never be is listed
+    attach_s: float = 3.0
+    detach_s: float = 3.0
+    disk_s: float = 3.0
+    snapshot_s: float = 12.0
+    delete_s: float = 4.0  # after the guest is off
+    quick_s: float = 2.0  # templates, labels, networks
+    host_error_s: float = 30.0  # a broken host: the same instance starts again elsewhere
+    spot_off_s: float = 30.0  # ACPI off to power off, spot ("best effort")
+    standard_off_s: float = 90.0  # the same for a stop or delete of a standard VM
+    wait_s: float = 120.0  # operations.wait answers after this at the latest
+
+
+class MachineType(Struct, frozen=True):
+    """``price``: USD per hour, on demand, us-central1, list price, rounded."""
+
+    name: str
+    cpus: int
+    memory_mb: int
+    price: float
+    accelerator: str = ""
+    accelerators: int = 0
+
+
+MACHINE_TYPES = (
+    MachineType("e2-small", 2, 2048, 0.0168),
+    MachineType("e2-medium", 2, 4096, 0.0335),
+    MachineType("e2-standard-2", 2, 8192, 0.0670),
+    MachineType("e2-standard-4", 4, 16384, 0.1340),
+    MachineType("e2-standard-8", 8, 32768, 0.2681),
+    MachineType("n1-standard-1", 1, 3840, 0.0475),
+    MachineType("n1-standard-4", 4, 15360, 0.1900),
+    MachineType("n1-standard-8", 8, 30720, 0.3800),
+    MachineType("n2-standard-4", 4, 16384, 0.1942),
+    MachineType("n2-standard-8", 8, 32768, 0.3885),
+    MachineType("c3-standard-4", 4, 16384, 0.2016),
+    MachineType("c3-standard-8", 8, 32768, 0.4032),
+    MachineType("g2-standard-4", 4, 16384, 0.7068, "nvidia-l4", 1),
+    MachineType("g2-standard-8", 8, 32768, 0.8536, "nvidia-l4", 1),
+    MachineType("a2-highgpu-1g", 12, 87040, 3.6734, "nvidia-tesla-a100", 1),
+    MachineType("a2-highgpu-8g", 96, 696320, 29.3870, "nvidia-tesla-a100", 8),
+    MachineType("a3-highgpu-1g", 26, 239616, 11.0610, "nvidia-h100-80gb", 1),
+    MachineType("a3-highgpu-8g", 208, 1916928, 88.4900, "nvidia-h100-80gb", 8),
+)
+_BY_NAME = {machine.name: machine for machine in MACHINE_TYPES}
+
+DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "pd-extreme", "hyperdisk-balanced")
+IMAGE_PROJECTS = ("debian-cloud", "ubuntu-os-cloud", "deeplearning-platform-release", "cos-cloud")
+
+# PD prices per GB and month matter little beside machines; kept so that a retained disk is not free.
+DISK_GB_MONTH_USD = {"pd-standard": 0.04, "pd-balanced": 0.10, "pd-ssd": 0.17, "pd-extreme": 0.125}
+
+NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
+NAME_PATTERN = "(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
+LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
+LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
+
+
+def machine_type(name: str) -> MachineType | None:
+    return _BY_NAME.get(name)
+
+
+def region_of(zone: str) -> str:
+    return zone.rsplit("-", 1)[0]

@@ -1,0 +1,295 @@
+"""The declared function as a process: ``functions-framework`` in front of the declared source, kept running.
+
+The source is the zip the program put into the bucket; without one, the package this cloud runs from. The
+process outlives the control plane, is found again by its mark, and is started anew whenever it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.local import catalog, procs
+from spotkeeper.local.errors import ApiError
+from spotkeeper.local.host import AGENT, Host, base_env
+from spotkeeper.local.resources import FUNCTION, Resource, Resources, section
+from spotkeeper.local.views import FunctionView
+from spotkeeper.local.wire import JsonObject
+from spotkeeper.local.world import World
+
+log = logging.getLogger("spotkeeper.local")
+KIND = "functions"
+PORTS = range(9700, 9990)  # below the ephemeral ports, so that a restart finds its port free
+AGAIN_S = 0.2  # real: before a function that died is started again; doubles while it dies at once
+LONGEST_S = 10.0
+STEADY_S = 5.0
+_MAIN = "from spotkeeper.reconcile.http import main\n\n__all__ = ['main']\n"  # as in the zip that infra packs
+
+
+class _StorageSource(Struct, frozen=True):
+    bucket: str
+    object: str
+
+
+class _Source(Struct, frozen=True, rename="camel"):
+    storage_source: _StorageSource | None = None
+
+
+class _Build(Struct, frozen=True, rename="camel"):
+    entry_point: str = "main"
+    source: _Source = _Source()
+
+
+class _Service(Struct, frozen=True, rename="camel"):
+    environment_variables: dict[str, str] = {}
+    service_account_email: str = catalog.DEFAULT_SERVICE_ACCOUNT
+
+
+class Declaration(Struct, frozen=True, rename="camel"):
+    """What of a ``cloudfunctionsv2.Function`` has an effect here."""
+
+    location: str = ""
+    project: str = ""
+    build_config: _Build = _Build()
+    service_config: _Service = _Service()
+
+
+class FunctionDoc(Struct, frozen=True):
+    name: str
+    port: int
+    address: str  # of its metadata server
+    email: str
+    declaration: Declaration
+    pid: int = 0
+    started: int = 0
+    restarts: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+ReadObject = Callable[[str, str], bytes | None]
+
+
+class Functions:
+    """The effect of ``cloudfunctionsv2:function``."""
+
+    def __init__(self, world: World, resources: Resources, host: Host, read_object: ReadObject) -> None:
+        self._world = world
+        self._host = host
+        self._read_object = read_object
+        self.open_site: Callable[[str, str], None] = lambda _path, _address: None
+        self.close_site: Callable[[str], None] = lambda _path: None
+        self._backoff: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+        resources.register(FUNCTION, self)
+
+    def find(self, name: str) -> FunctionDoc | None:
+        return self._world.state.get(KIND, name, FunctionDoc)
+
+    def views(self) -> list[FunctionView]:
+        return [FunctionView(doc.name, doc.url, doc.pid, doc.restarts, str(self._log(doc.name))) for doc in self.all()]
+
+    def all(self) -> list[FunctionDoc]:
+        return self._world.state.all(KIND, FunctionDoc)
+
+    # The effect
+
+    def check(self, name: str, properties: JsonObject) -> None:
+        source = section(Declaration, properties, name).build_config.source.storage_source
+        if source is not None and self._read_object(source.bucket, source.object) is None:
+            raise ApiError(400, "invalid", f"buildConfig.source: no object {source.object} in bucket {source.bucket}")
+
+    def apply(self, resource: Resource) -> dict[str, str]:
+        declaration = section(Declaration, resource.properties, resource.name)
+        old = self.find(resource.name)
+        doc = FunctionDoc(
+            resource.name,
+            old.port if old else self._free_port(),
+            old.address if old else self._address(),
+            declaration.service_config.service_account_email,
+            declaration,
+        )
+        self._build(doc)
+        self._world.state.put(KIND, doc.name, doc)
+        if old is not None:
+            procs.kill_all(self._mark(doc.name))
+        self._world.state.after(lambda: self.open_site(_site(doc.name), doc.address))
+        self._world.state.after(lambda: self._start(doc.name))
+        return {"url": doc.url, "uri": doc.url}
+
+    def remove(self, resource: Resource) -> None:
+        self._world.state.delete(KIND, resource.name)
+        self._world.state.after(lambda: self._removed(resource.name))
+
+    def _removed(self, name: str) -> None:
+        procs.kill_all(self._mark(name))
+        self.close_site(_site(name))
+        shutil.rmtree(self._folder(name), ignore_errors=True)
+
+    # The process
+
+    def resume(self) -> None:
+        """After a restart of the control plane: the process that still runs is ours again."""
+        for doc in self.all():
+            self.open_site(_site(doc.name), doc.address)
+            if procs.is_same(doc.pid, doc.started):
+                self._watch(doc)
+            else:
+                procs.kill_all(self._mark(doc.name))
+                self._start(doc.name)
+
+    def _start(self, name: str) -> None:
+        doc = self.find(name)
+        if doc is None:
+            return
+        folder = self._folder(name)
+        with self._log(name).open("ab") as output:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "functions_framework",
+                    *("--target", doc.declaration.build_config.entry_point),
+                    *("--source", str(folder / "main.py")),
+                    *("--host", "127.0.0.1"),
+                    *("--port", str(doc.port)),
+                ],
+                env=self._env(doc),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._since[name] = self._loop_time()
+        doc = msgspec.structs.replace(doc, pid=process.pid, started=procs.start_time(process.pid) or 0)
+        with self._world.state.transaction():
+            self._world.state.put(KIND, name, doc)
+        self._watch(doc)
+
+    def _watch(self, doc: FunctionDoc) -> None:
+        self._host.watch(doc.pid, doc.started, lambda: self._ended(doc.name, doc.pid))
+
+    def _ended(self, name: str, pid: int) -> None:
+        doc = self.find(name)
+        if doc is None or doc.pid != pid:
+            return
+        procs.kill_all(self._mark(name))  # workers of the server that died
+        lived = self._loop_time() - self._since.get(name, 0.0)
+        wait = AGAIN_S if lived > STEADY_S else min(LONGEST_S, 2 * self._backoff.get(name, AGAIN_S))
+        self._backoff[name] = wait
+        log.warning("function %s ended after %.1f s, again in %.1f s", name, lived, wait)
+        with self._world.state.transaction():
+            self._world.state.put(KIND, name, msgspec.structs.replace(doc, pid=0, restarts=doc.restarts + 1))
+        self._later(wait, lambda: self._start_if_down(name))
+
+    def _start_if_down(self, name: str) -> None:
+        doc = self.find(name)
+        if doc is not None and doc.pid == 0:
+            self._start(name)
+
+    def _env(self, doc: FunctionDoc) -> dict[str, str]:
+        """The declared variables, with this cloud's addresses where they name Google's."""
+        config = self._world.config
+        declared = doc.declaration.service_config.environment_variables
+        promised = f"https://{doc.declaration.location}-{doc.declaration.project}.cloudfunctions.net/{doc.name}"
+        env = {name: doc.url if value == promised else value for name, value in declared.items()}
+        if env.get("SPOTKEEPER_BUCKET", "").startswith("gs://"):
+            env["SPOTKEEPER_BUCKET"] = f"sqlite://{self._world.folder / 'bucket.sqlite'}"
+        for name, value in (
+            ("COMPUTE_ENDPOINT", config.compute_endpoint),
+            ("JWKS", f"{config.endpoint}/local/v1/jwks"),
+        ):
+            env.setdefault(f"SPOTKEEPER_{name}", value)
+        return (
+            base_env(self._world)
+            | env
+            | {
+                procs.FUNCTION: self._mark_value(doc.name),
+                "GCE_METADATA_HOST": f"{doc.address}:{config.port}",
+                "PYTHONPATH": os.pathsep.join([str(self._folder(doc.name)), str(AGENT)]),
+                "HOME": str(self._folder(doc.name)),
+                "K_SERVICE": doc.name,
+                "FUNCTION_TARGET": doc.declaration.build_config.entry_point,
+            }
+        )
+
+    def _build(self, doc: FunctionDoc) -> None:
+        """Unpack the declared source; repeated, it starts from nothing."""
+        folder = self._folder(doc.name)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        source = doc.declaration.build_config.source.storage_source
+        data = self._read_object(source.bucket, source.object) if source else None
+        if data is None:
+            (folder / "main.py").write_text(_MAIN)
+            return
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            archive.extractall(folder)
+
+    def _folder(self, name: str) -> Path:
+        return self._world.folder / "functions" / name
+
+    def _log(self, name: str) -> Path:
+        return self._world.folder / "serial" / f"function-{name}.log"
+
+    def _mark_value(self, name: str) -> str:
+        return f"{self._world.config.uid}-{name}"
+
+    def _mark(self, name: str) -> bytes:
+        return procs.mark(procs.FUNCTION, self._mark_value(name))
+
+    def _address(self) -> str:
+        block = 10 + int(self._world.config.uid[:4], 16) % 200
+        return f"127.{block}.253.{self._world.state.next_number('function') % 250 + 1}"
+
+    def _free_port(self) -> int:
+        return free_port(PORTS)
+
+    def _loop_time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, act)
+
+
+def free_port(ports: range) -> int:
+    """A port nothing listens on now.
+
+    Raises:
+        OSError: all are taken.
+    """
+    start = os.getpid() % len(ports)
+    for offset in range(len(ports)):
+        port = ports[(start + offset) % len(ports)]
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port in {ports.start}..{ports.stop - 1}")
+
+
+def _site(name: str) -> str:
+    return f"functions/{name}"
+
+
+def site_name(path: str) -> str | None:
+    """The function behind a site's path; None for a VM's."""
+    return path.removeprefix("functions/") if path.startswith("functions/") else None

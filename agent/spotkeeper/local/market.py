@@ -1,0 +1,136 @@
+"""Capacity and price of spot machines, replayed from a recorded market. Pure: time comes in, never from a clock.
+
+A recorded gang (16 VMs) is mapped to the few that fit on a laptop; a cloud's zones are mapped to
+recorded ones by name, and otherwise in order. The seed draws where in the recording the replay begins.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+
+FOLDER = Path(__file__).parent / "markets"
+# The first third of the recording shows steady and stormy hours in all central zones; a replay starts within it.
+START_SHARE = 1 / 3
+
+
+class _Zone(msgspec.Struct, frozen=True):
+    zone: str
+    capacity: list[tuple[int, int]]
+    price: list[tuple[float, int]]
+
+
+class _File(msgspec.Struct, frozen=True):
+    collection: str
+    market: str
+    gap_seconds: int
+    gang: int
+    zones: list[_Zone]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A step function over recorded ticks: ``values[i]`` holds until tick ``ends[i]``."""
+
+    values: tuple[float, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, runs: list[tuple[int, int]] | list[tuple[float, int]]) -> Series:
+        return cls(tuple(float(value) for value, _ in runs), tuple(accumulate(ticks for _, ticks in runs)))
+
+    def at(self, tick: int) -> float:
+        """The value at a tick; the recording repeats for ever."""
+        return self.values[bisect_right(self.ends, tick % self.ends[-1])]
+
+    def next_change(self, tick: int) -> int:
+        """The first tick after this one where the value may differ."""
+        turns, inside = divmod(tick, self.ends[-1])
+        return turns * self.ends[-1] + self.ends[bisect_right(self.ends, inside)]
+
+
+@dataclass(frozen=True)
+class Market:
+    """The replay. ``epoch`` is the virtual time of the first tick; prices are shares of on-demand."""
+
+    capacities: dict[str, Series]
+    prices: dict[str, Series]
+    gap_s: float
+    gang: int
+    per_zone: int
+    epoch: float
+    offset: int
+
+    @classmethod
+    def load(cls, name: str, zones: tuple[str, ...], *, epoch: float, seed: int, per_zone: int) -> Market:
+        """
+        Args:
+            name: a file of ``local/markets``, without ``.json``.
+            per_zone: how many VMs a zone has when the recording shows a whole gang.
+
+        Raises:
+            ValueError: no such recording, or more zones than it has.
+        """
+        path = FOLDER / f"{name}.json"
+        if not path.is_file():
+            known = ", ".join(sorted(found.stem for found in FOLDER.glob("*.json")))
+            raise ValueError(f"market {name!r}: no such recording (there is: {known})")
+        data = msgspec.json.decode(path.read_bytes(), type=_File)
+        chosen = _match(zones, data.zones, name)
+        ticks = sum(count for _, count in data.zones[0].capacity)
+        return cls(
+            capacities={zone: Series.of(chosen[zone].capacity) for zone in zones},
+            prices={zone: Series.of(chosen[zone].price) for zone in zones},
+            gap_s=float(data.gap_seconds),
+            gang=data.gang,
+            per_zone=per_zone,
+            epoch=epoch,
+            offset=random.Random(seed).randrange(int(ticks * START_SHARE)),  # noqa: S311 - a replay, not a secret
+        )
+
+    def tick(self, now: float) -> int:
+        return self.offset + max(0, int((now - self.epoch) // self.gap_s))
+
+    def capacity(self, zone: str, now: float) -> int:
+        """How many spot VMs the zone carries now."""
+        return int(self.capacities[zone].at(self.tick(now)) * self.per_zone // self.gang)
+
+    def price(self, zone: str, now: float) -> float:
+        """The spot price now, as a share of the on-demand price."""
+        return self.prices[zone].at(self.tick(now))
+
+    def next_change(self, now: float) -> float:
+        """Virtual time at which some zone's capacity may change next."""
+        tick = self.tick(now)
+        first = min(series.next_change(tick) for series in self.capacities.values())
+        return self.epoch + (first - self.offset) * self.gap_s
+
+    def mean_price(self, zone: str, start: float, end: float) -> float:
+        """Time-weighted mean of the price share over ``[start, end]``."""
+        if end <= start:
+            return self.price(zone, start)
+        total, at = 0.0, start
+        while at < end:
+            tick = self.tick(at)
+            until = min(end, self.epoch + (self.prices[zone].next_change(tick) - self.offset) * self.gap_s)
+            total += self.prices[zone].at(tick) * (until - at)
+            at = until
+        return total / (end - start)
+
+
+def _match(zones: tuple[str, ...], recorded: list[_Zone], name: str) -> dict[str, _Zone]:
+    """By name where the recording has the zone; the others take what is left, in order."""
+    by_name = {zone.zone: zone for zone in recorded}
+    left = iter(zone for zone in recorded if zone.zone not in zones)
+    out: dict[str, _Zone] = {}
+    for zone in zones:
+        found = by_name.get(zone) or next(left, None)
+        if found is None:
+            raise ValueError(f"market {name!r} has {len(recorded)} zones, {len(zones)} are wanted")
+        out[zone] = found
+    return out

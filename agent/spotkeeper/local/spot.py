@@ -1,0 +1,92 @@
+"""Who may have a machine now, and who loses one: the recorded market made effective, and an operator's overrides.
+
+A zone carries so many spot VMs at a time. An insert beyond that is a stockout; a fall below what runs takes
+machines away, drawn by the cloud's seed. On-demand has room unless an override says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.local.instances import Ending, Instances, Vm
+from spotkeeper.local.world import World
+
+log = logging.getLogger("spotkeeper.local")
+KIND = "overrides"
+
+
+class Override(Struct, frozen=True):
+    """None: as the market says (spot), or without limit (on-demand)."""
+
+    zone: str
+    spot: int | None = None
+    on_demand: int | None = None
+    partitioned: bool = False  # the zone does not answer
+
+
+class Spot:
+    def __init__(self, world: World, instances: Instances) -> None:
+        self._world = world
+        self._instances = instances
+        self._random = random.Random(world.config.seed)  # noqa: S311 - a replay, not a secret
+        instances.capacity = self
+        world.handlers["market"] = self._step
+
+    def begin(self) -> None:
+        """Arm the market's first step, once."""
+        if not self._world.state.has_timer("market", ""):
+            self._world.at(self._world.market.next_change(self._world.now()), "market", "")
+
+    def override(self, zone: str) -> Override:
+        return self._world.state.get(KIND, zone, Override) or Override(zone)
+
+    def limit(self, zone: str, spot: bool) -> int | None:
+        """How many VMs the zone carries now; None: no limit."""
+        override = self.override(zone)
+        if not spot:
+            return override.on_demand
+        return override.spot if override.spot is not None else self._world.market.capacity(zone, self._world.now())
+
+    def running(self, zone: str, spot: bool) -> list[Vm]:
+        """VMs that hold capacity. One under notice has lost its claim, one that stops holds none."""
+        states = ("PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
+        return [
+            vm
+            for vm in self._instances.list()
+            if vm.zone == zone and vm.spot is spot and vm.accepted and not vm.preempted and vm.wire.status in states
+        ]
+
+    def has_room(self, vm: Vm) -> bool:
+        limit = self.limit(vm.zone, vm.spot)
+        return limit is None or len(self.running(vm.zone, vm.spot)) < limit
+
+    def set_capacity(self, zone: str, nodes: int | None, *, spot: bool = True, reclaim: bool = True) -> None:
+        """Override the market (``nodes``) or give the zone back to it (None); what is too many goes, with notice."""
+        change = {"spot": nodes} if spot else {"on_demand": nodes}
+        self._world.state.put(KIND, zone, msgspec.structs.replace(self.override(zone), **change))
+        if reclaim and spot:
+            self.reclaim(zone)
+
+    def set_partition(self, zone: str, partitioned: bool) -> None:
+        changed = msgspec.structs.replace(self.override(zone), partitioned=partitioned)
+        self._world.state.put(KIND, zone, changed)
+
+    def reclaim(self, zone: str) -> None:
+        limit = self.limit(zone, spot=True)
+        running = self.running(zone, spot=True)
+        excess = len(running) - limit if limit is not None else 0
+        for vm in self._random.sample(running, excess) if excess > 0 else ():
+            log.info("zone %s carries %s spot VMs: %s is preempted", zone, limit, vm.name)
+            self._instances.preempt(vm)
+
+    def _step(self, _: str) -> None:
+        for zone in self._world.config.zones:
+            self.reclaim(zone)
+        self.begin()
+
+
+__all__ = ["Ending", "Override", "Spot"]
