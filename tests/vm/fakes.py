@@ -261,6 +261,13 @@ class Machine:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def light_python(self) -> str:
+        """Give the machine an interpreter that starts the light launcher instead of one that imports torch."""
+        path = self.root / "light-python"
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {REPO}/tests/vm/light_launcher.py "$3"\n')
+        path.chmod(0o755)
+        return str(path)
+
     def attach_disk(self) -> Path:
         disk = self.root / "disk"
         disk.mkdir(exist_ok=True)

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, JobRun, Role, SyncReply
+from spotkeeper.train.control import Control, ControlError
 
-from tests.vm.fakes import JOB, Fake, Machine, document, source, wait_until
-from tests.vm.jobs import OBEDIENT
+from tests.vm.fakes import JOB, Fake, Machine, command_of, document, environ_of, source, wait_until
+from tests.vm.jobs import GANG, OBEDIENT
 
 Make = Callable[..., Machine]
 
 
-def obedient(fake: Fake, *args: str, **fields: object) -> JobRun:
-    sha256 = source(fake, {"train.py": OBEDIENT})
-    return JobRun(name="job", command=("train.py", *args), source_sha256=sha256, **fields)  # type: ignore[arg-type]
+def obedient(vm: Machine, *args: str, real: bool = False, **fields: Any) -> JobRun:
+    """A job that minds its control file; under the light launcher unless a test needs the ``real`` one."""
+    sha256 = source(vm.fake, {"train.py": OBEDIENT})
+    python = "python3" if real else vm.light_python()
+    return JobRun(name="job", command=("train.py", *args), source_sha256=sha256, python=python, **fields)
 
 
-def begin(fake: Fake, vm: Machine, run: JobRun, gen: int = 1, **fields: object) -> None:
+def begin(fake: Fake, vm: Machine, run: JobRun, gen: int = 1) -> None:
     """Boot, and become the only member of a generation."""
     vm.start()
     fake.wait_fact(vm.uid, Kind.HELLO)
-    vm.serve(document(gen, gen, (vm.member(),), **fields), run)  # type: ignore[arg-type]
+    vm.serve(document(gen, gen, (vm.member(),)), run)
     wait_until(lambda: step_of(vm, gen) > 0, 40)
 
 
 def step_of(vm: Machine, gen: int) -> int:
-    from spotkeeper.train.control import Control, ControlError
-
     try:
         with Control.open(vm.run_folder / JOB / str(gen) / "ctl") as control:
             return control.step
@@ -41,7 +46,7 @@ def test_hello_is_repeated_until_known_then_runs_saves_and_powers_off(fake: Fake
     vm = machine()
     vm.start()
     fake.wait(lambda: len([1 for uid, fact in fake.facts if fact.kind is Kind.HELLO]) >= 3)
-    run = obedient(fake)
+    run = obedient(vm, real=True)
     doc = document(1, 1, (vm.member(),))
     vm.serve(doc, run)
     wait_until(lambda: step_of(vm, 1) > 3, 40)
@@ -55,3 +60,195 @@ def test_hello_is_repeated_until_known_then_runs_saves_and_powers_off(fake: Fake
     assert vm.agent.wait(10) == 0
     assert vm.processes() == [], vm.processes()
     assert "hello from 0 of 1" in fake.objects[f"jobs/{JOB}/logs/0/1.log"].decode()
+
+
+def test_generation_restart_is_warm_and_lists_what_the_disk_holds(fake: Fake, machine: Make) -> None:
+    """Disk first: a member with a disk waits for it. Then a higher document replaces the generation."""
+    vm = machine(clock=f"{time.time()}:{time.time()}:8")
+    run = obedient(vm)
+    vm.start()
+    fake.wait_fact(vm.uid, Kind.HELLO)
+    one = document(1, 1, (vm.member(disk=True),))
+    vm.serve(one, run, disk=4)
+    wait_until(lambda: "disk.awaited" in vm.log(), 40)
+    assert step_of(vm, 1) == 0
+    vm.attach_disk()
+    assert fake.wait_fact(vm.uid, Kind.ATTACHED).value == "4"
+    wait_until(lambda: step_of(vm, 1) > 0, 40)
+    vm.serve(document(2, 2, one.members), run, disk=4)
+    wait_until(lambda: step_of(vm, 2) > 0, 20)
+    assert not [fact for fact in fake.kinds(vm.uid) if fact[0] in ("exit", "released")], (
+        "a kill for a newer one is none"
+    )
+    vm.serve(document(3, 2, one.members, DocState.ROLL_CALL), run, disk=4)
+    assert fake.wait_fact(vm.uid, Kind.HERE).value == "3"
+    vm.serve(document(4, 2, one.members, DocState.SAVE_STOP), run, disk=4)
+    step = fake.wait_fact(vm.uid, Kind.RELEASED, 2).value
+    assert ("holds", 2, f"2-{step}") in fake.kinds(vm.uid)
+    assert any(told.gen == 2 and told.commit_step == int(step) for told in fake.progress)
+
+
+def test_job_that_ends_by_itself_and_one_that_fails(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    run = obedient(vm, "5")
+    vm.start()
+    fake.wait_fact(vm.uid, Kind.HELLO)
+    one = document(1, 1, (vm.member(),))
+    vm.serve(one, run)
+    assert fake.wait_fact(vm.uid, Kind.EXIT, 1, 40).value == "0"
+    vm.serve(document(2, 2, one.members), obedient(vm, "no-number"))
+    assert fake.wait_fact(vm.uid, Kind.EXIT, 2, 20).value == "1"
+    fake.wait(lambda: b"invalid literal for int()" in fake.objects.get(f"jobs/{JOB}/logs/0/2.log", b""))
+    # The same document again does not start it again; only a higher generation does.
+    count = vm.log().count('"job.start"')
+    vm.serve(document(3, 2, one.members, DocState.ROLL_CALL), run)
+    fake.wait_fact(vm.uid, Kind.HERE)
+    assert vm.log().count('"job.start"') == count == 2
+
+
+def test_notice_saves_at_once_then_stops_by_itself_and_reprieve_is_said(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    fake.instance(vm.uid, vm.name, attributes=fake.instances[vm.uid]["attributes"] | {"sk-notice-s": "8"})
+    begin(fake, vm, obedient(vm))
+    fake.instance(vm.uid, vm.name, preempted="TRUE")
+    noticed = fake.wait_fact(vm.uid, Kind.NOTICE, 1)
+    assert 5 < int(noticed.value) - time.time() <= 8
+    wait_until(lambda: commit_of(vm, 1), 3)  # the save at the notice; training goes on
+    first = step_of(vm, 1)
+    wait_until(lambda: step_of(vm, 1) > first, 3)
+    released = fake.wait_fact(vm.uid, Kind.RELEASED, 1, 10)  # nobody told it to stop: its own deadline did
+    assert time.time() < int(noticed.value) + 1
+    assert int(released.value) > first
+    fake.instance(vm.uid, vm.name, preempted="FALSE")
+    assert fake.wait_fact(vm.uid, Kind.REPRIEVE).value == noticed.value
+    vm.serve(document(2, 2, (vm.member(),)), obedient(vm))
+    wait_until(lambda: step_of(vm, 2) > 0, 10)
+
+
+def commit_of(vm: Machine, gen: int) -> int | None:
+    with Control.open(vm.run_folder / JOB / str(gen) / "ctl") as control:
+        return control.commit.step if control.commit else None
+
+
+def test_metadata_trouble_is_no_news(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    begin(fake, vm, obedient(vm))
+    fake.metadata_status = 503
+    wait_until(lambda: "HTTP 503" in vm.log())
+    time.sleep(1.5)  # several retries
+    assert vm.log().count("HTTP 503") == 1, "each kind of error is said once"
+    fake.metadata_status = 200
+    fake.instance(vm.uid, vm.name, maintenanceEvent="TERMINATE_ON_HOST_MAINTENANCE")
+    fake.wait_fact(vm.uid, Kind.NOTICE)
+    assert [kind for kind, _, _ in fake.kinds(vm.uid)].count("notice") == 1
+
+
+def test_killed_agent_finds_its_job_again_and_says_what_was_unsaid(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    begin(fake, vm, obedient(vm))
+    boot = vm.boot
+    fake.function_status = 500
+    fake.instance(vm.uid, vm.name, preempted="TRUE")
+    wait_until(lambda: '"notice"' in vm.log())
+    vm.kill()
+    before = step_of(vm, 1)
+    wait_until(lambda: step_of(vm, 1) > before + 5)  # the job does not notice
+    fake.function_status = 200
+    vm.start()
+    notice = fake.wait_fact(vm.uid, Kind.NOTICE, 1)
+    wait_until(lambda: '"job.adopt"' in vm.log())
+    assert vm.boot == boot, "the same boot: no new member"
+    assert [fact for fact in fake.kinds(vm.uid) if fact[0] == "notice"] == [("notice", 1, notice.value)]
+    vm.serve(document(2, 1, (vm.member(),), DocState.SAVE_STOP, deadline=time.time() + 20), obedient(vm))
+    released = fake.wait_fact(vm.uid, Kind.RELEASED, 1)
+    assert int(released.value) > before
+    assert vm.log().count('"job.start"') == 1
+
+
+def test_killed_launcher_is_an_exit_and_the_next_generation_gets_another(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    begin(fake, vm, obedient(vm))
+    [launcher] = [pid for pid in vm.processes() if "light_launcher" in command_of(pid)]
+    os.kill(launcher, signal.SIGKILL)
+    assert fake.wait_fact(vm.uid, Kind.EXIT, 1).value == "137"
+    left = [command_of(pid) for pid in vm.processes() if b"SPOTKEEPER_GEN=1" in environ_of(pid)]
+    assert left == []
+    vm.serve(document(2, 2, (vm.member(),)), obedient(vm))
+    wait_until(lambda: step_of(vm, 2) > 0, 40)
+
+
+def test_lease_is_checkpointed_and_paid_no_longer_but_a_short_outage_stops_nothing(fake: Fake, machine: Make) -> None:
+    """A minute of virtual time is 1.5 s here; the lease is 2 minutes."""
+    scale = 40.0
+    vm = machine(clock=f"{time.time()}:{time.time()}:{scale}")
+    run = obedient(vm)
+    vm.start()
+    fake.wait_fact(vm.uid, Kind.HELLO)
+    vm.serve(document(1, 1, (vm.member(),)), run, lease_minutes=2)
+    wait_until(lambda: step_of(vm, 1) > 0, 40)
+    fake.function_status = 503
+    time.sleep(1.0)  # 40 s of the lease's 120
+    fake.function_status = 200
+    count = len(fake.syncs)
+    fake.wait(lambda: len(fake.syncs) > count)
+    assert vm.log().count("save_stop") == 0
+    fake.function_status = 503
+    assert vm.init is not None
+    assert vm.init.wait(20) == -15
+    assert '"lease.over"' in vm.log()
+    assert commit_of(vm, 1) is not None
+    assert vm.agent is not None and vm.agent.wait(20) == 0
+    assert vm.processes() == []
+
+
+def test_static_node_drops_its_job_and_goes_idle(fake: Fake, machine: Make) -> None:
+    vm = machine(name="sk-test-steady-s0", clock=f"{time.time()}:{time.time()}:8")
+    vm.attach_disk()
+    fake.reply(vm.uid, SyncReply(Role.IDLE))
+    vm.start()
+    wait_until(lambda: '"idle"' in vm.log())
+    run = obedient(vm)
+    vm.serve(document(1, 1, (vm.member(disk=True),)), run, disk=0)
+    wait_until(lambda: step_of(vm, 1) > 0, 40)
+    fake.reply(vm.uid, SyncReply(Role.SUPERSEDED, JOB, 0, 1))
+    dropped = fake.wait_fact(vm.uid, Kind.DROPPED)
+    assert dropped.attempt == 1
+    fake.reply(vm.uid, SyncReply(Role.IDLE))
+    wait_until(lambda: vm.log().count('"now": "idle"') == 2)
+    assert [command_of(pid) for pid in vm.processes() if "spotkeeper.vm " not in command_of(pid)] == []
+    assert not (vm.root / "mnt/sk-data").exists()
+    assert vm.init is not None and vm.init.poll() is None, "a static node stays on"
+    vm.serve(document(1, 1, (vm.member(disk=True),)), run, disk=0)  # another grant, a lower version: all anew
+    vm.fake.reply(vm.uid, msgspec.structs.replace(fake.replies[vm.uid], attempt=2))
+    wait_until(lambda: vm.log().count('"job.start"') == 2, 40)
+
+
+def test_machine_going_down_saves_reports_and_ends(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    begin(fake, vm, obedient(vm))
+    assert vm.agent is not None
+    assert int((vm.run_folder / "agent.pid").read_text()) == vm.agent.pid
+    vm.agent.terminate()
+    fake.wait_fact(vm.uid, Kind.NOTICE)
+    assert int(fake.wait_fact(vm.uid, Kind.RELEASED, 1).value) > 0
+    fake.wait_fact(vm.uid, Kind.FREED)
+    assert vm.agent.wait(10) == 0
+
+
+def test_two_nodes_agree_and_a_peer_that_was_told_first_is_no_crash(fake: Fake, machine: Make) -> None:
+    """Two machines, one gang. Only one learns of the stop from the document; the other's job stops with it."""
+    first = machine()
+    second = machine(uid="1002", name=f"sk-test-{JOB}-r0001-a1", rank=1, address="127.0.1.2")
+    run = JobRun(name="job", command=("train.py",), source_sha256=source(fake, {"train.py": GANG}))
+    for vm in (first, second):
+        vm.start()
+        fake.wait_fact(vm.uid, Kind.HELLO)
+    doc = document(1, 1, (first.member(), second.member()))
+    for vm in (first, second):
+        vm.serve(doc, run)
+    wait_until(lambda: min(step_of(first, 1), step_of(second, 1)) > 2, 60)
+    stop = document(2, 1, doc.members, DocState.SAVE_STOP, port=doc.port, deadline=time.time() + 20)
+    second.serve(stop, run)
+    steps = {fake.wait_fact(vm.uid, Kind.RELEASED, 1).value for vm in (first, second)}
+    assert len(steps) == 1
+    assert all(kind != "exit" for vm in (first, second) for kind, _, _ in fake.kinds(vm.uid))

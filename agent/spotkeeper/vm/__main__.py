@@ -1,24 +1,23 @@
-"""``python -m spotkeeper.vm``: the agent. ``... unit``: print its systemd unit, rendered for this Python."""
+"""``python -m spotkeeper.vm``: the agent, in the foreground. It takes no arguments: metadata says all."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 
 from spotkeeper.vm import settings
 from spotkeeper.vm.log import Log
-from spotkeeper.vm.metadata import Instance, Metadata, MetadataError
+from spotkeeper.vm.metadata import RETRY_FLOOR_S, RETRY_S, Instance, Metadata, MetadataError
 from spotkeeper.vm.settings import SettingsError
 
 CONFIG_ERROR = 78  # EX_CONFIG; the unit does not restart after it
 
 
 def main(argv: list[str]) -> int:
-    if argv == ["unit"]:
-        return _print_unit()
     if argv:
-        print(f"{argv}: unknown; usage: python -m spotkeeper.vm [unit]", file=sys.stderr)
+        print(f"{argv}: unknown; the agent takes no arguments", file=sys.stderr)
         return 64
     log = Log()
     try:
@@ -31,6 +30,8 @@ def main(argv: list[str]) -> int:
         return CONFIG_ERROR
     from spotkeeper.vm.agent import Agent
 
+    # The shutdown script asks this process to stop, and waits for it.
+    (ours.run / "agent.pid").write_text(f"{os.getpid()}\n")
     log("agent.start", name=ours.name, uid=ours.uid, boot=ours.boot, zone=ours.zone)
     agent = Agent(ours, metadata, clock, log)
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
@@ -46,16 +47,7 @@ def _instance(metadata: Metadata, log: Log) -> Instance:
             return metadata.instance()
         except MetadataError as error:
             log.once(str(error), "metadata.trouble", error=str(error))
-            clock.sleep(1.0)
-
-
-def _print_unit() -> int:
-    from spotkeeper.vm.render import render
-
-    path = settings.templates_path() / "spotkeeper-agent.service.j2"
-    values = {"python": sys.executable, "path": os.environ.get("PYTHONPATH", ""), "root": "/"}
-    sys.stdout.write(render(path, values))
-    return 0
+            time.sleep(max(RETRY_FLOOR_S, clock.real_s(RETRY_S)))
 
 
 if __name__ == "__main__":

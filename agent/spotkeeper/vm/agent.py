@@ -54,7 +54,7 @@ from spotkeeper.vm.settings import Settings, job_path, templates_path
 from spotkeeper.vm.source import fetch
 from spotkeeper.vm.storage import Bucket
 from spotkeeper.vm.supervisor import Ending, Node, Supervisor, launcher_kind
-from spotkeeper.vm.sync import FunctionClient, Outbox, Syncer
+from spotkeeper.vm.sync import POLL_S, FunctionClient, Outbox, Syncer
 
 KILLED = 137  # what a shell shows for SIGKILL: the job's processes went with their launcher
 SHUTDOWN_S = 25.0  # virtual; of the 30 s a cloud gives from ACPI power-off to the end, some is the system's own
@@ -154,6 +154,7 @@ class Agent:
         self._reporter: report.Reporter | None = None
         self._leaving: Leaving | None = None
         self._notice_saved = False  # the save at the notice has been asked for
+        self._repeat_at = 0.0  # virtual
         self._launching = False  # or launched: from begin() to LauncherLost
         self._launch_at = 0.0  # monotonic; not before
         self._saver: subprocess.Popen[bytes] | None = None
@@ -294,13 +295,26 @@ class Agent:
             self._sync.assigned(reply.job)
             self._save(assignment=assignment)
             self._say(Kind.HELLO, gen=0)
-            if self._saved.notice is not None:
-                self._say(Kind.NOTICE, str(self._saved.notice.deadline))
         self._save(assignment=assignment, run=reply.run or self._saved.run)
+        if reply.role is Role.STANDBY:
+            self._repeat()
         if self._state in (State.BOOT, State.HELLO, State.IDLE):
             self._become(State.STANDBY if self._super.child is None else State.RUNNING)
         if reply.doc is not None and (self._doc is None or reply.doc.ver > self._doc.ver):
             self._take(reply.doc)
+
+    def _repeat(self) -> None:
+        """Until a machine is admitted the function takes only its hello: say again what is still so."""
+        now = self._clock.now()
+        if now < self._repeat_at:
+            return
+        self._repeat_at = now + POLL_S
+        if self._saved.notice is not None:
+            self._say(Kind.NOTICE, str(self._saved.notice.deadline), again=True)
+        if self._mounted is not None:
+            self._say(Kind.ATTACHED, str(self._mounted), again=True)
+            if self._newest is not None:
+                self._say(Kind.HOLDS, str(self._newest), again=True)
 
     def _take(self, doc: Generation) -> None:
         self._log("doc", ver=doc.ver, gen=doc.gen, state=doc.state.value, members=len(doc.members))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -25,6 +26,7 @@ HANG_S = 60  # of the long poll, as Google's own guest agent
 CONNECT_S = 2.0
 ANSWER_S = 5.0
 RETRY_S = 1.0  # virtual
+RETRY_FLOOR_S = 0.2  # real
 EXPIRY_MARGIN_S = 300.0  # virtual; a token is renewed when less than this is left
 
 
@@ -184,7 +186,7 @@ class Watcher(threading.Thread):
                 instance, etag = self._metadata.wait(etag)
             except MetadataError as error:
                 self._log.once(str(error), "metadata.trouble", error=str(error))
-                self._clock.sleep(RETRY_S)
+                time.sleep(max(RETRY_FLOOR_S, self._clock.real_s(RETRY_S)))
                 continue
             if instance != last:
                 last = instance

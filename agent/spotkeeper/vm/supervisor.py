@@ -35,9 +35,10 @@ from spotkeeper.vm import render
 from spotkeeper.vm.launch import Kind, Launcher, LaunchError, sweep
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.logs import LAUNCHER_LOG
+from spotkeeper.vm.settings import job_path
 
 RENDEZVOUS_S = 60  # real; all members start within a poll, but a cold launcher imports torch first
-TERM_S = 1.0  # real; from SIGTERM to SIGKILL, and how long before the deadline SIGTERM comes
+TERM_S = 1.0  # real; at most so long before the deadline comes SIGTERM (a fifth of the time, if that is less)
 LINGER_S = 2.0  # real; torchrun waits minutes for peers that will not come; its workers are done
 DONE_LINGER_S = 15.0  # real; the same at a job's own end, where peers may be a step behind
 SWEEP_S = 2.0  # real; for SIGKILL to take effect
@@ -76,7 +77,8 @@ class Child:
     stop: Stop | None = None
     saving: bool = False  # a save-and-stop was asked for, so its end is a release
     discarded: bool = False  # given up for a newer generation: nobody waits for its end
-    deadline: float = 0.0
+    term_at: float = 0.0  # SIGTERM, if it has not ended by then
+    kill_at: float = 0.0  # SIGKILL
     workers_done: float | None = None
 
 
@@ -144,7 +146,7 @@ class Supervisor:
             return False
         self.child = Child(gen, folder, nproc, grace_s, control)
         if control.want is Want.SAVE_STOP:
-            self._asked(self.child, control.deadline)
+            self._asked(self.child, control.deadline + TERM_S)
         self._log("job.adopt", gen=gen)
         return True
 
@@ -162,16 +164,17 @@ class Supervisor:
         if child is None or child.stop is Stop.KILLED:
             return
         until = deadline if deadline is not None else time.time() + child.grace_s
-        if child.saving and until >= child.deadline - 0.5:
+        if child.saving and until >= child.kill_at - 0.5:
             return
-        # The job gets what is left before SIGTERM, so that a save it cannot finish is not begun.
-        child.control.request(Want.SAVE_STOP, until - TERM_S)
-        self._log("job.save_stop", gen=child.gen, step=child.control.step, within_s=round(until - time.time(), 2))
         self._asked(child, until)
+        child.control.request(Want.SAVE_STOP, child.term_at)
+        self._log("job.save_stop", gen=child.gen, step=child.control.step, within_s=round(until - time.time(), 2))
 
     def _asked(self, child: Child, until: float) -> None:
+        """The job's own deadline is that of SIGTERM, a little before the end, so that SIGTERM can still do good."""
         child.saving = True
-        child.deadline = until
+        child.kill_at = until
+        child.term_at = until - min(TERM_S, 0.2 * max(0.0, until - time.time()))
         child.stop = child.stop or Stop.ASKED
 
     def discard(self) -> None:
@@ -193,14 +196,14 @@ class Supervisor:
         now = time.time()
         if self._workers_done(child, now):
             self._kill(child)
-        elif child.stop is Stop.ASKED and (now >= child.deadline - TERM_S or child.control.state is State.STARTING):
+        elif child.stop is Stop.ASKED and (now >= child.term_at or child.control.state is State.STARTING):
             # Before attach() nobody listens, and there is nothing to save: a handler of the user's may.
             self._log("job.term", gen=child.gen, state=child.control.state.name)
             child.stop = Stop.TERMED
-            child.deadline = min(child.deadline, now + max(TERM_S, child.grace_s))
+            child.kill_at = min(child.kill_at, now + max(TERM_S, child.grace_s))
             with contextlib.suppress(LaunchError):
                 self._launcher.signal(child.gen, signal.SIGTERM)
-        elif child.stop is Stop.TERMED and now >= child.deadline:
+        elif child.stop is Stop.TERMED and now >= child.kill_at:
             self._log("job.kill", gen=child.gen)
             self._kill(child)
 
@@ -293,7 +296,7 @@ def torchrun_args(templates: Path, doc: Generation, run: JobRun, node: Node, fol
 
     path = templates / "torchrun.args.j2"
     values = {"doc": doc, "run": run, "node": node, "folder": folder, "rendezvous_s": RENDEZVOUS_S}
-    boot = Path(__file__).parent / "launcher/boot.py"
+    boot = job_path() / "spotkeeper/vm/launcher/boot.py"
     text = render.render(path, values | {"command": command(boot, run.command, node.source)})
     try:
         return [msgspec.json.decode(line, type=str) for line in text.splitlines() if line.strip()]
