@@ -30,7 +30,12 @@ def unit(value: object) -> str:
 
 
 def to_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=_no_json)
+
+
+def _no_json(value: object) -> object:
+    str(value)  # an undefined value says here what it lacks
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def render(path: Path, values: Mapping[str, object]) -> str:

@@ -1,0 +1,461 @@
+"""The agent's rooms one by one: disk, source, notice, spool, logs, lease, settings, stop order's small parts."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from spotkeeper.clock import Clock
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.generation import FactIn, Role, SyncReply
+from spotkeeper.train.control import Commit, Control, Fault, State
+from spotkeeper.vm import disk as disks
+from spotkeeper.vm import logs, notice, report, settings, supervisor, sync
+from spotkeeper.vm.disk import Disk, DiskError
+from spotkeeper.vm.lease import Lease
+from spotkeeper.vm.log import Log, redact
+from spotkeeper.vm.metadata import Instance, Metadata, MetadataError
+from spotkeeper.vm.notice import Cause, Notice
+from spotkeeper.vm.saved import Assignment, Saved
+from spotkeeper.vm.sdnotify import notify
+from spotkeeper.vm.source import SourceError, fetch
+from spotkeeper.vm.storage import Bucket, StorageError
+
+from tests.vm.fakes import JOB, Fake, document, source
+
+QUIET = Log(write=lambda _: None)
+
+
+# ---------------------------------------------------------------- disk
+
+
+class Tools:
+    """Stand-ins for blkid, mkfs.ext4, mount and umount that write down how they were called."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log = folder / "calls"
+        self.folder = folder / "bin"
+        self.folder.mkdir()
+        for name in ("mkfs.ext4", "mount", "umount"):
+            self.tool(name, "exit 0")
+        monkeypatch.setenv("PATH", f"{self.folder}:{os.environ['PATH']}")
+
+    def tool(self, name: str, does: str) -> None:
+        path = self.folder / name
+        path.write_text(f'#!/bin/sh\necho {name} "$@" >>{self.log}\n{does}\n')
+        path.chmod(0o755)
+
+    def calls(self) -> list[str]:
+        return [line.split()[0] for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
+    return Tools(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def block(tmp_path: Path) -> Disk:
+    device = tmp_path / "google-sk-data"
+    device.write_bytes(bytes(1 << 20))  # no folder, so treated as a block device
+    return Disk(device, tmp_path / "mnt/sk-data", QUIET)
+
+
+@pytest.mark.parametrize(
+    ("blkid", "calls", "error"),
+    [
+        ("exit 2", ["blkid", "mkfs.ext4", "mount"], None),
+        ("echo ext4", ["blkid", "mount"], None),
+        ("echo xfs", ["blkid"], "holds xfs"),
+        ("echo dos", ["blkid"], "holds dos"),
+        ("echo half a thing; exit 2", ["blkid"], "blkid ends with 2"),
+        ("echo ambivalent >&2; exit 8", ["blkid"], "blkid ends with 8"),
+        ("exit 0", ["blkid"], "something without a type"),
+    ],
+)
+def test_only_a_disk_that_is_surely_blank_is_formatted(
+    tools: Tools, block: Disk, blkid: str, calls: list[str], error: str | None
+) -> None:
+    tools.tool("blkid", blkid)
+    if error is None:
+        block.mount()
+    else:
+        with pytest.raises(DiskError, match=error):
+            block.mount()
+    assert tools.calls() == calls
+
+
+def test_real_blkid_tells_blank_from_formatted(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(4 << 20))
+    one = Disk(image, tmp_path / "mnt", QUIET)
+    try:
+        assert one._kind() is None
+    except DiskError as error:
+        pytest.skip(str(error))
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    assert one._kind() == "ext4"
+
+
+def test_busy_disk_is_never_unmounted_lazily(tools: Tools, block: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disks, "BUSY_S", 0.0)
+    monkeypatch.setattr(Disk, "mounted", lambda _: True)
+    tools.tool("umount", "echo target is busy >&2; exit 32")
+    with pytest.raises(DiskError, match="target is busy"):
+        block.unmount()
+    assert "-l" not in tools.log.read_text()
+
+
+def test_folder_of_the_local_cloud_is_linked_and_unlinked(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    device = tmp_path / "dev/google-sk-data"
+    device.parent.mkdir()
+    one = Disk(device, tmp_path / "mnt/sk-data", QUIET)
+    assert not one.present()
+    device.symlink_to(tmp_path / "store")
+    assert one.present() and not one.mounted()
+    one.mount()
+    (one.point / "x").write_text("kept")
+    assert one.mounted() and one.free_bytes() > 0
+    one.unmount()
+    assert not one.mounted()
+    assert (tmp_path / "store/x").read_text() == "kept"
+    one.unmount()  # again: nothing to do
+
+
+# ---------------------------------------------------------------- source
+
+
+@pytest.fixture
+def bucket(fake: Fake) -> Iterator[Bucket]:
+    fake.instance("7", "sk-test-x")
+    yield Bucket(fake.url, "bucket", Metadata(Clock(), fake.listen("7")))
+
+
+def test_source_is_fetched_once_by_its_hash(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
+    sha256 = source(fake, {"train.py": "print(1)", "sub/data.txt": "d"})
+    folder = fetch(bucket, JOB, sha256, tmp_path / "src")
+    assert (folder / "sub/data.txt").read_text() == "d"
+    fake.objects.clear()
+    assert fetch(bucket, JOB, sha256, tmp_path / "src") == folder
+    assert sorted(path.name for path in (tmp_path / "src").iterdir()) == [sha256]
+    assert list(fetch(bucket, JOB, None, tmp_path / "src").iterdir()) == []
+
+
+def test_source_of_another_hash_is_not_used(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
+    sha256 = source(fake, {"train.py": "good"})
+    fake.objects[f"jobs/{JOB}/source/{sha256}"] += b"x"
+    with pytest.raises(SourceError, match="not unpacked"):
+        fetch(bucket, JOB, sha256, tmp_path / "src")
+    assert list((tmp_path / "src").iterdir()) == []
+    with pytest.raises(StorageError, match="HTTP 404"):
+        fetch(bucket, JOB, "0" * 64, tmp_path / "src")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside"])
+def test_source_cannot_write_outside(fake: Fake, bucket: Bucket, tmp_path: Path, name: str) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo("link")
+        info.type, info.linkname = tarfile.SYMTYPE, name
+        tar.addfile(info)
+    import hashlib
+
+    sha256 = hashlib.sha256(buffer.getvalue()).hexdigest()
+    fake.objects[f"jobs/{JOB}/source/{sha256}"] = buffer.getvalue()
+    with pytest.raises(SourceError, match="cannot unpack"):
+        fetch(bucket, JOB, sha256, tmp_path / "src")
+    assert list((tmp_path / "src").iterdir()) == []
+
+
+# ---------------------------------------------------------------- notices and lease
+
+
+def seen(**changes: str) -> Instance:
+    return Instance(id=1, name="n", zone="z", **changes)  # type: ignore[arg-type]
+
+
+PREEMPTED = Notice(Cause.PREEMPTED, 1120, 1000.0)
+MAINTENANCE = Notice(Cause.MAINTENANCE, 1060, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("known", "instance", "given", "withdrawn"),
+    [
+        (None, seen(), None, None),
+        (None, seen(preempted="TRUE"), PREEMPTED, None),
+        (PREEMPTED, seen(preempted="TRUE"), None, None),
+        (PREEMPTED, seen(), None, PREEMPTED),
+        (None, seen(maintenance_event="MIGRATE_ON_HOST_MAINTENANCE"), None, None),
+        (None, seen(maintenance_event="TERMINATE_ON_HOST_MAINTENANCE"), MAINTENANCE, None),
+        (MAINTENANCE, seen(preempted="TRUE", maintenance_event="TERMINATE_ON_HOST_MAINTENANCE"), PREEMPTED, None),
+        (PREEMPTED, seen(preempted="TRUE", maintenance_event="TERMINATE_ON_HOST_MAINTENANCE"), None, None),
+        (Notice(Cause.SHUTDOWN, 1025, 1000.0), seen(), None, None),
+    ],
+)
+def test_notices(known: Notice | None, instance: Instance, given: Notice | None, withdrawn: Notice | None) -> None:
+    change = notice.observe(known, instance, 120.0, 1000.0)
+    assert (change.given, change.withdrawn) == (given, withdrawn)
+
+
+def test_shutdown_never_gives_more_time_than_the_notice_before_it() -> None:
+    assert notice.shutdown(None, 25, 1000).deadline == 1025
+    assert notice.shutdown(Notice(Cause.PREEMPTED, 1010, 900), 25, 1000).deadline == 1010
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(None, 120), ("30", 30), ("0", 30), ("soon", 30), ("90.5", 90.5)])
+def test_notice_length(text: str | None, seconds: float) -> None:
+    assert settings._notice_s(text) == seconds
+
+
+def test_lease() -> None:
+    lease = Lease(1000.0)
+    assert not lease.over(1000.0 + 120 * 60 - 1)
+    assert lease.over(1000.0 + 120 * 60)
+    lease.renew(5000.0, 1)
+    assert lease.over(5060.0) and not lease.over(5059.0)
+
+
+# ---------------------------------------------------------------- spool
+
+
+def test_spool_keeps_facts_over_a_restart_but_not_over_a_reboot(tmp_path: Path) -> None:
+    first = sync.Outbox(tmp_path, "boot-a", QUIET)
+    first.assigned("job")
+    first.add(FactIn(Kind.NOTICE, 3, "1000"))
+    first.add(FactIn(Kind.RELEASED, 3, "7"))
+    assert not first.add(FactIn(Kind.RELEASED, 3, "7"))
+    first.told((FactIn(Kind.NOTICE, 3, "1000"),))
+    assert sync.Outbox(tmp_path, "boot-a", QUIET).waiting() == (FactIn(Kind.RELEASED, 3, "7"),)
+    assert sync.Outbox(tmp_path, "boot-b", QUIET).waiting() == ()
+
+
+def test_spool_forgets_an_old_job_but_not_the_word_that_drops_it(tmp_path: Path) -> None:
+    box = sync.Outbox(tmp_path, "b", QUIET)
+    box.assigned("one")
+    box.add(FactIn(Kind.FREED, 3, "0"))
+    box.add(FactIn(Kind.DROPPED, 3, attempt=4))
+    box.assigned("two")
+    assert box.waiting() == (FactIn(Kind.DROPPED, 3, attempt=4),)
+
+
+def test_damaged_spool_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "facts.json").write_text('{"boot": "b", "fac')
+    box = sync.Outbox(tmp_path, "b", QUIET)
+    assert box.waiting() == ()
+    assert box.add(FactIn(Kind.HELLO))
+
+
+def test_full_disk_loses_no_fact_that_can_still_be_said(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_text("a file where the folder should be")
+    lines: list[str] = []
+    box = sync.Outbox(tmp_path / "spool", "b", Log(write=lines.append))
+    box.add(FactIn(Kind.NOTICE, 1, "5"))
+    box.add(FactIn(Kind.NOTICE, 1, "6"))
+    assert len(box.waiting()) == 2
+    assert len(lines) == 1, "said once"
+
+
+def test_what_the_function_refuses_does_not_hold_up_the_rest(fake: Fake, tmp_path: Path) -> None:
+    fake.instance("9", "n")
+    clock = Clock(time.time(), time.time(), 20.0)
+    box = sync.Outbox(tmp_path, "b", QUIET)
+    answers: list[SyncReply] = []
+    client = sync.FunctionClient(f"{fake.url}/fn", Metadata(clock, fake.listen("9")))
+    syncer = sync.Syncer(client, box, "b", lambda event: answers.append(event.reply), clock, QUIET)
+    fake.function_status = 400
+    syncer.say(FactIn(Kind.FULL, 1))
+    syncer._exchange()
+    assert box.waiting() == ()
+    fake.function_status = 500
+    syncer.say(FactIn(Kind.FULL, 2))
+    syncer._exchange()
+    assert len(box.waiting()) == 1, "anything but a refusal is tried again"
+    fake.function_status = 200
+    syncer._exchange()
+    assert box.waiting() == () and answers[0].role is Role.UNKNOWN
+    assert [fact.gen for _, fact in fake.facts] == [2]
+
+
+# ---------------------------------------------------------------- metadata
+
+
+def test_tokens_are_kept_until_shortly_before_they_expire(fake: Fake) -> None:
+    fake.instance("7", "n")
+    now = time.time()
+    hours = Clock(now, now, 1.0)
+    one = Metadata(hours, fake.listen("7"))
+    token = one.identity_token("https://f")
+    fake.metadata_status = 503
+    assert one.identity_token("https://f") == token
+    with pytest.raises(MetadataError, match="HTTP 503"):
+        one.identity_token("https://another")
+    later = Metadata(Clock(now, now + 3400, 1.0), fake.listen("7"))
+    fake.metadata_status = 200
+    later.identity_token("https://f")
+    fake.metadata_status = 503
+    with pytest.raises(MetadataError):  # 200 s are left, less than the margin
+        later.identity_token("https://f")
+
+
+def test_an_answer_that_is_no_instance_is_an_error(fake: Fake) -> None:
+    fake.instances["7"] = {"id": 1}
+    with pytest.raises(MetadataError, match="instance/"):
+        Metadata(Clock(), fake.listen("7")).instance()
+
+
+def test_settings_name_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(settings.SettingsError, match="sk-function, sk-bucket"):
+        settings.read(Instance(id=1, name="n", zone="z", attributes={"sk-stack": "s"}), tmp_path)
+
+
+def test_a_boot_has_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTKEEPER_INIT_PID", "41")
+    first = settings.boot_id(tmp_path)
+    assert settings.boot_id(tmp_path) == first
+    monkeypatch.setenv("SPOTKEEPER_INIT_PID", "42")
+    assert settings.boot_id(tmp_path) != first
+    (tmp_path / "boot").unlink()
+
+
+def test_saved_state_is_of_one_boot(tmp_path: Path) -> None:
+    saved = Saved("a", Assignment("job", 1, 2, 3), None, 4, 3, PREEMPTED)
+    saved.write(tmp_path)
+    assert Saved.read(tmp_path, "a") == saved
+    assert Saved.read(tmp_path, "b") == Saved("b")
+    assert (tmp_path / "agent.json").stat().st_mode & 0o077 == 0, "a job's variables are nobody else's business"
+
+
+# ---------------------------------------------------------------- logs
+
+
+def test_secrets_do_not_reach_the_log() -> None:
+    text = "Authorization: Bearer abc.def and eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.sig and ya29.a0Af-x"
+    assert redact(text) == "Authorization: [redacted] and [redacted] and [redacted]"
+    lines: list[str] = []
+    Log(write=lines.append)("x", detail=text)
+    assert "ya29" not in lines[0] and json.loads(lines[0])["event"] == "x"
+
+
+def test_logs_are_the_ends_and_bounded(tmp_path: Path) -> None:
+    for rank in range(2):
+        home = tmp_path / f"logs/run_x/attempt_0/{rank}"
+        home.mkdir(parents=True)
+        (home / "stdout.log").write_bytes(b"o" * (1 << 20) + f"end {rank}".encode())
+        (home / "stderr.log").write_bytes(f"trouble {rank}".encode())
+    (tmp_path / logs.LAUNCHER_LOG).write_bytes(b"torchrun says")
+    text = logs.collect(tmp_path, "why").decode()
+    assert len(text) < 3 * logs.TAIL_BYTES
+    order = ["torchrun says", "local rank 0 stdout", "end 0", "end 1", "trouble 0", "trouble 1", "why"]
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+
+
+# ---------------------------------------------------------------- reports
+
+
+def test_only_the_lowest_member_reports_at_commits_and_once_a_minute(tmp_path: Path) -> None:
+    with Control.create(tmp_path / "ctl") as control:
+        lowest, other = report.Reporter(1, True), report.Reporter(1, False)
+        assert lowest.progress(control, 0.0) is None, "nothing to say before training"
+        control.state = State.TRAINING
+        control.stepped(5)
+        control.loss = 1.5
+        told = lowest.progress(control, 0.0)
+        assert told is not None and (told.gen, told.step, told.loss, told.commit_step) == (1, 5, 1.5, None)
+        assert other.progress(control, 0.0) is None
+        assert lowest.progress(control, 59.0) is None
+        assert lowest.progress(control, 60.0) is not None
+        control.committed(Commit(1, 5))
+        news = lowest.progress(control, 61.0)
+        assert news is not None and (news.commit_gen, news.commit_step) == (1, 5)
+
+
+def test_stall_and_full_disk_are_facts(tmp_path: Path) -> None:
+    with Control.create(tmp_path / "ctl") as control:
+        reporter = report.Reporter(2, False)
+        control.state = State.TRAINING
+        control.step_s = 4.0
+        control.stepped(9, time.time() - 13)
+        assert report.late(control)
+        assert reporter.facts(control) == []
+        control.stepped(9, time.time() - 41)
+        assert reporter.facts(control) == [FactIn(Kind.SLOW, 2, "9")]
+        control.state = State.STOPPING  # the save takes its time; nothing stalls
+        assert reporter.facts(control) == []
+        control.fault = Fault.DISK_FULL
+        assert reporter.facts(control) == [FactIn(Kind.FULL, 2)]
+
+
+# ---------------------------------------------------------------- small parts
+
+
+def test_commands_name_the_script_in_the_source(tmp_path: Path) -> None:
+    boot = Path("/b/boot.py")
+    assert supervisor.command(boot, ("t.py", "--x"), tmp_path) == ["/b/boot.py", f"{tmp_path}/t.py", "--x"]
+    assert supervisor.command(boot, ("-m", "mod", "x"), tmp_path) == ["/b/boot.py", "-m", "mod", "x"]
+
+
+def test_interface_is_named_only_where_gloo_needs_it() -> None:
+    assert supervisor.interface_of("127.0.1.9") is None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # no packet is sent: it only chooses a route
+        except OSError:
+            pytest.skip("no route beyond the loopback")
+        own = probe.getsockname()[0]
+    name = supervisor.interface_of(own)
+    assert name in [name for _, name in socket.if_nameindex()]
+    assert supervisor.interface_of("203.0.113.77") is None
+
+
+def test_exit_files_half_written_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "exit.0").write_text("0\n")
+    (tmp_path / "exit.1.tmp").write_text("93\n")
+    (tmp_path / "exit.2").write_text("")
+    assert supervisor.exit_codes(tmp_path) == [0]
+
+
+def test_notify_speaks_to_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        notify("READY=1", "STATUS=x")
+        assert listener.recv(100) == b"READY=1\nSTATUS=x"
+    notify("WATCHDOG=1")  # nobody listens: no error
+
+
+def test_torchrun_arguments(tmp_path: Path) -> None:
+    from spotkeeper.spec.generation import JobRun, Member
+
+    members = tuple(Member(rank, 1, str(rank), "b", f"10.0.0.{rank}", 4) for rank in (2, 5))
+    doc = document(9, 7, members, port=20007)
+    run = JobRun("j", ("train.py", "--say", 'a "b" {{ c }}'), None, nproc=4, grace_s=25.5)
+    node = supervisor.Node(5, 1, "10.0.0.5", tmp_path, tmp_path / "s", None)
+    args = supervisor.torchrun_args(settings.templates_path(), doc, run, node, tmp_path / "r")
+    for want in (
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc-per-node=4",
+        "--rdzv-backend=static",
+        "--master-addr=10.0.0.2",
+        "--master-port=20007",
+        "--local-addr=10.0.0.5",
+        "--max-restarts=0",
+        "--shutdown-timeout=25",
+        f"--rdzv-id={doc.run_id}",
+        f"--log-dir={tmp_path}/r/logs",
+    ):
+        assert want in args
+    assert args[-3:] == [f"{tmp_path}/train.py", "--say", 'a "b" {{ c }}']
+    env = supervisor.environment(doc, run, node, tmp_path / "r")
+    assert "SPOTKEEPER_CKPT" not in env and "SPOTKEEPER_INTERVAL_S" not in env and "SPOTKEEPER_MEAN_LIFE_S" not in env
+    assert (env["SPOTKEEPER_GEN"], env["SPOTKEEPER_SLOT"], env["SPOTKEEPER_JOB"]) == ("7", "5", JOB)
