@@ -395,8 +395,10 @@ RULES = (
 
 def pool_zones(pool: Pool, s: Settings) -> Iterator[Problem]:
     in_region = zones_of(s.region)
+    if not in_region:
+        return  # the region is wrong, which is said elsewhere
     for index, zone in enumerate(pool.zones):
-        if in_region and zone not in in_region:
+        if zone not in in_region:
             yield Problem(join("zones", index), f"{zone} is not a zone of {s.region}", hint=nearest(zone, in_region))
         else:
             yield from _zone(join("zones", index), zone, pool.zones[:index], s.zones, "in the stack's zones")

@@ -195,6 +195,7 @@ def on_host_maintenance(pool: Pool) -> str:
 def scheduling(pool: Pool, model: str, max_run_s: int | None) -> gcp.compute.RegionInstanceTemplateSchedulingArgs:
     """How a machine is bought. For spot, five fields go together: Compute Engine refuses any four of them."""
     if model == "on-demand":
+        # No restart after a host error: it would be another boot, which reconcile replaces anyway.
         return gcp.compute.RegionInstanceTemplateSchedulingArgs(
             provisioning_model="STANDARD", automatic_restart=False, on_host_maintenance=on_host_maintenance(pool)
         )

@@ -52,4 +52,4 @@ def stack_config(config_file: Path, endpoint: str | None = None) -> dict[str, ob
 def addresses(endpoint: str) -> dict[str, str]:
     """The services of a one-machine cloud, by the names of ``endpoints:`` in a stack file."""
     root = endpoint.rstrip("/")
-    return {"compute": f"{root}/compute/v1", "storage": root, "jwks": f"{root}/oauth2/v3/certs"}
+    return {"compute": f"{root}/compute/v1", "storage": root, "jwks": f"{root}/local/v1/jwks"}

@@ -1,0 +1,214 @@
+"""The scripts a machine runs: rendered from constants, correct shell, and they do what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+from msgspec.structs import replace
+
+from infra import boot
+from infra.settings import Agent, Settings, from_config
+from spotkeeper.local.deploy.config import read_config
+from tests.infra.conftest import STACKS
+
+TOKEN = "a-token-that-must-not-leak"  # noqa: S105
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    return from_config(read_config(STACKS / "Pulumi.local.yaml", "http://127.0.0.1:9"), "local")
+
+
+@pytest.fixture(scope="module")
+def scripts(settings: Settings) -> boot.Scripts:
+    return boot.render(settings)
+
+
+def test_the_scripts_are_correct_shell(scripts: boot.Scripts) -> None:
+    for text in (scripts.startup, scripts.shutdown):
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+        found = subprocess.run(
+            [Path(sys.executable).with_name("shellcheck"), "--shell=bash", "-"],
+            input=text, text=True, capture_output=True, check=False,
+        )  # fmt: skip
+        assert found.returncode == 0, found.stdout
+
+
+def test_the_startup_script_is_short_and_its_template_too(scripts: boot.Scripts) -> None:
+    assert len((boot.TEMPLATES / "startup.sh.j2").read_text().splitlines()) < 60
+    assert len(scripts.startup.encode()) < boot.METADATA_BYTES
+
+
+def test_the_python_inside_compiles(scripts: boot.Scripts) -> None:
+    inner = scripts.startup.split("<<'PY'\n")[1].split("\nPY\n")[0]
+    compile(inner, "startup", "exec")
+
+
+def test_an_interpreter_with_a_space_is_one_word(settings: Settings) -> None:
+    text = boot.render(replace(settings, agent=Agent(interpreter="/opt/my python/bin/python3"))).startup
+    assert "PYTHON='/opt/my python/bin/python3'" in text
+    assert 'ExecStart=/usr/bin/env "/opt/my python/bin/python3" -m spotkeeper.vm' in text
+
+
+def test_what_cannot_stand_in_a_script_is_refused(settings: Settings) -> None:
+    with pytest.raises(ValueError, match="cannot"):
+        boot.render(replace(settings, agent=Agent(interpreter="python3\nrm -rf /")))
+
+
+def test_filters() -> None:
+    assert boot.sh("a'b") == "'a'\"'\"'b'"
+    assert boot.unit('50% of "$HOME"\\') == '"50%% of \\"$$HOME\\"\\\\"'
+    with pytest.raises(ValueError, match="UNIT"):
+        boot.heredoc("a\nUNIT\nb", "UNIT")
+
+
+def test_a_substitution_without_a_filter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "startup.sh.j2").write_text("echo {{ stack }}")
+    monkeypatch.setattr(boot, "TEMPLATES", tmp_path)
+    boot._environment.cache_clear()
+    with pytest.raises(ValueError, match=r"startup.sh.j2: \{\{ stack \}\} passes no filter"):
+        boot._render("startup.sh.j2", {"stack": "x"})
+    (tmp_path / "startup.sh.j2").write_text("echo {{ stak|sh }}")
+    with pytest.raises(UndefinedError):
+        boot._render("startup.sh.j2", {"stack": "x"})
+    boot._environment.cache_clear()
+
+
+# --- run for real: a metadata server, a bucket, a root of its own -------------------------
+
+
+class Site:
+    """Metadata and storage of one machine. ``bundle`` is what the bucket holds under the promised name."""
+
+    def __init__(self, bundle: bytes, promised: str) -> None:
+        self.bundle = bundle
+        self.promised = promised
+        self.downloads = 0
+        self.address = ""
+
+    def answer(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        attributes = {"sk-bundle": self.promised, "sk-bucket": "sk-test", "sk-storage": f"http://{self.address}"}
+        base = "/computeMetadata/v1/instance/"
+        if path.startswith(base):
+            assert headers["Metadata-Flavor"] == "Google"
+            if path == f"{base}service-accounts/default/token":
+                return 200, json.dumps({"access_token": TOKEN}).encode()
+            return 200, attributes[path.removeprefix(f"{base}attributes/")].encode()
+        assert path == f"/storage/v1/b/sk-test/o/bundles/{self.promised}.tar"
+        assert headers["Authorization"] == f"Bearer {TOKEN}"
+        self.downloads += 1
+        return 200, self.bundle
+
+
+@pytest.fixture
+def serve() -> Iterator[object]:
+    running: list[ThreadingHTTPServer] = []
+
+    def start(site: Site) -> Site:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # noqa: N802
+                path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+                status, data = site.answer(path, dict(self.headers))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        site.address = f"127.0.0.1:{server.server_address[1]}"
+        running.append(server)
+        return site
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def bundle_of(text: str) -> bytes:
+    """A bundle whose agent is ``text``."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in (("spotkeeper/__init__.py", ""), ("spotkeeper/vm/__init__.py", ""), ("spotkeeper/vm/__main__.py", text)):
+            entry = tarfile.TarInfo(f"site/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content.encode()))
+    return buffer.getvalue()
+
+
+def run(script: str, site: Site, root: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"PATH": path, "SPOTKEEPER_ROOT": str(root), "GCE_METADATA_HOST": site.address,
+                   "http_proxy": "http://127.0.0.1:1"}  # fmt: skip
+    return subprocess.run(
+        ["bash", "-s"], input=script, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_machine_fetches_verifies_and_starts_the_agent(scripts: boot.Scripts, serve: object, tmp_path: Path) -> None:
+    data = bundle_of("import spotkeeper, sys; print('agent', spotkeeper.__file__)")
+    site: Site = serve(Site(data, hashlib.sha256(data).hexdigest()))  # type: ignore[operator]
+    first = run(scripts.startup, site, tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == f"agent {tmp_path}/var/lib/spotkeeper/bundle/{site.promised}/site/spotkeeper/__init__.py\n"
+    second = run(scripts.startup, site, tmp_path)
+    assert second.returncode == 0 and site.downloads == 1, "a bundle that is there is not fetched again"
+    assert TOKEN not in first.stdout + first.stderr
+
+
+def test_a_bundle_with_another_hash_is_not_used(scripts: boot.Scripts, serve: object, tmp_path: Path) -> None:
+    data = bundle_of("print('must not run')")
+    site: Site = serve(Site(data, hashlib.sha256(b"another").hexdigest()))  # type: ignore[operator]
+    done = run(scripts.startup, site, tmp_path)
+    assert done.returncode != 0
+    assert "does not have the hash of its name: not used" in done.stderr
+    assert "must not run" not in done.stdout
+    assert not list(tmp_path.glob("var/lib/spotkeeper/bundle/*/site"))
+
+
+def test_a_half_unpacked_bundle_is_unpacked_again(scripts: boot.Scripts, serve: object, tmp_path: Path) -> None:
+    data = bundle_of("print('whole')")
+    site: Site = serve(Site(data, hashlib.sha256(data).hexdigest()))  # type: ignore[operator]
+    part = tmp_path / "var/lib/spotkeeper/bundle" / f"{site.promised}.part"
+    (part / "site").mkdir(parents=True)
+    (part / "site/junk").write_text("left by a machine that lost power")
+    done = run(scripts.startup, site, tmp_path)
+    assert done.stdout == "whole\n", done.stderr
+    assert not part.exists() and not list(tmp_path.rglob("junk"))
+
+
+def test_the_shutdown_script_stops_the_agent_and_waits(scripts: boot.Scripts, tmp_path: Path) -> None:
+    (tmp_path / "run/spotkeeper").mkdir(parents=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); signal.pause()"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    (tmp_path / "run/spotkeeper/agent.pid").write_text(f"{child.pid}\n")
+    reaper = threading.Thread(target=child.wait)
+    reaper.start()
+    site = Site(b"", "")
+    done = run(scripts.shutdown, site, tmp_path)
+    reaper.join(10)
+    assert done.returncode == 0 and child.returncode == 7
+
+
+def test_the_shutdown_script_is_content_without_an_agent(scripts: boot.Scripts, tmp_path: Path) -> None:
+    assert run(scripts.shutdown, Site(b"", ""), tmp_path).returncode == 0
