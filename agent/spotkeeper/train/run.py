@@ -182,8 +182,11 @@ class Run:
         """
         self._writer.settle()
         self._save()
-        if wait:
-            self._writer.settle()
+        return self.wait() if wait else self._writer.commit
+
+    def wait(self) -> Commit | None:
+        """Until nothing is being written on this node; its newest durable checkpoint. Not collective."""
+        self._writer.settle()
         return self._writer.commit
 
     # ------------------------------------------------------------ beginning

@@ -388,7 +388,11 @@ def main(argv: list[str] | None = None) -> int:
     where.add_argument("--fd", type=int, help="serve this inherited socket, and end with the parent")
     args = parser.parse_args(argv)
     if args.socket:
-        server = Server(listener=listen(args.socket))
+        try:
+            server = Server(listener=listen(args.socket))
+        except OSError as error:
+            print(f"saver: {args.socket}: {error.strerror}", file=sys.stderr)
+            return 1
     else:
         _die_with_parent()
         server = Server(peer=socket.socket(fileno=args.fd))

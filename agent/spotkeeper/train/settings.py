@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from spotkeeper.clock import Clock
 from spotkeeper.train.pace import MEAN_LIFE_S
 
 LOCAL_FOLDER = Path(".spotkeeper/ckpt")
@@ -26,7 +27,7 @@ class Settings:
     folder: Path | None  # checkpoints; None: this node writes none
     saver: Path | None  # None: a private one
     interval_s: float | None
-    mean_life_s: float
+    mean_life_s: float  # real seconds
     keep: int
     seed: int
 
@@ -52,7 +53,8 @@ class Settings:
             folder=folder,
             saver=Path(env["SPOTKEEPER_SAVER"]) if env.get("SPOTKEEPER_SAVER") else None,
             interval_s=interval_s,
-            mean_life_s=_number(env, "SPOTKEEPER_MEAN_LIFE_S", above=0.0) or MEAN_LIFE_S,
+            # Losses are counted on the stack's clock, saves on this machine's.
+            mean_life_s=Clock.from_env().real_s(_number(env, "SPOTKEEPER_MEAN_LIFE_S", above=0.0) or MEAN_LIFE_S),
             keep=max(2, keep),
             seed=_whole(env, "SPOTKEEPER_SEED") or 0,
         )
