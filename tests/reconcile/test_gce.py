@@ -6,11 +6,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import pytest
@@ -37,208 +35,41 @@ from spotkeeper.spec.cloud import (
     VmStatus,
 )
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
 
 from tests import discovery
-
-JOB, UID = "abcd2345", "0b5e9a52-8f0c-4b3e-9f9b-0f3b9a6f2f11"
-A, B = "us-x1-a", "us-x1-b"
-VM = names.vm_name("demo", JOB, 7, 3)
-DISK = names.disk_name("demo", JOB, 7, 1)
-LINK = "https://compute.googleapis.com/compute/v1/projects/p"
-STACK = StackState(
-    stack="demo",
-    cloud="gcp",
-    project="p",
-    region="us-x1",
-    bucket="b",
-    pools=(
-        PoolState(
-            name="gpu",
-            kind="spot",
-            machine_type="g2-standard-4",
-            zones=(A, B),
-            nproc=1,
-            max_nodes=8,
-            max_on_demand=2,
-            disk_gb=50,
-            disk_type="pd-balanced",
-            prices={A: Price(1.0, 0.3), B: Price(1.0, 0.3)},
-            templates={"spot": f"{LINK}/regions/us-x1/instanceTemplates/sk-demo-gpu-spot"},
-            placement={A: f"{LINK}/regions/us-x1/resourcePolicies/sk-demo-gpu-a"},
-        ),
-        PoolState(
-            name="floor",
-            kind="static",
-            machine_type="n2-standard-4",
-            zones=(A,),
-            nproc=1,
-            max_nodes=1,
-            max_on_demand=0,
-            disk_gb=50,
-            disk_type="pd-balanced",
-            prices={A: Price(1.0)},
-            nodes=(StaticNode("sk-demo-floor-s0", A),),
-        ),
-    ),
+from tests.reconcile.compute import (
+    DISK,
+    JOB,
+    LINK,
+    STACK,
+    UID,
+    VM,
+    A,
+    Asked,
+    B,
+    Google,
+    Raw,
+    disk,
+    failed,
+    instance,
+    operation,
+    refusal,
+    scopes,
+    serve,
 )
+
 INSERT = InsertVm(JOB, UID, 7, 3, "gpu", A, Model.SPOT)
-
-
-@dataclass(frozen=True)
-class Asked:
-    method: str  # discovery method id
-    params: dict[str, str]
-    query: dict[str, str]
-    body: Any
-    headers: dict[str, str]
-
-
-@dataclass
-class Google:
-    """A scripted Compute Engine. ``script``: method id -> answer(s); a list is used up, one answer each call."""
-
-    script: dict[str, Any] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    endpoint: str = ""
-
-    def of(self, method: str) -> list[Asked]:
-        return [asked for asked in self.asked if asked.method == f"compute.{method}"]
-
-    def answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes] | Callable[[Any], None]:
-        parts = urlsplit(handler.path)
-        found = discovery.match(handler.command, parts.path)
-        query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-        decoded = json.loads(body) if body else None
-        assert found is not None, f"no method of Google's is {handler.command} {parts.path}"
-        discovery.validate_query(found.method_id, query)
-        discovery.validate_request(found.method_id, decoded)
-        with self.lock:
-            self.asked.append(Asked(found.method_id, found.params, query, decoded, dict(handler.headers)))
-            scripted = self.script.get(found.method_id.removeprefix("compute."), {})
-            if isinstance(scripted, list):
-                scripted = scripted.pop(0)
-            if callable(scripted) and not isinstance(scripted, Raw):
-                scripted = scripted(self.asked[-1])
-        if isinstance(scripted, Raw):
-            return scripted.status, scripted.body
-        status = scripted.pop("_status", 200) if "_status" in scripted else 200
-        if status == 200:
-            discovery.validate_response(found.method_id, scripted)
-        else:
-            discovery.validate_error(scripted)
-        return status, json.dumps(scripted).encode()
-
-
-@dataclass(frozen=True)
-class Raw:
-    """An answer that is no JSON of Google's: a proxy's page, half a body."""
-
-    status: int
-    body: bytes
 
 
 @pytest.fixture
 def google() -> Iterator[Google]:
-    state = Google()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            try:
-                status, data = state.answer(self, body)
-            except Exception as error:
-                state.faults.append(f"{self.command} {self.path}: {error}")
-                status, data = 500, b"{}"
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_POST = do_DELETE = serve  # noqa: N815 - http.server's names
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    state.endpoint = f"http://127.0.0.1:{server.server_port}/compute/v1"
-    yield state
-    server.shutdown()
-    server.server_close()
-    assert state.faults == []
+    with serve() as running:
+        yield running
 
 
 @pytest.fixture
 def gce(google: Google) -> Gce:
     return open_gce(STACK, Clock(), google.endpoint)
-
-
-def operation(**fields: Any) -> dict[str, Any]:
-    return {
-        "kind": "compute#operation",
-        "name": "operation-1",
-        "id": "77",
-        "status": "RUNNING",
-        "progress": 0,
-        **fields,
-    }
-
-
-def refusal(status: int, reason: str, message: str = "no", **more: Any) -> dict[str, Any]:
-    entry = {"message": message, "domain": "global", "reason": reason}
-    return {"_status": status, "error": {"code": status, "message": message, "errors": [entry], **more}}
-
-
-def failed(code: str, status: int = 0, message: str = "failed", reason: str = "") -> dict[str, Any]:
-    entry: dict[str, Any] = {"code": code, "message": message}
-    if reason:
-        entry["errorDetails"] = [{"errorInfo": {"reason": reason, "domain": "compute.googleapis.com"}}]
-    return operation(error={"errors": [entry]}, httpErrorStatusCode=status, status="DONE")
-
-
-def instance(**fields: Any) -> dict[str, Any]:
-    base = {
-        "kind": "compute#instance",
-        "id": "4242",
-        "name": VM,
-        "zone": f"{LINK}/zones/{A}",
-        "status": "RUNNING",
-        "creationTimestamp": "2026-11-20T10:00:00.000-08:00",
-        "labels": names.labels("demo", "gpu", JOB, 7, 3),
-        "scheduling": {"provisioningModel": "SPOT", "preemptible": True},
-        "networkInterfaces": [{"networkIP": "10.0.0.9", "name": "nic0"}],
-        "disks": [
-            {"boot": True, "source": f"{LINK}/zones/{A}/disks/{VM}", "deviceName": "boot"},
-            {"boot": False, "source": f"{LINK}/zones/{A}/disks/{DISK}", "deviceName": "sk-data"},
-        ],
-    }
-    return {**base, **fields}
-
-
-def disk(**fields: Any) -> dict[str, Any]:
-    base = {
-        "id": "5",
-        "name": DISK,
-        "zone": f"{LINK}/zones/{A}",
-        "status": "READY",
-        "sizeGb": "50",
-        "labels": names.labels("demo", "gpu", JOB, 7),
-        "users": [f"{LINK}/zones/{A}/instances/{VM}"],
-    }
-    return {**base, **fields}
-
-
-def scopes(what: str, **zones: list[dict[str, Any]]) -> dict[str, Any]:
-    """An aggregated list; underscores in names stand for dashes. Empty zones carry Google's own warning."""
-    empty = {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": "no results"}}
-    items = {f"zones/{zone.replace('_', '-')}": ({what: found} if found else empty) for zone, found in zones.items()}
-    return {"items": items}
 
 
 class TestCalls:

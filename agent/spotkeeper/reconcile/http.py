@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 50.0  # of a request's cloud calls; the platform ends it at 60
 TICK = ""  # the flight of a tick; no job has this id
+_OURS = re.compile(r"/v1/(?:sync|tick|event|health|poke/[a-z0-9]{8})\Z")
 BOOT = re.compile(r"[-a-z0-9]{1,64}\Z")
 
 log = logging.getLogger("spotkeeper.http")
@@ -410,5 +411,5 @@ def _refusal_of(error: Exception) -> Refusal:
 
 
 def _shape(path: str) -> str:
-    """A path for the log: what does not look like one of ours is not repeated."""
-    return path if re.match(r"/v1/[a-z]{1,10}(/[a-z0-9]{8})?\Z", path) else "?"
+    """A path for the log: one of ours, or nothing of it."""
+    return path if _OURS.match(path) else "?"

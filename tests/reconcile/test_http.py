@@ -1,0 +1,608 @@
+"""The door: who gets in, what it takes, what it says; and the real ``functions-framework`` behind a socket."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import flask
+import msgspec
+import pytest
+from spotkeeper.clock import Clock
+from spotkeeper.reconcile import paths
+from spotkeeper.reconcile.body import BodyError, parse
+from spotkeeper.reconcile.http import STATUS, Door, Refusal, job_of_event
+from spotkeeper.reconcile.logs import JsonLines, redact
+from spotkeeper.reconcile.runtime import (
+    Deadlined,
+    Flights,
+    Runtime,
+    Settings,
+    SettingsError,
+    reconcile_once,
+    settings_from_env,
+)
+from spotkeeper.reconcile.store_api import StoreError
+from spotkeeper.spec.cloud import Action, Class, DeleteDisk, Listing, Result
+from spotkeeper.spec.generation import Role, Sync, SyncReply
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.record import Rank, Record
+from werkzeug.test import EnvironBuilder
+
+from tests.reconcile import compute
+from tests.reconcile import identities as ids
+from tests.reconcile.compute import JOB, STACK, UID, Google, SmallCloud
+
+CLOCK = Clock()
+
+
+def now_claims(**changes: Any) -> dict[str, Any]:
+    """Claims that hold at this moment: a real function reads a real clock."""
+    now = int(time.time())
+    return ids.claims(iat=now - 5, exp=now + 3000, **changes)
+
+
+def vm_token(name: str = ids.VM, uid: str = "5000", zone: str = compute.A) -> str:
+    return ids.bearer(now_claims(**ids.machine(instance_name=name, instance_id=uid, zone=zone)))
+
+
+def clock_token() -> str:
+    return ids.bearer(now_claims(email=ids.CLOCK_MAIL, google=None))
+
+
+@dataclass
+class Site:
+    """A stack with one job of one node, on a small cloud."""
+
+    settings: Settings
+    google: Google
+    cloud: SmallCloud
+    runtime: Runtime
+
+    def __post_init__(self) -> None:
+        store = self.runtime.store
+        state = msgspec.structs.replace(STACK, node_identity=ids.NODES)
+        store.put(paths.STACK, msgspec.json.encode(state))
+        store.put_spec(JOB, JobSpec("train", ("train.py",), pools=("gpu",)))
+        store.put_name("train", JOB)
+        store.set_active(JOB)
+        store.create_record(Record(JOB, UID, "train", "0" * 64, CLOCK.now(), nonce="n", ranks=(Rank(),)))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with ids.issuer() as issuer, compute.serve() as google:
+        cloud = SmallCloud()
+        cloud.run_on(google)
+        settings = Settings(
+            stack="demo",
+            bucket=f"sqlite://{tmp_path}/bucket.db",
+            audience=ids.AUDIENCE,
+            invokers=frozenset({ids.CLOCK_MAIL}),
+            jwks=issuer.url,
+            compute_endpoint=google.endpoint,
+        )
+        yield Site(settings, google, cloud, Runtime(settings))
+
+
+@pytest.fixture
+def door(site: Site) -> Door:
+    return Door(site.runtime)
+
+
+def ask(
+    door: Door, method: str, path: str, body: bytes = b"", token: str | None = None, **headers: str
+) -> tuple[int, dict[str, Any]]:
+    """One request as Flask would hand it over."""
+    sent = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    if token is not None:
+        sent["Authorization"] = token
+    environ = EnvironBuilder(path=path, method=method, headers=sent, input_stream=io.BytesIO(body)).get_environ()
+    environ["CONTENT_LENGTH"] = str(len(body))
+    answer, status, answered = door.handle(flask.Request(environ))
+    assert answered["Content-Type"] == "application/json" and answered["Cache-Control"] == "no-store"
+    return status, json.loads(answer)
+
+
+def sync(door: Door, body: Sync | bytes, token: str | None = None) -> tuple[int, dict[str, Any]]:
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return ask(door, "POST", "/v1/sync", data, vm_token() if token is None else token)
+
+
+HELLO = b'{"boot":"b-1","facts":[{"kind":"hello"}]}'
+
+
+class TestStory:
+    def test_a_job_starts(self, site: Site, door: Door) -> None:
+        """Tick: a machine. Hello: admitted, its disk attached, a generation. Then only reads."""
+        status, ticked = ask(door, "POST", "/v1/tick", b"{}", clock_token())
+        assert (status, ticked) == (200, {"jobs": 1, "failed": 0, "busy": False})
+        (name,) = site.cloud.vms
+        zone = site.cloud.vms[name]["zone"].rpartition("/")[2]
+        token = vm_token(name, site.cloud.vms[name]["id"], zone)
+        status, reply = sync(door, HELLO, token)
+        assert status == 200
+        for _ in range(5):
+            if reply["role"] == "member":
+                break
+            status, reply = sync(door, b'{"boot":"b-1"}', token)
+            ask(door, "POST", f"/v1/poke/{JOB}", b"{}", clock_token())
+        told = msgspec.convert(reply, SyncReply)
+        assert told.role is Role.MEMBER and told.job == JOB and told.rank == 0
+        assert told.doc is not None and told.doc.gen == 1 and told.run is not None
+        assert told.run.command == ("train.py",)
+        before = len(site.google.asked)
+        status, again = sync(door, Sync("b-1", ver=told.doc.ver), token)
+        assert (status, again["role"]) == (200, "member") and "doc" not in again
+        assert len(site.google.asked) == before, "a sync without news only reads"
+
+    def test_a_stranger_of_the_stack_is_unknown(self, door: Door) -> None:
+        assert sync(door, HELLO, vm_token("sk-demo-zzzz9999-r0000-a1"))[1]["role"] == "unknown"
+        assert sync(door, HELLO, vm_token("some-vm"))[1]["role"] == "unknown"
+
+    def test_a_static_node_without_a_job_is_idle(self, site: Site, door: Door) -> None:
+        site.runtime.store.clear_active(JOB)
+        assert sync(door, HELLO, vm_token("sk-demo-floor-s0", "77"))[1]["role"] == "idle"
+        (hello,) = site.runtime.store.list_static_hellos()
+        assert (hello.node, hello.uid, hello.boot) == ("sk-demo-floor-s0", "77", "b-1")
+
+    def test_the_body_never_says_who_speaks(self, site: Site, door: Door) -> None:
+        """A VM of another job names ours: it is told of its own job only."""
+        status, reply = sync(door, Sync("b-1", job=JOB), vm_token("sk-demo-zzzz9999-r0000-a1"))
+        assert (status, reply["role"]) == (200, "unknown") and "job" not in reply
+
+    def test_poke(self, site: Site, door: Door) -> None:
+        status, poked = ask(door, "POST", f"/v1/poke/{JOB}", b"{}", clock_token())
+        assert status == 200 and poked["rounds"] == 1 and len(site.cloud.vms) == 1
+        assert ask(door, "POST", "/v1/poke/zzzz9999", b"{}", clock_token()) == (404, {"error": "not_found"})
+
+    def test_reconcile_once_is_a_tick(self, site: Site) -> None:
+        assert reconcile_once(site.settings).jobs == 1
+        assert len(site.cloud.vms) == 1
+
+    def test_reconcile_once_needs_a_stack(self, site: Site, tmp_path: Path) -> None:
+        with pytest.raises(SettingsError, match=r"pools\.json"):
+            reconcile_once(replace(site.settings, bucket=f"sqlite://{tmp_path}/other.db"))
+
+
+def push(entry: Any) -> bytes:
+    raw = entry if isinstance(entry, bytes) else json.dumps(entry).encode()
+    data = base64.b64encode(raw).decode()
+    return json.dumps({"message": {"data": data, "messageId": "1"}, "subscription": "s"}).encode()
+
+
+def preempted(name: str) -> bytes:
+    resource = f"projects/p/zones/us-x1-a/instances/{name}"
+    return push({"protoPayload": {"methodName": "compute.instances.preempted", "resourceName": resource}, "x": [1]})
+
+
+class TestEvents:
+    def test_a_preemption_is_a_hint_where_to_look(self, site: Site, door: Door) -> None:
+        status, answer = ask(door, "POST", "/v1/event", preempted(f"sk-demo-{JOB}-r0000-a1"), clock_token())
+        assert (status, answer["jobs"]) == (200, 1)
+        assert len(site.cloud.vms) == 1, "a round was made"
+
+    @pytest.mark.parametrize("name", ["other-vm", f"sk-prod-{JOB}-r0000-a1", "", "../../x"])
+    def test_other_machines_are_no_news(self, site: Site, door: Door, name: str) -> None:
+        assert ask(door, "POST", "/v1/event", preempted(name), clock_token())[1]["jobs"] == 0
+        assert site.google.asked == []
+
+    @pytest.mark.parametrize(
+        "body",
+        [b"{}", b"[]", b"x", b"\xff", push(b"\xff\xfe"), push(b"[]"), b'{"message":{"data":"!!"}}', push(b"[" * 9000)],
+    )
+    def test_what_makes_no_sense_is_set_aside_and_not_sent_again(self, site: Site, door: Door, body: bytes) -> None:
+        assert ask(door, "POST", "/v1/event", body, clock_token())[0] == 200
+        assert len(site.runtime.store.list("quarantine/")) == 1
+
+    def test_the_name_is_all_that_is_read(self) -> None:
+        assert job_of_event(preempted(f"sk-demo-{JOB}-r0000-a1"), "demo") == JOB
+        with pytest.raises(BodyError):
+            job_of_event(b"{}", "demo")
+
+
+class TestIdentity:
+    @pytest.mark.parametrize("path", ["/v1/sync", "/v1/tick", f"/v1/poke/{JOB}", "/v1/event"])
+    @pytest.mark.parametrize(
+        "token", [None, "", "Bearer x", "Bearer a.b.c", lambda: ids.bearer(now_claims(aud="https://other.example"))]
+    )
+    def test_nothing_happens_without_one(self, site: Site, door: Door, path: str, token: Any) -> None:
+        sent = token() if callable(token) else token
+        before = site.runtime.store.list("")
+        assert ask(door, "POST", path, HELLO, sent) == (401, {"error": "unauthorized"})
+        assert site.runtime.store.list("") == before and site.google.asked == []
+
+    def test_an_agent_may_not_ask_for_rounds_nor_the_schedule_speak_for_a_machine(self, door: Door) -> None:
+        assert ask(door, "POST", "/v1/tick", b"{}", vm_token())[0] == 401
+        assert ask(door, "POST", f"/v1/poke/{JOB}", b"{}", vm_token())[0] == 401
+        assert sync(door, HELLO, clock_token())[0] == 401
+
+    def test_bodies_are_not_read_before(self, door: Door) -> None:
+        assert ask(door, "POST", "/v1/sync", b"{" * 5000, "Bearer a.b.c")[0] == 401
+
+    def test_a_stack_that_names_no_identity_believes_nobody(self, site: Site, door: Door) -> None:
+        site.runtime.store.put(paths.STACK, msgspec.json.encode(STACK))
+        assert sync(door, HELLO, ids.bearer(now_claims(email=""))) == (503, {"error": "unavailable"})
+
+    def test_keys_that_cannot_be_had_are_an_outage_and_no_refusal(self, site: Site, tmp_path: Path) -> None:
+        door = Door(Runtime(replace(site.settings, jwks="http://127.0.0.1:1/x")))
+        assert sync(door, HELLO) == (503, {"error": "unavailable"})
+
+
+BAD_BODIES: dict[str, bytes] = {
+    "empty": b"",
+    "no json": b"hello",
+    "cut": b'{"boot":"b-1"',
+    "trailing": b'{"boot":"b-1"}}',
+    "not utf-8": b'{"boot":"\xff"}',
+    "utf-16": '{"boot":"b-1"}'.encode("utf-16"),
+    "a list": b"[]",
+    "null": b"null",
+    "a string": b'"x"',
+    "no boot": b"{}",
+    "boot a number": b'{"boot":1}',
+    "boot empty": b'{"boot":""}',
+    "boot a path": b'{"boot":"../../x"}',
+    "boot upper": b'{"boot":"B"}',
+    "boot long": b'{"boot":"' + b"b" * 65 + b'"}',
+    "boot with a line": b'{"boot":"b\\n"}',
+    "another key": b'{"boot":"b-1","rank":3}',
+    "key twice": b'{"boot":"b-1","boot":"b-2"}',
+    "homoglyph key": '{"b\u043e\u043et":"b-1"}'.encode(),
+    "ver a string": b'{"boot":"b-1","ver":"1"}',
+    "ver true": b'{"boot":"b-1","ver":true}',
+    "ver 2^63": b'{"boot":"b-1","ver":9223372036854775808}',
+    "ver 2^53+1": b'{"boot":"b-1","ver":9007199254740993}',
+    "ver a thousand digits": b'{"boot":"b-1","ver":' + b"9" * 1000 + b"}",
+    "ver 1e400": b'{"boot":"b-1","ver":1e400}',
+    "ver NaN": b'{"boot":"b-1","ver":NaN}',
+    "job a path": b'{"boot":"b-1","job":"../x"}',
+    "job upper": b'{"boot":"b-1","job":"ABCD2345"}',
+    "facts no list": b'{"boot":"b-1","facts":{}}',
+    "fact unknown": b'{"boot":"b-1","facts":[{"kind":"explode"}]}',
+    "fact with a uid": b'{"boot":"b-1","facts":[{"kind":"hello","uid":"1"}]}',
+    "fact attempt a float": b'{"boot":"b-1","facts":[{"kind":"hello","attempt":1.5}]}',
+    "progress without a step": b'{"boot":"b-1","progress":{"gen":1,"at":1}}',
+    "progress inf": b'{"boot":"b-1","progress":{"gen":1,"step":1,"at":Infinity}}',
+    "deep": b'{"boot":' * 7 + b"1" + b"}" * 7,
+    "very deep": b"[" * 8000 + b"]" * 8000,
+    "many keys": b"{" + b",".join(b'"k%d":1' % n for n in range(1000)) + b"}",
+    "comment": b'{"boot":"b-1" /* x */}',
+    "single quotes": b"{'boot':'b-1'}",
+    "nul": b'{"boot":"b-1"}\0',
+}
+
+
+class TestEnvelope:
+    @pytest.mark.parametrize("case", BAD_BODIES)
+    def test_bad_bodies_are_refused_in_one_shape(self, site: Site, door: Door, case: str) -> None:
+        before = site.runtime.store.list("")
+        assert sync(door, BAD_BODIES[case]) == (400, {"error": "invalid"})
+        assert site.runtime.store.list("") == before
+
+    @pytest.mark.parametrize("path", ["/v1/tick", f"/v1/poke/{JOB}"])
+    def test_ticks_and_pokes_take_nothing(self, door: Door, path: str) -> None:
+        assert ask(door, "POST", path, b'{"a":1}', clock_token())[0] == 400
+        assert ask(door, "POST", path, b"", clock_token())[0] == 200
+
+    def test_too_large(self, door: Door) -> None:
+        assert sync(door, b"{" + b" " * 16_384 + b"}") == (413, {"error": "too_large"})
+        assert ask(door, "POST", "/v1/sync", b" " * 10_000_000, "Bearer a.b.c")[0] == 413
+
+    @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
+    def test_only_json(self, door: Door, kind: str) -> None:
+        assert ask(door, "POST", "/v1/sync", HELLO, vm_token(), Content_Type=kind)[0] == 415
+
+    @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "identity, gzip"])
+    def test_nothing_is_unpacked(self, door: Door, encoding: str) -> None:
+        assert ask(door, "POST", "/v1/sync", HELLO, vm_token(), Content_Encoding=encoding)[0] == 415
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/", "/v1", "/v1/", "/v1/sync/", "/v2/sync", "/v1/poke/", "/v1/poke/ABCD2345", "/v1/poke/a/../b", "/v1/x"],
+    )
+    def test_other_paths(self, door: Door, path: str) -> None:
+        assert ask(door, "POST", path, b"{}", clock_token()) == (404, {"error": "not_found"})
+
+    @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "PATCH"])
+    def test_other_methods(self, door: Door, method: str) -> None:
+        assert ask(door, method, "/v1/sync", b"", vm_token())[0] == 405
+
+    def test_health_says_nothing_else(self, door: Door) -> None:
+        assert ask(door, "GET", "/v1/health") == (200, {"ok": True})
+        assert ask(door, "POST", "/v1/health", b"{}")[0] == 405
+
+    def test_every_refusal_has_a_status(self) -> None:
+        assert set(STATUS) == set(Refusal)
+
+    def test_a_good_body_passes(self) -> None:
+        assert parse(HELLO, Sync).boot == "b-1"
+
+
+class TestTrouble:
+    def test_a_bucket_that_does_not_answer(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+        def down(*_: object) -> None:
+            raise StoreError("jobs/secret-name: down")
+
+        monkeypatch.setattr(door.runtime.store, "read_record", down)
+        assert sync(door, HELLO) == (503, {"error": "unavailable"})
+
+    def test_a_corrupt_record_is_an_outage_of_that_job(self, site: Site, door: Door) -> None:
+        site.runtime.store.put(paths.record(JOB), b"{")
+        assert sync(door, HELLO) == (503, {"error": "unavailable"})
+        status, ticked = ask(door, "POST", "/v1/tick", b"{}", clock_token())
+        assert status in (200, 503), ticked
+
+    def test_a_bug_is_told_to_the_log_only(
+        self, door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def bug(*_: object) -> None:
+            raise RuntimeError("secret detail")
+
+        monkeypatch.setattr(door.runtime.store, "read_record", bug)
+        with caplog.at_level(logging.INFO):
+            assert sync(door, HELLO) == (500, {"error": "internal"})
+        assert "secret detail" in caplog.text
+
+    def test_no_stack_yet(self, site: Site, door: Door) -> None:
+        site.runtime.store.delete(paths.STACK)
+        assert sync(door, HELLO) == (503, {"error": "unavailable"})
+
+    def test_the_bucket_of_another_stack(self, site: Site, door: Door) -> None:
+        other = msgspec.structs.replace(STACK, stack="prod", node_identity=ids.NODES)
+        site.runtime.store.put(paths.STACK, msgspec.json.encode(other))
+        assert sync(door, HELLO)[0] == 500
+        assert site.google.asked == []
+
+    def test_a_cloud_that_hangs_is_left_to_the_next_round(self) -> None:
+        class Slow:
+            def list(self, stack: str) -> Listing:
+                raise AssertionError("not asked")
+
+            def perform(self, action: Action, deadline_s: float) -> Result:
+                raise AssertionError("not asked")
+
+        cloud = Deadlined(Slow(), CLOCK, 0.0)
+        assert cloud.list("demo").answered == frozenset(), "proves nothing"
+        assert cloud.perform(DeleteDisk("d", "z"), 20).kind is Class.THROTTLED
+
+    def test_calls_get_what_is_left_of_the_request(self) -> None:
+        class Noting:
+            given = 0.0
+
+            def list(self, stack: str) -> Listing:
+                return Listing((), ())
+
+            def perform(self, action: Action, deadline_s: float) -> Result:
+                self.given = deadline_s
+                return Result(action, Class.ACCEPTED)
+
+        noting = Noting()
+        Deadlined(noting, CLOCK, 5.0).perform(DeleteDisk("d", "z"), 20)
+        assert 4.0 < noting.given <= 5.0
+
+
+class TestFlights:
+    def test_one_at_a_time_and_nobody_is_forgotten(self) -> None:
+        flights = Flights()
+        entered, leave = threading.Event(), threading.Event()
+        done: list[int] = []
+
+        def work() -> int:
+            entered.set()
+            assert leave.wait(10)
+            done.append(1)
+            return len(done)
+
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(flights.run, "a", work, lambda _: False)
+            assert entered.wait(10)
+            assert [flights.run("a", work, lambda _: False) for _ in range(50)] == [None] * 50
+            assert flights.run("b", lambda: 7, lambda _: True) == 7, "other jobs do not wait"
+            leave.set()
+            assert first.result(10) == 2, "once more for all fifty who came meanwhile"
+        assert flights.run("a", work, lambda _: True) == 3
+
+    def test_who_was_covered_costs_nothing(self) -> None:
+        flights = Flights()
+        runs: list[None] = []
+
+        def work() -> int:
+            runs.append(None)
+            if len(runs) == 1:
+                assert flights.run("a", work, lambda _: True) is None
+            return len(runs)
+
+        assert flights.run("a", work, lambda _: True) == 1
+        assert len(runs) == 1
+
+    def test_an_error_frees_the_way(self) -> None:
+        flights = Flights()
+
+        def fail() -> int:
+            raise StoreError("x")
+
+        for _ in range(2):
+            with pytest.raises(StoreError):
+                flights.run("a", fail, lambda _: True)
+
+    def test_many_agents_at_once_make_few_rounds(self, site: Site, door: Door) -> None:
+        ask(door, "POST", "/v1/tick", b"{}", clock_token())
+        (name,) = site.cloud.vms
+        token = vm_token(name, site.cloud.vms[name]["id"], site.cloud.vms[name]["zone"].rpartition("/")[2])
+        before = len(site.google.of("instances.aggregatedList"))
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda _: sync(door, HELLO, token)[0], range(32)))
+        assert answers == [200] * 32
+        assert len(site.google.of("instances.aggregatedList")) - before <= 6
+
+
+SECRETS = [
+    "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJ4In0.c2lnbmF0dXJl",
+    "eyJhbGciOiJSUzI1NiJ9",
+    "ya29.a0AfH6SMBx-abc_def",
+    "AKIAIOSFODNN7EXAMPLE",
+    "ASIAIOSFODNN7EXAMPLE",
+    "hf_abcdefghijklmnop",
+    "ghp_abcdefghijklmnop",
+    "sk-abcdefghijklmnopqrstuvwxyz",
+    "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----",
+    "Bearer opaque-token-123",
+    "X-Goog-Signature=deadbeefcafe",
+]
+
+
+class TestLogs:
+    @pytest.mark.parametrize("secret", SECRETS)
+    def test_secrets_are_removed(self, secret: str) -> None:
+        line = self.line(f"before {secret} after", reason=f"x {secret}")
+        for piece in secret.removeprefix("Bearer ").removeprefix("X-Goog-Signature=").split("\n"):
+            assert piece not in line
+        assert "before" in line
+
+    def test_passwords_in_addresses(self) -> None:
+        assert "hunter2" not in redact("http://bob:hunter2@host/x")
+
+    @pytest.mark.parametrize("text", ["a\nb", "a\r\n{}", "\x1b[31mred", "a\u2028b", "a\0b"])
+    def test_one_line_of_plain_characters(self, text: str) -> None:
+        line = self.line(text)
+        assert line.isascii() and line.isprintable()
+        assert json.loads(line)["message"] == text
+
+    def test_only_known_fields_and_bounded(self) -> None:
+        line = json.loads(self.line("m" * 10_000, job=JOB, url="x", status=200))
+        assert set(line) == {"severity", "message", "job", "status"} and len(line["message"]) == 500
+
+    def line(self, message: str, **extra: Any) -> str:
+        record = logging.makeLogRecord({"msg": message, "levelname": "INFO", **extra})
+        return JsonLines().format(record)
+
+    def test_nothing_of_a_request_is_logged(self, door: Door, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.DEBUG):
+            for body in (b'{"boot":"canary-1x","password":"canary"}', b"canary"):
+                sync(door, body)
+                ask(door, "POST", "/v1/canary", body, "Bearer canary.canary.canary")
+                ask(door, "POST", "/v1/sync", body, "Bearer canary.canary.canary")
+        assert "canary" not in caplog.text
+
+
+class TestSettings:
+    FULL: ClassVar[dict[str, str]] = {
+        "SPOTKEEPER_STACK": "demo",
+        "SPOTKEEPER_BUCKET": "gs://b",
+        "SPOTKEEPER_AUDIENCE": "https://f",
+        "SPOTKEEPER_INVOKERS": " a@x , b@x,",
+        "SPOTKEEPER_COMPUTE_ENDPOINT": "http://127.0.0.1:1",
+        "K_SERVICE": "f",
+    }
+
+    def test_read(self) -> None:
+        settings = settings_from_env(self.FULL)
+        assert (settings.stack, settings.bucket, settings.audience) == ("demo", "gs://b", "https://f")
+        assert settings.invokers == {"a@x", "b@x"} and settings.behind_iam
+        assert settings.jwks == "https://www.googleapis.com/oauth2/v3/certs"
+        assert settings.issuer == "https://accounts.google.com"
+
+    @pytest.mark.parametrize("name", ["SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET"])
+    def test_missing(self, name: str) -> None:
+        with pytest.raises(SettingsError, match=name):
+            settings_from_env({key: value for key, value in self.FULL.items() if key != name})
+
+    def test_a_wrong_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SPOTKEEPER_CLOCK", "1:2")
+        with pytest.raises(SettingsError, match="SPOTKEEPER_CLOCK"):
+            settings_from_env(self.FULL)
+
+    def test_another_cloud(self, site: Site) -> None:
+        with pytest.raises(SettingsError, match="aws"):
+            site.runtime.cloud(msgspec.structs.replace(STACK, cloud="aws"))
+
+
+# -- the real thing
+
+
+@pytest.fixture
+def served(site: Site, tmp_path: Path) -> Iterator[Callable[..., tuple[int, dict[str, Any]]]]:
+    """``functions-framework`` in a process of its own, as it runs in the cloud and on one machine."""
+    (tmp_path / "main.py").write_text("from spotkeeper.reconcile.http import main\n\n__all__ = ['main']\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")} | {
+        "SPOTKEEPER_STACK": "demo",
+        "SPOTKEEPER_BUCKET": site.settings.bucket,
+        "SPOTKEEPER_AUDIENCE": ids.AUDIENCE,
+        "SPOTKEEPER_INVOKERS": ids.CLOCK_MAIL,
+        "SPOTKEEPER_JWKS": site.settings.jwks,
+        "SPOTKEEPER_COMPUTE_ENDPOINT": site.google.endpoint,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-m", "functions_framework", "--target", "main", "--host", "127.0.0.1"]
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--source", str(tmp_path / "main.py")],
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+
+    def call(method: str, path: str, body: bytes = b"", token: str | None = None) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        headers = {"Content-Type": "application/json"} | ({"Authorization": token} if token else {})
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        status, data = answer.status, answer.read()
+        connection.close()
+        return status, json.loads(data) if data.startswith(b"{") else {}
+
+    try:
+        give_up = time.monotonic() + 60
+        while True:
+            try:
+                assert call("GET", "/v1/health") == (200, {"ok": True})
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < give_up, (tmp_path / "log").read_text()
+                time.sleep(0.05)
+        call.process, call.log = process, tmp_path / "log"  # type: ignore[attr-defined]
+        yield call
+    finally:
+        process.terminate()
+        process.wait(20)
+        log.close()
+
+
+def test_functions_framework_serves_it(site: Site, served: Any) -> None:
+    assert served("POST", "/v1/tick", b"{}")[0] == 401
+    assert served("POST", "/v1/tick", b"{}", clock_token()) == (200, {"jobs": 1, "failed": 0, "busy": False})
+    (name,) = site.cloud.vms
+    zone = site.cloud.vms[name]["zone"].rpartition("/")[2]
+    token = vm_token(name, site.cloud.vms[name]["id"], zone)
+    status, reply = served("POST", "/v1/sync", HELLO, token)
+    for _ in range(5):
+        if reply["role"] == "member":
+            break
+        served("POST", f"/v1/poke/{JOB}", b"{}", clock_token())
+        status, reply = served("POST", "/v1/sync", b'{"boot":"b-1"}', token)
+    assert (status, reply["role"]) == (200, "member")
+    assert served("POST", "/v1/sync", b" " * 20_000, token)[0] == 413
+    assert served("POST", "/v1/sync", b"{", token) == (400, {"error": "invalid"})
+    assert served("GET", "/favicon.ico")[0] == 404
+    text = served.log.read_text()
+    assert "eyJ" not in text, "no token in the log"
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert any(line.get("ended") == "tick" and line["jobs"] == 1 for line in lines)
