@@ -206,7 +206,8 @@ class Functions:
         """The declared variables, with this cloud's addresses where they name Google's."""
         config = self._world.config
         declared = doc.declaration.service_config.environment_variables
-        promised = f"https://{doc.declaration.location}-{doc.declaration.project}.cloudfunctions.net/{doc.name}"
+        project = doc.declaration.project or config.project  # the provider's, where the program names none
+        promised = f"https://{doc.declaration.location}-{project}.cloudfunctions.net/{doc.name}"
         env = {name: doc.url if value == promised else value for name, value in declared.items()}
         if env.get("SPOTKEEPER_BUCKET", "").startswith("gs://"):
             env["SPOTKEEPER_BUCKET"] = f"sqlite://{self._world.folder / 'bucket.sqlite'}"
