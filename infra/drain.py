@@ -79,7 +79,7 @@ class DrainProvider(ResourceProvider):
         return CreateResult(f"drain/{target.stack}", dict(props))
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
-        names = [name for name in Target.__struct_names__() if _olds.get(name) != _news.get(name)]
+        names = [name for name in Target.names() if _olds.get(name) != _news.get(name)]
         return DiffResult(changes=bool(names), replaces=[], stables=[], delete_before_replace=False)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
@@ -106,12 +106,12 @@ class Target:
     @classmethod
     def of(cls, props: Mapping[str, Any]) -> Target:
         """``SPOTKEEPER_COMPUTE_ENDPOINT`` wins: a cloud on one machine may have moved to another port."""
-        values = {name: props[name] for name in cls.__struct_names__()}
+        values = {name: props[name] for name in cls.names()}
         compute = os.environ.get("SPOTKEEPER_COMPUTE_ENDPOINT") or str(values["compute"])
         return cls(**{**values, "zones": tuple(values["zones"]), "compute": compute.rstrip("/")})
 
     @staticmethod
-    def __struct_names__() -> tuple[str, ...]:
+    def names() -> tuple[str, ...]:
         return ("stack", "project", "zones", "bucket", "compute", "storage")
 
 

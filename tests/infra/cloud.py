@@ -64,8 +64,11 @@ class Cloud:
         elif found.method_id.endswith(".list"):
             items = [thing for key, thing in self.things.items() if key.startswith(f"{path}/")]
             return 200, {"items": items}
+        elif path in self.things:
+            thing = self.things[path]
+            return 200, {**thing, "metadata": {**thing.get("metadata", {}), "fingerprint": "abcd"}, "labelFingerprint": "abcd"}
         else:
-            return (200, self.things[path]) if path in self.things else (404, {"error": {"message": "not found"}})
+            return 404, {"error": {"message": "not found"}}
         return 200, {"status": "DONE", "selfLink": f"{self.endpoint}{path}/operation"}
 
     def _plain(self, method: str, path: str, body: Any) -> tuple[int, Any]:

@@ -8,6 +8,7 @@ a question, and never touches a real cloud.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import runpy
@@ -249,12 +250,21 @@ def _environment(endpoint: str) -> Iterator[None]:
             os.environ[name] = before
 
 
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """After a failure other registrations are still under way: let them end, so that the state knows of them."""
+    pending = asyncio.all_tasks(loop)
+    for task in pending:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    asyncio.set_event_loop(None)
+
+
 def _execute(run: Run, stack: str, config: dict[str, str]) -> dict[str, Any]:
     """In a fresh thread: the program against our monitor."""
-    import asyncio
-
     import pulumi
-    from pulumi.runtime.settings import get_root_resource
+    from pulumi.runtime.settings import SETTINGS, get_root_resource
     from pulumi.runtime.stack import run_pulumi_func
 
     from spotkeeper.local.deploy.monitor import Monitor
@@ -266,6 +276,8 @@ def _execute(run: Run, stack: str, config: dict[str, str]) -> dict[str, Any]:
     try:
         pulumi.runtime.set_mocks(monitor.mocks, project="spotkeeper", stack=stack, preview=run.dry, monitor=monitor)
         pulumi.runtime.set_all_config(dict(config))
+        SETTINGS.rpc_manager.clear()  # what a failed run of this process left behind
+        SETTINGS.outputs.clear()
         loop.run_until_complete(run_pulumi_func(lambda: (runpy.run_path(str(PROGRAM)), None)[1]))
         root = get_root_resource()
         exports = dict(getattr(root, "outputs", {}))
@@ -273,5 +285,4 @@ def _execute(run: Run, stack: str, config: dict[str, str]) -> dict[str, Any]:
     except pulumi.RunError as error:
         raise DeployError(str(error)) from None
     finally:
-        loop.close()
-        asyncio.set_event_loop(None)
+        _end(loop)

@@ -1,0 +1,239 @@
+"""The in-process runner: it makes what the program declares, once, and takes all of it away again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from spotkeeper.local import deploy
+from spotkeeper.local.deploy import DeployError, Event, Op
+from spotkeeper.local.deploy.show import Printer, summary, type_words
+from spotkeeper.local.deploy.table import KINDS, UnknownTypeError, compare, computed, kind_of, physical_name
+from tests.infra.cloud import Cloud, serve
+from tests.infra.conftest import STACKS, Declared
+
+LOCAL = STACKS / "Pulumi.local.yaml"
+DISK = "gcp:compute/disk:Disk"
+TEMPLATE = "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    monkeypatch.setattr("infra.drain._PAUSE_S", 0.01)
+    with serve() as cloud:
+        yield cloud
+
+
+def up(cloud: Cloud, folder: Path, config: Path = LOCAL, seen: list[Event] | None = None) -> deploy.DeployResult:
+    tell = seen.append if seen is not None else lambda _: None
+    return deploy.up("local", config, cloud.endpoint, folder, tell, engine="in-process")
+
+
+def destroy(cloud: Cloud, folder: Path, seen: list[Event] | None = None) -> deploy.DeployResult:
+    tell = seen.append if seen is not None else lambda _: None
+    return deploy.destroy("local", LOCAL, cloud.endpoint, folder, tell, engine="in-process")
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Path:
+    """The local stack file with one text replaced."""
+    text = LOCAL.read_text()
+    assert old in text
+    path = tmp_path / "Pulumi.local.yaml"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+def test_up_makes_it_a_second_up_nothing_and_destroy_leaves_nothing(cloud: Cloud, tmp_path: Path) -> None:
+    first = up(cloud, tmp_path)
+    assert first.engine == "in-process" and set(first.changes) == {Op.CREATE}
+    assert first.outputs["staticNodes"] == ["sk-local-floor-s0"]
+    assert first.outputs["reconcileUrl"] == "http://127.0.0.1:9999/function", "what the cloud says, not a guess"
+    made = len(cloud.changing())
+    second = up(cloud, tmp_path)
+    assert second.empty and second.changes[Op.SAME] == first.changes[Op.CREATE]
+    assert len(cloud.changing()) == made, "not one call that changes anything"
+    assert second.outputs == first.outputs
+    destroy(cloud, tmp_path)
+    assert cloud.things == {}
+
+
+def test_everything_declared_is_made(cloud: Cloud, tmp_path: Path, local: dict[str, Declared]) -> None:
+    result = up(cloud, tmp_path)
+    assert sorted(f"{made.type}::{made.name}" for made in result.resources) == sorted(local)
+    custom = [key for key in local if not key.startswith("spotkeeper:") and "dynamic" not in key]
+    assert len(cloud.things) == len(custom), "each in the cloud, and nothing besides (Compute bodies are judged there)"
+
+
+def test_a_preview_says_the_same_and_changes_nothing(cloud: Cloud, tmp_path: Path) -> None:
+    foreseen = deploy.preview("local", LOCAL, cloud.endpoint, tmp_path, engine="in-process")
+    assert cloud.changing() == [] and not list(tmp_path.iterdir())
+    assert up(cloud, tmp_path).changes == foreseen.changes
+    assert deploy.preview("local", LOCAL, cloud.endpoint, tmp_path, engine="in-process").empty
+
+
+def test_destroy_goes_backwards_and_drains_first(cloud: Cloud, tmp_path: Path) -> None:
+    up(cloud, tmp_path)
+    seen: list[Event] = []
+    destroy(cloud, tmp_path, seen)
+    order = [event.name for event in seen if event.done and not event.type.startswith("spotkeeper:")]
+    assert {"tick", "push"} == set(order[:2]) and order[2] == "drain"
+    assert order.index("function") < order.index("account-fn")
+    assert order.index("sk-local-floor-s0") < order.index("sk-local-floor-s0-data")
+    assert order.index("subnetwork") < len(order) - 1 - order[::-1].index("network")
+
+
+def test_an_inert_destroy_is_no_error(cloud: Cloud, tmp_path: Path) -> None:
+    assert destroy(cloud, tmp_path).empty and cloud.calls == []
+
+
+def test_a_bigger_pool_is_one_object(cloud: Cloud, tmp_path: Path) -> None:
+    up(cloud, tmp_path)
+    result = up(cloud, tmp_path, changed(tmp_path, "size: 8", "size: 16"))
+    assert {op: n for op, n in result.changes.items() if op is not Op.SAME} == {Op.UPDATE: 1}
+    state = msgspec.json.decode(cloud.things["/storage/v1/b/sk-local-local/o/stack/pools.json"])
+    assert state["pools"][1]["max_nodes"] == 16
+
+
+def test_another_image_makes_templates_before_it_removes_the_old(cloud: Cloud, tmp_path: Path) -> None:
+    up(cloud, tmp_path)
+    old = [path for path in cloud.things if "/instanceTemplates/" in path]
+    seen: list[Event] = []
+    up(cloud, tmp_path, changed(tmp_path, "v20261110", "v20261117"), seen)
+    new = [path for path in cloud.things if "/instanceTemplates/" in path]
+    assert len(old) == len(new) == 2 and not set(old) & set(new)
+    steps = [(event.op, event.name) for event in seen if event.done and event.op is not Op.SAME]
+    published = steps.index((Op.UPDATE, "pools"))
+    assert steps.index((Op.REPLACE, "local-burst-spot")) < published < steps.index((Op.DELETE, "local-burst-spot"))
+
+
+def test_a_static_node_takes_new_metadata_in_place(cloud: Cloud, tmp_path: Path) -> None:
+    up(cloud, tmp_path)
+    node = "/compute/v1/projects/local/zones/us-central1-a/instances/sk-local-floor-s0"
+    before = len(cloud.changing())
+    up(cloud, tmp_path, changed(tmp_path, "spotkeeper:limits:", "spotkeeper:agent: {interpreter: python3.11}\n  spotkeeper:limits:"))
+    mine = [call for call in cloud.changing()[before:] if "/instances/" in call[1]]
+    assert mine == [("POST", f"{node}/setMetadata")]
+    assert any("PYTHON=python3.11" in item["value"] for item in cloud.things[node]["metadata"]["items"])
+
+
+def test_what_the_program_no_longer_says_goes(cloud: Cloud, tmp_path: Path) -> None:
+    up(cloud, tmp_path)
+    result = up(cloud, tmp_path, changed(tmp_path, "      placement: {max_distance: 2}\n", ""))
+    assert result.changes[Op.DELETE] == 3
+    assert not [path for path in cloud.things if "resourcePolicies" in path]
+
+
+def test_a_failed_up_says_where_and_a_second_goes_on(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.refuse["zones/us-central1-a/instances"] = 403
+    seen: list[Event] = []
+    with pytest.raises(DeployError, match=r"gcp:compute/instance:Instance sk-local-floor-s0: .*refused"):
+        up(cloud, tmp_path, seen=seen)
+    assert [event.name for event in seen if event.error] == ["sk-local-floor-s0"]
+    cloud.refuse.clear()
+    made = len(cloud.things)
+    assert made > 10
+    result = up(cloud, tmp_path)
+    assert result.changes[Op.SAME] > 10 and result.changes[Op.CREATE] >= 1
+    destroy(cloud, tmp_path)
+    assert cloud.things == {}
+
+
+def test_a_run_killed_between_call_and_note_leaves_nothing_behind(cloud: Cloud, tmp_path: Path) -> None:
+    up(cloud, tmp_path)
+    path = tmp_path / "in-process.json"
+    state = msgspec.json.decode(path.read_bytes())
+    for entry in state["entries"]:
+        if entry["type"] == DISK or entry["name"] == "sk-local-floor-s0":
+            entry["pending"] = True
+    path.write_bytes(msgspec.json.encode(state))
+    again = up(cloud, tmp_path)
+    assert again.changes[Op.CREATE] == 2, "what was only noted is removed and made again"
+    destroy(cloud, tmp_path)
+    assert cloud.things == {}
+
+
+def test_protected_data_stops_a_destroy_before_it_begins(cloud: Cloud, tmp_path: Path) -> None:
+    config = changed(tmp_path, "disk: {size_gb: 20}\n    - name: burst", "disk: {size_gb: 20, on_destroy: protect}\n    - name: burst")
+    up(cloud, tmp_path, config)
+    before = dict(cloud.things)
+    with pytest.raises(DeployError, match="protected: sk-local-floor-s0-data"):
+        destroy(cloud, tmp_path)
+    assert cloud.things == before
+
+
+def test_kept_data_stays_when_all_else_goes(cloud: Cloud, tmp_path: Path) -> None:
+    config = changed(tmp_path, "disk: {size_gb: 20}\n    - name: burst", "disk: {size_gb: 20, on_destroy: keep}\n    - name: burst")
+    result = up(cloud, tmp_path, config)
+    assert result.outputs["keptDisks"] == ["sk-local-floor-s0-data"]
+    destroy(cloud, tmp_path)
+    assert [path.rsplit("/", 1)[1] for path in cloud.things] == ["sk-local-floor-s0-data"]
+
+
+def test_a_wrong_stack_file_changes_nothing(cloud: Cloud, tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match=r"pools\[1\].kind: \"spto\": not one of spot, static"):
+        up(cloud, tmp_path, changed(tmp_path, "kind: spot", "kind: spto"))
+    assert cloud.changing() == []
+
+
+def test_a_state_of_another_stack_is_refused(cloud: Cloud, tmp_path: Path) -> None:
+    up(cloud, tmp_path)
+    with pytest.raises(DeployError, match="is of the stack 'local', not of 'other'"):
+        deploy.destroy("other", LOCAL, cloud.endpoint, tmp_path, engine="in-process")
+
+
+def test_a_cloud_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match=r"the one-machine cloud at http://127.0.0.1:1 does not answer"):
+        deploy.up("local", LOCAL, "http://127.0.0.1:1", tmp_path, engine="in-process")
+
+
+# --- the table ---------------------------------------------------------------------------
+
+
+def test_a_type_the_cloud_does_not_have_is_an_error() -> None:
+    with pytest.raises(UnknownTypeError, match="gcp:sql/database:Database: the one-machine cloud has no such resource"):
+        kind_of("gcp:sql/database:Database")
+
+
+def test_the_table_has_every_type_that_is_declared(local: dict[str, Declared], example: dict[str, Declared]) -> None:
+    types = {found.type for found in [*local.values(), *example.values()]}
+    assert {type_ for type_ in types if type_.startswith("gcp:")} == set(KINDS)
+
+
+def test_names_that_the_cloud_gives_come_from_the_content() -> None:
+    one = physical_name(TEMPLATE, "dev-burst-spot", {"machineType": "a"})
+    assert one == physical_name(TEMPLATE, "dev-burst-spot", {"machineType": "a"})
+    assert one != physical_name(TEMPLATE, "dev-burst-spot", {"machineType": "b"})
+    assert one.startswith("dev-burst-spot-") and len(one) == len("dev-burst-spot-") + 7
+
+
+def test_what_replaces_and_what_does_not() -> None:
+    disk = {"name": "d", "zone": "z", "size": 10, "labels": {}}
+    assert not compare(DISK, disk, dict(disk))
+    assert compare(DISK, disk, {**disk, "labels": {"a": "b"}}).replaces == ()
+    moved = compare(DISK, disk, {**disk, "zone": "y"})
+    assert moved.replaces == ("zone",) and moved.delete_first
+    assert not compare(TEMPLATE, {"machineType": "a"}, {"machineType": "b"}).delete_first
+
+
+def test_accounts_are_known_by_their_address() -> None:
+    id_, outputs = computed("gcp:serviceaccount/account:Account", "account-vm", {"accountId": "sk-dev-vm"})
+    assert outputs["email"] == "sk-dev-vm@spotkeeper-test.iam.gserviceaccount.com"
+    assert outputs["member"] == f"serviceAccount:{outputs['email']}" and id_.endswith(outputs["email"])
+
+
+# --- what the user sees --------------------------------------------------------------------
+
+
+def test_it_prints_as_pulumi_does(cloud: Cloud, tmp_path: Path) -> None:
+    console = Console(record=True, width=120, quiet=False, file=(tmp_path / "out").open("w"))
+    result = deploy.up("local", LOCAL, cloud.endpoint, tmp_path, Printer(console), engine="in-process")
+    summary(result, console)
+    text = console.export_text()
+    assert " +  gcp:compute:Instance" in text and "sk-local-floor-s0" in text
+    assert f"Resources: {result.changes[Op.CREATE]} created" in text
+    assert "bucket" in text and "sk-local-local" in text
+    assert type_words("pulumi-python:dynamic:Resource") == "pulumi-python:dynamic:Resource"

@@ -1,0 +1,154 @@
+"""The drain empties a stack of what reconcile made, touches nothing else, and refuses a foreign stack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import dill
+import pytest
+
+from infra import drain
+from infra.drain import Api, Drain, DrainArgs, DrainError, DrainProvider, Emptying, Target
+from tests.infra.cloud import Cloud, serve
+
+ZONES = ("us-central1-a", "us-central1-b")
+BASE = "/compute/v1/projects/local"
+BUCKET = "/storage/v1/b/sk-local-dev/o"
+
+
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    with serve() as cloud:
+        cloud.things[f"{BUCKET}/stack/pools.json"] = json.dumps({"stack": "dev"})
+        yield cloud
+
+
+@pytest.fixture
+def props(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(drain, "_PAUSE_S", 0.01)
+    return {
+        "stack": "dev", "project": "local", "zones": list(ZONES), "bucket": "sk-local-dev",
+        "compute": f"{cloud.endpoint}/compute/v1", "storage": cloud.endpoint,
+    }  # fmt: skip
+
+
+def machine(cloud: Cloud, kind: str, name: str, zone: str = ZONES[0], **labels: str) -> str:
+    place = "global" if kind == "snapshots" else f"zones/{zone}"
+    path = f"{BASE}/{place}/{kind}/{name}"
+    cloud.things[path] = {"name": name, "labels": {key.replace("_", "-"): value for key, value in labels.items()}}
+    return path
+
+
+def test_destroy_empties_the_stack_and_nothing_else(cloud: Cloud, props: dict[str, Any]) -> None:
+    for kind, name, zone in (
+        ("instances", "sk-dev-abcdefgh-r0000-a1", ZONES[0]),
+        ("instances", "sk-dev-abcdefgh-r0001-a1", ZONES[1]),
+        ("disks", "sk-dev-abcdefgh-r0000-d1", ZONES[0]),
+        ("snapshots", "sk-dev-abcdefgh-r0000-d1", ""),
+    ):
+        machine(cloud, kind, name, zone, sk_stack="dev", sk_job="abcdefgh")
+    kept = {
+        machine(cloud, "instances", "sk-dev-floor-s0", sk_stack="dev", sk_pool="floor"),
+        machine(cloud, "disks", "sk-dev-floor-s0-data", sk_stack="dev", sk_pool="floor"),
+        machine(cloud, "instances", "sk-dev2-abcdefgh-r0000-a1", sk_stack="dev2", sk_job="abcdefgh"),
+        machine(cloud, "instances", "somebody-elses", owner="ops"),
+    }
+    DrainProvider().delete("drain/dev", props)
+    assert {path for path in cloud.things if path.startswith(BASE)} == kept
+    assert f"{BUCKET}/stack/drain" in cloud.things
+
+
+def test_it_stops_inserts_before_it_looks(cloud: Cloud, props: dict[str, Any]) -> None:
+    machine(cloud, "instances", "sk-dev-abcdefgh-r0000-a1", sk_stack="dev", sk_job="abcdefgh")
+    DrainProvider().delete("drain/dev", props)
+    paths = [path for _, path in cloud.calls]
+    assert paths.index("/upload/storage/v1/b/sk-local-dev/o") < paths.index(f"{BASE}/zones/{ZONES[0]}/instances")
+
+
+def test_a_machine_that_shows_up_late_is_found_by_the_second_look(cloud: Cloud, props: dict[str, Any]) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        if not pauses:
+            machine(cloud, "instances", "sk-dev-abcdefgh-r0000-a2", ZONES[1], sk_stack="dev", sk_job="abcdefgh")
+        pauses.append(seconds)
+
+    Emptying(Target.of(props), Api(None), pause=pause).run()
+    assert not [path for path in cloud.things if "/instances/" in path]
+    assert len(pauses) >= 2, "clean twice in a row, counted from the late one"
+
+
+def test_a_disk_that_is_held_waits_for_its_machine(cloud: Cloud, props: dict[str, Any]) -> None:
+    disk = machine(cloud, "disks", "sk-dev-abcdefgh-r0000-d1", sk_stack="dev", sk_job="abcdefgh")
+    cloud.things[disk]["users"] = ["a machine"]
+
+    def pause(_: float) -> None:
+        assert disk in cloud.things, "not deleted while a machine may write to it"
+        cloud.things[disk].pop("users")
+
+    passes = iter([pause, lambda _: None, lambda _: None])
+    Emptying(Target.of(props), Api(None), pause=lambda s: next(passes)(s)).run()
+    assert disk not in cloud.things
+
+
+def test_a_foreign_stack_is_refused(cloud: Cloud, props: dict[str, Any]) -> None:
+    theirs = machine(cloud, "instances", "sk-dev-abcdefgh-r0000-a1", sk_stack="dev", sk_job="abcdefgh")
+    cloud.things[f"{BUCKET}/stack/pools.json"] = json.dumps({"stack": "prod"})
+    with pytest.raises(DrainError, match="belongs to the stack 'prod', not to 'dev': nothing was deleted"):
+        DrainProvider().delete("drain/dev", props)
+    with pytest.raises(DrainError, match="drain/prod does not drain the stack dev"):
+        DrainProvider().delete("drain/prod", props)
+    assert theirs in cloud.things and f"{BUCKET}/stack/drain" not in cloud.things
+
+
+def test_a_stack_that_never_was_is_empty_already(cloud: Cloud, props: dict[str, Any]) -> None:
+    del cloud.things[f"{BUCKET}/stack/pools.json"]
+    DrainProvider().delete("drain/dev", props)
+
+
+def test_what_cannot_be_deleted_is_named_in_the_end(cloud: Cloud, props: dict[str, Any]) -> None:
+    machine(cloud, "instances", "sk-dev-abcdefgh-r0000-a1", sk_stack="dev", sk_job="abcdefgh")
+    cloud.refuse["sk-dev-abcdefgh-r0000-a1"] = 403
+    with pytest.raises(DrainError, match="403 .*refused"):
+        DrainProvider().delete("drain/dev", props)
+    cloud.refuse.clear()
+    disk = machine(cloud, "disks", "sk-dev-abcdefgh-r0000-d1", sk_stack="dev", sk_job="abcdefgh")
+    cloud.things[disk]["users"] = ["a machine that stays"]
+    clock = iter(range(0, 100_000, 1000))
+    with pytest.raises(DrainError, match="still there: sk-dev-abcdefgh-r0000-d1"):
+        Emptying(Target.of(props), Api(None), pause=lambda _: None, now=lambda: next(clock)).run()
+
+
+def test_a_stack_that_is_built_again_may_insert_again(cloud: Cloud, props: dict[str, Any]) -> None:
+    cloud.things[f"{BUCKET}/stack/drain"] = "{}"
+    assert DrainProvider().create(props).id == "drain/dev"
+    assert f"{BUCKET}/stack/drain" not in cloud.things
+    DrainProvider().create(props)  # the usual case: there is none
+
+
+def test_a_change_never_replaces_it(props: dict[str, Any]) -> None:
+    """Half of a replacement would be a delete, which drains a live stack."""
+    changed = DrainProvider().diff("drain/dev", props, {**props, "zones": list(ZONES[:1])})
+    assert changed.changes and not changed.replaces
+    assert not DrainProvider().diff("drain/dev", props, {**props, "__provider": "another"}).changes
+
+
+def test_the_state_keeps_a_reference_to_the_code_and_no_copy() -> None:
+    pickled = dill.dumps(DrainProvider(), recurse=True)
+    assert len(pickled) < 100 and b"infra.drain" in pickled
+
+
+def test_the_environment_says_where_a_moved_cloud_is(props: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", "http://127.0.0.1:1/compute/v1/")
+    assert Target.of(props).compute == "http://127.0.0.1:1/compute/v1"
+
+
+def test_the_token_is_in_no_text() -> None:
+    assert "secret" not in repr(Api("secret"))
+
+
+def test_arguments_name_all_that_is_needed() -> None:
+    assert set(DrainArgs.__annotations__) == set(Target.names())
+    assert Drain._resource_type_name == "dynamic:Resource"
