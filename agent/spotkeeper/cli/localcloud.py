@@ -1,38 +1,195 @@
-"""The one-machine cloud as the command line reaches it: through its folder."""
+"""The one-machine cloud as the command line reaches it: its folder, its control plane, its stack ``local``."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
-from spotkeeper.cli.target import CLOUD_FILE, Target
+from spotkeeper.cli.output import console, emit, note
+from spotkeeper.cli.target import LOCAL, Target, local_folder
 from spotkeeper.clock import ENV as CLOCK_ENV
-from spotkeeper.clock import Clock
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from spotkeeper.local.cloud import LocalCloud
+    from spotkeeper.local.views import Status
+
+STACK = "local"
+STACK_FILE = Path(__file__).resolve().parents[3] / "infra" / "stacks" / "Pulumi.local.yaml"
+DEPLOYMENT = "deploy"  # below the cloud's folder: what was deployed
 
 
-class _CloudFile(Struct, frozen=True):
-    """The part of ``cloud.json`` that is needed before the cloud's own code is loaded."""
+class UpResult(Struct, frozen=True):
+    folder: str
+    endpoint: str
+    stack: str
+    engine: str  # "pulumi" or "in-process"
+    changes: dict[str, int]  # resources by what happened to them
 
-    port: int
-    clock: str
+
+class DownResult(Struct, frozen=True):
+    """What was still there when the stack was gone; all 0 is well."""
+
+    vms: int
+    disks: int
+    processes: int
+
+
+class Done(Struct, frozen=True):
+    """What a command that only changes something answers."""
+
+    what: str
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """The cloud's own errors, in words and with an exit code."""
+    from spotkeeper.local.cloud import LocalCloudError
+    from spotkeeper.local.deploy import DeployError
+
+    try:
+        yield
+    except LocalCloudError as error:
+        raise CliError(str(error), Exit.FAILED) from None
+    except DeployError as error:
+        raise CliError(
+            f"the stack {STACK}: {error}", Exit.FAILED, "mend it and run spotkeeper local up again"
+        ) from None
+    except ValueError as error:
+        raise CliError(str(error), Exit.USAGE) from None
+
+
+def attach(folder: Path) -> LocalCloud:
+    """The cloud in a folder.
+
+    Raises:
+        CliError: there is none.
+    """
+    from spotkeeper.local.cloud import LocalCloud, LocalCloudError
+
+    if folder == LOCAL:  # not named: the one that is here or above
+        folder = local_folder(Path.cwd()) or folder
+    try:
+        return LocalCloud.attach(folder)
+    except LocalCloudError as error:
+        raise CliError(str(error), Exit.MISSING) from None
 
 
 def local_target(folder: Path) -> Target:
-    """The stack of the one-machine cloud in ``folder``.
+    """The stack of the one-machine cloud in ``folder``."""
+    cloud = attach(folder)
+    os.environ[CLOCK_ENV] = cloud.config.clock  # for whatever this command starts, and for code that asks itself
+    return Target(STACK, cloud.bucket, cloud.clock, cloud.folder, compute_endpoint=cloud.compute_endpoint)
 
-    Raises:
-        CliError: its ``cloud.json`` cannot be read.
-    """
-    path = folder / CLOUD_FILE
-    try:
-        cloud = msgspec.json.decode(path.read_bytes(), type=_CloudFile)
-        os.environ[CLOCK_ENV] = cloud.clock  # also for whatever this command starts
-        clock = Clock.from_env()
-    except (OSError, msgspec.DecodeError, ValueError) as error:
-        raise CliError(f"{path}: {error}", Exit.FAILED, "spotkeeper local down, then up again") from None
-    endpoint = f"http://127.0.0.1:{cloud.port}/compute/v1"
-    return Target("local", f"sqlite://{folder.resolve()}/bucket.sqlite", clock, folder, compute_endpoint=endpoint)
+
+def local_token(target: Target, url: str) -> str:
+    """A token of the account that the schedule ticks with: on one machine, the operator may be anybody."""
+    from infra.naming import account
+
+    state = target.state(target.store())
+    email = f"{account(state.stack, 'ck')}@{state.project}.iam.gserviceaccount.com"
+    assert target.local is not None
+    return attach(target.local).identity_token(email, url)
+
+
+def up(folder: Path, *, scale: float, seed: int, as_json: bool) -> None:
+    from spotkeeper.local import deploy
+    from spotkeeper.local.cloud import LocalCloud
+    from spotkeeper.local.deploy.show import Printer, summary
+
+    with failures():
+        cloud = LocalCloud.up(folder, scale=scale, seed=seed)
+        out = console()
+        if as_json:
+            done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)
+        else:
+            note(f"a cloud {'runs' if cloud.fresh else 'ran already'} in {cloud.folder}, {scale_words(cloud)}")
+            done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, Printer(out))
+            summary(done, out)
+    if as_json:
+        changes = {op.value: count for op, count in done.changes.items()}
+        emit(UpResult(str(cloud.folder), cloud.endpoint, STACK, done.engine, changes), True, "")
+
+
+def scale_words(cloud: LocalCloud) -> str:
+    return f"its clock is {cloud.clock.scale:g} times as fast"
+
+
+def down(folder: Path, *, as_json: bool) -> None:
+    from spotkeeper.local import deploy
+    from spotkeeper.local.cloud import LocalCloud
+    from spotkeeper.local.deploy.show import Printer
+
+    folder = attach(folder).folder
+    with failures():
+        cloud = LocalCloud.up(folder)  # a drain needs a control plane that answers
+        if as_json:
+            deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)
+        else:
+            deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, Printer(console()))
+        left = cloud.down(purge=True)
+    found = DownResult(left.vms, left.disks, left.processes)
+    if left:
+        emit(found, as_json, "")
+        words = f"{left.vms} VMs, {left.disks} disks, {left.processes} processes"
+        raise CliError(f"left over, and ended by force: {words}", Exit.FAILED)
+    emit(found, as_json, "the cloud is down; no VM, disk or process is left")
+
+
+def status(folder: Path, *, as_json: bool) -> None:
+    with failures():
+        found = attach(folder).status()
+    emit(found, as_json, tables(found))
+
+
+def tables(found: Status) -> RenderableType:
+    """VMs, disks, zones and money of the cloud."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    def table(*titles: str) -> Table:
+        made = Table(box=None, pad_edge=False, header_style="dim")
+        for title in titles:
+            made.add_column(title, no_wrap=True)
+        return made
+
+    vms = table("VM", "state", "zone", "model", "machine", "address", "$/h")
+    for vm in sorted(found.vms, key=lambda vm: vm.name):
+        state = vm.status.lower() + (", preempted" if vm.preempted else ", notice" if vm.notice_until else "")
+        vms.add_row(vm.name, state, vm.zone, vm.model, vm.machine, vm.address, f"{vm.price:.3f}")
+    disks = table("disk", "state", "zone", "GB", "used by")
+    for disk in sorted(found.disks, key=lambda disk: disk.name):
+        disks.add_row(disk.name, disk.status.lower(), disk.zone, str(disk.size_gb), ", ".join(disk.users) or "-")
+    zones = table("zone", "spot runs", "spot fits", "on-demand runs", "spot price")
+    for zone in found.zones:
+        fits = "any" if zone.capacity is None else str(zone.capacity)
+        share = f"{zone.spot_price_share:.0%} of on-demand"
+        zones.add_row(zone.zone, str(zone.running), fits + (" (set)" if zone.overridden else ""),
+                      str(zone.on_demand_running), share)  # fmt: skip
+    money = f"billed ${found.bill.spent:.2f}; the same hours on demand ${found.bill.on_demand_only:.2f}"
+    return Group(vms, Text(), disks, Text(), zones, Text(f"\n{money}"))
+
+
+def preempt(folder: Path, vm: str, *, notice: bool, as_json: bool) -> None:
+    with failures():
+        attach(folder).preempt(vm, notice=notice)
+    what = f"{vm}: {'a notice was given' if notice else 'taken away at once'}"
+    emit(Done(what), as_json, what)
+
+
+def capacity(folder: Path, zone: str, nodes: str, *, as_json: bool) -> None:
+    if nodes != "market" and not nodes.isdigit():
+        raise CliError(f"{nodes}: want a number of spot VMs, or market", Exit.USAGE)
+    count = None if nodes == "market" else int(nodes)
+    with failures():
+        attach(folder).set_capacity(zone, count)
+    what = f"{zone}: " + ("what the market says" if count is None else f"{count} spot VMs fit")
+    emit(Done(what), as_json, what)

@@ -12,6 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.local import app as local_app
 
 EPILOG = (
     "Exit codes: 0 well; 1 the job, the cloud or the bucket failed; 2 a wrong option or job file; "
@@ -33,6 +34,8 @@ A first run on this machine, no account needed: `spotkeeper local up`, then
 In a cloud, name the stack once: `export SPOTKEEPER_STACK=prod SPOTKEEPER_BUCKET=gs://...`
 (both are outputs of `pulumi up`).""",
 )
+
+app.add_typer(local_app, name="local")
 
 Stack = Annotated[
     Optional[str],  # noqa: UP045  # typer reads this at run time

@@ -44,6 +44,10 @@ def identity_token(target: Target, url: str) -> str:
     given = os.environ.get(TOKEN, "")
     if given:
         return given
+    if target.local is not None:
+        from spotkeeper.cli.localcloud import local_token
+
+        return local_token(target, url)
     try:
         done = subprocess.run(
             ["gcloud", "auth", "print-identity-token"], capture_output=True, text=True, timeout=20, check=False

@@ -67,13 +67,17 @@ def headline(view: JobView) -> str:
 
 
 def state_word(view: JobView) -> str:
+    """One or two words, and the reason where there is one."""
+    word = "trains" if view.gen else "starts"
     if view.outcome is not None:
-        return view.outcome.value + (f" ({view.reason})" if view.reason else "")
-    if view.phase is Phase.HOLD:
-        return "holds" + (f" ({view.reason})" if view.reason else "")
-    if view.stopping:
-        return "regrouping"
-    return "trains" if view.gen else "starts"
+        word = view.outcome.value
+    elif view.phase is Phase.HOLD:
+        word = "holds"
+    elif view.stopping:
+        word = "regroups"
+    if view.reason.startswith(word):
+        return view.reason
+    return f"{word} ({view.reason})" if view.reason else word
 
 
 def money_line(view: JobView) -> str:

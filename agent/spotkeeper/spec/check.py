@@ -145,12 +145,18 @@ def env_values(job: JobContext) -> Iterator[Problem]:
 def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
     for name in job.spec.env:
         if _SECRET_LOOKING.search(name):
-            yield problem(join("env", name), "looks like a secret: store it and name it under `secrets`")
+            yield problem(join("env", name), "looks like a secret, which no job file may hold: let the script fetch it")
     for name, reference in job.spec.secrets.items():
         if name in job.spec.env:
             yield problem(join("secrets", name), "is in `env` too: keep one")
         if not _SECRET_NAME.match(reference):
             yield problem(join("secrets", name), "want the name of a secret in the cloud's secret store, not a value")
+
+
+def secrets_unserved(job: JobContext) -> Iterator[Problem]:
+    """Refused rather than dropped: a job whose variable never comes would fail on every machine."""
+    if job.spec.secrets:
+        yield problem("secrets", "are not handed to jobs by this version: let the script fetch them")
 
 
 def deadline(job: JobContext) -> Iterator[Problem]:
@@ -273,6 +279,7 @@ JOB_VALIDATORS = (
     env_names,
     env_values,
     secrets_by_reference,
+    secrets_unserved,
     deadline,
     policy_fits,
     source_hash,

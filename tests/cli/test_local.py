@@ -1,0 +1,109 @@
+"""`spotkeeper local` against a real one-machine cloud: up, found again, hurt, down, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Shell:
+    """Commands as a user gives them, in a working folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")}
+        return subprocess.run(
+            [sys.executable, "-m", "spotkeeper.cli.main", *argv],
+            cwd=self.folder, env=env, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    def json(self, *argv: str) -> Any:
+        done = self(*argv, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("here"))
+    up = shell.json("local", "up")
+    assert up["stack"] == "local"
+    assert up["changes"]["create"] > 20
+    yield shell
+    left = shell.json("local", "down")
+    assert left == {"vms": 0, "disks": 0, "processes": 0}
+    assert not (shell.folder / ".spotkeeper" / "local").exists()
+
+
+def test_up_again_changes_nothing(shell: Shell) -> None:
+    changes = shell.json("local", "up")["changes"]
+    assert {what for what, count in changes.items() if count} == {"same"}
+
+
+def test_the_cloud_is_found_from_a_folder_below(shell: Shell) -> None:
+    below = shell.folder / "a" / "b"
+    below.mkdir(parents=True, exist_ok=True)
+    assert json.loads(Shell(below)("status", "--json").stdout) == []
+    assert Shell(below).json("local", "status")["vms"]
+
+
+def test_status_says_what_stands(shell: Shell) -> None:
+    found = shell.json("local", "status")
+    assert [vm["name"] for vm in found["vms"]] == ["sk-local-floor-s0"]
+    assert len(found["zones"]) == 3
+    assert "sk-local-floor-s0" in shell("local", "status").stdout
+
+
+def test_capacity_is_set_and_given_back(shell: Shell) -> None:
+    zone = "us-central1-b"
+    shell.json("local", "capacity", zone, "0")
+    (found,) = [one for one in shell.json("local", "status")["zones"] if one["zone"] == zone]
+    assert (found["capacity"], found["overridden"]) == (0, True)
+    shell.json("local", "capacity", zone, "market")
+    (found,) = [one for one in shell.json("local", "status")["zones"] if one["zone"] == zone]
+    assert not found["overridden"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("preempt", "nobody"), 1, "no such VM"),
+        (("capacity", "us-east9-z", "1"), 1, "no such zone"),
+        (("capacity", "us-central1-a", "some"), 2, "want a number of spot VMs, or market"),
+        (("status", "--folder", "elsewhere"), 3, "no cloud here"),
+    ],
+)
+def test_what_cannot_be_done_is_said(shell: Shell, argv: tuple[str, ...], code: int, words: str) -> None:
+    done = shell("local", *argv)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_tick_from_the_shell_makes_a_jobs_machines(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text("print(1)\n")
+    (shell.folder / "job.yaml").write_text("name: one\ncommand: [train.py]\nsource: .\nstatic: never\n")
+    (shell.folder / ".spotkeeperignore").write_text("*\n!train.py\n")
+    job = shell.json("submit", "job.yaml")["job"]
+    for _ in range(3):  # grants, record, calls: the function may be doing the same beside us
+        shell.json("reconcile", "--once")
+    names = [vm["name"] for vm in shell.json("local", "status")["vms"]]
+    assert any(name.startswith(f"sk-local-{job}-r0000-a") for name in names)
+    assert shell("cancel", "one").returncode == 0
+
+
+def test_without_a_cloud_here_the_message_says_how_to_start_one(tmp_path: Path) -> None:
+    done = Shell(tmp_path)("local", "status")
+    assert done.returncode == 3
+    assert "spotkeeper local up" in done.stderr
