@@ -1,0 +1,140 @@
+"""The frame of the checkout: the lock, the make targets, the benchmark runner, what the README promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = (ROOT / "requirements.lock").read_text()
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_lock_has_a_hash_for_everything_and_no_address() -> None:
+    entries = re.split(r"\n(?=\S)", LOCK.strip())
+    assert len(entries) > 50
+    for entry in entries:
+        assert re.match(r"[a-z0-9-]+==\S+", entry), entry[:80]
+        assert "--hash=sha256:" in entry, entry[:80]
+    assert "://" not in LOCK
+    assert "--index" not in LOCK
+    assert "--find-links" not in LOCK
+
+
+def test_the_lock_covers_every_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    named = {canonical(re.match(r"[A-Za-z0-9._-]+", line)[0]) for group in groups for line in group}  # type: ignore[index]
+    locked = {canonical(line.partition("==")[0]) for line in LOCK.splitlines() if "==" in line and line[0] != " "}
+    assert named - {"spotkeeper"} - locked == set(), "run: make lock"
+
+
+def test_the_readme_names_the_commands_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^ {4})make ([a-z]+)\b", readme, re.MULTILINE))
+    assert {"demo", "test", "bench", "lint", "types", "setup"} <= named
+    assert named <= targets
+
+
+def test_the_readme_names_spotkeeper_commands_that_exist() -> None:
+    from spotkeeper.cli.local import app as local_app
+    from spotkeeper.cli.main import app
+
+    commands = {command.callback.__name__ for command in app.registered_commands if command.callback} | {"local"}
+    local = {command.callback.__name__ for command in local_app.registered_commands if command.callback}
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text()
+        shell = re.findall(r"^ {4}spotkeeper ([a-z]+)(?: ([a-z]+))?", text, re.MULTILINE)
+        shell += re.findall(r"`spotkeeper ([a-z]+)(?: ([a-z]+))?", text)
+        assert {first for first, _ in shell} <= commands, page.name
+        assert {second for first, second in shell if first == "local" and second} <= local, page.name
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """``bench/run.py`` over a folder of made-up benchmarks."""
+    spec = importlib.util.spec_from_file_location("bench_run", ROOT / "bench" / "run.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "HERE", tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return module
+
+
+def benchmark(folder: Path, name: str, body: str) -> None:
+    (folder / f"{name}.py").write_text(f"def figures():\n    {body}\n")
+
+
+GOOD = "return [dict(name='{name}', value={value}, unit='s', goal='<= 1', holds={holds}, against='x')]"
+
+
+def test_bench_writes_what_it_prints(runner: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark(tmp_path, "one", GOOD.format(name="one.s", value=0.5, holds=True))
+    benchmark(tmp_path, "two", GOOD.format(name="two.s", value=2, holds=False))
+    out = tmp_path / "results.json"
+    assert runner.main(["--out", str(out)]) == 1  # a missed goal is a failure
+    results = json.loads(out.read_text())
+    assert set(results) == {"machine", "figures"}
+    assert [figure["name"] for figure in results["figures"]] == ["one.s", "two.s"]
+    table = capsys.readouterr().out
+    assert "holds" in table
+    assert "MISSED" in table
+
+
+def test_a_benchmark_that_fails_does_not_disappear(runner: ModuleType, tmp_path: Path) -> None:
+    benchmark(tmp_path, "bad", "raise RuntimeError('no')")
+    benchmark(tmp_path, "empty", "return []")
+    benchmark(tmp_path, "short", "return [dict(name='short', value=1)]")
+    out = tmp_path / "results.json"
+    assert runner.main(["--out", str(out)]) == 1
+    figures = json.loads(out.read_text())["figures"]
+    assert [(figure["name"], figure["holds"]) for figure in figures] == [
+        ("bad", False),
+        ("empty", False),
+        ("short", False),
+    ]
+    assert "RuntimeError: no" in figures[0]["against"]
+
+
+def test_measuring_one_keeps_the_others(runner: ModuleType, tmp_path: Path) -> None:
+    benchmark(tmp_path, "one", GOOD.format(name="one.s", value=1, holds=True))
+    benchmark(tmp_path, "two", GOOD.format(name="two.s", value=1, holds=True))
+    out = tmp_path / "results.json"
+    assert runner.main(["--out", str(out)]) == 0
+    benchmark(tmp_path, "two", GOOD.format(name="two.s", value=9, holds=True))
+    assert runner.main(["two", "--out", str(out)]) == 0
+    assert {f["name"]: f["value"] for f in json.loads(out.read_text())["figures"]} == {"one.s": 1, "two.s": 9}
+
+
+def test_the_check_fails_with_what_failed_and_ends_with_pytests_summary(tmp_path: Path) -> None:
+    """``.ci/run`` in a copy whose ``make`` is made up: lint fails, the tests still run and come last."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
+    make = tmp_path / "make"
+    make.write_text('#!/bin/sh\ncase "$2" in lint) echo wrong; exit 3;; test) echo "5 passed in 1s";; esac\n')
+    make.chmod(0o755)
+
+    def check() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(tmp_path / ".ci" / "run")], env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+
+    done = check()
+    assert done.returncode == 3
+    assert done.stdout.splitlines() == ["--- make --silent lint (exit status 3)", "wrong", "5 passed in 1s"]
+    make.write_text('#!/bin/sh\n[ "$2" != test ] || echo "5 passed in 1s"\n')
+    assert (check().returncode, check().stdout) == (0, "5 passed in 1s\n")
