@@ -78,6 +78,8 @@ class GPT(nn.Module):
         self.tokens, self.places = nn.Embedding(VOCABULARY, dim), nn.Embedding(context, dim)
         self.blocks = nn.Sequential(*(Block(dim, heads, dropout) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, VOCABULARY, bias=False)
+        for table in (self.tokens, self.places):
+            nn.init.normal_(table.weight, std=0.02)
         self.head.weight = self.tokens.weight
 
     def forward(self, window: Tensor) -> Tensor:
@@ -101,7 +103,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dim", type=int, default=96)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--context", type=int, default=96, help="bytes of one window")
+    parser.add_argument("--context", type=int, default=64, help="bytes of one window")
     parser.add_argument("--batch", type=int, default=8, help="windows of one rank")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SPOTKEEPER_SEED", "0")))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +51,7 @@ class Gang:
     blank: set[int] = field(default_factory=set)  # nodes whose disk is not attached
     env: dict[str, str] = field(default_factory=dict)
     before: Any = None  # called in each worker first
+    script: tuple[str, ...] = ()  # run this instead of `job`
     _savers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __enter__(self) -> Gang:
@@ -84,7 +87,7 @@ class Gang:
         for node in range(self.nodes):
             env = self._environment(node, gen)
             Control.create(Path(env["SPOTKEEPER_RUN"]) / NAME).close()
-            args = (env, job or self.job, self.nodes, self.nproc, node, port, f"{gen}", self.before)
+            args = (env, job or self.job, self.nodes, self.nproc, node, port, f"{gen}", self.before, self.script)
             workers.append(_FORKS.Process(target=_node, args=args))
         for worker in workers:
             worker.start()
@@ -121,6 +124,10 @@ class Gang:
             env["SPOTKEEPER_CKPT"] = str(self.disk(node))
         return env | self.env
 
+    def control(self, node: int, gen: int) -> Control:
+        """The agent's end of the control file."""
+        return Control.open(self.root / f"node{node}" / f"run{gen}" / NAME)
+
     def log(self, node: int, gen: int) -> str:
         """What the node's processes wrote."""
         return (self.root / f"node{node}" / f"run{gen}" / "log").read_text()
@@ -141,9 +148,7 @@ def finals(job: Job) -> dict[int, str]:
     return {int(path.stem): path.read_text() for path in sorted(job.out.glob("*.json"))}
 
 
-def _node(
-    env: dict[str, str], job: Job, nodes: int, nproc: int, node: int, port: int, run_id: str, before: Any
-) -> None:
+def _node(env: dict[str, str], job: Job, nodes: int, nproc: int, node: int, port: int, run_id: str, *work: Any) -> None:
     """A machine: torchrun with one function as its script. Exits 1 where a worker failed."""
     os.setpgid(0, 0)
     log = os.open(Path(env["SPOTKEEPER_RUN"]) / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -169,17 +174,21 @@ def _node(
         local_addr="127.0.0.1",
     )
     try:
-        elastic_launch(config, _work)(job, before)
+        elastic_launch(config, _work)(job, *work)
     except ChildFailedError:
         raise SystemExit(1) from None
 
 
-def _work(job: Job, before: Any) -> None:
+def _work(job: Job, before: Any, script: tuple[str, ...]) -> None:
     from tests.train.jobs import train
 
     if before is not None:
         before()
-    train(job)
+    if script:
+        sys.argv = list(script)
+        runpy.run_path(script[0], run_name="__main__")
+    else:
+        train(job)
 
 
 def _die_with_parent() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from spotkeeper.train import store
-from spotkeeper.train.control import Commit, Result
+from spotkeeper.train.control import Commit, ControlError, Result, Want
 
 from tests.train.gangs import Event, Gang, finals, run_to_end
 from tests.train.jobs import Job, skip_replay
@@ -134,3 +137,52 @@ def test_no_peer_has_it_whole_so_all_use_the_older(tmp_path: Path, references: A
         assert f"quarantined {newest}" in gang.log(0, 2)
         assert f"resumed from {older}" in gang.log(0, 2)
     assert finals(job) == references["conv", 1]
+
+
+def test_fewer_ranks_go_on_with_the_same_batches(tmp_path: Path) -> None:
+    """Every global batch holds the same samples, whoever trains on them; only their split changes."""
+    job = Job(tmp_path / "out", events=(Event(4, 0, "stop"),), seen=tmp_path / "seen")
+    run_to_end(tmp_path / "alone", Job(Path(), seen=tmp_path / "expected"), nodes=3)
+    with Gang(tmp_path / "gang", job, nodes=3) as gang:
+        gang.run(1)
+        gang.nodes = 1
+        assert gang.run(2)[0].code == 0, gang.log(0, 2)
+        assert "3 ranks then, 1 now: reseeded" in gang.log(0, 2)
+        assert "it goes on with it (12 a rank), although the loader says 4 a rank" in gang.log(0, 2)
+    seen, expected = ((tmp_path / name).read_text().splitlines() for name in ("seen", "expected"))
+    assert len(expected) == 9 * 12
+    assert sorted(seen) == sorted(expected)
+
+
+def test_the_example(tmp_path: Path) -> None:
+    """examples/gpt on three nodes: stopped by an agent, and ended with the weights of a run left alone."""
+    train = Path(__file__).parents[2] / "examples/gpt/train.py"
+    small = ("--dim", "32", "--layers", "1", "--text-bytes", "100000", "--steps", "40")
+    shas = []
+    for name, stops in (("alone", 0), ("stopped", 1)):
+        out = tmp_path / name / "weights"
+        script = (str(train), *small, "--out", str(out))
+        with Gang(tmp_path / name, Job(out), nodes=3, script=script) as gang:
+            for gen in range(1, stops + 1):
+                asking = threading.Thread(target=_stop_after, args=(gang, gen, 5))
+                asking.start()
+                assert [ended.code for ended in gang.run(gen)] == [0, 0, 0], gang.log(0, gen)
+                asking.join()
+                assert not out.exists()
+            assert [ended.code for ended in gang.run(9)] == [0, 0, 0], gang.log(0, 9)
+            loss = gang.control(0, 9).loss
+            assert loss is not None and loss < 5.0, "it learns: bytes at random cost 5.5"
+        shas.append((out / "weights.sha256").read_text())
+        assert (out / "weights.pt").stat().st_size > 10_000
+    assert shas[0] == shas[1]
+
+
+def _stop_after(gang: Gang, gen: int, step: int) -> None:
+    """As an agent does, on a node that is not the master."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with contextlib.suppress(ControlError), gang.control(2, gen) as control:
+            if control.step >= step:
+                control.request(Want.SAVE_STOP, time.time() + 30)
+                return
+        time.sleep(0.002)

@@ -249,13 +249,16 @@ def test_a_wish_to_save_is_answered_while_training_goes_on(agent: Control, monke
     assert agent.save_s > 0 and agent.stall_s > 0
 
 
-def test_saves_by_the_interval(agent: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTKEEPER_INTERVAL_S", "0.05")
+@pytest.mark.parametrize(("interval_s", "least", "most"), [("0.01", 4, 32), ("1000", 1, 1)])
+def test_saves_by_the_interval(
+    agent: Control, monkeypatch: pytest.MonkeyPatch, interval_s: str, least: int, most: int
+) -> None:
+    monkeypatch.setenv("SPOTKEEPER_INTERVAL_S", interval_s)
     monkeypatch.setenv("SPOTKEEPER_KEEP", "100")
     generation(lambda *_: time.sleep(0.01), epochs=4)
     steps = [commit.step for commit in store.complete(os.environ["SPOTKEEPER_CKPT"])]
-    assert 4 <= len(steps) <= 16
-    assert agent.interval_s == 0.05
+    assert least <= len(steps) <= most and steps[0] == 32
+    assert agent.interval_s == float(interval_s)
 
 
 def test_a_node_without_its_disk_writes_nothing(

@@ -92,7 +92,7 @@ class Image:
     def _add(self, tensor: torch.Tensor) -> int:
         """The number of a tensor; tied ones are written once."""
         _refuse(tensor)
-        tensor = tensor.detach()
+        tensor = tensor.detach().resolve_conj().resolve_neg()  # such views are a bit beside other bytes
         key = (tensor.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         number = self._known.get(key) if tensor.numel() else None
         if number is None:

@@ -106,6 +106,7 @@ class Run:
         self._asked = 0
         self._batches = 0
         self._ended = 0.0
+        self._loss: float | torch.Tensor | None = None
         self._loss_at = 0.0
         self._lock: IO[str] | None = None
         self._begin()
@@ -169,10 +170,9 @@ class Run:
         """For the live view. Cheap: a tensor is looked at twice a second at most."""
         if loss is None or self._gang.local_rank:
             return
-        now = time.monotonic()
-        if now - self._loss_at >= _REPORT_S:
-            self._loss_at = now
-            self._control.loss = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        if time.monotonic() - self._loss_at >= _REPORT_S:
+            self._show_loss()
 
     def save(self, *, wait: bool = True) -> Commit | None:
         """Save now. Collective: every rank calls it, after the same step.
@@ -334,6 +334,11 @@ class Run:
         control.interval_s = self._pace.interval_s
         self._batches = 0
 
+    def _show_loss(self) -> None:
+        if self._loss is not None:
+            self._loss_at = time.monotonic()
+            self._control.loss = float(self._loss)
+
     def _warm(self) -> None:
         if self._writer.writes:
             local = pack(self._take_local())
@@ -396,6 +401,7 @@ class Run:
         self._writer.settle(self._left_s())
         if self._gang.local_rank:
             return
+        self._show_loss()
         if self._settings.run is not None:
             write_result(self._settings.run, Result(outcome, self._gen, self._step, self._writer.commit))
         self._control.state = phase
