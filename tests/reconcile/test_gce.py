@@ -436,6 +436,15 @@ class TestListing:
         listing = gce.list("demo")
         assert listing.answered == frozenset() and listing.vms == ()
 
+    def test_a_look_ends_whatever_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nine lists and their retries by zone must not add up: a round has other things to do."""
+        monkeypatch.setattr("spotkeeper.reconcile.gce.LOOK_S", 0.6)
+        monkeypatch.setattr("spotkeeper.reconcile.gce.LIST_S", 0.4)
+        with silent_server(drip=False) as endpoint:
+            started = time.monotonic()
+            assert open_gce(STACK, Clock(), endpoint).list("demo").answered == frozenset()
+            assert time.monotonic() - started < 3.0
+
     def test_unknown_snapshots_leave_nothing_proved(self, google: Google, gce: Gce) -> None:
         google.script["snapshots.list"] = refusal(500, "internalError")
         assert gce.list("demo").answered == frozenset()

@@ -64,7 +64,8 @@ from spotkeeper.spec.cloud import (
 from spotkeeper.spec.stack import StackState
 
 DEVICE = "sk-data"  # the agent mounts /dev/disk/by-id/google-sk-data
-LIST_DEADLINE_S = 20.0
+LOOK_S = 24.0  # a whole look; a round has 50 s
+LIST_S = 10.0  # one answer
 PARALLEL_LISTS = 8
 PAGE = 500
 MAX_PAGES = 200  # 100,000 things; a server that always names a next page must not hold a round for ever
@@ -111,11 +112,12 @@ class Gce:
         stack is still seen. Where such a list fails, each of the stack's zones is asked for itself.
         """
         zones = self._stack.zones()
+        ends = time.monotonic() + LOOK_S
         with ThreadPoolExecutor(PARALLEL_LISTS) as pool:
-            vms = pool.submit(self._look, "instances", InstanceIn, stack, zones)
-            disks = pool.submit(self._look, "disks", DiskIn, stack, zones)
-            snapshots = pool.submit(self._snapshots, stack)
-            failed = [pool.submit(self._failed_creations, stack, zone) for zone in zones]
+            vms = pool.submit(self._look, "instances", InstanceIn, stack, zones, ends)
+            disks = pool.submit(self._look, "disks", DiskIn, stack, zones, ends)
+            snapshots = pool.submit(self._snapshots, stack, ends)
+            failed = [pool.submit(self._failed_creations, stack, zone, ends) for zone in zones]
             seen_vms, seen_disks = vms.result(), disks.result()
             answered = seen_vms.answered & seen_disks.answered
             found = snapshots.result()
@@ -129,16 +131,16 @@ class Gce:
             results=results,
         )
 
-    def _look(self, what: str, kind: type[T], stack: str, zones: tuple[str, ...]) -> Looked[T]:
+    def _look(self, what: str, kind: type[T], stack: str, zones: tuple[str, ...], ends: float) -> Looked[T]:
         try:
-            return self._aggregated(what, kind, stack, zones)
+            return self._aggregated(what, kind, stack, zones, ends)
         except ListError as error:
             log.warning("aggregated list of %s: %s; asking each zone", what, error)
         items: builtins.list[T] = []
         answered: set[str] = set()
         for zone in zones:
             try:
-                page = self._pages(f"zones/{zone}/{what}", kind, {"filter": by_label(stack)})
+                page = self._pages(f"zones/{zone}/{what}", kind, {"filter": by_label(stack)}, ends)
             except ListError as error:
                 log.warning("zone %s did not answer for %s: %s", zone, what, error)
                 continue
@@ -146,13 +148,13 @@ class Gce:
             answered.add(zone)
         return Looked(tuple(items), frozenset(answered))
 
-    def _aggregated(self, what: str, kind: type[T], stack: str, zones: tuple[str, ...]) -> Looked[T]:
+    def _aggregated(self, what: str, kind: type[T], stack: str, zones: tuple[str, ...], ends: float) -> Looked[T]:
         items: builtins.list[T] = []
         silent: set[str] = set()
         seen: set[str] = set(zones)
         query = {"filter": by_label(stack), "maxResults": str(PAGE)}
         for _ in range(MAX_PAGES):
-            page = self._get(f"aggregated/{what}", query, Aggregated[kind])  # type: ignore[valid-type]
+            page = self._get(f"aggregated/{what}", query, Aggregated[kind], ends)  # type: ignore[valid-type]
             if is_partial(page.warning) and not page.unreachables:
                 raise ListError(f"warning {page.warning.code if page.warning else ''}")
             silent |= {last_part(scope) for scope in page.unreachables}
@@ -166,33 +168,33 @@ class Gce:
             query["pageToken"] = page.next_page_token
         raise ListError(f"more than {MAX_PAGES} pages")
 
-    def _snapshots(self, stack: str) -> tuple[Snapshot, ...] | None:
+    def _snapshots(self, stack: str, ends: float) -> tuple[Snapshot, ...] | None:
         """None: not known."""
         try:
-            found = self._pages("global/snapshots", SnapshotIn, {"filter": by_label(stack)})
+            found = self._pages("global/snapshots", SnapshotIn, {"filter": by_label(stack)}, ends)
         except ListError as error:
             log.warning("snapshots did not answer: %s", error)
             return None
         return tuple(snapshot for item in found if (snapshot := to_snapshot(item, stack)) is not None)
 
-    def _failed_creations(self, stack: str, zone: str) -> tuple[Result, ...]:
+    def _failed_creations(self, stack: str, zone: str, ends: float) -> tuple[Result, ...]:
         """Inserts that were accepted and failed since. Advisory: where this list fails, a later one tells."""
         query = {"filter": 'operationType = "insert"', "orderBy": "creationTimestamp desc"}
         try:
-            found = self._pages(f"zones/{zone}/operations", OperationIn, query, OPERATION_PAGES)
+            found = self._pages(f"zones/{zone}/operations", OperationIn, query, ends, OPERATION_PAGES)
         except ListError as error:
             log.warning("operations of zone %s did not answer: %s", zone, error)
             return ()
         return tuple(result for item in found if (result := to_result(item, stack, zone, self._asked)) is not None)
 
     def _pages(
-        self, path: str, kind: type[T], query: dict[str, str], newest_pages: int | None = None
+        self, path: str, kind: type[T], query: dict[str, str], ends: float, newest_pages: int | None = None
     ) -> builtins.list[T]:
         """The whole list, or its first pages where only the newest matter."""
         query = {**query, "maxResults": str(PAGE)}
         items: builtins.list[T] = []
         for _ in range(newest_pages or MAX_PAGES):
-            page = self._get(path, query, Page[kind])  # type: ignore[valid-type]
+            page = self._get(path, query, Page[kind], ends)  # type: ignore[valid-type]
             if page.warning is not None and is_partial(page.warning):
                 raise ListError(f"warning {page.warning.code}")
             items += page.items
@@ -203,9 +205,12 @@ class Gce:
             raise ListError(f"more than {MAX_PAGES} pages")
         return items
 
-    def _get(self, path: str, query: dict[str, str], kind: type[T]) -> T:
+    def _get(self, path: str, query: dict[str, str], kind: type[T], ends: float) -> T:
+        left = min(LIST_S, ends - time.monotonic())
+        if left <= 0:
+            raise ListError(f"{path}: no time left in this look")
         try:
-            answer = self._api.call("GET", f"{self._project}/{path}", LIST_DEADLINE_S, query)
+            answer = self._api.call("GET", f"{self._project}/{path}", left, query)
         except NoAnswerError as error:
             raise ListError(str(error)) from error
         if answer.status != 200:
