@@ -106,6 +106,11 @@ class ControlPlane:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         return self.parts.tokens.read(token.strip(), self.world.now()) if kind.lower() == "bearer" else None
 
+    def _may_come_in(self, request: Request) -> bool:
+        """A token that does not hold is refused; who shows none of ours is the operator of this machine."""
+        token = request.headers.get("authorization", "")
+        return "ya29.local." not in token or self._who(request) is not None
+
     def _look(self, path: str) -> Machine | None:
         name = site_name(path)
         if name is not None:
@@ -121,6 +126,8 @@ class ControlPlane:
             return refused(ApiError(404, "notFound", f"no such API version: {request.url.path}"))
         path = request.path_params["path"].rstrip("/")
         body = await request.body()
+        if not self._may_come_in(request):
+            return refused(ApiError(401, "authError", "Request had invalid authentication credentials."))
         if request.method == "POST" and path.endswith("/wait"):
             await self._wait_done(path.removesuffix("/wait"))
         answer = self.compute.answer(request.method, path, dict(request.query_params), body, self._who(request))

@@ -20,10 +20,10 @@ else:
 JsonObject = dict[str, JsonValue]
 
 # JSON has no 64-bit integers: Google writes these as strings of digits.
-_INT64 = frozenset(
+INT64 = frozenset(
     {"id", "diskSizeGb", "sizeGb", "seconds", "targetId", "sourceDiskId", "sourceSnapshotId", "storageBytes"}
     | {"downloadBytes", "sourceImageId", "maximumPersistentDisksSizeGb", "archiveSizeBytes"}
-    | {"provisionedIops", "provisionedThroughput"}
+    | {"provisionedIops", "provisionedThroughput", "physicalBlockSizeBytes"}
 )
 
 DiskGb = Annotated[int, Meta(ge=1, le=65536)]
@@ -396,7 +396,8 @@ def without_nulls(value: JsonValue) -> JsonValue:
         out = {key: without_nulls(item) for key, item in value.items()}
         return {key: item for key, item in out.items() if item is not None and not (item == "" and _is_enum(key))}
     if isinstance(value, list):
-        return [item for item in map(without_nulls, value) if item is not None]
+        kept = [item for item in map(without_nulls, value) if item is not None]
+        return kept if kept or not value else None
     return value
 
 
@@ -443,7 +444,7 @@ def _stringify(value: JsonValue, key: str = "") -> JsonValue:
         return {name: _stringify(item, name) for name, item in value.items() if item is not None}
     if isinstance(value, list):
         return [_stringify(item, key) for item in value]
-    if key in _INT64 and isinstance(value, int) and not isinstance(value, bool):
+    if key in INT64 and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return value
 
