@@ -261,6 +261,24 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(None)
 
 
+class _Workers(ThreadPoolExecutor):
+    """Threads for registrations. Pulumi wants an event loop in each and closes none of them."""
+
+    def __init__(self) -> None:
+        self._loops: list[asyncio.AbstractEventLoop] = []
+        super().__init__(max_workers=16, initializer=self._begin)
+
+    def _begin(self) -> None:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        self._loops.append(loop)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        for loop in self._loops:
+            loop.close()
+
+
 def _execute(run: Run, stack: str, config: dict[str, str]) -> dict[str, Any]:
     """In a fresh thread: the program against our monitor."""
     import pulumi
@@ -271,6 +289,7 @@ def _execute(run: Run, stack: str, config: dict[str, str]) -> dict[str, Any]:
 
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
+    loop.set_default_executor(_Workers())
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # after a failure, futures that nobody reads
     monitor = Monitor(run)
     try:

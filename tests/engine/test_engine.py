@@ -1,0 +1,109 @@
+"""Pulumi's own engine and the in-process runner give the same cloud. Needs the ``pulumi`` command."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotkeeper.local import deploy
+from spotkeeper.local.deploy import DeployError, Event, Op, choose
+from tests.infra.cloud import Cloud, serve
+from tests.infra.conftest import STACKS
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("pulumi") and shutil.which("pulumi-language-python")),
+    reason="the pulumi command (with its Python host) is not on PATH",
+)
+LOCAL = STACKS / "Pulumi.local.yaml"
+
+
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    with serve() as cloud:
+        yield cloud
+
+
+def up(cloud: Cloud, folder: Path, engine: deploy.Engine, config: Path = LOCAL) -> deploy.DeployResult:
+    return deploy.up("local", config, cloud.endpoint, folder, engine=engine)
+
+
+def same_names(things: dict[str, Any]) -> dict[str, Any]:
+    return {path: things[path] for path in sorted(things) if not path.endswith("/stack/drain")}
+
+
+def test_both_engines_give_the_same_cloud(cloud: Cloud, tmp_path: Path) -> None:
+    ours = up(cloud, tmp_path / "in-process", "in-process")
+    by_runner = same_names(cloud.things)
+    deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path / "in-process", engine="in-process")
+    assert cloud.things == {}
+    theirs = up(cloud, tmp_path / "pulumi", "pulumi")
+    assert same_names(cloud.things) == by_runner
+    assert dict(theirs.outputs) == dict(ours.outputs)
+    assert theirs.changes == ours.changes
+    assert sorted((r.type, r.name, r.id) for r in theirs.resources if r.id) == sorted(
+        (r.type, r.name, r.id) for r in ours.resources if r.id and "dynamic" not in r.type
+    ) + [("pulumi-python:dynamic:Resource", "drain", "drain/local")]
+
+
+def test_a_second_up_is_empty_and_destroy_leaves_nothing(cloud: Cloud, tmp_path: Path) -> None:
+    foreseen = deploy.preview("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
+    assert cloud.changing() == []
+    first = up(cloud, tmp_path, "pulumi")
+    assert first.changes == foreseen.changes and set(first.changes) == {Op.CREATE}
+    made = len(cloud.changing())
+    assert up(cloud, tmp_path, "pulumi").empty
+    assert len(cloud.changing()) == made
+    seen: list[Event] = []
+    deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, seen.append, engine="pulumi")
+    assert cloud.things == {}
+    order = [event.name for event in seen if event.done and not event.type.startswith("spotkeeper:")]
+    assert {"tick", "push"} == set(order[:2]) and order[2] == "drain"
+
+
+def test_a_new_image_replaces_templates_before_it_deletes_them(cloud: Cloud, tmp_path: Path) -> None:
+    up(cloud, tmp_path, "pulumi")
+    old = {path for path in cloud.things if "/instanceTemplates/" in path}
+    config = tmp_path / "Pulumi.local.yaml"
+    config.write_text(LOCAL.read_text().replace("v20261110", "v20261117"))
+    before = len(cloud.calls)
+    up(cloud, tmp_path, "pulumi", config)
+    new = {path for path in cloud.things if "/instanceTemplates/" in path}
+    assert len(new) == 2 and not old & new
+    calls = [call for call in cloud.calls[before:] if "/instanceTemplates" in call[1]]
+    assert [method for method, _ in calls if method != "GET"] == ["POST", "POST", "DELETE", "DELETE"]
+    deploy.destroy("local", config, cloud.endpoint, tmp_path, engine="pulumi")
+    assert cloud.things == {}
+
+
+def test_a_refusal_of_the_cloud_reaches_the_user_and_a_second_up_goes_on(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.refuse["zones/us-central1-a/instances"] = 403
+    with pytest.raises(DeployError, match="refused: zones/us-central1-a/instances"):
+        up(cloud, tmp_path, "pulumi")
+    cloud.refuse.clear()
+    assert up(cloud, tmp_path, "pulumi").changes[Op.CREATE] >= 1
+    deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
+    assert cloud.things == {}
+
+
+def test_a_wrong_stack_file_is_told_in_its_own_words(cloud: Cloud, tmp_path: Path) -> None:
+    config = tmp_path / "Pulumi.local.yaml"
+    config.write_text(LOCAL.read_text().replace("kind: spot", "kind: spto"))
+    with pytest.raises(DeployError, match=r'pools\[1\].kind: "spto": not one of spot, static'):
+        up(cloud, tmp_path, "pulumi", config)
+    assert cloud.changing() == []
+
+
+def test_the_checkouts_own_files_are_not_written(cloud: Cloud, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in STACKS.iterdir()}
+    up(cloud, tmp_path, "pulumi")
+    deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
+    assert {path.name: path.read_bytes() for path in STACKS.iterdir()} == before
+
+
+def test_the_real_engine_is_taken_where_it_is() -> None:
+    assert choose("auto") == "pulumi"
+    assert choose("in-process") == "in-process"
