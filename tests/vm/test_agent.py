@@ -28,8 +28,9 @@ def obedient(vm: Machine, *args: str, real: bool = False, **fields: Any) -> JobR
 
 def begin(fake: Fake, vm: Machine, run: JobRun, gen: int = 1) -> None:
     """Boot, and become the only member of a generation."""
+    vm.stand_by(run)
     vm.start()
-    fake.wait_fact(vm.uid, Kind.HELLO)
+    fake.wait_sync(vm.uid)
     vm.serve(document(gen, gen, (vm.member(),)), run)
     wait_until(lambda: step_of(vm, gen) > 0, 40)
 
@@ -42,11 +43,15 @@ def step_of(vm: Machine, gen: int) -> int:
         return 0
 
 
-def test_hello_is_repeated_until_known_then_runs_saves_and_powers_off(fake: Fake, machine: Make) -> None:
+def test_hello_waits_for_a_warm_launcher_then_runs_saves_and_powers_off(fake: Fake, machine: Make) -> None:
     vm = machine()
     vm.start()
-    fake.wait(lambda: len([1 for uid, fact in fake.facts if fact.kind is Kind.HELLO]) >= 3)
+    fake.wait(lambda: len(fake.syncs) >= 3)
+    assert fake.facts == [], "nobody expects it yet"
     run = obedient(vm, real=True)
+    vm.stand_by(run)
+    fake.wait_sync(vm.uid)
+    assert '"launcher.up"' in vm.log(), "admitted means ready to train"
     doc = document(1, 1, (vm.member(),))
     vm.serve(doc, run)
     wait_until(lambda: step_of(vm, 1) > 3, 40)
@@ -66,8 +71,9 @@ def test_generation_restart_is_warm_and_lists_what_the_disk_holds(fake: Fake, ma
     """Disk first: a member with a disk waits for it. Then a higher document replaces the generation."""
     vm = machine(clock=f"{time.time()}:{time.time()}:8")
     run = obedient(vm)
+    vm.stand_by(run)
     vm.start()
-    fake.wait_fact(vm.uid, Kind.HELLO)
+    fake.wait_sync(vm.uid)
     one = document(1, 1, (vm.member(disk=True),))
     vm.serve(one, run, disk=4)
     wait_until(lambda: "disk.awaited" in vm.log(), 40)
@@ -85,14 +91,15 @@ def test_generation_restart_is_warm_and_lists_what_the_disk_holds(fake: Fake, ma
     vm.serve(document(4, 2, one.members, DocState.SAVE_STOP), run, disk=4)
     step = fake.wait_fact(vm.uid, Kind.RELEASED, 2).value
     assert ("holds", 2, f"2-{step}") in fake.kinds(vm.uid)
-    assert any(told.gen == 2 and told.commit_step == int(step) for told in fake.progress)
+    fake.wait(lambda: any(told.gen == 2 and told.commit_step == int(step) for told in fake.progress))
 
 
 def test_job_that_ends_by_itself_and_one_that_fails(fake: Fake, machine: Make) -> None:
     vm = machine()
     run = obedient(vm, "5")
+    vm.stand_by(run)
     vm.start()
-    fake.wait_fact(vm.uid, Kind.HELLO)
+    fake.wait_sync(vm.uid)
     one = document(1, 1, (vm.member(),))
     vm.serve(one, run)
     assert fake.wait_fact(vm.uid, Kind.EXIT, 1, 40).value == "0"
@@ -182,8 +189,9 @@ def test_lease_is_checkpointed_and_paid_no_longer_but_a_short_outage_stops_nothi
     scale = 40.0
     vm = machine(clock=f"{time.time()}:{time.time()}:{scale}")
     run = obedient(vm)
+    vm.stand_by(run)
     vm.start()
-    fake.wait_fact(vm.uid, Kind.HELLO)
+    fake.wait_sync(vm.uid)
     vm.serve(document(1, 1, (vm.member(),)), run, lease_minutes=2)
     wait_until(lambda: step_of(vm, 1) > 0, 40)
     fake.function_status = 503
@@ -241,8 +249,9 @@ def test_two_nodes_agree_and_a_peer_that_was_told_first_is_no_crash(fake: Fake, 
     second = machine(uid="1002", name=f"sk-test-{JOB}-r0001-a1", rank=1, address="127.0.1.2")
     run = JobRun(name="job", command=("train.py",), source_sha256=source(fake, {"train.py": GANG}))
     for vm in (first, second):
+        vm.stand_by(run)
         vm.start()
-        fake.wait_fact(vm.uid, Kind.HELLO)
+        fake.wait_sync(vm.uid)
     doc = document(1, 1, (first.member(), second.member()))
     for vm in (first, second):
         vm.serve(doc, run)
@@ -252,3 +261,30 @@ def test_two_nodes_agree_and_a_peer_that_was_told_first_is_no_crash(fake: Fake, 
     steps = {fake.wait_fact(vm.uid, Kind.RELEASED, 1).value for vm in (first, second)}
     assert len(steps) == 1
     assert all(kind != "exit" for vm in (first, second) for kind, _, _ in fake.kinds(vm.uid))
+
+
+def test_launcher_that_cannot_start_keeps_nobody_from_joining(fake: Fake, machine: Make) -> None:
+    """The job's fault, so its crash budget decides: the machine joins, and the generation ends with an exit."""
+    vm = machine()
+    vm.start()
+    fake.wait_sync(vm.uid)
+    run = msgspec.structs.replace(obedient(vm), python="no-such-python")
+    vm.stand_by(run)
+    fake.wait_fact(vm.uid, Kind.HELLO)
+    vm.serve(document(1, 1, (vm.member(),)), run)
+    assert fake.wait_fact(vm.uid, Kind.EXIT, 1).value == "1"
+    fake.wait(lambda: b"no-such-python" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b""))
+
+
+def test_agent_killed_while_warming_up_still_says_hello(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    vm.start()
+    fake.wait_sync(vm.uid)
+    run = msgspec.structs.replace(obedient(vm), source_sha256="0" * 64)  # cannot be fetched, so it never gets warm
+    vm.stand_by(run)
+    wait_until(lambda: '"source.trouble"' in vm.log())
+    vm.kill()
+    assert fake.kinds(vm.uid) == []
+    vm.stand_by(obedient(vm))
+    vm.start()
+    fake.wait_fact(vm.uid, Kind.HELLO)

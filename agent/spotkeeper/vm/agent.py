@@ -61,6 +61,7 @@ SHUTDOWN_S = 25.0  # virtual; of the 30 s a cloud gives from ACPI power-off to t
 RESERVE_S = 8.0  # real; detect, agree, hash, report (and never more than a quarter of the notice)
 LAST_WORDS_S = 5.0  # real; facts unsaid for longer stay in the spool
 LAUNCH_RETRY_S = 2.0  # real
+WARM_S = 60.0  # real; a launcher that takes longer to start keeps nobody from joining
 SAVER_RETRY_S = 5.0  # real
 SAVER_END_S = 20.0  # real; for a save in hand
 PAUSE_IDLE_S = 5.0  # real pauses of the loop when no event comes
@@ -157,6 +158,8 @@ class Agent:
         self._repeat_at = 0.0  # virtual
         self._launching = False  # or launched: from begin() to LauncherLost
         self._launch_at = 0.0  # monotonic; not before
+        self._launch_failed = False
+        self._greet_by: float | None = None  # monotonic; hello is due then at the latest, or when warm
         self._saver: subprocess.Popen[bytes] | None = None
         self._saver_at = 0.0
         self._exit: int | None = None
@@ -185,7 +188,9 @@ class Agent:
         self._become(State.HELLO)
         if self._saved.assignment is not None:
             self._log("agent.again", job=self._saved.assignment.job, started=self._saved.started)
-        self._say(Kind.HELLO, gen=0)
+            self._greet_by = time.monotonic() + WARM_S  # the one before may have died before it said so
+        if self._set.static:
+            self._say(Kind.HELLO, gen=0)
         self._sync.start()
         notify("READY=1", f"STATUS={self._state.value}")
 
@@ -247,6 +252,7 @@ class Agent:
         else:
             self._check_lease()
             self._prepare()
+            self._greet()
             self._look_at_disk()
             self._drive_child()
             self._heed_notice()
@@ -273,7 +279,8 @@ class Agent:
             return
         match reply.role:
             case Role.UNKNOWN:
-                self._say(Kind.HELLO, gen=0, again=True)
+                if self._set.static:
+                    self._say(Kind.HELLO, gen=0, again=True)
             case Role.SUPERSEDED:
                 self._start_leaving("superseded", Then.IDLE if self._set.static else Then.POWER_OFF)
             case Role.IDLE:
@@ -294,7 +301,7 @@ class Agent:
             self._forget_job()
             self._sync.assigned(reply.job)
             self._save(assignment=assignment)
-            self._say(Kind.HELLO, gen=0)
+            self._greet_by = time.monotonic() + WARM_S
         self._save(assignment=assignment, run=reply.run or self._saved.run)
         if reply.role is Role.STANDBY:
             self._repeat()
@@ -343,6 +350,17 @@ class Agent:
 
     # ------------------------------------------------------------------ getting ready
 
+    def _greet(self) -> None:
+        """Say hello once this machine is warm: to be admitted means that training need not wait for it.
+
+        A launcher that cannot start does not keep it from joining: the crash budget decides about that.
+        """
+        if self._greet_by is None:
+            return
+        if self._launcher.up or self._launch_failed or time.monotonic() > self._greet_by:
+            self._greet_by = None
+            self._say(Kind.HELLO, gen=0)
+
     def _prepare(self) -> None:
         """Source, saver and launcher, as soon as the job is known: a standby is a warm one."""
         assignment, run = self._saved.assignment, self._saved.run
@@ -387,6 +405,7 @@ class Agent:
     def _launcher_lost(self, reason: str, text: str) -> None:
         self._log("launcher.lost", reason=reason)
         self._launching = False
+        self._launch_failed = True
         self._launch_at = time.monotonic() + LAUNCH_RETRY_S
         child = self._super.child
         self._super.sweep()
@@ -647,6 +666,7 @@ class Agent:
         self._source = None
         self._reporter = None
         self._newest = None
+        self._greet_by, self._launch_failed = None, False
         self._save(started=-1, ended=-1, run=None)
 
     # ------------------------------------------------------------------ small things

@@ -54,7 +54,7 @@ class Disk:
             self.point.symlink_to(self.device.resolve(), target_is_directory=True)
         else:
             self._mount_block()
-        self._log("disk.mounted", at=str(self.point), free_mb=self.free_bytes() >> 20)
+        self._log("disk.mounted", point=str(self.point), free_mb=self.free_bytes() >> 20)
 
     def _mount_block(self) -> None:
         kind = self._kind()

@@ -17,7 +17,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.local.demo.watcher import Trace
 from spotkeeper.report.recovery import Recovery
 
-_WEIGHTS = re.compile(r"weights sha256 ([0-9a-f]{64})")
+_WEIGHTS = re.compile(r"weights ([0-9a-f]{64})")
 _TOO_LONG_S = 240.0  # the reference takes about a minute
 
 
