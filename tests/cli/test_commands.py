@@ -82,7 +82,10 @@ def test_status_lists_unfinished_jobs_and_all_of_them_on_request(cli: Cli, store
     assert "no unfinished job in prod" in cli("status").out
     a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
     store.clear_active(JOB)
+    store.delete_name("first", JOB)
+    store.put_tomb(JOB, 5.0)  # as the last round leaves it
     assert "no unfinished job" in cli("status").out
+    assert "succeeded" in cli("status", "first").out
     assert json.loads(cli("status", "--json").out) == []
     out = cli("status", "--all").out
     assert "first" in out

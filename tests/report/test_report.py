@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 from spotkeeper.report.events import describe
-from spotkeeper.report.money import attempts, money, stopped
+from spotkeeper.report.money import attempts, first_of_each, money, stopped
 from spotkeeper.report.recovery import recoveries
 from spotkeeper.report.render import duration, job_table, live, report, status
 from spotkeeper.report.spans import minus, seconds, union
@@ -230,7 +230,7 @@ def test_every_event_has_a_line(event: Event) -> None:
     text = describe(
         Entry(at=0.0, id="x", event=event, gen=4, rank=2, zone=A, model=Model.SPOT, cause="why", detail="d")
     )
-    assert text.endswith(": d")
+    assert text.endswith(": d") == (event is not Event.GONE)  # its detail names the grant, which says nothing here
     assert "{" not in text
     assert describe(Entry(at=0.0, id="x", event=event))
 
@@ -266,6 +266,11 @@ def test_what_is_printed_fits_and_says_what_matters() -> None:
 )
 def test_durations(seconds_: float | None, text: str) -> None:
     assert duration(seconds_) == text
+
+
+def test_of_events_of_one_moment_causes_come_first() -> None:
+    ledger = (generation(5.0, 2), intent(5.0, 1, 2), entry(Event.STOP, 5.0), entry(Event.LOSS, 5.0, 1, 1))
+    assert [one.event.value for one in first_of_each(ledger)] == ["loss", "stop", "generation", "intent"]
 
 
 def test_attempts_without_an_intent_are_unknown() -> None:

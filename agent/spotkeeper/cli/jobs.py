@@ -17,10 +17,11 @@ from spotkeeper.spec.record import Outcome, Phase, Record
 from spotkeeper.spec.stack import StackState
 
 CRASH_LINES = 12
+TOMBS = paths.tomb("00000000").removesuffix("00000000")
 
 
 def find_job(store: Store, word: str) -> Record:
-    """The record of the job with this id or name.
+    """The record of the job with this id or name; of finished jobs of one name, the newest.
 
     Raises:
         CliError: there is none; names the nearest.
@@ -31,20 +32,22 @@ def find_job(store: Store, word: str) -> Record:
             held = store.read_record(candidate)
             if held is not None:
                 return held.value
-    near = nearest(word, [name.removeprefix("names/") for name in store.list("names/")])
+    records = list(all_jobs(store, finished=True))
+    named = [record for record in records if record.name == word]
+    if named:
+        return max(named, key=lambda record: record.created)
+    near = nearest(word, {record.name for record in records})
     hint = f" (did you mean {near}?)" if near else ""
-    raise CliError(f"{word}: no such job{hint}", Exit.MISSING, "spotkeeper status lists them")
+    raise CliError(f"{word}: no such job{hint}", Exit.MISSING, "spotkeeper status --all lists them")
 
 
 def all_jobs(store: Store, finished: bool) -> Iterator[Record]:
-    """Unfinished jobs; with ``finished`` also those whose records are still kept."""
+    """Unfinished jobs; with ``finished`` also those whose tombstone still stands. By submission."""
     jobs = set(store.active_jobs())
     if finished:
-        jobs |= {path.split("/")[1] for path in store.list("jobs/") if path.endswith("/rec")}
-    for job in sorted(jobs):
-        held = store.read_record(job)
-        if held is not None:
-            yield held.value
+        jobs |= {path.removeprefix(TOMBS) for path in store.list(TOMBS)}
+    found = [held.value for job in jobs if (held := store.read_record(job)) is not None]
+    yield from sorted(found, key=lambda record: (record.created, record.job))
 
 
 def view_of(store: Store, record: Record, stack: StackState | None, now: float) -> JobView:

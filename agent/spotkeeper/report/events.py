@@ -62,4 +62,4 @@ def describe(entry: Entry) -> str:
         text += f" ({entry.cause})"
     elif entry.cause:
         text += f" to {entry.cause}"
-    return f"{text}: {entry.detail}" if entry.detail else text
+    return f"{text}: {entry.detail}" if entry.detail and entry.event is not Event.GONE else text

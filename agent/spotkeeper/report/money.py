@@ -73,10 +73,19 @@ class Money:
         return 100.0 * self.saved / self.on_demand_only if self.on_demand_only > 0 else 0.0
 
 
+# One pass writes all its events at one moment: causes come before what they lead to.
+_FIRST = frozenset({Event.SUBMITTED, Event.NOTICE, Event.LOSS, Event.CRASH, Event.REFUSED, Event.ADMITTED})
+_LAST = frozenset({Event.INTENT, Event.GENERATION, Event.DONE})
+
+
+def _moment(entry: Entry) -> tuple[float, int, str]:
+    return entry.at, 0 if entry.event in _FIRST else 2 if entry.event in _LAST else 1, entry.id
+
+
 def first_of_each(ledger: Iterable[Entry]) -> tuple[Entry, ...]:
     """By time; of entries with one id only the first (a repeated round may write an event again)."""
     out: dict[str, Entry] = {}
-    for entry in sorted(ledger, key=lambda entry: (entry.at, entry.id)):
+    for entry in sorted(ledger, key=_moment):
         out.setdefault(entry.id, entry)
     return tuple(out.values())
 

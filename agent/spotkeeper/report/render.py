@@ -55,8 +55,16 @@ def usd(amount: float) -> str:
 
 
 def headline(view: JobView) -> str:
-    """``storm (k3m9x2ab)  run  generation 4  step 1200/4000  loss 2.113  512 samples/s``."""
-    parts = [f"{view.name} ({view.job})", state_word(view), f"generation {view.gen}"]
+    """``storm (k3m9x2ab)  trains  generation 4  step 1200/4000  loss 2.1130  512 samples/s``."""
+    return f"{title(view)}  {training_line(view)}"
+
+
+def title(view: JobView) -> str:
+    return f"{view.name} ({view.job})  {state_word(view)}"
+
+
+def training_line(view: JobView) -> str:
+    parts = [f"generation {view.gen}"]
     if view.step is not None:
         parts.append(f"step {view.step}" + (f"/{view.total_steps}" if view.total_steps else ""))
     if view.loss is not None:
@@ -161,14 +169,15 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
     facts = f"{view.preemptions} preemptions, {view.crashes} crashes, {duration(view.elapsed_s)} since submission"
     style = "green" if view.outcome is Outcome.SUCCEEDED else "red" if view.outcome else "blue"
     body: list[RenderableType] = [
-        node_table(view.nodes),
-        Text(f"\n{money_line(view)}"),
-        Text(facts, style="dim"),
-        events,
+        Text(training_line(view), style="bold"),
+        Text(f"{money_line(view)}; {facts}", style="dim"),
     ]
+    if view.nodes:
+        body += [Text(), node_table(view.nodes)]
+    body += [Text(), events]
     if view.crash_log:
         body.append(crash_panel(view))
-    return Panel(Group(*body), title=escape(headline(view)), title_align="left", border_style=style)
+    return Panel(Group(*body), title=escape(title(view)), title_align="left", border_style=style)
 
 
 def crash_panel(view: JobView) -> RenderableType:
