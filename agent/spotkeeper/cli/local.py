@@ -26,7 +26,7 @@ real torchrun; it is set up by the same Pulumi program as a real cloud.""",
 @app.command()
 def up(
     folder: Folder = HERE,
-    scale: Annotated[float, typer.Option(help="How many times faster than real its clock runs.")] = 60.0,
+    scale: Annotated[float, typer.Option(help="How many times faster than real its clock runs.")] = 20.0,
     seed: Annotated[int, typer.Option(help="Draws another market and other boots.")] = 0,
     as_json: Json = False,
 ) -> None:
