@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pulumi
 from pulumi.runtime.config import CONFIG, get_config_env
+from spotkeeper.spec.parse import SpecError
 
 from infra import gcp, settings
 
@@ -20,7 +21,7 @@ def main() -> None:
     """
     try:
         stack = settings.from_config({**get_config_env(), **CONFIG.get()}, pulumi.get_stack())
-    except settings.SpecError as error:
+    except SpecError as error:
         raise pulumi.RunError(f"Pulumi.{pulumi.get_stack()}.yaml:\n{error}") from None
     exports = gcp.declare(stack, BUILD)
     pulumi.export("bucket", exports.bucket)

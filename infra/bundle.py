@@ -129,7 +129,7 @@ def closure(names: tuple[str, ...]) -> tuple[metadata.Distribution, ...]:
         try:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            raise BundleError(f"{name} is not installed here: install the project's `infra` extra") from None
+            raise BundleError(f"{name} is not installed here: pip install -e '.[infra]'") from None
         queue += [need for requirement in found[name].requires or () if (need := _needed(requirement))]
     return tuple(found[name] for name in sorted(found))
 
@@ -170,7 +170,11 @@ def _installed(distributions: Iterable[metadata.Distribution]) -> dict[str, Path
     out: dict[str, Path] = {}
     for distribution in distributions:
         for file in distribution.files or ():
-            if file.parts[0] == ".." or "__pycache__" in file.parts or file.name in ("RECORD", "INSTALLER", "REQUESTED"):
+            if (
+                file.parts[0] == ".."
+                or "__pycache__" in file.parts
+                or file.name in ("RECORD", "INSTALLER", "REQUESTED")
+            ):
                 continue  # scripts, and what differs from one installation to the next
             path = Path(str(distribution.locate_file(file)))
             if path.is_file():

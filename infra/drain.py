@@ -12,6 +12,7 @@ not a copy of its code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -24,7 +25,6 @@ from typing import Any
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
-
 from spotkeeper.spec.names import LABEL_JOB, LABEL_STACK
 
 DRAIN_OBJECT = "stack/drain"
@@ -125,7 +125,7 @@ def access_token(target: Target) -> str | None:
     import google.auth.transport.requests
 
     credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
-    credentials.refresh(google.auth.transport.requests.Request())
+    credentials.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
     return str(credentials.token)
 
 
@@ -179,10 +179,8 @@ class Emptying:
 
     def lift(self) -> None:
         """Remove an old ``stack/drain``: a stack that is built again may insert again."""
-        try:
+        with contextlib.suppress(NotFoundError):  # the usual case: it was never drained
             self.api.call("DELETE", self._object(DRAIN_OBJECT))
-        except NotFoundError:
-            pass  # the usual case: it was never drained
 
     def run(self) -> None:
         """Until two looks in a row find nothing.
@@ -232,10 +230,8 @@ class Emptying:
     def _announce(self) -> None:
         name = urllib.parse.quote(DRAIN_OBJECT, safe="")
         url = f"{self.target.storage}/upload/storage/v1/b/{self.target.bucket}/o?uploadType=media&name={name}"
-        try:
+        with contextlib.suppress(NotFoundError):  # the bucket is gone: no function can read a record either
             self.api.call("POST", url, b"{}")
-        except NotFoundError:
-            pass  # the bucket is gone: no function can read a record either
 
     def _list(self, url: str) -> Iterator[dict[str, Any]]:
         query = {"filter": f"labels.{LABEL_STACK}={self.target.stack}"}
@@ -253,10 +249,8 @@ class Emptying:
     def _delete(self, thing: Thing) -> None:
         if thing.blocked:
             return  # goes with the next look, when its machine has let go
-        try:
+        with contextlib.suppress(NotFoundError):  # reconcile, or its own end, was faster
             self.api.call("DELETE", thing.url)
-        except NotFoundError:
-            pass  # reconcile, or its own end, was faster
 
     def _object(self, name: str) -> str:
         return f"{self.target.storage}/storage/v1/b/{self.target.bucket}/o/{urllib.parse.quote(name, safe='')}"

@@ -8,7 +8,7 @@ from infra.settings import OnDestroy
 
 
 def protection(on_destroy: OnDestroy) -> pulumi.ResourceOptions:
-    """``protect``: the engine refuses before anything happens. ``keep``: it forgets the resource, the cloud keeps it."""
+    """``protect``: the engine refuses before anything happens. ``keep``: it forgets it, and the cloud keeps it."""
     match on_destroy:
         case "protect":
             return pulumi.ResourceOptions(protect=True)

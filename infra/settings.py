@@ -16,11 +16,11 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
-
-from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_PRICES, GCP_ZONES, list_price, zones_of
 from spotkeeper.spec.names import POOL_NAME, STACK_NAME
 from spotkeeper.spec.parse import Problem, SpecError, convert, join, nearest, problem
 from spotkeeper.spec.stack import Price
+
+from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_PRICES, GCP_ZONES, list_price, zones_of
 
 NAMESPACE = "spotkeeper"
 OnDestroy = Literal["delete", "keep", "protect"]
@@ -244,9 +244,7 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
     for index, pool in enumerate(settings.pools):
         where = join("pools", index)
         for pool_rule in POOL_RULES:
-            problems += [
-                Problem(f"{where}.{p.path}", p.message, p.value, p.hint) for p in pool_rule(pool, settings)
-            ]
+            problems += [Problem(f"{where}.{p.path}", p.message, p.value, p.hint) for p in pool_rule(pool, settings)]
     if problems:
         raise SpecError(problems)
     return settings

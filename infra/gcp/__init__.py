@@ -48,7 +48,9 @@ def declare(settings: Settings, build: Path) -> Exports:
     disks = Disks("disks", DisksArgs(settings))
     pools = Pools(
         "pools",
-        PoolsArgs(settings, boot.render(settings), agent.sha256, network, identity, storage, function, placement, disks),
+        PoolsArgs(
+            settings, boot.render(settings), agent.sha256, network, identity, storage, function, placement, disks
+        ),
     )
     descriptor = publish_state(settings, storage, function, identity, agent, pool_states(settings, pools, placement))
     drained = Drained("drained", DrainedArgs(settings, storage, descriptor, [network, function, placement]))

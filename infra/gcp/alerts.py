@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pulumi
 import pulumi_gcp as gcp
+from spotkeeper.spec.names import LABEL_STACK
 
 from infra import naming
 from infra.gcp.reconcile import Function
 from infra.settings import Budget, Settings
-from spotkeeper.spec.names import LABEL_STACK
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class Alerts(pulumi.ComponentResource):
             ),
             budget_filter=gcp.billing.BudgetBudgetFilterArgs(labels={LABEL_STACK: self._settings.stack}),
             threshold_rules=[
-                gcp.billing.BudgetThresholdRuleArgs(threshold_percent=percent / 100)
-                for percent in budget.alert_at
+                gcp.billing.BudgetThresholdRuleArgs(threshold_percent=percent / 100) for percent in budget.alert_at
             ],
             opts=self._child,
         )

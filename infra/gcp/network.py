@@ -14,6 +14,7 @@ import pulumi_gcp as gcp
 from infra import naming
 from infra.settings import Settings
 
+
 @dataclass(frozen=True)
 class NetworkArgs:
     settings: Settings

@@ -47,4 +47,5 @@ class Placement(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.parts.append(policy)
-        return policy.self_link
+        link: pulumi.Output[str] = policy.self_link
+        return link

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import pulumi
 import pulumi_gcp as gcp
+from spotkeeper.spec.stack import PoolState, StackState, StaticNode
 
 from infra import naming
 from infra.boot import Scripts
@@ -23,7 +24,6 @@ from infra.gcp.placement import Placement
 from infra.gcp.reconcile import Function
 from infra.gcp.storage import Storage
 from infra.settings import Pool, Settings
-from spotkeeper.spec.stack import PoolState, StackState, StaticNode
 
 POOLS_OBJECT = "stack/pools.json"
 DATA_DEVICE = "sk-data"  # the agent finds the disk as /dev/disk/by-id/google-sk-data

@@ -112,7 +112,9 @@ def environment(settings: Settings, clock_email: str) -> dict[str, str]:
         "SPOTKEEPER_INVOKERS": ",".join([clock_email, *people]),
     }
     elsewhere = {
-        "SPOTKEEPER_COMPUTE_ENDPOINT": settings.endpoints.compute if settings.endpoints.compute != _GOOGLE.compute else "",
+        "SPOTKEEPER_COMPUTE_ENDPOINT": settings.endpoints.compute
+        if settings.endpoints.compute != _GOOGLE.compute
+        else "",
         "SPOTKEEPER_JWKS": settings.endpoints.jwks,
         "SPOTKEEPER_ISSUER": settings.endpoints.issuer,
     }

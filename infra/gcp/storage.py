@@ -18,6 +18,7 @@ from infra.gcp.identity import Identity
 from infra.protection import protection
 from infra.settings import Settings
 
+
 @dataclass(frozen=True)
 class Access:
     """A right of machines inside the bucket; ``condition`` is about an object's name."""
@@ -32,7 +33,9 @@ def node_access(bucket: str) -> tuple[Access, ...]:
     objects = f"projects/_/buckets/{bucket}/objects"
     return (
         Access("bundles", "roles/storage.objectViewer", f'resource.name.startsWith("{objects}/bundles/")'),
-        Access("source", "roles/storage.objectViewer", f'resource.name.extract("{objects}/jobs/{{job}}/source/") != ""'),
+        Access(
+            "source", "roles/storage.objectViewer", f'resource.name.extract("{objects}/jobs/{{job}}/source/") != ""'
+        ),
         Access("logs", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/logs/") != ""'),
         Access("ckpt", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/ckpt/") != ""'),
     )

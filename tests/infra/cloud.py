@@ -66,7 +66,11 @@ class Cloud:
             return 200, {"items": items}
         elif path in self.things:
             thing = self.things[path]
-            return 200, {**thing, "metadata": {**thing.get("metadata", {}), "fingerprint": "abcd"}, "labelFingerprint": "abcd"}
+            return 200, {
+                **thing,
+                "metadata": {**thing.get("metadata", {}), "fingerprint": "abcd"},
+                "labelFingerprint": "abcd",
+            }
         else:
             return 404, {"error": {"message": "not found"}}
         return 200, {"status": "DONE", "selfLink": f"{self.endpoint}{path}/operation"}

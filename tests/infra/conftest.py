@@ -12,9 +12,8 @@ from typing import Any
 import pulumi
 import pytest
 from pulumi.runtime import rpc
-from pulumi.runtime.settings import ROOT as ROOT_RESOURCE
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks
-
+from pulumi.runtime.settings import ROOT as ROOT_RESOURCE
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.local.deploy.monitor import plain
 from spotkeeper.local.deploy.table import computed

@@ -1,9 +1,9 @@
 """Writes the list of what the local stack declares: ``python -m tests.infra.golden``, then review the difference."""
 
+from spotkeeper.local.deploy.config import read_config
+
 from tests.infra.conftest import STACKS, run_program
 from tests.infra.test_declared import GOLDEN
-
-from spotkeeper.local.deploy.config import read_config
 
 if __name__ == "__main__":
     found = run_program("local", read_config(STACKS / "Pulumi.local.yaml", endpoint="http://127.0.0.1:9"))

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 from msgspec.structs import replace
+from spotkeeper.local.deploy.config import read_config
 
 from infra import boot
 from infra.settings import Agent, Settings, from_config
-from spotkeeper.local.deploy.config import read_config
 from tests.infra.conftest import STACKS
 
 TOKEN = "a-token-that-must-not-leak"  # noqa: S105
@@ -119,7 +119,7 @@ def serve() -> Iterator[object]:
 
     def start(site: Site) -> Site:
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802
+            def do_GET(self) -> None:
                 path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
                 status, data = site.answer(path, dict(self.headers))
                 self.send_response(status)
@@ -146,7 +146,11 @@ def bundle_of(text: str) -> bytes:
     """A bundle whose agent is ``text``."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in (("spotkeeper/__init__.py", ""), ("spotkeeper/vm/__init__.py", ""), ("spotkeeper/vm/__main__.py", text)):
+        for name, content in (
+            ("spotkeeper/__init__.py", ""),
+            ("spotkeeper/vm/__init__.py", ""),
+            ("spotkeeper/vm/__main__.py", text),
+        ):
             entry = tarfile.TarInfo(f"site/{name}")
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content.encode()))
@@ -196,10 +200,8 @@ def test_a_half_unpacked_bundle_is_unpacked_again(scripts: boot.Scripts, serve: 
 
 def test_the_shutdown_script_stops_the_agent_and_waits(scripts: boot.Scripts, tmp_path: Path) -> None:
     (tmp_path / "run/spotkeeper").mkdir(parents=True)
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); signal.pause()"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    agent = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); signal.pause()"
+    child = subprocess.Popen([sys.executable, "-c", agent], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "up\n"
     (tmp_path / "run/spotkeeper/agent.pid").write_text(f"{child.pid}\n")
     reaper = threading.Thread(target=child.wait)

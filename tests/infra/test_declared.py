@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from infra.gcp.identity import CHANGE, LOOK
 from spotkeeper.spec.check import check_stack
 from spotkeeper.spec.parse import load
 from spotkeeper.spec.stack import StackState
+
+from infra.gcp.identity import CHANGE, LOOK
 from tests.infra.conftest import Declared
 
 Declaration = dict[str, Declared]

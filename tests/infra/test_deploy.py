@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
-
 from spotkeeper.local import deploy
 from spotkeeper.local.deploy import DeployError, Event, Op
 from spotkeeper.local.deploy.show import Printer, summary, type_words
 from spotkeeper.local.deploy.table import KINDS, UnknownTypeError, compare, computed, kind_of, physical_name
+
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import STACKS, Declared
 
@@ -114,7 +114,11 @@ def test_a_static_node_takes_new_metadata_in_place(cloud: Cloud, tmp_path: Path)
     up(cloud, tmp_path)
     node = "/compute/v1/projects/local/zones/us-central1-a/instances/sk-local-floor-s0"
     before = len(cloud.changing())
-    up(cloud, tmp_path, changed(tmp_path, "spotkeeper:limits:", "spotkeeper:agent: {interpreter: python3.11}\n  spotkeeper:limits:"))
+    up(
+        cloud,
+        tmp_path,
+        changed(tmp_path, "spotkeeper:limits:", "spotkeeper:agent: {interpreter: python3.11}\n  spotkeeper:limits:"),
+    )
     mine = [call for call in cloud.changing()[before:] if "/instances/" in call[1]]
     assert mine == [("POST", f"{node}/setMetadata")]
     assert any("PYTHON=python3.11" in item["value"] for item in cloud.things[node]["metadata"]["items"])
@@ -157,7 +161,11 @@ def test_a_run_killed_between_call_and_note_leaves_nothing_behind(cloud: Cloud, 
 
 
 def test_protected_data_stops_a_destroy_before_it_begins(cloud: Cloud, tmp_path: Path) -> None:
-    config = changed(tmp_path, "disk: {size_gb: 20}\n    - name: burst", "disk: {size_gb: 20, on_destroy: protect}\n    - name: burst")
+    config = changed(
+        tmp_path,
+        "disk: {size_gb: 20}\n    - name: burst",
+        "disk: {size_gb: 20, on_destroy: protect}\n    - name: burst",
+    )
     up(cloud, tmp_path, config)
     before = dict(cloud.things)
     with pytest.raises(DeployError, match="protected: sk-local-floor-s0-data"):
@@ -166,7 +174,9 @@ def test_protected_data_stops_a_destroy_before_it_begins(cloud: Cloud, tmp_path:
 
 
 def test_kept_data_stays_when_all_else_goes(cloud: Cloud, tmp_path: Path) -> None:
-    config = changed(tmp_path, "disk: {size_gb: 20}\n    - name: burst", "disk: {size_gb: 20, on_destroy: keep}\n    - name: burst")
+    config = changed(
+        tmp_path, "disk: {size_gb: 20}\n    - name: burst", "disk: {size_gb: 20, on_destroy: keep}\n    - name: burst"
+    )
     result = up(cloud, tmp_path, config)
     assert result.outputs["keptDisks"] == ["sk-local-floor-s0-data"]
     destroy(cloud, tmp_path)

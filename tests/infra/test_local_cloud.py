@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import requests
-
 from spotkeeper.local import deploy
 from spotkeeper.local.cloud import LocalCloud
+
 from tests.infra.conftest import STACKS
 
 CONFIG = STACKS / "Pulumi.local.yaml"

@@ -6,10 +6,10 @@ import copy
 from typing import Any
 
 import pytest
-
-from infra.settings import Settings, from_config, parse
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.spec.parse import SpecError
+
+from infra.settings import Settings, from_config, parse
 from tests.infra.conftest import STACKS
 
 GOOD: dict[str, Any] = {
@@ -102,7 +102,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (pool(machine__type="A2"), 'pools[1].machine.type: "A2": is no machine type'),
     (
         pool(machine__type="a2-highgpu-3g"),
-        "pools[1].prices.us-east1-b: a2-highgpu-3g is not in infra/catalog.py: give its price (did you mean a2-highgpu-",
+        "pools[1].prices.us-east1-b: a2-highgpu-3g is not in infra/catalog.py: give its price (did you mean a2-",
     ),
     (
         pool(machine__accelerator={"type": "nvidia-l4"}),

@@ -88,7 +88,15 @@ class Engine:
         (self._project / "Pulumi.yaml").write_bytes(msgspec.yaml.encode(project))
         config = {"config": stack_config(config_file, self.endpoint)}
         (self._project / f"Pulumi.{self.stack}.yaml").write_bytes(msgspec.yaml.encode(config))
+        self._unlock()
         self.call("stack", "select", "--create", self.stack)
+
+    def _unlock(self) -> None:
+        """An engine that was killed leaves its lock; one that lives keeps it."""
+        for lock in (self.folder / "state" / ".pulumi" / "locks").glob("**/*.json"):
+            pid = int(json.loads(lock.read_bytes()).get("pid", 0))
+            if not Path(f"/proc/{pid}").exists():
+                lock.unlink(missing_ok=True)
 
     def call(self, *words: str) -> str:
         """A short command; its output.
@@ -129,7 +137,16 @@ class Engine:
         return DeployResult("pulumi", outputs, resources, changes)
 
     def _command(self, *words: str) -> list[str]:
-        return ["pulumi", "--cwd", str(self._project), "--non-interactive", "--color", "never", *words, *self._stack(words)]
+        return [
+            "pulumi",
+            "--cwd",
+            str(self._project),
+            "--non-interactive",
+            "--color",
+            "never",
+            *words,
+            *self._stack(words),
+        ]
 
     def _stack(self, words: tuple[str, ...]) -> list[str]:
         return [] if words[:2] in (("stack", "select"), ("stack", "rm")) else ["--stack", self.stack]

@@ -28,7 +28,7 @@ class Monitor(MockMonitor):
 
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802 - Pulumi's name
         self._request.now = request
-        return super().RegisterResource(request)
+        return super().RegisterResource(request)  # type: ignore[no-untyped-call]
 
     def make(self) -> tuple[str | None, dict[str, Any]]:
         """Make what this thread's request declares."""

@@ -25,7 +25,6 @@ from spotkeeper.local.deploy.monitor import plain
 from spotkeeper.local.deploy.names import ENDPOINT
 from spotkeeper.local.deploy.table import Json, Place
 
-
 _CONTENT = "content"  # pulumi-gcp makes it a secret; the pools' descriptor is none, but stays as it came
 
 

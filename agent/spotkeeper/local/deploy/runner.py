@@ -300,7 +300,9 @@ def _execute(run: Run, stack: str, config: dict[str, str]) -> dict[str, Any]:
         loop.run_until_complete(run_pulumi_func(lambda: (runpy.run_path(str(PROGRAM)), None)[1]))
         root = get_root_resource()
         exports = dict(getattr(root, "outputs", {}))
-        return {name: loop.run_until_complete(pulumi.Output.from_input(value).future()) for name, value in exports.items()}
+        return {
+            name: loop.run_until_complete(pulumi.Output.from_input(value).future()) for name, value in exports.items()
+        }
     except pulumi.RunError as error:
         raise DeployError(str(error)) from None
     finally:

@@ -35,10 +35,8 @@ class Printer:
         mark, style = ("! ", "bold red") if event.error else _MARK[event.op]
         took = f" ({event.seconds:.1f}s)" if event.seconds >= _SHOW_S else ""
         what = f"failed: {event.error}" if event.error else f"{_PAST[event.op]}{took}"
-        self._console.print(
-            f" [{style}]{mark}[/] {escape(type_words(event.type)):<42} {escape(event.name):<28} [{style}]{escape(what)}[/]",
-            highlight=False,
-        )
+        thing = f"{escape(type_words(event.type)):<42} {escape(event.name):<28}"
+        self._console.print(f" [{style}]{mark}[/] {thing} [{style}]{escape(what)}[/]", highlight=False)
 
 
 def type_words(type_: str) -> str:

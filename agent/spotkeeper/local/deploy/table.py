@@ -114,7 +114,9 @@ def target(type_: str, logical: str, inputs: Json, place: Place) -> Target:
     return Target(type_, physical_name(type_, logical, inputs), inputs, place)
 
 
-def computed(type_: str, logical: str, inputs: Json, place: Place = Place("spotkeeper-test", "us-central1")) -> tuple[str, Json]:
+def computed(
+    type_: str, logical: str, inputs: Json, place: Place = Place("spotkeeper-test", "us-central1")
+) -> tuple[str, Json]:
     """Id and computed outputs of a resource before (or without) any call."""
     if type_ == DRAIN:
         return f"drain/{inputs.get('stack')}", {}
@@ -166,7 +168,7 @@ def _compute_outputs(t: Target) -> Json:
 
 def _some(**fields: Any) -> Json:
     """Only what was said: an absent field is not an empty one."""
-    return {key: value for key, value in fields.items() if value is not None and value != [] and value != {}}
+    return {key: value for key, value in fields.items() if value is not None and value not in ([], {})}
 
 
 def _network(t: Target) -> Json:
