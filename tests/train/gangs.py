@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spotkeeper.train import saver
+from spotkeeper.train import client
 from spotkeeper.train.control import NAME, Control, Result, read_result
 
 from tests.train.jobs import Event, Job
@@ -57,7 +57,7 @@ class Gang:
     def __enter__(self) -> Gang:
         for node in range(self.nodes):
             self.disk(node).mkdir(parents=True)
-            self._savers[node] = saver.start(self._socket(node))
+            self._savers[node] = client.start(self._socket(node))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,7 +72,7 @@ class Gang:
         """A new saver, that holds nothing in memory."""
         self._savers[node].kill()
         self._savers[node].wait()
-        self._savers[node] = saver.start(self._socket(node))
+        self._savers[node] = client.start(self._socket(node))
 
     def replace(self, node: int) -> None:
         """Another machine takes this one's place, with a new disk."""

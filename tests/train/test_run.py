@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import spotkeeper
 import torch
-from spotkeeper.train import saver, store
+from spotkeeper.train import client, store
 from spotkeeper.train.control import NAME, Commit, Control, Fault, Result, State, Want, read_result
 from spotkeeper.train.run import Run
 from torch import nn
@@ -200,7 +200,7 @@ def test_saving_by_hand() -> None:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
     """Run folder, control file and saver, as an agent makes them."""
     (tmp_path / "run").mkdir()
-    process = saver.start(tmp_path / "saver")
+    process = client.start(tmp_path / "saver")
     paths = {name: str(tmp_path / name.lower()) for name in ("RUN", "CKPT", "SAVER")}
     for name, value in {**paths, "GEN": "5", "SLOT": "2"}.items():
         monkeypatch.setenv(f"SPOTKEEPER_{name}", value)
@@ -305,7 +305,7 @@ def test_a_lost_saver_is_told_and_a_new_one_used(agent: Control, tmp_path: Path,
             agent.request(Want.SAVE)
         if run.step == 6:
             assert agent.fault is Fault.SAVER_LOST
-            processes.append(saver.start(tmp_path / "saver"))
+            processes.append(client.start(tmp_path / "saver"))
 
     try:
         _, run = generation(check)
@@ -319,11 +319,11 @@ def test_a_lost_saver_is_told_and_a_new_one_used(agent: Control, tmp_path: Path,
 
 
 def test_an_older_generation_does_not_start(agent: Control, tmp_path: Path) -> None:
-    client = saver.Client.connect(tmp_path / "saver")
-    client.hello(tmp_path / "ckpt", 6, 2)
+    newer = client.Client.connect(tmp_path / "saver")
+    newer.hello(tmp_path / "ckpt", 6, 2)
     with pytest.raises(RuntimeError, match="generation 5 is over: generation 6 has spoken"):
         Things().attach()
-    client.close()
+    newer.close()
 
 
 # ------------------------------------------------------------------- what is said about mistakes
@@ -383,8 +383,8 @@ def _pid_of(path: Path) -> int:
 def _gone(path: Path) -> None:
     for _ in range(500):
         try:
-            saver.Client.connect(path, timeout_s=0.0).close()
-        except saver.SaverError:
+            client.Client.connect(path, timeout_s=0.0).close()
+        except client.SaverError:
             return
         time.sleep(0.01)
     raise AssertionError("the saver lives on")

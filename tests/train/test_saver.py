@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 from spotkeeper.train import saver, store
+from spotkeeper.train.client import Client, Durable, Failed, SaverError, new_manifest
 from spotkeeper.train.control import Commit, Fault
-from spotkeeper.train.saver import PAGE, Client, Durable, Failed, SaverError, Stretch, new_manifest
+from spotkeeper.train.saver import PAGE, Stretch
 from spotkeeper.train.store import Place
 
 GANG = (Place(0, 0, 0, True),)

@@ -111,7 +111,8 @@ def test_quarantine_keeps_the_last_few(tmp_path: Path) -> None:
 def test_the_agent_asks_without_torch(tmp_path: Path) -> None:
     make(tmp_path, Commit(4, 2))
     code = (
-        "import sys; from spotkeeper.train import store, saver; print(store.newest(sys.argv[1], hashes=False).commit); "
+        "import sys; from spotkeeper.train import client, store; "
+        "print(store.newest(sys.argv[1], hashes=False).commit); "
         "assert not {'torch', 'numpy', 'msgspec'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], check=True, capture_output=True, text=True)

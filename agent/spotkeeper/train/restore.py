@@ -17,9 +17,10 @@ from pathlib import Path
 
 from spotkeeper.train import store
 from spotkeeper.train.checkpoint import State, extent, lay_out_of, thaw
+from spotkeeper.train.client import Client, Hello
 from spotkeeper.train.control import Commit
 from spotkeeper.train.gang import Gang
-from spotkeeper.train.saver import Client, Hello, Stretch
+from spotkeeper.train.saver import Stretch
 from spotkeeper.train.store import Manifest, Skipped
 
 

@@ -37,6 +37,7 @@ from spotkeeper import __version__
 from spotkeeper.train import gradorder, rng
 from spotkeeper.train.agree import Agreement, Call
 from spotkeeper.train.checkpoint import State, pack, unpack
+from spotkeeper.train.client import new_manifest
 from spotkeeper.train.control import NAME, RESULT, Commit, Control, Result, Want, write_result
 from spotkeeper.train.control import State as Phase
 from spotkeeper.train.feed import Feed, Position, open_feed
@@ -44,7 +45,6 @@ from spotkeeper.train.gang import Gang, find_gang
 from spotkeeper.train.pace import Pace
 from spotkeeper.train.parts import Parts
 from spotkeeper.train.restore import Restored, restore
-from spotkeeper.train.saver import new_manifest
 from spotkeeper.train.settings import Settings, lock
 from spotkeeper.train.store import Place, scan
 from spotkeeper.train.writer import Writer, say

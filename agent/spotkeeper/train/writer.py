@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 from spotkeeper.train.checkpoint import Image, State
+from spotkeeper.train.client import Client, Durable, Failed, Hello, SaverError
 from spotkeeper.train.control import Commit, Control, Fault
 from spotkeeper.train.pace import Pace
-from spotkeeper.train.saver import Client, Durable, Failed, Hello, SaverError, Stretch
+from spotkeeper.train.saver import Stretch
 from spotkeeper.train.settings import Settings
 from spotkeeper.train.store import Manifest
 
