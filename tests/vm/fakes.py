@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import threading
 import time
@@ -128,6 +129,10 @@ class Fake:
         found: FactIn = self.wait(find, timeout_s)
         return found
 
+    def wait_sync(self, uid: str) -> None:
+        """Until the agent of a machine has asked what it is: its boot is known by then."""
+        self.wait(lambda: any(by == uid for by, _ in self.syncs))
+
     # ---------------------------------------------------------------- the servers
 
     def get(self, handler: BaseHTTPRequestHandler) -> None:
@@ -231,7 +236,8 @@ class Machine:
     def start(self) -> None:
         assert self.init is not None
         env = os.environ | {
-            "PYTHONPATH": str(REPO / "agent"),
+            # As a bundle's site/ is on a VM: packages on the path, and no .pth file of an environment.
+            "PYTHONPATH": f"{REPO / 'agent'}:{sysconfig.get_path('purelib')}",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "GCE_METADATA_HOST": self.metadata,
             "SPOTKEEPER_ROOT": str(self.root),
@@ -242,7 +248,7 @@ class Machine:
             env["SPOTKEEPER_CLOCK"] = self.clock
         with (self.root / "agent.log").open("ab") as log:
             self.agent = subprocess.Popen(
-                [sys.executable, "-m", "spotkeeper.vm"], env=env | self.environ, stdout=log, stderr=log
+                [sys.executable, "-S", "-m", "spotkeeper.vm"], env=env | self.environ, stdout=log, stderr=log
             )
 
     def kill(self) -> None:

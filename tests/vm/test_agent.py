@@ -50,7 +50,7 @@ def test_hello_waits_for_a_warm_launcher_then_runs_saves_and_powers_off(fake: Fa
     assert fake.facts == [], "nobody expects it yet"
     run = obedient(vm, real=True)
     vm.stand_by(run)
-    fake.wait_sync(vm.uid)
+    fake.wait_fact(vm.uid, Kind.HELLO, timeout_s=60)
     assert '"launcher.up"' in vm.log(), "admitted means ready to train"
     doc = document(1, 1, (vm.member(),))
     vm.serve(doc, run)

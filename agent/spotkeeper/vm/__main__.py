@@ -9,6 +9,7 @@ import time
 
 from spotkeeper.vm import settings
 from spotkeeper.vm.log import Log
+from spotkeeper.vm.memory import frugal
 from spotkeeper.vm.metadata import RETRY_FLOOR_S, RETRY_S, Instance, Metadata, MetadataError
 from spotkeeper.vm.settings import SettingsError
 
@@ -19,6 +20,7 @@ def main(argv: list[str]) -> int:
     if argv:
         print(f"{argv}: unknown; the agent takes no arguments", file=sys.stderr)
         return 64
+    frugal()
     log = Log()
     try:
         clock = settings.clock()

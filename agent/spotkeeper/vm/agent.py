@@ -46,6 +46,7 @@ from spotkeeper.vm.launch import SAVER_SOCKET, Launcher, LaunchError, saver_pid,
 from spotkeeper.vm.lease import Lease
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.logs import Task, Uploader, object_name
+from spotkeeper.vm.memory import give_back
 from spotkeeper.vm.metadata import Instance, Metadata, Watcher
 from spotkeeper.vm.render import RenderError
 from spotkeeper.vm.saved import Assignment, Saved
@@ -192,6 +193,7 @@ class Agent:
         if self._set.static:
             self._say(Kind.HELLO, gen=0)
         self._sync.start()
+        give_back()
         notify("READY=1", f"STATUS={self._state.value}")
 
     def _next_events(self) -> list[Event]:
@@ -506,6 +508,7 @@ class Agent:
         self._notice_saved = False
         self._become(State.RUNNING)
         self._follow_log(doc.gen)
+        give_back()
 
     def _child_ended(self, gen: int, code: int, left: int) -> None:
         child, reporter = self._super.child, self._reporter
