@@ -13,7 +13,7 @@ from tests import discovery
 Json = Any
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """An error answer, in Google's envelope."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
@@ -33,7 +33,7 @@ class Api:
         """One call below ``projects/<project>/``.
 
         Raises:
-            Refused: any error answer.
+            RefusedError: any error answer.
         """
         below = f"projects/{self.project}/{path}".rstrip("/")
         url = f"{self.root}/{below}"
@@ -47,7 +47,7 @@ class Api:
             discovery.validate_error(answer.json())
             error = answer.json()["error"]
             assert error["code"] == answer.status_code
-            raise Refused(answer.status_code, error["errors"][0]["reason"], error["message"])
+            raise RefusedError(answer.status_code, error["errors"][0]["reason"], error["message"])
         discovery.validate_response(known.method_id, answer.json())
         return answer.json()
 
@@ -87,7 +87,7 @@ class Api:
     def exists(self, path: str) -> bool:
         try:
             self.get(path)
-        except Refused as refused:
+        except RefusedError as refused:
             assert refused.code == 404
             return False
         return True

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from spotkeeper.local.catalog import Timing
 from spotkeeper.local.cloud import LocalCloud
+
 from tests.local.client import Api
 
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")

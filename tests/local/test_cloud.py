@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from spotkeeper.local import procs
 from spotkeeper.local.cloud import LocalCloud, LocalCloudError
+
 from tests.local.client import SPOT, Api, eventually
 
 ZONE = "us-central1-a"
@@ -61,7 +61,7 @@ def test_attach_to_nothing_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(LocalCloudError, match="spotkeeper local up"):
         LocalCloud.attach(tmp_path)
     (tmp_path / "cloud.json").write_text("{")
-    with pytest.raises(LocalCloudError, match="cloud.json"):
+    with pytest.raises(LocalCloudError, match=r"cloud\.json"):
         LocalCloud.attach(tmp_path)
 
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from spotkeeper.local.cloud import LocalCloud
-from tests.local.client import SPOT, Api, Refused, vm_body
+
+from tests.local.client import SPOT, Api, RefusedError, vm_body
 
 ZONE = "us-central1-a"
 INSTANCES = f"zones/{ZONE}/instances"
 
 
 def refused(code: int, reason: str) -> Any:
-    return pytest.raises(Refused, match=rf"^{code} {reason}")
+    return pytest.raises(RefusedError, match=rf"^{code} {reason}")
 
 
 def template(name: str, **properties: Any) -> dict[str, Any]:
@@ -129,7 +129,7 @@ BAD_BODIES: list[tuple[dict[str, Any], int, str]] = [
 
 @pytest.mark.parametrize(("change", "code", "says"), BAD_BODIES)
 def test_what_the_real_api_refuses(api: Api, change: dict[str, Any], code: int, says: str) -> None:
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(RefusedError) as refusal:
         replace(api, strict=False).post(INSTANCES, vm_body("wrong") | change)
     assert (refusal.value.code, says in refusal.value.message) == (code, True), refusal.value
     assert not api.exists(f"{INSTANCES}/wrong")
@@ -153,7 +153,9 @@ def test_what_is_not_built_says_so(api: Api) -> None:
 
 
 def test_missing_things_are_404_in_googles_words(api: Api) -> None:
-    with pytest.raises(Refused, match=r"The resource 'projects/local/zones/us-central1-a/instances/no' was not found"):
+    with pytest.raises(
+        RefusedError, match=r"The resource 'projects/local/zones/us-central1-a/instances/no' was not found"
+    ):
         api.get(f"{INSTANCES}/no")
     with refused(404, "notFound"):
         api.get("zones/us-east1-z/instances")

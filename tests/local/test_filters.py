@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from spotkeeper.local.filters import Filter, FilterError
 
 VM = {

@@ -14,15 +14,16 @@ from typing import Any
 import jwt
 import pytest
 import requests
-
 from spotkeeper.local import procs
 from spotkeeper.local.cloud import LocalCloud
 from spotkeeper.local.views import FunctionView
+
 from tests.local.client import SPOT, Api, eventually
 
+SOURCE = {"bucket": "sk-fn", "object": "function/abc.zip"}
 CLOCK = "clock@local.iam.gserviceaccount.com"
 # Writes down what it is called with; a second file shows that the declared archive is what runs.
-MAIN = '''
+MAIN = """
 import json, os, pathlib, urllib.request
 import helper
 
@@ -39,7 +40,7 @@ def main(request):
         call = {"path": request.path, "auth": request.headers.get("Authorization"), "body": request.get_json()}
         file.write(json.dumps(call) + chr(10))
     return helper.WORD
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,10 @@ def url(cloud: LocalCloud, declare: Any) -> str:
         "sk-test",
         location="us-central1",
         project="local",
-        buildConfig={"entryPoint": "main", "source": {"storageSource": {"bucket": "sk-fn", "object": "function/abc.zip"}}},
+        buildConfig={
+            "entryPoint": "main",
+            "source": {"storageSource": {"bucket": "sk-fn", "object": "function/abc.zip"}},
+        },
         serviceConfig={
             "serviceAccountEmail": "function@local.iam.gserviceaccount.com",
             "environmentVariables": {

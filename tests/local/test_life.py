@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from spotkeeper.local import procs
 from spotkeeper.local.cloud import LocalCloud
 from spotkeeper.local.views import VmView
-from tests.local.client import SPOT, Api, Refused, eventually
+
+from tests.local.client import SPOT, Api, RefusedError, eventually
 
 ZONE = "us-central1-a"
 INSTANCES = f"zones/{ZONE}/instances"
@@ -132,7 +132,7 @@ def test_a_disk_has_one_holder(api: Api, cloud: LocalCloud) -> None:
     assert second["httpErrorStatusCode"] == 400
     won, lost = (operation["targetLink"].rsplit("/", 1)[-1] for operation in (first, second))
     for refusal in (lambda: attach(api, lost, "single"), lambda: api.delete(f"{DISKS}/single")):
-        with pytest.raises(Refused, match="400 resourceInUseByAnotherResource"):
+        with pytest.raises(RefusedError, match="400 resourceInUseByAnotherResource"):
             refusal()
     holder = up(cloud, won)
     old = device(holder).resolve()
@@ -156,7 +156,7 @@ def test_a_disk_stays_held_while_its_vm_is_still_going_down(api: Api, cloud: Loc
     api.ok(attach(api, "dying", "slow"))
     operation = api.delete(f"{INSTANCES}/{vm.id}")
     assert eventually(lambda: api.status(f"{INSTANCES}/dying") == "STOPPING")
-    with pytest.raises(Refused, match="400 resourceInUseByAnotherResource"):
+    with pytest.raises(RefusedError, match="400 resourceInUseByAnotherResource"):
         attach(api, "waiting", "slow")
     api.ok(operation)
     api.ok(attach(api, "waiting", "slow"))
@@ -230,7 +230,7 @@ def test_a_standard_vm_survives_its_broken_host_as_itself(api: Api, cloud: Local
 def test_a_guest_that_powers_itself_off_is_terminated_and_keeps_its_name(api: Api, cloud: LocalCloud) -> None:
     api.ok(api.vm("leaver", script="kill -TERM $SPOTKEEPER_INIT_PID; sleep 100", scheduling=SPOT))
     assert eventually(lambda: api.status(f"{INSTANCES}/leaver") == "TERMINATED")
-    with pytest.raises(Refused, match="409 alreadyExists"):
+    with pytest.raises(RefusedError, match="409 alreadyExists"):
         api.vm("leaver")
     api.ok(api.post(f"{INSTANCES}/leaver/start"))
     assert api.status(f"{INSTANCES}/leaver") in ("RUNNING", "STOPPING", "TERMINATED")
@@ -280,7 +280,7 @@ def test_a_snapshot_carries_a_disk_into_another_zone(api: Api, cloud: LocalCloud
     api.ok(api.vm("reader", "us-central1-b", script=SCRIPT, scheduling=SPOT))
     source = "projects/local/zones/us-central1-b/disks/there"
     path = "zones/us-central1-b/instances/reader"
-    with pytest.raises(Refused, match="zone"):
+    with pytest.raises(RefusedError, match="zone"):
         api.post(f"{path}/attachDisk", {"source": f"projects/local/{DISKS}/here"})
     api.ok(api.post(f"{path}/attachDisk", {"source": source, "deviceName": "sk-data"}))
     assert (device(up(cloud, "reader")) / "state").read_text() == "step 7"

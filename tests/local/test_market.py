@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from spotkeeper.local.market import FOLDER, Market, Series
 
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")

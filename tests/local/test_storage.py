@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pytest
 import requests
-
 from spotkeeper.local.cloud import LocalCloud
 from spotkeeper.reconcile.objects import open_objects
+
 from tests.local.client import Api
 
 BUCKET = "sk-test"

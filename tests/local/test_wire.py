@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-
 from spotkeeper.local import wire
+
 from tests import discovery
 
 REQUESTS = [

@@ -1,7 +1,7 @@
 """What this cloud sells, and how long things take in it. Plain values; no behaviour.
 
-Durations are virtual seconds. They follow what clients see of Compute Engine (facts behind each line),
-rounded so that a demo at scale 30 is quick to watch.
+Durations are virtual seconds. They follow what clients see of Compute Engine, at the quick end, so that a
+demo at scale 30 is not spent waiting for operations.
 """
 
 from __future__ import annotations
@@ -48,32 +48,37 @@ class MachineType(Struct, frozen=True):
 
 
 MACHINE_TYPES = (
-    MachineType("e2-small", 2, 2048, 0.0168),
-    MachineType("e2-medium", 2, 4096, 0.0335),
-    MachineType("e2-standard-2", 2, 8192, 0.0670),
-    MachineType("e2-standard-4", 4, 16384, 0.1340),
-    MachineType("e2-standard-8", 8, 32768, 0.2681),
-    MachineType("n1-standard-1", 1, 3840, 0.0475),
-    MachineType("n1-standard-4", 4, 15360, 0.1900),
-    MachineType("n1-standard-8", 8, 30720, 0.3800),
-    MachineType("n2-standard-4", 4, 16384, 0.1942),
-    MachineType("n2-standard-8", 8, 32768, 0.3885),
-    MachineType("c3-standard-4", 4, 16384, 0.2016),
-    MachineType("c3-standard-8", 8, 32768, 0.4032),
-    MachineType("g2-standard-4", 4, 16384, 0.7068, "nvidia-l4", 1),
-    MachineType("g2-standard-8", 8, 32768, 0.8536, "nvidia-l4", 1),
-    MachineType("a2-highgpu-1g", 12, 87040, 3.6734, "nvidia-tesla-a100", 1),
-    MachineType("a2-highgpu-8g", 96, 696320, 29.3870, "nvidia-tesla-a100", 8),
-    MachineType("a3-highgpu-1g", 26, 239616, 11.0610, "nvidia-h100-80gb", 1),
-    MachineType("a3-highgpu-8g", 208, 1916928, 88.4900, "nvidia-h100-80gb", 8),
+    MachineType("e2-small", 2, 2048, 0.017),
+    MachineType("e2-medium", 2, 4096, 0.034),
+    MachineType("e2-standard-2", 2, 8192, 0.067),
+    MachineType("e2-standard-4", 4, 16384, 0.134),
+    MachineType("e2-standard-8", 8, 32768, 0.268),
+    MachineType("n1-standard-1", 1, 3840, 0.048),
+    MachineType("n1-standard-4", 4, 15360, 0.190),
+    MachineType("n1-standard-8", 8, 30720, 0.380),
+    MachineType("n1-standard-16", 16, 61440, 0.760),
+    MachineType("n2-standard-4", 4, 16384, 0.194),
+    MachineType("n2-standard-8", 8, 32768, 0.388),
+    MachineType("n2-standard-16", 16, 65536, 0.777),
+    MachineType("c3-standard-8", 8, 32768, 0.402),
+    MachineType("c3-standard-22", 22, 90112, 1.106),
+    MachineType("g2-standard-4", 4, 16384, 0.707, "nvidia-l4", 1),
+    MachineType("g2-standard-8", 8, 32768, 0.854, "nvidia-l4", 1),
+    MachineType("g2-standard-12", 12, 49152, 1.000, "nvidia-l4", 1),
+    MachineType("g2-standard-24", 24, 98304, 2.000, "nvidia-l4", 2),
+    MachineType("g2-standard-48", 48, 196608, 4.000, "nvidia-l4", 4),
+    MachineType("a2-highgpu-1g", 12, 87040, 3.673, "nvidia-tesla-a100", 1),
+    MachineType("a2-highgpu-2g", 24, 174080, 7.347, "nvidia-tesla-a100", 2),
+    MachineType("a2-highgpu-4g", 48, 348160, 14.694, "nvidia-tesla-a100", 4),
+    MachineType("a2-highgpu-8g", 96, 696320, 29.387, "nvidia-tesla-a100", 8),
+    MachineType("a2-ultragpu-1g", 12, 174080, 5.069, "nvidia-a100-80gb", 1),
+    MachineType("a2-ultragpu-8g", 96, 1392640, 40.550, "nvidia-a100-80gb", 8),
+    MachineType("a3-highgpu-1g", 26, 239616, 11.061, "nvidia-h100-80gb", 1),
+    MachineType("a3-highgpu-8g", 208, 1916928, 88.250, "nvidia-h100-80gb", 8),
 )
 _BY_NAME = {machine.name: machine for machine in MACHINE_TYPES}
 
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "pd-extreme", "hyperdisk-balanced")
-IMAGE_PROJECTS = ("debian-cloud", "ubuntu-os-cloud", "deeplearning-platform-release", "cos-cloud")
-
-# PD prices per GB and month matter little beside machines; kept so that a retained disk is not free.
-DISK_GB_MONTH_USD = {"pd-standard": 0.04, "pd-balanced": 0.10, "pd-ssd": 0.17, "pd-extreme": 0.125}
 
 NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
 NAME_PATTERN = "(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"

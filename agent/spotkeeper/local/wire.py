@@ -396,7 +396,7 @@ def without_nulls(value: JsonValue) -> JsonValue:
         out = {key: without_nulls(item) for key, item in value.items()}
         return {key: item for key, item in out.items() if item is not None and not (item == "" and _is_enum(key))}
     if isinstance(value, list):
-        kept = [item for item in map(without_nulls, value) if item is not None]
+        kept: list[JsonValue] = [item for item in map(without_nulls, value) if item is not None]
         return kept if kept or not value else None
     return value
 
