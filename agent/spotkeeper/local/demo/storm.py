@@ -112,7 +112,7 @@ class Storm:
 
     def during_save(self) -> None:
         victims = self.spot_members()
-        rank, slot = self.until("a checkpoint to be written", lambda: self.caught_saving(victims))
+        rank, slot = self.until("a checkpoint to be written", lambda: self.caught_saving(victims), 0.002)
         self.strike(rank, slot, announced=False)
         self.replaced([(rank, slot)])
 
@@ -189,13 +189,13 @@ class Storm:
         start = trace.restored.step if trace.restored else 0
         return trace.last_step >= start + STEADY_STEPS
 
-    def until(self, what: str, look: Callable[[], T | None]) -> T:
-        """Look ten times a second until it is there.
+    def until(self, what: str, look: Callable[[], T | None], period_s: float = 0.1) -> T:
+        """Look every ``period_s`` until it is there.
 
         Raises:
             StormError: not within ``PATIENCE_S`` real seconds.
         """
-        for _ in ticks(PATIENCE_S):
+        for _ in ticks(PATIENCE_S, period_s):
             if found := look():
                 return found
         raise StormError(f"waited {PATIENCE_S:.0f} s for {what}")

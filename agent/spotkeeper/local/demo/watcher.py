@@ -67,7 +67,7 @@ class Watcher:
 
     def look(self) -> None:
         """One look at every control file there is."""
-        for path in self.vms.glob(f"*/run/spotkeeper/{self.job}/*/ctl"):
+        for path in self.vms.glob(f"*/root/run/spotkeeper/{self.job}/*/ctl"):
             if path not in self._controls and path.parent.name.isdigit():
                 with contextlib.suppress(OSError, ControlError):  # being created, or gone again
                     self._controls[path] = (int(path.parent.name), Control.open(path))
