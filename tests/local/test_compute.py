@@ -153,9 +153,7 @@ def test_what_is_not_built_says_so(api: Api) -> None:
 
 
 def test_missing_things_are_404_in_googles_words(api: Api) -> None:
-    with pytest.raises(
-        RefusedError, match=r"The resource 'projects/local/zones/us-central1-a/instances/no' was not found"
-    ):
+    with pytest.raises(RefusedError, match=r"The resource 'projects/local/zones/.*/instances/no' was not found"):
         api.get(f"{INSTANCES}/no")
     with refused(404, "notFound"):
         api.get("zones/us-east1-z/instances")
