@@ -6,13 +6,22 @@ live machine deleted, no node granted twice; and every generation starts from th
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
+import msgspec
 import pytest
-from spotkeeper.spec.cloud import DeleteVm, InsertVm
+from msgspec.structs import replace
+from spotkeeper.reconcile.round import Ended, Snapshot, run_round
+from spotkeeper.reconcile.store import open_store
+from spotkeeper.reconcile.sweep import tick
+from spotkeeper.spec.cloud import Action, DeleteVm, InsertVm, Listing, Result, VmStatus
+from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.job import AskKind, Checkpoint, Nodes, Retry
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Model, Outcome, Phase, SlotState
 
-from tests.reconcile.world import JOB, World, stack
+from tests.reconcile.world import JOB, Machine, World, stack
 
 
 def trained(world: World) -> World:
@@ -29,9 +38,9 @@ def finish(world: World, outcome: Outcome = Outcome.SUCCEEDED) -> None:
     assert world.dynamic() == []
     assert [name for (name, _), drive in world.drives.items() if drive.disk.job] == []
     assert world.shots == {}
-    assert [g for g in world.store.alloc[0].grants if g.resource.startswith("slot:")] == []
-    assert world.store.active == set()
-    assert JOB in world.store.tombs
+    assert [g for g in world.memory.alloc[0].grants if g.resource.startswith("slot:")] == []
+    assert world.memory.active == set()
+    assert JOB in world.memory.tombs
 
 
 def causes(world: World, event: Event) -> list[str | None]:
@@ -136,7 +145,6 @@ def test_replicated_state_does_not_wait_for_the_lost_ranks_disk() -> None:
     drive.user = gone.vm.uid  # the cloud is slow to let go
     world.machines[gone.vm.uid] = gone
     gone.dies_at = world.t + 100
-    from spotkeeper.spec.cloud import VmStatus
 
     gone.status, gone.agent = VmStatus.STOPPING, None
     world.until(lambda: world.record().gen == 2 and world.training(), 90)
@@ -353,7 +361,6 @@ def test_exit_93_ends_the_job_at_once() -> None:
     world = trained(World(nodes=2))
     agent = world.member(1).agent
     assert agent
-    from spotkeeper.spec.facts import Kind
 
     agent.say(Kind.EXIT, 1, "93")
     finish(world, Outcome.FAILED)
@@ -367,7 +374,6 @@ def test_a_death_because_of_a_loss_is_no_crash() -> None:
     world.preempt(1)
     survivor = world.member(0).agent
     assert survivor
-    from spotkeeper.spec.facts import Kind
 
     survivor.alive = False
     survivor.say(Kind.EXIT, 1, "1")  # its collective failed
@@ -437,7 +443,7 @@ def test_static_nodes_fill_the_highest_ranks_and_train_on_their_own_disks() -> N
     world.until(lambda: world.record().gen == 2 and world.training())
     finish(world)
     world.run(30)
-    assert world.store.alloc[0].grants == (), "the node's own word released it"
+    assert world.memory.alloc[0].grants == (), "the node's own word released it"
     static = next(m for m in world.machines.values() if m.vm.model is Model.STATIC)
     assert static.agent and static.agent.job is None
 
@@ -447,7 +453,7 @@ def test_a_static_node_serves_the_next_job_after_its_word() -> None:
     assert world.dynamic() == []
     world.submit("wxyz2345")
     world.run(20)
-    assert len([g for g in world.store.alloc[0].grants if g.resource.startswith("node:")]) == 1
+    assert len([g for g in world.memory.alloc[0].grants if g.resource.startswith("node:")]) == 1
     world.until(lambda: world.record("wxyz2345").phase is Phase.DONE, 900)
     assert world.record().outcome is Outcome.SUCCEEDED
 
@@ -459,10 +465,10 @@ def test_a_hung_static_node_does_not_keep_its_job_from_ending() -> None:
     static.agent.hung = True
     world.ask(AskKind.CANCEL)
     finish(world, Outcome.CANCELLED)
-    assert [g.resource for g in world.store.alloc[0].grants] == ["node:sk-t-fix-s0"]
+    assert [g.resource for g in world.memory.alloc[0].grants] == ["node:sk-t-fix-s0"]
     static.agent.hung = False
     world.run(90)
-    assert world.store.alloc[0].grants == ()
+    assert world.memory.alloc[0].grants == ()
 
 
 def test_a_lost_static_node_is_replaced_by_a_spot_machine() -> None:
@@ -525,7 +531,7 @@ def test_pause_saves_keeps_the_disks_and_resume_goes_on() -> None:
     world.run(100)
     assert world.dynamic() == []
     assert len([d for d in world.drives.values() if d.disk.job]) == 2
-    assert world.store.alloc[0].grants == ()
+    assert world.memory.alloc[0].grants == ()
     newest = world.newest
     world.ask(AskKind.RESUME)
     world.until(world.training, 200)
@@ -563,16 +569,16 @@ def test_a_refused_ask_says_why() -> None:
     details = [entry.detail for entry in world.events(Event.ASK)]
     assert details[0] == "refused: a static node pins the gang to its zone"
     assert details[1].startswith("refused: ")
-    assert world.store.asks[JOB] == {}
+    assert world.memory.asks[JOB] == {}
 
 
 def test_drain_inserts_nothing() -> None:
     world = World(nodes=2)
-    world.store.drain = True
+    world.memory.drain = True
     world.submit()
     world.run(130)
     assert world.made == []
-    assert world.store.alloc[0].grants == ()
+    assert world.memory.alloc[0].grants == ()
 
 
 # -- elastic jobs
@@ -602,23 +608,19 @@ def test_lost_answers_end_in_the_same_place() -> None:
 
 def test_an_orphan_of_an_unknown_job_is_ended_and_deleted() -> None:
     world = trained(World(nodes=1))
-    world.store.records.clear()  # deleted by hand
-    world.store.active.clear()
+    world.memory.records.clear()  # deleted by hand
+    world.memory.active.clear()
     world.run(200)
     assert world.dynamic() == []
     record = world.record()
     assert record.phase is Phase.DONE
     assert record.keep_disks
-    assert world.store.alloc[0].grants == ()
+    assert world.memory.alloc[0].grants == ()
 
 
 def test_an_impostor_with_the_right_name_is_deleted_by_its_own_id() -> None:
     world = trained(World(nodes=1))
     real = world.member(0)
-    from msgspec.structs import replace
-    from spotkeeper.spec.cloud import VmStatus
-
-    from tests.reconcile.world import Machine
 
     fake = replace(real.vm, uid="feedfacecafe", zone="z-b")
     world.machines["feedfacecafe"] = Machine(fake, world.t, VmStatus.RUNNING, boot="b0", up_at=world.t + 1e6)
@@ -644,3 +646,111 @@ def test_members_are_admitted_with_boot_and_address() -> None:
         machine = world.member(index)
         assert rank.cur.state is SlotState.MEMBER
         assert (rank.cur.uid, rank.cur.boot, rank.cur.address) == (machine.vm.uid, machine.boot, machine.vm.address)
+
+
+# -- the round itself
+
+
+def test_the_same_story_on_the_real_store(tmp_path: Path) -> None:
+    """Against the SQLite twin: documents survive being written down, and tokens are what they should be."""
+    store = open_store(f"sqlite:///{tmp_path}/bucket.db")
+    world = World(nodes=2, steps=40, store=store)
+    store.put("stack/pools.json", msgspec.json.encode(world.stack))
+    trained(world)
+    world.preempt(0)
+    world.until(lambda: world.record().phase is Phase.DONE, 600)
+    assert world.record().outcome is Outcome.SUCCEEDED
+    assert world.dynamic() == []
+    assert store.read_alloc().value.grants == ()
+    assert [e.event for e in store.list_ledger(JOB)].count(Event.LOSS) == 1
+
+
+@pytest.mark.parametrize("reports", [10, 10_000])
+def test_simultaneous_reports_cost_two_rounds(reports: int) -> None:
+    """All but the first find the lease taken and may go: the holder lists the facts again before it returns."""
+    world = trained(World(nodes=1))
+    facts = [Fact("u0", f"b{n}", 0, 1, 1, Kind.HERE, "1") for n in range(reports)]
+    listed = 0
+    busy = 0
+    real = world.list
+
+    def list_and_report(name: str) -> Listing:
+        nonlocal listed, busy
+        listed += 1
+        if listed == 1:
+            for fact in facts[1:]:
+                assert world.store.put_fact(JOB, fact)
+                busy += run_round(world.store, world, JOB, world, world.options).ended is Ended.BUSY
+        return real(name)
+
+    world.list = list_and_report  # type: ignore[method-assign]
+    world.store.put_fact(JOB, facts[0])
+    result = run_round(world.store, world, JOB, world, world.options)
+    assert (result.ended, result.rounds, listed, busy) == (Ended.QUIET, 2, 2, reports - 1)
+
+
+def test_a_report_while_the_lease_is_given_back_is_seen_after_the_pause() -> None:
+    world = trained(World(nodes=2))
+    late = Fact("u9", "b9", 0, 1, 1, Kind.HERE, "1")
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        world.store.put_fact(JOB, late)
+
+    world.options.sleep, world.options.settle_s = sleep, 1.1
+    world._remove(world.member(1))
+    result = run_round(world.store, world, JOB, world, world.options)
+    assert naps[:1] == [1.1]
+    assert late.key() in result.facts
+
+
+def test_calls_run_side_by_side_each_with_a_deadline() -> None:
+    world = World(nodes=8)
+    world.options.parallel = 16
+    deadlines: list[float] = []
+    gate = threading.Barrier(8, timeout=10)
+    real = world.perform
+
+    def perform(action: Action, deadline_s: float) -> Result:
+        deadlines.append(deadline_s)
+        if isinstance(action, InsertVm):
+            gate.wait()  # passes only when all eight are in flight
+        return real(action, deadline_s)
+
+    world.perform = perform  # type: ignore[method-assign]
+    world.submit()
+    assert len(world.dynamic()) == 8
+    assert set(deadlines) == {20.0}
+
+
+def test_a_lost_race_for_the_record_leaves_the_job_to_the_winner() -> None:
+    world = trained(World(nodes=1))
+    held = world.store.read_record(JOB)
+    assert held is not None
+    listing = world.list("")
+    world._remove(world.member(0))
+    world.round()  # the other round: it supersedes
+    ver = world.record().ver
+    world.memory.leases.clear()
+    result = run_round(world.store, world, JOB, world, world.options, Snapshot(held, world.list("")))
+    assert result.ended is Ended.LOST
+    assert world.record().ver == ver
+    assert listing.vms
+
+
+def test_one_listing_serves_a_tick_of_many_jobs() -> None:
+    world = trained(World(nodes=1))
+    world.submit("wxyz2345")
+    world.run(60)
+    seen = 0
+    real = world.list
+
+    def count(name: str) -> Listing:
+        nonlocal seen
+        seen += 1
+        return real(name)
+
+    world.list = count  # type: ignore[method-assign]
+    result = tick(world.store, world, world, world.options)
+    assert (result.jobs, seen) == (2, 1)

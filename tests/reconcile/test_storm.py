@@ -8,10 +8,10 @@ job ends as it should and nothing is left. Seeds make every story repeatable.
 from __future__ import annotations
 
 import pytest
-
 from spotkeeper.spec.cloud import VmStatus
 from spotkeeper.spec.job import AskKind, Checkpoint, Retry
 from spotkeeper.spec.record import Model, Outcome, Phase, SlotState
+
 from tests.reconcile.world import ZONES, World, stack
 
 FAULTS_S = 900
@@ -127,7 +127,7 @@ def survive(world: World) -> None:
     assert world.dynamic() == []
     assert [key for key, drive in world.drives.items() if drive.disk.job] == []
     assert world.shots == {}
-    assert world.store.alloc[0].grants == ()
+    assert world.memory.alloc[0].grants == ()
     assert len(world.started) >= 1
 
 

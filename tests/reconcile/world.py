@@ -12,11 +12,11 @@ import uuid
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
-
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.document import Speaker, reply
 from spotkeeper.reconcile.intake import accept
 from spotkeeper.reconcile.round import Options, run_round
+from spotkeeper.reconcile.store_api import Store
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec import names
 from spotkeeper.spec.cloud import (
@@ -98,13 +98,15 @@ class World:
         steps: int = 10_000_000,
         times: Times | None = None,
         lost_answers: float = 0.0,
+        store: Store | None = None,
         **spec: object,
     ) -> None:
         self.t = 1_000_000.0
         self.scale = 1.0
         self.random = random.Random(seed)  # noqa: S311  a seed, so that a story can be told again
         self.stack = the_stack or stack()
-        self.store = MemoryStore(self.stack)
+        self.memory = MemoryStore(self.stack)
+        self.store: Store = store or self.memory
         self.options = Options(settle_s=0.0, sleep=lambda _: None, times=times, parallel=1)
         self.boot_s, self.steps, self.lost_answers = boot_s, steps, lost_answers
         self.machines: dict[str, Machine] = {}  # by uid
@@ -123,7 +125,7 @@ class World:
         self.next_tick = self.t
         self.crash_rate = self.stall_rate = 0.0  # of calls and compare-and-swaps, before or after they happen
         self.depth = 0
-        self.store.on_write = self.fate
+        self.memory.on_write = self.fate
         self.spec = JobSpec(name="job", command=("train.py",), nodes=nodes, **spec)  # type: ignore[arg-type]
         for pool in self.stack.pools:
             for node in pool.nodes:
@@ -143,6 +145,7 @@ class World:
             created=self.t,
             ranks=(Rank(),) * self.spec.size().max,
             keep_disks=self.spec.keep_disks,
+            nonce="submitted",
         )
         self.store.put_spec(job, self.spec)
         self.store.set_active(job)
@@ -318,7 +321,7 @@ class World:
             raise CrashError
         if self.stall_rate and self.depth == 0 and self.random.random() < self.stall_rate:
             self.depth += 1
-            self.store.leases.clear()  # it lost its lease, so others go on
+            self.memory.leases.clear()  # it lost its lease, so others go on
             for _ in range(self.random.randrange(1, 60)):
                 self.step()
             self.depth -= 1
@@ -398,7 +401,7 @@ class World:
         machine = self.machines.get(action.uid)
         if machine is None:
             return Class.ACCEPTED, ""
-        record = self.store.records[machine.vm.job][0]
+        record = self.record(machine.vm.job)
         live = [s.uid for r in record.ranks for s in (r.cur, r.next) if s is not None]
         assert machine.vm.uid not in live, f"a live machine is deleted: {action}"
         machine.status, machine.dies_at = VmStatus.STOPPING, self.t + 5
@@ -433,7 +436,7 @@ class World:
                 key = (agent.job, agent.rank, agent.gen)
                 assert key not in seen, f"two members of {key}"
                 seen.add(key)
-        grants = self.store.alloc[0].grants
+        grants = self.store.read_alloc().value.grants
         assert len({(g.job, g.rank, g.attempt) for g in grants}) == len(grants)
         nodes = [g.resource for g in grants if g.resource.startswith("node:")]
         assert len(set(nodes)) == len(nodes), "a static node is granted twice"

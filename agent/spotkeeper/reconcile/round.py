@@ -69,6 +69,7 @@ class RoundResult:
     calls: int = 0
     due: float | None = None
     facts: frozenset[str] = frozenset()
+    published: bool = False  # a new generation
 
 
 @dataclass
@@ -118,9 +119,9 @@ def run_round(
             store.drop_lease(job, nonce, result.due)
         snapshot = None
         rounds += result.rounds
-        if result.ended is not Ended.QUIET or _complete(result.record):
+        if result.ended is not Ended.QUIET:
             return replace_rounds(result, rounds)
-        if options.settle_s > 0 and result.calls + result.writes > 0:
+        if result.writes and not result.published:  # a gang that has just been put together waits for nobody
             options.sleep(options.settle_s)
         if _keys(store.list_facts(job)) <= result.facts or rounds > PASSES:
             return replace_rounds(result, rounds)
@@ -128,11 +129,6 @@ def run_round(
 
 def replace_rounds(result: RoundResult, rounds: int) -> RoundResult:
     return RoundResult(**{**result.__dict__, "rounds": rounds})
-
-
-def _complete(record: Record | None) -> bool:
-    """A gang that has just been put together waits for nobody: its members poll."""
-    return record is not None and record.phase is Phase.RUN and not record.stop and record.roll is None
 
 
 def _covered(
@@ -151,6 +147,7 @@ def _covered(
             total.calls + result.calls,
             result.due,
             result.facts,
+            total.published or result.published,
         )
         snapshot = None
         if result.ended is Ended.UNFINISHED:
@@ -168,6 +165,7 @@ class Round:
         self.times = options.times or Times().scaled(clock.scale)
         self.done: dict[Action, Result] = {}
         self.passes = self.writes = self.calls = 0
+        self.published = False
 
     def run(self, snapshot: Snapshot | None = None) -> RoundResult:
         """Record first, then facts and allocation, then the cloud; then passes."""
@@ -198,7 +196,7 @@ class Round:
             progress=progress,
             save_s=_save_s(progress, self.clock.scale),
             draining=self.store.draining(),
-            times=self.times,
+            times=self.times if self.options.times else self.times.under(stack.fallback),
         )
 
     def _spec(self, record: Record) -> JobSpec | None:
@@ -236,6 +234,7 @@ class Round:
         if token is None:
             return None
         self.writes += 1
+        self.published = self.published or record.gen > held.value.gen
         self.options.writer.flush(self.store, record)
         if record.phase is Phase.DONE:
             self.store.put_tomb(self.job, self.clock.now())
@@ -292,7 +291,7 @@ class Round:
 
     def _result(self, ended: Ended, record: Record, seen: Seen, due: float | None) -> RoundResult:
         keys = _keys(seen.facts)
-        return RoundResult(ended, record, 1, self.passes, self.writes, self.calls, due, keys)
+        return RoundResult(ended, record, 1, self.passes, self.writes, self.calls, due, keys, self.published)
 
 
 def seen_with(seen: Seen, **changes: object) -> Seen:
