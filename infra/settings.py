@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 from spotkeeper.spec.names import POOL_NAME, STACK_NAME
 from spotkeeper.spec.parse import Problem, SpecError, convert, join, nearest, problem
+from spotkeeper.spec.stack import Fallback as FallbackState
 from spotkeeper.spec.stack import Price
 
 from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_PRICES, GCP_ZONES, list_price, zones_of
@@ -135,6 +136,26 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.max_run_hours is None else int(self.max_run_hours * 3600)
 
 
+class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
+    """When jobs go on-demand for a while, and for how long: on-demand is a bout, not a verdict."""
+
+    losses: Annotated[int, Meta(ge=1, le=1000)] = 3  # beyond one per rank, within the window
+    window_minutes: Annotated[float, Meta(gt=0, le=10080)] = 60
+    short_life_minutes: Annotated[float, Meta(ge=0, le=1440)] = 10  # shorter was not worth the restart
+    short_lives: Annotated[int, Meta(ge=1, le=100)] = 3  # in a row
+    bout_minutes: Annotated[float, Meta(gt=0, le=10080)] = 30  # then spot is tried again
+
+    def state(self) -> FallbackState:
+        """As the function reads it, in seconds."""
+        return FallbackState(
+            losses=self.losses,
+            window_s=60 * self.window_minutes,
+            short_life_s=60 * self.short_life_minutes,
+            short_lives=self.short_lives,
+            bout_s=60 * self.bout_minutes,
+        )
+
+
 class Reconcile(Struct, frozen=True, forbid_unknown_fields=True):
     """The function and its schedule."""
 
@@ -189,6 +210,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     network: Network = Network()
     bucket: Bucket = Bucket()
     limits: Limits = Limits()
+    fallback: Fallback = Fallback()
     reconcile: Reconcile = Reconcile()
     agent: Agent = Agent()
     alerts: Alerts = Alerts()

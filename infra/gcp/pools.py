@@ -268,6 +268,7 @@ def publish_state(
             bundle_sha256=bundle.sha256,
             lease_minutes=settings.limits.lease_minutes,
             boot_deadline_s=settings.limits.boot_deadline_s,
+            fallback=settings.fallback.state(),
             max_run_s=settings.limits.max_run_s(),
         )
         return msgspec.json.format(msgspec.json.encode(state)).decode()

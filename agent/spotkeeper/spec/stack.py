@@ -46,6 +46,16 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[StaticNode, ...] = ()
 
 
+class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a job goes on-demand for a while (a bout), and for how long. Durations in virtual seconds."""
+
+    losses: Annotated[int, Meta(ge=1)] = 3  # this many beyond one per rank, within the window
+    window_s: Annotated[float, Meta(gt=0)] = 3600.0
+    short_life_s: Annotated[float, Meta(ge=0)] = 600.0  # a spot machine that lived shorter was not worth its restart
+    short_lives: Annotated[int, Meta(ge=1)] = 3  # in a row
+    bout_s: Annotated[float, Meta(gt=0)] = 1800.0  # then spot is tried again
+
+
 class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     stack: str
     cloud: Literal["gcp", "aws"]
@@ -58,6 +68,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     bundle_sha256: str = ""
     lease_minutes: Annotated[int, Meta(ge=1)] = 120
     boot_deadline_s: Annotated[int, Meta(ge=1)] = 480
+    fallback: Fallback = Fallback()
     max_run_s: Annotated[int, Meta(ge=1)] | None = None
 
     def pool(self, name: str) -> PoolState | None:

@@ -236,7 +236,7 @@ def _timers(draft: Draft) -> Iterator[float]:
             yield max(rank.refused_at + times.cold_s, draft.now + times.soon_s)
         for slot in (rank.cur, rank.next):
             if slot is not None and slot.state is SlotState.INTENT:
-                yield slot.since + draft.seen.stack.boot_deadline_s
+                yield slot.since + draft.view.boot_s
         if rank.cur is not None and rank.cur.notice is not None and not record.stop:
             yield max(rank.cur.notice - draft.save_s() - times.margin_s, draft.now + times.soon_s)
 

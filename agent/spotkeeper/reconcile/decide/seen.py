@@ -21,7 +21,7 @@ from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
 from spotkeeper.spec.record import Alloc, Grant, Record, Slot, SlotState
-from spotkeeper.spec.stack import StackState
+from spotkeeper.spec.stack import Fallback, StackState
 
 T = TypeVar("T")
 Commit = tuple[int, int]  # generation, step
@@ -52,6 +52,18 @@ class Times(Struct, frozen=True):
     settle_s: float = 60.0  # a generation is left alone this long before a wish disturbs it
     hold_s: float = 1800.0
     soon_s: float = 2.0  # when a cloud is expected to have moved on
+    work_s: float = 0.0  # a boot's own work, where the clock runs faster than that
+
+    def under(self, fallback: Fallback) -> Times:
+        """With the stack's own rules for on-demand bouts."""
+        return replace(
+            self,
+            losses=fallback.losses,
+            window_s=fallback.window_s,
+            short_life_s=fallback.short_life_s,
+            short_lives=fallback.short_lives,
+            bout_s=fallback.bout_s,
+        )
 
     def scaled(self, scale: float) -> Times:
         """The same for a scaled clock: what waits for real work (processes, saves) keeps its real seconds.
@@ -70,6 +82,7 @@ class Times(Struct, frozen=True):
             hang_s=self.hang_s + 90.0 * extra,
             free_s=self.free_s + 2.0 * extra,
             static_s=self.static_s + 20.0 * extra,
+            work_s=self.work_s + 60.0 * extra,
         )
 
 
@@ -121,6 +134,11 @@ class View:
 
     # -- machines
 
+    @property
+    def boot_s(self) -> float:
+        """From an intent to its hello at the latest, virtual seconds."""
+        return self.seen.stack.boot_deadline_s + self.seen.times.work_s
+
     def vm(self, rank: int, slot: Slot) -> Vm | None:
         """The slot's machine as listed. Another unique id or another zone is not ours (rule 6)."""
         if slot.node is not None:
@@ -156,7 +174,7 @@ class View:
         result = self.insert_result(rank, slot)
         if result is not None and result.kind is Class.DEAD_KEY:
             return "its idempotency key is used up"
-        limit = self.seen.times.static_s if slot.node else self.seen.stack.boot_deadline_s
+        limit = self.seen.times.static_s if slot.node else self.boot_s
         if self.seen.now > slot.since + limit:
             return "no hello in time"
         if slot.node is not None and any(
