@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,12 +101,8 @@ class Machine:
         node = Node(index, index, self.address, source, self.folder / "saver.sock", None)
         self.supervisor.start(doc, run, node)
 
-    def discard(self) -> None:
-        """End what runs and wait until all of it is gone."""
-        child = self.supervisor.child
-        if child is None:
-            return
-        self.supervisor.discard()
+    def discarded(self) -> None:
+        """Wait until all of what was given up is gone."""
         event = self.events.get(timeout=PATIENCE_S)
         if isinstance(event, ChildEnded):
             self.supervisor.ended(event.gen, event.code)
@@ -150,8 +147,10 @@ def _one_restart(machines: list[Machine], gen: int, run: JobRun, source: Path, f
     killed = time.time()
     victim.power_cut()
     machines[-1] = spare
+    for one in machines[:-1]:  # each machine's agent would do this at the same time
+        one.supervisor.discard()
     for one in machines[:-1]:
-        one.discard()
+        one.discarded()
     _start_all(machines, gen, run, source)
     return first_steps(firsts, killed, NODES) - killed
 
@@ -161,8 +160,9 @@ def _start_all(machines: list[Machine], gen: int, run: JobRun, source: Path) -> 
     port = 21000 + os.getpid() % 5000 + gen
     uid = "00000000-0000-4000-8000-000000000001"
     doc = Generation(JOB, uid, gen, gen, DocState.RUN, members, members[0].address, port, f"{uid}-{gen}")
-    for index, one in enumerate(machines):
-        one.start(doc, run, source, index)
+    with ThreadPoolExecutor(len(machines)) as pool:  # as the agents of three machines do
+        for started in [pool.submit(one.start, doc, run, source, n) for n, one in enumerate(machines)]:
+            started.result()
 
 
 def elastic(times: int) -> list[float]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+import traceback
 
 from spotkeeper.vm import settings
 from spotkeeper.vm.log import Log
@@ -13,6 +15,7 @@ from spotkeeper.vm.memory import frugal
 from spotkeeper.vm.metadata import RETRY_FLOOR_S, RETRY_S, Instance, Metadata, MetadataError
 from spotkeeper.vm.settings import SettingsError
 
+SOFTWARE_ERROR = 70  # EX_SOFTWARE
 CONFIG_ERROR = 78  # EX_CONFIG; the unit does not restart after it
 
 
@@ -36,9 +39,17 @@ def main(argv: list[str]) -> int:
     (ours.run / "agent.pid").write_text(f"{os.getpid()}\n")
     log("agent.start", name=ours.name, uid=ours.uid, boot=ours.boot, zone=ours.zone)
     agent = Agent(ours, metadata, clock, log)
+    threading.excepthook = lambda died: _fall(log, died)
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
     signal.signal(signal.SIGINT, lambda *_: agent.terminate())
     return agent.run()
+
+
+def _fall(log: Log, died: threading.ExceptHookArgs) -> None:
+    """An agent that has lost a thread would look alive and be deaf: end it, and be started anew. The job goes on."""
+    trace = "".join(traceback.format_exception(died.exc_type, died.exc_value, died.exc_traceback))
+    log("agent.thread.died", thread=died.thread.name if died.thread else "", trace=trace[-2000:])
+    os._exit(SOFTWARE_ERROR)
 
 
 def _instance(metadata: Metadata, log: Log) -> Instance:
