@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -89,15 +90,22 @@ def test_a_refusal_of_the_cloud_reaches_the_user_and_a_second_up_goes_on(cloud: 
     assert cloud.things == {}
 
 
-def test_a_killed_engines_lock_is_no_obstacle(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_killed_engines_lock_is_no_obstacle_and_a_living_ones_is(cloud: Cloud, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in STACKS.iterdir()}
     up(cloud, tmp_path, "pulumi")
     locks = tmp_path / "state" / ".pulumi" / "locks" / "organization" / "spotkeeper" / "local"
     locks.mkdir(parents=True, exist_ok=True)
+    lock = {"username": "me", "hostname": "here", "timestamp": "2026-11-21T00:00:00Z"}
+    (locks / "8e5f.json").write_text(json.dumps({**lock, "pid": os.getpid()}))
+    with pytest.raises(DeployError, match="locked"):
+        deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
     gone = subprocess.Popen(["true"])
     gone.wait()
-    (locks / "8e5f.json").write_text(json.dumps({"pid": gone.pid, "username": "me", "hostname": "here"}))
+    (locks / "8e5f.json").write_text(json.dumps({**lock, "pid": gone.pid}))
     deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
     assert cloud.things == {}
+    after = {path.name: path.read_bytes() for path in STACKS.iterdir()}
+    assert after == before, "the engine writes into stack files, and deletes them with a stack: not the checkout's"
 
 
 def test_a_wrong_stack_file_is_told_in_its_own_words(cloud: Cloud, tmp_path: Path) -> None:
@@ -106,13 +114,6 @@ def test_a_wrong_stack_file_is_told_in_its_own_words(cloud: Cloud, tmp_path: Pat
     with pytest.raises(DeployError, match=r'pools\[1\].kind: "spto": not one of spot, static'):
         up(cloud, tmp_path, "pulumi", config)
     assert cloud.changing() == []
-
-
-def test_the_checkouts_own_files_are_not_written(cloud: Cloud, tmp_path: Path) -> None:
-    before = {path.name: path.read_bytes() for path in STACKS.iterdir()}
-    up(cloud, tmp_path, "pulumi")
-    deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
-    assert {path.name: path.read_bytes() for path in STACKS.iterdir()} == before
 
 
 def test_the_real_engine_is_taken_where_it_is() -> None:

@@ -93,7 +93,9 @@ class Cloud:
                 self.things = {key: thing for key, thing in self.things.items() if not key.startswith(inside)}
             return 204, None
         self.things[path] = body
-        outputs = {"url": "http://127.0.0.1:9999/function"} if "cloudfunctionsv2:function" in path else {}
+        outputs = {"state": "ENABLED"}  # more than any program asks for
+        if "cloudfunctionsv2:function" in path:
+            outputs |= {"url": "http://127.0.0.1:9999/function", "uri": "http://127.0.0.1:9999"}
         return 200, {"outputs": outputs}
 
 

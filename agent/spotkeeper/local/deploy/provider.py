@@ -55,10 +55,10 @@ class StandIn(p.Provider):
         return p.CheckResponse(inputs={**request.new_inputs, **paths})
 
     async def diff(self, request: p.DiffRequest) -> p.DiffResponse:
-        """State holds inputs beside what was computed; what was computed is no difference."""
+        """State holds what was declared beside what was computed; only the first can differ."""
         new, state = to_plain(request.new_inputs), to_plain(request.old_state)
-        _, made = table.computed(type_of(request), request.name, new | _names(state), self._place)
-        old = {key: value for key, value in state.items() if key in new or key not in {*made, *LEARNED}}
+        given = str(state.get(GIVEN, "")).split(",")
+        old = {key: state[key] for key in given if key in state}
         change = table.compare(type_of(request), old, new)
         return p.DiffResponse(
             changes=bool(change),
@@ -74,7 +74,7 @@ class StandIn(p.Provider):
         id_, outputs = table.computed(type_of(request), request.name, inputs, self._place)
         it = table.target(type_of(request), request.name, inputs, self._place)
         outputs |= await asyncio.to_thread(self._api.create, it)
-        return p.CreateResponse(resource_id=id_, properties={**request.properties, **from_plain(outputs)})
+        return p.CreateResponse(resource_id=id_, properties=_state(request.properties, outputs))
 
     async def update(self, request: p.UpdateRequest) -> p.UpdateResponse:
         new, old = to_plain(request.news), to_plain(request.olds)
@@ -83,15 +83,15 @@ class StandIn(p.Provider):
             keys = tuple(key for key in new if new[key] != old.get(key))
             it = table.target(type_of(request), request.name, new, self._place)
             outputs |= await asyncio.to_thread(self._api.update, it, keys)
-        return p.UpdateResponse(properties={**request.news, **from_plain(outputs)})
+        return p.UpdateResponse(properties=_state(request.news, outputs))
 
     async def delete(self, request: p.DeleteRequest) -> None:
         state = to_plain(request.properties)
         await asyncio.to_thread(self._api.delete, table.target(type_of(request), request.name, state, self._place))
 
 
-LEARNED = frozenset({"url"})
-"""Outputs that only the cloud knows; none of them is also an input."""
+GIVEN = "__given"
+"""In the state: which inputs were declared. The engine gives the provider no old inputs to compare with."""
 
 
 def type_of(request: p.CheckRequest | p.DiffRequest | p.CreateRequest | p.UpdateRequest | p.DeleteRequest) -> str:
@@ -99,9 +99,9 @@ def type_of(request: p.CheckRequest | p.DiffRequest | p.CreateRequest | p.Update
     return request.type.rsplit("$", 1)[-1]
 
 
-def _names(state: Json) -> Json:
-    """An automatic name is the state's: the content it came from may have changed."""
-    return {"name": state["name"]} if "name" in state else {}
+def _state(inputs: Mapping[str, PropertyValue], outputs: Json) -> dict[str, PropertyValue]:
+    given = {GIVEN: ",".join(sorted(inputs))}
+    return {**inputs, **from_plain(outputs), **from_plain(given)}
 
 
 def to_plain(values: Mapping[str, PropertyValue]) -> Json:
