@@ -108,12 +108,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SPOTKEEPER_SEED", "0")))
     parser.add_argument("--text-bytes", type=int, default=2_000_000)
+    parser.add_argument("--nice", type=int, default=0, help="leave the cores of a shared machine to others")
     parser.add_argument("--out", type=Path, help="folder for weights.pt and weights.sha256, written at the end")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
+    os.nice(args.nice)
     torch.set_num_threads(1)  # bitwise results want the same number everywhere
     torch.manual_seed(args.seed)
     distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
