@@ -193,6 +193,7 @@ def _digest(files: Mapping[str, Path], pins: Iterable[str], python: str) -> str:
     return digest.hexdigest()
 
 
+_KEPT = 8  # archives of each kind
 _FORMAT = 1  # raise it when the layout of the bundle changes: the cache knows the inputs only
 
 
@@ -224,3 +225,11 @@ def _write(path: Path, data: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(data)
     Path(file.name).replace(path)
+    _prune(path.parent, f"{path.name.partition('-')[0]}-*")
+
+
+def _prune(folder: Path, pattern: str) -> None:
+    """Every changed source leaves an archive; the newest are enough for whatever runs at this moment."""
+    by_age = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in by_age[_KEPT:]:
+        path.unlink(missing_ok=True)

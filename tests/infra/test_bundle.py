@@ -98,6 +98,14 @@ def test_the_function_is_pinned_and_has_its_entry_point(tmp_path: Path) -> None:
     assert bundle.function_source(tmp_path) == source
 
 
+def test_old_archives_go(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("not ours")
+    for number in range(12):
+        bundle._write(tmp_path / f"bundle-{number:02d}.tar", b"x")
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == [*(f"bundle-{number:02d}.tar" for number in range(4, 12)), "other"]
+
+
 def test_a_missing_dependency_says_what_to_install() -> None:
     with pytest.raises(bundle.BundleError, match="no-such-distribution is not installed here"):
         bundle.closure(("no-such-distribution",))
