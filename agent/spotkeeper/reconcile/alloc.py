@@ -6,7 +6,6 @@ the attempt. One writer wins by compare-and-swap, so two jobs can never hold one
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -14,8 +13,6 @@ from msgspec.structs import replace
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.record import Alloc, Grant, Model
 from spotkeeper.spec.stack import StackState
-
-PORT_LOW, PORT_HIGH, PORT_BLOCK = 10_240, 32_768, 64  # below the kernel's ephemeral ports
 
 
 def resource(offer: Offer) -> str:
@@ -56,18 +53,3 @@ def change(alloc: Alloc, add: Iterable[Grant], drop: Iterable[Grant]) -> Alloc:
     gone = {(grant.job, grant.rank, grant.attempt) for grant in drop}
     kept = tuple(grant for grant in alloc.grants if (grant.job, grant.rank, grant.attempt) not in gone)
     return replace(alloc, ver=alloc.ver + 1, grants=(*kept, *add))
-
-
-def port_base(job: str, taken: Iterable[int] = ()) -> int:
-    """A block of 64 ports of the job's own: by hash, then the next that no other job has.
-
-    ``taken``: the ``port_base`` of other unfinished jobs. With all 352 blocks taken the hash decides.
-    """
-    blocks = (PORT_HIGH - PORT_LOW) // PORT_BLOCK
-    used = set(taken)
-    first = zlib.crc32(job.encode()) % blocks
-    for step in range(blocks):
-        port = PORT_LOW + (first + step) % blocks * PORT_BLOCK
-        if port not in used:
-            return port
-    return PORT_LOW + first * PORT_BLOCK

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from spotkeeper.reconcile.alloc import PORT_BLOCK
 from spotkeeper.spec import names
 from spotkeeper.spec.generation import DocState, Generation, JobRun, Member, Role, Sync, SyncReply
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.record import Grant, Phase, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
+
+PORT_BLOCK = 64  # ports of a job, from its `port_base`: one per generation, so stragglers of an older one knock in vain
 
 
 class Speaker(Struct, frozen=True):

@@ -19,7 +19,6 @@ from spotkeeper.spec.record import Grant, Record, SlotState
 from spotkeeper.spec.stack import StackState
 
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
-LETTING_GO = (Kind.FREED, Kind.DROPPED)  # all that a superseded machine may say
 NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED)
 
 
@@ -101,12 +100,12 @@ def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync:
 
 def _fact(record: Record, where: Place | None, who: Speaker, boot: str, said: FactIn) -> Fact | None:
     """The fact as it may be stored, or None where this machine may not say it."""
-    if where is None:
+    if where is None or said.kind is Kind.DROPPED:  # a static node's word for its grant: see _dropped
         return None
     fact = Fact(who.uid, boot, where.rank, where.attempt, said.gen, said.kind, said.value)
     slot = where.slot
     if slot is None:
-        return fact if said.kind in LETTING_GO else None
+        return fact if said.kind is Kind.FREED else None
     if slot.state is SlotState.INTENT or slot.boot != boot:
         return fact if said.kind is Kind.HELLO and boot not in slot.past else None
     return fact

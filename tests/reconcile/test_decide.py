@@ -1,0 +1,368 @@
+"""One pass at a time: what ``decide()`` asks for, from plain values."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace as with_
+
+import pytest
+from msgspec.structs import replace
+from spotkeeper.reconcile.decide import Decision, Seen, Times, decide
+from spotkeeper.spec import names
+from spotkeeper.spec.cloud import (
+    AttachDisk,
+    Class,
+    CreateDisk,
+    DeleteVm,
+    DetachDisk,
+    Disk,
+    InsertVm,
+    Listing,
+    Result,
+    Vm,
+    VmStatus,
+)
+from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Alloc, Grant, Model, Phase, Rank, Record, Slot, SlotState
+
+from tests.reconcile.world import JOB, STACK, ZONES, stack
+
+NOW = 10_000.0
+UID = "00000000-0000-0000-0000-000000000001"
+
+
+def machine(rank: int, attempt: int = 1, **more: object) -> Vm:
+    name = names.vm_name(STACK, JOB, rank, attempt)
+    base = Vm(name, f"u{rank}-{attempt}", "z-a", VmStatus.RUNNING, "pool", JOB, rank, attempt, f"10.0.0.{rank}")
+    return replace(base, **more)
+
+
+def member(rank: int, attempt: int = 1, **more: object) -> Slot:
+    who = (f"u{rank}-{attempt}", "b", f"10.0.0.{rank}")
+    slot = Slot(attempt, SlotState.MEMBER, "pool", "z-a", Model.SPOT, NOW - 900, None, *who, disk=True, holds=True)
+    return replace(slot, **more)
+
+
+def intent(attempt: int, **more: object) -> Slot:
+    return replace(Slot(attempt, SlotState.INTENT, "pool", "z-a", Model.SPOT, NOW - 5), **more)
+
+
+def fact(rank: int, kind: Kind, value: str = "0", gen: int = 3, attempt: int = 1, boot: str = "b") -> Fact:
+    return Fact(f"u{rank}-{attempt}", boot, rank, attempt, gen, kind, value)
+
+
+def gang(count: int = 2, **more: object) -> tuple[Record, Seen]:
+    """A job that trains in generation 3, all well."""
+    ranks = tuple(Rank(top=1, cur=member(rank), zone="z-a") for rank in range(count))
+    record = Record(
+        job=JOB,
+        uid=UID,
+        name="j",
+        spec_sha256="",
+        created=0.0,
+        ver=40,
+        gen=3,
+        gen_since=NOW - 50,
+        zone="z-a",
+        ranks=ranks,
+    )
+    record = replace(record, members=tuple(range(count)), **more)
+    disks = tuple(
+        Disk(names.disk_name(STACK, JOB, rank, 0), "z-a", JOB, rank, 0, (machine(rank).name,)) for rank in range(count)
+    )
+    vms = tuple(machine(rank, disks=(disks[rank].name,)) for rank in range(count))
+    grants = tuple(Grant(JOB, rank, 1, "slot:pool") for rank in range(count))
+    listing = Listing(vms, disks, (), frozenset(ZONES))
+    facts = tuple(fact(rank, Kind.HELLO, gen=0) for rank in range(count))
+    return record, Seen(
+        stack(), JobSpec("j", ("x",), count), listing, NOW, facts, alloc=Alloc(1, "", grants), save_s=5.0
+    )
+
+
+def granted(seen: Seen, decision: Decision) -> Seen:
+    assert decision.grants is not None
+    return with_(seen, alloc=decision.grants)
+
+
+def events(decision: Decision) -> list[Event]:
+    assert decision.record is not None
+    return [entry.event for entry in decision.record.outbox]
+
+
+# -- the form of a pass
+
+
+def test_all_well_is_quiet() -> None:
+    record, seen = gang()
+    decision = decide(record, seen)
+    assert decision.quiet
+    assert decision.due is None
+
+
+def test_a_pass_is_pure_and_blind_to_the_order_of_what_it_sees() -> None:
+    record, seen = gang(4)
+    facts = [*seen.facts, fact(1, Kind.NOTICE, "10100"), fact(3, Kind.NOTICE, "10050"), fact(0, Kind.EXIT, "1")]
+    first = decide(record, with_(seen, facts=tuple(facts)))
+    for seed in range(5):
+        mixed = random.Random(seed)  # noqa: S311
+        mixed.shuffle(facts)
+        vms = list(seen.listing.vms)
+        mixed.shuffle(vms)
+        again = with_(seen, facts=tuple(facts), listing=replace(seen.listing, vms=tuple(vms)))
+        assert decide(record, again) == first
+
+
+def test_a_pass_does_exactly_one_thing_grants_first_then_the_record_then_calls() -> None:
+    record, seen = gang()
+    seen = with_(seen, listing=replace(seen.listing, vms=seen.listing.vms[:1]))
+    one = decide(record, seen)
+    assert one.grants is not None and one.record is None and not one.actions
+    assert Grant(JOB, 1, 2, "slot:pool", NOW) in one.grants.grants
+    two = decide(record, granted(seen, one))
+    assert two.record is not None and two.grants is None and not two.actions
+    assert two.record.ver == record.ver + 1
+    assert (two.record.stop, two.record.stop_deadline) == (True, NOW)
+    cur = two.record.ranks[1].cur
+    assert cur is not None and (cur.attempt, cur.state, cur.cause) == (2, SlotState.INTENT, "loss")
+    assert sorted(events(two)) == sorted([Event.LOSS, Event.STOP, Event.INTENT])
+    three = decide(two.record, granted(seen, one))
+    assert three.grants is not None and [entry.id for entry in three.noted] == ["gone.r1.a1"]
+    four = decide(two.record, granted(seen, three))
+    assert InsertVm(JOB, UID, 1, 2, "pool", "z-a", Model.SPOT) in four.actions
+
+
+def test_a_lost_race_for_the_allocation_does_not_hold_up_the_record() -> None:
+    record, seen = gang()
+    seen = with_(seen, listing=replace(seen.listing, vms=seen.listing.vms[:1]), grants_first=False)
+    decision = decide(record, seen)
+    assert decision.record is not None
+    assert decision.record.ranks[1].cur is None
+    assert decision.record.stop
+
+
+def test_entries_have_the_same_ids_however_often_a_pass_is_repeated() -> None:
+    record, seen = gang()
+    seen = with_(seen, listing=replace(seen.listing, vms=seen.listing.vms[:1]))
+    seen = granted(seen, decide(record, seen))
+    ids = [[entry.id for entry in decide(record, with_(seen, now=NOW + late)).record.outbox] for late in (0, 7)]  # type: ignore[union-attr]
+    assert ids[0] == ids[1] == ["loss.r1.a1", "stop.g3", "intent.r1.a2"]
+
+
+# -- losses are proved
+
+
+@pytest.mark.parametrize("status", [VmStatus.DEAD, None])
+def test_a_member_that_is_gone_is_a_loss_only_where_its_zone_answered(status: VmStatus | None) -> None:
+    record, seen = gang()
+    vms = [vm for vm in seen.listing.vms if vm.rank == 0]
+    if status is not None:
+        vms.append(machine(1, status=status))
+    listing = replace(seen.listing, vms=tuple(vms))
+    assert not decide(record, with_(seen, listing=listing)).quiet
+    blind = replace(listing, answered=frozenset(ZONES) - {"z-a"})
+    assert decide(record, with_(seen, listing=blind)).quiet
+
+
+def test_the_right_name_with_another_unique_id_is_not_ours() -> None:
+    record, seen = gang()
+    listing = replace(seen.listing, vms=(seen.listing.vms[0], machine(1, uid="impostor")))
+    seen = with_(seen, listing=listing)
+    decision = decide(record, granted(seen, decide(record, seen)))
+    assert decision.record is not None
+    after = decide(decision.record, granted(seen, decide(record, seen)))
+    assert DeleteVm(machine(1).name, "impostor", "z-a") in after.actions
+
+
+def test_a_machine_found_stopping_without_a_notice_has_a_short_one() -> None:
+    """GCE stops a preempted machine while it still saves; its report may come after the listing."""
+    record, seen = gang()
+    listing = replace(seen.listing, vms=(seen.listing.vms[0], machine(1, status=VmStatus.STOPPING)))
+    seen = with_(seen, listing=listing)
+    decision = decide(record, granted(seen, decide(record, seen)))
+    assert decision.record is not None
+    cur = decision.record.ranks[1].cur
+    assert cur is not None and cur.state is SlotState.MEMBER
+    assert cur.notice == NOW + Times().stopping_s
+    assert decision.record.ranks[1].next is not None
+
+
+def test_a_machine_not_yet_listed_is_not_admitted() -> None:
+    record, seen = gang(1)
+    record = replace(record, gen=0, members=(), ranks=(Rank(top=1, cur=intent(1), zone="z-a"),))
+    nowhere = replace(seen.listing, vms=(), disks=())
+    assert [type(a) for a in decide(record, with_(seen, listing=nowhere)).actions] == [InsertVm]
+    pending = replace(seen.listing, vms=(machine(0, status=VmStatus.PENDING),), disks=())
+    assert decide(record, with_(seen, listing=pending)).quiet
+    running = replace(seen.listing, vms=(machine(0),), disks=())
+    admitted = decide(record, with_(seen, listing=running)).record
+    assert admitted is not None and admitted.ranks[0].cur is not None
+    assert (admitted.ranks[0].cur.uid, admitted.ranks[0].cur.boot) == ("u0-1", "b")
+
+
+# -- intents
+
+
+@pytest.mark.parametrize("kind", [Class.AMBIGUOUS, Class.THROTTLED, Class.ACCEPTED])
+def test_a_retry_repeats_the_intent_as_it_is(kind: Class) -> None:
+    record, seen = gang(1)
+    record = replace(record, ranks=(Rank(top=4, cur=intent(4, zone="z-b"), zone="z-b"),), stop=True, stop_deadline=NOW)
+    call = InsertVm(JOB, UID, 0, 4, "pool", "z-b", Model.SPOT)
+    seen = with_(seen, alloc=Alloc(1, "", (Grant(JOB, 0, 4, "slot:pool"),)))
+    seen = with_(seen, listing=Listing((), (), (), frozenset(ZONES), (Result(call, kind),)))
+    assert decide(record, seen).actions == (call,)
+
+
+@pytest.mark.parametrize("why", ["dead key", "dead", "stopping", "late"])
+def test_an_intent_that_comes_to_nothing_burns_its_number(why: str) -> None:
+    record, seen = gang(1)
+    record = replace(record, ranks=(Rank(top=4, cur=intent(4), zone="z-a"),), stop=True, stop_deadline=NOW)
+    call = InsertVm(JOB, UID, 0, 4, "pool", "z-a", Model.SPOT)
+    status = {"dead": VmStatus.DEAD, "stopping": VmStatus.STOPPING}.get(why, VmStatus.PENDING)
+    vms = () if why == "dead key" else (machine(0, 4, status=status),)
+    results = (Result(call, Class.DEAD_KEY),) if why == "dead key" else ()
+    grants = (Grant(JOB, 0, 4, "slot:pool"), Grant(JOB, 0, 5, "slot:pool"))
+    seen = with_(seen, listing=Listing(vms, (), (), frozenset(ZONES), results), alloc=Alloc(1, "", grants))
+    if why == "late":
+        seen = with_(seen, now=NOW + 300)
+    decision = decide(record, seen)
+    assert decision.record is not None and decision.record.ranks[0].cur is not None
+    assert decision.record.ranks[0].cur.attempt == decision.record.ranks[0].top == 5
+
+
+def test_a_grant_found_pending_is_used_and_one_not_wanted_is_burnt_then_released() -> None:
+    record, seen = gang(1)
+    extra = Grant(JOB, 0, 2, "slot:pool")
+    seen = with_(seen, alloc=replace(seen.alloc, grants=(*seen.alloc.grants, extra)))
+    burnt = decide(record, seen)
+    assert burnt.record is not None
+    assert burnt.record.ranks[0].top == 2
+    released = decide(burnt.record, seen)
+    assert released.grants is not None
+    assert extra not in released.grants.grants
+    assert [entry.id for entry in released.noted] == ["gone.r0.a2"]
+
+
+def test_a_slot_is_kept_while_its_machine_is_listed_or_a_zone_is_silent() -> None:
+    record, seen = gang(1)
+    record = replace(record, ranks=(Rank(top=2, cur=member(0, 2), zone="z-a"),))
+    old = machine(0, 1, status=VmStatus.STOPPING)
+    both = (Grant(JOB, 0, 1, "slot:pool"), Grant(JOB, 0, 2, "slot:pool"))
+    seen = with_(seen, alloc=Alloc(1, "", both))
+    listing = Listing((old, machine(0, 2)), (), (), frozenset(ZONES))
+    assert decide(record, with_(seen, listing=listing)).grants is None
+    half = replace(listing, vms=(machine(0, 2),), answered=frozenset({"z-a"}))
+    assert decide(record, with_(seen, listing=half)).grants is None
+    gone = replace(listing, vms=(machine(0, 2),))
+    released = decide(record, with_(seen, listing=gone)).grants
+    assert released is not None
+    assert [grant.attempt for grant in released.grants] == [2]
+
+
+# -- disks: the attachment is the mutex
+
+
+def lone(cur: Slot, disks: tuple[Disk, ...], vms: tuple[Vm, ...], **more: object) -> tuple[Record, Seen]:
+    record, seen = gang(1)
+    record = replace(record, stop=True, stop_deadline=NOW, ranks=(Rank(top=cur.attempt, cur=cur, zone="z-a", **more),))  # type: ignore[arg-type]
+    grants = tuple(Grant(JOB, 0, vm.attempt, "slot:pool") for vm in vms)
+    return record, with_(seen, listing=Listing(vms, disks, (), frozenset(ZONES)), alloc=Alloc(1, "", grants))
+
+
+DISK = Disk(names.disk_name(STACK, JOB, 0, 0), "z-a", JOB, 0, 0)
+NEW = member(0, 2, state=SlotState.ADMITTED, disk=False, holds=False, since=NOW, cause="notice")
+
+
+def test_a_disk_goes_to_cur_when_nobody_holds_it() -> None:
+    record, seen = lone(NEW, (DISK,), (machine(0, 2),))
+    assert decide(record, seen).actions == (AttachDisk(DISK.name, machine(0, 2).name, "u0-2", "z-a"),)
+
+
+def test_a_held_disk_is_waited_for_and_taken_early_only_on_the_holders_word() -> None:
+    old = machine(0, 1, disks=(DISK.name,))
+    held = replace(DISK, users=(old.name,))
+    record, seen = lone(NEW, (held,), (old, machine(0, 2)))
+    assert decide(record, seen).actions == (), "it has a moment to unmount"
+    freed = with_(seen, facts=(fact(0, Kind.FREED, "0"),))
+    assert decide(record, freed).actions == (DetachDisk(DISK.name, old.name, "u0-1", "z-a"),)
+    other = with_(seen, facts=(fact(0, Kind.FREED, "9"),))
+    assert decide(record, other).actions == (), "it let go of another disk"
+    late = with_(seen, now=NOW + 21)
+    assert decide(record, late).actions == (DeleteVm(old.name, "u0-1", "z-a"),)
+
+
+def test_a_machine_lost_without_a_word_is_not_waited_for() -> None:
+    old = machine(0, 1, disks=(DISK.name,))
+    record, seen = lone(replace(NEW, cause="loss"), (replace(DISK, users=(old.name,)),), (old, machine(0, 2)))
+    assert decide(record, seen).actions == (DeleteVm(old.name, "u0-1", "z-a"),)
+
+
+def test_no_disk_before_the_machine_runs_and_none_where_one_is_in_another_zone() -> None:
+    record, seen = lone(intent(2), (), (machine(0, 2, status=VmStatus.PENDING),))
+    assert decide(record, seen).actions == ()
+    record, seen = lone(NEW, (), (machine(0, 2),))
+    assert [type(a) for a in decide(record, seen).actions] == [CreateDisk]
+    record, seen = lone(NEW, (replace(DISK, zone="z-b"),), (machine(0, 2),))
+    assert decide(record, seen).actions == ()
+
+
+# -- roll calls
+
+
+def test_an_exit_opens_a_roll_call_and_only_an_answer_to_it_counts() -> None:
+    record, seen = gang()
+    seen = with_(seen, facts=(*seen.facts, fact(1, Kind.EXIT, "1")))
+    opened = decide(record, seen).record
+    assert opened is not None and opened.roll is not None
+    assert opened.roll.ver == opened.ver
+    answers = [fact(0, Kind.HERE, str(opened.ver)), fact(1, Kind.HERE, str(opened.ver - 1))]
+    half = with_(seen, facts=(*seen.facts, *answers))
+    assert decide(opened, half).quiet, "an old answer would keep a hung machine for ever"
+    full = with_(half, facts=(*half.facts, fact(1, Kind.HERE, str(opened.ver + 2))))
+    crashed = decide(opened, full).record
+    assert crashed is not None
+    assert (crashed.budget.crashes, crashed.budget.crashed_gen, crashed.gen) == (1, 3, 4)
+    overdue = decide(opened, with_(half, now=NOW + 61, grants_first=False)).record
+    assert overdue is not None
+    assert (overdue.budget.crashes, overdue.budget.preemptions) == (0, 1)
+    assert overdue.ranks[1].cur is None
+
+
+def test_success_needs_every_member_at_the_newest_generation() -> None:
+    record, seen = gang()
+    one = with_(seen, facts=(*seen.facts, fact(0, Kind.EXIT, "0"), fact(1, Kind.EXIT, "0", gen=2)))
+    assert decide(record, one).quiet
+    both = with_(seen, facts=(*seen.facts, fact(0, Kind.EXIT, "0"), fact(1, Kind.EXIT, "0")))
+    ended = decide(record, both).record
+    assert ended is not None and ended.phase is Phase.END
+
+
+# -- when to stop
+
+
+@pytest.mark.parametrize(("left_s", "stops"), [(100.0, False), (16.0, False), (15.0, True), (3.0, True)])
+def test_the_stop_comes_when_the_time_left_is_the_save_and_a_margin(left_s: float, stops: bool) -> None:
+    record, seen = gang()
+    ranks = (record.ranks[0], replace(record.ranks[1], top=2, cur=member(1, notice=NOW + left_s), next=intent(2)))
+    record = replace(record, ranks=ranks)
+    notice = fact(1, Kind.NOTICE, f"{NOW + left_s:.0f}")
+    alloc = replace(seen.alloc, grants=(*seen.alloc.grants, Grant(JOB, 1, 2, "slot:pool")))
+    seen = with_(seen, facts=(*seen.facts, notice), alloc=alloc)
+    decision = decide(record, seen)
+    assert (decision.record is not None and decision.record.stop) is stops
+    if not stops:
+        assert decision.due is not None
+        assert decision.due <= NOW + max(left_s - 15.0, Times().soon_s)
+
+
+def test_progress_that_moves_is_no_silence() -> None:
+    record, seen = gang()
+    record = replace(record, gen_since=NOW - 1000)
+    silent = decide(record, seen).record
+    assert silent is not None and silent.roll is not None and silent.roll.cause == "silence"
+    alive = with_(seen, progress=Progress(gen=3, step=9, at=NOW - 20))
+    assert decide(record, alive).quiet
+    older = with_(seen, progress=Progress(gen=2, step=9, at=NOW - 20))
+    assert not decide(record, older).quiet

@@ -1,0 +1,264 @@
+"""Who is told what, and what a machine may say: pure views of the record, and the intake of facts."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from spotkeeper.reconcile.document import Speaker, generation, reply
+from spotkeeper.reconcile.intake import MAX_FACTS, accept
+from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.generation import DocState, FactIn, Progress, Role, Sync
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.record import Budget, Grant, Model, Phase, Rank, Record, Roll, Slot, SlotState
+
+from tests.reconcile.memory import MemoryStore
+from tests.reconcile.world import JOB, stack
+
+STACK = stack(static=1)
+SPEC = JobSpec("job", ("train.py", "--lr=1"), nodes=3, source_sha256="s" * 64)
+NODE = "sk-t-fix-s0"
+
+
+def slot(rank: int, attempt: int = 1, state: SlotState = SlotState.MEMBER, **more: object) -> Slot:
+    base = Slot(
+        attempt, state, "pool", "z-a", Model.SPOT, 0.0, None, f"u{rank}", f"b{rank}", f"10.0.0.{rank}", disk=True
+    )
+    return replace(base, **more)
+
+
+def record(**more: object) -> Record:
+    ranks = (
+        Rank(top=1, cur=slot(0)),
+        Rank(top=2, cur=slot(1), next=Slot(2, SlotState.INTENT, "pool", "z-a", Model.SPOT, 0.0)),
+        Rank(top=4, cur=slot(2, 4, node=NODE, pool="fix", model=Model.STATIC)),
+    )
+    base = Record(
+        job=JOB,
+        uid="uid",
+        name="job",
+        spec_sha256="",
+        created=0.0,
+        ver=7,
+        gen=66,
+        ranks=ranks,
+        members=(0, 1, 2),
+        port_base=20032,
+    )
+    return replace(base, **more)
+
+
+def dynamic(rank: int, attempt: int, uid: str | None = None, zone: str = "z-a") -> Speaker:
+    return Speaker(uid or f"u{rank}", f"sk-t-{JOB}-r{rank:04d}-a{attempt}", zone)
+
+
+def say(*facts: FactIn, boot: str = "b0", ver: int = 0, **more: object) -> Sync:
+    return Sync(boot, ver, None, facts, **more)  # type: ignore[arg-type]
+
+
+# -- the document
+
+
+def test_the_document_is_a_view_of_the_record() -> None:
+    doc = generation(record(), SPEC, STACK)
+    assert (doc.ver, doc.gen, doc.state, doc.master) == (7, 66, DocState.RUN, "10.0.0.0")
+    assert doc.port == 20032 + 66 % 64
+    assert doc.run_id == "uid-66"
+    assert [(m.rank, m.attempt, m.uid, m.boot, m.nproc, m.disk) for m in doc.members] == [
+        (0, 1, "u0", "b0", 1, True),
+        (1, 1, "u1", "b1", 1, True),
+        (2, 4, "u2", "b2", 1, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        ({}, DocState.RUN),
+        ({"stop": True, "stop_deadline": 5.0}, DocState.SAVE_STOP),
+        ({"roll": Roll(7, 0.0, "exit")}, DocState.ROLL_CALL),
+        ({"phase": Phase.HOLD}, DocState.DONE),
+        ({"phase": Phase.END}, DocState.DONE),
+    ],
+)
+def test_states(more: dict[str, object], state: DocState) -> None:
+    doc = generation(record(**more), SPEC, STACK)
+    assert doc.state is state
+    assert doc.deadline == (5.0 if state is DocState.SAVE_STOP else None)
+
+
+def test_a_lost_members_place_is_empty_and_the_next_leads() -> None:
+    ranks = (Rank(top=2, cur=slot(0, 2, SlotState.ADMITTED)), *record().ranks[1:])
+    doc = generation(record(ranks=ranks, stop=True), SPEC, STACK)
+    assert [m.rank for m in doc.members] == [1, 2]
+    assert doc.master == "10.0.0.1"
+
+
+def test_mean_life_is_none_before_the_first_loss() -> None:
+    assert generation(record(), SPEC, STACK).mean_life_s is None
+    lossy = record(budget=Budget(preemptions=2, loss_times=(100.0, 300.0)))
+    assert generation(lossy, SPEC, STACK).mean_life_s == 150.0
+
+
+# -- roles
+
+
+@pytest.mark.parametrize(
+    ("who", "boot", "role", "disk"),
+    [
+        (dynamic(0, 1), "b0", Role.MEMBER, 0),
+        (dynamic(0, 1), "b9", Role.STANDBY, 0),  # it rebooted: a member again with a new generation
+        (dynamic(0, 1, uid="other"), "b0", Role.SUPERSEDED, None),
+        (dynamic(0, 1, zone="z-b"), "b0", Role.SUPERSEDED, None),
+        (dynamic(1, 2, uid="new"), "b0", Role.STANDBY, None),  # next: the disk only ever goes to cur
+        (dynamic(2, 3, uid="old"), "b0", Role.SUPERSEDED, None),
+        (dynamic(1, 3, uid="x"), "b0", Role.UNKNOWN, None),
+        (dynamic(9, 1, uid="x"), "b0", Role.SUPERSEDED, None),
+        (Speaker("x", "sk-other-abcd2345-r0000-a1", "z-a"), "b0", Role.UNKNOWN, None),
+    ],
+)
+def test_roles_of_dynamic_machines(who: Speaker, boot: str, role: Role, disk: int | None) -> None:
+    answer = reply(record(), SPEC, STACK, who, say(boot=boot))
+    assert (answer.role, answer.disk) == (role, disk)
+
+
+def test_a_static_nodes_role_comes_from_its_grant() -> None:
+    node = Speaker("u2", NODE, "z-a")
+    grant = Grant(JOB, 2, 4, f"node:{NODE}")
+    assert reply(record(), SPEC, STACK, node, say(boot="b2"), grant).role is Role.MEMBER
+    older = Grant(JOB, 2, 3, f"node:{NODE}")
+    gone = reply(record(), SPEC, STACK, node, say(boot="b2"), older)
+    assert (gone.role, gone.rank, gone.attempt) == (Role.SUPERSEDED, 2, 3)
+    assert reply(None, None, STACK, node, say()).role is Role.IDLE
+    assert reply(None, None, STACK, dynamic(0, 1), say()).role is Role.UNKNOWN
+
+
+def test_an_ended_job_supersedes_everyone() -> None:
+    ended = record(phase=Phase.END, ranks=(Rank(top=1), Rank(top=2), Rank(top=4)))
+    assert reply(ended, None, STACK, dynamic(0, 1), say()).role is Role.SUPERSEDED
+
+
+def test_the_document_comes_only_when_it_is_newer_and_the_run_with_it() -> None:
+    fresh = reply(record(), SPEC, STACK, dynamic(0, 1), say(ver=6))
+    assert fresh.doc is not None and fresh.run is not None
+    assert fresh.run.command == ("train.py", "--lr=1")
+    known = reply(record(), SPEC, STACK, dynamic(0, 1), say(ver=7))
+    assert known.doc is None and known.run is None
+    standby = reply(record(), SPEC, STACK, dynamic(1, 2, uid="new"), say(ver=7))
+    assert standby.doc is None and standby.run is not None
+
+
+# -- intake
+
+
+def store(the_record: Record | None = None) -> MemoryStore:
+    out = MemoryStore(STACK)
+    assert out.create_record(the_record or record())
+    return out
+
+
+def kinds(out: MemoryStore) -> list[Kind]:
+    return [fact.kind for fact in out.list_facts(JOB)]
+
+
+def test_rank_and_attempt_come_from_the_name_and_the_record() -> None:
+    out = store()
+    took = accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.NOTICE, 66, "900", attempt=77)), 1.0)
+    assert took.new
+    assert out.list_facts(JOB) == (Fact("u0", "b0", 0, 1, 66, Kind.NOTICE, "900"),)
+    assert not accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.NOTICE, 66, "900")), 1.0).new
+
+
+def test_an_intent_may_only_say_hello() -> None:
+    out = store()
+    accept(out, STACK, dynamic(1, 2, uid="new"), say(FactIn(Kind.HELLO), FactIn(Kind.EXIT, 66, "0")), 1.0)
+    assert kinds(out) == [Kind.HELLO]
+
+
+def test_a_superseded_attempt_may_only_let_go() -> None:
+    out = store()
+    sync = say(FactIn(Kind.HELLO), FactIn(Kind.RELEASED, 66, "5"), FactIn(Kind.FREED, 0, "0"))
+    accept(out, STACK, dynamic(2, 3, uid="old"), sync, 1.0)
+    assert kinds(out) == [Kind.FREED]
+
+
+def test_an_impostor_says_nothing() -> None:
+    out = store()
+    accept(out, STACK, dynamic(0, 1, uid="other"), say(FactIn(Kind.EXIT, 66, "93")), 1.0)
+    assert kinds(out) == []
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        FactIn(Kind.EXIT, 67, "1"),  # of a generation to come
+        FactIn(Kind.NOTICE, 66, "soon"),
+        FactIn(Kind.EXIT, 66, "1; rm"),
+        FactIn(Kind.RELEASED, 66, "../x"),
+        FactIn(Kind.HERE, 66, "9" * 30),
+    ],
+)
+def test_nonsense_goes_to_quarantine(fact: FactIn) -> None:
+    out = store()
+    assert not accept(out, STACK, dynamic(0, 1), say(fact), 1.0).new
+    assert kinds(out) == []
+    assert len(out.quarantined) == 1
+
+
+def test_a_flood_is_cut() -> None:
+    out = store()
+    facts = tuple(FactIn(Kind.HERE, 66, str(n)) for n in range(500))
+    accept(out, STACK, dynamic(0, 1), say(*facts), 1.0)
+    assert len(out.list_facts(JOB)) == MAX_FACTS
+
+
+def test_the_newest_boots_hello_replaces_older_ones() -> None:
+    out = store()
+    new = dynamic(1, 2, uid="new")
+    for boot in ("one", "two"):
+        accept(out, STACK, new, say(FactIn(Kind.HELLO), boot=boot), 1.0)
+    assert [fact.boot for fact in out.list_facts(JOB)] == ["two"]
+
+
+def test_progress_only_from_a_member_and_its_time_stands_while_the_step_does() -> None:
+    out = store()
+    told = Progress(gen=66, step=5, at=1e12)
+    accept(out, STACK, dynamic(1, 2, uid="new"), say(progress=told), 10.0)
+    assert out.read_progress(JOB) is None
+    for now, step in ((10.0, 5), (70.0, 5), (130.0, 6)):
+        accept(out, STACK, dynamic(0, 1), say(progress=replace(told, step=step)), now)
+        stored = out.read_progress(JOB)
+        assert stored is not None
+        assert stored.at == (10.0 if step == 5 else 130.0)
+    accept(out, STACK, dynamic(0, 1), say(progress=replace(told, gen=65, step=9)), 200.0)
+    assert out.read_progress(JOB).step == 6  # type: ignore[union-attr]
+
+
+def test_an_idle_static_node_says_hello_without_a_job() -> None:
+    out = store()
+    node = Speaker("u2", NODE, "z-a")
+    took = accept(out, STACK, node, say(FactIn(Kind.HELLO), boot="b2"), 5.0)
+    assert (took.job, took.new) == (None, True)
+    assert [hello.node for hello in out.list_static_hellos()] == [NODE]
+    assert not accept(out, STACK, node, say(FactIn(Kind.HELLO), boot="b2"), 6.0).new
+    assert accept(out, STACK, Speaker("x", "somebody", "z-a"), say(), 6.0).job is None
+
+
+def test_a_granted_static_node_speaks_for_its_grant_and_its_word_releases_it() -> None:
+    out = store()
+    alloc = out.read_alloc()
+    grant = Grant(JOB, 2, 3, f"node:{NODE}")
+    out.cas_alloc(replace(alloc.value, grants=(grant,)), alloc.token)
+    node = Speaker("u2", NODE, "z-a")
+    took = accept(out, STACK, node, say(FactIn(Kind.DROPPED, 0, "0", attempt=9), boot="b2"), 5.0)
+    assert (took.grant, took.new) == (grant, False), "a word for another attempt releases nothing"
+    took = accept(out, STACK, node, say(FactIn(Kind.DROPPED, 0, "0", attempt=3), boot="b2"), 5.0)
+    assert took.new
+    assert out.list_facts(JOB) == (Fact("u2", "b2", 2, 3, 0, Kind.DROPPED, "0"),)
+
+
+def test_a_static_node_that_is_wanted_says_hello_by_speaking() -> None:
+    wanted = Slot(5, SlotState.INTENT, "fix", "z-a", Model.STATIC, 0.0, node=NODE)
+    out = store(record(ranks=(*record().ranks[:2], Rank(top=5, cur=wanted))))
+    out.cas_alloc(replace(out.read_alloc().value, grants=(Grant(JOB, 2, 5, f"node:{NODE}"),)), "")
+    assert accept(out, STACK, Speaker("u2", NODE, "z-a"), say(boot="b2"), 5.0).new
+    assert out.list_facts(JOB) == (Fact("u2", "b2", 2, 5, 0, Kind.HELLO, "0"),)

@@ -1,0 +1,145 @@
+"""What to ask for next: orders of offers, each for a reason a reader can follow."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from spotkeeper.reconcile import alloc
+from spotkeeper.reconcile.select import Need, select, static_offers
+from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
+from spotkeeper.spec.cloud import Offer
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.record import Alloc, Grant, Model
+from spotkeeper.spec.stack import PoolState, Price
+
+from tests.reconcile.world import stack
+
+NOW = 1000.0
+SPOT, ON_DEMAND = Model.SPOT, Model.ON_DEMAND
+
+
+def spec(**more: object) -> JobSpec:
+    return JobSpec("job", ("x",), **more)  # type: ignore[arg-type]
+
+
+def need(**more: object) -> Need:
+    return Need(now=NOW, **{"on_demand_left": 99, **more})  # type: ignore[arg-type]
+
+
+def order(the_spec: JobSpec, the_need: Need, the_stack: object = None) -> list[tuple[str, Model]]:
+    return [(c.offer.zone[-1], c.offer.model) for c in select(the_spec, the_stack or stack(), the_need)]  # type: ignore[arg-type]
+
+
+def test_balanced_takes_the_cheapest_spot_first_and_on_demand_last() -> None:
+    assert order(spec(), need()) == [
+        ("a", SPOT),
+        ("b", SPOT),
+        ("c", SPOT),
+        ("a", ON_DEMAND),
+        ("b", ON_DEMAND),
+        ("c", ON_DEMAND),
+    ]
+
+
+def test_a_gangs_zone_is_the_only_one() -> None:
+    assert order(spec(), need(zone="z-b")) == [("b", SPOT), ("b", ON_DEMAND)]
+
+
+def test_a_bout_prefers_on_demand() -> None:
+    assert order(spec(), need(zone="z-b", bout=True)) == [("b", ON_DEMAND), ("b", SPOT)]
+
+
+def test_what_was_refused_to_this_need_is_left_out() -> None:
+    assert order(spec(), need(zone="z-a", refused=frozenset({"pool/z-a/spot"}))) == [("a", ON_DEMAND)]
+
+
+@pytest.mark.parametrize(("ago", "last"), [(10.0, True), (179.0, True), (181.0, False)])
+def test_what_was_refused_to_others_is_cold_for_three_minutes(ago: float, last: bool) -> None:
+    seen = (OfferSeen("pool", "z-a", SPOT, refused_at=NOW - ago),)
+    found = order(spec(policy="spot"), need(market=seen))
+    assert (found[-1] == ("a", SPOT)) is last
+    assert len(found) == 3
+
+
+def test_on_demand_comes_before_cold_spot() -> None:
+    seen = (OfferSeen("pool", "z-a", SPOT, refused_at=NOW - 5),)
+    assert order(spec(), need(zone="z-a", market=seen)) == [("a", ON_DEMAND), ("a", SPOT)]
+
+
+@pytest.mark.parametrize("price", [1.0, 1.7])
+def test_never_at_or_above_the_on_demand_price(price: float) -> None:
+    seen = (OfferSeen("pool", "z-a", SPOT, price=price),)
+    assert ("a", SPOT) not in order(spec(), need(market=seen))
+
+
+def test_an_observed_price_beats_the_stack_file() -> None:
+    seen = (OfferSeen("pool", "z-c", SPOT, price=0.1),)
+    assert order(spec(), need(market=seen))[0] == ("c", SPOT)
+
+
+def test_policies_by_name() -> None:
+    assert {model for _, model in order(spec(policy="spot"), need())} == {SPOT}
+    assert {model for _, model in order(spec(policy="on-demand"), need())} == {ON_DEMAND}
+
+
+def test_shuffle_is_fixed_per_job_and_differs_between_jobs() -> None:
+    orders = {tuple(order(spec(policy="shuffle"), need(salt=f"job-{n}"))[:3]) for n in range(20)}
+    assert len(orders) > 2
+    again = order(spec(policy="shuffle"), need(salt="job-1"))
+    assert again == order(spec(policy="shuffle"), need(salt="job-1"))
+
+
+def test_on_demand_needs_permission_of_job_and_pool() -> None:
+    assert {model for _, model in order(spec(), need(on_demand_left=0))} == {SPOT}
+    assert {model for _, model in order(spec(), need(), stack(max_on_demand=0))} == {SPOT}
+
+
+def test_only_the_jobs_pools() -> None:
+    two = stack()
+    other = PoolState("big", "spot", "m", ("z-a",), 8, 4, 4, 10, "pd", {"z-a": Price(on_demand=9.0, spot=3.0)})
+    two = replace(two, pools=(*two.pools, other))
+    found = {c.offer.pool for c in select(spec(pools=("big",)), two, need())}
+    assert found == {"big"}
+
+
+def test_every_choice_has_its_reason_in_one_line() -> None:
+    for choice in select(spec(), stack(), need()):
+        assert choice.offer.zone in choice.why
+        assert "\n" not in choice.why
+
+
+def test_static_nodes_that_said_hello_in_the_right_zone() -> None:
+    the_stack = stack(static=2)
+    hello = StaticHello("sk-t-fix-s1", "u", "b", "z-a", NOW)
+    assert [offer.node for offer in static_offers(spec(), the_stack, (hello,), None)] == ["sk-t-fix-s1"]
+    assert static_offers(spec(), the_stack, (hello,), "z-b") == ()
+    assert static_offers(spec(static="never"), the_stack, (hello,), None) == ()
+
+
+# -- the allocation
+
+
+def offer(model: Model = SPOT, node: str | None = None) -> Offer:
+    return Offer("pool" if node is None else "fix", "z-a", model, 1.0, node)
+
+
+def held(*resources: str) -> list[Grant]:
+    return [Grant("j", n, 1, resource) for n, resource in enumerate(resources)]
+
+
+def test_caps() -> None:
+    the_stack = stack(max_nodes=2, max_on_demand=1, static=1)
+    assert alloc.room(held("slot:pool"), the_stack, offer())
+    assert not alloc.room(held("slot:pool", "slot:pool/on-demand"), the_stack, offer())
+    assert not alloc.room(held("slot:pool/on-demand"), the_stack, offer(ON_DEMAND))
+    assert alloc.room(held("slot:pool"), the_stack, offer(ON_DEMAND))
+    assert not alloc.room(held("node:n0"), the_stack, offer(Model.STATIC, "n0"))
+    assert alloc.room(held("node:n1"), the_stack, offer(Model.STATIC, "n0"))
+    assert not alloc.room([], the_stack, Offer("nowhere", "z-a", SPOT, 1.0))
+
+
+def test_change_adds_and_drops_by_job_rank_and_attempt() -> None:
+    before = Alloc(3, "n", (Grant("j", 0, 1, "slot:pool"), Grant("k", 0, 1, "slot:pool")))
+    after = alloc.change(before, [Grant("j", 0, 2, "slot:pool")], [Grant("j", 0, 1, "whatever")])
+    assert after.ver == 4
+    assert [(g.job, g.attempt) for g in after.grants] == [("k", 1), ("j", 2)]

@@ -1,0 +1,122 @@
+"""The tick finds what no record knows, and nothing that a record does know is harmed by it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from spotkeeper.reconcile.round import Ended, Snapshot, run_round
+from spotkeeper.reconcile.store_api import Held, StoreError
+from spotkeeper.reconcile.sweep import tick
+from spotkeeper.spec.cloud import Disk, Vm, VmStatus
+from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.record import Alloc, Grant, Outcome, Phase
+
+from tests.reconcile.world import JOB, Drive, Machine, World
+
+GHOST = "ghxst234"
+
+
+def trained() -> World:
+    world = World(nodes=1)
+    world.submit()
+    world.until(world.training, 200)
+    return world
+
+
+def test_a_machine_without_a_record_gets_an_end_record_and_is_deleted() -> None:
+    world = trained()
+    real = world.member(0)
+    name = real.vm.name.replace(JOB, GHOST).replace("-a1", "-a7")
+    ghost = replace(real.vm, job=GHOST, name=name, uid="ghost", attempt=7)
+    world.machines["ghost"] = Machine(ghost, world.t, VmStatus.RUNNING, boot="b", up_at=world.t + 1e6)
+    result = tick(world.store, world, world, world.options)
+    assert result.orphans == (GHOST,)
+    record = world.record(GHOST)
+    assert (record.phase, record.ranks[0].top, record.keep_disks) == (Phase.END, 7, True)
+    world.run(130)
+    assert world.record(GHOST).phase is Phase.DONE
+    assert [m.vm.uid for m in world.dynamic()] == [real.vm.uid]
+    assert world.training()
+
+
+def test_a_disk_without_a_record_is_kept() -> None:
+    world = trained()
+    disk = Disk(f"sk-t-{GHOST}-r0002-d4", "z-b", GHOST, 2, 4)
+    world.drives[disk.name, "z-b"] = Drive(disk, world.t)
+    world.run(130)
+    assert (disk.name, "z-b") in world.drives
+    assert world.record(GHOST).phase is Phase.DONE
+    assert world.record(GHOST).ranks[2].disk_top == 4
+
+
+def test_a_grant_without_a_record_is_released() -> None:
+    world = trained()
+    alloc, version = world.memory.alloc
+    lost = Grant(GHOST, 0, 3, "slot:pool")
+    world.memory.alloc = (Alloc(alloc.ver, "", (*alloc.grants, lost)), version + 1)
+    world.run(130)
+    assert [g.job for g in world.store.read_alloc().value.grants] == [JOB]
+    assert world.record(GHOST).outcome is Outcome.CANCELLED
+
+
+def test_a_job_that_is_just_being_submitted_is_left_alone() -> None:
+    """Its marker is written before its record: a tick in between must not take the marker away."""
+    world = trained()
+    world.store.set_active(GHOST)
+    result = tick(world.store, world, world, world.options)
+    assert result.orphans == ()
+    assert GHOST in world.store.active_jobs()
+    assert world.store.read_record(GHOST) is None
+
+
+def test_a_late_machine_of_a_job_that_is_done_is_deleted() -> None:
+    """Rule 9: the record outlives the job; an insert that was stalled for an hour finds it there."""
+    world = World(nodes=1, steps=20)
+    world.submit()
+    world.until(lambda: world.record().phase is Phase.DONE, 600)
+    intent = world.inserts()[0]
+    name = f"sk-t-{JOB}-r0000-a{intent.attempt}"
+    vm = Vm(name, "late", intent.zone, VmStatus.RUNNING, "pool", JOB, 0, intent.attempt, "10.9.9.9")
+    world.machines["late"] = Machine(vm, world.t, VmStatus.RUNNING, boot="b", up_at=world.t + 1e6)
+    world.run(130)
+    assert world.dynamic() == []
+    assert world.record().phase is Phase.DONE
+
+
+def test_facts_of_dropped_attempts_go_and_those_of_live_ones_stay() -> None:
+    world = trained()
+    old = Fact("u", "b", 0, 0, 0, Kind.HELLO)
+    world.store.put_fact(JOB, old)
+    before = set(world.store.list_facts(JOB)) - {old}
+    world.run(70)
+    assert set(world.store.list_facts(JOB)) >= before
+    assert old not in world.store.list_facts(JOB)
+
+
+def test_one_job_that_cannot_be_read_does_not_stop_the_others() -> None:
+    world = trained()
+    world.submit("wxyz2345")
+    real = world.memory.list_facts
+
+    def list_facts(job: str):  # type: ignore[no-untyped-def]
+        if job == JOB:
+            raise StoreError("the bucket does not answer")
+        return real(job)
+
+    world.memory.list_facts = list_facts  # type: ignore[method-assign]
+    result = tick(world.store, world, world, world.options)
+    assert result.failed == (JOB,)
+    assert [r.record.job for r in result.rounds if r.record] == ["wxyz2345"]
+
+
+def test_a_record_written_after_the_listing_is_not_judged_by_it() -> None:
+    """Rule 3: the tick reads records first. A machine admitted after the listing must not be lost to it."""
+    world = World(nodes=1)
+    world.submit()
+    world.until(world.training, 200)
+    stale = world.list("")
+    stale = replace(stale, vms=())  # as if taken before the machine was visible
+    current = world.record()
+    older = Held(replace(current, ver=current.ver - 1, nonce="old"), "0")
+    result = run_round(world.store, world, JOB, world, world.options, Snapshot(older, stale))
+    assert result.ended is Ended.LOST
+    assert world.record() == current
