@@ -248,9 +248,16 @@ def _unsettled(draft: Draft) -> bool:
         return bool(draft.view.vms)
     if record.phase is not Phase.RUN:
         return False
-    if record.move is not None or record.stop:
+    if record.move is not None:
         return True
-    return any(
-        rank.cur is not None and admitted(rank.cur) and not draft.view.attached(index, rank.disk, rank.cur)
-        for index, rank in enumerate(draft.ranks)
-    )
+    return any(_awaited(draft, index, rank) for index, rank in enumerate(draft.ranks))
+
+
+def _awaited(draft: Draft, index: int, rank: Rank) -> bool:
+    """A disk on its way to cur, or a hello of a machine that is not listed yet."""
+    for slot in (rank.cur, rank.next):
+        if slot is not None and slot.state is SlotState.INTENT:
+            said = draft.view.facts.get((index, slot.attempt), ())
+            if any(fact.kind is Kind.HELLO for fact in said):
+                return True
+    return rank.cur is not None and admitted(rank.cur) and not draft.view.attached(index, rank.disk, rank.cur)
