@@ -63,6 +63,7 @@ class Slot(Struct, frozen=True, omit_defaults=True):
     address: str | None = None
     cause: str | None = None  # why this attempt was asked for: "start", "notice", "loss", "swap to spot", ...
     notice: float | None = None  # deadline of a standing notice; taken from facts, cleared by a reprieve
+    cut: bool = False  # that deadline is our guess: the machine was found stopping, and nobody had said so
     disk: bool = False  # its disk was attached when the newest generation began: it writes checkpoints
     holds: bool = False  # and the newest commit of that moment was on it
     past: tuple[str, ...] = ()  # boots of this machine that were admitted before; their hellos count no more

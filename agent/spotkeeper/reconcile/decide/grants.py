@@ -88,7 +88,7 @@ def _cause(rank: Rank, which: str) -> str:
     if which == "cur":
         return rank.cause
     if rank.cur is not None and rank.cur.notice is not None:
-        return "notice"
+        return "loss" if rank.cur.cut else "notice"
     return "swap to spot" if rank.wish == "spot" else "swap"
 
 

@@ -61,7 +61,8 @@ def _stop(draft: Draft) -> None:
     if not urgent and (not standing or waiting):
         return
     limit = draft.now + draft.save_s() + draft.times.stop_s
-    cause = "notice" if deadlines else "swap"
+    cut = any(rank.cur is not None and rank.cur.cut for rank in needs)
+    cause = "loss" if cut else "notice" if deadlines else "swap"
     draft.halt(max(draft.now, min([*deadlines, limit])), cause)
 
 

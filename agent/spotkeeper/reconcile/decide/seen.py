@@ -82,6 +82,7 @@ class Times(Struct, frozen=True):
             hang_s=self.hang_s + 90.0 * extra,
             free_s=self.free_s + 2.0 * extra,
             static_s=self.static_s + 20.0 * extra,
+            soon_s=self.soon_s + 0.3 * extra,
             work_s=self.work_s + 60.0 * extra,
         )
 
@@ -208,14 +209,21 @@ class View:
 
     def notice(self, rank: int, slot: Slot) -> float | None:
         """The deadline of the earliest notice that was not withdrawn; a machine found stopping has one of its own."""
-        taken_back = {f.value for f in self.said(rank, slot, Kind.REPRIEVE)}
-        deadlines = [float(f.value) for f in self.said(rank, slot, Kind.NOTICE) if f.value not in taken_back]
+        deadlines = self._notices(rank, slot)
         if deadlines:
             return min(deadlines)
         vm = self.vm(rank, slot)
         if vm is not None and vm.status is VmStatus.STOPPING and slot.zone in self.answered:
             return slot.notice if slot.notice is not None else self.seen.now + self.seen.times.stopping_s
         return None
+
+    def warned(self, rank: int, slot: Slot) -> bool:
+        """Whether its agent gave a notice; a machine that is only found stopping gave none."""
+        return bool(self._notices(rank, slot))
+
+    def _notices(self, rank: int, slot: Slot) -> list[float]:
+        taken_back = {f.value for f in self.said(rank, slot, Kind.REPRIEVE)}
+        return [float(f.value) for f in self.said(rank, slot, Kind.NOTICE) if f.value not in taken_back]
 
     def ended(self, rank: int, slot: Slot, gen: int) -> bool:
         """Its processes of this generation have ended, after a save or by themselves."""

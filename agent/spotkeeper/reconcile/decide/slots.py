@@ -31,15 +31,20 @@ def _notices(draft: Draft, index: int) -> None:
     cur = draft.ranks[index].cur
     if cur is None or not admitted(cur):
         return
-    deadline = draft.view.notice(index, cur)
-    if deadline == cur.notice or (deadline is None and cur.zone not in draft.view.answered and cur.notice is None):
-        return
-    draft.put_slot(index, "cur", notice=deadline)
+    view = draft.view
+    deadline = view.notice(index, cur)
+    if deadline == cur.notice or (deadline is None and not view.running(index, cur)):
+        return  # a machine that is gone has not been spared
+    cut = deadline is not None and not view.warned(index, cur)
+    draft.put_slot(index, "cur", notice=deadline, cut=cut)
     if deadline is not None and cur.notice is None:
         draft.put(index, refused=())  # a new need: offers refused before may be asked again
         key = f"r{index}.a{cur.attempt}.{deadline:.0f}"
-        draft.log(Event.NOTICE, key, rank=index, slot=cur, detail=f"{deadline - draft.now:.0f} s ahead")
-    elif deadline is None and cur.notice is not None:
+        if cut:  # nobody said so, but it stops: for the ledger that is the loss, its end only the proof of it
+            draft.log(Event.LOSS, f"r{index}.a{cur.attempt}", rank=index, slot=cur, cause="loss")
+        else:
+            draft.log(Event.NOTICE, key, rank=index, slot=cur, detail=f"{deadline - draft.now:.0f} s ahead")
+    elif deadline is None and cur.notice is not None and not cur.cut:
         draft.log(Event.REPRIEVE, f"r{index}.a{cur.attempt}.{cur.notice:.0f}", rank=index, slot=cur)
 
 
@@ -108,7 +113,7 @@ def _cur(draft: Draft, index: int) -> None:
     if slot.state is SlotState.INTENT:
         _cur_intent(draft, index, slot)
     elif draft.view.gone(index, slot):
-        lose(draft, index, "notice" if slot.notice is not None else "loss")
+        lose(draft, index, "notice" if slot.notice is not None and not slot.cut else "loss")
     elif draft.view.hello(index, slot):
         draft.halt(draft.now, "reboot")
         admit(draft, index, "cur")
