@@ -233,6 +233,16 @@ def test_progress_only_from_a_member_and_its_time_stands_while_the_step_does() -
     assert out.read_progress(JOB).step == 6  # type: ignore[union-attr]
 
 
+def test_the_newest_commit_is_remembered_until_the_next_generation_has_one() -> None:
+    out = store()
+    for step, commit in ((5, 3), (6, None)):
+        told = Progress(gen=66, step=step, at=0.0, commit_gen=65 if commit else None, commit_step=commit)
+        accept(out, STACK, dynamic(0, 1), say(progress=told), 1.0)
+    stored = out.read_progress(JOB)
+    assert stored is not None
+    assert (stored.step, stored.commit_gen, stored.commit_step) == (6, 65, 3)
+
+
 def test_an_idle_static_node_says_hello_without_a_job() -> None:
     out = store()
     node = Speaker("u2", NODE, "z-a")

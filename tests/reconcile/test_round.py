@@ -198,6 +198,20 @@ def test_a_loss_right_after_a_replacement_does_not_start_from_a_stale_disk() -> 
     world.until(lambda: world.record().gen == 4 and world.training())
 
 
+def test_a_disk_that_is_never_let_go_does_not_hold_the_job_for_ever() -> None:
+    world = trained(World(nodes=2))
+    world.run(60)
+    stuck = world.preempt(0)
+    world.preempt(1)
+    stuck.status, stuck.agent = VmStatus.STOPPING, None
+    world.machines[stuck.vm.uid] = stuck
+    next(d for d in world.drives.values() if d.disk.rank == 0).user = stuck.vm.uid
+    began = world.t
+    world.until(lambda: world.record().gen == 2 and world.training(), 600)
+    assert world.t - began > 300, "only after all disks had their time"
+    assert world.started[-1][1] == world.newest
+
+
 def test_a_reboot_makes_a_new_generation_with_the_same_machine() -> None:
     world = trained(World(nodes=2))
     world.run(30)

@@ -147,6 +147,7 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
     if where.slot.state is not SlotState.MEMBER or where.slot.boot != sync.boot:
         return
     before = store.read_progress(record.job)
+    commit = progress if progress.commit_gen is not None or before is None else before  # of an older generation
     still = before is not None and (before.gen, before.step) == (progress.gen, progress.step)
     told = Progress(
         gen=progress.gen,
@@ -155,8 +156,8 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
         samples_per_s=progress.samples_per_s,
         step_s=progress.step_s,
         loss=progress.loss,
-        commit_gen=progress.commit_gen,
-        commit_step=progress.commit_step,
+        commit_gen=commit.commit_gen,
+        commit_step=commit.commit_step,
         save_s=progress.save_s,
         total_steps=progress.total_steps,
     )

@@ -76,13 +76,16 @@ def _disks(draft: Draft, ready: list[int]) -> bool:
 def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
     """A disk that cannot be had (its machine never lets go) must not hold the job for ever.
 
-    After a while a disk will do that holds the newest commit anybody reported. What was committed in the
-    minute between the last report and the loss may be done again.
+    When the machines of the missing disks have waited long enough, one will do that holds the newest commit
+    anybody reported. What was committed in the minute between that report and the loss may be done again.
     """
     progress, held = draft.seen.progress, draft.view.holds(index, slot)
-    if held is None or progress is None or draft.now < draft.record.stop_since + draft.times.disk_s:
+    if held is None or progress is None or progress.commit_gen is None or progress.commit_step is None:
         return False
-    return held >= (progress.commit_gen or 0, progress.commit_step or 0)
+    waits = [r.cur.since for i, r in enumerate(draft.ranks) if r.cur and not draft.view.attached(i, r.disk, r.cur)]
+    if draft.now < max([draft.record.stop_since, *waits]) + draft.times.disk_s:
+        return False
+    return held >= (progress.commit_gen, progress.commit_step)
 
 
 def holds(draft: Draft, index: int, slot: Slot) -> bool:
