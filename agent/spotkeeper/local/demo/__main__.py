@@ -34,7 +34,6 @@ from spotkeeper.local.demo.storm import Storm, StormError, ticks
 from spotkeeper.local.demo.watcher import Watcher
 from spotkeeper.local.deploy.show import Printer, summary
 from spotkeeper.reconcile.store_api import Store
-from spotkeeper.report.recovery import recoveries
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.record import Outcome, Phase, Record
@@ -43,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[4]
 JOB_FILE = ROOT / "examples" / "gpt" / "job.yaml"
 FOLDER = Path(".spotkeeper") / "demo"
 STEPS = 1200
-SCALE = 20.0  # a minute of the cloud's time is three seconds
+SCALE = 12.0  # a minute of the cloud's time is five seconds, a notice of 120 s is ten
 PER_ZONE = 8  # spot machines that fit a zone, where the recording shows all of its capacity
 END_S = 240.0  # real; for the rest of the training, after the storm
 
@@ -101,30 +100,27 @@ class Demo:
         self.until("the static node to be up", lambda: bool(store.list_static_hellos()))
         job = self.submit(store, spec, source)
         with Watcher(cloud.folder / "vms", job) as watcher:
-            storm = self.train(cloud, store, job, watcher)
+            self.train(cloud, store, job, watcher)
             record = self.outcome(store, job)
         weights = proof.weights_in(log_text(store, record, 0)[1])
         bill = cloud.bill().bill
-        ledger = recoveries((*store.list_ledger(job), *record.outbox), cloud.clock.now())
+        ledger = (*store.list_ledger(job), *record.outbox)
         left = self.destroy(cloud)
         self.say("the same job again, left alone, under plain torchrun")
         alone = proof.left_alone(JOB_FILE.parent, spec.command, 3, dict(spec.env), self.folder / "alone")
-        report = proof.Report(
+        done = proof.Report(
             steps=self.args.steps,
             generations=record.gen,
-            preemptions=proof.Preemptions(
-                announced=sum(strike.announced for strike in storm.strikes),
-                unannounced=sum(not strike.announced for strike in storm.strikes),
-            ),
+            preemptions=proof.preemptions(ledger),
             recoveries=proof.recovered(watcher.traces(), ledger, cloud.clock),
             cost=proof.Cost(bill.spent, bill.on_demand_only, bill.on_demand_only - bill.spent),
             weights_identical=weights is not None and weights == alone,
             left_over=left,
             engine=engine,
         )
-        report.write(self.folder / "report.json")
-        show.report(self.console, report, weights, time.monotonic() - began, self.folder / "report.json")
-        return 0 if report.weights_identical and left.nothing() else 1
+        done.write(self.folder / "report.json")
+        show.report(self.console, done, weights, time.monotonic() - began, self.folder / "report.json")
+        return 0 if done.weights_identical and left.nothing() else 1
 
     # -- the steps
 
@@ -155,7 +151,7 @@ class Demo:
         poke(local_target(self.cloud.folder), done.job)
         return done.job
 
-    def train(self, cloud: LocalCloud, store: Store, job: str, watcher: Watcher) -> Storm:
+    def train(self, cloud: LocalCloud, store: Store, job: str, watcher: Watcher) -> None:
         """The storm in a thread of its own, the live view here."""
 
         def read() -> Record | None:
@@ -169,7 +165,6 @@ class Demo:
         thread = threading.Thread(target=_guarded, args=(storm.run, failure, done), name="storm", daemon=True)
         thread.start()
         self.watch(lambda: self.look(store, job, watcher), done, failure)
-        return storm
 
     def look(self, store: Store, job: str, watcher: Watcher) -> JobView:
         """The view as ``spotkeeper watch`` shows it, with the step of this very moment."""

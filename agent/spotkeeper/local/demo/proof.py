@@ -15,15 +15,23 @@ from msgspec import Struct
 
 from spotkeeper.clock import Clock
 from spotkeeper.local.demo.watcher import Trace
-from spotkeeper.report.recovery import Recovery
+from spotkeeper.report.money import attempts, first_of_each
+from spotkeeper.report.recovery import recoveries
+from spotkeeper.report.spans import minus, seconds
+from spotkeeper.spec.ledger import Entry, Event
 
 _WEIGHTS = re.compile(r"weights ([0-9a-f]{64})")
+SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot")  # causes that nobody announced
 _TOO_LONG_S = 240.0  # the reference takes about a minute
 
 
 class Recovered(Struct, frozen=True):
-    """One recovery. ``seconds``: real seconds without a step, the boot of a replacement (``boot_seconds``)
-    taken out where training had to wait for it."""
+    """One recovery, in real seconds.
+
+    ``seconds``: from the last step before to the first one after, less the part of it in which a replacement
+    was still booting. ``boot_seconds``: the longest boot, from the decision to the hello; ``announced`` is
+    true where nobody was surprised: a notice, or a change that reconcile itself made.
+    """
 
     cause: str
     announced: bool
@@ -73,27 +81,41 @@ class Report(Struct, frozen=True):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
-def recovered(traces: dict[int, Trace], ledger: Iterable[Recovery], clock: Clock) -> tuple[Recovered, ...]:
+def recovered(traces: dict[int, Trace], ledger: Iterable[Entry], clock: Clock) -> tuple[Recovered, ...]:
     """Join what training measured with what the ledger knows, by generation."""
-    by_gen = {recovery.gen: recovery for recovery in ledger if recovery.seconds is not None}
+    entries = tuple(ledger)
+    by_gen = {told.gen: told for told in recoveries(entries, clock.now()) if told.seconds is not None}
+    boots = [(_real(m.asked, clock), _real(m.admitted, clock)) for m in attempts(entries) if m.admitted is not None]
     out = []
     for before, after in _pairs(traces):
         told = by_gen.get(after.gen)
-        pause = after.first_step_at - before.last_step_at
-        boot = clock.real_s(told.boot_s) if told and told.boot_s is not None else 0.0
-        announced = bool(told and told.announced)
+        pause = (before.last_step_at, after.first_step_at)
         out.append(
             Recovered(
                 cause=told.cause if told else "unknown",
-                announced=announced,
+                announced=told is not None and not told.cause.startswith(SURPRISES),
                 steps_lost=max(0, before.last_step - (after.restored.step if after.restored else 0)),
-                seconds=round(pause if announced else max(0.0, pause - boot), 3),
-                boot_seconds=round(boot, 3),
+                seconds=round(seconds(minus([pause], boots)), 3),
+                boot_seconds=round(clock.real_s(told.boot_s), 3) if told and told.boot_s is not None else 0.0,
                 replacement=told.replacement.value if told and told.replacement else "",
                 zone=(told.zone or "") if told else "",
             )
         )
     return tuple(out)
+
+
+def preemptions(ledger: Iterable[Entry]) -> Preemptions:
+    """Machines that were taken away: those that said so before, and those that did not."""
+    entries = first_of_each(ledger)
+    spared = {(e.rank, e.attempt) for e in entries if e.event is Event.REPRIEVE}
+    noticed = {(e.rank, e.attempt) for e in entries if e.event is Event.NOTICE} - spared
+    lost = {(e.rank, e.attempt) for e in entries if e.event is Event.LOSS and e.cause == "loss"} - noticed
+    return Preemptions(len(noticed), len(lost))
+
+
+def _real(virtual: float, clock: Clock) -> float:
+    """Virtual unix seconds as real ones."""
+    return clock.real_epoch + (virtual - clock.virtual_epoch) / clock.scale
 
 
 def _pairs(traces: dict[int, Trace]) -> Iterable[tuple[Trace, Trace]]:

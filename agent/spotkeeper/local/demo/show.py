@@ -43,8 +43,14 @@ class Screen:
 
 
 def report(console: Console, done: Report, weights: str | None, seconds: float, path: Path) -> None:
-    table = Table(title="every recovery", title_justify="left", box=None, pad_edge=False, header_style="dim")
-    for title in ("cause", "announced", "steps lost", "seconds to the next step", "boot, apart", "replaced by"):
+    table = Table(
+        title="every recovery (real seconds, boots apart)",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+    )
+    for title in ("cause", "announced", "steps lost", "s to next step", "boot s", "replaced by"):
         table.add_column(title, justify="left" if title in ("cause", "replaced by") else "right", no_wrap=True)
     for one in done.recoveries:
         by = f"{one.replacement} in {one.zone}" if one.replacement else "-"
