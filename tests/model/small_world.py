@@ -36,7 +36,8 @@ from spotkeeper.spec.cloud import (
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import DocState
 from spotkeeper.spec.job import Ask, AskKind, Checkpoint, JobSpec
-from spotkeeper.spec.record import Alloc, Budget, Model, Phase, Rank, Record, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Alloc, Budget, Phase, Rank, Record, SlotState
 from spotkeeper.spec.stack import PoolState, Price, StackState
 
 JOB, STACK, ZONE = "abcd2345", "m", "z"

@@ -26,7 +26,8 @@ from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Alloc, Grant, Model, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Alloc, Grant, Phase, Rank, Record, Slot, SlotState
 
 from tests.reconcile.world import JOB, STACK, ZONES, stack
 

@@ -9,7 +9,8 @@ from spotkeeper.reconcile.intake import MAX_FACTS, accept
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import DocState, FactIn, Progress, Role, Sync
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.record import Budget, Grant, Model, Phase, Rank, Record, Roll, Slot, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Budget, Grant, Phase, Rank, Record, Roll, Slot, SlotState
 
 from tests.reconcile.memory import MemoryStore
 from tests.reconcile.world import JOB, stack

@@ -19,7 +19,8 @@ from spotkeeper.spec.cloud import Action, DeleteVm, InsertVm, Listing, Result, V
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.job import AskKind, Checkpoint, Nodes, Retry
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Model, Outcome, Phase, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Outcome, Phase, SlotState
 
 from tests.reconcile.world import JOB, Machine, World, stack
 

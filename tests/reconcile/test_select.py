@@ -9,7 +9,8 @@ from spotkeeper.reconcile.select import Need, select, static_offers
 from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.record import Alloc, Grant, Model
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Alloc, Grant
 from spotkeeper.spec.stack import PoolState, Price
 
 from tests.reconcile.world import stack

@@ -32,7 +32,8 @@ from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, AskKind, JobSpec
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Alloc, Grant, Model, Rank, Record, Slot, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Alloc, Grant, Rank, Record, Slot, SlotState
 
 JOB = "abcd2345"
 UID = "0b5e9a52-8f0c-4b3e-9f9b-0f3b9a6f2f11"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import pytest
 from spotkeeper.spec.cloud import VmStatus
 from spotkeeper.spec.job import AskKind, Checkpoint, Retry
-from spotkeeper.spec.record import Model, Outcome, Phase, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Outcome, Phase, SlotState
 
 from tests.reconcile.world import ZONES, World, stack
 

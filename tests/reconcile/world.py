@@ -41,7 +41,8 @@ from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, FactIn, Generation, Progress, Role, Sync
 from spotkeeper.spec.job import Ask, AskKind, JobSpec
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Model, Rank, Record
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Rank, Record
 from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
 
 from tests.reconcile.memory import MemoryStore

@@ -271,6 +271,26 @@ def test_a_node_without_its_disk_writes_nothing(
     assert not (tmp_path / "ckpt").exists() and not (tmp_path / ".spotkeeper").exists()
 
 
+def test_a_disk_that_comes_late_is_written_to_from_the_next_save_on(
+    agent: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SPOTKEEPER_CKPT")
+    monkeypatch.setenv("SPOTKEEPER_CKPT_LATE", str(tmp_path / "ckpt"))
+
+    def check(run: Run, _: Things) -> None:
+        if run.step == 3:
+            run.save()
+            assert not (tmp_path / "ckpt").exists(), "nobody said that the disk is there"
+            agent.disk = True
+        elif run.step == 5:
+            agent.request(Want.SAVE_STOP)
+
+    with pytest.raises(SystemExit):
+        generation(check)
+    assert read_result(tmp_path / "run") == Result("stopped", 5, 5, Commit(5, 5))
+    assert store.complete(tmp_path / "ckpt") == [Commit(5, 5)]
+
+
 def test_training_goes_on_when_saves_fail(
     agent: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:

@@ -25,7 +25,10 @@ def poke(target: Target, job: str) -> bool:
 
     try:
         answer = requests.post(
-            f"{url.rstrip('/')}/v1/poke/{job}", headers={"Authorization": f"Bearer {token}"}, json={}, timeout=TIMEOUT_S
+            f"{url.rstrip('/')}/v1/poke/{job}",
+            headers={"Authorization": f"Bearer {token}", "X-Serverless-Authorization": f"Bearer {token}"},
+            json={},
+            timeout=TIMEOUT_S,
         )
     except requests.ReadTimeout:
         return True  # it works on it

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from spotkeeper.spec.cloud import Offer
-from spotkeeper.spec.record import Alloc, Grant, Model
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Alloc, Grant
 from spotkeeper.spec.stack import StackState
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.record import Model
+from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
 
 

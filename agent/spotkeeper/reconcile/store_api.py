@@ -20,7 +20,8 @@ from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
 from spotkeeper.spec.ledger import Entry
-from spotkeeper.spec.record import Alloc, Model, Record
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Alloc, Record
 from spotkeeper.spec.stack import StackState
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Protocol, Union
 
 from msgspec import Struct
 
-from spotkeeper.spec.record import Model
+from spotkeeper.spec.model import Model
 
 
 class VmStatus(str, Enum):
@@ -64,7 +64,7 @@ class Listing(Struct, frozen=True):
     disks: tuple[Disk, ...]
     snapshots: tuple[Snapshot, ...] = ()
     answered: frozenset[str] = frozenset()
-    results: tuple["Result", ...] = ()  # of operations that ended since (found by their idempotency key)
+    results: tuple[Result, ...] = ()  # of operations that ended since (found by their idempotency key)
 
 
 class InsertVm(Struct, frozen=True, tag=True):
@@ -126,9 +126,7 @@ class DeleteSnapshot(Struct, frozen=True, tag=True):
     name: str
 
 
-Action = Union[
-    InsertVm, DeleteVm, CreateDisk, AttachDisk, DetachDisk, DeleteDisk, CreateSnapshot, DeleteSnapshot
-]
+Action = Union[InsertVm, DeleteVm, CreateDisk, AttachDisk, DetachDisk, DeleteDisk, CreateSnapshot, DeleteSnapshot]
 
 
 class Class(str, Enum):

@@ -21,7 +21,9 @@ class Kind(str, Enum):
     FREED = "freed"  # value: disk number or "0". Disk unmounted; the agent will not touch it again
     EXIT = "exit"  # value: exit code. The job's process of `gen` ended by itself (0: done)
     HERE = "here"  # value: the document version that called the roll
-    ATTACHED = "attached"  # value: disk number or "0" (a static node's own). Disk mounted, newest commit follows as HOLDS
+    ATTACHED = (
+        "attached"  # value: disk number or "0" (a static node's own). Mounted; its newest commit follows as HOLDS
+    )
     HOLDS = "holds"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
     DROPPED = "dropped"  # value: "0". A static node is rid of this attempt (its word releases the grant)
     FULL = "full"  # value: "0". The checkpoint disk is full; training goes on

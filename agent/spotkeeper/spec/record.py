@@ -12,7 +12,7 @@ from enum import Enum
 from msgspec import Struct
 
 from spotkeeper.spec.ledger import Entry
-from spotkeeper.spec.model import Model as Model
+from spotkeeper.spec.model import Model
 
 
 class Phase(str, Enum):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from spotkeeper.spec.record import Model
+from spotkeeper.spec.model import Model
 
 
 class StaticNode(Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ Standard library only, and no torch: the agent imports this module too.
    8  want           ``Want``, written after ``deadline``
   16  deadline       by when, real unix seconds (0: none)
   24  ask            number of the request, written last; a new one asks anew
+  32  disk           1 once the disk of a member that began without it is mounted
   64  state          ``State``
   72  step           optimizer steps done
   80  step_at        when the last one ended, real unix seconds
@@ -213,6 +214,15 @@ class Control:
     @property
     def ask(self) -> int:
         return self._words[3]
+
+    @property
+    def disk(self) -> bool:
+        """Whether ``SPOTKEEPER_CKPT_LATE`` may be written to."""
+        return bool(self._words[4])
+
+    @disk.setter
+    def disk(self, there: bool) -> None:
+        self._words[4] = int(there)
 
     # job -> agent
 

@@ -352,6 +352,7 @@ class Run:
         self._asked = self._control.ask
         local = self._gang.gather(pack(self._take_local()))
         self._saved = self._step
+        self._adopt_late_disk()
         if self._writer.writes:
             commit = Commit(self._gen, self._step)
             self._writer.save(self._take(tuple(local)), new_manifest(commit, self._gang_places, _versions()))
@@ -359,6 +360,13 @@ class Run:
         self._pace.stalls.append(self._pace.since - began)
         if self._gang.local_rank == 0:
             self._control.stall_s = self._pace.stall_s
+
+    def _adopt_late_disk(self) -> None:
+        """A member may begin without its disk; its first save after the disk came makes a full copy there."""
+        late = self._settings.late
+        if late is not None and not self._writer.writes and not self._gang.local_rank and self._control.disk:
+            self._writer.adopt(late)
+            say(f"generation {self._gen}: the disk is here, checkpoints go to it from step {self._step} on")
 
     def _take(self, local: tuple[bytes, ...]) -> State:
         model, rest = self._parts.take_common()

@@ -25,6 +25,7 @@ class Settings:
     gen: int | None  # None: one more than any that is found
     slot: int | None
     folder: Path | None  # checkpoints; None: this node writes none
+    late: Path | None  # where they go once the agent says that the disk is there
     saver: Path | None  # None: a private one
     interval_s: float | None
     mean_life_s: float  # real seconds
@@ -51,6 +52,7 @@ class Settings:
             gen=_whole(env, "SPOTKEEPER_GEN"),
             slot=_whole(env, "SPOTKEEPER_SLOT"),
             folder=folder,
+            late=Path(env["SPOTKEEPER_CKPT_LATE"]) if managed and env.get("SPOTKEEPER_CKPT_LATE") else None,
             saver=Path(env["SPOTKEEPER_SAVER"]) if env.get("SPOTKEEPER_SAVER") else None,
             interval_s=interval_s,
             # Losses are counted on the stack's clock, saves on this machine's.

@@ -81,6 +81,14 @@ class Writer:
             say(f"quarantined {skipped}")
         return hello
 
+    def adopt(self, folder: Path) -> None:
+        """The disk came late: write there from now on."""
+        self._folder = folder
+        try:
+            self._connect(0.0)
+        except SaverError as error:
+            self._lose(error)
+
     def warm(self, state: State) -> None:
         """Have memory for this state made ready, while training goes on."""
         try:

@@ -449,8 +449,14 @@ class Agent:
         self._mounted = number
         self._newest = Commit.parse(commit) if commit else None
         self._say(Kind.ATTACHED, str(number))
+        self._tell_disk()
         if commit is not None:
             self._say(Kind.HOLDS, commit)
+
+    def _tell_disk(self) -> None:
+        """A job that began without its disk writes there from the next save on."""
+        if self._super.child is not None and self._mounted is not None:
+            self._super.child.control.disk = True
 
     def _ckpt(self, job: str) -> Path:
         return self._set.mount / job / "ckpt"
@@ -492,9 +498,9 @@ class Agent:
             self._log.once("disk", "disk.awaited", gen=doc.gen)
             return
         self._log.over("disk", "disk.there")
-        ckpt = self._ckpt(assignment.job) if member.disk else None
+        ckpt = self._ckpt(assignment.job)
         saver = self._set.run / SAVER_SOCKET
-        node = Node(assignment.rank, index, member.address, self._source, saver, ckpt)
+        node = Node(assignment.rank, index, member.address, self._source, saver, ckpt, late=not member.disk)
         self._save(started=doc.gen)  # before: an agent that dies now finds a generation that did not end well
         try:
             self._super.start(doc, run, node)
@@ -504,6 +510,7 @@ class Agent:
             self._launcher.quit()
             self._lost(doc.gen, 1)
             return
+        self._tell_disk()
         self._reporter = report.Reporter.of(doc, assignment.rank)
         self._notice_saved = False
         self._become(State.RUNNING)

@@ -55,14 +55,15 @@ class Stop(Enum):
 
 @dataclass(frozen=True)
 class Node:
-    """What of this machine a generation needs. ``ckpt``: None while its disk is not attached."""
+    """What of this machine a generation needs. ``ckpt``: its checkpoints, writable at once unless ``late``."""
 
     slot: int
     index: int
     address: str
     source: Path
     saver: Path
-    ckpt: Path | None
+    ckpt: Path
+    late: bool = False  # its disk is not attached yet
 
 
 @dataclass
@@ -133,7 +134,7 @@ class Supervisor:
             control.close()
             raise
         self.child = Child(doc.gen, folder, run.nproc, run.grace_s, control)
-        self._log("job.start", gen=doc.gen, members=len(doc.members), index=node.index, ckpt=node.ckpt is not None)
+        self._log("job.start", gen=doc.gen, members=len(doc.members), index=node.index, disk=not node.late)
         self._forget_old(folder)
 
     def adopt(self, job: str, gen: int, nproc: int, grace_s: float) -> bool:
@@ -327,8 +328,7 @@ def environment(doc: Generation, run: JobRun, node: Node, folder: Path) -> dict[
         "SPOTKEEPER_SEED": str(run.seed),
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
     }
-    if node.ckpt is not None:
-        ours["SPOTKEEPER_CKPT"] = str(node.ckpt)
+    ours["SPOTKEEPER_CKPT_LATE" if node.late else "SPOTKEEPER_CKPT"] = str(node.ckpt)
     if run.interval_s is not None:
         ours["SPOTKEEPER_INTERVAL_S"] = str(run.interval_s)
     if doc.mean_life_s is not None:

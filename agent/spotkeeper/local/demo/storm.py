@@ -15,7 +15,8 @@ from typing import Protocol, TypeVar
 
 from spotkeeper.local.demo.watcher import Watcher
 from spotkeeper.spec import names
-from spotkeeper.spec.record import Model, Phase, Record, Slot, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Phase, Record, Slot, SlotState
 
 T = TypeVar("T")
 

@@ -12,7 +12,8 @@ from spotkeeper.reconcile.decide import moves
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Model, Outcome, Phase, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Outcome, Phase, SlotState
 
 KEPT_ASKS = 64
 

@@ -15,7 +15,8 @@ from spotkeeper.reconcile.decide.seen import Seen, View
 from spotkeeper.spec.cloud import Action
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Alloc, Grant, Model, Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Alloc, Grant, Outcome, Phase, Rank, Record, Slot, SlotState
 
 KEPT_LOSSES = 32  # loss times kept in the record, for select()
 

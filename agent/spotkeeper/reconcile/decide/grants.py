@@ -14,7 +14,8 @@ from spotkeeper.reconcile.select import Choice, Need, select, static_offers
 from spotkeeper.spec.cloud import Offer, VmStatus
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Alloc, Grant, Model, Phase, Rank, Slot, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Alloc, Grant, Phase, Rank, Slot, SlotState
 
 
 def step(draft: Draft) -> None:

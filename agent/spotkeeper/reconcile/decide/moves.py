@@ -12,7 +12,8 @@ from spotkeeper.reconcile.decide import grants
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Model, Move, Phase, Rank, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Move, Phase, Rank, SlotState
 
 
 def ask(draft: Draft, zone: str | None) -> str:

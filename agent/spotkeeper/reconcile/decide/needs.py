@@ -9,7 +9,8 @@ from __future__ import annotations
 from spotkeeper.reconcile.decide import grants, slots
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
-from spotkeeper.spec.record import Model, Rank, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Rank, SlotState
 
 
 def step(draft: Draft) -> None:

@@ -12,7 +12,8 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Model, Phase, Slot, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Phase, Slot, SlotState
 
 REFUSED = (Class.CAPACITY, Class.QUOTA)
 

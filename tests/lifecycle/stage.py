@@ -1,0 +1,200 @@
+"""A whole Spotkeeper on this machine, for tests: cloud, stack, jobs, and patience with good last words.
+
+``Stage`` is the cloud with the stack ``local`` in it; ``Run`` is one submitted job. What takes
+machines away, measures training and proves weights is the demo's own (``spotkeeper.local.demo``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec.structs import replace
+from spotkeeper.cli.commands import read_job
+from spotkeeper.cli.jobs import ask, log_text, view_of
+from spotkeeper.cli.localcloud import STACK, STACK_FILE, local_target
+from spotkeeper.cli.pack import Source, pack
+from spotkeeper.cli.poke import poke
+from spotkeeper.cli.submit import Submitted, submit
+from spotkeeper.local import deploy
+from spotkeeper.local.cloud import LeftOver, LocalCloud, LocalCloudError
+from spotkeeper.local.demo import proof
+from spotkeeper.local.demo.field import Field
+from spotkeeper.local.demo.storm import Storm, StormError, ticks
+from spotkeeper.local.demo.watcher import Watcher
+from spotkeeper.reconcile.store_api import Store
+from spotkeeper.report.events import describe
+from spotkeeper.report.view import JobView
+from spotkeeper.spec.job import AskKind, JobSpec
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Phase, Record
+
+T = TypeVar("T")
+
+GPT = Path(__file__).resolve().parents[2] / "examples" / "gpt"
+SCALE = 20.0  # as the demo's: boots, which are real work, fit their deadlines
+ROOM = 8  # machines each zone carries, whatever the recorded market says
+PATIENCE_S = 90.0  # real, for one step of a story
+TAIL = 25  # lines of each log in a failure
+
+
+def tiny(name: str, steps: int, **fields: object) -> JobSpec:
+    """The example's GPT, as small as it gets: about 10 ms a step."""
+    command = ("train.py", "--dim", "32", "--layers", "1", "--steps", str(steps), "--nice", "10")
+    return replace(read_job(GPT / "job.yaml", None, 0.0), name=name, command=command, **fields)
+
+
+def script(folder: Path, name: str, text: str, **fields: object) -> tuple[JobSpec, Source]:
+    """A job that runs ``text`` on one spot machine."""
+    home = folder / name
+    home.mkdir()
+    (home / "main.py").write_text(text)
+    spec = JobSpec(name=name, command=("main.py",), source=".", static="never", **fields)  # type: ignore[arg-type]
+    return spec, pack(home)
+
+
+@dataclass
+class Stage:
+    """``quiet``: what there is while no job is: static nodes, their disks, the function."""
+
+    cloud: LocalCloud
+    quiet: LeftOver = field(default_factory=lambda: LeftOver(0, 0, 0))
+
+    @classmethod
+    def set_up(cls, folder: Path) -> Stage:
+        """Cloud and stack, the static node idle. What fails takes everything down again."""
+        cloud = LocalCloud.up(folder / "cloud", scale=SCALE, seed=1, per_zone=ROOM)
+        stage = cls(cloud)
+        try:
+            for zone in cloud.config.zones:
+                cloud.set_capacity(zone, ROOM)
+            deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / "deploy", engine="in-process")
+            stage.until("the static node to be idle", lambda: bool(stage.store.list_static_hellos()))
+            stage.quiet = cloud.left_over()
+        except BaseException:
+            cloud.down(purge=True)
+            raise
+        return stage
+
+    def tear_down(self) -> LeftOver:
+        """Destroy the stack; what was left is ended by force, and returned."""
+        try:
+            deploy.destroy(STACK, STACK_FILE, self.cloud.endpoint, self.cloud.folder / "deploy", engine="in-process")
+        finally:
+            left = self.cloud.down(purge=True)
+        return left
+
+    @cached_property
+    def store(self) -> Store:
+        return local_target(self.cloud.folder).store()
+
+    def submit(self, spec: JobSpec, source: Source | None = None) -> Submitted:
+        done = submit(self.store, spec, source or pack(GPT), self.cloud.clock.now())
+        self.poke(done.job)
+        return done
+
+    def poke(self, job: str) -> None:
+        poke(local_target(self.cloud.folder), job)
+
+    def until(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE_S) -> T:
+        """
+        Raises:
+            AssertionError: not within so many real seconds; with the ends of all logs.
+        """
+        for _ in ticks(seconds):
+            if found := look():
+                return found
+        raise AssertionError(f"waited {seconds:.0f} s for {what}\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        """The ends of what machines, function and control plane said."""
+        logs = [*sorted((self.cloud.folder / "serial").glob("*.log")), self.cloud.folder / "server.log"]
+        logs += sorted((self.cloud.folder / "functions").rglob("*.log"))
+        return "\n".join(f"--- {path.name}\n{_tail(path)}" for path in logs)
+
+    def is_quiet(self) -> bool:
+        """Nothing of any job is there: no machine, disk, snapshot or process more than before the first one."""
+        try:
+            return self.cloud.left_over() == self.quiet
+        except LocalCloudError:
+            return False
+
+
+class Run:
+    """One job on a stage; a context manager, because a watcher follows its training."""
+
+    def __init__(self, stage: Stage, spec: JobSpec, source: Source | None = None) -> None:
+        self.stage, self.spec = stage, spec
+        self.job = stage.submit(spec, source).job
+        self.watcher = Watcher(stage.cloud.folder / "vms", self.job)
+        field_ = Field(stage.cloud, self.job)
+        self.storm = Storm(STACK, self.job, field_, self.watcher, self._read, lambda _: None, random.Random(1))
+
+    def __enter__(self) -> Run:
+        self.watcher.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.watcher.__exit__(*exc)
+
+    def _read(self) -> Record | None:
+        held = self.stage.store.read_record(self.job)
+        return held.value if held else None
+
+    def record(self) -> Record:
+        record = self._read()
+        assert record is not None, f"{self.spec.name} has no record"
+        return record
+
+    def view(self) -> JobView:
+        """As ``spotkeeper status`` shows it."""
+        store = self.stage.store
+        return view_of(store, self.record(), store.read_stack(), self.stage.cloud.clock.now())
+
+    def ledger(self, *events: Event) -> list[Entry]:
+        """The entries of these kinds, each id once."""
+        entries = (*self.stage.store.list_ledger(self.job), *self.record().outbox)
+        once = {entry.id: entry for entry in reversed(entries)}
+        return sorted((e for e in once.values() if e.event in events or not events), key=lambda e: e.at)
+
+    def until(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE_S) -> T:
+        """As the stage's; the job's own story is told as well."""
+        try:
+            return self.stage.until(what, look, seconds)
+        except (AssertionError, StormError) as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def story(self) -> str:
+        start = self.record().created
+        lines = [f"{entry.at - start:8.1f} g{entry.gen} {describe(entry)}" for entry in self.ledger()]
+        return "\n".join([f"--- ledger of {self.spec.name}", *lines, f"--- record\n{self.record()}"])
+
+    def steady(self, when: str) -> None:
+        """Every rank trains, and has for a while."""
+        self.until(f"steady training {when}", self.storm.is_steady)
+
+    def ask(self, kind: AskKind) -> None:
+        ask(self.stage.store, self.record(), kind, self.stage.cloud.clock.now(), "tests")
+        self.stage.poke(self.job)
+
+    def over(self, seconds: float = PATIENCE_S) -> Record:
+        """The record once the outcome is known and everything of the job is gone."""
+        self.until("the job to be over", lambda: self.record().phase in (Phase.END, Phase.DONE), seconds)
+        self.until("all that the job had to be gone", lambda: self.record().phase is Phase.DONE)
+        self.until(f"the cloud to be as before: {self.stage.quiet}", self.stage.is_quiet)
+        return self.record()
+
+    def weights(self) -> str | None:
+        """The hash that rank 0 printed at its end."""
+        return proof.weights_in(log_text(self.stage.store, self.record(), 0)[1])
+
+    def weights_left_alone(self, folder: Path, nproc: int) -> str:
+        return proof.left_alone(GPT, self.spec.command, nproc, dict(self.spec.env), folder)
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-TAIL:])

@@ -1,0 +1,63 @@
+"""A gang of two spot machines finds its zone, loses it, and takes its disks along to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from spotkeeper.reconcile.select import Need, select
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Model, Outcome
+
+from tests.lifecycle.stage import ROOM, Run, Stage, tiny
+
+pytestmark = pytest.mark.lifecycle
+
+
+def dry(stage: Stage, zone: str, *, reclaim: bool) -> None:
+    """Neither spot nor on-demand is to be had in this zone; ``reclaim``: and what runs there is taken, with notice."""
+    stage.cloud.set_capacity(zone, 0, model="on-demand")
+    stage.cloud.set_capacity(zone, 0, reclaim=reclaim)
+
+
+def wet(stage: Stage, zone: str) -> None:
+    stage.cloud.set_capacity(zone, None, model="on-demand")
+    stage.cloud.set_capacity(zone, ROOM)
+
+
+def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_runs_dry(
+    stage: Stage, tmp_path: Path
+) -> None:
+    spec = tiny("nomad", 1500, nodes=2, static="never")
+    state = stage.store.read_stack()
+    assert state is not None
+    first = select(spec, state, Need(now=stage.cloud.clock.now()))[0].offer.zone
+    dry(stage, first, reclaim=False)
+    with Run(stage, spec) as run:
+        run.steady("in the second zone")
+        second = run.record().zone
+        assert second not in (None, first)
+        assert [entry.zone for entry in run.ledger(Event.REFUSED) if entry.zone] == [first, first]
+        assert {disk.zone for disk in disks(stage, run)} == {second}
+
+        wet(stage, first)
+        dry(stage, second, reclaim=True)
+        run.until(f"the gang to leave {second}", lambda: run.record().zone != second and not run.record().move)
+        run.steady("in the third zone")
+        third = run.record().zone
+        here = [rank.cur for rank in run.record().ranks]
+        assert {slot.zone for slot in here if slot} == {third} and {slot.model for slot in here if slot} == {Model.SPOT}
+        assert [rank.disk for rank in run.record().ranks] == [rank.disk_top for rank in run.record().ranks]
+        restored = run.watcher.traces()[run.record().gen].restored
+        assert restored is not None and restored.step > 0, "the new disks hold what the old ones held"
+
+        record = run.over()
+        weights = run.weights()
+    assert record.outcome is Outcome.SUCCEEDED, run.story()
+    assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "stockout", "move"], run.story()
+    assert record.budget.crashes == 0
+    assert weights == run.weights_left_alone(tmp_path, 2)
+
+
+def disks(stage: Stage, run: Run) -> list[object]:
+    return [disk for disk in stage.cloud.status().disks if disk.labels.get("sk-job") == run.job]
