@@ -41,7 +41,7 @@ from spotkeeper.spec.record import Outcome, Phase, Record
 ROOT = Path(__file__).resolve().parents[4]
 JOB_FILE = ROOT / "examples" / "gpt" / "job.yaml"
 FOLDER = Path(".spotkeeper") / "demo"
-STEPS = 1200
+STEPS = 1250
 SCALE = 12.0  # a minute of the cloud's time is five seconds, a notice of 120 s is ten
 PER_ZONE = 8  # spot machines that fit a zone, where the recording shows all of its capacity
 END_S = 240.0  # real; for the rest of the training, after the storm
