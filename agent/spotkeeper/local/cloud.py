@@ -77,6 +77,7 @@ class LocalCloud:
         zones: tuple[str, ...] = catalog.ZONES,
         seed: int = 0,
         per_zone: int = 4,
+        calm_s: float = 0.0,
         project: str = catalog.PROJECT,
         timing: Timing | None = None,
     ) -> LocalCloud:
@@ -88,6 +89,7 @@ class LocalCloud:
             scale: virtual seconds in a real one.
             market: a recording of ``local/markets``.
             per_zone: spot VMs a zone carries when the recording shows a whole gang.
+            calm_s: virtual seconds for which the market is to stay calm by itself.
 
         Raises:
             LocalCloudError: it does not answer, with the end of its log.
@@ -100,7 +102,7 @@ class LocalCloud:
             if config is None:
                 if scale <= 0:
                     raise ValueError(f"scale {scale}: must be above 0")
-                Market.load(market, zones, epoch=0.0, seed=seed, per_zone=per_zone)
+                Market.load(market, zones, epoch=0.0, seed=seed, per_zone=per_zone, calm_s=calm_s)
                 now = time.time()
                 config = Config(
                     uid=secrets.token_hex(6),
@@ -110,6 +112,7 @@ class LocalCloud:
                     zones=zones,
                     seed=seed,
                     per_zone=per_zone,
+                    calm_s=calm_s,
                     project=project,
                     timing=timing or Timing(),
                 )

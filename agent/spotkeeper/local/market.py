@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 FOLDER = Path(__file__).parent / "markets"
 # The first third of the recording shows steady and stormy hours in all central zones; a replay starts within it.
 START_SHARE = 1 / 3
+CALM_SHARE = 1 / 2  # of a recorded gang: in a calm hour every zone carries at least that
 
 
 class _Zone(msgspec.Struct, frozen=True):
@@ -67,14 +69,17 @@ class Market:
     offset: int
 
     @classmethod
-    def load(cls, name: str, zones: tuple[str, ...], *, epoch: float, seed: int, per_zone: int) -> Market:
+    def load(
+        cls, name: str, zones: tuple[str, ...], *, epoch: float, seed: int, per_zone: int, calm_s: float = 0.0
+    ) -> Market:
         """
         Args:
             name: a file of ``local/markets``, without ``.json``.
             per_zone: how many VMs a zone has when the recording shows a whole gang.
+            calm_s: the replay begins where the market is calm for this long (for whoever brings a storm along).
 
         Raises:
-            ValueError: no such recording, or more zones than it has.
+            ValueError: no such recording, more zones than it has, or it is never calm for so long.
         """
         path = FOLDER / f"{name}.json"
         if not path.is_file():
@@ -83,14 +88,21 @@ class Market:
         data = msgspec.json.decode(path.read_bytes(), type=_File)
         chosen = _match(zones, data.zones, name)
         ticks = sum(count for _, count in data.zones[0].capacity)
+        capacities = {zone: Series.of(chosen[zone].capacity) for zone in zones}
+        starts: Sequence[int] = range(int(ticks * START_SHARE))
+        if calm_s:
+            ahead = int(calm_s // data.gap_seconds) + 1
+            starts = _calm(capacities, len(starts), ahead, data.gang * CALM_SHARE)
+            if not starts:
+                raise ValueError(f"market {name!r} is never calm for {calm_s:.0f} s in all of {', '.join(zones)}")
         return cls(
-            capacities={zone: Series.of(chosen[zone].capacity) for zone in zones},
+            capacities=capacities,
             prices={zone: Series.of(chosen[zone].price) for zone in zones},
             gap_s=float(data.gap_seconds),
             gang=data.gang,
             per_zone=per_zone,
             epoch=epoch,
-            offset=random.Random(seed).randrange(int(ticks * START_SHARE)),  # noqa: S311 - a replay, not a secret
+            offset=random.Random(seed).choice(starts),  # noqa: S311 - a replay, not a secret
         )
 
     def tick(self, now: float) -> int:
@@ -121,6 +133,12 @@ class Market:
             total += self.prices[zone].at(tick) * (until - at)
             at = until
         return total / (end - start)
+
+
+def _calm(capacities: dict[str, Series], starts: int, ahead: int, least: float) -> list[int]:
+    """Those of the first ``starts`` ticks from where on no zone carries less than ``least`` for ``ahead`` ticks."""
+    bad = [any(series.at(tick) < least for series in capacities.values()) for tick in range(starts + ahead)]
+    return [start for start in range(starts) if not any(bad[start : start + ahead])]
 
 
 def _match(zones: tuple[str, ...], recorded: list[_Zone], name: str) -> dict[str, _Zone]:

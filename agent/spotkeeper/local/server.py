@@ -55,7 +55,14 @@ def load_world(folder: Path) -> World:
     config = msgspec.json.decode((folder / "cloud.json").read_bytes(), type=Config)
     real, virtual, scale = (float(part) for part in config.clock.split(":"))
     clock = Clock(real, virtual, scale)
-    market = Market.load(config.market, config.zones, epoch=virtual, seed=config.seed, per_zone=config.per_zone)
+    market = Market.load(
+        config.market,
+        config.zones,
+        epoch=virtual,
+        seed=config.seed,
+        per_zone=config.per_zone,
+        calm_s=config.calm_s,
+    )
     return World(folder, config, clock, State(folder / "state.sqlite"), market)
 
 

@@ -37,6 +37,7 @@ class Config(Struct, frozen=True):
     zones: tuple[str, ...] = catalog.ZONES
     seed: int = 0
     per_zone: int = 4
+    calm_s: float = 0.0  # virtual; for so long from its start the market itself takes nothing away
     project: str = catalog.PROJECT
     timing: Timing = Timing()
 

@@ -44,6 +44,7 @@ FOLDER = Path(".spotkeeper") / "demo"
 STEPS = 1250
 SCALE = 12.0  # a minute of the cloud's time is five seconds, a notice of 120 s is ten
 PER_ZONE = 8  # spot machines that fit a zone, where the recording shows all of its capacity
+CALM_S = 3600.0  # virtual; an hour of the recording in which the market takes nothing: the storm does
 END_S = 240.0  # real; for the rest of the training, after the storm
 
 
@@ -131,7 +132,9 @@ class Demo:
             LocalCloud.attach(cloud_folder).down(purge=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.say(f"a cloud on this machine: three zones, spot market replayed, {self.args.scale:g} times as fast")
-        self.cloud = cloud = LocalCloud.up(cloud_folder, scale=self.args.scale, seed=self.args.seed, per_zone=PER_ZONE)
+        self.cloud = cloud = LocalCloud.up(
+            cloud_folder, scale=self.args.scale, seed=self.args.seed, per_zone=PER_ZONE, calm_s=CALM_S
+        )
         self.say("pulumi up: what the project's own Pulumi program declares")
         done = deploy.up(
             STACK, STACK_FILE, cloud.endpoint, cloud.folder / "deploy", Printer(self.console), engine=self.args.engine

@@ -92,7 +92,7 @@ class Storm:
     # -- acts
 
     def one(self, *, announced: bool) -> None:
-        rank, slot = self.rng.choice(self.spot_members())
+        rank, slot = self.rng.choice(self.spot_members(1))
         self.strike(rank, slot, announced)
         self.replaced([(rank, slot)])
 
@@ -106,20 +106,20 @@ class Storm:
         self.replaced([(rank, slot)])
 
     def two(self) -> None:
-        victims = self.rng.sample(self.spot_members(), 2)
+        victims = self.rng.sample(self.spot_members(2), 2)
         for rank, slot in victims:
             self.strike(rank, slot, announced=False)
         self.replaced(victims)
 
     def during_save(self) -> None:
-        victims = self.spot_members()
+        victims = self.spot_members(1)
         rank, slot = self.until("a checkpoint to be written", lambda: self.caught_saving(victims), 0.002)
         self.strike(rank, slot, announced=False)
         self.replaced([(rank, slot)])
 
     def dry(self) -> None:
         """Capacity goes, a machine with it; on-demand steps in; capacity comes back, and spot with it."""
-        rank, slot = self.rng.choice(self.spot_members())
+        rank, slot = self.rng.choice(self.spot_members(1))
         self.machines.set_capacity(slot.zone, 0)
         try:
             self.strike(rank, slot, announced=True)
@@ -155,16 +155,21 @@ class Storm:
                 return rank, slot
         return None
 
-    def spot_members(self) -> list[tuple[int, Slot]]:
-        record = self.record()
-        out = [
+    def spot_members(self, least: int) -> list[tuple[int, Slot]]:
+        """Waits, where a rank is on-demand for the moment, until so many are on spot and training is steady."""
+
+        def look() -> list[tuple[int, Slot]] | None:
+            found = self.on_spot()
+            return found if len(found) >= least and self.is_steady() else None
+
+        return self.until(f"{least} spot machines in the gang", look)
+
+    def on_spot(self) -> list[tuple[int, Slot]]:
+        return [
             (number, rank.cur)
-            for number, rank in enumerate(record.ranks)
+            for number, rank in enumerate(self.record().ranks)
             if rank.cur is not None and rank.cur.state is SlotState.MEMBER and rank.cur.model is Model.SPOT
         ]
-        if not out:
-            raise StormError("no spot machine is a member: nothing to take")
-        return out
 
     def record(self) -> Record:
         record = self.read()
