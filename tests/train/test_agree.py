@@ -92,6 +92,12 @@ def test_a_busy_saver_anywhere_holds_back_a_save() -> None:
     assert answers[0].index(Call.SAVE) == 6
 
 
+def test_a_save_that_begins_now_asks_for_no_second_one() -> None:
+    """Within the step that is answered with SAVE the old wish still stands; the saver is busy only after it."""
+    answers, _ = play([lambda step: Call.SAVE if step <= 1 else Call.BUSY] * 2, 6)
+    assert [step for step, call in enumerate(answers[0]) if call is Call.SAVE] == [1]
+
+
 def test_a_stop_beats_all_and_ends_it() -> None:
     answers, link = play([lambda _: Call.BUSY, lambda step: Call.STOP if step == 2 else Call.SAVE], 10)
     assert answers[0] == answers[1]

@@ -56,7 +56,8 @@ class Agreement:
             answer, slowest_s = _open(self._pending())
             self._pending = None
             self._every = max(1, min(_MOST, int(EVERY_S / slowest_s))) if slowest_s else 1
-        if answer is not Call.STOP and self._steps % self._every == 0:
+        # Where a save is about to begin, the view is not yet that of a rank that saves: it would ask for a second.
+        if answer not in (Call.STOP, Call.SAVE) and self._steps % self._every == 0:
             self._pending = self._gang.highest(_close(view(), step_s))
         return answer
 
