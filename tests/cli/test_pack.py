@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from spotkeeper.cli.errors import CliError
 from spotkeeper.cli.pack import pack
+from spotkeeper.vm.source import extract
 
 
 def write(folder: Path, **files: str) -> None:
@@ -96,5 +97,5 @@ def test_an_agent_can_unpack_it(tmp_path: Path) -> None:
     write(source, a_dot_py="x", sub__b_dot_py="y")
     (source / "sub" / "up.py").symlink_to("../a.py")
     with tarfile.open(fileobj=io.BytesIO(pack(source).tar)) as tar:
-        tar.extractall(tmp_path / "out", filter="data")
+        extract(tar, tmp_path / "out")
     assert (tmp_path / "out" / "sub" / "up.py").read_text() == "x"

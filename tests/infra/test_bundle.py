@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from spotkeeper.vm.source import extract
 
 from infra import bundle
 
@@ -25,7 +26,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> bundle.Archive:
 def unpacked(archive: bundle.Archive, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("machine")
     with tarfile.open(archive.path) as tar:
-        tar.extractall(folder, filter="data")
+        extract(tar, folder)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -160,20 +161,57 @@ def test_source_of_another_hash_is_not_used(fake: Fake, bucket: Bucket, tmp_path
         fetch(bucket, JOB, "0" * 64, tmp_path / "src")
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/outside"])
-def test_source_cannot_write_outside(fake: Fake, bucket: Bucket, tmp_path: Path, name: str) -> None:
+@pytest.fixture(params=["as it is", "before 3.11.4"])
+def tar_filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian 12 has Python 3.11.2, whose tarfile knows no filters."""
+    if request.param == "before 3.11.4":
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+        monkeypatch.delattr(tarfile.TarFile, "extractall")  # its ``filter`` would be a TypeError there
+
+
+@pytest.mark.usefixtures("tar_filters")
+def test_source_is_unpacked_by_every_python(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
+    sha256 = source(fake, {"train.py": "print(1)", "sub/data.txt": "d"})
+    folder = fetch(bucket, JOB, sha256, tmp_path / "src")
+    assert (folder / "sub/data.txt").read_text() == "d"
+
+
+def _member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+@pytest.mark.usefixtures("tar_filters")
+@pytest.mark.parametrize(
+    "members",
+    [
+        [_member("link", tarfile.SYMTYPE, "../outside")],
+        [_member("link", tarfile.SYMTYPE, "/etc/outside")],
+        [_member("link", tarfile.LNKTYPE, "../outside")],
+        [_member("../outside")],
+        [_member("pipe", tarfile.FIFOTYPE)],
+        [_member("null", tarfile.CHRTYPE)],
+        [  # each looks harmless by its name
+            _member("a/b/up", tarfile.SYMTYPE, "../.."),
+            _member("a/b/up/link", tarfile.SYMTYPE, "../../.."),
+            _member("link/outside"),
+        ],
+    ],
+)
+def test_source_cannot_write_outside(
+    fake: Fake, bucket: Bucket, tmp_path: Path, members: list[tarfile.TarInfo]
+) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        info = tarfile.TarInfo("link")
-        info.type, info.linkname = tarfile.SYMTYPE, name
-        tar.addfile(info)
-    import hashlib
-
+        for member in members:
+            tar.addfile(member)
     sha256 = hashlib.sha256(buffer.getvalue()).hexdigest()
     fake.objects[f"jobs/{JOB}/source/{sha256}"] = buffer.getvalue()
     with pytest.raises(SourceError, match="cannot unpack"):
         fetch(bucket, JOB, sha256, tmp_path / "src")
     assert list((tmp_path / "src").iterdir()) == []
+    assert not (tmp_path / "outside").exists()
 
 
 # ---------------------------------------------------------------- notices and lease
