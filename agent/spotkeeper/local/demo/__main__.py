@@ -45,6 +45,7 @@ STEPS = 1250
 SCALE = 12.0  # a minute of the cloud's time is five seconds, a notice of 120 s is ten
 PER_ZONE = 8  # spot machines that fit a zone, where the recording shows all of its capacity
 CALM_S = 3600.0  # virtual; an hour of the recording in which the market takes nothing: the storm does
+WIDTH = 140  # of lines that go to a file
 END_S = 240.0  # real; for the rest of the training, after the storm
 
 
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     """0 only if everything that the report claims holds; 130 after Ctrl-C."""
     args = parse(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     demo = Demo(args, console)
     try:
         return demo.run()
