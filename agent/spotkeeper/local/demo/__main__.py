@@ -27,7 +27,7 @@ from spotkeeper.cli.pack import Source, pack
 from spotkeeper.cli.poke import poke
 from spotkeeper.cli.submit import submit
 from spotkeeper.local import deploy
-from spotkeeper.local.cloud import LocalCloud
+from spotkeeper.local.cloud import LeftOver, LocalCloud
 from spotkeeper.local.demo import proof, show
 from spotkeeper.local.demo.field import Field
 from spotkeeper.local.demo.storm import Storm, StormError, ticks
@@ -122,7 +122,7 @@ class Demo:
         )
         done.write(self.folder / "report.json")
         show.report(self.console, done, weights, time.monotonic() - began, self.folder / "report.json")
-        return 0 if done.weights_identical and left.nothing() else 1
+        return 0 if done.weights_identical and not left else 1
 
     # -- the steps
 
@@ -225,14 +225,14 @@ class Demo:
             raise DemoError(f"the job {held.value.outcome}: {held.value.reason}")
         return held.value
 
-    def destroy(self, cloud: LocalCloud) -> proof.LeftOver:
+    def destroy(self, cloud: LocalCloud) -> LeftOver:
         self.say("pulumi destroy")
         deploy.destroy(
             STACK, STACK_FILE, cloud.endpoint, cloud.folder / "deploy", Printer(self.console), engine=self.args.engine
         )
         left = cloud.down(purge=True)
         self.cloud = None
-        return proof.LeftOver(left.vms, left.disks, left.processes)
+        return left
 
     def clean_up(self) -> None:
         """Whatever is still there goes; safe to call at any point."""

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.clock import Clock
+from spotkeeper.local.cloud import LeftOver
 from spotkeeper.local.demo.watcher import Trace
 from spotkeeper.report.money import attempts, first_of_each
 from spotkeeper.report.recovery import recoveries
@@ -53,15 +54,6 @@ class Cost(Struct, frozen=True):
     spent: float
     on_demand_only: float
     saved: float
-
-
-class LeftOver(Struct, frozen=True):
-    vms: int
-    disks: int
-    processes: int
-
-    def nothing(self) -> bool:
-        return not (self.vms or self.disks or self.processes)
 
 
 class Report(Struct, frozen=True):
