@@ -331,6 +331,29 @@ def test_an_exit_opens_a_roll_call_and_only_an_answer_to_it_counts() -> None:
     assert overdue.ranks[1].cur is None
 
 
+@pytest.mark.parametrize("how", ["with the exit", "after the roll call", "found stopping"])
+def test_processes_that_end_because_their_machine_goes_are_no_crash(how: str) -> None:
+    """A system that goes down ends the job first; its agent lives on for seconds and answers roll calls."""
+    record, seen = gang()
+    notice = fact(1, Kind.NOTICE, f"{NOW + 25:.0f}")
+    died = (*seen.facts, fact(1, Kind.EXIT, "143"), fact(0, Kind.EXIT, "1"))
+    seen = with_(seen, facts=(*died, notice) if how == "with the exit" else died, grants_first=False)
+    first = decide(record, seen).record
+    assert first is not None
+    if how == "with the exit":
+        assert first.stop and first.roll is None
+        return
+    here = tuple(fact(rank, Kind.HERE, str(first.ver)) for rank in (0, 1))
+    listing = seen.listing
+    if how == "found stopping":
+        vms = (listing.vms[0], replace(listing.vms[1], status=VmStatus.STOPPING))
+        listing = Listing(vms, listing.disks, (), listing.answered)
+    told = (*seen.facts, *here) if how == "found stopping" else (*seen.facts, *here, notice)
+    then = decide(first, with_(seen, facts=told, listing=listing, grants_first=False)).record
+    assert then is not None and then.stop
+    assert then.budget.crashes == 0
+
+
 def test_success_needs_every_member_at_the_newest_generation() -> None:
     record, seen = gang()
     one = with_(seen, facts=(*seen.facts, fact(0, Kind.EXIT, "0"), fact(1, Kind.EXIT, "0", gen=2)))

@@ -61,11 +61,16 @@ def _number(text: str) -> int:
 
 def _failed(draft: Draft, codes: dict[int, int]) -> None:
     """A process died. Where a machine is under notice, that is why: no roll call, no crash."""
-    if any(slot.notice is not None for _, slot in draft.members()):
+    if _going(draft):
         draft.halt(draft.now, "notice")
         return
     rank, code = min((rank, code) for rank, code in codes.items() if code != 0)
     call(draft, "exit", detail=f"rank {rank} exited with {code}", exits=True)
+
+
+def _going(draft: Draft) -> bool:
+    """Whether a member is under notice, by what is known by now: the record hears of it after the exit."""
+    return any(slot.notice is not None or draft.view.notice(i, slot) is not None for i, slot in draft.members())
 
 
 def call(draft: Draft, cause: str, detail: str = "", exits: bool = False) -> None:
@@ -91,7 +96,9 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
         return
     if any(draft.view.gone(index, slot) for index, slot in draft.members()):
         return  # it answered and then went: the room of losses takes it from here
-    if roll.exits or codes:
+    if _going(draft):  # a machine that goes down ends the job's processes first, and still answers
+        draft.halt(draft.now, "notice")
+    elif roll.exits or codes:
         _crash(draft, codes)
     elif draft.now - _last_progress(draft) > draft.times.hang_s:
         _crash(draft, {}, f"no progress for {draft.times.hang_s:.0f} s, though every machine answers")
