@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 from spotkeeper.reconcile.round import Ended, Snapshot, run_round
+from spotkeeper.reconcile.store import CorruptError
 from spotkeeper.reconcile.store_api import Held, StoreError
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec.cloud import Disk, Vm, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
-from spotkeeper.spec.record import Alloc, Grant, Outcome, Phase
+from spotkeeper.spec.record import Alloc, Grant, Outcome, Phase, Record
 
 from tests.reconcile.world import JOB, Drive, Machine, World
 
@@ -120,3 +121,26 @@ def test_a_record_written_after_the_listing_is_not_judged_by_it() -> None:
     result = run_round(world.store, world, JOB, world, world.options, Snapshot(older, stale))
     assert result.ended is Ended.LOST
     assert world.record() == current
+
+
+def test_a_record_that_makes_no_sense_stops_only_its_own_job() -> None:
+    """Edited by hand, or of another version: told in the log, its machines left alone, the others looked after."""
+    world = trained()
+    real = world.member(0)
+    name = real.vm.name.replace(JOB, GHOST)
+    ghost = replace(real.vm, job=GHOST, name=name, uid="ghost")
+    world.machines["ghost"] = Machine(ghost, world.t, VmStatus.RUNNING, up_at=world.t + 1e6)
+    world.store.set_active("zzzz2345")
+    read = world.memory.read_record
+
+    def reading(job: str) -> Held[Record] | None:
+        if job in (GHOST, "zzzz2345"):
+            raise CorruptError(f"jobs/{job}/rec: not a Record")
+        return read(job)
+
+    world.memory.read_record = reading  # type: ignore[method-assign]
+    result = tick(world.store, world, world, world.options)
+    assert sorted(result.failed) == [GHOST, "zzzz2345"]
+    assert "ghost" in world.machines
+    world._remove(real)
+    world.until(lambda: world.training() and world.record().gen == 2, 300)

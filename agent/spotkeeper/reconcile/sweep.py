@@ -13,10 +13,9 @@ from uuid import NAMESPACE_OID, uuid5
 from msgspec import Struct
 
 from spotkeeper.reconcile.round import Now, Options, RoundResult, Snapshot, run_round
-from spotkeeper.reconcile.store_api import Store, StoreError
+from spotkeeper.reconcile.store_api import Held, Store, StoreError
 from spotkeeper.spec.cloud import Cloud, Listing
 from spotkeeper.spec.record import Alloc, Outcome, Phase, Rank, Record
-from spotkeeper.spec.stack import StackState
 
 log = logging.getLogger("spotkeeper.reconcile")
 
@@ -38,13 +37,15 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
     if stack is None:
         return TickResult()
     known = sorted({*store.active_jobs(), *(grant.job for grant in store.read_alloc().value.grants)})
-    before = {job: store.read_record(job) for job in known}
+    failed: list[str] = []
+    before = {job: _read(store, job, failed) for job in known}
     listing = cloud.list(stack.stack)
     labelled = sorted(_labelled(listing) - set(known))
     results: list[RoundResult] = []
-    failed: list[str] = []
-    orphans = tuple(_orphans(store, stack, clock, listing, [*known, *labelled]))
+    orphans = tuple(_orphans(store, clock, listing, [job for job in [*known, *labelled] if job not in failed], failed))
     for job in [*known, *labelled]:
+        if job in failed:
+            continue
         held = before.get(job)
         late = job in orphans or (held is None and job not in labelled)
         # read before the listing, or list again
@@ -54,8 +55,18 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
         except StoreError as error:
             log.warning("round of %s: %s", job, error)
             failed.append(job)
-    _retire(store, known)
+    _retire(store, [job for job in known if job not in failed])
     return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results))
+
+
+def _read(store: Store, job: str, failed: list[str]) -> Held[Record] | None:
+    """A record that makes no sense (or does not come) must not stop the jobs beside it: it is told and left alone."""
+    try:
+        return store.read_record(job)
+    except StoreError as error:
+        log.warning("record of %s: %s", job, error)
+        failed.append(job)
+        return None
 
 
 def _no_wait(options: Options) -> Options:
@@ -75,12 +86,12 @@ def _labelled(listing: Listing) -> set[str]:
     return jobs - {""}
 
 
-def _orphans(store: Store, stack: StackState, clock: Now, listing: Listing, jobs: list[str]) -> list[str]:
+def _orphans(store: Store, clock: Now, listing: Listing, jobs: list[str], failed: list[str]) -> list[str]:
     """Jobs with machines, disks or grants but no record: the evidence was read first, now the record."""
     out = []
     alloc = store.read_alloc().value
     for job in jobs:
-        if store.read_record(job) is not None:
+        if _read(store, job, failed) is not None or job in failed:
             continue
         record = _end_record(job, listing, alloc, clock.now())
         if record is not None and store.create_record(record):
@@ -126,7 +137,7 @@ def _end_record(job: str, listing: Listing, alloc: Alloc, now: float) -> Record 
 def _retire(store: Store, jobs: list[str]) -> None:
     """DONE jobs leave ``active/`` (a crash may have come between the record and the marker)."""
     for job in jobs:
-        held = store.read_record(job)
+        held = _read(store, job, [])
         if held is not None and held.value.phase is Phase.DONE:
             store.clear_active(job)
 
