@@ -132,7 +132,7 @@ class Run:
         self.job = stage.submit(spec, source).job
         self.watcher = Watcher(stage.cloud.folder / "vms", self.job)
         field_ = Field(stage.cloud, self.job)
-        self.storm = Storm(STACK, self.job, field_, self.watcher, self._read, lambda _: None, random.Random(1))
+        self.storm = Storm(STACK, self.job, field_, self.watcher, self._read, lambda _: None, random.Random(1))  # noqa: S311
 
     def __enter__(self) -> Run:
         self.watcher.__enter__()
