@@ -174,11 +174,12 @@ class TestCalls:
     def test_snapshots(self, google: Google, gce: Gce) -> None:
         google.script["disks.createSnapshot"] = operation()
         google.script["snapshots.delete"] = operation()
-        assert gce.perform(CreateSnapshot(JOB, UID, 7, 1, A), 5).kind is Class.ACCEPTED
+        assert gce.perform(CreateSnapshot(JOB, UID, 7, 1, A, 2), 5).kind is Class.ACCEPTED
         assert gce.perform(DeleteSnapshot(DISK), 5).kind is Class.ACCEPTED
         create, delete = google.asked
         assert create.params["disk"] == DISK
-        assert create.body == {"name": DISK, "labels": {"sk-stack": "demo", "sk-job": JOB, "sk-rank": "7"}}
+        copy = DISK.replace("-d1", "-d2")  # named after the disk it is for: another move's is another snapshot
+        assert create.body == {"name": copy, "labels": {"sk-stack": "demo", "sk-job": JOB, "sk-rank": "7"}}
         assert delete.params["snapshot"] == DISK
 
     @pytest.mark.parametrize(

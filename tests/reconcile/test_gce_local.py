@@ -151,10 +151,10 @@ def test_a_machine_with_its_disk_from_birth_to_death(gce: Gce) -> None:
 def test_a_disk_moves_zone_by_snapshot(gce: Gce) -> None:
     assert made(gce, CreateDisk(JOB, UID, 5, 1, "p", A)) is Class.ACCEPTED
     until(gce, lambda seen: any(disk.ready for disk in seen.disks))
-    assert made(gce, CreateSnapshot(JOB, UID, 5, 1, A)) is Class.ACCEPTED
+    assert made(gce, CreateSnapshot(JOB, UID, 5, 1, A, 2)) is Class.ACCEPTED
     listing = until(gce, lambda seen: any(snapshot.ready for snapshot in seen.snapshots))
     (snapshot,) = listing.snapshots
-    assert (snapshot.job, snapshot.rank, snapshot.number) == (JOB, 5, 1)
+    assert (snapshot.job, snapshot.rank, snapshot.number) == (JOB, 5, 2)
     assert made(gce, CreateDisk(JOB, UID, 5, 2, "p", B, snapshot=snapshot.name)) is Class.ACCEPTED
     until(gce, lambda seen: any(disk.ready and disk.zone == B for disk in seen.disks))
     assert made(gce, DeleteDisk(names.disk_name("demo", JOB, 5, 1), A)) is Class.ACCEPTED

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spotkeeper.reconcile.round import Ended, Snapshot, run_round
 from spotkeeper.reconcile.store import open_store
 from spotkeeper.reconcile.sweep import tick
-from spotkeeper.spec.cloud import Action, DeleteVm, InsertVm, Listing, Result, VmStatus
+from spotkeeper.spec.cloud import Action, CreateSnapshot, DeleteVm, InsertVm, Listing, Result, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.job import AskKind, Checkpoint, Nodes, Retry
 from spotkeeper.spec.ledger import Event
@@ -533,6 +533,40 @@ def test_a_cancelled_move_goes_on_in_the_old_zone_and_burns_the_disk_number() ->
     world.ask(AskKind.MOVE, zone="z-b")
     world.until(lambda: world.record().zone == "z-b" and world.training(), 300)
     assert all(rank.disk == 2 for rank in world.record().ranks)
+
+
+def test_a_snapshot_of_a_move_that_was_cancelled_fills_no_disk_of_the_next_one() -> None:
+    """It could not be deleted: as the source of another move's disk it would take the job back to where it was then."""
+    world = trained(World(nodes=1))
+    world.run(33)
+    world.ask(AskKind.MOVE, zone="z-c")
+    world.until(lambda: world.shots, 100)
+    world.shots_stay = True
+    world.ask(AskKind.MOVE, zone="z-a")
+    world.until(world.training, 300)
+    world.run(100)
+    newest = world.newest
+    assert newest and newest > (2, 0)
+    world.ask(AskKind.MOVE, zone="z-c")
+    world.until(lambda: world.record().zone == "z-c" and world.training(), 300)
+    world.run(5)
+    start = world.started[-1][1]
+    assert start is not None and start >= newest
+
+
+def test_a_job_on_hold_in_the_middle_of_a_move_makes_its_copy_once() -> None:
+    world = trained(World(nodes=1))
+    world.shot_s = 200.0
+    world.run(33)
+    world.ask(AskKind.MOVE, zone="z-c")
+    world.until(lambda: world.shots, 100)
+    world.ask(AskKind.PAUSE)
+    assert world.record().phase is Phase.HOLD
+    world.run(900)
+    assert [type(action) for _, action, _ in world.made].count(CreateSnapshot) == 1
+    world.ask(AskKind.RESUME)
+    world.until(lambda: world.record().zone == "z-c" and world.training(), 300)
+    world.until(lambda: not world.shots, 100)
 
 
 # -- holds and asks

@@ -118,6 +118,8 @@ class World:
         self.stockout_lists = False  # a stockout lists the machine for seconds first
         self.blind: set[str] = set()
         self.permanent: str = ""
+        self.shot_s = 5.0  # until a snapshot is ready
+        self.shots_stay = False  # deletions of snapshots fail
         self.ops: list[Result] = []
         self.made: list[tuple[float, Action, Result]] = []
         self.started: list[tuple[int, Commit | None]] = []  # what each generation was restored from
@@ -363,9 +365,12 @@ class World:
                 name = names.disk_name(STACK, action.job, action.rank, action.number)
                 drive = self.drives[name, action.zone]
                 assert drive.user is None, "a snapshot of an attached disk is stale"
-                shot = Snapshot(name, action.job, action.rank, action.number, False)
-                self.shots.setdefault(name, (shot, self.t + 5, list(drive.held.get(action.job, []))))
+                copy = names.disk_name(STACK, action.job, action.rank, action.copy)
+                shot = Snapshot(copy, action.job, action.rank, action.copy, False)
+                self.shots.setdefault(copy, (shot, self.t + self.shot_s, list(drive.held.get(action.job, []))))
             case DeleteSnapshot():
+                if self.shots_stay:
+                    return Class.AMBIGUOUS, "503"
                 self.shots.pop(action.name, None)
         return Class.ACCEPTED, ""
 

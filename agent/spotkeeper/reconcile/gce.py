@@ -324,13 +324,14 @@ class Gce:
     def _create_snapshot(self, action: CreateSnapshot, deadline_s: float) -> tuple[Class, str]:
         stack = self._stack.stack
         disk = names.disk_name(stack, action.job, action.rank, action.number)
+        copy = names.disk_name(stack, action.job, action.rank, action.copy)
         labels = {
             names.LABEL_STACK: stack,
             names.LABEL_JOB: action.job,
             names.LABEL_RANK: str(action.rank),
         }
         path = f"zones/{action.zone}/disks/{disk}/createSnapshot"
-        answer = self._post(path, {}, {"name": disk, "labels": labels}, deadline_s)
+        answer = self._post(path, {}, {"name": copy, "labels": labels}, deadline_s)
         return (Class.ACCEPTED, "is there already") if answer.status == 409 else outcome(answer)
 
     def _delete(self, path: str, deadline_s: float) -> tuple[Class, str]:

@@ -50,7 +50,7 @@ class Disk(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    name: str  # the source disk's name
+    name: str  # that of the disk which is to be made from it
     job: str
     rank: int
     number: int
@@ -120,6 +120,7 @@ class CreateSnapshot(Struct, frozen=True, tag=True):
     rank: int
     number: int  # of the disk
     zone: str
+    copy: int = 0  # number of the disk that the move makes from it; it names the snapshot
 
 
 class DeleteSnapshot(Struct, frozen=True, tag=True):

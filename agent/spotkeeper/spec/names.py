@@ -46,7 +46,7 @@ def vm_name(stack: str, job: str, rank: int, attempt: int) -> str:
 
 
 def disk_name(stack: str, job: str, rank: int, number: int) -> str:
-    """Also the name of the snapshot that a zone move makes of that disk."""
+    """Also the name of the snapshot that a zone move fills that disk from."""
     return f"sk-{stack}-{job}-r{rank:04d}-d{number}"
 
 

@@ -130,14 +130,14 @@ def _copies(draft: Draft) -> Iterator[Action]:
     for index, rank in enumerate(draft.ranks):
         if rank.cur is not None or rank.copy is None or draft.view.disk(index, rank.copy, move.zone) is not None:
             continue
-        snapshot = draft.view.snapshots.get((index, rank.disk))
+        snapshot = draft.view.snapshots.get((index, rank.copy))  # of this move: an older one's is stale
         source = draft.view.disk(index, rank.disk, record.zone or "")
         if snapshot is None:
             if source is not None and not source.users and not draft.view.vms_of(index):
-                yield CreateSnapshot(record.job, record.uid, index, rank.disk, source.zone)
+                yield CreateSnapshot(record.job, record.uid, index, rank.disk, source.zone, rank.copy)
         elif snapshot.ready:
             pool = _pool(draft, move.zone)
-            name = draft.view.disk_name(index, rank.disk)
+            name = draft.view.disk_name(index, rank.copy)
             yield CreateDisk(record.job, record.uid, index, rank.copy, pool, move.zone, snapshot=name)
 
 
@@ -182,7 +182,7 @@ def _delete_snapshots(draft: Draft) -> Iterator[Action]:
     record = draft.record
     for (index, number), snapshot in draft.view.snapshots.items():
         rank = draft.ranks[index] if index < len(draft.ranks) else Rank()
-        serving = record.move is not None and number == rank.disk and record.phase is Phase.RUN
+        serving = record.move is not None and number == rank.copy and record.phase in (Phase.RUN, Phase.HOLD)
         if not serving:
             yield DeleteSnapshot(snapshot.name)
 

@@ -101,7 +101,7 @@ def copied(draft: Draft, index: int, rank: Rank) -> bool:
 
 
 def has_data(draft: Draft, index: int, rank: Rank) -> bool:
-    return bool(draft.view.disks.get((index, rank.disk))) or (index, rank.disk) in draft.view.snapshots
+    return bool(draft.view.disks.get((index, rank.disk))) or (index, rank.copy) in draft.view.snapshots
 
 
 def _arrive(draft: Draft) -> None:
