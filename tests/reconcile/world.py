@@ -369,9 +369,8 @@ class World:
                 shot = Snapshot(copy, action.job, action.rank, action.copy, False)
                 self.shots.setdefault(copy, (shot, self.t + self.shot_s, list(drive.held.get(action.job, []))))
             case DeleteSnapshot():
-                if self.shots_stay:
-                    return Class.AMBIGUOUS, "503"
-                self.shots.pop(action.name, None)
+                if not self.shots_stay:
+                    self.shots.pop(action.name, None)
         return Class.ACCEPTED, ""
 
     def _insert(self, action: InsertVm) -> tuple[Class, str]:
