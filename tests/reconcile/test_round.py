@@ -494,6 +494,20 @@ def test_a_lost_static_node_is_replaced_by_a_spot_machine() -> None:
     assert world.member(1).vm.model is Model.SPOT
 
 
+def test_a_machine_whose_last_save_failed_is_not_trained_on_from() -> None:
+    """Its disk was as new as any when the generation began; what it said at the end is older than another's."""
+    world = trained(World(nodes=2))
+    world.run(33)
+    failing = world.member(0).agent
+    assert failing and failing.mounted
+    failing.mounted.broken = True
+    world.run(20)
+    world.preempt(1, notice_s=120)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    world.run(3)  # the world compares what it starts from with the newest commit there is
+    assert world.started[-1] == (2, world.newest)
+
+
 # -- a move of the whole gang
 
 

@@ -84,6 +84,7 @@ class Drive:
     ready_at: float
     held: dict[str, list[Commit]] = field(default_factory=dict)  # commits by job
     user: str | None = None  # uid
+    broken: bool = False  # every write fails
 
 
 class World:
@@ -636,7 +637,8 @@ class Agent:
             agent.commit = (self.gen, self.step_no)
         for agent in writers:
             assert agent.mounted and agent.mounted.user == agent.machine.vm.uid, "writes to a disk it does not hold"
-            agent.mounted.held.setdefault(self.job or "", []).append((self.gen, self.step_no))
+            if not agent.mounted.broken:
+                agent.mounted.held.setdefault(self.job or "", []).append((self.gen, self.step_no))
         self.world.newests[self.job or ""] = (self.gen, self.step_no)
 
     def _maybe_stop(self, agents: list[Agent], whole: bool) -> None:
@@ -658,4 +660,6 @@ class Agent:
         elif not late:
             return
         self.alive = False
+        if self.mounted is not None and self.mounted.held.get(self.job or ""):
+            self.say(Kind.HOLDS, doc.gen, "{}-{}".format(*max(self.mounted.held[self.job or ""])))
         self.say(Kind.RELEASED, doc.gen, str(max(0, self.step_no)))

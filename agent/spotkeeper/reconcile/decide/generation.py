@@ -93,14 +93,26 @@ def holds(draft: Draft, index: int, slot: Slot) -> bool:
 
     It was there when the generation began, or it was written since: then every member with a disk wrote it.
     A disk that came back late holds an older one until the first commit of a generation that it is part of.
+    A save may have failed here alone: where the end of the generation was reported, that report counts.
     """
     if not slot.disk or draft.view.said(index, slot, Kind.FULL, draft.record.gen):
+        return False
+    if draft.view.ended(index, slot, draft.record.gen) and _has_less(draft, index, slot):
         return False
     progress, gen = draft.seen.progress, draft.record.gen
     if slot.holds or (progress is not None and progress.commit_gen == gen):
         return True
     held = draft.view.holds(index, slot)
     return held is not None and held[0] == gen
+
+
+def _has_less(draft: Draft, index: int, slot: Slot) -> bool:
+    """Whether anybody reported a newer commit than this machine did."""
+    progress, held = draft.seen.progress, draft.view.holds(index, slot)
+    known = draft.view.newest_held()
+    if progress is not None and progress.commit_gen is not None and progress.commit_step is not None:
+        known = max(known or (0, 0), (progress.commit_gen, progress.commit_step))
+    return known is not None and (held is None or held < known)
 
 
 def _fresh(draft: Draft, ready: list[int]) -> set[int]:

@@ -248,6 +248,11 @@ class View:
         found = [parse_commit(f.value) for f in self.said(rank, slot, Kind.HOLDS)]
         return max((commit for commit in found if commit), default=None)
 
+    def newest_held(self) -> Commit | None:
+        """The newest commit that any machine of the job reported, also one that is given up by now."""
+        every = (f for facts in self.facts.values() for f in facts if f.kind is Kind.HOLDS)
+        return max((commit for fact in every if (commit := parse_commit(fact.value))), default=None)
+
     def vm_name(self, rank: int, slot: Slot) -> str:
         return slot.node or names.vm_name(self.seen.stack.stack, self.job, rank, slot.attempt)
 
