@@ -17,7 +17,7 @@ from spotkeeper.reconcile.store import open_store
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec.cloud import Action, CreateSnapshot, DeleteVm, InsertVm, Listing, Result, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
-from spotkeeper.spec.job import AskKind, Checkpoint, Nodes, Retry
+from spotkeeper.spec.job import Ask, AskKind, Checkpoint, Nodes, Retry
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Outcome, Phase, SlotState
@@ -584,6 +584,16 @@ def test_a_job_on_hold_in_the_middle_of_a_move_makes_its_copy_once() -> None:
 
 
 # -- holds and asks
+
+
+def test_each_of_very_many_asks_is_taken_in_once() -> None:
+    world = trained(World(nodes=1))
+    for number in range(100):
+        world.store.put_ask(JOB, Ask(f"move-{number:03}", AskKind.MOVE, world.t, zone="nowhere"))
+    result = run_round(world.store, world, JOB, world, world.options)
+    assert result.writes == 1, "a second one means that some were taken in again"
+    assert len(world.events(Event.ASK)) == 100
+    assert world.store.list_asks(JOB) == ()
 
 
 def test_pause_saves_keeps_the_disks_and_resume_goes_on() -> None:

@@ -23,7 +23,7 @@ def step(draft: Draft) -> None:
         if ask.id in draft.record.asks_done:
             continue
         refused = _take(draft, ask)
-        draft.set(asks_done=(*draft.record.asks_done, ask.id)[-KEPT_ASKS:])
+        draft.set(asks_done=_kept((*draft.record.asks_done, ask.id), {each.id for each in draft.seen.asks}))
         draft.log(
             Event.ASK,
             ask.id,
@@ -33,6 +33,11 @@ def step(draft: Draft) -> None:
         )
         if draft.record.phase in (Phase.END, Phase.DONE):
             return
+
+
+def _kept(done: tuple[str, ...], waiting: set[str]) -> tuple[str, ...]:
+    """The newest few, and all that are not deleted yet: those would be taken in once more."""
+    return tuple(ask for at, ask in enumerate(done, start=KEPT_ASKS - len(done)) if at >= 0 or ask in waiting)
 
 
 def _take(draft: Draft, ask: Ask) -> str:
