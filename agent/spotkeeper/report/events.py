@@ -35,7 +35,7 @@ _TEXTS: dict[Event, str] = {
     Event.CRASH: "the job's own code failed",
     Event.ROLL: "roll call",
     Event.BOUT: "on-demand for a while",
-    Event.MOVE: "the job moves to {zone}",
+    Event.MOVE: "the job changes its zone",
     Event.HOLD: "the job holds",
     Event.RESUME: "the job goes on",
     Event.ASK: "asked",
@@ -57,9 +57,9 @@ def describe(entry: Entry) -> str:
         price = f" at ${entry.price:.3f}/h" if entry.price is not None else ""
         text = f"{who}: wants {what or 'a machine'}{price}"
     else:
-        text = _TEXTS[entry.event].format(who=who, what=what or "it", gen=entry.gen, zone=entry.zone or "another zone")
+        text = _TEXTS[entry.event].format(who=who, what=what or "it", gen=entry.gen)
     if entry.cause and entry.event not in (Event.ASK,) and entry.cause not in text:
         text += f" ({entry.cause})"
-    elif entry.cause:
+    elif entry.cause and entry.event is Event.ASK:
         text += f" to {entry.cause}"
     return f"{text}: {entry.detail}" if entry.detail and entry.event is not Event.GONE else text
