@@ -38,14 +38,31 @@ T = TypeVar("T")
 GPT = Path(__file__).resolve().parents[2] / "examples" / "gpt"
 SCALE = 20.0  # as the demo's: boots, which are real work, fit their deadlines
 ROOM = 8  # machines each zone carries, whatever the recorded market says
+STEP_S = 0.03  # real, added to each step
+SLOW = f"""
+import time
+import train
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_optimizer_step_post_hook(lambda *_: time.sleep({STEP_S}))
+train.main()
+"""
 PATIENCE_S = 90.0  # real, for one step of a story
 TAIL = 25  # lines of each log in a failure
 
 
 def tiny(name: str, steps: int, **fields: object) -> JobSpec:
-    """The example's GPT, as small as it gets: about 10 ms a step."""
-    command = ("train.py", "--dim", "32", "--layers", "1", "--steps", str(steps), "--nice", "10")
+    """The example's GPT, as small as it gets, and slowed down: what a story does to it takes real time."""
+    command = ("slow.py", "--dim", "32", "--layers", "1", "--steps", str(steps), "--nice", "10")
     return replace(read_job(GPT / "job.yaml", None, 0.0), name=name, command=command, **fields)
+
+
+def slow_gpt(folder: Path) -> Source:
+    """The example, with ``slow.py`` beside it."""
+    home = folder / "gpt"
+    home.mkdir(exist_ok=True)
+    (home / "train.py").write_bytes((GPT / "train.py").read_bytes())
+    (home / "slow.py").write_text(SLOW)
+    return pack(home)
 
 
 def script(folder: Path, name: str, text: str, **fields: object) -> tuple[JobSpec, Source]:
@@ -93,7 +110,7 @@ class Stage:
         return local_target(self.cloud.folder).store()
 
     def submit(self, spec: JobSpec, source: Source | None = None) -> Submitted:
-        done = submit(self.store, spec, source or pack(GPT), self.cloud.clock.now())
+        done = submit(self.store, spec, source or slow_gpt(self.cloud.folder), self.cloud.clock.now())
         self.poke(done.job)
         return done
 
@@ -140,6 +157,7 @@ class Run:
 
     def __exit__(self, *exc: object) -> None:
         self.watcher.__exit__(*exc)
+        print(self.story())  # shown where the test fails
 
     def _read(self) -> Record | None:
         held = self.stage.store.read_record(self.job)
@@ -162,11 +180,11 @@ class Run:
         return sorted((e for e in once.values() if e.event in events or not events), key=lambda e: e.at)
 
     def until(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE_S) -> T:
-        """As the stage's; the job's own story is told as well."""
+        """As the stage's; a job that ends meanwhile ends the waiting too."""
         try:
             return self.stage.until(what, look, seconds)
-        except (AssertionError, StormError) as error:
-            raise AssertionError(f"{error}\n{self.story()}") from None
+        except StormError as error:
+            raise AssertionError(f"{error}\n{self.stage.last_words()}") from None
 
     def story(self) -> str:
         start = self.record().created
@@ -193,7 +211,8 @@ class Run:
         return proof.weights_in(log_text(self.stage.store, self.record(), 0)[1])
 
     def weights_left_alone(self, folder: Path, nproc: int) -> str:
-        return proof.left_alone(GPT, self.spec.command, nproc, dict(self.spec.env), folder)
+        """The same without any cloud, and not slowed down."""
+        return proof.left_alone(GPT, ("train.py", *self.spec.command[1:]), nproc, dict(self.spec.env), folder)
 
 
 def _tail(path: Path) -> str:

@@ -1,0 +1,144 @@
+"""kill -9 of everything that has a process, one after the other, in one run: the weights are those of a quiet one.
+
+What only looks after training (agent, saver, function, control plane and its keeper) may die without costing
+a generation. What carries it (launcher, torchrun, a rank) is the job's own crash, and costs exactly one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from spotkeeper.local import procs
+from spotkeeper.local.cloud import LocalCloud, LocalCloudError
+from spotkeeper.local.views import VmView
+from spotkeeper.spec.job import Retry
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Outcome
+from spotkeeper.train.control import Control
+from spotkeeper.vm.launch import saver_pid
+
+from tests.lifecycle.stage import Run, Stage, tiny
+
+pytestmark = pytest.mark.lifecycle
+
+SEED = 20261
+HARMLESS = ("agent", "saver", "function", "server", "keeper")
+CRASHES = ("zygote", "torchrun", "rank")
+
+
+class Victims:
+    """Pids by what they are, on the machine of a rank where that matters. None: it does not run right now."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._cloud = run.stage.cloud
+
+    def find(self, what: str, rank: int) -> int | None:
+        try:
+            return self._FINDERS[what](self, rank)
+        except (LocalCloudError, OSError, ValueError, IndexError, StopIteration):
+            return None
+
+    def _vm(self, rank: int) -> VmView:
+        cur = self._run.record().ranks[rank].cur
+        return next(vm for vm in self._cloud.status().vms if cur is not None and vm.id == cur.uid)
+
+    def _agent(self, rank: int) -> int | None:
+        """Not by its pid file: that of a killed one is still there."""
+        marked = procs.marked(procs.mark(procs.VM, f"{self._cloud.config.uid}-{self._vm(rank).id}"))
+        found = [pid for pid in marked if _cmdline(pid)[-2:] == ["-m", "spotkeeper.vm"]]
+        return found[0] if found else None
+
+    def _saver(self, rank: int) -> int | None:
+        return saver_pid(self._folder(rank))
+
+    def _rank(self, rank: int) -> int | None:
+        gen = self._run.record().gen
+        return Control.open(self._folder(rank) / self._run.job / str(gen) / "ctl").pid or None
+
+    def _torchrun(self, rank: int) -> int | None:
+        return _parent(self._rank(rank))
+
+    def _zygote(self, rank: int) -> int | None:
+        return _parent(self._torchrun(rank))
+
+    def _folder(self, rank: int) -> Path:
+        return Path(self._vm(rank).root) / "run" / "spotkeeper"
+
+    def _function(self, _: int) -> int | None:
+        return self._cloud.status().functions[0].pid or None
+
+    def _server(self, _: int) -> int | None:
+        return _recorded(self._cloud.folder / "server.pid")
+
+    def _keeper(self, _: int) -> int | None:
+        return _recorded(self._cloud.folder / "keeper.pid")
+
+    _FINDERS: dict[str, Callable[[Victims, int], int | None]] = {
+        "agent": _agent,
+        "saver": _saver,
+        "rank": _rank,
+        "torchrun": _torchrun,
+        "zygote": _zygote,
+        "function": _function,
+        "server": _server,
+        "keeper": _keeper,
+    }
+
+
+def _recorded(path: Path) -> int | None:
+    pid, started = (int(word) for word in path.read_text().split())
+    return pid if procs.is_same(pid, started) else None
+
+
+def _cmdline(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def _parent(pid: int | None) -> int | None:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) if pid else None
+
+
+def strike(run: Run, victims: Victims, what: str, rng: random.Random) -> None:
+    """Kill it at a random moment of steady training, and wait until another is in its place."""
+    run.steady(f"before {what} is killed")
+    rank = rng.randrange(2)
+    pid = run.until(f"rank {rank}'s {what} to run", lambda: victims.find(what, rank))
+    step = run.watcher.step() + rng.randrange(30)
+    run.until(f"step {step}", lambda: run.watcher.step() >= step)
+    os.kill(pid, signal.SIGKILL)
+    if what == "keeper":
+        run.until("the keeper to be dead", lambda: victims.find(what, rank) is None)
+        LocalCloud.up(run.stage.cloud.folder)  # nothing keeps the keeper but the next `spotkeeper local up`
+    run.until(f"another {what} for rank {rank}", lambda: victims.find(what, rank) not in (None, pid))
+
+
+def test_a_run_in_which_everything_was_killed_ends_with_the_weights_of_a_quiet_one(
+    stage: Stage, tmp_path: Path
+) -> None:
+    rng = random.Random(SEED)  # noqa: S311
+    order = [*HARMLESS, *CRASHES]
+    rng.shuffle(order)
+    with Run(stage, tiny("chaos", 1000, nodes=2, retry=Retry(crashes=len(CRASHES)))) as run:
+        victims = Victims(run)
+        for what in order:
+            before = run.record()
+            strike(run, victims, what, rng)
+            run.steady(f"after {what} was killed")
+            after = run.record()
+            costs = int(what in CRASHES)
+            assert after.gen - max(1, before.gen) == costs, f"{what}: {before.gen} -> {after.gen}"
+            assert after.budget.crashes - before.budget.crashes == costs, what
+        record = run.over()
+        weights = run.weights()
+    assert record.outcome is Outcome.SUCCEEDED, record.reason
+    assert not run.ledger(Event.LOSS), "no machine was given up for a process that died on it"
+    assert weights == run.weights_left_alone(tmp_path, 2)
