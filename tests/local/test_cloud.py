@@ -57,6 +57,18 @@ def test_up_twice_is_one_cloud(fresh: LocalCloud) -> None:
     assert again.clock.scale == 100
 
 
+def test_an_up_that_is_interrupted_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: LocalCloud) -> None:
+        assert eventually(lambda: (self.folder / "server.pid").exists(), 20)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalCloud, "_wait_healthy", interrupted)
+        LocalCloud.up(tmp_path / "cloud")
+    cloud = LocalCloud.attach(tmp_path / "cloud")
+    assert procs.marked(procs.mark(procs.CLOUD, cloud.config.uid)) == set()
+
+
 def test_attach_to_nothing_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(LocalCloudError, match="spotkeeper local up"):
         LocalCloud.attach(tmp_path)

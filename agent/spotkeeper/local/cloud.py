@@ -116,11 +116,16 @@ class LocalCloud:
                     project=project,
                     timing=timing or Timing(),
                 )
-                (folder / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+                _write_config(folder, config)
             cloud = cls(folder, config, fresh=not _keeper_runs(folder))
-            if cloud.fresh:
-                cloud._start_keeper()
-        cloud._wait_healthy()
+            try:
+                if cloud.fresh:
+                    cloud._start_keeper()
+                cloud._wait_healthy()
+            except BaseException:  # Ctrl-C too: whoever called has no cloud yet that could be taken down
+                if cloud.fresh:
+                    cloud._end()
+                raise
         return cloud
 
     @classmethod
@@ -198,11 +203,14 @@ class LocalCloud:
         """Stop every process of this cloud and say what was still there. ``purge`` removes its folder too."""
         with _lock(self.folder):
             left = self.left_over()
-            _end_keeper(self.folder)
-            procs.kill_all(procs.mark(procs.CLOUD, self.config.uid))
+            self._end()
         if purge:
             shutil.rmtree(self.folder, ignore_errors=True)
         return left
+
+    def _end(self) -> None:
+        _end_keeper(self.folder)
+        procs.kill_all(procs.mark(procs.CLOUD, self.config.uid))
 
     def left_over(self) -> LeftOver:
         """VMs and disks by the cloud's own books, and processes of VMs and functions by their marks.
@@ -308,6 +316,13 @@ def _read_config(folder: Path) -> Config | None:
         return None
     except msgspec.DecodeError as error:
         raise LocalCloudError(f"{path}: {error}; remove the folder and start again") from None
+
+
+def _write_config(folder: Path, config: Config) -> None:
+    """Whole or not at all: half of it would have to be removed by hand."""
+    temporary = folder / f"{CONFIG}.new"
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    temporary.replace(folder / CONFIG)
 
 
 def _pid(path: Path) -> int | None:
