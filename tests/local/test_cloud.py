@@ -59,7 +59,7 @@ def test_up_twice_is_one_cloud(fresh: LocalCloud) -> None:
 
 def test_an_up_that_is_interrupted_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(self: LocalCloud) -> None:
-        assert eventually(lambda: (self.folder / "server.pid").exists(), 20)
+        assert eventually((self.folder / "server.pid").exists, 20)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
