@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
@@ -9,9 +10,11 @@ from msgspec import Struct
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.spec.generation import DocState, Generation, Member
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.parse import read_text
+from spotkeeper.spec.parse import Problem, SpecError, located, read_text
 
 CHECKOUT = Path(__file__).resolve().parents[3]
+_SETTING = re.compile(r'^config\["(?:spotkeeper:)?([^"]+)"\]')
+STAND_IN = "http://127.0.0.1:80"  # of a one-machine cloud, whose port is only known while it runs
 
 
 class Rendered(Struct, frozen=True):
@@ -25,7 +28,7 @@ def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
     """Startup and shutdown scripts of a stack file (the local one's, if none is named).
 
     Raises:
-        SpecError: the stack file is wrong.
+        SpecError: the stack file is wrong; with its lines.
         CliError: no checkout is at hand, so there is no stack file and no template.
     """
     try:
@@ -36,10 +39,28 @@ def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
             "the scripts are made by `infra`, which is not here", Exit.MISSING, "run it in a checkout"
         ) from None
     path = file or CHECKOUT / "infra" / "stacks" / f"Pulumi.{stack or 'local'}.yaml"
-    read_text(path)  # for its own words on a file that is not there
+    lines = _lines(path)
     name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
-    scripts = boot.render(settings.from_config(read_config(path), name))
+    try:
+        scripts = boot.render(settings.from_config(read_config(path, STAND_IN if name == "local" else None), name))
+    except SpecError as error:
+        raise located(error, path.name, lines) from None
     return (Rendered("startup-script", scripts.startup), Rendered("shutdown-script", scripts.shutdown))
+
+
+def _lines(path: Path) -> dict[str, int]:
+    """The line of every setting, by the name that messages give it.
+
+    Raises:
+        SpecError: the file is missing, no YAML, or has nothing below ``config:``.
+    """
+    from spotkeeper.spec.yamltext import read
+
+    document, lines = read(read_text(path), path.name)
+    config = document.get("config") if isinstance(document, dict) else None
+    if not isinstance(config, dict):
+        raise SpecError([Problem("config", "missing, want a mapping: the stack's settings", source=path.name)])
+    return {_SETTING.sub(r"\1", key): line for key, line in lines.items()}
 
 
 def job_texts(spec: JobSpec) -> tuple[Rendered, ...]:
