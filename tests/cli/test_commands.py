@@ -130,6 +130,10 @@ def test_logs(cli: Cli, store: ObjectStore) -> None:
     assert cli("logs", "first", "--rank", "5").err == "error: rank 5: first has ranks 0 to 1\n"
     missing = cli("logs", "first", "--rank", "1")
     assert (missing.code, missing.err.splitlines()[0]) == (3, "error: first: rank 1 has no log yet")
+    held = store.read_record(JOB)
+    assert held is not None
+    assert store.cas_record(msgspec.structs.replace(held.value, phase=Phase.DONE), held.token)
+    assert "this one printed nothing" in cli("logs", "first", "--rank", "1").err
     assert "generations with a log: 1, 10" in cli("logs", "first", "--gen", "7").err
 
 
@@ -227,6 +231,9 @@ def test_without_a_stack_the_message_names_both_ways(cli: Cli, tmp_path: Path, m
     assert "spotkeeper local up" in done.err
     assert "export SPOTKEEPER_STACK" in done.err
     assert "SPOTKEEPER_BUCKET is not set" in cli("status", "--stack", "prod").err
+    monkeypatch.setenv("SPOTKEEPER_BUCKET", "gs://somewhere")  # and no stack: never the local one by surprise
+    done = cli("status")
+    assert (done.code, "no stack is named" in done.err) == (2, True)
 
 
 def test_a_bucket_without_a_stack_or_with_a_wrong_address(

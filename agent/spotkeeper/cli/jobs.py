@@ -105,11 +105,12 @@ def log_text(store: Store, record: Record, rank: int, gen: int | None = None) ->
     gens = _gens(store, record, rank)
     if not gens or (gen is not None and gen not in gens):
         which = f" of generation {gen}" if gen is not None else ""
-        raise CliError(
-            f"{record.name}: rank {rank} has no log{which} yet",
-            Exit.MISSING,
-            f"generations with a log: {', '.join(map(str, gens))}" if gens else "logs appear while the job trains",
-        )
+        over = record.phase in (Phase.END, Phase.DONE)
+        if gens:
+            remedy = f"generations with a log: {', '.join(map(str, gens))}"
+        else:
+            remedy = "another --rank: this one printed nothing" if over else "a log appears once something is printed"
+        raise CliError(f"{record.name}: rank {rank} has no log{which}{'' if over else ' yet'}", Exit.MISSING, remedy)
     chosen = gens[-1] if gen is None else gen
     return chosen, (store.get(paths.log(record.job, rank, chosen)) or b"").decode("utf-8", "replace")
 

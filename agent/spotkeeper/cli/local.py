@@ -62,7 +62,7 @@ def preempt(
     folder: Folder = HERE,
     as_json: Json = False,
 ) -> None:
-    """Take a spot VM away, as the cloud would."""
+    """Take a spot VM away, as the cloud would. To another VM happens what may: maintenance, or its host breaks."""
     from spotkeeper.cli import localcloud
 
     localcloud.preempt(folder, vm, notice=notice, as_json=as_json)
@@ -70,7 +70,7 @@ def preempt(
 
 @app.command()
 def capacity(
-    zone: Annotated[str, typer.Argument(metavar="ZONE", show_default=False)],
+    zone: Annotated[str, typer.Argument(metavar="ZONE", help="Such as us-central1-a.", show_default=False)],
     nodes: Annotated[str, typer.Argument(metavar="N|market", help="Spot VMs that fit; or what the market says.")],
     folder: Folder = HERE,
     as_json: Json = False,

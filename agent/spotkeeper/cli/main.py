@@ -69,7 +69,10 @@ def submit(
 
 @app.command()
 def status(
-    job: Annotated[Optional[str], typer.Argument(metavar="[JOB]", show_default=False)] = None,  # noqa: UP045
+    job: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="JOB", help="Id or name of a job; else all of them.", show_default=False),
+    ] = None,
     finished: Annotated[bool, typer.Option("--all", "-a", help="Finished jobs as well.")] = False,
     stack: Stack = None,
     as_json: Json = False,
@@ -163,13 +166,17 @@ def reconcile(
 
 @app.command()
 def render(
-    file: Annotated[Optional[Path], typer.Argument(metavar="[JOB.YAML]", show_default=False)] = None,  # noqa: UP045
+    file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(metavar="FILE", help="A job file, or a stack file (Pulumi.*.yaml).", show_default=False),
+    ] = None,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
     """Show what machines get: the startup and shutdown scripts of the stack, or a job's launch.
 
-    Examples: `spotkeeper render` (the stack's scripts), `spotkeeper render job.yaml`
+    Examples: `spotkeeper render` (the local stack's scripts), `spotkeeper render job.yaml`,
+    `spotkeeper render infra/stacks/Pulumi.prod.yaml`
     """
     from spotkeeper.cli import commands
 
@@ -178,7 +185,7 @@ def render(
 
 @app.command()
 def schema(
-    document: Annotated[str, typer.Argument(metavar="job|stack", show_default=False)],
+    document: Annotated[str, typer.Argument(metavar="job|stack", help="Which document.", show_default=False)],
     as_json: Json = False,
 ) -> None:
     """JSON Schema of a job file (or of the stack document), for editors.

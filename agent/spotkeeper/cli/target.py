@@ -77,6 +77,12 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
     folder = local_folder(start or Path.cwd())
     if bucket and name:
         return Target(name, bucket, _clock(), function_url=os.environ.get("SPOTKEEPER_FUNCTION", ""))
+    if bucket:
+        raise CliError(
+            "SPOTKEEPER_BUCKET is set, but no stack is named",
+            Exit.USAGE,
+            "export SPOTKEEPER_STACK=...; or, for the cloud on this machine, unset SPOTKEEPER_BUCKET",
+        )
     if folder is not None and name in ("", "local"):
         from spotkeeper.cli.localcloud import local_target
 
