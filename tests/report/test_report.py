@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from spotkeeper.report.events import describe
 from spotkeeper.report.money import attempts, first_of_each, money, stopped
 from spotkeeper.report.recovery import recoveries
-from spotkeeper.report.render import duration, job_table, live, report, status
+from spotkeeper.report.render import count, duration, job_table, live, report, saved, status, usd
 from spotkeeper.report.spans import minus, seconds, union
 from spotkeeper.report.view import JobView, NodeState, job_view
 from spotkeeper.spec.generation import Progress
@@ -150,7 +150,36 @@ def test_a_crash_and_a_swap_have_their_causes() -> None:
     crash = (entry(Event.CRASH, 200.0, 0, cause="crash"), generation(210.0, 2))
     swap = (intent(300.0, 0, 2, cause="swap"), entry(Event.STOP, 400.0, cause="swap"), generation(410.0, 3))
     found = recoveries((generation(100.0, 1), *crash, *swap), now=500.0)
-    assert [(one.cause, one.stopped_s) for one in found] == [("crash", 10.0), ("swap", 10.0)]
+    told = [(one.cause, one.stopped_s, one.announced) for one in found]
+    assert told == [("crash", 10.0, False), ("swap", 10.0, True)]
+
+
+def test_a_pause_is_no_recovery_but_a_loss_beside_it_is() -> None:
+    pause = (entry(Event.STOP, 200.0, cause="pause"), entry(Event.HOLD, 210.0, cause="pause"))
+    assert recoveries((generation(100.0, 1), *pause, generation(900.0, 2)), now=950.0) == ()
+    assert recoveries((generation(100.0, 1), *pause), now=950.0) == ()
+    loss = entry(Event.LOSS, 205.0, 0, 1, cause="loss")
+    (one,) = recoveries((generation(100.0, 1), *pause, loss, generation(900.0, 2)), now=950.0)
+    assert (one.cause, one.announced) == ("loss", False)
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(0.01234, "$0.0123"), (1.0, "$1.00"), (9.151, "$9.15"), (-1234.5, "$-1,234.50")]
+)
+def test_money_is_rounded_to_what_matters(amount: float, text: str) -> None:
+    assert usd(amount) == text
+
+
+@pytest.mark.parametrize(("percent", "text"), [(70.6, "71 % saved"), (-0.4, "0 % saved"), (-9.2, "9 % more")])
+def test_what_was_not_saved_is_said_so(percent: float, text: str) -> None:
+    assert saved(percent) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"), [(1, "crash", "1 crash"), (2, "crash", "2 crashes"), (0, "VM", "0 VMs")]
+)
+def test_one_and_many(number: int, noun: str, text: str) -> None:
+    assert count(number, noun) == text
 
 
 def test_stopped_spans_end_with_the_generation_or_the_job() -> None:

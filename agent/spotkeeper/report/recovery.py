@@ -16,6 +16,8 @@ from spotkeeper.spec.model import Model
 
 # Losses of machines that were in no generation: nothing was interrupted.
 NOT_MEMBERS = ("standby", "never joined")
+WISHED = ("pause",)  # somebody asked for it: no interruption
+SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot")  # how causes begin that nobody announced
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Recovery:
     """From the first sign of trouble to the next generation. Durations in virtual seconds."""
 
     cause: str  # "notice", "loss", "loss of 2", "crash", "move", ...
-    announced: bool
+    announced: bool  # nobody was surprised: a notice, or a change that reconcile itself made
     ranks: tuple[int, ...]  # whose machines were lost or replaced
     began: float  # virtual unix seconds
     stopped_s: float  # training stood still
@@ -50,6 +52,10 @@ class _Open:
             moments.append(self.stopped)
         return min(moments, default=None)
 
+    def counts(self) -> bool:
+        """Whether there was an interruption that nobody wished for."""
+        return bool(self.noticed or self.lost) or (self.stopped is not None and self.cause not in WISHED)
+
 
 def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
     """In order. A withdrawn notice that led to no new generation is none."""
@@ -60,14 +66,14 @@ def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
     gen = 0
     for entry in entries:
         if entry.event is Event.GENERATION:
-            if gen and trouble.began() is not None:
+            if gen and trouble.counts():
                 out.append(_recovery(trouble, entry.at, entry.gen, machines))
             gen, trouble = entry.gen, _Open()
         elif entry.event in (Event.END, Event.DONE):
             trouble = _Open()
         else:
             _note(trouble, entry)
-    if gen and trouble.began() is not None:
+    if gen and trouble.counts():
         out.append(_recovery(trouble, None, gen, machines, now))
     return tuple(out)
 
@@ -96,9 +102,10 @@ def _recovery(
     began = trouble.began()
     assert began is not None
     until = now if end is None else end
+    cause = _cause(trouble)
     return Recovery(
-        cause=_cause(trouble),
-        announced=bool(trouble.noticed) and not trouble.lost,
+        cause=cause,
+        announced=not cause.startswith(SURPRISES),
         ranks=tuple(sorted({*trouble.noticed, *trouble.lost, *(machine.rank for machine in came)})),
         began=began,
         stopped_s=0.0 if trouble.stopped is None else until - trouble.stopped,

@@ -51,7 +51,14 @@ def duration(seconds: float | None) -> str:
 
 
 def usd(amount: float) -> str:
-    return f"${amount:,.2f}" if abs(amount) >= 10 else f"${amount:.4f}"
+    """``$1,234.50``; below a dollar ``$0.0123``."""
+    return f"${amount:,.2f}" if abs(amount) >= 1 else f"${amount:.4f}"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 crash``, ``2 crashes``, ``0 preemptions``."""
+    plural = "" if number == 1 else "es" if noun.endswith("sh") else "s"
+    return f"{number} {noun}{plural}"
 
 
 def headline(view: JobView) -> str:
@@ -92,7 +99,13 @@ def money_line(view: JobView) -> str:
     """``spent $0.1234, on-demand only $0.4321: 71 % saved``."""
     money = view.money
     line = f"spent {usd(money.spent)}, on-demand only {usd(money.on_demand_only)}"
-    return line + (f": {money.saved_percent:.0f} % saved" if money.on_demand_only > 0 else "")
+    return line + (f": {saved(money.saved_percent)}" if money.on_demand_only > 0 else "")
+
+
+def saved(percent: float) -> str:
+    """``71 % saved``; where boots and standstills cost more than spot prices save, ``9 % more``."""
+    whole = round(percent)
+    return f"{whole} % saved" if whole >= 0 else f"{-whole} % more"
 
 
 def event_line(line: EventLine) -> str:
@@ -166,7 +179,13 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
     """The live view: state, nodes, money, the last ``rows`` events."""
     lines = [line for line in view.events if line.event not in _QUIET][-rows:]
     events = Text("\n").join(Text(event_line(line), style=_EVENT_STYLE.get(line.event, "")) for line in lines)
-    facts = f"{view.preemptions} preemptions, {view.crashes} crashes, {duration(view.elapsed_s)} since submission"
+    facts = ", ".join(
+        (
+            count(view.preemptions, "preemption"),
+            count(view.crashes, "crash"),
+            f"{duration(view.elapsed_s)} since submission",
+        )
+    )
     style = "green" if view.outcome is Outcome.SUCCEEDED else "red" if view.outcome else "blue"
     body: list[RenderableType] = [
         Text(training_line(view), style="bold"),
@@ -187,6 +206,7 @@ def crash_panel(view: JobView) -> RenderableType:
 def status(view: JobView) -> RenderableType:
     """What ``spotkeeper status JOB`` prints."""
     parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
+    parts += [Text(warning, style="bold yellow") for warning in view.warnings]
     if view.nodes:
         parts.append(node_table(view.nodes))
     if view.crash_log:

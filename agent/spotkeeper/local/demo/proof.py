@@ -22,7 +22,6 @@ from spotkeeper.report.spans import minus, seconds
 from spotkeeper.spec.ledger import Entry, Event
 
 _WEIGHTS = re.compile(r"weights ([0-9a-f]{64})")
-SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot")  # causes that nobody announced
 _TOO_LONG_S = 240.0  # the reference takes about a minute
 
 
@@ -85,7 +84,7 @@ def recovered(traces: dict[int, Trace], ledger: Iterable[Entry], clock: Clock) -
         out.append(
             Recovered(
                 cause=told.cause if told else "unknown",
-                announced=told is not None and not told.cause.startswith(SURPRISES),
+                announced=told is not None and told.announced,
                 steps_lost=max(0, before.last_step - (after.restored.step if after.restored else 0)),
                 seconds=round(seconds(minus([pause], boots)), 3),
                 boot_seconds=round(clock.real_s(told.boot_s), 3) if told and told.boot_s is not None else 0.0,
