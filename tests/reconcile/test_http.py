@@ -303,6 +303,15 @@ class TestEnvelope:
         assert sync(door, b"{" + b" " * 16_384 + b"}") == (413, {"error": "too_large"})
         assert ask(door, "POST", "/v1/sync", b" " * 10_000_000, "Bearer a.b.c")[0] == 413
 
+    def test_too_large_in_chunks_that_tell_no_length(self, door: Door) -> None:
+        body = io.BytesIO(b'{"boot":"b-1"}' + b" " * 20_000)
+        headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked", "Authorization": vm_token()}
+        environ = EnvironBuilder("/v1/sync", method="POST", headers=headers, input_stream=body).get_environ()
+        environ.pop("CONTENT_LENGTH", None)
+        environ["wsgi.input_terminated"] = True
+        assert door.handle(flask.Request(environ))[1] == 413
+        assert body.tell() < 20_000
+
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
     def test_only_json(self, door: Door, kind: str) -> None:
         assert ask(door, "POST", "/v1/sync", HELLO, vm_token(), Content_Type=kind)[0] == 415
