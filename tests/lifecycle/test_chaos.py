@@ -10,6 +10,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from typing import ClassVar
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ class Victims:
     def _keeper(self, _: int) -> int | None:
         return _recorded(self._cloud.folder / "keeper.pid")
 
-    _FINDERS: dict[str, Callable[[Victims, int], int | None]] = {
+    _FINDERS: ClassVar[dict[str, Callable[[Victims, int], int | None]]] = {
         "agent": _agent,
         "saver": _saver,
         "rank": _rank,

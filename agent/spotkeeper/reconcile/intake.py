@@ -15,6 +15,7 @@ from spotkeeper.reconcile.store_api import StaticHello, Store
 from spotkeeper.spec import names
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import FactIn, Progress, Sync
+from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Grant, Record, SlotState
 from spotkeeper.spec.stack import StackState
 
@@ -41,7 +42,7 @@ def accept(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float
         return Accepted()
     record = held.value
     where = place(record, stack, who)
-    new = _take(store, record, where, who, sync)
+    new = _take(store, record, where, who, sync, now)
     _progress(store, record, where, sync, now)
     return Accepted(owned.job, record, None, new)
 
@@ -60,7 +61,7 @@ def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: floa
         return Accepted(grant.job, None, grant, _dropped(store, grant, who, sync))
     record = held.value
     where = place(record, stack, who, grant)
-    new = _take(store, record, where, who, _with_hello(where, sync))
+    new = _take(store, record, where, who, _with_hello(where, sync), now)
     new = _dropped(store, grant, who, sync) or new
     _progress(store, record, where, sync, now)
     return Accepted(grant.job, record, grant, new)
@@ -83,7 +84,7 @@ def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
     return False
 
 
-def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync: Sync) -> bool:
+def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync: Sync, now: float) -> bool:
     new = False
     for said in sync.facts[:MAX_FACTS]:
         fact = _fact(record, where, who, sync.boot, said)
@@ -94,8 +95,23 @@ def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync:
             continue
         if fact.kind is Kind.HELLO:
             _forget_boots(store, record, where, fact)
-        new = store.put_fact(record.job, fact) or new
+        stored = store.put_fact(record.job, fact)
+        if stored and fact.kind is Kind.FULL:
+            store.append_ledger(record.job, _full(fact, now))
+        new = stored or new
     return new
+
+
+def _full(fact: Fact, now: float) -> Entry:
+    """Nothing is decided about a full disk, so no round writes it down: the user is told here, once a generation."""
+    return Entry(
+        at=now,
+        id=f"{Event.FULL.value}.r{fact.rank}.a{fact.attempt}.g{fact.gen}",
+        event=Event.FULL,
+        gen=fact.gen,
+        rank=fact.rank,
+        attempt=fact.attempt,
+    )
 
 
 def _fact(record: Record, where: Place | None, who: Speaker, boot: str, said: FactIn) -> Fact | None:

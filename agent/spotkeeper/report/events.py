@@ -36,6 +36,7 @@ _TEXTS: dict[Event, str] = {
     Event.ROLL: "roll call",
     Event.BOUT: "on-demand for a while",
     Event.MOVE: "the job changes its zone",
+    Event.FULL: "{who}: its disk has no room for a checkpoint; training goes on, the older one stays",
     Event.HOLD: "the job holds",
     Event.RESUME: "the job goes on",
     Event.ASK: "asked",

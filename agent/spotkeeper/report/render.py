@@ -28,6 +28,7 @@ _EVENT_STYLE = {
     Event.NOTICE: "yellow",
     Event.LOSS: "red",
     Event.CRASH: "bold red",
+    Event.FULL: "bold yellow",
     Event.REFUSED: "yellow",
     Event.GENERATION: "green",
     Event.END: "bold",

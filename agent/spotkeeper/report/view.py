@@ -12,7 +12,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from spotkeeper.report.events import EventLine, event_lines
+from spotkeeper.report.events import EventLine, describe, event_lines
 from spotkeeper.report.money import first_of_each, money
 from spotkeeper.report.recovery import recoveries
 from spotkeeper.spec.generation import Progress
@@ -106,6 +106,7 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     events: tuple[EventLine, ...] = ()
     recoveries: tuple[RecoveryView, ...] = ()
     crash_log: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # of the newest generation, while the job is not over
 
     def over(self) -> bool:
         """Whether the outcome is known (deletions may still go on)."""
@@ -149,14 +150,20 @@ def job_view(
             for r in recoveries(entries, now)
         ),
         crash_log=crash_log,
+        warnings=() if ended is not None else tuple(_warnings(entries, record.gen)),
     )
 
 
+def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:
+    """What a person should see without reading the events: each saves less than it might."""
+    return (describe(entry) for entry in entries if entry.event is Event.FULL and entry.gen == gen)
+
+
 def last_crash(ledger: Iterable[Entry]) -> Entry | None:
-    """The newest crash, if the job has not trained since: whose log a person wants to see."""
+    """The newest crash, or the end that a rank brought about: whose log a person wants to see."""
     crash: Entry | None = None
     for entry in first_of_each(ledger):
-        if entry.event is Event.CRASH:
+        if entry.event is Event.CRASH or (entry.event is Event.END and entry.rank is not None):
             crash = entry
     return crash
 

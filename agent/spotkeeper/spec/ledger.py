@@ -25,6 +25,7 @@ class Event(str, Enum):
     ROLL = "roll"
     BOUT = "bout"  # on-demand for a while, with the reason
     MOVE = "move"
+    FULL = "full"  # a rank's disk had no room for a checkpoint: training goes on, the older one stays
     HOLD = "hold"
     RESUME = "resume"
     ASK = "ask"

@@ -150,13 +150,13 @@ class Draft:
         self.put(index, cur=slot, next=None, wish=None, refused=())
         self.log(Event.PROMOTED, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=cause)
 
-    def end(self, outcome: Outcome, reason: str) -> None:
-        """The outcome is known: everything is superseded in the same write."""
+    def end(self, outcome: Outcome, reason: str, rank: int | None = None) -> None:
+        """The outcome is known: everything is superseded in the same write. ``rank``: whose doing it was."""
         ranks = tuple(replace(rank, cur=None, next=None, wish=None, copy=None) for rank in self.ranks)
         self.set(
             phase=Phase.END, outcome=outcome, reason=reason, ranks=ranks, stop=False, roll=None, move=None, pause=""
         )
-        self.log(Event.END, "job", cause=outcome.value, detail=reason)
+        self.log(Event.END, "job", rank=rank, cause=outcome.value, detail=reason)
 
     def hold(self, reason: str, until: float | None) -> None:
         """Machines are given up, disks are kept."""

@@ -25,7 +25,7 @@ def step(draft: Draft) -> None:
     codes = _codes(draft)
     if FATAL in codes.values():
         rank = min(rank for rank, code in codes.items() if code == FATAL)
-        draft.end(Outcome.FAILED, f"rank {rank} exited with {FATAL}: a restart cannot help")
+        draft.end(Outcome.FAILED, f"rank {rank} exited with {FATAL}: a restart cannot help", rank)
         return
     members = draft.members()
     if members and len(members) == len(record.members) and all(codes.get(index) == 0 for index, _ in members):
@@ -64,7 +64,7 @@ def _failed(draft: Draft, codes: dict[int, int]) -> None:
     if _going(draft):
         draft.halt(draft.now, "notice")
         return
-    rank, code = min((rank, code) for rank, code in codes.items() if code != 0)
+    rank, code = _worst(codes)[0]
     call(draft, "exit", detail=f"rank {rank} exited with {code}", exits=True)
 
 
@@ -108,16 +108,21 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
 
 def _crash(draft: Draft, codes: dict[int, int], why: str = "") -> None:
     record = draft.record
-    bad = sorted((rank, code) for rank, code in codes.items() if code != 0)
+    bad = _worst(codes)
     why = why or (f"rank {bad[0][0]} exited with {bad[0][1]}" if bad else "a part of the ranks exited with 0")
     crashes = record.budget.crashes + 1
     draft.set(budget=replace(record.budget, crashes=crashes, crashed_gen=record.gen), roll=None, roll_at=draft.now)
     draft.log(Event.CRASH, f"g{record.gen}", rank=bad[0][0] if bad else None, cause="crash", detail=why)
     allowed = draft.seen.spec.retry.crashes if draft.seen.spec else 0
     if crashes > allowed:
-        draft.end(Outcome.FAILED, f"{why}; the crash budget of {allowed} is used up")
+        draft.end(Outcome.FAILED, f"{why}; the crash budget of {allowed} is used up", bad[0][0] if bad else None)
         return
     draft.halt(draft.now, "crash")
+
+
+def _worst(codes: dict[int, int]) -> list[tuple[int, int]]:
+    """Ranks that failed, with their codes, the likeliest cause first: who only lost a peer exits with 1."""
+    return sorted(((rank, code) for rank, code in codes.items() if code != 0), key=lambda one: (-one[1], one[0]))
 
 
 def _last_progress(draft: Draft) -> float:

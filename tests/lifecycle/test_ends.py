@@ -1,0 +1,112 @@
+"""How runs end or go on when something is wrong with the job itself, its user changes their mind, or a disk is full."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.report import render
+from spotkeeper.spec.job import AskKind, Checkpoint, Retry
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Outcome, Record, SlotState
+from spotkeeper.train.store import COMMIT
+from spotkeeper.vm.launch import saver_pid
+
+from tests.lifecycle.stage import Run, Stage, script, tiny
+
+pytestmark = pytest.mark.lifecycle
+
+FAILS = """
+import sys
+print("reading the data")
+raise ValueError("the column 'label' is missing")
+"""
+GIVES_UP = """
+import sys
+print("this model does not fit any machine", flush=True)
+sys.exit(93)
+"""
+
+
+def shown(run: Run) -> str:
+    """What ``spotkeeper status NAME`` prints."""
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render.status(run.view()))
+    return capture.get()
+
+
+def test_a_command_that_fails_at_once_uses_up_the_crash_budget_and_shows_why(stage: Stage, tmp_path: Path) -> None:
+    with Run(stage, *script(tmp_path, "broken", FAILS, retry=Retry(crashes=1))) as run:
+        record = run.over()
+    assert (record.outcome, record.gen, record.budget.crashes) == (Outcome.FAILED, 2, 2)
+    assert record.reason == "rank 0 exited with 1; the crash budget of 1 is used up"
+    assert run.view().crash_log[-1] == "ValueError: the column 'label' is missing", run.view().crash_log
+    assert record.reason in shown(run) and "the column 'label' is missing" in shown(run)
+
+
+def test_exit_93_ends_the_job_without_another_try(stage: Stage, tmp_path: Path) -> None:
+    with Run(stage, *script(tmp_path, "hopeless", GIVES_UP, retry=Retry(crashes=5))) as run:
+        record = run.over()
+    assert (record.outcome, record.gen) == (Outcome.FAILED, 1)
+    assert record.reason == "rank 0 exited with 93: a restart cannot help"
+    assert len(run.ledger(Event.GENERATION)) == 1 and not run.ledger(Event.CRASH)
+    assert "this model does not fit any machine" in shown(run)
+
+
+def test_a_job_cancelled_while_it_recovers_leaves_nothing(stage: Stage) -> None:
+    spec = tiny("regretted", 2000, nodes=2)
+    with Run(stage, spec) as run:
+        assert stage.submit(spec).job == run.job, "the same content again is the same job"
+        with pytest.raises(CliError, match=r"runs already .* with other content: command") as refused:
+            stage.submit(tiny("regretted", 2001, nodes=2))
+        assert refused.value.code is Exit.REFUSED
+        run.steady("before a machine is taken")
+        rank, slot = run.storm.spot_members(1)[0]
+        run.storm.strike(rank, slot, announced=False)
+
+        def replacing() -> bool:
+            cur = run.record().ranks[rank].cur
+            return cur is not None and cur.attempt > slot.attempt and cur.state is SlotState.INTENT
+
+        run.until("a replacement to be on its way", replacing)
+        run.ask(AskKind.CANCEL)
+        record = run.over()
+    assert (record.outcome, record.reason) == (Outcome.CANCELLED, "cancelled by tests")
+    assert len(run.ledger(Event.GENERATION)) == 1, "it was cancelled before it had recovered"
+
+
+def test_a_full_disk_stops_no_training_keeps_the_older_checkpoint_and_is_told(stage: Stage, tmp_path: Path) -> None:
+    """The disk of a machine here is a folder: a limit on the size of files stands for its end (EFBIG, as ENOSPC)."""
+    spec = tiny("brimful", 600, nodes=2, checkpoint=Checkpoint(interval_s=1.0))
+    with Run(stage, spec) as run:
+        run.steady("before the disk is full")
+        rank, slot = run.storm.spot_members(1)[0]
+        root = Path(next(vm.root for vm in stage.cloud.status().vms if vm.id == slot.uid))
+        folder = root / "mnt" / "sk-data" / run.job / "ckpt"
+        run.until("a checkpoint", lambda: commits(folder))
+        saver = saver_pid(root / "run" / "spotkeeper")
+        assert saver is not None
+        _, hard = resource.prlimit(saver, resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        run.until("the user to be told", lambda: run.ledger(Event.FULL))
+        before, step = commits(folder), run.watcher.step()
+        assert before, "the older checkpoint stays"
+        run.until("training to go on", lambda: run.watcher.step() > step + 60)
+        assert commits(folder) == before and run.record().gen == 1
+        told = f"rank {rank}: its disk has no room for a checkpoint; training goes on, the older one stays"
+        assert told in run.view().warnings and told in shown(run)
+        assert [line.text for line in run.view().events if line.event is Event.FULL] == [told]
+
+        resource.prlimit(saver, resource.RLIMIT_FSIZE, (hard, hard))
+        run.until("a checkpoint, now that there is room", lambda: commits(folder) - before)
+        record: Record = run.over()
+    assert record.outcome is Outcome.SUCCEEDED and record.gen == 1 and record.budget.crashes == 0
+    assert not run.view().warnings, "the job is over"
+
+
+def commits(folder: Path) -> set[str]:
+    """Complete checkpoints in this folder."""
+    return {path.parent.name for path in folder.glob(f"*/{COMMIT}") if path.parent.name.replace("-", "").isdigit()}
