@@ -108,8 +108,9 @@ class Demo:
         bill = cloud.bill().bill
         ledger = (*store.list_ledger(job), *record.outbox)
         left = self.destroy(cloud)
-        self.say("the same job again, left alone, under plain torchrun")
-        alone = proof.left_alone(JOB_FILE.parent, spec.command, 3, dict(spec.env), self.folder / "alone")
+        self.say("the same job again, left alone, under plain torchrun: a minute or two")
+        with self.console.status("no view of it: nothing happens to it"):
+            alone = proof.left_alone(JOB_FILE.parent, spec.command, 3, dict(spec.env), self.folder / "alone")
         done = proof.Report(
             steps=self.args.steps,
             generations=record.gen,

@@ -23,6 +23,7 @@ from spotkeeper.spec.ledger import Entry, Event
 
 _WEIGHTS = re.compile(r"weights ([0-9a-f]{64})")
 _TOO_LONG_S = 240.0  # the reference takes about a minute
+_GRACE_S = 40.0  # torchrun gives its workers 30
 
 
 class Recovered(Struct, frozen=True):
@@ -125,23 +126,38 @@ def left_alone(source: Path, command: tuple[str, ...], nproc: int, env: dict[str
     """Train the same job under plain torchrun, undisturbed, and return the hash of its weights.
 
     Raises:
-        RuntimeError: it failed, or printed no hash; the end of its log is in the message.
+        RuntimeError: it failed, took too long, or printed no hash; the end of its log is in the message.
     """
     folder.mkdir(parents=True, exist_ok=True)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("SPOTKEEPER_")}
     package = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
+    torchrun = subprocess.Popen(
         [sys.executable, *launch, str(source / command[0]), *command[1:]],
         cwd=folder,
         env=clean | env | {"PYTHONPATH": path, "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1")},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=_TOO_LONG_S,
-        check=False,
     )
-    weights = weights_in(done.stdout + done.stderr)
-    if done.returncode or weights is None:
-        raise RuntimeError(f"the undisturbed run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+    try:
+        log, _ = torchrun.communicate(timeout=_TOO_LONG_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"the undisturbed run was not done within {_TOO_LONG_S:.0f} s") from None
+    finally:
+        _end(torchrun)
+    weights = weights_in(log)
+    if torchrun.returncode or weights is None:
+        raise RuntimeError(f"the undisturbed run ended with {torchrun.returncode}:\n{log[-2000:]}")
     return weights
+
+
+def _end(torchrun: subprocess.Popen[str]) -> None:
+    """Nothing where it has ended. Its workers have sessions of their own: only torchrun can end them, if asked."""
+    torchrun.terminate()
+    try:
+        torchrun.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        torchrun.kill()
+        torchrun.wait()

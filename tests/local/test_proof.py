@@ -1,0 +1,39 @@
+"""The undisturbed run of the demo: stopped half-way, it leaves no worker behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from spotkeeper.local.demo import proof
+
+# As torchrun does: the worker has a session of its own, and ends when its parent is asked to.
+_PARENT = """
+import signal, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+def end(*_):
+    worker.kill()
+    worker.wait()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+print(worker.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_run_that_is_stopped_takes_its_workers_along() -> None:
+    torchrun = subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True)
+    assert torchrun.stdout is not None
+    worker = int(torchrun.stdout.readline())
+    os.kill(worker, 0)
+    proof._end(torchrun)
+    assert torchrun.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+def test_the_last_hash_of_a_log_counts() -> None:
+    assert proof.weights_in(f"weights {'a' * 64}\nagain: weights {'b' * 64}\n") == "b" * 64
+    assert proof.weights_in("weights unknown") is None
