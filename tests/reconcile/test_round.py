@@ -508,6 +508,30 @@ def test_a_machine_whose_last_save_failed_is_not_trained_on_from() -> None:
     assert world.started[-1] == (2, world.newest)
 
 
+def test_a_job_whose_only_copy_is_on_a_static_nodes_disk_does_not_begin_anew_without_it() -> None:
+    world = World(nodes=1, the_stack=stack(static=1))
+    trained(world)
+    world.run(60)
+    (node,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    newest = world.newest
+    world.ask(AskKind.PAUSE)
+    world.until(lambda: world.record().phase is Phase.HOLD, 200)
+    world.run(30)
+    saved = world.newest
+    assert newest and saved and saved >= newest
+    node.status, node.agent = VmStatus.DEAD, None
+    world.ask(AskKind.RESUME)
+    world.until(lambda: world.record().phase is Phase.HOLD, 900)
+    assert "begin anew" in world.record().reason
+    assert world.record().gen == 1, "it did not start"
+    node.status, node.boot, node.up_at = VmStatus.RUNNING, "back", world.t
+    world.run(30)
+    world.ask(AskKind.RESUME)
+    world.until(lambda: world.training() and world.record().gen == 2, 900)
+    world.run(3)
+    assert world.started[-1] == (2, saved)
+
+
 # -- a move of the whole gang
 
 

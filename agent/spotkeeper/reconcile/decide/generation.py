@@ -28,8 +28,15 @@ def step(draft: Draft) -> None:
     ready = [index for index, rank in enumerate(draft.ranks) if _ready(draft, index, rank)]
     if not ready or not (len(ready) == len(draft.ranks) or _smaller(draft, ready)):
         return
-    if _disks(draft, ready):
+    if not _disks(draft, ready):
+        return
+    if not _forgotten(draft, ready):
         _publish(draft, ready)
+    elif draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:
+        progress = draft.seen.progress
+        newest = f"{progress.commit_gen}-{progress.commit_step}" if progress else ""
+        reason = f"no machine to be had holds checkpoint {newest} or any other; it would begin anew"
+        draft.hold(reason, until=draft.now + draft.times.hold_s)
 
 
 def _ready(draft: Draft, index: int, rank: Rank) -> bool:
@@ -60,6 +67,23 @@ def _grow(draft: Draft) -> None:
         if index not in record.members and _ready(draft, index, rank) and rank.cur is not None:
             draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "grow")
             return
+
+
+def _forgotten(draft: Draft, ready: list[int]) -> bool:
+    """A job with a checkpoint, about to start on machines none of which has said that it holds any.
+
+    So it is until disks are mounted; and so it stays where the only copy is on a static node's own disk and
+    the rank has gone to another machine. It must not begin anew without a word.
+    """
+    progress = draft.seen.progress
+    if not draft.record.gen or progress is None or progress.commit_gen is None:
+        return False
+    slots = [(index, slot) for index in ready if (slot := draft.ranks[index].cur)]
+    return all(slot.state is not SlotState.MEMBER and draft.view.holds(index, slot) is None for index, slot in slots)
+
+
+def _waits(draft: Draft, ready: list[int]) -> list[float]:
+    return [draft.record.stop_since, *(slot.since for index in ready if (slot := draft.ranks[index].cur))]
 
 
 def _disks(draft: Draft, ready: list[int]) -> bool:
