@@ -10,8 +10,8 @@ import os
 import random
 import signal
 from collections.abc import Callable
-from typing import ClassVar
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from spotkeeper.local import procs

@@ -81,7 +81,7 @@ def test_a_job_cancelled_while_it_recovers_leaves_nothing(stage: Stage) -> None:
 
 def test_a_full_disk_stops_no_training_keeps_the_older_checkpoint_and_is_told(stage: Stage, tmp_path: Path) -> None:
     """The disk of a machine here is a folder: a limit on the size of files stands for its end (EFBIG, as ENOSPC)."""
-    spec = tiny("brimful", 600, nodes=2, checkpoint=Checkpoint(interval_s=1.0))
+    spec = tiny("brimful", 350, nodes=1, static="never", checkpoint=Checkpoint(interval_s=1.0))
     with Run(stage, spec) as run:
         run.steady("before the disk is full")
         rank, slot = run.storm.spot_members(1)[0]
