@@ -1,4 +1,4 @@
-# make demo | test | bench | lint | types | lock | clean
+# make demo | test | bench | lint | types | setup | lock | clean
 #
 # Everything is installed into .venv of this checkout, from requirements.lock, which has a
 # hash for every file and no address: pip's or uv's own settings say where packages come from.
@@ -13,6 +13,7 @@ help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
 	@echo "make test   all tests (ARGS='-k decide' for some)"
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
+	@echo "make setup  .venv from requirements.lock; all others begin with it"
 	@echo "make lint   ruff and shellcheck        make types  mypy"
 	@echo "make lock   requirements.lock anew     make clean  remove .venv and caches"
 

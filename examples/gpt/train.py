@@ -136,6 +136,8 @@ def main() -> None:
         scheduler.step()
         optimizer.zero_grad()
         run.report(loss=loss)
+        if run.rank == 0 and run.step % 50 == 0:
+            print(f"step {run.step}  loss {loss.item():.4f}", flush=True)
 
     if run.rank == 0:
         sha = digest(gpt)

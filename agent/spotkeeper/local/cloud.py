@@ -137,7 +137,7 @@ class LocalCloud:
         """
         config = _read_config(folder.resolve())
         if config is None:
-            raise LocalCloudError(f"{folder}: no cloud here; start one: spotkeeper local up --folder {folder}")
+            raise LocalCloudError(f"{folder}: no cloud here; start one: spotkeeper local up (--folder says where)")
         return cls(folder.resolve(), config)
 
     @property

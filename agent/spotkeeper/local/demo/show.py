@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotkeeper.local.demo.proof import Report
-from spotkeeper.report.render import duration, event_line, live, usd
+from spotkeeper.report.render import duration, event_line, live, saved, usd
 from spotkeeper.report.view import JobView
 
 
@@ -69,7 +69,8 @@ def report(console: Console, done: Report, weights: str | None, seconds: float, 
     lost = sum(one.steps_lost for one in done.recoveries)
     lines = [
         f"{done.steps} steps in {done.generations} generations; lost work: {lost} steps trained twice",
-        f"billed {usd(cost.spent)}, the same machine-hours on demand {usd(cost.on_demand_only)}: {percent:.0f} % saved",
+        f"billed {usd(cost.spent)}, the same machine-hours on demand {usd(cost.on_demand_only)}: {saved(percent)}",
+        "(stricter, above: at list prices, against on-demand machines that nothing ever stops)",
         f"weights {weights or '(none)'}",
         ("identical, bit by bit, to those of the run left alone" if done.weights_identical else "NOT THE SAME")
         + f"; left over: {left.vms} VMs, {left.disks} disks, {left.processes} processes",
