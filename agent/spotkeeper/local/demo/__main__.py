@@ -129,13 +129,11 @@ class Demo:
 
     def bring_up(self) -> tuple[LocalCloud, str]:
         """A cloud of its own, fresh; one that an interrupted run left behind is removed first."""
-        cloud_folder = self.folder / "cloud"
-        if (cloud_folder / "cloud.json").is_file():
-            LocalCloud.attach(cloud_folder).down(purge=True)
+        self._end_cloud()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.say(f"a cloud on this machine: three zones, spot market replayed, {self.args.scale:g} times as fast")
         self.cloud = cloud = LocalCloud.up(
-            cloud_folder, scale=self.args.scale, seed=self.args.seed, per_zone=PER_ZONE, calm_s=CALM_S
+            self.folder / "cloud", scale=self.args.scale, seed=self.args.seed, per_zone=PER_ZONE, calm_s=CALM_S
         )
         self.say("pulumi up: what the project's own Pulumi program declares")
         done = deploy.up(
@@ -237,9 +235,18 @@ class Demo:
 
     def clean_up(self) -> None:
         """Whatever is still there goes; safe to call at any point."""
-        if self.cloud is not None:
-            self.cloud.down(purge=True)
-            self.cloud = None
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
+        try:
+            self._end_cloud()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _end_cloud(self) -> None:
+        """Found by its folder: one that was interrupted while it came up has no name here yet."""
+        folder = self.folder / "cloud"
+        if (folder / "cloud.json").is_file():
+            LocalCloud.attach(folder).down(purge=True)
+        self.cloud = None
 
     def until(self, what: str, look: Callable[[], bool], seconds: float = 60.0) -> None:
         """
