@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,6 @@ from msgspec import Struct
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import console, emit, note
 from spotkeeper.cli.target import LOCAL, Target, local_folder
-from spotkeeper.clock import ENV as CLOCK_ENV
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -85,7 +83,6 @@ def attach(folder: Path) -> LocalCloud:
 def local_target(folder: Path) -> Target:
     """The stack of the one-machine cloud in ``folder``."""
     cloud = attach(folder)
-    os.environ[CLOCK_ENV] = cloud.config.clock  # for whatever this command starts, and for code that asks itself
     return Target(STACK, cloud.bucket, cloud.clock, cloud.folder, compute_endpoint=cloud.compute_endpoint)
 
 
