@@ -64,7 +64,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """0 only if everything that the report claims holds; 130 after Ctrl-C."""
     args = parse(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for end in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal cleans up as Ctrl-C does
+        signal.signal(end, signal.default_int_handler)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     demo = Demo(args, console)
     try:
@@ -123,7 +124,7 @@ class Demo:
         )
         done.write(self.folder / "report.json")
         show.report(self.console, done, weights, time.monotonic() - began, self.folder / "report.json")
-        return 0 if done.weights_identical and not left else 1
+        return 0 if done.holds() else 1
 
     # -- the steps
 

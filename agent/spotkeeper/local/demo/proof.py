@@ -68,6 +68,11 @@ class Report(Struct, frozen=True):
     left_over: LeftOver
     engine: str
 
+    def holds(self) -> bool:
+        """Whether what is promised came true: the same weights, nothing left, no step lost where there was a notice."""
+        kept = all(not one.steps_lost for one in self.recoveries if one.announced)
+        return self.weights_identical and not self.left_over and kept
+
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
