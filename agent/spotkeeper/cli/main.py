@@ -142,7 +142,7 @@ def pause(job: Job, stack: Stack = None, as_json: Json = False) -> None:
 
 @app.command()
 def resume(job: Job, stack: Stack = None, as_json: Json = False) -> None:
-    """Go on with a job that was paused or holds (after too many crashes, say)."""
+    """Go on with a job that was paused or holds (because the cloud refused something, say)."""
     from spotkeeper.cli import commands
 
     commands.ask_job(job, "resume", stack, as_json=as_json)

@@ -31,7 +31,7 @@ _TEXTS: dict[Event, str] = {
     Event.REPRIEVE: "{who}: the notice was withdrawn",
     Event.LOSS: "{who}: its machine is gone",
     Event.PROMOTED: "{who}: the replacement takes over",
-    Event.GONE: "{who}: old machine deleted",
+    Event.GONE: "{who}: old machine given back",
     Event.CRASH: "the job's own code failed",
     Event.ROLL: "roll call",
     Event.BOUT: "on-demand for a while",
@@ -41,7 +41,7 @@ _TEXTS: dict[Event, str] = {
     Event.RESUME: "the job goes on",
     Event.ASK: "asked",
     Event.END: "ended",
-    Event.DONE: "nothing is left",
+    Event.DONE: "no VM and no disk of it is left",
 }
 
 
