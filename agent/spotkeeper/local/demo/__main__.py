@@ -6,6 +6,7 @@ python -m spotkeeper.local.demo [--seed N] [--steps N] [--scale N]
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import random
 import shutil
 import signal
@@ -63,6 +64,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     """0 only if everything that the report claims holds; 130 after Ctrl-C."""
+    faulthandler.enable()
     args = parse(sys.argv[1:] if argv is None else argv)
     for end in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal cleans up as Ctrl-C does
         signal.signal(end, signal.default_int_handler)
