@@ -128,8 +128,9 @@ def _ports_in_use(store: Store, job: str) -> Iterable[int]:
 def free_port_block(used: Iterable[int]) -> int:
     """A block no other unfinished job of the stack has: jobs may share a host.
 
-    Drawn, because a host may carry jobs of other stacks too, of which nobody here knows. With every block taken (199 jobs) the blocks are shared: torchrun's ``run_id`` then keeps
-    two jobs apart, and a busy port costs one restart.
+    Drawn, because a host may carry jobs of other stacks too, of which nobody here knows. With every
+    block taken (199 jobs) the blocks are shared: torchrun's ``run_id`` then keeps two jobs apart, and
+    a busy port costs one restart.
     """
     taken = set(used)
     blocks = range(PORT_FIRST, PORT_END - PORT_BLOCK, PORT_BLOCK)
