@@ -7,7 +7,7 @@ machines away, measures training and proves weights is the demo's own (``spotkee
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from spotkeeper.local.demo import proof
 from spotkeeper.local.demo.field import Field
 from spotkeeper.local.demo.storm import Storm, StormError, ticks
 from spotkeeper.local.demo.watcher import Watcher
+from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.store_api import Store
 from spotkeeper.report.events import describe
 from spotkeeper.report.view import JobView
@@ -189,7 +190,15 @@ class Run:
     def story(self) -> str:
         start = self.record().created
         lines = [f"{entry.at - start:8.1f} g{entry.gen} {describe(entry)}" for entry in self.ledger()]
-        return "\n".join([f"--- ledger of {self.spec.name}", *lines, f"--- record\n{self.record()}"])
+        return "\n".join(["", f"--- ledger of {self.spec.name}", *lines, *self._crash_logs()])
+
+    def _crash_logs(self) -> Iterator[str]:
+        """What the ranks said in generations that crashed."""
+        for entry in self.ledger(Event.CRASH):
+            for rank in range(len(self.record().ranks)):
+                log = self.stage.store.get(paths.log(self.job, rank, entry.gen)) or b""
+                tail = log.decode("utf-8", "replace").splitlines()[-TAIL:]
+                yield "\n".join([f"--- rank {rank} in generation {entry.gen}", *tail])
 
     def steady(self, when: str) -> None:
         """Every rank trains, and has for a while."""

@@ -17,10 +17,10 @@ import pytest
 from spotkeeper.local import procs
 from spotkeeper.local.cloud import LocalCloud, LocalCloudError
 from spotkeeper.local.views import VmView
-from spotkeeper.spec.job import Retry
+from spotkeeper.spec.job import Checkpoint, Retry
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Outcome
-from spotkeeper.train.control import Control
+from spotkeeper.train.control import Control, ControlError
 from spotkeeper.vm.launch import saver_pid
 
 from tests.lifecycle.stage import Run, Stage, tiny
@@ -42,7 +42,7 @@ class Victims:
     def find(self, what: str, rank: int) -> int | None:
         try:
             return self._FINDERS[what](self, rank)
-        except (LocalCloudError, OSError, ValueError, IndexError, StopIteration):
+        except (LocalCloudError, ControlError, OSError, ValueError, IndexError, StopIteration):
             return None
 
     def _vm(self, rank: int) -> VmView:
@@ -113,12 +113,14 @@ def strike(run: Run, victims: Victims, what: str, rng: random.Random) -> None:
     run.steady(f"before {what} is killed")
     rank = rng.randrange(2)
     pid = run.until(f"rank {rank}'s {what} to run", lambda: victims.find(what, rank))
-    step = run.watcher.step() + rng.randrange(30)
+    gen, step = run.record().gen, run.watcher.step() + rng.randrange(30)
     run.until(f"step {step}", lambda: run.watcher.step() >= step)
     os.kill(pid, signal.SIGKILL)
     if what == "keeper":
         run.until("the keeper to be dead", lambda: victims.find(what, rank) is None)
         LocalCloud.up(run.stage.cloud.folder)  # nothing keeps the keeper but the next `spotkeeper local up`
+    if what in CRASHES:
+        run.until("another generation", lambda: run.record().gen > gen)
     run.until(f"another {what} for rank {rank}", lambda: victims.find(what, rank) not in (None, pid))
 
 
@@ -128,7 +130,8 @@ def test_a_run_in_which_everything_was_killed_ends_with_the_weights_of_a_quiet_o
     rng = random.Random(SEED)  # noqa: S311
     order = [*HARMLESS, *CRASHES]
     rng.shuffle(order)
-    with Run(stage, tiny("chaos", 1000, nodes=2, retry=Retry(crashes=len(CRASHES)))) as run:
+    spec = tiny("chaos", 600, nodes=2, retry=Retry(crashes=len(CRASHES)), checkpoint=Checkpoint(interval_s=1.0))
+    with Run(stage, spec) as run:
         victims = Victims(run)
         for what in order:
             before = run.record()
@@ -138,6 +141,7 @@ def test_a_run_in_which_everything_was_killed_ends_with_the_weights_of_a_quiet_o
             costs = int(what in CRASHES)
             assert after.gen - max(1, before.gen) == costs, f"{what}: {before.gen} -> {after.gen}"
             assert after.budget.crashes - before.budget.crashes == costs, what
+            print(f"{what} was killed: generation {after.gen}, step {run.watcher.step()}")
         record = run.over()
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, record.reason

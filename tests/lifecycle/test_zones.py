@@ -28,7 +28,7 @@ def wet(stage: Stage, zone: str) -> None:
 def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_runs_dry(
     stage: Stage, tmp_path: Path
 ) -> None:
-    spec = tiny("nomad", 500, nodes=2, static="never")
+    spec = tiny("nomad", 350, nodes=2, static="never")
     state = stage.store.read_stack()
     assert state is not None
     first = select(spec, state, Need(now=stage.cloud.clock.now()))[0].offer.zone
