@@ -7,6 +7,8 @@ says so: all ranks call it, in the same order.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import socket
 from collections import deque
@@ -74,6 +76,17 @@ class Ranks:
         self.world: int = dist.get_world_size()
         self._group: Any = dist.new_group(backend="gloo")
         self.node, self.local_rank = self._find_place()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """Join gloo's threads while the interpreter is whole: one that outlives it ends a good run with SIGABRT.
+
+        The last reference to a group joins its threads, without the interpreter's lock. A run is part of
+        reference cycles (its hook on the optimizer), so it would not go by itself before it is too late.
+        """
+        group, self._group = self._group, None
+        with contextlib.suppress(ValueError, RuntimeError, AssertionError):  # the user has destroyed it already
+            dist.destroy_process_group(group)
 
     def _find_place(self) -> tuple[int, int]:
         """Node and local rank: torchrun says so; other launchers' ranks compare their hosts' names."""
