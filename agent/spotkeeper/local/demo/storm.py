@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -40,17 +40,6 @@ class Machines(Protocol):
         """Whether a checkpoint is being written on that VM right now."""
 
 
-@dataclass(frozen=True)
-class Strike:
-    """One machine taken: the master's, or some spot machine's; with the real time of it."""
-
-    act: str
-    vm: str
-    rank: int
-    announced: bool
-    at: float
-
-
 @dataclass
 class Storm:
     stack: str
@@ -60,8 +49,6 @@ class Storm:
     read: Callable[[], Record | None]
     tell: Callable[[str], None]
     rng: random.Random
-    strikes: list[Strike] = field(default_factory=list)
-    title: str = ""
 
     def acts(self) -> list[tuple[str, Callable[[], None]]]:
         """In the order of this seed. The dry market comes last but one: it takes longest to heal."""
@@ -85,7 +72,6 @@ class Storm:
         for title, act in self.acts():
             self.steady(f"before the storm takes {title}")
             self.tell(f"the storm takes {title}")
-            self.title = title
             act()
         self.steady("after the storm")
 
@@ -134,7 +120,6 @@ class Storm:
 
     def strike(self, rank: int, slot: Slot, announced: bool) -> None:
         vm = names.vm_name(self.stack, self.job, rank, slot.attempt)
-        self.strikes.append(Strike(self.title, vm, rank, announced, time.time()))
         self.machines.preempt(vm, notice=announced)
 
     def replaced(self, victims: list[tuple[int, Slot]]) -> None:
