@@ -20,7 +20,7 @@ from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.job import Ask, AskKind, Checkpoint, Nodes, Retry
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Outcome, Phase, SlotState
+from spotkeeper.spec.record import Hold, Outcome, Phase, SlotState
 
 from tests.reconcile.world import JOB, Machine, World, stack
 
@@ -364,23 +364,97 @@ def test_a_crash_restarts_in_a_new_generation_and_counts() -> None:
     finish(world)
 
 
-def test_the_crash_budget_ends_the_job() -> None:
-    world = trained(World(nodes=2, retry=Retry(crashes=1)))
-    world.crashing = 5
-    finish(world, Outcome.FAILED)
-    assert "crash budget of 1" in world.record().reason
-    assert len(world.events(Event.CRASH)) == 2
+def holding(world: World) -> None:
+    """The job holds for a failure: no machine, no grant (static nodes' neither), only its disks."""
+    world.until(lambda: world.record().phase is Phase.HOLD, 300)
+    world.until(lambda: not world.dynamic() and not world.memory.alloc[0].grants, 100)
+    assert world.record().hold is Hold.FAILURE and world.record().outcome is None
+    disks = {name: drive.held for (name, _), drive in world.drives.items() if drive.disk.job}
+    calls = len(world.made)
+    world.run(3600)
+    assert len(world.made) == calls, "nothing more is asked of the cloud"
+    assert {name: drive.held for (name, _), drive in world.drives.items() if drive.disk.job} == disks != {}
 
 
-def test_exit_93_ends_the_job_at_once() -> None:
-    world = trained(World(nodes=2))
-    agent = world.member(1).agent
+def fatal(world: World, rank: int) -> None:
+    agent = world.member(rank).agent
     assert agent
+    agent.say(Kind.EXIT, world.record().gen, "93")
 
-    agent.say(Kind.EXIT, 1, "93")
+
+def test_a_used_up_crash_budget_holds_the_job_and_resume_gives_a_fresh_one() -> None:
+    world = trained(World(nodes=2, steps=400, retry=Retry(crashes=1)))
+    world.run(33)
+    world.crashing = 2
+    holding(world)
+    assert world.record().reason == "rank 0 exited with 1; the crash budget of 1 is used up"
+    assert len(world.events(Event.CRASH)) == 2
+    newest = world.newest
+    assert newest is not None
+
+    world.ask(AskKind.RESUME)
+    assert (world.record().hold, world.record().reason, world.record().budget.crashes) == (None, "", 0)
+    world.until(world.training, 300)
+    assert (world.record().gen, world.started[-1][1]) == (3, newest), "a new generation from the newest checkpoint"
+    world.run(5)
+    world.crashing = 1
+    world.until(lambda: world.record().gen == 4 and world.training(), 300)
+    assert world.record().budget.crashes == 1, "the budget is a fresh one"
+    assert causes(world, Event.GENERATION) == ["start", "crash", "resume", "crash"]
+    finish(world)
+
+
+def test_exit_93_holds_the_job_at_once_and_gives_its_static_node_back() -> None:
+    world = trained(World(nodes=2, the_stack=stack(static=1)))
+    world.run(33)
+    fatal(world, 0)
+    holding(world)
+    assert world.record().reason == "rank 0 exited with 93: a restart cannot help"
+    assert world.record().budget.crashes == 0 and not world.events(Event.CRASH)
+    assert [entry.rank for entry in world.events(Event.HOLD)] == [0], "whose log a person wants to see"
+
+
+def test_exit_93_counts_although_the_gang_saves_and_stops() -> None:
+    world = trained(World(nodes=2))
+    world.run(33)
+    world.ask(AskKind.PAUSE)
+    assert world.record().stop and world.record().phase is Phase.RUN
+    fatal(world, 1)
+    holding(world)
+
+
+def test_a_failed_job_that_holds_can_be_cancelled() -> None:
+    world = trained(World(nodes=2))
+    fatal(world, 1)
+    holding(world)
+    world.ask(AskKind.CANCEL)
+    finish(world, Outcome.CANCELLED)
+
+
+@pytest.mark.parametrize("keep_disks", [False, True])
+def test_a_failed_job_ends_when_nobody_resumes_it_in_time(keep_disks: bool) -> None:
+    world = trained(World(nodes=1, hold_days=0.125, keep_disks=keep_disks))
+    fatal(world, 0)
+    holding(world)
+    assert world.record().hold_ends == world.events(Event.HOLD)[0].at + 0.125 * 86_400
+    world.until(lambda: world.record().phase is Phase.DONE, 0.125 * 86_400)
+    assert world.record().outcome is Outcome.FAILED
+    [end] = world.events(Event.END)
+    assert end.detail == "nobody resumed it in time: rank 0 exited with 93: a restart cannot help"
+    assert bool([1 for drive in world.drives.values() if drive.disk.job]) is keep_disks
+
+
+def test_a_pause_has_no_end_of_its_own() -> None:
+    world = trained(World(nodes=1, hold_days=0.05))
+    world.ask(AskKind.PAUSE)
+    world.run(0.1 * 86_400)
+    assert (world.record().phase, world.record().hold) == (Phase.HOLD, Hold.PAUSE)
+
+
+def test_without_hold_days_a_failure_ends_the_job() -> None:
+    world = trained(World(nodes=2, hold_days=0))
+    fatal(world, 1)
     finish(world, Outcome.FAILED)
-    assert "a restart cannot help" in world.record().reason
-    assert world.record().budget.crashes == 0
 
 
 def test_a_death_because_of_a_loss_is_no_crash() -> None:
@@ -633,7 +707,39 @@ def test_pause_saves_keeps_the_disks_and_resume_goes_on() -> None:
     world.ask(AskKind.RESUME)
     world.until(world.training, 200)
     assert world.started[-1][1] == newest
+    assert [(e.cause, e.detail) for e in world.events(Event.GENERATION)] == [
+        ("start", "2 nodes"),
+        ("resume", "2 nodes"),
+    ]
+    assert {entry.cause for entry in world.events(Event.INTENT)} == {"start", "resume"}
     finish(world)
+
+
+def test_a_generation_says_why_it_began_and_counts_its_nodes() -> None:
+    world = trained(World(nodes=1))
+    world.run(5)
+    world.reboot(0)
+    world.until(lambda: world.record().gen == 2 and world.training(), 300)
+    world.run(33)
+    world.ask(AskKind.PAUSE)
+    world.ask(AskKind.RESUME)
+    world.until(lambda: world.record().gen == 3 and world.training(), 300)
+    told = [(entry.cause, entry.detail) for entry in world.events(Event.GENERATION)]
+    assert told == [("start", "1 node"), ("reboot", "1 node"), ("stop withdrawn", "1 node")]
+
+
+def test_a_resumed_elastic_job_waits_for_its_machines_before_it_goes_on_smaller() -> None:
+    world = trained(World(nodes=Nodes(2, 3), steps=1000, max_on_demand=0))
+    world.run(33)
+    world.ask(AskKind.PAUSE)
+    world.until(lambda: world.record().phase is Phase.HOLD, 100)
+    world.run(600)
+    assert world.record().zone is not None
+    world.capacity[world.record().zone or "", Model.SPOT] = 2
+    since = world.t
+    world.ask(AskKind.RESUME)
+    world.until(world.training, 300)
+    assert len(world.record().members) == 2 and world.record().gen_since >= since + 60
 
 
 def test_a_permanent_error_holds_with_its_reason_and_heals() -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+HOLD_DAYS = 14.0
+
 
 def _about(text: str) -> Meta:
     """What an editor shows beside the field (JSON Schema), and what its reader reads here."""
@@ -57,6 +59,9 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     launcher: Annotated[Literal["zygote", "exec"], _about("zygote: warm, fast; exec: plain torchrun")] = "zygote"
     grace_s: Annotated[float, Meta(ge=1, le=600, description="seconds between SIGTERM and SIGKILL")] = 25.0
     keep_disks: Annotated[bool, _about("keep the ranks' disks when the job has ended")] = False
+    hold_days: Annotated[
+        float, Meta(ge=0, le=365, description="how long a job that failed keeps its disks for `resume`; 0: not at all")
+    ] = HOLD_DAYS
     max_on_demand: Annotated[int, Meta(ge=0, description="how many machines may be on-demand at once")] | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     source_sha256: Annotated[str | None, _about("filled in by submit")] = None

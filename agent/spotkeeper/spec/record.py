@@ -22,7 +22,7 @@ class Phase(str, Enum):
     state  meaning                              leaves to
     ====== ==================================== =============================
     RUN    reconcile keeps its ranks filled     HOLD, END
-    HOLD   machines given up, disks kept        RUN (asked or healed), END
+    HOLD   machines given up, disks kept        RUN (asked or healed), END (asked, or its time is up)
     END    outcome known, things being deleted  DONE when all zones are clean
     DONE   nothing is left; this is a tombstone -
     ====== ==================================== =============================
@@ -38,6 +38,25 @@ class Outcome(str, Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class Hold(str, Enum):
+    """Why a job holds, and what ends the hold.
+
+    ======= ============================================== ====================================
+    reason  meaning                                        left by
+    ======= ============================================== ====================================
+    PAUSE   somebody asked for it                          resume
+    CLOUD   the cloud refuses what no other offer mends,   resume, or by itself: it tries again
+            or no machine to be had holds a checkpoint     rarely
+    FAILURE the job's own code: exit 93, or the crash      resume, with a fresh crash budget; it
+            budget is used up                              ends after ``hold_days``
+    ======= ============================================== ====================================
+    """
+
+    PAUSE = "pause"
+    CLOUD = "cloud"
+    FAILURE = "failure"
 
 
 class SlotState(str, Enum):
@@ -140,6 +159,8 @@ class Record(Struct, frozen=True, omit_defaults=True):
     bout_until: float = 0.0  # on-demand until then, if above now
     asks_done: tuple[str, ...] = ()  # ids of asks already taken in (bounded)
     keep_disks: bool = False
+    hold: Hold | None = None  # why it holds, while it does
+    hold_ends: float | None = None  # when this hold ends the job and its disks; None: never
     pause: str = ""  # why it shall hold as soon as its members have saved and stopped
     hold_until: float | None = None  # a hold that heals by itself tries again then; None: until somebody asks
     holds: int = 0  # in a row, without a generation in between

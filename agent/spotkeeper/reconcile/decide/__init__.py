@@ -46,7 +46,7 @@ def decide(record: Record, seen: Seen) -> Decision:
 
 def _rooms(draft: Draft) -> None:
     asks.step(draft)
-    asks.healed(draft)
+    asks.held(draft)
     if draft.record.phase is Phase.RUN:
         _running(draft)
     if draft.record.phase in (Phase.END, Phase.DONE):

@@ -13,7 +13,7 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Outcome, Phase, SlotState
+from spotkeeper.spec.record import Hold, Outcome, Phase, SlotState
 
 KEPT_ASKS = 64
 
@@ -65,7 +65,7 @@ def _pause(draft: Draft, ask: Ask) -> str:
         return "it is on hold already"
     reason = f"paused by {ask.by}" if ask.by else "paused"
     if not draft.members():
-        draft.hold(reason, until=None)
+        draft.hold(Hold.PAUSE, reason)
         return ""
     draft.set(pause=reason)
     draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "pause")
@@ -78,21 +78,19 @@ def _resume(draft: Draft, ask: Ask) -> str:
         return ""
     if draft.record.phase is not Phase.HOLD:
         return "it is not on hold"
-    release(draft, "resume")
+    draft.release("resume")
     return ""
 
 
-def release(draft: Draft, cause: str) -> None:
-    """HOLD -> RUN."""
-    draft.set(phase=Phase.RUN, reason="", hold_until=None)
-    draft.log(Event.RESUME, f"v{draft.record.ver + 1}", cause=cause)
-
-
-def healed(draft: Draft) -> None:
-    """A hold with a time on it ends by itself (L5: HOLD is left after its cause is gone)."""
-    until = draft.record.hold_until
-    if draft.record.phase is Phase.HOLD and until is not None and draft.now >= until:
-        release(draft, "trying again")
+def held(draft: Draft) -> None:
+    """A hold with a time on it is left by itself: tried again (L5), or ended with its disks."""
+    record = draft.record
+    if record.phase is not Phase.HOLD:
+        return
+    if record.hold_until is not None and draft.now >= record.hold_until:
+        draft.release("retry")
+    elif record.hold_ends is not None and draft.now >= record.hold_ends:
+        draft.end(Outcome.FAILED, f"nobody resumed it in time: {record.reason}")
 
 
 def _swap(draft: Draft, ask: Ask) -> str:
@@ -111,7 +109,7 @@ def _swap(draft: Draft, ask: Ask) -> str:
 def paused(draft: Draft) -> None:
     """A pause that was asked for becomes a hold once the members have saved and stopped."""
     if draft.record.pause and draft.record.phase is Phase.RUN and draft.halted():
-        draft.hold(draft.record.pause, until=None)
+        draft.hold(Hold.PAUSE, draft.record.pause)
 
 
 _TAKERS: dict[AskKind, Callable[[Draft, Ask], str]] = {

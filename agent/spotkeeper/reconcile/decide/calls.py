@@ -214,8 +214,8 @@ def due(draft: Draft, actions: tuple[Action, ...]) -> float | None:
     at: list[float] = []
     if actions or _unsettled(draft):
         at.append(now + times.soon_s)
-    if record.phase is Phase.HOLD and record.hold_until is not None:
-        at.append(record.hold_until)
+    if record.phase is Phase.HOLD:
+        at += [moment for moment in (record.hold_until, record.hold_ends) if moment is not None]
     if record.phase is Phase.RUN:
         at += _timers(draft)
     return min(at, default=None)

@@ -14,10 +14,12 @@ from msgspec.structs import replace
 from spotkeeper.reconcile.decide.seen import Seen, View
 from spotkeeper.spec.cloud import Action
 from spotkeeper.spec.facts import Fact
+from spotkeeper.spec.job import HOLD_DAYS
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Grant, Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.record import Alloc, Grant, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
 
+DAY_S = 86_400.0
 KEPT_LOSSES = 32  # loss times kept in the record, for select()
 
 
@@ -154,21 +156,68 @@ class Draft:
         """The outcome is known: everything is superseded in the same write. ``rank``: whose doing it was."""
         ranks = tuple(replace(rank, cur=None, next=None, wish=None, copy=None) for rank in self.ranks)
         self.set(
-            phase=Phase.END, outcome=outcome, reason=reason, ranks=ranks, stop=False, roll=None, move=None, pause=""
+            phase=Phase.END,
+            outcome=outcome,
+            reason=reason,
+            ranks=ranks,
+            stop=False,
+            roll=None,
+            move=None,
+            pause="",
+            hold=None,
+            hold_until=None,
+            hold_ends=None,
         )
         self.log(Event.END, "job", rank=rank, cause=outcome.value, detail=reason)
 
-    def hold(self, reason: str, until: float | None) -> None:
-        """Machines are given up, disks are kept."""
+    def fail(self, reason: str, rank: int | None = None) -> None:
+        """The job's own code failed: its machines go at once, its disks wait for ``hold_days``. ``rank``: whose."""
+        spec = self.seen.spec
+        days = spec.hold_days if spec is not None else HOLD_DAYS
+        if days:
+            self.hold(Hold.FAILURE, reason, ends=self.now + days * DAY_S, rank=rank)
+        else:
+            self.end(Outcome.FAILED, reason, rank)
+
+    def hold(
+        self,
+        why: Hold,
+        reason: str,
+        *,
+        until: float | None = None,
+        ends: float | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Machines are given up, disks are kept. ``until``: it tries again; ``ends``: the job ends."""
         ranks = tuple(
-            replace(rank, cur=None, next=None, wish=None, refused=(), cause="hold", vacant_since=self.now)
-            for rank in self.ranks
+            replace(each, cur=None, next=None, wish=None, refused=(), vacant_since=self.now) for each in self.ranks
         )
-        holds = self.record.holds + 1
-        self.set(phase=Phase.HOLD, reason=reason, ranks=ranks, roll=None, pause="", hold_until=until, holds=holds)
+        self.set(
+            phase=Phase.HOLD,
+            reason=reason,
+            ranks=ranks,
+            roll=None,
+            pause="",
+            dry_since=None,
+            hold=why,
+            hold_until=until,
+            hold_ends=ends,
+            holds=self.record.holds + 1,
+        )
         if self.record.gen:
             self.set(stop=True, stop_deadline=self.now)
-        self.log(Event.HOLD, f"v{self.record.ver + 1}", detail=reason)
+        self.log(Event.HOLD, f"v{self.record.ver + 1}", rank=rank, cause=why.value, detail=reason)
+
+    def release(self, cause: str) -> None:
+        """HOLD -> RUN. ``cause``: what the next attempts and their generation are for."""
+        budget = self.record.budget
+        if self.record.hold is Hold.FAILURE:
+            budget = replace(budget, crashes=0, crashed_gen=-1)
+        ranks = tuple(replace(rank, cause=cause) for rank in self.ranks)
+        self.set(phase=Phase.RUN, reason="", ranks=ranks, budget=budget, hold=None, hold_until=None, hold_ends=None)
+        if self.record.gen:
+            self.set(stop_since=self.now)  # what waits for machines and disks begins to wait now
+        self.log(Event.RESUME, f"v{self.record.ver + 1}", cause=cause)
 
     def count_loss(self, index: int, slot: Slot) -> None:
         """Preemptions never consume the crash budget; they tell select() how rough the market is."""

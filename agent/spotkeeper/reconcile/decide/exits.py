@@ -2,7 +2,8 @@
 
 Exit 93 means "a restart cannot help". Exit 0 from every member at the newest generation is success. Any
 other code opens a roll call first: only if everyone answers was it the job's own crash; a machine that is
-missing makes it a loss, and a loss never consumes the crash budget.
+missing makes it a loss, and a loss never consumes the crash budget. A job that failed holds: what it has
+learnt is worth more than its disks cost until somebody has looked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def step(draft: Draft) -> None:
     codes = _codes(draft)
     if FATAL in codes.values():
         rank = min(rank for rank, code in codes.items() if code == FATAL)
-        draft.end(Outcome.FAILED, f"rank {rank} exited with {FATAL}: a restart cannot help", rank)
+        draft.fail(f"rank {rank} exited with {FATAL}: a restart cannot help", rank)
         return
     members = draft.members()
     if members and len(members) == len(record.members) and all(codes.get(index) == 0 for index, _ in members):
@@ -115,7 +116,7 @@ def _crash(draft: Draft, codes: dict[int, int], why: str = "") -> None:
     draft.log(Event.CRASH, f"g{record.gen}", rank=bad[0][0] if bad else None, cause="crash", detail=why)
     allowed = draft.seen.spec.retry.crashes if draft.seen.spec else 0
     if crashes > allowed:
-        draft.end(Outcome.FAILED, f"{why}; the crash budget of {allowed} is used up", bad[0][0] if bad else None)
+        draft.fail(f"{why}; the crash budget of {allowed} is used up", bad[0][0] if bad else None)
         return
     draft.halt(draft.now, "crash")
 

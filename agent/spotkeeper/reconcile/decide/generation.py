@@ -13,7 +13,7 @@ from spotkeeper.reconcile.decide.needs import needed
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Rank, Slot, SlotState
+from spotkeeper.spec.record import Hold, Rank, Slot, SlotState
 
 
 def step(draft: Draft) -> None:
@@ -36,7 +36,7 @@ def step(draft: Draft) -> None:
         progress = draft.seen.progress
         newest = f"{progress.commit_gen}-{progress.commit_step}" if progress else ""
         reason = f"no machine to be had holds checkpoint {newest} or any other; it would begin anew"
-        draft.hold(reason, until=draft.now + draft.times.hold_s)
+        draft.hold(Hold.CLOUD, reason, until=draft.now + draft.times.hold_s)
 
 
 def _ready(draft: Draft, index: int, rank: Rank) -> bool:
@@ -158,7 +158,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
     gen = record.gen + 1
     ranks = list(draft.ranks)
     fresh = _fresh(draft, ready)
-    cause = next((ranks[i].cur.cause for i in ready if _is_new(ranks[i])), None)  # type: ignore[union-attr]
+    cause = _cause(draft, ready)
     for index, rank in enumerate(ranks):
         if index not in ready or rank.cur is None:
             ranks[index] = replace(rank, cur=replace(rank.cur, disk=False, holds=False)) if rank.cur else rank
@@ -179,9 +179,21 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         reason="",
         holds=0,
     )
-    crashed = record.budget.crashed_gen == record.gen and record.gen > 0
-    draft.log(Event.GENERATION, f"g{gen}", cause="crash" if crashed else cause or "start", detail=f"{len(ready)} nodes")
+    count = f"{len(ready)} node" + ("" if len(ready) == 1 else "s")
+    draft.log(Event.GENERATION, f"g{gen}", cause=cause, detail=count)
 
 
-def _is_new(rank: Rank) -> bool:
-    return rank.cur is not None and rank.cur.state is not SlotState.MEMBER
+def _cause(draft: Draft, ready: list[int]) -> str:
+    """Why this generation begins, for the ledger. Without a new machine the stop before it was taken back."""
+    record = draft.record
+    if not record.gen:
+        return "start"
+    if record.budget.crashed_gen == record.gen:
+        return "crash"
+    for index in ready:
+        cur = draft.ranks[index].cur
+        if cur is not None and cur.state is not SlotState.MEMBER:
+            if cur.past:
+                return "reboot"
+            return cur.cause if cur.cause not in (None, "start") else "grow"
+    return "stop withdrawn"

@@ -13,7 +13,7 @@ from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Phase, Slot, SlotState
+from spotkeeper.spec.record import Hold, Phase, Slot, SlotState
 
 REFUSED = (Class.CAPACITY, Class.QUOTA)
 
@@ -141,7 +141,7 @@ def _permanent(draft: Draft, detail: str, action: object) -> None:
     """Asking again gives the same answer: hold, with one alarm, and try rarely."""
     what = "insert a machine" if isinstance(action, InsertVm) else "create a disk"
     wait = draft.times.hold_s * min(8, 2**draft.record.holds)
-    draft.hold(f"the cloud refuses to {what}: {detail[:200]}", until=draft.now + wait)
+    draft.hold(Hold.CLOUD, f"the cloud refuses to {what}: {detail[:200]}", until=draft.now + wait)
 
 
 def _disk_refused(draft: Draft, index: int) -> None:
