@@ -30,6 +30,7 @@ from spotkeeper.local.views import (
     VmView,
     ZoneView,
 )
+from spotkeeper.spec import codec
 
 log = logging.getLogger("spotkeeper.local")
 T = TypeVar("T", bound=Struct)
@@ -72,7 +73,7 @@ class Admin:
     def _post(self, kind: type[T], act: Callable[[str, T], None]) -> Callable[[Request], object]:
         async def handle(request: Request) -> Response:
             try:
-                body = msgspec.json.decode(await request.body() or b"{}", type=kind)
+                body = codec.decode(await request.body() or b"{}", kind)
                 with self._world.state.transaction():
                     act(request.path_params.get("name", ""), body)
             except msgspec.DecodeError as error:

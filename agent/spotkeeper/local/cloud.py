@@ -35,6 +35,7 @@ from spotkeeper.local.host import AGENT, PASSED
 from spotkeeper.local.keeper import write_pid
 from spotkeeper.local.market import Market
 from spotkeeper.local.world import Config
+from spotkeeper.spec import codec
 
 T = TypeVar("T", bound=Struct)
 PORTS = range(9100, 9690)  # below the ephemeral ports and the jobs' blocks
@@ -263,7 +264,7 @@ class LocalCloud:
         raise LocalCloudError(f"{self.folder}: the control plane does not answer after {UP_S:.0f} s\n{log}")
 
     def _get(self, path: str, kind: type[T]) -> T:
-        return msgspec.json.decode(self._call("GET", path), type=kind)
+        return codec.decode(self._call("GET", path), kind)
 
     def _post(self, path: str, body: Struct) -> None:
         self._call("POST", path, msgspec.json.encode(body))
@@ -311,7 +312,7 @@ def _read_config(folder: Path) -> Config | None:
     """
     path = folder / CONFIG
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Config)
+        return codec.decode(path.read_bytes(), Config)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:

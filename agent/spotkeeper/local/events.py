@@ -24,6 +24,7 @@ from spotkeeper.local.schedule import ANSWER_S, Oidc
 from spotkeeper.local.tokens import Tokens
 from spotkeeper.local.wire import JsonObject, JsonValue
 from spotkeeper.local.world import World
+from spotkeeper.spec import codec
 
 log = logging.getLogger("spotkeeper.local")
 FIRST_S, LONGEST_S = 5.0, 60.0  # virtual backoff, where the subscription says nothing else
@@ -153,7 +154,7 @@ class Events:
         self._world.soon(delay_s, "event.push", msgspec.json.encode(delivery).decode())
 
     def _push(self, arg: str) -> None:
-        delivery = msgspec.json.decode(arg, type=_Delivery)
+        delivery = codec.decode(arg, _Delivery)
         resource = self._resources.get(SUBSCRIPTION, delivery.subscription)
         if resource is None:
             return

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from spotkeeper.spec import codec
+
 FOLDER = Path(__file__).parent / "markets"
 # The first third of the recording shows steady and stormy hours in all central zones; a replay starts within it.
 START_SHARE = 1 / 3
@@ -85,7 +87,7 @@ class Market:
         if not path.is_file():
             known = ", ".join(sorted(found.stem for found in FOLDER.glob("*.json")))
             raise ValueError(f"market {name!r}: no such recording (there is: {known})")
-        data = msgspec.json.decode(path.read_bytes(), type=_File)
+        data = codec.decode(path.read_bytes(), _File)
         chosen = _match(zones, data.zones, name)
         ticks = sum(count for _, count in data.zones[0].capacity)
         capacities = {zone: Series.of(chosen[zone].capacity) for zone in zones}

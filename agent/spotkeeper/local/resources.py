@@ -16,6 +16,7 @@ from spotkeeper.local import errors
 from spotkeeper.local.errors import ApiError
 from spotkeeper.local.wire import JsonObject
 from spotkeeper.local.world import World
+from spotkeeper.spec import codec
 
 T = TypeVar("T", bound=Struct)
 KIND = "resources"
@@ -140,6 +141,6 @@ def section(type_: type[T], properties: JsonObject, field: str) -> T:
         ApiError: 400 with the path of what is wrong.
     """
     try:
-        return msgspec.convert(properties, type_, strict=False)
+        return codec.convert(properties, type_, strict=False)
     except msgspec.ValidationError as error:
         raise ApiError(400, "invalid", f"{field}: {error}") from None

@@ -41,6 +41,7 @@ from spotkeeper.local.state import State
 from spotkeeper.local.storage import StorageApi
 from spotkeeper.local.tokens import Principal
 from spotkeeper.local.world import Config, TimerLoop, World
+from spotkeeper.spec import codec
 
 log = logging.getLogger("spotkeeper.local")
 EXIT_CHECK_S = 0.25
@@ -52,7 +53,7 @@ def load_world(folder: Path) -> World:
     Raises:
         OSError, msgspec.DecodeError: there is none.
     """
-    config = msgspec.json.decode((folder / "cloud.json").read_bytes(), type=Config)
+    config = codec.decode((folder / "cloud.json").read_bytes(), Config)
     real, virtual, scale = (float(part) for part in config.clock.split(":"))
     clock = Clock(real, virtual, scale)
     market = Market.load(
@@ -212,7 +213,7 @@ class ControlPlane:
 
 
 def _declared(body: bytes, name: str | None = None) -> Declared:
-    found = msgspec.json.decode(body, type=Declared)
+    found = codec.decode(body, Declared)
     if name is not None and found.name != name:
         raise ApiError(400, "invalid", f"name {found.name!r} is not the path's {name!r}")
     return found

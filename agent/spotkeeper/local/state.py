@@ -16,6 +16,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from spotkeeper.spec import codec
+
 T = TypeVar("T", bound=Struct)
 
 _SCHEMA = """
@@ -44,7 +46,6 @@ class State:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(_SCHEMA)
-        self._decoders: dict[type, msgspec.json.Decoder[Struct]] = {}
         self._effects: list[Callable[[], None]] = []
         self._depth = 0
 
@@ -87,7 +88,7 @@ class State:
 
     def get(self, kind: str, key: str, type_: type[T]) -> T | None:
         row = self._db.execute("SELECT body FROM docs WHERE kind = ? AND key = ?", (kind, key)).fetchone()
-        return self._decode(row[0], type_) if row else None
+        return codec.decode(row[0], type_) if row else None
 
     def delete(self, kind: str, key: str) -> None:
         self._db.execute("DELETE FROM docs WHERE kind = ? AND key = ?", (kind, key))
@@ -98,19 +99,11 @@ class State:
             "SELECT body FROM docs WHERE kind = ? AND key >= ? AND key < ? ORDER BY key",
             (kind, prefix, prefix + "\U0010ffff"),
         )
-        return [self._decode(row[0], type_) for row in rows.fetchall()]
+        return [codec.decode(row[0], type_) for row in rows.fetchall()]
 
     def count(self, kind: str) -> int:
         (count,) = self._db.execute("SELECT count(*) FROM docs WHERE kind = ?", (kind,)).fetchone()
         return int(count)
-
-    def _decode(self, body: bytes, type_: type[T]) -> T:
-        decoder = self._decoders.get(type_)
-        if decoder is None:
-            decoder = self._decoders[type_] = msgspec.json.Decoder(type_)
-        found = decoder.decode(body)
-        assert isinstance(found, type_)
-        return found
 
     # Timers
 

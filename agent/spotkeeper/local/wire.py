@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union
 import msgspec
 from msgspec import Meta, Struct, field
 
+from spotkeeper.spec import codec
+
 if TYPE_CHECKING:
     JsonValue = Union[None, bool, int, float, str, list["JsonValue"], dict[str, "JsonValue"]]
 else:
@@ -417,7 +419,7 @@ def parse(body: JsonValue, kind: type[T]) -> T:
     wanted = {name.encode_name for name in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
     clean = {key: value for key, value in clean.items() if key in wanted or key not in OUTPUT_ONLY}
     try:
-        return msgspec.convert(clean, kind, strict=False)
+        return codec.convert(clean, kind, strict=False)
     except msgspec.ValidationError as error:
         raise _bad(str(error)) from None
 

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.reconcile.wire import NoAnswerError, Wire, is_loopback
+from spotkeeper.spec import codec
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -165,7 +166,7 @@ class KeySet:
             answer = self._wire.call("GET", self._path, {"Accept": "application/json"}, None, FETCH_DEADLINE_S)
             if answer.status != 200 or len(answer.body) > MAX_KEY_SET:
                 raise NoAnswerError(f"HTTP {answer.status}, {len(answer.body)} bytes")
-            keys = _usable(msgspec.json.decode(answer.body, type=_Jwks).keys)
+            keys = _usable(codec.decode(answer.body, _Jwks).keys)
         except (NoAnswerError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("key set: %s", error)
             if self._stale():
@@ -295,7 +296,7 @@ def _token(authorization: str | None) -> str:
 
 def _header(token: str) -> _Header:
     try:
-        return msgspec.json.decode(_unb64(token.split(".", maxsplit=1)[0]), type=_Header)
+        return codec.decode(_unb64(token.split(".", maxsplit=1)[0]), _Header)
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise AuthError("not a token's header") from None
 
@@ -309,7 +310,7 @@ def _payload(token: str) -> bytes:
 
 def _claims_of(payload: bytes) -> _Claims:
     try:
-        return msgspec.json.decode(payload, type=_Claims)
+        return codec.decode(payload, _Claims)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise AuthError("claims missing, or of the wrong type") from None
 

@@ -45,7 +45,7 @@ from spotkeeper.reconcile.gce_wire import (
     to_snapshot,
     to_vm,
 )
-from spotkeeper.spec import names
+from spotkeeper.spec import codec, names
 from spotkeeper.spec.cloud import (
     Action,
     AttachDisk,
@@ -216,7 +216,7 @@ class Gce:
         if answer.status != 200:
             raise ListError(parse_error(answer.status, answer.body)[1])
         try:
-            return msgspec.json.decode(answer.body, type=kind)
+            return codec.decode(answer.body, kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ListError(f"{path}: an answer that is no list: {error}") from error
 
@@ -299,7 +299,7 @@ class Gce:
             return f"the key's {name} was made and is gone"
         if found.status != 200:
             return ""
-        there = msgspec.json.decode(found.body, type=Id)
+        there = codec.decode(found.body, Id)
         return "" if there.id == operation.target_id else f"the key's {name} is gone, another has its name"
 
     def _attach(self, action: AttachDisk, deadline_s: float) -> tuple[Class, str]:
@@ -369,6 +369,6 @@ def outcome(answer: Answer) -> tuple[Class, str]:
 
 def _operation(answer: Answer) -> OperationIn | None:
     try:
-        return msgspec.json.decode(answer.body, type=OperationIn)
+        return codec.decode(answer.body, OperationIn)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None

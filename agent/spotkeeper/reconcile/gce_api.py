@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from spotkeeper.clock import Clock
 from spotkeeper.reconcile.wire import Answer, NoAnswerError, Wire, is_loopback
+from spotkeeper.spec import codec
 
 __all__ = ["DEFAULT_ENDPOINT", "Answer", "Api", "MetadataToken", "NoAnswerError"]
 
@@ -57,7 +58,7 @@ class MetadataToken:
         if answer.status != 200:
             raise NoAnswerError(f"metadata server {self._host}: HTTP {answer.status} for an access token")
         try:
-            reply = msgspec.json.decode(answer.body, type=_TokenReply)
+            reply = codec.decode(answer.body, _TokenReply)
         except msgspec.DecodeError as error:
             raise NoAnswerError(f"metadata server {self._host}: not a token: {error}") from error
         self._value, self._until = reply.access_token, self._clock.now() + reply.expires_in

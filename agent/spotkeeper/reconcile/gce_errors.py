@@ -12,6 +12,7 @@ import re
 import msgspec
 from msgspec import Struct
 
+from spotkeeper.spec import codec
 from spotkeeper.spec.cloud import Class
 
 
@@ -92,7 +93,7 @@ def classify(status: int, errors: tuple[OneError, ...], details: tuple[ErrorDeta
 def parse_error(status: int, body: bytes) -> tuple[Class, str]:
     """Class and detail of an HTTP answer that is no success. HTML from a proxy is judged by its status alone."""
     try:
-        error = msgspec.json.decode(body, type=Envelope).error
+        error = codec.decode(body, Envelope).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return classify(status, ()), f"HTTP {status} without an error envelope"
     return classify(status, error.errors, error.details), detail_of(status, error.errors, error.message)

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from spotkeeper.reconcile.body import MAX_BODY, BodyError, parse
 from spotkeeper.reconcile.runtime import Deadlined, Flights, Runtime, SettingsError, settings_from_env
+from spotkeeper.spec import codec
 from spotkeeper.spec.names import JOB_ID
 
 if TYPE_CHECKING:
@@ -367,7 +368,7 @@ def job_of_event(data: bytes, stack: str) -> str | None:
     message = parse(data, Push).message
     try:
         inner = base64.b64decode(message.data, validate=True)
-        entry = msgspec.json.decode(inner, type=LogEntry)
+        entry = codec.decode(inner, LogEntry)
     except (binascii.Error, ValueError, RecursionError):
         raise BodyError("a push without a log entry") from None
     owned = parse_vm_name(entry.proto_payload.resource_name.rpartition("/instances/")[2])

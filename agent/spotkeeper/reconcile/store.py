@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +17,8 @@ from msgspec import Struct
 
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.objects import Blob, ConflictError, Objects, open_objects
-from spotkeeper.reconcile.store_api import Held, OfferSeen, StaticHello, StoreError
+from spotkeeper.reconcile.store_api import CorruptError, Held, NewerError, OfferSeen, StaticHello, StoreError
+from spotkeeper.spec import codec
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
@@ -33,10 +35,6 @@ QUARANTINE_KEPT = 200
 QUARANTINE_BYTES = 4096
 
 log = logging.getLogger(__name__)
-
-
-class CorruptError(StoreError):
-    """An object is there and makes no sense: names it. Somebody wrote it by hand, or another version did."""
 
 
 class _Format(Struct, frozen=True):
@@ -63,9 +61,13 @@ def decode(data: bytes, kind: type[T], path: str) -> T:
         CorruptError: naming the object and the field that is wrong.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
-        raise CorruptError(f"{path}: not a {kind.__name__}: {error}") from error
+        return codec.decode(data, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
+        raise CorruptError(f"{path}: not a {kind.__name__}: {error}", path, said=_cut(data)) from error
+
+
+def _cut(data: bytes) -> str:
+    return data[:QUARANTINE_BYTES].decode("utf-8", "backslashreplace")
 
 
 def encode_versioned(document: Record | Alloc) -> bytes:
@@ -77,10 +79,10 @@ def encode_versioned(document: Record | Alloc) -> bytes:
 def decode_versioned(data: bytes, kind: type[T], path: str) -> T:
     """The inverse of :func:`encode_versioned`."""
     found = decode(data, _Format, path).v
+    if found is not None and found > FORMAT:
+        raise NewerError(f"{path}: format {found}, this Spotkeeper knows {FORMAT}: a newer one wrote it", path)
     if found != FORMAT:
-        raise CorruptError(
-            f"{path}: format {found}, this Spotkeeper knows {FORMAT}: deploy the function of the version that wrote it"
-        )
+        raise CorruptError(f"{path}: format {found}, this Spotkeeper writes {FORMAT}", path, said=_cut(data))
     return decode(data, kind, path)
 
 
@@ -93,7 +95,11 @@ class ObjectStore:
     # -- the record
 
     def read_record(self, job: str) -> Held[Record] | None:
-        return self._read_versioned(paths.record(job), Record)
+        held = self._read_versioned(paths.record(job), Record)
+        if held is not None and held.value.job != job:
+            path = paths.record(job)
+            raise CorruptError(f"{path}: the record of another job ({held.value.job[:40]!r})", path, held.token)
+        return held
 
     def create_record(self, record: Record) -> bool:
         return self._create_versioned(paths.record(record.job), record) is not None
@@ -151,7 +157,10 @@ class ObjectStore:
 
     def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
         path = paths.lease(job)
-        held = self._read(path, _Lease)
+        try:
+            held = self._read(path, _Lease)
+        except CorruptError as error:  # it only saves money: what makes no sense is held by nobody
+            held = Held(_Lease(), error.token)
         if held is None:
             mine = _Lease(nonce, now + ttl_s)
             return self._create(path, msgspec.json.encode(mine), own=True) is not None
@@ -270,7 +279,7 @@ class ObjectStore:
 
     def _read(self, path: str, kind: type[T]) -> Held[T] | None:
         blob = self._objects.get(path)
-        return Held(decode(blob.data, kind, path), blob.tag) if blob else None
+        return _held(blob, decode, kind, path) if blob else None
 
     def _value(self, path: str, kind: type[T]) -> T | None:
         held = self._read(path, kind)
@@ -278,7 +287,7 @@ class ObjectStore:
 
     def _read_versioned(self, path: str, kind: type[T]) -> Held[T] | None:
         blob = self._objects.get(path)
-        return Held(decode_versioned(blob.data, kind, path), blob.tag) if blob else None
+        return _held(blob, decode_versioned, kind, path) if blob else None
 
     def _read_all(self, prefix: str, kind: type[T]) -> builtins.list[T]:
         """Every document of a folder. One that makes no sense must not stop a job: it goes into quarantine."""
@@ -320,6 +329,15 @@ class ObjectStore:
 
     def _replace_versioned(self, path: str, document: Nonced, token: str) -> str | None:
         return self._replace(path, encode_versioned(_checked(document, path)), token)
+
+
+def _held(blob: Blob, decoded: Callable[[bytes, type[T], str], T], kind: type[T], path: str) -> Held[T]:
+    """The document with its token, which an error carries too."""
+    try:
+        return Held(decoded(blob.data, kind, path), blob.tag)
+    except CorruptError as error:
+        error.token = blob.tag
+        raise
 
 
 def _checked(document: Nonced, path: str) -> Nonced:

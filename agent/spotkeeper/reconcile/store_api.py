@@ -31,6 +31,38 @@ class StoreError(Exception):
     """The bucket could not be read or written. Nothing was decided on it; the next round tries again."""
 
 
+class CorruptError(StoreError):
+    """An object is there and makes no sense: somebody wrote it by hand, or it came to harm.
+
+    Nothing is decided on it and nothing of it is deleted. ``token`` is of the object as read, for whoever
+    mends it; ``said``: what it holds, cut.
+    """
+
+    def __init__(self, message: str, path: str = "", token: str = "", said: str = "") -> None:
+        super().__init__(message)
+        self.path, self.token, self.said = path, token, said
+
+    @property
+    def remedy(self) -> str:
+        """What a person can do, one line."""
+        return _REMEDIES.get(self.path) or (_RECORD_REMEDY if self.path.endswith("/rec") else "")
+
+
+class NewerError(CorruptError):
+    """A document of a version that this program does not know yet: whole, and left alone."""
+
+    @property
+    def remedy(self) -> str:
+        return "bring the stack up with the Spotkeeper that wrote it (pulumi up), or use that version here"
+
+
+_RECORD_REMEDY = "mend the object, or delete it: the next tick then ends the job, deletes its VMs and keeps its disks"
+_REMEDIES = {
+    "stack/alloc": "spotkeeper repair alloc (makes it anew from the jobs' ledgers, their records and the cloud)",
+    "stack/pools.json": "have it written again: pulumi up --refresh (on this machine: spotkeeper local up)",
+}
+
+
 class Held(Struct, Generic[T], frozen=True):
     """A document as read, with the token that a compare-and-swap of it needs."""
 

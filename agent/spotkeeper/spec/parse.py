@@ -26,6 +26,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import inspect
 
+from spotkeeper.spec import codec
+
 T = TypeVar("T")
 
 MAX_BYTES = 1_000_000  # a job or stack file; a source tree given by mistake is larger
@@ -107,7 +109,7 @@ def convert(obj: object, type: type[T], *, where: str = "") -> T:
     if problems:
         raise SpecError(problems)
     try:
-        return msgspec.convert(obj, type)
+        return codec.convert(obj, type)
     except msgspec.ValidationError as error:  # a rule the walk below does not know (__post_init__)
         message, _, path = str(error).partition(" - at `$")
         inner = path.rstrip("`").lstrip(".")

@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from spotkeeper.spec import codec
 from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
 from spotkeeper.vm.launcher.server import SOCKET
 from spotkeeper.vm.log import Log
@@ -200,7 +201,7 @@ class Launcher:
         try:
             sock.sendall(b'{"op": "status"}\n')
             line = sock.makefile("rb").readline()
-            status = msgspec.json.decode(line, type=_Line)
+            status = codec.decode(line, _Line)
         except (OSError, msgspec.DecodeError):
             sock.close()
             return None
@@ -223,7 +224,7 @@ class Launcher:
 
     def _read(self, sock: socket.socket) -> None:
         for raw in sock.makefile("rb"):
-            line = msgspec.json.decode(raw, type=_Line)
+            line = codec.decode(raw, _Line)
             if line.event == "exit":
                 self._post(ChildEnded(line.gen, line.code, line.left))
             elif line.ok is not None:

@@ -19,6 +19,7 @@ import requests
 from msgspec import Struct
 
 from spotkeeper.clock import Clock
+from spotkeeper.spec import codec
 from spotkeeper.vm.log import Log
 
 HOST = "169.254.169.254"  # by address: names may not resolve while the machine goes down
@@ -115,7 +116,7 @@ class Metadata:
             return token
         text = self._get("instance/service-accounts/default/token", {})[0]
         try:
-            answer = msgspec.json.decode(text, type=_Access)
+            answer = codec.decode(text, _Access)
         except msgspec.DecodeError as error:
             raise MetadataError(f"access token: {error}") from None
         self._access = (answer.access_token, self._clock.now() + answer.expires_in)
@@ -154,7 +155,7 @@ class _Claims(Struct, frozen=True):
 
 def _decode(text: bytes) -> Instance:
     try:
-        return msgspec.json.decode(text, type=Instance, strict=False)
+        return codec.decode(text, Instance, strict=False)
     except msgspec.DecodeError as error:
         raise MetadataError(f"instance/: {error}") from None
 
@@ -163,7 +164,7 @@ def _expiry(token: str) -> float:
     """``exp`` of a JWT, unverified: only its audience has to believe it. 0 where it cannot be read."""
     try:
         claims = token.split(".")[1]
-        return msgspec.json.decode(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)), type=_Claims).exp
+        return codec.decode(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)), _Claims).exp
     except (IndexError, ValueError):
         return 0.0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from spotkeeper.spec import codec
 from spotkeeper.spec.generation import JobRun
 from spotkeeper.vm.notice import Notice
 
@@ -51,7 +52,7 @@ class Saved(Struct, frozen=True):
     def read(cls, folder: Path, boot: str) -> Saved:
         """What the agent before this one left; nothing where it was of another boot."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            saved = msgspec.json.decode((folder / "agent.json").read_bytes(), type=cls)
+            saved = codec.decode((folder / "agent.json").read_bytes(), cls)
             if saved.boot == boot:
                 return saved
         return cls(boot)

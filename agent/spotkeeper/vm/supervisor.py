@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from spotkeeper.spec import codec
 from spotkeeper.spec.generation import Generation, JobRun
 from spotkeeper.train.control import (
     NO_RESTART,
@@ -300,7 +301,7 @@ def torchrun_args(templates: Path, doc: Generation, run: JobRun, node: Node, fol
     boot = job_path() / "spotkeeper/vm/launcher/boot.py"
     text = render.render(path, values | {"command": command(boot, run.command, node.source)})
     try:
-        return [msgspec.json.decode(line, type=str) for line in text.splitlines() if line.strip()]
+        return [codec.decode(line, str) for line in text.splitlines() if line.strip()]
     except msgspec.DecodeError as error:
         raise render.RenderError(f"{path}: a line is no JSON string: {error}") from None
 

@@ -17,6 +17,7 @@ import requests
 from msgspec import Struct
 
 from spotkeeper.clock import Clock
+from spotkeeper.spec import codec
 from spotkeeper.spec.generation import FactIn, Progress, Sync, SyncReply
 from spotkeeper.vm.events import Answered
 from spotkeeper.vm.log import Log
@@ -78,7 +79,7 @@ class FunctionClient:
         if answer.status_code != 200:
             raise SyncError(f"HTTP {answer.status_code}")
         try:
-            return msgspec.json.decode(answer.content, type=SyncReply)
+            return codec.decode(answer.content, SyncReply)
         except msgspec.DecodeError as error:
             raise SyncError(f"answer: {error}") from None
 
@@ -104,7 +105,7 @@ class Outbox:
         self._facts: list[FactIn] = []
         self._told: set[FactIn] = set()
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            left = msgspec.json.decode(self._path.read_bytes(), type=_Spooled)
+            left = codec.decode(self._path.read_bytes(), _Spooled)
             if left.boot == boot:
                 self._job, self._facts = left.job, list(left.facts)
 

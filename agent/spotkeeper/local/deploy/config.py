@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from spotkeeper.spec import codec
+
 ROOT = Path(__file__).resolve().parents[4]
 PROJECT_FILE = ROOT / "Pulumi.yaml"
 NAMESPACE = "spotkeeper"
@@ -33,7 +35,7 @@ def read_config(config_file: Path, endpoint: str | None = None) -> dict[str, str
     Raises:
         OSError, msgspec.DecodeError, msgspec.ValidationError: the file cannot be read.
     """
-    project = msgspec.yaml.decode(PROJECT_FILE.read_bytes(), type=_Project)
+    project = codec.convert(msgspec.yaml.decode(PROJECT_FILE.read_bytes()), _Project)
     values = {f"{NAMESPACE}:{key}": known.default for key, known in project.config.items() if known.default is not None}
     values |= stack_config(config_file, endpoint)
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
@@ -41,7 +43,7 @@ def read_config(config_file: Path, endpoint: str | None = None) -> dict[str, str
 
 def stack_config(config_file: Path, endpoint: str | None = None) -> dict[str, object]:
     """What the stack file says, plus where this cloud answers."""
-    values = msgspec.yaml.decode(config_file.read_bytes(), type=_Stack).config
+    values = codec.convert(msgspec.yaml.decode(config_file.read_bytes()), _Stack).config
     if endpoint is None:
         return values
     given = values.get(f"{NAMESPACE}:endpoints")

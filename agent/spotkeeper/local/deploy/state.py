@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from spotkeeper.spec import codec
+
 
 class Entry(Struct, frozen=True, omit_defaults=True):
     """A resource; ``id`` is empty for a component. ``inputs`` and ``outputs`` carry Pulumi's names."""
@@ -55,7 +57,7 @@ class State:
         """
         if not path.exists():
             return None
-        read = msgspec.json.decode(path.read_bytes(), type=_File)
+        read = codec.decode(path.read_bytes(), _File)
         state = cls(path, read.stack, read.project, read.region)
         state._file = read
         return state
