@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, JobRun, Role, SyncReply
 from spotkeeper.train.control import Control, ControlError
@@ -111,6 +112,25 @@ def test_job_that_ends_by_itself_and_one_that_fails(fake: Fake, machine: Make) -
     vm.serve(document(3, 2, one.members, DocState.ROLL_CALL), run)
     fake.wait_fact(vm.uid, Kind.HERE)
     assert vm.log().count('"job.start"') == count == 2
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_exit_93_in_a_save_and_stop_is_no_release(fake: Fake, machine: Make, saves: bool) -> None:
+    """The order to stop came first, but a restart cannot help: the function must hear that."""
+    vm = machine()
+    give_up = OBEDIENT.replace("raise SystemExit(0)", "raise SystemExit(93)")
+    if not saves:
+        give_up = give_up.replace(
+            "    if control.want is Want.SAVE_STOP:",
+            "    if control.want is Want.SAVE_STOP:\n        raise SystemExit(93)",
+        )
+    run = msgspec.structs.replace(obedient(vm), source_sha256=source(fake, {"train.py": give_up}))
+    begin(fake, vm, run)
+    stop = document(2, 1, (vm.member(),), DocState.SAVE_STOP, deadline=time.time() + 20)
+    vm.serve(stop, run)
+    assert fake.wait_fact(vm.uid, Kind.EXIT, 1, 20).value == "93"
+    words = [kind for kind, *_ in fake.kinds(vm.uid) if kind in ("exit", "released")]
+    assert words[0] == "exit", "a release would let the next generation begin"
 
 
 def test_notice_saves_at_once_then_stops_by_itself_and_reprieve_is_said(fake: Fake, machine: Make) -> None:

@@ -97,7 +97,12 @@ class Ending:
 
     @property
     def stopped(self) -> bool:
-        """It ended in a save-and-stop: asked for here, or agreed with a peer that was asked first."""
+        """It ended in a save-and-stop: asked for here, or agreed with a peer that was asked first.
+
+        Exit 93 is the job's word whenever it comes: the next generation must not begin.
+        """
+        if self.code == NO_RESTART:
+            return False
         if self.result is not None:
             return self.result.outcome == "stopped"
         return self.asked
