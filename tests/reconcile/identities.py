@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 ISSUER = "https://accounts.google.com"
 AUDIENCE = "https://function.example/sk"
+AGENTS = AUDIENCE + "/v1/sync"
 NODES = "nodes@p.iam.gserviceaccount.com"
 CLOCK_MAIL = "clock@p.iam.gserviceaccount.com"
 NOW = 1_800_000_000.0
@@ -50,7 +51,7 @@ def claims(**changes: Any) -> dict[str, Any]:
     }
     base: dict[str, Any] = {
         "iss": ISSUER,
-        "aud": AUDIENCE,
+        "aud": AGENTS if changes.get("google", machine) else AUDIENCE,
         "azp": "1",
         "sub": "1",
         "email": NODES,

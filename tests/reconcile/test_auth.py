@@ -151,9 +151,10 @@ BAD: dict[str, Any] = {
     "issuer by http": lambda: bearer(claims(iss="http://accounts.google.com")),
     "no audience": lambda: bearer(claims(aud=None)),
     "another audience": lambda: bearer(claims(aud="https://other.example")),
-    "audience with a slash": lambda: bearer(claims(aud=ids.AUDIENCE + "/")),
-    "audience in other case": lambda: bearer(claims(aud=ids.AUDIENCE.upper())),
-    "a list of audiences": lambda: bearer(claims(aud=[ids.AUDIENCE])),
+    "audience with a slash": lambda: bearer(claims(aud=ids.AGENTS + "/")),
+    "audience in other case": lambda: bearer(claims(aud=ids.AGENTS.upper())),
+    "a list of audiences": lambda: bearer(claims(aud=[ids.AGENTS])),
+    "the platform's audience": lambda: bearer(claims(aud=ids.AUDIENCE)),
     "gcloud's audience": lambda: bearer(claims(aud=auth.GCLOUD_AUDIENCE)),
     "audience empty": lambda: bearer(claims(aud="")),
     "no expiry": lambda: bearer(claims(exp=None)),
@@ -252,18 +253,38 @@ class TestInvokers:
         token = bearer(claims(**({"email": ids.CLOCK_MAIL, "google": None} | changes)))
         return token.rpartition(".")[0] + "." + auth.STRIPPED
 
+    @pytest.fixture
+    def behind(self, issuer: ids.Issuer, clock: At) -> Verifier:
+        return Verifier(KeySet(issuer.url), clock, ids.AUDIENCE, behind_iam=True)
+
     def test_a_stripped_token_counts_behind_cloud_run_only_and_for_hints_only(
-        self, issuer: ids.Issuer, clock: At, verifier: Verifier
+        self, behind: Verifier, verifier: Verifier
     ) -> None:
-        with pytest.raises(AuthError, match="removed"):
-            verifier.invoker(self.stripped(), self.MAILS)
-        behind = Verifier(KeySet(issuer.url), clock, ids.AUDIENCE, behind_iam=True)
-        assert behind.invoker(self.stripped(), self.MAILS) == Caller(ids.CLOCK_MAIL, verified=False)
+        for refused in (verifier.invoker, verifier.hint, behind.invoker):
+            with pytest.raises(AuthError, match="removed"):
+                refused(self.stripped(), self.MAILS)
+        assert behind.hint(self.stripped(), self.MAILS) == Caller(ids.CLOCK_MAIL, verified=False)
         with pytest.raises(AuthError, match="removed"):
             agent(behind, with_parts(signature=auth.STRIPPED))
         for wrong in ({"email": "eve@example.com"}, {"aud": "x"}, {"iss": "x"}, {"exp": 2, "iat": 1}):
             with pytest.raises(AuthError):
-                behind.invoker(self.stripped(**wrong), self.MAILS)
+                behind.hint(self.stripped(**wrong), self.MAILS)
+
+    def test_no_marker_counts_once_the_platform_is_seen_to_check_nobody(self, behind: Verifier) -> None:
+        """Opened to all, Cloud Run spoils no token: the schedule's next one shows it and shuts the door."""
+        whole = bearer(claims(email=ids.CLOCK_MAIL, google=None))
+        assert behind.hint(whole, self.MAILS, platform=whole).verified, "an operator's two tokens show nothing"
+        assert not behind.hint(self.stripped(), self.MAILS).verified
+        assert behind.hint(whole, self.MAILS).verified
+        with pytest.raises(AuthError, match="removed"):
+            behind.hint(self.stripped(), self.MAILS)
+
+    def test_a_forged_whole_token_does_not_shut_the_schedule_out(self, behind: Verifier) -> None:
+        forged = "Bearer " + jwt.encode(claims(email=ids.CLOCK_MAIL), ids.key("evil"), "RS256", headers={"kid": "one"})
+        for token in (forged, bearer(claims(email="eve@example.com", google=None))):
+            with pytest.raises(AuthError):
+                behind.hint(token, self.MAILS)
+        assert behind.hint(self.stripped(), self.MAILS) == Caller(ids.CLOCK_MAIL, verified=False)
 
 
 class TestKeySet:

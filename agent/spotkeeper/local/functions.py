@@ -203,7 +203,10 @@ class Functions:
             self._start(name)
 
     def _env(self, doc: FunctionDoc) -> dict[str, str]:
-        """The declared variables, with this cloud's addresses where they name Google's."""
+        """The declared variables, with this cloud's addresses where they name Google's.
+
+        No ``K_SERVICE``: it means that a platform has checked the caller, and nothing in front of us does.
+        """
         config = self._world.config
         declared = doc.declaration.service_config.environment_variables
         project = doc.declaration.project or config.project  # the provider's, where the program names none
@@ -224,7 +227,6 @@ class Functions:
                 "GCE_METADATA_HOST": f"{doc.address}:{config.port}",
                 "PYTHONPATH": os.pathsep.join([str(self._folder(doc.name)), str(AGENT)]),
                 "HOME": str(self._folder(doc.name)),
-                "K_SERVICE": doc.name,
                 "FUNCTION_TARGET": doc.declaration.build_config.entry_point,
             }
         )

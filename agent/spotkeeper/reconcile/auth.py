@@ -5,9 +5,10 @@ set, issuer, audience, times, the nodes' service account, and Google's own word 
 zone and project. Times are virtual (``spotkeeper.clock``), as everywhere.
 
 Cloud Run checks one token of a request by itself and replaces its signature by a marker. A token with the
-marker proves nothing here and is refused for agents: anyone could write one the day the service is opened
-to all. They send the token that Cloud Run may spoil in ``X-Serverless-Authorization``. A schedule and a
-push cannot: see :meth:`Verifier.invoker`.
+marker proves nothing here: anyone could write one the day the service is opened to all. So agents (and
+operators) send two: one for the platform in ``X-Serverless-Authorization``, which it may spoil, and one for
+this function in ``Authorization``, whose audience is a path that nothing else accepts. A schedule and a push
+have one header only; their hints are taken on the platform's word while there is one: :meth:`Verifier.hint`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ GOOGLE_ISSUER = "https://accounts.google.com"
 # `gcloud auth print-identity-token` of a person cannot set an audience: it names gcloud itself.
 GCLOUD_AUDIENCE = "32555940559.apps.googleusercontent.com"
 STRIPPED = "SIGNATURE_REMOVED_BY_GOOGLE"
+AGENT_PATH = "/v1/sync"  # ends the audience of agents' tokens: the platform's token is none of them
 
 SKEW_S = 60.0
 MAX_LIFE_S = 2 * 3600.0  # Google's live for one hour
@@ -199,7 +201,7 @@ class Verifier:
     Args:
         keys: the issuer's keys.
         clock: for the tokens' times.
-        audience: the function's own address, exactly.
+        audience: the function's own address, exactly; agents' tokens name ``/v1/sync`` below it.
         issuer: as in the tokens; Google's is taken with and without ``https://``.
         behind_iam: Cloud Run has checked the request before it came here.
     """
@@ -223,7 +225,7 @@ class Verifier:
             KeysUnavailableError: nobody can, right now.
         """
         claims = self._verified(authorization)
-        self._check(claims, {self._audience})
+        self._check(claims, {self._audience + AGENT_PATH})
         machine = claims.google.compute_engine if claims.google else None
         if machine is None:
             raise AuthError("no claims of a machine")
@@ -237,22 +239,41 @@ class Verifier:
         return Who(machine.instance_id, machine.instance_name, zone, machine.project_id, claims.email)
 
     def invoker(self, authorization: str | None, emails: frozenset[str]) -> Caller:
-        """Someone of ``emails``: the schedule, the push of events, an operator.
-
-        Behind Cloud Run their token arrives without its signature, because neither a schedule nor a push
-        can send it in the other header. There, and only for these hints, the claims are taken for what
-        Cloud Run has let through: the worst that a forged hint can do is a round more.
+        """Someone of ``emails`` who proves it: an operator who pokes.
 
         Raises:
             AuthError, KeysUnavailableError: as :meth:`agent`.
         """
-        token = _token(authorization)
-        stripped = self._behind_iam and token.rpartition(".")[2] == STRIPPED
-        claims = _claims_of(_payload(token)) if stripped else self._verified(authorization)
+        return self._of(self._verified(authorization), emails)
+
+    def hint(self, authorization: str | None, emails: frozenset[str], platform: str | None = None) -> Caller:
+        """Someone of ``emails`` who says "look": the schedule, the push of events. Grants nothing but a round.
+
+        Behind Cloud Run their one token arrives with the marker, and its claims are taken for what Cloud Run
+        has let through. On the day the service is opened to all, Cloud Run checks nothing and spoils
+        nothing: then the schedule's own next token arrives whole, which shows it, and from there on this
+        process believes no marker.
+
+        Args:
+            platform: the request's ``X-Serverless-Authorization``; with it, a whole token shows nothing.
+
+        Raises:
+            AuthError, KeysUnavailableError: as :meth:`agent`.
+        """
+        payload, _, signature = _token(authorization).rpartition(".")
+        if self._behind_iam and signature == STRIPPED:
+            return self._of(_claims_of(_payload(payload)), emails, verified=False)
+        caller = self.invoker(authorization, emails)
+        if self._behind_iam and not platform:
+            log.error("a token came through unspoiled: the platform checks nobody; is the function open to all?")
+            self._behind_iam = False
+        return caller
+
+    def _of(self, claims: _Claims, emails: frozenset[str], verified: bool = True) -> Caller:
         self._check(claims, {self._audience, GCLOUD_AUDIENCE})
         if claims.email not in emails:
             raise AuthError("not an invoker")
-        return Caller(claims.email, verified=not stripped)
+        return Caller(claims.email, verified)
 
     def _verified(self, authorization: str | None) -> _Claims:
         """The claims of a token whose signature holds."""

@@ -87,12 +87,15 @@ STATUS = {
 }
 
 
-class RefusedError(Exception):
-    """Ends a request. ``reason`` is for the log."""
+HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
-    def __init__(self, refusal: Refusal, reason: str = "") -> None:
+
+class RefusedError(Exception):
+    """Ends a request. ``reason`` is for the log, ``allow`` the method that the path would have taken."""
+
+    def __init__(self, refusal: Refusal, reason: str = "", allow: str = "") -> None:
         super().__init__(reason or refusal.value)
-        self.refusal = refusal
+        self.refusal, self.allow = refusal, allow
 
 
 class Empty(Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,11 +159,14 @@ class Door:
         """One request; never raises."""
         started = time.monotonic()
         note: dict[str, object] = {}
+        headers = dict(HEADERS)
         try:
             body, status = self._route(request, note), 200
         except RefusedError as error:
             body, status = {"error": error.refusal.value}, STATUS[error.refusal]
             note["reason"] = str(error)
+            if error.allow:
+                headers["Allow"] = error.allow
         except Exception as error:
             # The outermost frame: whatever it was, the caller hears one word and the log the rest.
             refusal = _refusal_of(error)
@@ -176,7 +182,6 @@ class Door:
             _shape(request.path),
             extra={"status": status, "ms": round((time.monotonic() - started) * 1000), **note},
         )
-        headers = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return msgspec.json.encode(body), status, headers
@@ -184,7 +189,7 @@ class Door:
     def _route(self, request: Request, note: dict[str, object]) -> Mapping[str, object] | Struct:
         handler, method = self._handler(request.path, note)
         if request.method != method:
-            raise RefusedError(Refusal.METHOD)
+            raise RefusedError(Refusal.METHOD, allow=method)
         if method == "GET":
             return {"ok": True}
         return handler(request, note)
@@ -256,11 +261,21 @@ class Door:
     # -- those who ask for rounds
 
     def _tick(self, request: Request, note: dict[str, object]) -> Ticked:
-        self._invoked(request, note)
-        return self._run_tick(note)
+        from spotkeeper.reconcile import alarm
+        from spotkeeper.reconcile.store_api import CorruptError
+
+        _nothing(self._hinted(request, note))
+        try:
+            return self._run_tick(note)
+        except CorruptError as error:  # the stack itself: no job can be looked after
+            alarm.unreadable(self.runtime.store, error)
+            raise
 
     def _poke(self, request: Request, note: dict[str, object]) -> Poked:
-        self._invoked(request, note)
+        data = _body(request)
+        caller = self.runtime.verifier.invoker(_authorization(request), self.runtime.settings.invokers)
+        note["caller"] = caller.email
+        _nothing(data)
         done = self._run_round(self._stack(), str(note["job"]), note)
         if done is None:
             return Poked("busy")
@@ -270,7 +285,7 @@ class Door:
 
     def _event(self, request: Request, note: dict[str, object]) -> Ticked:
         """A hint. What cannot be read is set aside and answered well: a push that fails comes back for days."""
-        data = self._authenticated(request, note)
+        data = self._hinted(request, note)
         try:
             job = job_of_event(data, self.runtime.settings.stack)
         except BodyError as error:
@@ -283,15 +298,12 @@ class Door:
         done = self._run_round(self._stack(), job, note)
         return Ticked(1, busy=done is None)
 
-    def _invoked(self, request: Request, note: dict[str, object]) -> None:
-        data = self._authenticated(request, note)
-        if data:
-            parse(data, Empty)
-
-    def _authenticated(self, request: Request, note: dict[str, object]) -> bytes:
+    def _hinted(self, request: Request, note: dict[str, object]) -> bytes:
+        """The body of a tick or an event, from somebody who may ask for rounds."""
         data = _body(request)
-        caller = self.runtime.verifier.invoker(_authorization(request), self.runtime.settings.invokers)
-        note["caller"] = caller.email
+        platform = request.headers.get("X-Serverless-Authorization")
+        verifier, invokers = self.runtime.verifier, self.runtime.settings.invokers
+        note["caller"] = verifier.hint(_authorization(request), invokers, platform).email
         return data
 
     # -- rounds
@@ -378,6 +390,12 @@ def job_of_event(data: bytes, stack: str) -> str | None:
 def _authorization(request: Request) -> str | None:
     """The header that the platform leaves as it is: two of them arrive joined, and are no token then."""
     return request.headers.get("Authorization")
+
+
+def _nothing(data: bytes) -> None:
+    """The body of a tick or a poke says nothing."""
+    if data:
+        parse(data, Empty)
 
 
 def _body(request: Request) -> bytes:

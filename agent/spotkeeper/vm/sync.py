@@ -41,7 +41,7 @@ class RefusedError(SyncError):
 
 
 class FunctionClient:
-    """``POST <function>/v1/sync`` with this machine's identity token. For one thread."""
+    """``POST <function>/v1/sync`` with two identity tokens of this machine. For one thread."""
 
     def __init__(self, url: str, metadata: Metadata) -> None:
         self._url = url
@@ -56,14 +56,15 @@ class FunctionClient:
             SyncError: anything else but an answer.
         """
         try:
-            token = self._metadata.identity_token(self._url)
+            address = f"{self._url}/v1/sync"
             answer = self._session.post(
-                f"{self._url}/v1/sync",
+                address,
                 data=msgspec.json.encode(body),
-                # Cloud Run checks the second one and strips its signature; the first one reaches the function whole.
+                # Cloud Run checks the second token and spoils it; the first reaches the function whole, and is
+                # good for this path only.
                 headers={
-                    "Authorization": f"Bearer {token}",
-                    "X-Serverless-Authorization": f"Bearer {token}",
+                    "Authorization": f"Bearer {self._metadata.identity_token(address)}",
+                    "X-Serverless-Authorization": f"Bearer {self._metadata.identity_token(self._url)}",
                     "Content-Type": "application/json",
                 },
                 timeout=(CONNECT_S, ANSWER_S),
