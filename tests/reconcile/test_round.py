@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.round import Ended, Snapshot, run_round
 from spotkeeper.reconcile.store import open_store
+from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec.cloud import Action, CreateSnapshot, DeleteVm, InsertVm, Listing, Result, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
@@ -21,6 +22,7 @@ from spotkeeper.spec.job import Ask, AskKind, Checkpoint, Nodes, Retry
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Hold, Outcome, Phase, SlotState
+from spotkeeper.spec.stack import StackState
 
 from tests.reconcile.world import JOB, Machine, World, stack
 
@@ -630,6 +632,46 @@ def test_a_gang_moves_when_its_zone_has_run_dry() -> None:
     world.preempt(0)
     world.until(lambda: world.record().zone == "z-b" and world.training(), 1200)
     assert "stockout" in causes(world, Event.MOVE)
+
+
+def three_pools(cap: int) -> StackState:
+    """A pool in each zone; that of the second zone has room for ``cap`` machines only."""
+    one = stack()
+    pools = tuple(
+        replace(one.pools[0], name=f"pool-{zone}", zones=(zone,), max_nodes=cap if zone == "z-b" else 20)
+        for zone in ("z-a", "z-b", "z-c")
+    )
+    return replace(one, pools=pools)
+
+
+@pytest.mark.parametrize(("cap", "zone"), [(2, "z-b"), (1, "z-c")])
+def test_a_gang_moves_only_where_the_caps_leave_room_for_all_of_it(cap: int, zone: str) -> None:
+    world = trained(World(nodes=2, max_on_demand=0, the_stack=three_pools(cap)))
+    world.run(33)
+    world.capacity["z-a", Model.SPOT] = 0
+    world.preempt(0)
+    world.until(lambda: world.record().gen == 2 and world.training(), 1200)
+    assert world.record().zone == zone
+    assert world.events(Event.MOVE)[0].detail == f"z-a -> {zone}"
+
+
+def test_a_gang_does_not_move_where_others_were_just_refused() -> None:
+    world = trained(World(nodes=2, max_on_demand=0))
+    world.run(33)
+    world.capacity["z-a", Model.SPOT] = 0
+    world.preempt(0)
+    for _ in range(15):
+        for zone in ("z-b", "z-c"):
+            world.store.put_market(OfferSeen("pool", zone, Model.SPOT, refused_at=world.t))
+        world.run(60)
+    assert world.record().zone == "z-a" and not world.events(Event.MOVE)
+    world.until(lambda: world.record().zone == "z-b" and world.training(), 1200)
+
+
+def test_a_move_to_a_zone_of_no_pool_of_the_job_is_refused() -> None:
+    world = trained(World(nodes=1, the_stack=three_pools(20), pools=("pool-z-a", "pool-z-b")))
+    world.ask(AskKind.MOVE, zone="z-c")
+    assert [entry.detail for entry in world.events(Event.ASK)] == ["refused: z-c is not one of z-a, z-b"]
 
 
 def test_a_cancelled_move_goes_on_in_the_old_zone_and_burns_the_disk_number() -> None:

@@ -163,12 +163,17 @@ def warm_spot(draft: Draft, index: int) -> bool:
     if rank.cur is None or draft.seen.spec is None or draft.seen.draining:
         return False
     found = choices(draft, replace(rank, refused=()), rank.cur.zone, (Model.SPOT,))
-    cold = {(m.pool, m.zone) for m in draft.seen.market if _cold(draft, m.refused_at) and m.model is Model.SPOT}
-    return any((c.offer.pool, c.offer.zone) not in cold for c in found)
+    return any(not cold(draft, choice.offer) for choice in found)
 
 
-def _cold(draft: Draft, refused_at: float) -> bool:
-    return refused_at > 0 and draft.now - refused_at < draft.times.cold_s
+def cold(draft: Draft, offer: Offer) -> bool:
+    """Whether it was refused to any job of the stack lately."""
+    return any(
+        (seen.pool, seen.zone, seen.model) == (offer.pool, offer.zone, offer.model)
+        and seen.refused_at > 0
+        and draft.now - seen.refused_at < draft.times.cold_s
+        for seen in draft.seen.market
+    )
 
 
 def _static(draft: Draft) -> list[Offer]:

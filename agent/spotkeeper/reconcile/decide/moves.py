@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from spotkeeper.reconcile import alloc
 from spotkeeper.reconcile.decide import grants
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
+from spotkeeper.spec.cloud import Offer
+from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Move, Phase, Rank, SlotState
+from spotkeeper.spec.record import Grant, Move, Phase, Rank, SlotState
 
 
 def ask(draft: Draft, zone: str | None) -> str:
@@ -40,7 +43,10 @@ def _impossible(draft: Draft) -> str:
 
 
 def _wrong_zone(draft: Draft, zone: str | None) -> str:
-    zones = {z for pool in draft.seen.stack.pools if pool.kind == "spot" for z in pool.zones}
+    spec = draft.seen.spec
+    allowed = spec.pools if spec is not None else ()
+    pools = [p for p in draft.seen.stack.pools if p.kind == "spot" and (not allowed or p.name in allowed)]
+    zones = {zone for pool in pools for zone in pool.zones}
     if zone not in zones:
         return f"{zone} is not one of {', '.join(sorted(zones))}"
     return f"the job is in {zone} already" if zone == draft.record.zone else ""
@@ -116,7 +122,7 @@ def _arrive(draft: Draft) -> None:
 
 
 def _dry(draft: Draft) -> None:
-    """The zone has offered nothing for a time: go where something is."""
+    """The zone has offered nothing for a time: go where there may be room for the gang."""
     record, spec = draft.record, draft.seen.spec
     vacant = [rank for rank in draft.ranks if rank.cur is None]
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:
@@ -128,6 +134,20 @@ def _dry(draft: Draft) -> None:
     here = record.zone
     refused = tuple({key for rank in draft.ranks for key in rank.refused})
     probe = Rank(refused=refused, refused_at=max(rank.refused_at for rank in draft.ranks))
-    elsewhere = [c.offer.zone for c in grants.choices(draft, probe, None) if c.offer.zone != here]
-    if elsewhere:
-        begin(draft, elsewhere[0], "stockout")
+    offers = [choice.offer for choice in grants.choices(draft, probe, None)]
+    zones = dict.fromkeys(offer.zone for offer in offers if offer.zone != here)  # the best first
+    zone = next((zone for zone in zones if _fits(draft, spec, zone, offers)), None)
+    if zone is not None:
+        begin(draft, zone, "stockout")
+
+
+def _fits(draft: Draft, spec: JobSpec, zone: str, offers: list[Offer]) -> bool:
+    """Whether the gang may find room there: under the caps, once its own grants are back, and not just refused."""
+    warm = [offer for offer in offers if offer.zone == zone and not grants.cold(draft, offer)]
+    held = [grant for grant in draft.seen.alloc.grants if grant.job != draft.record.job]
+    for index in range(spec.size().min):
+        offer = next((offer for offer in warm if alloc.room(held, draft.seen.stack, offer)), None)
+        if offer is None:
+            return False
+        held.append(Grant(draft.record.job, index, 0, alloc.resource(offer)))
+    return True
