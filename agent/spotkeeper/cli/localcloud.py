@@ -32,14 +32,6 @@ class UpResult(Struct, frozen=True):
     changes: dict[str, int]  # resources by what happened to them
 
 
-class DownResult(Struct, frozen=True):
-    """What was still there when the stack was gone; all 0 is well."""
-
-    vms: int
-    disks: int
-    processes: int
-
-
 class Done(Struct, frozen=True):
     """What a command that only changes something answers."""
 
@@ -51,9 +43,12 @@ def failures() -> Iterator[None]:
     """The cloud's own errors, in words and with an exit code."""
     from spotkeeper.local.cloud import LocalCloudError
     from spotkeeper.local.deploy import DeployError
+    from spotkeeper.local.single import BusyError
 
     try:
         yield
+    except BusyError as error:
+        raise CliError(str(error), Exit.REFUSED) from None
     except LocalCloudError as error:
         raise CliError(str(error), Exit.FAILED) from None
     except DeployError as error:
@@ -100,8 +95,9 @@ def up(folder: Path, *, scale: float, seed: int, as_json: bool) -> None:
     from spotkeeper.local import deploy
     from spotkeeper.local.cloud import LocalCloud
     from spotkeeper.local.deploy.show import Printer, summary
+    from spotkeeper.local.single import only_one
 
-    with failures():
+    with failures(), only_one(folder, "spotkeeper local up", "take another folder: --folder"):
         cloud = LocalCloud.up(folder, scale=scale, seed=seed)
         out = console()
         if as_json:
@@ -123,21 +119,21 @@ def down(folder: Path, *, as_json: bool) -> None:
     from spotkeeper.local import deploy
     from spotkeeper.local.cloud import LocalCloud
     from spotkeeper.local.deploy.show import Printer
+    from spotkeeper.local.single import only_one
 
     folder = attach(folder).folder
-    with failures():
+    with failures(), only_one(folder, "spotkeeper local down", "look at it: spotkeeper local status"):
         cloud = LocalCloud.up(folder)  # a drain needs a control plane that answers
         if as_json:
             deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)
         else:
             deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, Printer(console()))
         left = cloud.down(purge=True)
-    found = DownResult(left.vms, left.disks, left.processes)
     if left:
-        emit(found, as_json, "")
+        emit(left, as_json, "")
         words = f"{left.vms} VMs, {left.disks} disks, {left.processes} processes"
         raise CliError(f"left over, and ended by force: {words}", Exit.FAILED)
-    emit(found, as_json, "the cloud is down; no VM, disk or process is left")
+    emit(left, as_json, "the cloud is down; no VM, disk or process is left")
 
 
 def status(folder: Path, *, as_json: bool) -> None:

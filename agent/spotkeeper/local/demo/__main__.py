@@ -34,6 +34,7 @@ from spotkeeper.local.demo.field import Field
 from spotkeeper.local.demo.storm import Storm, StormError, ticks
 from spotkeeper.local.demo.watcher import Watcher
 from spotkeeper.local.deploy.show import Printer, summary
+from spotkeeper.local.single import BusyError, only_one
 from spotkeeper.reconcile.store_api import Store
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.job import JobSpec
@@ -63,13 +64,21 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 only if everything that the report claims holds; 130 after Ctrl-C."""
-    faulthandler.enable()
+    """0 only if everything that the report claims holds; 2: another demo is at work here; 130: Ctrl-C."""
     args = parse(sys.argv[1:] if argv is None else argv)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    try:
+        with only_one(args.folder, "make demo", "take another folder: make demo ARGS=--folder=.spotkeeper/second"):
+            return attempt(Demo(args, console), console)
+    except BusyError as error:
+        console.print(f"[bold red]the demo did not start:[/] {error}", highlight=False)
+        return 2
+
+
+def attempt(demo: Demo, console: Console) -> int:
+    """One run, whose every end cleans up; the exit code."""
     for end in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal cleans up as Ctrl-C does
         signal.signal(end, signal.default_int_handler)
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    demo = Demo(args, console)
     try:
         return demo.run()
     except KeyboardInterrupt:
@@ -274,4 +283,5 @@ def _guarded(run: Callable[[], None], failure: list[Exception], done: threading.
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     sys.exit(main())
