@@ -6,11 +6,12 @@ import builtins
 from collections.abc import Callable
 
 from msgspec.structs import replace
-from spotkeeper.reconcile.store_api import Held, OfferSeen, StaticHello
+from spotkeeper.reconcile.store_api import Held, StaticHello
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
 from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.market import Prices, Sight
 from spotkeeper.spec.record import Alloc, Record
 from spotkeeper.spec.stack import StackState
 
@@ -30,7 +31,8 @@ class MemoryStore:
         self.specs: dict[str, JobSpec] = {}
         self.progresses: dict[str, Progress] = {}
         self.hellos: dict[str, StaticHello] = {}
-        self.market: dict[tuple[str, str, str], OfferSeen] = {}
+        self.prices: dict[str, Held[Prices]] = {}
+        self.sights: dict[tuple[str, int], list[Sight]] = {}
         self.tombs: dict[str, float] = {}
         self.names: dict[str, str] = {}
         self.quarantined: list[str] = []
@@ -152,11 +154,23 @@ class MemoryStore:
             self.hellos[hello.node] = hello
         return new
 
-    def read_market(self) -> tuple[OfferSeen, ...]:
-        return tuple(self.market.values())
+    def read_prices(self, pools: tuple[str, ...]) -> dict[str, Held[Prices]]:
+        return {pool: self.prices[pool] for pool in pools if pool in self.prices}
 
-    def put_market(self, seen: OfferSeen) -> None:
-        self.market[seen.pool, seen.zone, seen.model.value] = seen
+    def cas_prices(self, prices: Prices, token: str) -> str | None:
+        old = self.prices.get(prices.pool)
+        if token != (old.token if old else ""):
+            return None
+        self.prices[prices.pool] = Held(prices, f"{prices.asked}.{len(prices.runs)}.{token[:40]}")
+        return self.prices[prices.pool].token
+
+    def read_sights(self, pools: tuple[str, ...], hours: tuple[int, ...]) -> dict[str, tuple[Sight, ...]]:
+        return {pool: tuple(s for h in sorted(hours) for s in self.sights.get((pool, h), ())) for pool in pools}
+
+    def add_sights(self, pool: str, hour: int, sights: tuple[Sight, ...]) -> bool:
+        there = self.sights.setdefault((pool, hour), [])
+        there += [sight for sight in dict.fromkeys(sights) if sight not in there]
+        return True
 
     def put_tomb(self, job: str, at: float) -> None:
         self.tombs[job] = at

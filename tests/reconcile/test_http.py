@@ -382,6 +382,9 @@ class TestTrouble:
             def list(self, stack: str) -> Listing:
                 raise AssertionError("not asked")
 
+            def price_history(self, pool: str, deadline_s: float) -> None:
+                return None
+
             def perform(self, action: Action, deadline_s: float) -> Result:
                 raise AssertionError("not asked")
 
@@ -395,6 +398,9 @@ class TestTrouble:
 
             def list(self, stack: str) -> Listing:
                 return Listing((), ())
+
+            def price_history(self, pool: str, deadline_s: float) -> None:
+                return None
 
             def perform(self, action: Action, deadline_s: float) -> Result:
                 self.given = deadline_s

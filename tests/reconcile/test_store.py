@@ -27,11 +27,12 @@ from spotkeeper.reconcile.objects import (
 from spotkeeper.reconcile.objects_obstore import ObstoreObjects, open_bucket
 from spotkeeper.reconcile.objects_sqlite import SqliteObjects
 from spotkeeper.reconcile.store import CorruptError, ObjectStore, encode_versioned, open_store
-from spotkeeper.reconcile.store_api import OfferSeen, StaticHello, Store, StoreError
+from spotkeeper.reconcile.store_api import HOURS_KEPT, StaticHello, Store, StoreError
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, AskKind, JobSpec
 from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.market import PriceRun, Prices, Sight
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Rank, Record, Slot, SlotState
 
@@ -356,10 +357,35 @@ class TestStore:
         assert set(store.list_static_hellos()) == {other, newer}
 
     def test_market(self, store: ObjectStore) -> None:
-        store.put_market(OfferSeen("gpu", "us-x1-a", Model.SPOT, refused_at=5.0))
-        store.put_market(OfferSeen("gpu", "us-x1-a", Model.SPOT, launched_at=6.0))
-        store.put_market(OfferSeen("", "us-x1-a", Model.SPOT, refused_at=7.0))
-        assert store.read_market() == (OfferSeen("gpu", "us-x1-a", Model.SPOT, launched_at=6.0),)
+        one = Sight("j-r0-a1", Event.ADMITTED, 3600.0, "us-x1-a", Model.SPOT, "start", 3590.0)
+        two = Sight("j-r0-a1", Event.LOSS, 3700.0, "us-x1-a", Model.SPOT, "loss")
+        assert store.add_sights("gpu", 1, (two, two)) and store.add_sights("gpu", 1, (one, two))
+        assert store.read_sights(("gpu", "cpu"), (0, 1)) == {"gpu": (one, two), "cpu": ()}
+        assert store.list(paths.market_hours("gpu")) == (paths.market_hour("gpu", 1),)
+
+    def test_market_hours_are_kept_for_90_days(self, store: ObjectStore) -> None:
+        for hour in (1, 2, 1 + HOURS_KEPT, 2 + HOURS_KEPT):
+            assert store.add_sights("gpu", hour, (Sight("j-r0-a1", Event.GONE, hour * 3600.0),))
+        kept = (2, 1 + HOURS_KEPT, 2 + HOURS_KEPT)
+        assert store.list(paths.market_hours("gpu")) == tuple(paths.market_hour("gpu", hour) for hour in kept)
+
+    def test_prices_are_compared_and_swapped(self, store: ObjectStore) -> None:
+        first = Prices("gpu", 5.0, 5.0, (PriceRun(1.0, 0.25),))
+        token = store.cas_prices(first, "")
+        assert token and store.cas_prices(first, "") is None
+        assert store.cas_prices(Prices("gpu", 6.0), token) and store.cas_prices(Prices("gpu", 7.0), token) is None
+        held = store.read_prices(("gpu", "cpu"))
+        assert {pool: one.value for pool, one in held.items()} == {"gpu": Prices("gpu", 6.0)}
+
+    def test_a_market_that_makes_no_sense_is_unknown_and_written_anew(self, store: ObjectStore) -> None:
+        store.put(paths.market_hour("gpu", 1), b"[]")
+        store.put(paths.prices("gpu"), b'{"pool": 3}')
+        assert store.read_sights(("gpu",), (1,)) == {"gpu": ()}
+        held = store.read_prices(("gpu",))["gpu"]
+        assert held.value == Prices("gpu", 0.0)
+        assert store.cas_prices(Prices("gpu", 6.0), held.token)
+        assert store.add_sights("gpu", 1, (Sight("j-r0-a1", Event.GONE, 3600.0),))
+        assert len(store.read_sights(("gpu",), (1,))["gpu"]) == 1
 
     def test_quarantine_is_capped(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("spotkeeper.reconcile.store.QUARANTINE_KEPT", 3)
@@ -456,7 +482,7 @@ def test_every_path_is_a_key() -> None:
     for path in (
         paths.bundle(sha), paths.active(JOB), paths.name("n"), paths.spec(JOB), paths.source(JOB, sha),
         paths.record(JOB), paths.lease(JOB), paths.ask(JOB, "x"), paths.progress(JOB), paths.entry(JOB, 1.5, "a:b"),
-        paths.log(JOB, 3, 2), paths.static_hello("n", "b"), paths.market("p", "z", "spot"), paths.tomb(JOB),
+        paths.log(JOB, 3, 2), paths.static_hello("n", "b"), paths.prices("p"), paths.market_hour("p", 1), paths.tomb(JOB),
         paths.quarantine(sha), paths.fact(JOB, Fact("1", "b", 0, 1, 0, Kind.HELLO)),
         paths.STACK, paths.ALLOC, paths.DRAIN,
     ):  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spotkeeper.local.advice import Advice
 from spotkeeper.local.bill import Billing
 from spotkeeper.local.build import InstanceBuilder
 from spotkeeper.local.disks import Disks
@@ -29,6 +30,7 @@ class Parts:
         self.storeroom = Storeroom(world, self.operations)
         self.disks = Disks(world, self.operations, self.host)
         self.billing = Billing(world)
+        self.advice = Advice(world)
         builder = InstanceBuilder(world, self.storeroom, self.disks)
         self.instances = Instances(world, self.operations, self.disks, self.host, self.billing, builder)
         self.spot = Spot(world, self.instances)

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from spotkeeper.local import catalog, errors
 from spotkeeper.local import wire as w
+from spotkeeper.local.advice import HistoryRequest
 from spotkeeper.local.cloudparts import Parts
 from spotkeeper.local.errors import ApiError
 from spotkeeper.local.filters import Filter, FilterError
@@ -155,6 +156,7 @@ class ComputeApi:
         yield "GET", f"{_ZONE}/machineTypes/{_NAME}", self._get_machine_type
         yield "GET", f"{_ZONE}/diskTypes/{_NAME}", self._get_disk_type
         yield "GET", f"/global/images/(?:family/)?{_NAME}", self._image
+        yield "POST", f"{_REGION}/advice/capacityHistory", self._capacity_history
 
     def _instance_routes(self) -> Iterable[tuple[str, str, Handler]]:
         base, one = f"{_ZONE}/instances", f"{_ZONE}/instances/{_NAME}"
@@ -427,6 +429,9 @@ class ComputeApi:
             "defaultServiceAccount": catalog.DEFAULT_SERVICE_ACCOUNT,
             "commonInstanceMetadata": {"kind": "compute#metadata"},
         }
+
+    def _capacity_history(self, call: Call) -> JsonObject:
+        return self._parts.advice.history(call.at["project"], call.at["region"], call.parsed(HistoryRequest))
 
     # Lists
 

@@ -2,19 +2,21 @@
 
 A recorded gang (16 VMs) is mapped to the few that fit on a laptop; a cloud's zones are mapped to
 recorded ones by name, and otherwise in order. The seed draws where in the recording the replay begins.
+Spot prices are those of a region, as Google's are: its first zone's, where the recording knows several.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import msgspec
 
+from spotkeeper.local.catalog import region_of
 from spotkeeper.spec import codec
 
 FOLDER = Path(__file__).parent / "markets"
@@ -76,14 +78,14 @@ class Market:
     ) -> Market:
         """
         Args:
-            name: a file of ``local/markets``, without ``.json``.
+            name: a file of ``local/markets``, without ``.json``; or the path of another recording, with it.
             per_zone: how many VMs a zone has when the recording shows a whole gang.
             calm_s: the replay begins where the market is calm for this long (for whoever brings a storm along).
 
         Raises:
             ValueError: no such recording, more zones than it has, or it is never calm for so long.
         """
-        path = FOLDER / f"{name}.json"
+        path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
         if not path.is_file():
             known = ", ".join(sorted(found.stem for found in FOLDER.glob("*.json")))
             raise ValueError(f"market {name!r}: no such recording (there is: {known})")
@@ -99,7 +101,7 @@ class Market:
                 raise ValueError(f"market {name!r} is never calm for {calm_s:.0f} s in all of {', '.join(zones)}")
         return cls(
             capacities=capacities,
-            prices={zone: Series.of(chosen[zone].price) for zone in zones},
+            prices={zone: Series.of(chosen[_first_of_region(zone, zones)].price) for zone in zones},
             gap_s=float(data.gap_seconds),
             gang=data.gang,
             per_zone=per_zone,
@@ -128,13 +130,38 @@ class Market:
         """Time-weighted mean of the price share over ``[start, end]``."""
         if end <= start:
             return self.price(zone, start)
-        total, at = 0.0, start
-        while at < end:
-            tick = self.tick(at)
-            until = min(end, self.epoch + (self.prices[zone].next_change(tick) - self.offset) * self.gap_s)
-            total += self.prices[zone].at(tick) * (until - at)
-            at = until
-        return total / (end - start)
+        return sum((b - a) * share for a, b, share in self.price_runs(zone, start, end)) / (end - start)
+
+    def price_runs(self, zone: str, start: float, end: float) -> Iterator[tuple[float, float, float]]:
+        """``(start, end, share)`` of each price that held within these times; those before the replay as recorded."""
+        tick = self._recorded(start)
+        while self._time(tick) < end:
+            until = self.prices[zone].next_change(tick)
+            yield max(start, self._time(tick)), min(end, self._time(until)), self.prices[zone].at(tick)
+            tick = until
+
+    def preempted(self, zone: str, start: float, end: float) -> float | None:
+        """Of the spot machines that a zone carried in these times, the share that was taken away; None: not recorded.
+
+        Taken is what capacity fell by; the others are those that were left in the end.
+        """
+        first, last = self._recorded(start), self._recorded(end)
+        if last <= first:
+            return None
+        seen = [self.capacities[zone].at(tick) for tick in range(first, last + 1)]
+        taken = sum(max(0.0, before - after) for before, after in pairwise(seen))
+        return taken / (taken + seen[-1]) if taken + seen[-1] else None
+
+    def _time(self, tick: int) -> float:
+        return self.epoch + (tick - self.offset) * self.gap_s
+
+    def _recorded(self, now: float) -> int:
+        """The tick of a moment, also of one before the replay began; the recording's first at the least."""
+        return max(0, self.offset + int((now - self.epoch) // self.gap_s))
+
+
+def _first_of_region(zone: str, zones: tuple[str, ...]) -> str:
+    return next(other for other in zones if region_of(other) == region_of(zone))
 
 
 def _calm(capacities: dict[str, Series], starts: int, ahead: int, least: float) -> list[int]:

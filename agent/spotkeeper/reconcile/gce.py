@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.clock import Clock
+from spotkeeper.reconcile.gce_advice import price_runs, question, supported
 from spotkeeper.reconcile.gce_api import DEFAULT_ENDPOINT, Answer, Api, MetadataToken, NoAnswerError
 from spotkeeper.reconcile.gce_errors import classify, detail_of, parse_error
 from spotkeeper.reconcile.gce_wire import (
@@ -61,6 +62,7 @@ from spotkeeper.spec.cloud import (
     Result,
     Snapshot,
 )
+from spotkeeper.spec.market import PriceRun
 from spotkeeper.spec.stack import StackState
 
 DEVICE = "sk-data"  # the agent mounts /dev/disk/by-id/google-sk-data
@@ -219,6 +221,22 @@ class Gce:
             return codec.decode(answer.body, kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ListError(f"{path}: an answer that is no list: {error}") from error
+
+    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
+        """Spot prices of the pool's machine type in the stack's region; None where the cloud does not tell them."""
+        found = self._stack.pool(pool)
+        if found is None or not supported(found.machine_type):
+            return None
+        path = f"regions/{self._stack.region}/advice/capacityHistory"
+        try:
+            answer = self._post(path, {}, question(found.machine_type), deadline_s)
+        except NoAnswerError as error:
+            log.warning("prices of pool %s: %s", pool, error)
+            return None
+        if answer.status != 200:
+            log.info("prices of pool %s: %s", pool, parse_error(answer.status, answer.body)[1])
+            return None
+        return price_runs(answer.body)
 
     # -- doing
 

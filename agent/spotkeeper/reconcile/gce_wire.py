@@ -61,6 +61,7 @@ class InstanceIn(Part, frozen=True):
     labels: dict[str, str] = {}
     zone: str = ""
     creation_timestamp: str = ""
+    last_start_timestamp: str = ""
     scheduling: Scheduling = Scheduling()
     network_interfaces: tuple[Nic, ...] = ()
     disks: tuple[Attached, ...] = ()
@@ -166,7 +167,8 @@ def to_vm(item: InstanceIn, stack: str) -> Vm | None:
         address=next((nic.network_ip for nic in item.network_interfaces), ""),
         disks=tuple(last_part(disk.source) for disk in item.disks if not disk.boot and disk.source),
         model=(Model.SPOT if spot else Model.ON_DEMAND) if job else Model.STATIC,
-        created=to_time(item.creation_timestamp),
+        # Billing begins with RUNNING, which is when it started; before that it is only asked for.
+        created=to_time(item.last_start_timestamp or item.creation_timestamp),
     )
 
 

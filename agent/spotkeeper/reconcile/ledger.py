@@ -2,7 +2,7 @@
 
 Entries of a change travel in the record's ``outbox``, in the same compare-and-swap as the change itself,
 and are copied out before the next change is written. So a crash between the two loses nothing, and a
-repeated copy finds the object there.
+repeated copy finds the object there. What they say of offers goes to ``market/`` by the same way.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from spotkeeper.reconcile import market
 from spotkeeper.reconcile.store_api import Store
 from spotkeeper.spec.ledger import Entry
 from spotkeeper.spec.record import Record
@@ -28,11 +29,12 @@ class Writer:
         self.write(store, record.job, record.outbox)
 
     def write(self, store: Store, job: str, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            key = (job, entry.at, entry.id)
-            if key in self._written:
-                continue
+        new = [entry for entry in entries if (job, entry.at, entry.id) not in self._written]
+        for entry in new:
             store.append_ledger(job, entry)
-            self._written[key] = None
+        if not market.feed(store, job, new):
+            return  # advisory, but not forgotten: whoever writes these entries again tries again
+        for entry in new:
+            self._written[job, entry.at, entry.id] = None
             if len(self._written) > _REMEMBERED:
                 self._written.popitem(last=False)

@@ -120,8 +120,17 @@ def static_hello(node: str, boot: str) -> str:
     return static_node(node) + _word(boot)
 
 
-def market(pool: str, zone: str, model: str) -> str:
-    return f"{MARKET}{_word(pool)}.{_word(zone)}.{_word(model)}"
+def prices(pool: str) -> str:
+    return f"{MARKET}prices/{_word(pool)}"
+
+
+def market_hours(pool: str) -> str:
+    return f"{MARKET}hours/{_word(pool)}/"
+
+
+def market_hour(pool: str, hour: int) -> str:
+    """Hours since 1970, zero-padded, so that names sort by time."""
+    return market_hours(pool) + f"{max(0, hour):08d}"
 
 
 def tomb(job: str) -> str:

@@ -17,12 +17,13 @@ from msgspec import Struct
 
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.objects import Blob, ConflictError, Objects, open_objects
-from spotkeeper.reconcile.store_api import CorruptError, Held, NewerError, OfferSeen, StaticHello, StoreError
+from spotkeeper.reconcile.store_api import HOURS_KEPT, CorruptError, Held, NewerError, StaticHello, StoreError
 from spotkeeper.spec import codec
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
 from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.market import MarketHour, Prices, Sight
 from spotkeeper.spec.names import JOB_ID
 from spotkeeper.spec.record import Alloc, Record
 from spotkeeper.spec.stack import StackState
@@ -31,6 +32,7 @@ T = TypeVar("T")
 Nonced = TypeVar("Nonced", Record, Alloc)
 
 FORMAT = 1  # of the documents that are compared and swapped; another number means another Spotkeeper wrote them
+MARKET_TRIES = 5
 QUARANTINE_KEPT = 200
 QUARANTINE_BYTES = 4096
 
@@ -220,13 +222,54 @@ class ObjectStore:
                 self._objects.delete(path)
         return new
 
-    def read_market(self) -> tuple[OfferSeen, ...]:
-        return tuple(self._read_all(paths.MARKET, OfferSeen))
+    def read_prices(self, pools: tuple[str, ...]) -> dict[str, Held[Prices]]:
+        blobs = zip(pools, self._objects.get_many([paths.prices(pool) for pool in pools]), strict=True)
+        return {pool: self._advisory(paths.prices(pool), blob, Prices(pool, 0.0)) for pool, blob in blobs if blob}
 
-    def put_market(self, seen: OfferSeen) -> None:
-        if not seen.pool:  # of a failed operation that another process started: it does not say which offer
-            return
-        self._objects.put(paths.market(seen.pool, seen.zone, seen.model.value), msgspec.json.encode(seen))
+    def cas_prices(self, prices: Prices, token: str) -> str | None:
+        path, data = paths.prices(prices.pool), msgspec.json.encode(prices)
+        return self._replace(path, data, token, own=False) if token else self._create(path, data)
+
+    def read_sights(self, pools: tuple[str, ...], hours: tuple[int, ...]) -> dict[str, tuple[Sight, ...]]:
+        wanted = [(pool, hour) for pool in pools for hour in sorted(hours)]
+        blobs = self._objects.get_many([paths.market_hour(pool, hour) for pool, hour in wanted])
+        out: dict[str, tuple[Sight, ...]] = dict.fromkeys(pools, ())
+        for (pool, hour), blob in zip(wanted, blobs, strict=True):
+            if blob is not None:
+                out[pool] += self._advisory(paths.market_hour(pool, hour), blob, MarketHour()).value.sights
+        return out
+
+    def add_sights(self, pool: str, hour: int, sights: tuple[Sight, ...]) -> bool:
+        path = paths.market_hour(pool, hour)
+        for _ in range(MARKET_TRIES):
+            blob = self._objects.get(path)
+            there = self._advisory(path, blob, MarketHour()).value.sights if blob else ()
+            new = tuple(sight for sight in dict.fromkeys(sights) if sight not in there)
+            if not new:
+                return True
+            merged = MarketHour(tuple(sorted((*there, *new), key=lambda sight: (sight.at, sight.machine))))
+            data = msgspec.json.encode(merged)
+            done = self._replace(path, data, blob.tag) if blob else self._create(path, data)
+            if done is not None:
+                if blob is None:
+                    self._forget_hours(pool, hour - HOURS_KEPT)
+                return True
+        log.warning("%s: others wrote all the time; %d sights are left out", path, len(sights))
+        return False
+
+    def _forget_hours(self, pool: str, before: int) -> None:
+        for path in self._objects.list(paths.market_hours(pool)):
+            if path < paths.market_hour(pool, before):
+                self._objects.delete(path)
+
+    def _advisory(self, path: str, blob: Blob, blank: T) -> Held[T]:
+        """A document nobody depends on: one that makes no sense is set aside and counts as blank."""
+        try:
+            return Held(decode(blob.data, type(blank), path), blob.tag)
+        except CorruptError as error:
+            log.warning("skipped %s", error)
+            self._set_aside(path, blob)
+            return Held(blank, blob.tag)
 
     # -- tombs, names, quarantine
 

@@ -20,11 +20,13 @@ from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
 from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.market import Prices, Sight
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Record
 from spotkeeper.spec.stack import StackState
 
 T = TypeVar("T")
+HOURS_KEPT = 90 * 24  # of the market's history
 
 
 class StoreError(Exception):
@@ -45,7 +47,7 @@ class CorruptError(StoreError):
     @property
     def remedy(self) -> str:
         """What a person can do, one line."""
-        return _REMEDIES.get(self.path) or (_RECORD_REMEDY if self.path.endswith("/rec") else "")
+        return _REMEDIES.get(self.path) or _JOB_REMEDIES.get(self.path.rpartition("/")[2], "delete the object")
 
 
 class NewerError(CorruptError):
@@ -56,7 +58,11 @@ class NewerError(CorruptError):
         return "bring the stack up with the Spotkeeper that wrote it (pulumi up), or use that version here"
 
 
-_RECORD_REMEDY = "mend the object, or delete it: the next tick then ends the job, deletes its VMs and keeps its disks"
+_JOB_REMEDIES = {
+    "rec": "mend the object, or delete it: the next tick then ends the job, deletes its VMs and keeps its disks",
+    "progress": "delete the object: the job's lowest member writes it again within a minute",
+    "spec.json": "mend the object: it is the job file as submitted, in JSON",
+}
 _REMEDIES = {
     "stack/alloc": "spotkeeper repair alloc (makes it anew from the jobs' ledgers, their records and the cloud)",
     "stack/pools.json": "have it written again: pulumi up --refresh (on this machine: spotkeeper local up)",
@@ -81,7 +87,7 @@ class StaticHello(Struct, frozen=True):
 
 
 class OfferSeen(Struct, frozen=True, omit_defaults=True):
-    """``market/<pool>.<zone>.<model>``: what was last observed of an offer. Advisory; the last writer wins."""
+    """What was last observed of an offer, made of ``market/`` by ``market.look``. Advisory."""
 
     pool: str
     zone: str
@@ -175,10 +181,21 @@ class Store(Protocol):
     def put_static_hello(self, hello: StaticHello) -> bool:
         """Create-only. An implementation drops older boots of the same node."""
 
-    # -- market/...
-    def read_market(self) -> tuple[OfferSeen, ...]: ...
+    # -- market/...: advisory, and never needed for a decision
+    def read_prices(self, pools: tuple[str, ...]) -> dict[str, Held[Prices]]:
+        """``market/prices/<pool>`` of these pools, where there is one."""
 
-    def put_market(self, seen: OfferSeen) -> None: ...
+    def cas_prices(self, prices: Prices, token: str) -> str | None:
+        """The new token, or None: somebody else was first. The token ``""`` means create."""
+
+    def read_sights(self, pools: tuple[str, ...], hours: tuple[int, ...]) -> dict[str, tuple[Sight, ...]]:
+        """What machines of these pools lived through in these hours (since 1970); by pool, by time."""
+
+    def add_sights(self, pool: str, hour: int, sights: tuple[Sight, ...]) -> bool:
+        """Add to ``market/hours/<pool>/<hour>`` what is not there yet. False: others wrote all the time.
+
+        A new hour's first writer drops the hours that are older than ``HOURS_KEPT``.
+        """
 
     # -- tomb/<job>, names/<name>, quarantine/<hash>
     def put_tomb(self, job: str, at: float) -> None: ...

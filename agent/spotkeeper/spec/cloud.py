@@ -12,6 +12,7 @@ from typing import Protocol, Union
 
 from msgspec import Struct
 
+from spotkeeper.spec.market import PriceRun
 from spotkeeper.spec.model import Model
 
 
@@ -170,6 +171,9 @@ class Cloud(Protocol):
 
     def list(self, stack: str) -> Listing:
         """One look over all zones of the stack, by label. A zone that fails is left out of ``answered``."""
+
+    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
+        """What a spot machine of the pool cost and costs, by time. None: unknown, for whatever reason; never raises."""
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         """Make one call; never raises for what a cloud can answer."""

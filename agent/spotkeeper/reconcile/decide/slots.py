@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
-from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer
+from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer, Result
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Hold, Phase, Slot, SlotState
@@ -59,13 +59,14 @@ def _next(draft: Draft, index: int) -> None:
         if view.hello(index, slot):
             admit(draft, index, "next")
         elif result is not None and result.kind in (*REFUSED, Class.PERMANENT):
-            _refuse(draft, index, slot, result.detail or result.kind.value)
+            _refuse(draft, index, slot, result)
             _next_refused(draft, index)
         elif view.stillborn(index, slot):
             _log_dead(draft, index, slot, view.stillborn(index, slot) or "")
             draft.put(index, next=None)
     elif view.gone(index, slot) or view.notice(index, slot) is not None:
-        draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause="standby")
+        cause = "standby" if view.gone(index, slot) else "noticed standby"
+        draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=cause)
         draft.put(index, next=None)
     elif view.hello(index, slot):
         admit(draft, index, "next")
@@ -79,11 +80,12 @@ def _next_refused(draft: Draft, index: int) -> None:
         draft.bout("no spot yet")
 
 
-def _refuse(draft: Draft, index: int, slot: Slot, detail: str) -> None:
+def _refuse(draft: Draft, index: int, slot: Slot, result: Result) -> None:
     key = Offer(slot.pool, slot.zone, slot.model, 0.0).key()
     rank = draft.ranks[index]
     draft.put(index, refused=(*(r for r in rank.refused if r != key), key), refused_at=draft.now)
-    draft.log(Event.REFUSED, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=slot.cause, detail=detail[:200])
+    key, cause = f"r{index}.a{slot.attempt}", result.kind.value
+    draft.log(Event.REFUSED, key, rank=index, slot=slot, cause=cause, detail=(result.detail or cause)[:200])
 
 
 def _log_dead(draft: Draft, index: int, slot: Slot, why: str) -> None:
@@ -128,7 +130,7 @@ def _cur_intent(draft: Draft, index: int, slot: Slot) -> None:
     if view.hello(index, slot):
         admit(draft, index, "cur")
     elif result is not None and result.kind in REFUSED:
-        _refuse(draft, index, slot, result.detail or result.kind.value)
+        _refuse(draft, index, slot, result)
         replace_cur(draft, index, slot.cause or "start")
     elif result is not None and result.kind is Class.PERMANENT:
         _permanent(draft, result.detail, result.action)

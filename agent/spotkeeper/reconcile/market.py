@@ -1,0 +1,158 @@
+"""What is known of offers, kept under ``market/``: prices as the cloud tells them, and what machines lived through.
+
+Advisory from end to end: whatever fails here is logged, means "unknown", and delays a round by ``ASK_S`` at
+most. :func:`look` reads for a tick or a round, :func:`feed` writes what the ledger has just been told. Nothing
+is decided here; ``select`` decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.store_api import Held, OfferSeen, Store, StoreError
+from spotkeeper.spec.cloud import Class, Cloud, InsertVm, Result
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.market import HOUR_S, LOST_ANNOUNCED, LOST_SILENTLY, PriceRun, Prices, Sight
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.stack import PoolState, StackState
+
+ASK_S = 2.0  # real seconds for all questions of a look
+ASK_EVERY_S = HOUR_S
+LOOK_BACK = 2  # hours of history a choice is made from: longer than anything stays cold
+
+FED = frozenset({Event.ADMITTED, Event.REFUSED, Event.NOTICE, Event.REPRIEVE, Event.LOSS, Event.GONE})
+
+REFUSALS = ("capacity", "quota")  # causes; a permanent refusal is no word of the market
+
+log = logging.getLogger("spotkeeper.market")
+
+
+def look(store: Store, cloud: Cloud, stack: StackState, now: float) -> tuple[OfferSeen, ...]:
+    """What is known of every dynamic offer, by name; once a tick, or once for a round of its own. Never raises."""
+    pools = tuple(pool for pool in stack.pools if pool.kind == "spot")
+    try:
+        prices = _prices(store, cloud, pools, now)
+        hours = tuple(int(now // HOUR_S) - back for back in range(LOOK_BACK))
+        sights = store.read_sights(tuple(pool.name for pool in pools), hours)
+    except StoreError as error:
+        log.warning("what is known of the market could not be read: %s", error)
+        return ()
+    return offers_seen(pools, prices, sights, now)
+
+
+def offers_seen(
+    pools: Iterable[PoolState], prices: Mapping[str, Prices], sights: Mapping[str, tuple[Sight, ...]], now: float
+) -> tuple[OfferSeen, ...]:
+    """Pure: the newest of each kind, by offer. An offer of which nothing is known is left out."""
+    out: list[OfferSeen] = []
+    for pool in pools:
+        told = prices[pool.name].now(now) if pool.name in prices else None
+        priced = {(zone, Model.SPOT): OfferSeen(pool.name, zone, Model.SPOT, price=told) for zone in pool.zones}
+        seen = priced if told is not None else {}
+        for sight, zone, model in _placed(sights.get(pool.name, ())):
+            offer = seen.get((zone, model)) or OfferSeen(pool.name, zone, model)
+            seen[zone, model] = _with(offer, sight)
+        out += (seen[key] for key in sorted(seen))
+    return tuple(out)
+
+
+def _placed(sights: Iterable[Sight]) -> Iterable[tuple[Sight, str, Model]]:
+    return ((sight, sight.zone, sight.model) for sight in sights if sight.zone and sight.model is not None)
+
+
+def _with(offer: OfferSeen, sight: Sight) -> OfferSeen:
+    lost = sight.event is Event.LOSS and sight.cause in (*LOST_ANNOUNCED, *LOST_SILENTLY)
+    if sight.event is Event.REFUSED and sight.cause in REFUSALS:
+        return replace(offer, refused_at=max(offer.refused_at, sight.at))
+    if sight.event is Event.ADMITTED:
+        return replace(offer, launched_at=max(offer.launched_at, sight.at))
+    if lost or sight.event is Event.NOTICE:
+        return replace(offer, lost_at=max(offer.lost_at, sight.at))
+    return offer
+
+
+def refused(market: tuple[OfferSeen, ...], results: Iterable[Result]) -> tuple[OfferSeen, ...]:
+    """Pure: the same with refusals of this very round, which the ledger has not told yet."""
+    seen = {(offer.pool, offer.zone, offer.model): offer for offer in market}
+    for result in results:
+        action = result.action
+        if not isinstance(action, InsertVm) or result.kind not in (Class.CAPACITY, Class.QUOTA):
+            continue
+        if not action.pool:  # an operation that another process began: it does not say which offer
+            continue
+        key = action.pool, action.zone, action.model
+        offer = seen.get(key) or OfferSeen(*key)
+        seen[key] = replace(offer, refused_at=max(offer.refused_at, result.at))
+    return tuple(seen[key] for key in sorted(seen))
+
+
+# -- prices
+
+
+def _prices(store: Store, cloud: Cloud, pools: tuple[PoolState, ...], now: float) -> dict[str, Prices]:
+    """By pool, as kept; those that are an hour old are asked for anew."""
+    held = store.read_prices(tuple(pool.name for pool in pools))
+    old = [pool for pool in pools if pool.name not in held or now - held[pool.name].value.asked >= ASK_EVERY_S]
+    found = {name: one.value for name, one in held.items()}
+    if old:
+        with ThreadPoolExecutor(len(old)) as threads:
+            asked = threads.map(lambda pool: _ask(store, cloud, pool.name, held.get(pool.name), now), old)
+            found.update({prices.pool: prices for prices in asked if prices is not None})
+    return found
+
+
+def _ask(store: Store, cloud: Cloud, pool: str, held: Held[Prices] | None, now: float) -> Prices | None:
+    """Ask the cloud, if nobody else has just begun to: the question is noted before it is put.
+
+    So a cloud that does not answer is asked once an hour as well, and what it told before stays.
+    """
+    noted = replace(held.value, asked=now) if held else Prices(pool, asked=now)
+    token = store.cas_prices(noted, held.token if held else "")
+    if token is None:
+        return None
+    told = cloud.price_history(pool, ASK_S)
+    if not told:
+        return noted
+    prices = replace(noted, told=now, runs=_merged(noted.runs, told))
+    store.cas_prices(prices, token)
+    return prices
+
+
+def _merged(old: tuple[PriceRun, ...], told: tuple[PriceRun, ...]) -> tuple[PriceRun, ...]:
+    """What is told now goes before what was told earlier, and what is told no more stays."""
+    return (*(run for run in old if run.start < told[0].start), *told)
+
+
+# -- what machines live through
+
+
+def feed(store: Store, job: str, entries: Iterable[Entry]) -> bool:
+    """Note what ledger entries say of offers. Whether all of it is kept; what is repeated is kept once."""
+    kept = True
+    for (pool, hour), sights in sights_of(job, entries).items():
+        try:
+            kept = store.add_sights(pool, hour, tuple(sights)) and kept
+        except StoreError as error:
+            log.warning("market of pool %s: %s", pool, error)
+            kept = False
+    return kept
+
+
+def sights_of(job: str, entries: Iterable[Entry]) -> dict[tuple[str, int], list[Sight]]:
+    """Pure: by pool and hour. Static nodes are no offers, and a machine that boots again was launched once."""
+    out: dict[tuple[str, int], list[Sight]] = defaultdict(list)
+    for entry in entries:
+        if entry.event not in FED or entry.rank is None or entry.attempt is None or not entry.pool:
+            continue
+        again = entry.event is Event.ADMITTED and ".b" in entry.id
+        if again or entry.model is Model.STATIC:
+            continue
+        machine = f"{job}-r{entry.rank}-a{entry.attempt}"
+        sight = Sight(machine, entry.event, entry.at, entry.zone or "", entry.model, entry.cause or "", entry.started)
+        out[entry.pool, int(entry.at // HOUR_S)].append(sight)
+    return out

@@ -1,0 +1,121 @@
+"""What is known of offers beyond the stack file: prices as the cloud tells them, and what machines lived through.
+
+Plain values, written by reconcile under ``market/`` and read by the report as well. Nothing here decides,
+and nothing here is needed for safety: all of it may be missing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from enum import Enum
+
+from msgspec import Struct
+
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.model import Model
+
+HOUR_S = 3600.0
+FRESH_S = 24 * HOUR_S  # a price told longer ago chooses nothing any more; for the past it still counts
+
+
+class PriceRun(Struct, frozen=True, array_like=True):
+    """From ``start`` (virtual unix seconds) until the next run a spot machine costs ``usd`` an hour."""
+
+    start: float
+    usd: float
+
+
+class Prices(Struct, frozen=True, omit_defaults=True):
+    """``market/prices/<pool>``: spot prices of a pool's machine type in the stack's region.
+
+    ``asked`` is the time of the last question, answered or not; ``told`` that of the last answer. No runs
+    means unknown, never zero.
+    """
+
+    pool: str
+    asked: float
+    told: float = 0.0
+    runs: tuple[PriceRun, ...] = ()  # by time
+
+    def now(self, now: float) -> float | None:
+        """USD per machine-hour for a choice made now; None: unknown, or told too long ago."""
+        return self.at(now) if self.told and now - self.told <= FRESH_S else None
+
+    def at(self, time: float) -> float | None:
+        """The price of a moment; None before the first run. The last run goes on until another is told."""
+        found = bisect_right(self.runs, time, key=lambda run: run.start)
+        return self.runs[found - 1].usd if found else None
+
+    def mean(self, start: float, end: float, unknown: float) -> float:
+        """The time-weighted mean over ``[start, end]``; ``unknown`` is the price of times before the first run."""
+        if end <= start:
+            return self.at(start) or unknown
+        total, at, price = 0.0, start, self.at(start)
+        for run in self.runs:
+            if start < run.start < end:
+                total += (run.start - at) * (unknown if price is None else price)
+                at, price = run.start, run.usd
+        total += (end - at) * (unknown if price is None else price)
+        return total / (end - start)
+
+
+class Sight(Struct, frozen=True, array_like=True):
+    """One event of one machine's life. A machine is known by its attempt, whose number never returns.
+
+    It is the ledger's entry in short, so that an event which is written down twice is the same twice.
+    """
+
+    machine: str  # <job>-r<rank>-a<attempt>
+    event: Event  # ADMITTED, REFUSED, NOTICE, REPRIEVE, LOSS, GONE
+    at: float
+    zone: str = ""  # of GONE the ledger tells neither zone nor model
+    model: Model | None = None
+    cause: str = ""
+    started: float | None = None
+
+
+class MarketHour(Struct, frozen=True):
+    """``market/hours/<pool>/<hour>``: what the pool's machines lived through in one hour, all jobs together."""
+
+    sights: tuple[Sight, ...] = ()
+
+
+class Fate(str, Enum):
+    """What became of a machine that had joined.
+
+    =========== ==================================================================================
+    KEPT        the job had it for as long as it wanted, or gave it up itself (also for its silence)
+    ANNOUNCED   the cloud took it, or was about to: a notice stood when it was lost or given up
+    UNANNOUNCED the cloud took it, and no notice stood
+    =========== ==================================================================================
+
+    The last two are what "preemption" means everywhere, where the machine was a spot machine.
+    """
+
+    KEPT = "kept"
+    ANNOUNCED = "announced"
+    UNANNOUNCED = "unannounced"
+
+
+LOST_ANNOUNCED = ("notice", "noticed standby")  # causes of a LOSS
+LOST_SILENTLY = ("loss", "standby")
+NEVER_JOINED = "never joined"
+
+
+def fate(story: Iterable[tuple[Event, str]]) -> Fate:
+    """The fate that events (with their causes, by time) of one machine tell. The first proof of a loss decides.
+
+    A notice that was withdrawn counts for nothing, whatever comes after it.
+    """
+    noticed = False
+    for event, cause in story:
+        if event is Event.NOTICE:
+            noticed = True
+        elif event is Event.REPRIEVE:
+            noticed = False
+        elif event is Event.LOSS and cause in LOST_ANNOUNCED:
+            return Fate.ANNOUNCED
+        elif event is Event.LOSS and cause in LOST_SILENTLY:
+            return Fate.ANNOUNCED if noticed else Fate.UNANNOUNCED
+    return Fate.ANNOUNCED if noticed else Fate.KEPT
