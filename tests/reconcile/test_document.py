@@ -196,6 +196,7 @@ def test_an_impostor_says_nothing() -> None:
         FactIn(Kind.EXIT, 66, "1; rm"),
         FactIn(Kind.RELEASED, 66, "../x"),
         FactIn(Kind.HERE, 66, "9" * 30),
+        FactIn(Kind.HERE, 66, str(record().ver + 1)),  # it would answer a roll call that nobody has called yet
     ],
 )
 def test_nonsense_goes_to_quarantine(fact: FactIn) -> None:
@@ -207,7 +208,7 @@ def test_nonsense_goes_to_quarantine(fact: FactIn) -> None:
 
 def test_a_flood_is_cut() -> None:
     out = store()
-    facts = tuple(FactIn(Kind.HERE, 66, str(n)) for n in range(500))
+    facts = tuple(FactIn(Kind.ATTACHED, 66, str(n)) for n in range(500))
     accept(out, STACK, dynamic(0, 1), say(*facts), 1.0)
     assert len(out.list_facts(JOB)) == MAX_FACTS
 

@@ -16,7 +16,7 @@ from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.document import Speaker, reply
 from spotkeeper.reconcile.intake import accept
 from spotkeeper.reconcile.round import Options, run_round
-from spotkeeper.reconcile.store_api import Store
+from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec import names
 from spotkeeper.spec.cloud import (
@@ -62,7 +62,7 @@ def stack(max_nodes: int = 20, max_on_demand: int = 20, static: int = 0) -> Stac
     return StackState(STACK, "gcp", "p", "z", "b", tuple(pools), boot_deadline_s=240)
 
 
-class CrashError(Exception):
+class CrashError(BaseException):
     """The function dies here."""
 
 
@@ -442,7 +442,10 @@ class World:
                 key = (agent.job, agent.rank, agent.gen)
                 assert key not in seen, f"two members of {key}"
                 seen.add(key)
-        grants = self.store.read_alloc().value.grants
+        try:
+            grants = self.store.read_alloc().value.grants
+        except CorruptError:
+            return
         assert len({(g.job, g.rank, g.attempt) for g in grants}) == len(grants)
         nodes = [g.resource for g in grants if g.resource.startswith("node:")]
         assert len(set(nodes)) == len(nodes), "a static node is granted twice"
@@ -501,7 +504,10 @@ class Agent:
         self.polled = world.t
         who = Speaker(self.machine.vm.uid, self.machine.vm.name, self.machine.vm.zone)
         body = Sync(self.boot, self.ver, self.job, tuple(self.outbox), self._progress())
-        took = accept(store, world.stack, who, body, world.t)
+        try:
+            took = accept(store, world.stack, who, body, world.t)
+        except CorruptError:  # the door says 503: asked again later, and what runs goes on
+            return
         due = store.read_due(took.job) if took.job else None
         if took.job and (took.new or (due is not None and world.t >= due)):
             with contextlib.suppress(CrashError):

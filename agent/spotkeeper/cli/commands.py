@@ -14,7 +14,7 @@ from spotkeeper.cli.pack import pack
 from spotkeeper.cli.poke import poke
 from spotkeeper.cli.submit import submit as submit_job
 from spotkeeper.cli.target import Target, find_target
-from spotkeeper.reconcile.store_api import Store
+from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.check import check_job
 from spotkeeper.spec.job import AskKind, JobSpec
@@ -79,15 +79,32 @@ def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool)
 
     target = find_target(stack)
     store = target.store()
-    state = target.state(store)
+    state = _known_state(target, store)
     now = target.clock.now()
     if job is not None:
         view = jobs.view_of(store, jobs.find_job(store, job), state, now)
         emit(view, as_json, render.status(view))
         return
-    views = [jobs.view_of(store, record, state, now) for record in jobs.all_jobs(store, finished)]
-    text = f"no unfinished job in {state.stack} (finished ones: spotkeeper status --all)"
-    emit(views, as_json, render.job_table(views) if views else text)
+    found = jobs.all_jobs(store, finished)
+    views = [jobs.view_of(store, record, state, now) for record in found.records]
+    for one in found.unreadable:
+        note(f"{one.job}: unreadable, and left alone: {one.unreadable}\n  try: {one.remedy}")
+    text = f"no unfinished job in {target.stack} (finished ones: spotkeeper status --all)"
+    emit([*views, *found.unreadable], as_json, render.job_table(views) if views else "" if found.unreadable else text)
+
+
+def _known_state(target: Target, store: Store) -> StackState | None:
+    """The stack, where it makes sense; says what does not, and what then goes on."""
+    state = None
+    try:
+        state = target.state(store)
+    except CorruptError as error:
+        note(f"{error}\n  no job is looked after; what runs goes on\n  try: {error.remedy}")
+    try:
+        store.read_alloc()
+    except CorruptError as error:
+        note(f"{error}\n  no machine is asked for or given back; what runs goes on\n  try: {error.remedy}")
+    return state
 
 
 def watch_job(job: str, stack: str | None, *, as_json: bool) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Iterator
+
+from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.reconcile import paths
-from spotkeeper.reconcile.store_api import Store
+from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.report.view import JobView, job_view, last_crash
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Entry
@@ -18,6 +20,19 @@ from spotkeeper.spec.stack import StackState
 
 CRASH_LINES = 12
 TOMBS = paths.tomb("00000000").removesuffix("00000000")
+
+
+class Unreadable(Struct, frozen=True):
+    """A job whose record makes no sense: it is left alone until somebody mends it."""
+
+    job: str
+    unreadable: str
+    remedy: str
+
+
+class Found(Struct, frozen=True):
+    records: tuple[Record, ...]
+    unreadable: tuple[Unreadable, ...]
 
 
 def find_job(store: Store, word: str) -> Record:
@@ -32,7 +47,7 @@ def find_job(store: Store, word: str) -> Record:
             held = store.read_record(candidate)
             if held is not None:
                 return held.value
-    records = list(all_jobs(store, finished=True))
+    records = all_jobs(store, finished=True).records
     named = [record for record in records if record.name == word]
     if named:
         return max(named, key=lambda record: record.created)
@@ -41,19 +56,29 @@ def find_job(store: Store, word: str) -> Record:
     raise CliError(f"{word}: no such job{hint}", Exit.MISSING, "spotkeeper status --all lists them")
 
 
-def all_jobs(store: Store, finished: bool) -> Iterator[Record]:
+def all_jobs(store: Store, finished: bool) -> Found:
     """Unfinished jobs; with ``finished`` also those whose tombstone still stands. By submission."""
     jobs = set(store.active_jobs())
     if finished:
         jobs |= {path.removeprefix(TOMBS) for path in store.list(TOMBS)}
-    found = [held.value for job in jobs if (held := store.read_record(job)) is not None]
-    yield from sorted(found, key=lambda record: (record.created, record.job))
+    records: list[Record] = []
+    unreadable: list[Unreadable] = []
+    for job in sorted(jobs):
+        try:
+            records += [held.value] if (held := store.read_record(job)) is not None else []
+        except CorruptError as error:
+            unreadable.append(Unreadable(job, str(error), error.remedy))
+    records.sort(key=lambda record: (record.created, record.job))
+    return Found(tuple(records), tuple(unreadable))
 
 
 def view_of(store: Store, record: Record, stack: StackState | None, now: float) -> JobView:
     """Four reads of the bucket, a fifth for the log of a job whose own code failed."""
     ledger = (*store.list_ledger(record.job), *record.outbox)
-    return job_view(record, store.read_progress(record.job), ledger, stack, now, _crash_log(store, record, ledger))
+    progress = None
+    with contextlib.suppress(CorruptError):  # the next report writes it again
+        progress = store.read_progress(record.job)
+    return job_view(record, progress, ledger, stack, now, _crash_log(store, record, ledger))
 
 
 def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[str, ...]:

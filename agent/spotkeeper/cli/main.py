@@ -219,7 +219,7 @@ def run(argv: list[str] | None = None) -> int:
 
 def _known(error: Exception) -> int | None:
     """Say what was wrong, and the exit code; None for what only a bug can be."""
-    from spotkeeper.reconcile.store_api import StoreError
+    from spotkeeper.reconcile.store_api import CorruptError, StoreError
     from spotkeeper.spec.parse import SpecError
 
     match error:
@@ -227,6 +227,8 @@ def _known(error: Exception) -> int | None:
             return _fail(str(error), error.code, error.remedy)
         case SpecError():
             return _fail(str(error), Exit.USAGE)
+        case CorruptError():
+            return _fail(f"the bucket: {error}", Exit.FAILED, error.remedy)
         case StoreError():
             return _fail(f"the bucket: {error}", Exit.FAILED)
     return None

@@ -8,6 +8,7 @@ content again finishes what an interrupted submission began.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import uuid
@@ -19,7 +20,7 @@ from msgspec import Struct
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.pack import Source
 from spotkeeper.reconcile import paths
-from spotkeeper.reconcile.store_api import Store
+from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.names import new_job_id
@@ -120,9 +121,10 @@ def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float) -> R
 
 def _ports_in_use(store: Store, job: str) -> Iterable[int]:
     for other in store.active_jobs():
-        held = store.read_record(other) if other != job else None
-        if held is not None:
-            yield held.value.port_base
+        with contextlib.suppress(CorruptError):  # its block may be drawn again; `run_id` tells the two apart
+            held = store.read_record(other) if other != job else None
+            if held is not None:
+                yield held.value.port_base
 
 
 def free_port_block(used: Iterable[int]) -> int:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from spotkeeper.reconcile.alloc import node_of
 from spotkeeper.reconcile.document import Place, Speaker, place
-from spotkeeper.reconcile.store_api import StaticHello, Store
+from spotkeeper.reconcile.store_api import CorruptError, StaticHello, Store
 from spotkeeper.spec import names
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import FactIn, Progress, Sync
@@ -21,6 +21,7 @@ from spotkeeper.spec.stack import StackState
 
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
 NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED)
+DIGITS = 12  # of a number
 
 
 class Accepted(Struct, frozen=True):
@@ -51,7 +52,7 @@ def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: floa
     """A static node: granted to a job, or idle. It answers for one grant at a time."""
     if not any(node.name == who.name for pool in stack.pools for node in pool.nodes):
         return Accepted()
-    grants = [grant for grant in store.read_alloc().value.grants if node_of(grant) == who.name]
+    grants = _grants(store, who)
     if not grants:
         new = store.put_static_hello(StaticHello(who.name, who.uid, sync.boot, who.zone, now))
         return Accepted(new=new)
@@ -65,6 +66,23 @@ def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: floa
     new = _dropped(store, grant, who, sync) or new
     _progress(store, record, where, sync, now)
     return Accepted(grant.job, record, grant, new)
+
+
+def _grants(store: Store, who: Speaker) -> list[Grant]:
+    """This node's grants. Where the allocation makes no sense, what a record says of the node: it holds its grants.
+
+    Raises:
+        CorruptError: neither says anything, so the node may still be somebody's.
+    """
+    try:
+        return [grant for grant in store.read_alloc().value.grants if node_of(grant) == who.name]
+    except CorruptError:
+        for job in store.active_jobs():
+            held = store.read_record(job)
+            for index, rank in enumerate(held.value.ranks if held else ()):
+                if rank.cur is not None and rank.cur.node == who.name:
+                    return [Grant(job, index, rank.cur.attempt, f"node:{who.name}", rank.cur.since)]
+        raise
 
 
 def _with_hello(where: Place | None, sync: Sync) -> Sync:
@@ -131,7 +149,10 @@ def _sensible(record: Record, fact: Fact) -> bool:
     if fact.gen > record.gen:
         return False
     if fact.kind in NUMBERS:
-        return fact.value.isdigit() and len(fact.value) <= 12
+        if not (fact.value.isdigit() and len(fact.value) <= DIGITS):
+            return False
+        # An answer to a roll call that was not called yet would answer all that ever will be.
+        return fact.kind is not Kind.HERE or int(fact.value) <= record.ver
     if fact.kind is Kind.EXIT:
         return fact.value.lstrip("-").isdigit() and len(fact.value) <= 6
     return True
@@ -162,7 +183,10 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
         return
     if where.slot.state is not SlotState.MEMBER or where.slot.boot != sync.boot:
         return
-    before = store.read_progress(record.job)
+    try:
+        before = store.read_progress(record.job)
+    except CorruptError:
+        before = None  # this report writes it anew
     commit = progress if progress.commit_gen is not None or before is None else before  # of an older generation
     still = before is not None and (before.gen, before.step) == (progress.gen, progress.step)
     told = Progress(

@@ -18,9 +18,10 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
+from spotkeeper.reconcile import alarm
 from spotkeeper.reconcile.decide import Decision, Seen, Times, decide
 from spotkeeper.reconcile.ledger import Writer
-from spotkeeper.reconcile.store_api import Held, OfferSeen, Store
+from spotkeeper.reconcile.store_api import CorruptError, Held, OfferSeen, Store
 from spotkeeper.spec.cloud import Action, Class, Cloud, InsertVm, Listing, Result
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
@@ -35,6 +36,7 @@ AGAIN = 4  # times that a round out of passes, or with new facts, starts over un
 PARALLEL = 16
 CALL_DEADLINE_S = 20.0  # real seconds for one call; a round must end within the function's 60
 LEASE_S = 75.0  # the function's timeout and 15 s
+UNKNOWN = Held(Alloc(), "")  # in the place of an allocation that cannot be read; decide() is told that it is blind
 SETTLE_S = 1.1  # GCS takes one write a second to an object: after it, late reports are seen
 
 
@@ -55,6 +57,7 @@ class Ended(str, Enum):
     LOST = "lost"  # another writer was first; its round goes on
     UNFINISHED = "unfinished"  # out of passes: the next round goes on
     ABSENT = "absent"  # no record, or no stack
+    UNREADABLE = "unreadable"  # a document of the job, or of the stack, makes no sense: nothing was decided
 
 
 @dataclass(frozen=True)
@@ -103,10 +106,22 @@ def run_round(
 
     ``snapshot``: of the tick, which lists the cloud once for all jobs.
 
+    A document that makes no sense ends the round with an alarm (UNREADABLE): a round that cannot see
+    decides nothing and deletes nothing.
+
     Raises:
         StoreError: the bucket does not answer. Nothing is half done: the next round repeats.
     """
-    options = options or Options()
+    try:
+        return _leased(store, cloud, job, clock, options or Options(), snapshot)
+    except CorruptError as error:
+        alarm.unreadable(store, error, job)
+        return RoundResult(Ended.UNREADABLE, rounds=1)
+
+
+def _leased(
+    store: Store, cloud: Cloud, job: str, clock: Now, options: Options, snapshot: Snapshot | None
+) -> RoundResult:
     rounds = 0
     while True:
         nonce = uuid4().hex
@@ -175,13 +190,13 @@ class Round:
             return RoundResult(Ended.ABSENT)
         self.options.writer.flush(self.store, held.value)
         facts = self.store.list_facts(self.job)
-        alloc = self.store.read_alloc()
-        seen = self._look(stack, facts, alloc.value, held.value)
+        alloc = alarm.readable_alloc(self.store)
+        seen = self._look(stack, facts, alloc, held.value)
         listing = self.cloud.list(stack.stack) if snapshot is None else snapshot.listing
         self.remember(listing.results)
-        return self._passes(held, alloc, seen_with(seen, listing=listing, now=self.clock.now()))
+        return self._passes(held, alloc or UNKNOWN, seen_with(seen, listing=listing, now=self.clock.now()))
 
-    def _look(self, stack: StackState, facts: tuple[Fact, ...], alloc: Alloc, record: Record) -> Seen:
+    def _look(self, stack: StackState, facts: tuple[Fact, ...], alloc: Held[Alloc] | None, record: Record) -> Seen:
         progress = self.store.read_progress(self.job)
         return Seen(
             stack=stack,
@@ -190,7 +205,8 @@ class Round:
             now=self.clock.now(),
             facts=facts,
             asks=self.store.list_asks(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else (),
-            alloc=alloc,
+            alloc=(alloc or UNKNOWN).value,
+            blind=alloc is None,
             hellos=self.store.list_static_hellos() if any(rank.cur is None for rank in record.ranks) else (),
             market=self.store.read_market(),
             progress=progress,

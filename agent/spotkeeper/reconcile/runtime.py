@@ -161,11 +161,22 @@ class Runtime:
             return self._cloud[1]
 
     def stack(self) -> StackState | None:
-        """The stack, at most ``STACK_TTL_S`` old."""
+        """The stack, at most ``STACK_TTL_S`` old; where it makes no sense, as this process last read it.
+
+        So agents are answered while somebody mends it; rounds read it afresh, and decide nothing.
+        """
+        from spotkeeper.reconcile.store_api import CorruptError
+
         with self._lock:
-            if self._stack is not None and time.monotonic() - self._stack[0] < STACK_TTL_S:
-                return self._stack[1]
-        stack = self.store.read_stack()
+            last = self._stack
+            if last is not None and time.monotonic() - last[0] < STACK_TTL_S:
+                return last[1]
+        try:
+            stack = self.store.read_stack()
+        except CorruptError:
+            if last is None:
+                raise
+            stack = last[1]
         with self._lock:
             self._stack = None if stack is None else (time.monotonic(), stack)
         return stack

@@ -12,8 +12,9 @@ from uuid import NAMESPACE_OID, uuid5
 
 from msgspec import Struct
 
-from spotkeeper.reconcile.round import Now, Options, RoundResult, Snapshot, run_round
-from spotkeeper.reconcile.store_api import Held, Store, StoreError
+from spotkeeper.reconcile import alarm
+from spotkeeper.reconcile.round import Ended, Now, Options, RoundResult, Snapshot, run_round
+from spotkeeper.reconcile.store_api import CorruptError, Held, Store, StoreError
 from spotkeeper.spec.cloud import Cloud, Listing
 from spotkeeper.spec.record import Alloc, Outcome, Phase, Rank, Record
 
@@ -36,7 +37,8 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
     stack = store.read_stack()
     if stack is None:
         return TickResult()
-    known = sorted({*store.active_jobs(), *(grant.job for grant in store.read_alloc().value.grants)})
+    alloc = alarm.readable_alloc(store)
+    known = sorted({*store.active_jobs(), *(grant.job for grant in (alloc.value.grants if alloc else ()))})
     failed: list[str] = []
     before = {job: _read(store, job, failed) for job in known}
     listing = cloud.list(stack.stack)
@@ -55,6 +57,11 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
         except StoreError as error:
             log.warning("round of %s: %s", job, error)
             failed.append(job)
+        except Exception:  # of a record that is well-formed and absurd: it stops its own job alone
+            log.exception("ALARM: the round of %s failed; its record and machines are left as they are", job)
+            failed.append(job)
+        else:
+            failed += [job] if results[-1].ended is Ended.UNREADABLE else []
     _retire(store, [job for job in known if job not in failed])
     return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results))
 
@@ -63,6 +70,10 @@ def _read(store: Store, job: str, failed: list[str]) -> Held[Record] | None:
     """A record that makes no sense (or does not come) must not stop the jobs beside it: it is told and left alone."""
     try:
         return store.read_record(job)
+    except CorruptError as error:
+        alarm.unreadable(store, error, job)
+        failed.append(job)
+        return None
     except StoreError as error:
         log.warning("record of %s: %s", job, error)
         failed.append(job)
@@ -88,8 +99,11 @@ def _labelled(listing: Listing) -> set[str]:
 
 def _orphans(store: Store, clock: Now, listing: Listing, jobs: list[str], failed: list[str]) -> list[str]:
     """Jobs with machines, disks or grants but no record: the evidence was read first, now the record."""
-    out = []
-    alloc = store.read_alloc().value
+    out: list[str] = []
+    try:
+        alloc = store.read_alloc().value
+    except CorruptError:  # told by the tick: without the grants nobody knows the highest attempt
+        return out
     for job in jobs:
         if _read(store, job, failed) is not None or job in failed:
             continue

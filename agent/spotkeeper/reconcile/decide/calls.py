@@ -192,6 +192,8 @@ def _delete_snapshots(draft: Draft) -> Iterator[Action]:
 
 def stale(draft: Draft) -> tuple[Fact, ...]:
     """Facts of dropped attempts, but for those that still have a word to say (freed, dropped)."""
+    if draft.seen.blind:  # a static node's word may be all that can release its grant
+        return ()
     out = []
     granted = {(grant.rank, grant.attempt) for grant in draft.view.own_grants()}
     for (index, attempt), facts in draft.view.facts.items():

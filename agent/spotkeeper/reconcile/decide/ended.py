@@ -15,7 +15,7 @@ from spotkeeper.spec.record import Phase
 def step(draft: Draft) -> None:
     """END -> DONE when every zone answered and nothing is left; a hung static node is not waited for."""
     record, view = draft.record, draft.view
-    if record.phase is not Phase.END or not view.complete:
+    if record.phase is not Phase.END or not view.complete or draft.seen.blind:
         return
     slots = [grant for grant in view.own_grants() if alloc.node_of(grant) is None]
     disks = () if record.keep_disks else view.disks

@@ -26,7 +26,8 @@ def step(draft: Draft) -> None:
     if record.phase is not Phase.RUN or record.move is not None or record.pause or draft.seen.spec is None:
         return
     if any(rank.cur is None for rank in draft.ranks):
-        _zone(draft)
+        if not draft.seen.blind:
+            _zone(draft)
         for index in reversed(range(len(draft.ranks))):
             if draft.ranks[index].cur is None:
                 fill(draft, index, "cur")
@@ -45,6 +46,9 @@ def burn(draft: Draft) -> None:
 def fill(draft: Draft, index: int, which: str) -> None:
     """Write an intent for which a grant is there, or ask for the grant."""
     if draft.seen.draining or draft.seen.spec is None:
+        return
+    if draft.seen.blind:
+        _wait(draft, index, "waiting: who has which machine (stack/alloc) cannot be read; spotkeeper repair alloc")
         return
     options = _options(draft, index, which)
     attempt = draft.ranks[index].top + 1
@@ -104,11 +108,15 @@ def _waiting(draft: Draft, index: int, capped: bool) -> None:
         reason = f"waiting for capacity in {draft.record.zone or 'any zone'}"
         if rank.refused and draft.now >= rank.refused_at + draft.times.cold_s:
             draft.put(index, refused=())
-    if draft.record.reason != reason:
-        draft.set(reason=reason)
-        draft.log(Event.REFUSED, f"wait.v{draft.before.ver + 1}", rank=index, cause="stockout", detail=reason)
+    _wait(draft, index, reason)
     if not capped and draft.record.dry_since is None:
         draft.set(dry_since=draft.now)
+
+
+def _wait(draft: Draft, index: int, reason: str) -> None:
+    if draft.ranks[index].cur is None and draft.record.reason != reason:
+        draft.set(reason=reason)
+        draft.log(Event.REFUSED, f"wait.v{draft.before.ver + 1}", rank=index, cause="stockout", detail=reason)
 
 
 # -- which offers

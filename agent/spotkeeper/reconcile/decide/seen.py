@@ -104,6 +104,7 @@ class Seen:
     progress: Progress | None = None
     save_s: float | None = None  # measured, virtual seconds
     draining: bool = False
+    blind: bool = False  # the allocation cannot be read (`alloc` is empty then): nothing is granted or given back
     grants_first: bool = True  # False after a lost race for the allocation: what was decided must not wait for it
     times: Times = field(default_factory=Times)
 
