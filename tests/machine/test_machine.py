@@ -1,0 +1,211 @@
+"""Everything at once, by hypothesis: invocations of the function that freeze in the middle of a round and thaw 20 to
+40 steps later, or die there; lost answers; events twice and out of order; partial and stale lists; throttling;
+capacity and prices that change; clocks that are off by minutes (machines) and seconds (functions).
+
+SAFETY is checked by ``World`` at every write, call and second. LIVENESS: when the faults stop, every job trains
+again and ends, and no machine, disk, snapshot or grant is left (``World.settle``).
+
+``SPOTKEEPER_MACHINE_EXAMPLES`` (default 120) and ``SPOTKEEPER_MACHINE_STEPS`` (default 60) say how long to look;
+with ``SPOTKEEPER_MACHINE_RANDOM`` set, every run looks elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from spotkeeper.local.instances import Vm
+from spotkeeper.spec.job import AskKind, Checkpoint
+
+from tests.machine.actors import UNDISTURBED, Plan, no_threads
+from tests.machine.plane import ZONES
+from tests.machine.world import JOBS, World
+
+EXAMPLES = int(os.environ.get("SPOTKEEPER_MACHINE_EXAMPLES", "120"))
+STEPS = int(os.environ.get("SPOTKEEPER_MACHINE_STEPS", "60"))
+RANDOM = bool(os.environ.get("SPOTKEEPER_MACHINE_RANDOM"))  # another look every time, for long runs
+HOOKS = 90  # a busy round has as many; a plan beyond its end leaves it alone
+PLANS = st.one_of(
+    st.just(UNDISTURBED),
+    st.builds(Plan, freeze_at=st.integers(1, HOOKS), thaw_after=st.integers(20, 40)),
+    st.builds(Plan, die_at=st.integers(1, HOOKS)),
+)
+INSTANCES = st.integers(0, 2)
+ANY = st.integers(0, 1_000)
+
+
+class Machine(RuleBasedStateMachine):
+    """Rules pick their victim by number, so that a shrunken story stays a story."""
+
+    world: World
+
+    @initialize(seed=ANY, replicated=st.booleans(), policy=st.sampled_from(("balanced", "spot")))
+    def begin(self, seed: int, replicated: bool, policy: str) -> None:
+        self.world = World(seed, checkpoint=Checkpoint(replicated=replicated), policy=policy)
+        self.world.submit(JOBS[0])
+
+    def vm(self, number: int) -> Vm | None:
+        running = [vm for vm in self.world.plane.vms() if vm.wire.status == "RUNNING"]
+        return running[number % len(running)] if running else None
+
+    # -- time and the function
+
+    @rule(seconds=st.integers(1, 90))
+    def time_passes(self, seconds: int) -> None:
+        self.world.advance(seconds)
+
+    @rule(seconds=st.integers(30, 300))
+    def much_time_passes(self, seconds: int) -> None:
+        self.world.advance(seconds)
+
+    @rule(plan=PLANS, instance=INSTANCES)
+    def tick(self, plan: Plan, instance: int) -> None:
+        self.world.tick(plan, instance)
+
+    @rule(plan=PLANS, instance=INSTANCES, job=ANY)
+    def poke(self, plan: Plan, instance: int, job: int) -> None:
+        self.world.round(self.world.jobs[job % len(self.world.jobs)], plan, instance)
+
+    @rule(index=ANY, again=st.booleans(), plan=PLANS)
+    def event_arrives(self, index: int, again: bool, plan: Plan) -> None:
+        self.world.event(index, again, plan)
+
+    @rule(down=st.booleans())
+    def function_fails(self, down: bool) -> None:
+        self.world.function_down = down
+
+    @rule(on=st.booleans())
+    def syncs_freeze_and_die(self, on: bool) -> None:
+        self.world.sync_faults = on
+
+    @rule()
+    def leases_run_out(self) -> None:
+        """A frozen holder's lease ends long before he thaws."""
+        for key in [key for key in self.world.bucket.blobs if key.endswith("/lease")]:
+            del self.world.bucket.blobs[key]
+
+    # -- machines
+
+    @rule(number=ANY, notice=st.booleans())
+    def preempt(self, number: int, notice: bool) -> None:
+        if (vm := self.vm(number)) is not None:
+            self.world.plane.preempt(vm, notice=notice)
+
+    @rule(number=ANY)
+    def reboot(self, number: int) -> None:
+        if (vm := self.vm(number)) is not None and vm.id in self.world.guests:
+            self.world.reboot(self.world.guests[vm.id])
+
+    @rule(number=ANY, hung=st.booleans())
+    def hang(self, number: int, hung: bool) -> None:
+        if (vm := self.vm(number)) is not None and vm.id in self.world.guests:
+            self.world.guests[vm.id].hung = hung
+
+    @rule(zone=st.sampled_from(ZONES), nodes=st.sampled_from((0, 1, 2, 99)), spot=st.booleans(), reclaim=st.booleans())
+    def capacity_changes(self, zone: str, nodes: int, spot: bool, reclaim: bool) -> None:
+        self.world.plane.capacity(zone, nodes, spot=spot, reclaim=reclaim)
+
+    @rule(factor=st.sampled_from((0.5, 1.0, 2.0, 4.0)))
+    def prices_change(self, factor: float) -> None:
+        self.world.prices(factor)
+
+    # -- answers
+
+    @rule(zone=st.sampled_from(ZONES), down=st.booleans())
+    def zone_does_not_answer(self, zone: str, down: bool) -> None:
+        self.world.plane.partition(zone, down)
+
+    @rule(count=st.integers(0, 4))
+    def lists_are_stale(self, count: int) -> None:
+        self.world.line.stale = count
+
+    @rule(count=st.integers(0, 4))
+    def answers_of_the_cloud_are_lost(self, count: int) -> None:
+        self.world.line.lost = count
+
+    @rule(count=st.integers(0, 6))
+    def the_cloud_throttles(self, count: int) -> None:
+        self.world.line.throttled = count
+
+    @rule(count=st.integers(0, 3))
+    def answers_of_the_bucket_are_lost(self, count: int) -> None:
+        self.world.bucket.weather.lost = count
+
+    @rule(count=st.integers(0, 3))
+    def the_bucket_throttles(self, count: int) -> None:
+        self.world.bucket.weather.throttled = count
+
+    @rule(count=st.integers(0, 5))
+    def answers_to_agents_are_lost(self, count: int) -> None:
+        self.world.lost_answers = count
+
+    # -- users and their code
+
+    @precondition(lambda self: len(self.world.jobs) < len(JOBS))
+    @rule()
+    def second_job(self) -> None:
+        self.world.submit(JOBS[1])
+
+    @rule(
+        kind=st.sampled_from((AskKind.SWAP, AskKind.MOVE, AskKind.PAUSE, AskKind.RESUME, AskKind.CANCEL)),
+        rank=st.integers(0, 1),
+        zone=st.sampled_from(ZONES),
+        job=ANY,
+    )
+    def user_asks(self, kind: AskKind, rank: int, zone: str, job: int) -> None:
+        self.world.ask(self.world.jobs[job % len(self.world.jobs)], kind, rank=rank, zone=zone)
+
+    @rule(rank=st.integers(0, 1))
+    def user_code_fails(self, rank: int) -> None:
+        self.world.crashing = rank + 1
+
+    # -- every step
+
+    def check_invariants(self, *args: object, **kwargs: object) -> None:
+        """After every rule: whoever is frozen comes one step nearer to his end, and the promises hold."""
+        if hasattr(self, "world"):
+            self.world.turn()
+            self.world.check()
+        super().check_invariants(*args, **kwargs)  # type: ignore[arg-type]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.world.settle()
+        finally:
+            self.world.close()
+
+
+@pytest.fixture(autouse=True)
+def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    no_threads(monkeypatch)
+    logging.getLogger("spotkeeper").setLevel(logging.CRITICAL)
+    yield
+    logging.getLogger("spotkeeper").setLevel(logging.NOTSET)
+
+
+def look(examples: int, *, shrink: bool) -> None:
+    phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            derandomize=not RANDOM,
+            phases=phases,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
+
+
+def test_nothing_doubles_nothing_leaks_and_everything_converges() -> None:
+    look(EXAMPLES, shrink=True)
