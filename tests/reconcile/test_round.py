@@ -14,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.round import Ended, Snapshot, run_round
 from spotkeeper.reconcile.store import open_store
-from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec.cloud import Action, CreateSnapshot, DeleteVm, InsertVm, Listing, Result, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.job import Ask, AskKind, Checkpoint, Nodes, Retry
 from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.market import HOUR_S, Sight
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Hold, Outcome, Phase, SlotState
 from spotkeeper.spec.stack import StackState
@@ -662,7 +662,8 @@ def test_a_gang_does_not_move_where_others_were_just_refused() -> None:
     world.preempt(0)
     for _ in range(15):
         for zone in ("z-b", "z-c"):
-            world.store.put_market(OfferSeen("pool", zone, Model.SPOT, refused_at=world.t))
+            sight = Sight(f"other-r0-a{world.t:.0f}", Event.REFUSED, world.t, zone, Model.SPOT, "capacity")
+            world.store.add_sights("pool", int(world.t // HOUR_S), (sight,))
         world.run(60)
     assert world.record().zone == "z-a" and not world.events(Event.MOVE)
     world.until(lambda: world.record().zone == "z-b" and world.training(), 1200)

@@ -41,6 +41,7 @@ from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, FactIn, Generation, Progress, Role, Sync
 from spotkeeper.spec.job import Ask, AskKind, JobSpec
 from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.market import PriceRun
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Rank, Record
 from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
@@ -119,6 +120,8 @@ class World:
         self.stockout_lists = False  # a stockout lists the machine for seconds first
         self.blind: set[str] = set()
         self.permanent: str = ""
+        self.prices: dict[str, tuple[PriceRun, ...]] = {}
+        self.price_questions = 0
         self.shot_s = 5.0  # until a snapshot is ready
         self.shots_stay = False  # deletions of snapshots fail
         self.ops: list[Result] = []
@@ -329,6 +332,10 @@ class World:
             for _ in range(self.random.randrange(1, 60)):
                 self.step()
             self.depth -= 1
+
+    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
+        self.price_questions += 1
+        return self.prices.get(pool)
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         self.fate()

@@ -1,8 +1,7 @@
-"""One round of one job, and the tick: carry out what ``decide()`` says.
+"""One round of one job: carry out the steps of ``passes`` against the store and the cloud.
 
-The order of reading is a safety rule: record first, then facts and allocation, then the cloud (rule 3). A
-pass then does exactly one of: compare-and-swap the allocation, compare-and-swap the record, make calls. The
-lease only saves money; every write is conditional, so two rounds at once are merely wasteful.
+It decides nothing, not even the order of its reads. The lease only saves money; every write is conditional,
+so two rounds at once are merely wasteful.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile import alarm
+from spotkeeper.reconcile import alarm, market
 from spotkeeper.reconcile.decide import Decision, Seen, Times, decide
 from spotkeeper.reconcile.ledger import Writer
 from spotkeeper.reconcile.store_api import CorruptError, Held, OfferSeen, Store
-from spotkeeper.spec.cloud import Action, Class, Cloud, InsertVm, Listing, Result
+from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import JobSpec
@@ -93,6 +92,7 @@ class Snapshot:
 
     held: Held[Record]
     listing: Listing
+    market: tuple[OfferSeen, ...] = ()
 
 
 def run_round(
@@ -191,10 +191,11 @@ class Round:
         self.options.writer.flush(self.store, held.value)
         facts = self.store.list_facts(self.job)
         alloc = alarm.readable_alloc(self.store)
+        known = market.look(self.store, self.cloud, stack, self.clock.now()) if snapshot is None else snapshot.market
         seen = self._look(stack, facts, alloc, held.value)
         listing = self.cloud.list(stack.stack) if snapshot is None else snapshot.listing
-        self.remember(listing.results)
-        return self._passes(held, alloc or UNKNOWN, seen_with(seen, listing=listing, now=self.clock.now()))
+        seen = seen_with(seen, listing=listing, market=market.refused(known, listing.results), now=self.clock.now())
+        return self._passes(held, alloc or UNKNOWN, seen)
 
     def _look(self, stack: StackState, facts: tuple[Fact, ...], alloc: Held[Alloc] | None, record: Record) -> Seen:
         progress = self.store.read_progress(self.job)
@@ -208,7 +209,6 @@ class Round:
             alloc=(alloc or UNKNOWN).value,
             blind=alloc is None,
             hellos=self.store.list_static_hellos() if any(rank.cur is None for rank in record.ranks) else (),
-            market=self.store.read_market(),
             progress=progress,
             save_s=_save_s(progress, self.clock.scale),
             draining=self.store.draining(),
@@ -239,7 +239,8 @@ class Round:
                 if not self._call(decision):
                     self._tidy(held.value, seen, decision)
                     return self._result(Ended.QUIET, held.value, seen, decision.due)
-                seen = seen_with(seen, results=tuple(self.done.values()), market=self.store.read_market())
+                results = tuple(self.done.values())
+                seen = seen_with(seen, results=results, market=market.refused(seen.market, results))
         return self._result(Ended.UNFINISHED, held.value, seen, self.clock.now() + self.times.soon_s)
 
     def _write(self, held: Held[Record], record: Record) -> Held[Record] | None:
@@ -277,25 +278,10 @@ class Round:
         with ThreadPoolExecutor(max_workers=min(self.options.parallel, len(todo))) as pool:
             results = list(pool.map(self._perform, todo))
         self.done.update({result.action: result for result in results})
-        self.remember(results)
         return True
 
     def _perform(self, action: Action) -> Result:
         return self.cloud.perform(action, self.options.call_deadline_s)
-
-    def remember(self, results: Iterable[Result]) -> None:
-        """What the market said, for other jobs too."""
-        refused = [result for result in results if result.kind in (Class.CAPACITY, Class.QUOTA)]
-        seen = {(m.pool, m.zone, m.model): m for m in self.store.read_market()} if refused else {}
-        for result in refused:
-            action = result.action
-            if not isinstance(action, InsertVm):
-                continue
-            at = result.at or self.clock.now()
-            old = seen.get((action.pool, action.zone, action.model), OfferSeen(action.pool, action.zone, action.model))
-            if at > old.refused_at:
-                seen[action.pool, action.zone, action.model] = new = replace(old, refused_at=at)
-                self.store.put_market(new)
 
     def _tidy(self, record: Record, seen: Seen, decision: Decision) -> None:
         """Asks that were taken in and facts of attempts that are over."""

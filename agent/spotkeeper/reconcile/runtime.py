@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.sweep import TickResult
     from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
     from spotkeeper.spec.job import JobSpec
+    from spotkeeper.spec.market import PriceRun
     from spotkeeper.spec.record import Record
     from spotkeeper.spec.stack import StackState
 
@@ -207,6 +208,10 @@ class Deadlined:
         from spotkeeper.spec.cloud import Listing
 
         return self._cloud.list(stack) if self._left() > 0 else Listing((), ())
+
+    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
+        left = self._left()
+        return self._cloud.price_history(pool, min(deadline_s, left)) if left > 0 else None
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         from spotkeeper.spec.cloud import Class, Result

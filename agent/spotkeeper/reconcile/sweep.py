@@ -12,7 +12,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 from msgspec import Struct
 
-from spotkeeper.reconcile import alarm
+from spotkeeper.reconcile import alarm, market
 from spotkeeper.reconcile.round import Ended, Now, Options, RoundResult, Snapshot, run_round
 from spotkeeper.reconcile.store_api import CorruptError, Held, Store, StoreError
 from spotkeeper.spec.cloud import Cloud, Listing
@@ -41,6 +41,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
     known = sorted({*store.active_jobs(), *(grant.job for grant in (alloc.value.grants if alloc else ()))})
     failed: list[str] = []
     before = {job: _read(store, job, failed) for job in known}
+    known_offers = market.look(store, cloud, stack, clock.now())
     listing = cloud.list(stack.stack)
     labelled = sorted(_labelled(listing) - set(known))
     results: list[RoundResult] = []
@@ -51,7 +52,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
         held = before.get(job)
         late = job in orphans or (held is None and job not in labelled)
         # read before the listing, or list again
-        fresh = Snapshot(held, listing) if held is not None and not late else None
+        fresh = Snapshot(held, listing, known_offers) if held is not None and not late else None
         try:
             results.append(run_round(store, cloud, job, clock, _no_wait(options), fresh))
         except StoreError as error:

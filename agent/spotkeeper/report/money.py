@@ -1,8 +1,10 @@
-"""What a job cost, from its ledger alone, and what it would have cost on-demand.
+"""What a job cost, from its ledger and the prices the cloud told, and what it would have cost on-demand.
 
-An attempt is paid from when the cloud made its machine (`started`, where a listing told;
-otherwise its INTENT, an upper bound) to its GONE, at the price its INTENT names. One that
-the cloud refused, or that was never seen and left nothing behind, costs nothing.
+An attempt is paid from when its machine ran (`started`, where a listing told; otherwise
+its INTENT, an upper bound) to its GONE. A spot machine costs what the market said at each
+moment; where the cloud told nothing of that time, and for the other models, the price its
+INTENT names. One that the cloud refused, or that was never seen and left nothing behind,
+costs nothing.
 
 The comparison is strict: on-demand machines would not have been interrupted, so neither
 boots beside a running machine nor the time between a stop and the next generation count
@@ -12,16 +14,20 @@ for it. Steps that were trained twice do count (the ledger does not know them).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from spotkeeper.report.spans import Span, minus, seconds, union
 from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.market import Prices
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import StackState
 
 HOUR_S = 3600.0
 ENDS = (Event.END, Event.DONE)
+PricesByPool = Mapping[str, Prices]
+NO_PRICES: PricesByPool = MappingProxyType({})
 STOPS = (Event.STOP, Event.CRASH, Event.HOLD)  # a member's loss writes a STOP beside it
 
 
@@ -49,9 +55,12 @@ class Attempt:
             return (self.start, self.start)
         return (self.start, max(self.start, now if self.end is None else self.end))
 
-    def cost(self, now: float) -> float:
+    def cost(self, now: float, prices: PricesByPool = NO_PRICES) -> float:
         """USD so far."""
-        return seconds([self.span(now)]) / HOUR_S * self.price
+        start, end = self.span(now)
+        told = prices.get(self.pool) if self.model is Model.SPOT else None
+        price = self.price if told is None else told.mean(start, end, self.price)
+        return (end - start) / HOUR_S * price
 
 
 @dataclass(frozen=True)
@@ -140,13 +149,13 @@ def stopped(ledger: Iterable[Entry], now: float) -> tuple[Span, ...]:
     return tuple(out)
 
 
-def money(ledger: Iterable[Entry], stack: StackState | None, now: float) -> Money:
+def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices: PricesByPool = NO_PRICES) -> Money:
     """What was spent until ``now``, against the same ranks on on-demand machines without interruptions."""
     entries = first_of_each(ledger)
     machines = attempts(entries)
     by_model = dict.fromkeys(Model, 0.0)
     for machine in machines:
-        by_model[machine.model] += machine.cost(now)
+        by_model[machine.model] += machine.cost(now, prices)
     return Money(
         spent=sum(by_model.values()),
         on_demand_only=_on_demand_only(entries, machines, stack, now),
