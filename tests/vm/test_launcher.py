@@ -122,7 +122,7 @@ def test_exit_codes_survive_torchrun(zygote: Bench, how: str) -> None:
     check_exit(zygote, how)
 
 
-@pytest.mark.parametrize("how", ["_exit93", "kill"])
+@pytest.mark.parametrize("how", ["_exit93", "kill", "raise"])
 def test_exit_codes_survive_a_cold_torchrun(cold: Bench, how: str) -> None:
     check_exit(cold, how)
 
@@ -133,7 +133,9 @@ def check_exit(bench: Bench, how: str) -> None:
     assert (ending.code, ending.stopped) == (CODES[how], False)
     logs = "".join(path.read_text() for path in folder.rglob("std*.log"))
     assert f"about to end by {how}" in logs
-    assert how != "raise" or "RuntimeError: on purpose" in logs, "the traceback reaches the log"
+    if how == "raise":
+        assert logs.count("RuntimeError: on purpose") == 1, "the traceback reaches the log, once"
+        assert "boot.py" not in logs, "and shows the user's own frames only"
 
 
 def test_93_of_one_rank_beats_the_failures_it_causes(zygote: Bench) -> None:

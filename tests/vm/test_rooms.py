@@ -396,6 +396,38 @@ def test_logs_are_the_ends_and_bounded(tmp_path: Path) -> None:
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
 
 
+TORCHRUN = """W1121 05:58 api.py:1028] Sending process 26 closing signal SIGTERM
+E1121 05:58 api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 27) of binary: python
+Traceback (most recent call last):
+  File "torch/distributed/run.py", line 1142, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+"""
+
+
+def test_a_failed_jobs_log_ends_with_what_the_first_to_fail_said(tmp_path: Path) -> None:
+    said = {0: "ValueError: the data is wrong", 1: "Connection closed by peer", 2: "", 10: "Connection closed by peer"}
+    for rank, words in said.items():
+        home = tmp_path / f"logs/run_x/attempt_0/{rank}"
+        home.mkdir(parents=True)
+        (home / "stderr.log").write_text(words)
+    for age, rank in enumerate((10, 1, 0)):  # 2 was killed and left nothing
+        left = tmp_path / f"exit.{rank}"
+        left.write_text("1\n")
+        os.utime(left, (1000 - age, 1000 - age))
+    (tmp_path / logs.LAUNCHER_LOG).write_text(TORCHRUN)
+    text = logs.collect(tmp_path).decode()
+    assert text.endswith("ValueError: the data is wrong")
+    assert "failed (exitcode: 1) local_rank: 0" in text
+    assert "ChildFailedError" not in text and "run.py" not in text
+
+
+def test_torchruns_own_trouble_is_kept_whole(tmp_path: Path) -> None:
+    trouble = 'Traceback (most recent call last):\n  File "x"\ntorch.distributed.DistNetworkError: EADDRINUSE'
+    (tmp_path / logs.LAUNCHER_LOG).write_text(trouble)
+    assert trouble in logs.collect(tmp_path).decode()
+
+
 # ---------------------------------------------------------------- reports
 
 

@@ -36,17 +36,47 @@ def object_name(job: str, rank: int, gen: int) -> str:
 
 
 def collect(folder: Path, extra: str = "") -> bytes:
-    """What the ranks of this node and torchrun printed last; errors come last, where a reader looks first."""
-    files = [folder / LAUNCHER_LOG, *sorted((folder / "logs").rglob("*/stdout.log"))]
-    files += sorted((folder / "logs").rglob("*/stderr.log"))
+    """What torchrun and the ranks of this node printed last.
+
+    Errors come last, where a reader looks first; of several ranks' errors, those of the rank that failed
+    before the others: theirs tell only that it is gone.
+    """
+    ranks = sorted((folder / "logs").rglob("*/stdout.log"), key=_local_rank)
+    errors = sorted((folder / "logs").rglob("*/stderr.log"), key=lambda path: _first_to_fail_last(folder, path))
     parts = []
-    for path in files:
+    for path in (folder / LAUNCHER_LOG, *ranks, *errors):
         tail = _tail(path)
+        if path.name == LAUNCHER_LOG:
+            tail = _without_children(tail)
         if tail.strip():
             parts.append(f"--- {_title(path)}\n".encode() + tail)
     if extra:
         parts.append(extra.encode())
     return b"\n".join(parts)[-TOTAL_BYTES:]
+
+
+def _without_children(log: bytes) -> bytes:
+    """torchrun's log less the thirty lines by which it says that a child failed: the child says why, and how it
+    ended stands in a line before them."""
+    end = log.find(b".ChildFailedError:")
+    start = log.rfind(b"Traceback (most recent call last):", 0, max(0, end))
+    return log if end < 0 or start < 0 else log[:start]
+
+
+def _local_rank(path: Path) -> int:
+    return int(path.parent.name) if path.parent.name.isdigit() else 0
+
+
+def _first_to_fail_last(folder: Path, path: Path) -> tuple[bool, float, int]:
+    """Ranks that did not fail of themselves, by number; then those that did, the earliest last."""
+    rank = _local_rank(path)
+    left = folder / f"exit.{rank}"
+    try:
+        if left.read_text().strip() != "0":
+            return True, -left.stat().st_mtime, rank
+    except OSError:  # killed, or it still runs
+        pass
+    return False, 0.0, rank
 
 
 def _title(path: Path) -> str:

@@ -20,14 +20,16 @@ import runpy
 import signal
 import sys
 import threading
-import traceback
 from pathlib import Path
 
 from spotkeeper.vm.launcher.process import die_with_parent
 
 
 def main(argv: list[str]) -> None:
-    """Never returns with a failure: a code other than 0 leaves as ``SystemExit``."""
+    """Never returns with a failure: a code other than 0 leaves as ``SystemExit``.
+
+    The user's exception too: raised on, it would be told a second time, with torchrun's frames around it.
+    """
     forked = multiprocessing.parent_process() is not None
     _tie_down()
     _default_signals()
@@ -106,11 +108,19 @@ def _run_user(argv: list[str]) -> int:
             runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as stop:
         return _code_of(stop)
-    except BaseException:
-        traceback.print_exc()
-        _write_code(1)
-        raise  # so that torchrun's error file holds the cause
+    except BaseException as error:
+        _show(error)
+        return 1
     return 0
+
+
+def _show(error: BaseException) -> None:
+    """As the interpreter would have, had it run the script itself: the user's hook, and no frame of ours."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    sys.stderr.flush()
 
 
 def _code_of(stop: SystemExit) -> int:
