@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,7 @@ import pytest
 from jinja2 import UndefinedError
 from msgspec.structs import replace
 from spotkeeper.local.deploy.config import read_config
+from spotkeeper.vm.__main__ import CONFIG_ERROR
 
 from infra import boot
 from infra.settings import Agent, Settings, from_config
@@ -61,6 +63,31 @@ def test_an_interpreter_with_a_space_is_one_word(settings: Settings) -> None:
     text = boot.render(replace(settings, agent=Agent(interpreter="/opt/my python/bin/python3"))).startup
     assert "PYTHON='/opt/my python/bin/python3'" in text
     assert 'ExecStart=/usr/bin/env "/opt/my python/bin/python3" -m spotkeeper.vm' in text
+
+
+def unit_of(scripts: boot.Scripts) -> str:
+    return scripts.startup.split("<<'UNIT'\n")[1].split("\nUNIT\n")[0] + "\n"
+
+
+def test_the_agents_last_words_are_heeded_by_the_unit_and_without_systemd(scripts: boot.Scripts) -> None:
+    assert f"\nRestartPreventExitStatus={CONFIG_ERROR}\n" in unit_of(scripts)
+    assert f"[ $? -ne {CONFIG_ERROR} ] || exit {CONFIG_ERROR}" in scripts.startup
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_finds_nothing_wrong_with_the_unit(scripts: boot.Scripts, tmp_path: Path) -> None:
+    path = tmp_path / "spotkeeper.service"
+
+    def verify(text: str) -> subprocess.CompletedProcess[str]:
+        path.write_text(text)
+        return subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(path)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    done = verify(unit_of(scripts))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Failed to parse" in verify(unit_of(scripts).replace("Status=78", "Status=wrong")).stderr
 
 
 def test_what_cannot_stand_in_a_script_is_refused(settings: Settings) -> None:
