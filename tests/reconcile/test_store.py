@@ -482,7 +482,8 @@ def test_every_path_is_a_key() -> None:
     for path in (
         paths.bundle(sha), paths.active(JOB), paths.name("n"), paths.spec(JOB), paths.source(JOB, sha),
         paths.record(JOB), paths.lease(JOB), paths.ask(JOB, "x"), paths.progress(JOB), paths.entry(JOB, 1.5, "a:b"),
-        paths.log(JOB, 3, 2), paths.static_hello("n", "b"), paths.prices("p"), paths.market_hour("p", 1), paths.tomb(JOB),
+        paths.log(JOB, 3, 2), paths.static_hello("n", "b"), paths.tomb(JOB),
+        paths.prices("p"), paths.market_hour("p", 1),
         paths.quarantine(sha), paths.fact(JOB, Fact("1", "b", 0, 1, 0, Kind.HELLO)),
         paths.STACK, paths.ALLOC, paths.DRAIN,
     ):  # fmt: skip

@@ -15,6 +15,7 @@ from spotkeeper.reconcile.store_api import Store
 from spotkeeper.spec.ledger import Entry
 from spotkeeper.spec.record import Record
 
+_OWED = 256  # entries of a job that are told to the market later; it is advisory
 _REMEMBERED = 4096  # (job, time, id) of entries this process wrote, to spare the bucket repeats
 
 
@@ -23,6 +24,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._written: OrderedDict[tuple[str, float, str], None] = OrderedDict()
+        self._owed: dict[str, list[Entry]] = {}  # by job, what the market could not be told yet
 
     def flush(self, store: Store, record: Record) -> None:
         """Copy the outbox of a record out. Must happen before the record is replaced."""
@@ -32,8 +34,9 @@ class Writer:
         new = [entry for entry in entries if (job, entry.at, entry.id) not in self._written]
         for entry in new:
             store.append_ledger(job, entry)
-        if not market.feed(store, job, new):
-            return  # advisory, but not forgotten: whoever writes these entries again tries again
+        owed = [*self._owed.pop(job, ()), *new]
+        if not market.feed(store, job, owed):
+            self._owed[job] = owed[-_OWED:]
         for entry in new:
             self._written[job, entry.at, entry.id] = None
             if len(self._written) > _REMEMBERED:
