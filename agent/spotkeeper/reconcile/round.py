@@ -18,8 +18,9 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alarm, market
-from spotkeeper.reconcile.decide import Decision, Seen, Times, decide
+from spotkeeper.reconcile.decide import Decision, Seen, Times
 from spotkeeper.reconcile.ledger import Writer
+from spotkeeper.reconcile.passes import READS, Pass, Read, Todo
 from spotkeeper.reconcile.store_api import CorruptError, Held, OfferSeen, Store
 from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
 from spotkeeper.spec.facts import Fact
@@ -178,24 +179,43 @@ class Round:
     def __init__(self, store: Store, cloud: Cloud, job: str, clock: Now, options: Options) -> None:
         self.store, self.cloud, self.job, self.clock, self.options = store, cloud, job, clock, options
         self.times = options.times or Times().scaled(clock.scale)
-        self.done: dict[Action, Result] = {}
         self.passes = self.writes = self.calls = 0
         self.published = False
+        self.held: Held[Record] | None = None
+        self.facts: tuple[Fact, ...] = ()
+        self.alloc: Held[Alloc] = UNKNOWN
+        self.seen: Seen | None = None
 
     def run(self, snapshot: Snapshot | None = None) -> RoundResult:
-        """Record first, then facts and allocation, then the cloud; then passes."""
-        held = self.store.read_record(self.job) if snapshot is None else snapshot.held
+        """Read in the order of ``READS``, then make passes. A tick's snapshot was read in that order too."""
         stack = self.store.read_stack()
-        if held is None or stack is None:
-            return RoundResult(Ended.ABSENT)
-        self.options.writer.flush(self.store, held.value)
-        facts = self.store.list_facts(self.job)
-        alloc = alarm.readable_alloc(self.store)
-        known = market.look(self.store, self.cloud, stack, self.clock.now()) if snapshot is None else snapshot.market
-        seen = self._look(stack, facts, alloc, held.value)
-        listing = self.cloud.list(stack.stack) if snapshot is None else snapshot.listing
-        seen = seen_with(seen, listing=listing, market=market.refused(known, listing.results), now=self.clock.now())
-        return self._passes(held, alloc or UNKNOWN, seen)
+        for read in READS:
+            if stack is None or not self._read(read, stack, snapshot):
+                return RoundResult(Ended.ABSENT)
+        assert self.held is not None
+        assert self.seen is not None
+        return self._passes(self.held, self.alloc, self.seen)
+
+    def _read(self, read: Read, stack: StackState, snapshot: Snapshot | None) -> bool:
+        """One read; whether there is a record to go on with."""
+        if read is Read.RECORD:
+            self.held = self.store.read_record(self.job) if snapshot is None else snapshot.held
+            if self.held is not None:
+                self.options.writer.flush(self.store, self.held.value)
+        elif read is Read.FACTS:
+            self.facts = self.store.list_facts(self.job)
+        elif read is Read.ALLOC and self.held is not None:
+            alloc = alarm.readable_alloc(self.store)
+            self.alloc = alloc or UNKNOWN
+            known = (
+                market.look(self.store, self.cloud, stack, self.clock.now()) if snapshot is None else snapshot.market
+            )
+            self.seen = seen_with(self._look(stack, self.facts, alloc, self.held.value), market=known)
+        elif self.seen is not None:
+            listing = self.cloud.list(stack.stack) if snapshot is None else snapshot.listing
+            known = market.refused(self.seen.market, listing.results)
+            self.seen = seen_with(self.seen, listing=listing, market=known, now=self.clock.now())
+        return self.held is not None
 
     def _look(self, stack: StackState, facts: tuple[Fact, ...], alloc: Held[Alloc] | None, record: Record) -> Seen:
         progress = self.store.read_progress(self.job)
@@ -219,34 +239,34 @@ class Round:
         return self.store.read_spec(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else None
 
     def _passes(self, held: Held[Record], alloc: Held[Alloc], seen: Seen) -> RoundResult:
-        decision = Decision()
+        at = Pass(held.value, seen)
         for _ in range(PASSES):
             self.passes += 1
-            decision = decide(held.value, seen)
-            if decision.record is not None:
-                token = self._write(held, decision.record)
+            if at.todo is Todo.WRITE:
+                token = self._write(held, at.decision)
                 if token is None:
-                    return self._result(Ended.LOST, held.value, seen, None)
+                    return self._result(Ended.LOST, at, None)
                 held = token
-                seen = seen_with(seen, grants_first=True)
-                if any(rank.cur is None for rank in held.value.ranks) and not seen.hellos:
-                    seen = seen_with(seen, hellos=self.store.list_static_hellos())
-            elif decision.grants is not None:
-                swapped = self._grants(alloc, decision)
+                at = at.wrote(held.value)
+                if at.wants_hellos:
+                    at = at.wrote(held.value, self.store.list_static_hellos())
+            elif at.todo is Todo.GRANT:
+                swapped = self._grants(alloc, at.decision)
                 alloc = swapped or self.store.read_alloc()
-                seen = seen_with(seen, alloc=alloc.value, grants_first=swapped is not None)
+                at = at.granted(alloc.value, won=swapped is not None)
+            elif at.todo is Todo.CALL:
+                results = self._call(at.calls)
+                at = at.called(results, market.refused(at.seen.market, results))
             else:
-                if not self._call(decision):
-                    self._tidy(held.value, seen, decision)
-                    return self._result(Ended.QUIET, held.value, seen, decision.due)
-                results = tuple(self.done.values())
-                seen = seen_with(seen, results=results, market=market.refused(seen.market, results))
-        return self._result(Ended.UNFINISHED, held.value, seen, self.clock.now() + self.times.soon_s)
+                self._tidy(at)
+                return self._result(Ended.QUIET, at, at.decision.due)
+        return self._result(Ended.UNFINISHED, at, self.clock.now() + self.times.soon_s)
 
-    def _write(self, held: Held[Record], record: Record) -> Held[Record] | None:
+    def _write(self, held: Held[Record], decision: Decision) -> Held[Record] | None:
         """The outbox of the version being replaced is copied out first: nothing of the ledger is ever lost."""
         self.options.writer.flush(self.store, held.value)
-        record = replace(record, nonce=uuid4().hex)
+        assert decision.record is not None
+        record = replace(decision.record, nonce=uuid4().hex)
         token = self.store.cas_record(record, held.token)
         if token is None:
             return None
@@ -269,31 +289,24 @@ class Round:
         self.writes += 1
         return Held(wanted, token)
 
-    def _call(self, decision: Decision) -> bool:
-        """Make the calls that this round has not made yet; whether there were any."""
-        todo = [action for action in dict.fromkeys(decision.actions) if action not in self.done]
-        if not todo:
-            return False
+    def _call(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
         self.calls += len(todo)
         with ThreadPoolExecutor(max_workers=min(self.options.parallel, len(todo))) as pool:
-            results = list(pool.map(self._perform, todo))
-        self.done.update({result.action: result for result in results})
-        return True
+            return tuple(pool.map(self._perform, todo))
 
     def _perform(self, action: Action) -> Result:
         return self.cloud.perform(action, self.options.call_deadline_s)
 
-    def _tidy(self, record: Record, seen: Seen, decision: Decision) -> None:
+    def _tidy(self, at: Pass) -> None:
         """Asks that were taken in and facts of attempts that are over."""
-        for ask in seen.asks:
-            if ask.id in record.asks_done or record.phase is Phase.DONE:
-                self.store.delete_ask(self.job, ask.id)
-        if decision.stale:
-            self.store.delete_facts(self.job, decision.stale)
+        for ask in at.asks_over:
+            self.store.delete_ask(self.job, ask.id)
+        if at.decision.stale:
+            self.store.delete_facts(self.job, at.decision.stale)
 
-    def _result(self, ended: Ended, record: Record, seen: Seen, due: float | None) -> RoundResult:
-        keys = _keys(seen.facts)
-        return RoundResult(ended, record, 1, self.passes, self.writes, self.calls, due, keys, self.published)
+    def _result(self, ended: Ended, at: Pass, due: float | None) -> RoundResult:
+        keys = _keys(at.seen.facts)
+        return RoundResult(ended, at.record, 1, self.passes, self.writes, self.calls, due, keys, self.published)
 
 
 def seen_with(seen: Seen, **changes: object) -> Seen:
