@@ -44,9 +44,11 @@ class Machine(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(seed=ANY, replicated=st.booleans(), policy=st.sampled_from(("balanced", "spot")))
-    def begin(self, seed: int, replicated: bool, policy: str) -> None:
-        self.world = World(seed, checkpoint=Checkpoint(replicated=replicated), policy=policy)
+    @initialize(
+        seed=ANY, cap=st.sampled_from((3, 5)), replicated=st.booleans(), policy=st.sampled_from(("balanced", "spot"))
+    )
+    def begin(self, seed: int, cap: int, replicated: bool, policy: str) -> None:
+        self.world = World(seed, cap, checkpoint=Checkpoint(replicated=replicated), policy=policy)
         self.world.submit(JOBS[0])
 
     def vm(self, number: int) -> Vm | None:
@@ -101,10 +103,15 @@ class Machine(RuleBasedStateMachine):
         if (vm := self.vm(number)) is not None and vm.id in self.world.guests:
             self.world.reboot(self.world.guests[vm.id])
 
-    @rule(number=ANY, hung=st.booleans())
-    def hang(self, number: int, hung: bool) -> None:
+    @rule(number=ANY)
+    def hang(self, number: int) -> None:
         if (vm := self.vm(number)) is not None and vm.id in self.world.guests:
-            self.world.guests[vm.id].hung = hung
+            self.world.guests[vm.id].hung = True
+
+    @rule()
+    def all_come_to_themselves(self) -> None:
+        for guest in self.world.guests.values():
+            guest.hung = False
 
     @rule(zone=st.sampled_from(ZONES), nodes=st.sampled_from((0, 1, 2, 99)), spot=st.booleans(), reclaim=st.booleans())
     def capacity_changes(self, zone: str, nodes: int, spot: bool, reclaim: bool) -> None:

@@ -37,7 +37,6 @@ from tests.machine.plane import PROJECT, REGION, ZONES, Line, Plane, Still, Time
 
 STACK = "demo"
 JOBS = ("abcd2345", "wxyz6789")
-CAP = 5  # machines of the pool; two jobs of two ranks each, and not enough for all of their successors
 TICK_S = 60.0
 SETTLE_S = 4 * 3600.0
 FUNCTION_SKEWS = (0.0, 10.0, -10.0)
@@ -49,6 +48,7 @@ SCHEDULING = {
         "automaticRestart": False,
         "onHostMaintenance": "TERMINATE",
         "instanceTerminationAction": "DELETE",
+        "preemptionNoticeDuration": {"seconds": "120"},
     },
     "on-demand": {"provisioningModel": "STANDARD", "automaticRestart": False, "onHostMaintenance": "TERMINATE"},
 }
@@ -75,8 +75,9 @@ class Instance:
 class World:
     """``World(seed)``, then ``submit``, ``advance``, the breaking verbs, ``settle``."""
 
-    def __init__(self, seed: int = 0, **spec: Any) -> None:
+    def __init__(self, seed: int = 0, cap: int = 5, **spec: Any) -> None:
         self.random = random.Random(seed)  # noqa: S311 - a story to be told again
+        self.cap = cap
         self.time = Time()
         self.plane = Plane(self.time)
         self.plane.host.on_power = self._power
@@ -113,7 +114,7 @@ class World:
     def _declare(self) -> StackState:
         prices = {zone: Price(on_demand=1.0, spot=0.30 + 0.01 * n) for n, zone in enumerate(ZONES)}
         links = {model: self.plane.declare(f"sk-{STACK}-p-{model}", template(model)) for model in SCHEDULING}
-        pool = PoolState("p", "spot", "e2-standard-4", ZONES, 1, CAP, 2, 10, "pd-balanced", prices, links)
+        pool = PoolState("p", "spot", "e2-standard-4", ZONES, 1, self.cap, 2, 10, "pd-balanced", prices, links)
         return StackState(STACK, "gcp", PROJECT, REGION, "b", (pool,), boot_deadline_s=240)
 
     def _instance(self, skew: float) -> Instance:
@@ -295,6 +296,7 @@ class World:
         if key.endswith("/rec"):
             record = msgspec.json.decode(data, type=Record)
             self._rises(self.records.get(record.job), record)
+            self._keeps(self.records.get(record.job), record)
             self.records[record.job] = record
         elif key == "stack/alloc":
             alloc = msgspec.json.decode(data, type=Alloc)
@@ -313,10 +315,24 @@ class World:
         order = {Phase.RUN: 0, Phase.HOLD: 0, Phase.END: 1, Phase.DONE: 2}
         assert order[new.phase] >= order[old.phase], f"phase {old.phase} -> {new.phase}"
 
+    def _keeps(self, old: Record | None, new: Record) -> None:
+        """No member is given up without a fact (it is gone, under notice, rebooted, suspected) or a wish."""
+        if old is None or new.phase is not Phase.RUN or old.pause or old.move or self.line.served_stale:
+            return
+        for index, (before, after) in enumerate(zip(old.ranks, new.ranks, strict=True)):
+            slot = before.cur
+            if slot is None or slot.state is not SlotState.MEMBER or before.wish or slot.notice is not None or old.roll:
+                continue
+            if after.cur is None or after.cur.attempt != slot.attempt:
+                vm, guest = self.plane.vm(int(slot.uid or 0)), self.guests.get(int(slot.uid or 0))
+                going = vm is None or vm.wire.status != "RUNNING" or vm.ending is not Ending.NONE
+                well = guest is not None and not guest.hung and guest.boot == slot.boot
+                assert going or not well, f"healthy member {slot.attempt} of rank {index} is given up: {after}"
+
     def _granted(self, alloc: Alloc) -> None:
         keys = [(grant.job, grant.rank, grant.attempt) for grant in alloc.grants]
         assert len(set(keys)) == len(keys), "one attempt has two grants"
-        assert len(alloc.grants) <= CAP, f"{len(alloc.grants)} grants, the cap is {CAP}"
+        assert len(alloc.grants) <= self.cap, f"{len(alloc.grants)} grants, the cap is {self.cap}"
         on_demand = [grant for grant in alloc.grants if grant.resource.endswith("/on-demand")]
         assert len(on_demand) <= self.stack.pools[0].max_on_demand
         listed = {vm.name for vm in self.plane.vms()}
@@ -368,7 +384,7 @@ class World:
         assert len(set(alive)) == len(alive), f"two members: {alive}"
         going = (Ending.DELETE, Ending.PREEMPT, Ending.GUEST)
         owned = [vm.name for vm in self.plane.vms() if vm.name not in self.late and vm.ending not in going]
-        assert len(owned) <= CAP, f"{len(owned)} machines, the cap is {CAP}: {owned}"
+        assert len(owned) <= self.cap, f"{len(owned)} machines, the cap is {self.cap}: {owned}"
 
     # -- the end of the story
 
@@ -385,8 +401,12 @@ class World:
             self.plane.capacity(zone, 99, spot=False)
         for guest in self.guests.values():
             guest.hung = False
-        while self.actors:
-            self._go(self.actors[0])
+
+    def thaw(self, share: float = 1.0) -> None:
+        """Frozen invocations go on to their ends."""
+        for actor in [actor for actor in self.actors if self.random.random() < share]:
+            while actor in self.actors:
+                self._go(actor)
 
     def training(self, job: str) -> bool:
         record = self.record(job)
@@ -403,16 +423,28 @@ class World:
             self.advance(5)
 
     def settle(self) -> None:
-        """Convergence: every job trains again, one after the other; then each ends, and nothing is left."""
+        """Convergence: the jobs train again, one after the other where the cap is low; each ends, and nothing is left.
+
+        Half of the frozen invocations thaw only when all is over: their calls are the last that reach the cloud.
+        """
         self.calm()
+        self.thaw(0.5)
         for job in self.jobs:
             self.ask(job, AskKind.RESUME)
-        for job in self.jobs:
-            if self.record(job).phase in (Phase.RUN, Phase.HOLD):
-                self.until(lambda job=job: self.training(job) or self.record(job).phase is Phase.DONE, "training")  # type: ignore[misc]
-                self.ask(job, AskKind.CANCEL)
+        while waiting := [job for job in self.jobs if self.record(job).phase in (Phase.RUN, Phase.HOLD)]:
+            self.until(lambda waiting=waiting: any(map(self.trains_or_ended, waiting)), "training")  # type: ignore[misc]
+            for job in waiting:
+                if self.training(job):
+                    self.ask(job, AskKind.CANCEL)
+                    self.until(lambda job=job: self.record(job).phase is Phase.DONE, "the end")  # type: ignore[misc]
         self.until(lambda: all(self.record(job).phase is Phase.DONE for job in self.jobs), "the end")
+        self.thaw()
         self.until(self.clean, "nothing left")
+        self.advance(150)
+        assert self.clean(), "something came back"
+
+    def trains_or_ended(self, job: str) -> bool:
+        return self.training(job) or self.record(job).phase in (Phase.END, Phase.DONE)
 
     def clean(self) -> bool:
         return not (self.plane.vms() or self.plane.disks() or self.plane.snapshots() or self.grants)
