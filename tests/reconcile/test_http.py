@@ -210,9 +210,10 @@ class TestEvents:
         assert len(site.runtime.store.list("quarantine/")) == 1
 
     def test_the_name_is_all_that_is_read(self) -> None:
-        assert job_of_event(preempted(f"sk-demo-{JOB}-r0000-a1"), "demo") == JOB
+        assert job_of_event(preempted(f"sk-demo-{JOB}-r0000-a1"), "demo", "p") == JOB
+        assert job_of_event(preempted(f"sk-demo-{JOB}-r0000-a1"), "demo", "q") is None
         with pytest.raises(BodyError):
-            job_of_event(b"{}", "demo")
+            job_of_event(b"{}", "demo", "p")
 
 
 class TestIdentity:

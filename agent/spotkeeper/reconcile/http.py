@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 50.0  # of a request's cloud calls; the platform ends it at 60
 TICK = ""  # the flight of a tick; no job has this id
 _OURS = re.compile(r"/v1/(?:sync|tick|event|health|poke/[a-z0-9]{8})\Z")
+_INSTANCE = re.compile(r"projects/(?P<project>[-a-z0-9:.]+)/zones/[-a-z0-9]+/instances/(?P<name>[-a-z0-9]+)\Z")
 BOOT = re.compile(r"[-a-z0-9]{1,64}\Z")
 
 log = logging.getLogger("spotkeeper.http")
@@ -286,8 +287,9 @@ class Door:
     def _event(self, request: Request, note: dict[str, object]) -> Ticked:
         """A hint. What cannot be read is set aside and answered well: a push that fails comes back for days."""
         data = self._hinted(request, note)
+        stack = self._stack()
         try:
-            job = job_of_event(data, self.runtime.settings.stack)
+            job = job_of_event(data, stack.stack, stack.project)
         except BodyError as error:
             note["reason"] = str(error)
             self.runtime.store.quarantine(data.decode("utf-8", "backslashreplace"))
@@ -295,7 +297,7 @@ class Door:
         if job is None:
             return Ticked(0)
         note["job"] = job
-        done = self._run_round(self._stack(), job, note)
+        done = self._run_round(stack, job, note)
         return Ticked(1, busy=done is None)
 
     def _hinted(self, request: Request, note: dict[str, object]) -> bytes:
@@ -366,8 +368,10 @@ def _at_rest(record: Record) -> bool:
     )
 
 
-def job_of_event(data: bytes, stack: str) -> str | None:
+def job_of_event(data: bytes, stack: str, project: str) -> str | None:
     """The job of the machine that a pushed audit entry names; None where it is none of the stack's.
+
+    Google names the project by its id, at times by its number, which the stack does not know.
 
     Raises:
         BodyError: it is no push, or holds no log entry.
@@ -383,7 +387,10 @@ def job_of_event(data: bytes, stack: str) -> str | None:
         entry = codec.decode(inner, LogEntry)
     except (binascii.Error, ValueError, RecursionError):
         raise BodyError("a push without a log entry") from None
-    owned = parse_vm_name(entry.proto_payload.resource_name.rpartition("/instances/")[2])
+    found = _INSTANCE.match(entry.proto_payload.resource_name)
+    if found is None or not (found["project"] == project or found["project"].isdecimal()):
+        return None
+    owned = parse_vm_name(found["name"])
     return owned.job if owned is not None and owned.stack == stack else None
 
 

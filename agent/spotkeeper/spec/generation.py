@@ -7,10 +7,14 @@ token, which rank that is from the record; the body only carries facts about its
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from spotkeeper.spec.facts import Kind
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]  # beyond it, readers of JSON disagree about what a number is
+Amount = Annotated[float, Meta(ge=0)]
 
 
 class DocState(str, Enum):
@@ -77,31 +81,31 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
 
 class FactIn(Struct, frozen=True, forbid_unknown_fields=True):
     kind: Kind
-    gen: int = 0
+    gen: Count = 0
     value: str = "0"
-    attempt: int | None = None  # a static node dropping an older attempt names it
+    attempt: Count | None = None  # a static node dropping an older attempt names it
 
 
 class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """``jobs/<job>/progress``, from the lowest member, once a minute."""
 
-    gen: int
-    step: int
-    at: float  # virtual unix seconds; as stored: when this step was first reported
-    samples_per_s: float | None = None
-    step_s: float | None = None  # median, real seconds
+    gen: Count
+    step: Count
+    at: Amount  # virtual unix seconds; as stored: when this step was first reported
+    samples_per_s: Amount | None = None
+    step_s: Amount | None = None  # median, real seconds
     loss: float | None = None
-    commit_gen: int | None = None
-    commit_step: int | None = None
-    save_s: float | None = None  # measured time from save to durable, real seconds
-    total_steps: int | None = None
+    commit_gen: Count | None = None
+    commit_step: Count | None = None
+    save_s: Amount | None = None  # measured time from save to durable, real seconds
+    total_steps: Count | None = None
 
 
 class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     """What an agent sends. ``ver``: the document version it has (0: none)."""
 
     boot: str
-    ver: int = 0
+    ver: Count = 0
     job: str | None = None  # the job it believes it works for; a hint, checked
     facts: tuple[FactIn, ...] = ()
     progress: Progress | None = None

@@ -1,0 +1,80 @@
+"""The table of bad input: one line a class, with the number of cases it must have at least.
+
+99 classes in ten areas. A generator yields ``(label, check)``: what is wrong, and a call that raises
+``AssertionError`` where the answer, the bucket or the log is not as promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.security import cases_body as body
+from tests.security import cases_identity as who
+from tests.security.cases_identity import Cases
+from tests.security.site import Site
+
+
+@dataclass(frozen=True)
+class Row:
+    area: str
+    name: str
+    least: int
+    cases: Callable[[Site], Cases]
+
+
+TABLE = (
+    Row("identity", "no token", 5, who.no_token),
+    Row("identity", "malformed JWT", 20, who.malformed),
+    Row("identity", "alg none, HS256 confusion", 10, who.confused),
+    Row("identity", "wrong aud", 10, who.wrong_audience),
+    Row("identity", "wrong iss", 5, who.wrong_issuer),
+    Row("identity", "expired, not yet valid, skew edge", 15, who.times),
+    Row("identity", "signature-removed marker", 10, who.marker),
+    Row("identity", "key id unknown or rotated", 10, who.key_ids),
+    Row("identity", "other project or account", 15, who.other_account),
+    Row("identity", "other VM's rank", 40, who.other_rank),
+    Row("identity", "superseded attempt", 20, who.superseded),
+    Row("identity", "right name, other instance id", 20, who.impostor),
+    Row("identity", "AWS human session named i-...", 15, who.human_session),
+    Row("identity", "two Authorization headers", 15, who.two_headers),
+    Row("envelope", "empty", 20, body.empty),
+    Row("envelope", "more than 16 KB", 20, body.too_large),
+    Row("envelope", "10 MB stream", 20, body.stream),
+    Row("envelope", "gzip bomb", 20, body.bombs),
+    Row("envelope", "wrong content type", 20, body.content_types),
+    Row("envelope", "invalid UTF-8", 20, body.not_utf8),
+    Row("envelope", "duplicate keys", 20, body.duplicates),
+    Row("envelope", "depth 10^4", 20, body.deep),
+    Row("envelope", "truncated", 20, body.truncated),
+    Row("schema", "missing", 30, body.missing),
+    Row("schema", "extra", 30, body.extra),
+    Row("schema", "wrong type", 30, body.wrong_type),
+    Row("schema", "negative", 30, body.negative),
+    Row("schema", "2^63", 30, body.huge),
+    Row("schema", "1e400", 30, body.overflow),
+    Row("schema", "NaN", 30, body.not_a_number),
+    Row("schema", "bool as int", 30, body.bools),
+    Row("schema", "homoglyph keys", 30, body.homoglyphs),
+    Row("schema", "unknown version", 30, body.versions),
+    Row("meaning", "rank >= want", 34, body.rank_too_high),
+    Row("meaning", "rank of another job", 34, body.rank_of_another),
+    Row("meaning", "job unknown or tombstoned", 34, body.unknown_job),
+    Row("meaning", "attempt future or past", 34, body.attempts),
+    Row("meaning", "generation future or past", 34, body.generations),
+    Row("meaning", "exit for a rank never ready", 34, body.never_ready),
+    Row("meaning", "success from 1 of N", 34, body.lone_success),
+    Row("meaning", "time travel of a year", 34, body.time_travel),
+    Row("meaning", "replay x1000", 34, body.replays),
+    Row("meaning", "reordered hello and exit", 34, body.reordered),
+    Row("meaning", "contradictory facts", 34, body.contradictions),
+    Row("meaning", "1,000 jobs of one VM", 34, body.many_jobs),
+    Row("cloud events", "unknown source", 15, body.unknown_source),
+    Row("cloud events", "foreign account", 15, body.foreign_account),
+    Row("cloud events", "foreign instance", 15, body.foreign_instance),
+    Row("cloud events", "duplicate id", 15, body.duplicate_event),
+    Row("cloud events", "24 h late", 15, body.late_event),
+    Row("cloud events", "batch of 100", 15, body.batches),
+    Row("cloud events", "malformed audit log", 15, body.malformed_log),
+    Row("cloud events", "SNS subscription confirm", 15, body.subscription_confirm),
+)
