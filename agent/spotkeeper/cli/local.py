@@ -41,7 +41,10 @@ def up(
 
 @app.command()
 def down(folder: Folder = HERE, as_json: Json = False) -> None:
-    """Destroy the stack, stop every VM and the cloud, and check that nothing is left."""
+    """Destroy the stack, stop every VM and the cloud, and check that nothing is left.
+
+    Example: `spotkeeper local down`
+    """
     from spotkeeper.cli import localcloud
 
     localcloud.down(folder, as_json=as_json)
@@ -49,7 +52,10 @@ def down(folder: Folder = HERE, as_json: Json = False) -> None:
 
 @app.command()
 def status(folder: Folder = HERE, as_json: Json = False) -> None:
-    """VMs and disks as the cloud itself sees them (jobs: `spotkeeper status`)."""
+    """VMs and disks as the cloud itself sees them (jobs: `spotkeeper status`).
+
+    Example: `spotkeeper local status`
+    """
     from spotkeeper.cli import localcloud
 
     localcloud.status(folder, as_json=as_json)
@@ -62,7 +68,10 @@ def preempt(
     folder: Folder = HERE,
     as_json: Json = False,
 ) -> None:
-    """Take a spot VM away, as the cloud would. To another VM happens what may: maintenance, or its host breaks."""
+    """Take a spot VM away, as the cloud would. To another VM happens what may: maintenance, or its host breaks.
+
+    Examples: `spotkeeper local preempt sk-local-abcdefgh-r0001-a1`, with `--no-notice` at once
+    """
     from spotkeeper.cli import localcloud
 
     localcloud.preempt(folder, vm, notice=notice, as_json=as_json)

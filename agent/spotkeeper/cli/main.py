@@ -45,6 +45,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Id or name of a job.", show_default=False)]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"spotkeeper {version('spotkeeper')}")
+        raise typer.Exit
+
+
+@app.callback()
+def spotkeeper(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None: ...
+
+
 @app.command()
 def submit(
     file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)],
@@ -88,10 +104,12 @@ def status(
 
 @app.command()
 def watch(job: Job, stack: Stack = None, as_json: Json = False) -> None:
-    """Follow a job until it ends: machines, step, loss, money, every event.
+    """Follow a job until it ends, or holds because it failed: machines, step, loss, money, every event.
 
     Ctrl-C stops watching, not the job. Exit code 0 only if the job succeeds.
     With `--json`: one line per event, the final view last.
+
+    Example: `spotkeeper watch first`
     """
     from spotkeeper.cli import commands
 
@@ -118,7 +136,10 @@ def logs(
 
 @app.command()
 def report(job: Job, stack: Stack = None, as_json: Json = False) -> None:
-    """Every recovery of a job, and what it cost against on-demand machines."""
+    """Every recovery of a job, and what it cost against on-demand machines.
+
+    Examples: `spotkeeper report first`, `spotkeeper report first --json`
+    """
     from spotkeeper.cli import commands
 
     commands.report(job, stack, as_json=as_json)
@@ -126,7 +147,10 @@ def report(job: Job, stack: Stack = None, as_json: Json = False) -> None:
 
 @app.command()
 def cancel(job: Job, stack: Stack = None, as_json: Json = False) -> None:
-    """End a job: its machines and disks are deleted (`keep_disks: true` keeps the disks)."""
+    """End a job: its machines, disks and checkpoints are deleted (`keep_disks: true` keeps the disks).
+
+    Example: `spotkeeper cancel first`
+    """
     from spotkeeper.cli import commands
 
     commands.ask_job(job, "cancel", stack, as_json=as_json)
@@ -134,7 +158,10 @@ def cancel(job: Job, stack: Stack = None, as_json: Json = False) -> None:
 
 @app.command()
 def pause(job: Job, stack: Stack = None, as_json: Json = False) -> None:
-    """Save, give the machines back, keep the disks. `spotkeeper resume` goes on at the same step."""
+    """Save, give the machines back, keep the disks. `spotkeeper resume` goes on at the same step.
+
+    Example: `spotkeeper pause first`, and in the evening `spotkeeper resume first`
+    """
     from spotkeeper.cli import commands
 
     commands.ask_job(job, "pause", stack, as_json=as_json)
@@ -142,7 +169,13 @@ def pause(job: Job, stack: Stack = None, as_json: Json = False) -> None:
 
 @app.command()
 def resume(job: Job, stack: Stack = None, as_json: Json = False) -> None:
-    """Go on with a job that was paused or holds (because the cloud refused something, say)."""
+    """Go on with a job that was paused or holds, from its newest checkpoint.
+
+    A job holds when its own code failed (it then gets a fresh crash budget), or when the cloud refused
+    something. `spotkeeper status JOB` says why, what its disks cost meanwhile, and for how long it holds.
+
+    Example: `spotkeeper resume first`
+    """
     from spotkeeper.cli import commands
 
     commands.ask_job(job, "resume", stack, as_json=as_json)
@@ -158,6 +191,8 @@ def reconcile(
 
     For a stack whose function is down, and for reading what a round does. Safe beside
     the function: every decision is a compare-and-swap. Needs your own cloud credentials.
+
+    Example: `spotkeeper reconcile --once`
     """
     from spotkeeper.cli import commands
 
