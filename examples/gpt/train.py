@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import os
 import sysconfig
+import time
 from pathlib import Path
 
 import spotkeeper
@@ -109,6 +110,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SPOTKEEPER_SEED", "0")))
     parser.add_argument("--text-bytes", type=int, default=2_000_000)
     parser.add_argument("--nice", type=int, default=0, help="leave the cores of a shared machine to others")
+    parser.add_argument("--step-s", type=float, default=0.0, help="seconds a step takes at least, as a larger model's")
     parser.add_argument("--out", type=Path, help="folder for weights.pt and weights.sha256, written at the end")
     return parser.parse_args()
 
@@ -130,12 +132,14 @@ def main() -> None:
 
     run = spotkeeper.attach(model=model, optimizer=optimizer, scheduler=scheduler)  # <- the first line
     for window in run.steps(loader, steps=args.steps):  # <- the second
+        began = time.monotonic()
         loss = model(window)
         loss.backward()
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
         run.report(loss=loss)
+        time.sleep(max(0.0, began + args.step_s - time.monotonic()))
         if run.rank == 0 and run.step % 50 == 0:
             print(f"step {run.step}  loss {loss.item():.4f}", flush=True)
 
