@@ -36,8 +36,6 @@ class Read(str, Enum):
 
 # To declare a loss, the record must be older than the look at the cloud (rule 3): what it names was there then.
 READS = (Read.RECORD, Read.FACTS, Read.ALLOC, Read.LISTING)
-# To declare an orphan, the evidence must be older than the record: a job that is just being submitted has none yet.
-ORPHAN_READS = (Read.LISTING, Read.ALLOC, Read.RECORD)
 
 
 class Todo(str, Enum):
