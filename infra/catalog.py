@@ -98,6 +98,14 @@ GCP_ACCELERATOR_PRICES: dict[str, Price] = {
     "nvidia-tesla-v100": Price(on_demand=2.480, spot=0.992),
 }
 
+# USD per GB-month of a data disk, rounded list prices of us-central1; provisioned IOPS and throughput are not in them.
+GCP_DISK_PRICES: dict[str, float] = {
+    "pd-standard": 0.040,
+    "pd-balanced": 0.100,
+    "pd-ssd": 0.170,
+    "hyperdisk-balanced": 0.080,
+}
+
 # Machine types that bring their accelerators: the family's accelerator, and how many.
 GCP_BUILT_IN: dict[str, tuple[str, int]] = {
     "g2-standard-4": ("nvidia-l4", 1),

@@ -17,6 +17,7 @@ from spotkeeper.spec.stack import PoolState, StackState, StaticNode
 from infra import naming
 from infra.boot import Scripts
 from infra.bundle import Archive
+from infra.catalog import GCP_DISK_PRICES
 from infra.gcp.disks import Disks
 from infra.gcp.identity import Identity
 from infra.gcp.network import Network
@@ -241,6 +242,7 @@ def pool_state(settings: Settings, pool: Pool, templates: dict[str, str], placem
         templates=templates,
         placement=placement,
         nodes=tuple(nodes),
+        disk_usd_gb_month=GCP_DISK_PRICES.get(pool.disk.type),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
+from spotkeeper.cli.jobs import resume_waits
 from spotkeeper.cli.watch import added, news, watch
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.report.view import JobView
@@ -17,7 +18,7 @@ from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import AskKind
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Budget, Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.record import Budget, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
 
 from tests.cli.conftest import Cli
 
@@ -175,6 +176,49 @@ def test_watch_prints_each_event_once_and_ends_with_the_job(
     assert out.count("generation 1 trains") == 1
     assert "succeeded" in out
     assert looks == 3
+
+
+def failed(store: ObjectStore) -> Record:
+    """A job that holds because its own code failed, with the log of the rank that did."""
+    record = a_job(store, phase=Phase.HOLD, hold=Hold.FAILURE, reason="rank 1 exited with 93", hold_ends=9e9)
+    store.append_ledger(JOB, Entry(at=9.0, id="hold.v3", event=Event.HOLD, gen=2, rank=1, cause="failure"))
+    store.put(f"jobs/{JOB}/logs/1/2.log", b"this does not fit\n")
+    return record
+
+
+def test_watch_fails_with_a_job_that_holds_because_it_failed(cli: Cli, store: ObjectStore) -> None:
+    record = failed(store)
+    done = cli("watch", "first")
+    assert done.code == 1
+    for text in ("holds (rank 1 exited with 93)", "this does not fit", "spotkeeper resume first", "cancel first"):
+        assert text in done.out
+    assert done.err.splitlines() == [
+        f"error: first ({JOB}) failed and holds",
+        f"  try: spotkeeper logs {JOB}, then spotkeeper resume first",
+    ]
+    view = json.loads(cli("watch", "first", "--json").out.splitlines()[-1])
+    assert (view["phase"], view["hold"]["kind"], view["hold"]["resume"]) == (
+        "hold",
+        "failure",
+        "spotkeeper resume first",
+    )
+    cli("resume", "first")
+    assert "asked to resume" in cli("status", "first").out, "and watch waits for it"
+    assert resume_waits(store, record)
+    taken = msgspec.structs.replace(record, asks_done=tuple(ask.id for ask in store.list_asks(JOB)))
+    assert not resume_waits(store, taken)
+
+
+def test_logs_of_a_job_that_holds_say_so_and_end(cli: Cli, store: ObjectStore) -> None:
+    failed(store)
+    for more in ((), ("--follow",)):
+        done = cli("logs", "first", "--rank", "1", *more)
+        assert (done.code, done.out) == (0, "this does not fit\n")
+        assert done.err.splitlines() == [
+            "first holds (rank 1 exited with 93)",
+            "  try: spotkeeper resume first, or spotkeeper cancel first",
+        ]
+    assert "holds" not in cli("logs", "first", "--rank", "1", "--json").err
 
 
 def test_watch_fails_with_a_job_that_failed(cli: Cli, store: ObjectStore) -> None:

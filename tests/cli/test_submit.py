@@ -14,7 +14,7 @@ from spotkeeper.cli.submit import PORT_BLOCK, PORT_END, PORT_FIRST, free_port_bl
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.reconcile.store_api import StoreError
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Outcome, Phase
+from spotkeeper.spec.record import Hold, Outcome, Phase
 
 from tests.cli.conftest import Cli
 
@@ -61,6 +61,37 @@ def test_other_content_under_the_name_of_a_running_job_is_refused(cli: Cli, stor
         "  try: give this one another `name`, or end that one: spotkeeper cancel first",
     ]
     assert store.active_jobs() == (job,)
+
+
+def test_a_job_that_holds_is_the_same_job_and_other_content_is_refused_with_the_remedy(
+    cli: Cli, store: ObjectStore, folder: Path
+) -> None:
+    job = submitted(cli, folder / "job.yaml")
+    held = store.read_record(job)
+    assert held is not None
+    over = {"phase": Phase.HOLD, "hold": Hold.FAILURE, "reason": "rank 0 exited with 93", "nonce": "n2"}
+    assert store.cas_record(msgspec.structs.replace(held.value, **over), held.token)
+    done = cli("submit", folder / "job.yaml")
+    assert (done.code, done.out.splitlines()) == (
+        0,
+        [
+            f"first: holds (rank 0 exited with 93), job {job}",
+            "go on: spotkeeper resume first; end it with its checkpoints: spotkeeper cancel first",
+        ],
+    )
+    told = json.loads(cli("submit", folder / "job.yaml", "--json").out)
+    assert (told["new"], told["holds"]) == (False, "rank 0 exited with 93")
+    watched = cli("submit", folder / "job.yaml", "--watch")
+    assert watched.code == 1 and "failed and holds" in watched.err
+
+    (folder / "code" / "train.py").write_text("print(2)\n")
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 4
+    assert done.err.splitlines() == [
+        f"error: first: a job of this name holds since it failed ({job}) with other content: source",
+        "  try: give this one another `name`, or resume that one (spotkeeper resume first), "
+        "or end it with its checkpoints: spotkeeper cancel first",
+    ]
 
 
 def test_the_name_of_a_finished_job_is_free(cli: Cli, store: ObjectStore, folder: Path) -> None:

@@ -16,7 +16,8 @@ from spotkeeper.report.view import JobView, NodeState, job_view
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.record import Hold, Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.stack import StackState
 
 from tests.spec.samples import STACK, ZONES
 
@@ -235,6 +236,55 @@ def test_the_states_of_machines() -> None:
     assert view.nodes[0].age_s == 600.0  # since its intent, not since it became a member
     stopping = job_view(a_record(stop=True), None, (), STACK, now=600.0)
     assert states(stopping)[:2] == [(0, "saving"), (1, "saving")]
+
+
+def held(kind: Hold = Hold.FAILURE, **over: object) -> Record:
+    idle = {"phase": Phase.HOLD, "reason": "rank 0 exited with 93", "members": ()}
+    return a_record(hold=kind, ranks=(Rank(), Rank()), **idle | over)
+
+
+def priced(usd: float | None) -> StackState:
+    pools = tuple(msgspec.structs.replace(pool, disk_gb=100, disk_usd_gb_month=usd) for pool in STACK.pools)
+    return msgspec.structs.replace(STACK, pools=pools)
+
+
+def test_a_failed_job_that_holds_says_what_it_costs_and_both_ways_out() -> None:
+    up = [entry(Event.ADMITTED, 60.0, rank, 1, pool="workers", model=Model.SPOT) for rank in (0, 1)]
+    again = entry(Event.ADMITTED, 90.0, 1, 2, pool="workers", model=Model.ON_DEMAND)
+    static = entry(Event.ADMITTED, 60.0, 2, 1, pool="always", model=Model.STATIC)
+    view = job_view(held(hold_ends=HOUR * 25), None, [*up, again, static], priced(0.10), now=HOUR)
+    assert view.stands() and not view.over()
+    assert view.hold is not None and view.hold.usd_per_day == pytest.approx(2 * 100 * 0.10 * 12 / 365)
+    assert printed(status(view)).splitlines()[-4:] == [
+        "its machines are given back; 2 disks of 200 GB in all: $0.6575 a day",
+        "if nobody resumes it, it ends in 1d00h: its disks and their checkpoints are deleted",
+        "to go on from the newest checkpoint, with a fresh crash budget:  spotkeeper resume first",
+        "to end it (its disks and their checkpoints are deleted):  spotkeeper cancel first",
+    ]
+    assert "spotkeeper resume first" in printed(live(view))
+    dear = job_view(held(keep_disks=True), None, up, priced(None), now=HOUR)
+    assert "2 disks of 200 GB in all: the stack knows no price" in printed(status(dear))
+    assert "to end it (its disks stay (keep_disks)):" in printed(status(dear))
+    assert msgspec.json.decode(msgspec.json.encode(view), type=JobView) == view
+
+
+def test_other_holds_are_waited_for() -> None:
+    """A pause and a refusal end by themselves or were wished for; a resume that is on its way ends the hold."""
+    assert not job_view(held(Hold.PAUSE), None, (), STACK, now=1.0).stands()
+    cloud = job_view(held(Hold.CLOUD, hold_until=61.0), None, (), STACK, now=1.0)
+    assert not cloud.stands() and "it tries again by itself in 1m00s" in printed(status(cloud))
+    assert "disk" not in printed(status(cloud)).replace("its disks and their checkpoints", ""), "it never had one"
+    resuming = job_view(held(), None, (), STACK, now=1.0, resuming=True)
+    assert not resuming.stands() and "asked to resume" in printed(status(resuming))
+
+
+def test_the_days_that_a_failed_job_held_are_no_recovery() -> None:
+    crash = entry(Event.CRASH, 200.0, 0, cause="crash")
+    failed = entry(Event.HOLD, 200.0, 0, cause="failure")
+    story = (generation(100.0, 1), crash, failed, entry(Event.RESUME, 9e5, cause="resume"), generation(9e5 + 60, 2))
+    assert recoveries(story, now=1e6) == ()
+    assert len(recoveries((*story[:2], *story[4:]), now=1e6)) == 1, "a crash that the budget covers is one"
+    assert stopped(story, now=1e6) == ((200.0, 9e5 + 60),), "nor does on-demand pay for them"
 
 
 def test_a_job_that_is_over_has_no_waiting_ranks_and_no_clock() -> None:

@@ -19,7 +19,7 @@ from spotkeeper.report.view import JobView
 from spotkeeper.spec.check import check_job
 from spotkeeper.spec.job import AskKind, JobSpec
 from spotkeeper.spec.parse import SpecError, load_located, nearest
-from spotkeeper.spec.record import Record
+from spotkeeper.spec.record import Hold, Phase, Record
 from spotkeeper.spec.stack import StackState
 
 
@@ -66,12 +66,15 @@ def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: 
     done = submit_job(store, spec, source, target.clock.now())
     if done.new and not poke(target, done.job):
         note("the function could not be reached from here: the next tick starts the job")
-    text = f"{done.name}: {'submitted' if done.new else 'runs already'}, job {done.job}"
+    word = "submitted" if done.new else "runs already" if done.holds is None else f"holds ({done.holds})"
+    text = f"{done.name}: {word}, job {done.job}"
     if watch:
         note(text)
         watch_job(done.job, stack, as_json=as_json)
         return
-    emit(done, as_json, f"{text}\nfollow it: spotkeeper watch {done.name}")
+    follow = f"follow it: spotkeeper watch {done.name}"
+    held = f"go on: spotkeeper resume {done.name}; end it with its checkpoints: spotkeeper cancel {done.name}"
+    emit(done, as_json, f"{text}\n{follow if done.holds is None else held}")
 
 
 def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:
@@ -115,8 +118,12 @@ def watch_job(job: str, stack: str | None, *, as_json: bool) -> None:
     state = target.state(store)
     record = jobs.find_job(store, job)
     code = watch(lambda: _look(target, store, state, record), as_json)
-    if code is not Exit.OK:
-        raise CliError(f"{record.name} ({record.job}) did not succeed", code, f"spotkeeper logs {record.job}")
+    if code is Exit.OK:
+        return
+    held = store.read_record(record.job)
+    holds = held is not None and held.value.phase is Phase.HOLD
+    remedy = f"spotkeeper logs {record.job}" + (f", then spotkeeper resume {record.name}" if holds else "")
+    raise CliError(f"{record.name} ({record.job}) {'failed and holds' if holds else 'did not succeed'}", code, remedy)
 
 
 def _look(target: Target, store: Store, state: StackState, record: Record) -> JobView:
@@ -133,6 +140,8 @@ def logs(job: str, rank: int, gen: int | None, stack: str | None, *, follow: boo
     if not follow:
         found, text = jobs.log_text(store, record, rank, gen)
         emit(LogText(record.job, rank, found, text), as_json, text.rstrip("\n"))
+        if not as_json:
+            _note_hold(record)
         return
     if as_json:
         raise CliError("--follow prints text: leave out --json", Exit.USAGE)
@@ -140,8 +149,22 @@ def logs(job: str, rank: int, gen: int | None, stack: str | None, *, follow: boo
 
     follow_log(
         lambda: jobs.log_text(store, record, rank, gen)[1] if jobs.has_log(store, record, rank) else "",
-        lambda: jobs.find_job(store, record.job).outcome is not None,
+        lambda: _stands(store, record.job),
     )
+    _note_hold(jobs.find_job(store, record.job))
+
+
+def _stands(store: Store, job: str) -> bool:
+    """Whether its log grows no more: it is over, or holds because it failed and nobody has resumed it."""
+    record = jobs.find_job(store, job)
+    failed = record.hold is Hold.FAILURE and not jobs.resume_waits(store, record)
+    return record.outcome is not None or failed
+
+
+def _note_hold(record: Record) -> None:
+    if record.phase is Phase.HOLD:
+        resume, cancel = f"spotkeeper resume {record.name}", f"spotkeeper cancel {record.name}"
+        note(f"{record.name} holds ({record.reason})\n  try: {resume}, or {cancel}")
 
 
 def report(job: str, stack: str | None, *, as_json: bool) -> None:

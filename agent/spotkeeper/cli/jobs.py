@@ -73,20 +73,27 @@ def all_jobs(store: Store, finished: bool) -> Found:
 
 
 def view_of(store: Store, record: Record, stack: StackState | None, now: float) -> JobView:
-    """Four reads of the bucket, a fifth for the log of a job whose own code failed."""
+    """Four reads of the bucket; one more for the log of a job whose own code failed, one for a job that holds."""
     ledger = (*store.list_ledger(record.job), *record.outbox)
     progress = None
     with contextlib.suppress(CorruptError):  # the next report writes it again
         progress = store.read_progress(record.job)
-    return job_view(record, progress, ledger, stack, now, _crash_log(store, record, ledger))
+    waits = record.phase is Phase.HOLD and resume_waits(store, record)
+    return job_view(record, progress, ledger, stack, now, _crash_log(store, record, ledger), waits)
+
+
+def resume_waits(store: Store, record: Record) -> bool:
+    """Whether somebody asked to resume the job, and no round has taken it in yet."""
+    done = set(record.asks_done)
+    return any(ask.kind is AskKind.RESUME and ask.id not in done for ask in store.list_asks(record.job))
 
 
 def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[str, ...]:
     crash = last_crash(ledger)
     if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED):
         return ()
-    if record.phase is Phase.RUN and record.gen > crash.gen and not record.stop:
-        return ()  # it trains again
+    if record.gen > crash.gen:
+        return ()  # it trained again since
     ranks = [crash.rank] if crash.rank is not None else list(record.members or range(len(record.ranks)))
     for rank in ranks:
         data = store.get(paths.log(record.job, rank, crash.gen or record.gen))

@@ -24,7 +24,7 @@ from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.names import new_job_id
-from spotkeeper.spec.record import Phase, Rank, Record
+from spotkeeper.spec.record import Hold, Phase, Rank, Record
 
 PORT_FIRST = 20_000
 PORT_BLOCK = 64  # ports of a job: its block + generation mod 64
@@ -32,11 +32,12 @@ PORT_END = 32_768  # where Linux' ephemeral ports begin
 
 
 class Submitted(Struct, frozen=True):
-    """``new``: False where the same job ran already."""
+    """``new``: False where the same job ran already; ``holds``: it holds, and why."""
 
     job: str
     name: str
     new: bool
+    holds: str | None = None
 
 
 def spec_sha256(spec: JobSpec) -> str:
@@ -56,9 +57,9 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Su
     digest = spec_sha256(full)
     earlier = _same_name(store, full, digest)
     if earlier is not None:
-        job, complete = earlier
-        if complete:
-            return Submitted(job, spec.name, new=False)
+        job, record = earlier
+        if record is not None:
+            return Submitted(job, spec.name, new=False, holds=record.reason if record.phase is Phase.HOLD else None)
     else:
         job = new_job_id()
         store.put_spec(job, full)
@@ -76,8 +77,8 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Su
     return Submitted(job, spec.name, new=True)
 
 
-def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, bool] | None:
-    """The unfinished job of this name with this content, and whether its record is there; None: the name is free."""
+def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | None] | None:
+    """The unfinished job of this name with this content, and its record if it is there; None: the name is free."""
     job = store.read_name(spec.name)
     if job is None:
         return None
@@ -87,12 +88,17 @@ def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, bool] | N
         return None
     theirs = store.read_spec(job)
     if theirs is not None and spec_sha256(theirs) == digest:
-        return job, held is not None
-    state = "runs" if held is not None else "is being submitted"
+        return job, held.value if held is not None else None
+    state, end = "runs already", "end that one"
+    if held is None:
+        state = "is being submitted already"
+    elif held.value.phase is Phase.HOLD:
+        state = "holds since it failed" if held.value.hold is Hold.FAILURE else "holds"
+        end = f"resume that one (spotkeeper resume {spec.name}), or end it with its checkpoints"
     raise CliError(
-        f"{spec.name}: a job of this name {state} already ({job}) with other content: {_differences(theirs, spec)}",
+        f"{spec.name}: a job of this name {state} ({job}) with other content: {_differences(theirs, spec)}",
         Exit.REFUSED,
-        f"give this one another `name`, or end that one: spotkeeper cancel {spec.name}",
+        f"give this one another `name`, or {end}: spotkeeper cancel {spec.name}",
     )
 
 

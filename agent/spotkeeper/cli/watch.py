@@ -15,10 +15,10 @@ EVERY_S = 1.0  # real
 
 
 def watch(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None] = time.sleep) -> Exit:
-    """Show the job until its outcome is known; Ctrl-C leaves it running.
+    """Show the job until its outcome is known or it holds for a failure; Ctrl-C leaves it running.
 
     Returns:
-        OK where it succeeded, FAILED where it failed or was cancelled.
+        OK where it succeeded, FAILED where it failed, holds because it failed, or was cancelled.
     """
     plain = as_json or not sys.stdout.isatty()
     view = _lines(look, as_json, wait) if plain else _live(look, wait)
@@ -32,7 +32,7 @@ def _live(look: Callable[[], JobView], wait: Callable[[float], None]) -> JobView
 
     view = look()
     with Live(live(view), console=console(), auto_refresh=False) as screen:
-        while not view.over():
+        while not view.stands():
             wait(EVERY_S)
             view = look()
             screen.update(live(view), refresh=True)
@@ -40,7 +40,7 @@ def _live(look: Callable[[], JobView], wait: Callable[[float], None]) -> JobView
 
 
 def _lines(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None]) -> JobView:
-    from spotkeeper.report.render import event_line, headline, money_line
+    from spotkeeper.report.render import event_line, headline, hold_lines, money_line
 
     told: set[str] = set()
     while True:
@@ -49,13 +49,13 @@ def _lines(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], N
             if line.id not in told:
                 told.add(line.id)
                 emit_line(line) if as_json else print(event_line(line), flush=True)
-        if view.over():
+        if view.stands():
             break
         wait(EVERY_S)
     if as_json:
         emit_line(view)
         return view
-    print("\n".join([headline(view), money_line(view), *view.crash_log]), flush=True)
+    print("\n".join([headline(view), money_line(view), *view.crash_log, *hold_lines(view)]), flush=True)
     return view
 
 

@@ -17,6 +17,7 @@ from spotkeeper.spec.model import Model
 # Losses of machines that were in no generation: nothing was interrupted.
 NOT_MEMBERS = ("standby", "never joined")
 WISHED = ("pause",)  # somebody asked for it: no interruption
+FAILED = "failure"  # the cause of a hold that lasts until a person has mended something: no recovery of ours
 SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot")  # how causes begin that nobody announced
 
 
@@ -69,7 +70,7 @@ def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
             if gen and trouble.counts():
                 out.append(_recovery(trouble, entry.at, entry.gen, machines))
             gen, trouble = entry.gen, _Open()
-        elif entry.event in (Event.END, Event.DONE):
+        elif entry.event in (Event.END, Event.DONE) or (entry.event is Event.HOLD and entry.cause == FAILED):
             trouble = _Open()
         else:
             _note(trouble, entry)

@@ -13,7 +13,7 @@ from rich.text import Text
 from spotkeeper.report.events import EventLine
 from spotkeeper.report.view import JobView, NodeState, NodeView, RecoveryView
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Outcome, Phase
+from spotkeeper.spec.record import Hold, Outcome, Phase
 
 _NODE_STYLE = {
     NodeState.TRAINING: "green",
@@ -31,6 +31,7 @@ _EVENT_STYLE = {
     Event.FULL: "bold yellow",
     Event.REFUSED: "yellow",
     Event.GENERATION: "green",
+    Event.HOLD: "bold red",
     Event.END: "bold",
     Event.BOUT: "magenta",
 }
@@ -94,6 +95,28 @@ def state_word(view: JobView) -> str:
     if view.reason.startswith(word):
         return view.reason
     return f"{word} ({view.reason})" if view.reason else word
+
+
+def hold_lines(view: JobView) -> list[str]:
+    """What a job that holds costs, what comes of it by itself, and the two commands that leave the hold."""
+    hold = view.hold
+    if hold is None:
+        return []
+    lines = []
+    if hold.disks:
+        price = f"{usd(hold.usd_per_day)} a day" if hold.usd_per_day is not None else "the stack knows no price"
+        lines.append(f"its machines are given back; {count(hold.disks, 'disk')} of {hold.disk_gb} GB in all: {price}")
+    if hold.tries_in_s is not None:
+        lines.append(f"it tries again by itself in {duration(hold.tries_in_s)}")
+    disks = "its disks stay (keep_disks)" if hold.keep_disks else "its disks and their checkpoints are deleted"
+    if hold.ends_in_s is not None:
+        lines.append(f"if nobody resumes it, it ends in {duration(hold.ends_in_s)}: {disks}")
+    if hold.resuming:
+        return [*lines, "asked to resume: the next round does it"]
+    budget = ", with a fresh crash budget" if hold.kind is Hold.FAILURE else ""
+    lines.append(f"to go on from the newest checkpoint{budget}:  {hold.resume}")
+    lines.append(f"to end it ({disks}):  {hold.cancel}")
+    return lines
 
 
 def money_line(view: JobView) -> str:
@@ -187,7 +210,7 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
             f"{duration(view.elapsed_s)} since submission",
         )
     )
-    style = "green" if view.outcome is Outcome.SUCCEEDED else "red" if view.outcome else "blue"
+    style = "green" if view.outcome is Outcome.SUCCEEDED else "red" if view.outcome or view.stands() else "blue"
     body: list[RenderableType] = [
         Text(training_line(view), style="bold"),
         Text(f"{money_line(view)}; {facts}", style="dim"),
@@ -197,6 +220,7 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
     body += [Text(), events]
     if view.crash_log:
         body.append(crash_panel(view))
+    body += [Text(line) for line in hold_lines(view)]
     return Panel(Group(*body), title=escape(title(view)), title_align="left", border_style=style)
 
 
@@ -212,6 +236,7 @@ def status(view: JobView) -> RenderableType:
         parts.append(node_table(view.nodes))
     if view.crash_log:
         parts.append(crash_panel(view))
+    parts += [Text(line) for line in hold_lines(view)]
     return Group(*parts)
 
 

@@ -13,12 +13,13 @@ from enum import Enum
 from msgspec import Struct
 
 from spotkeeper.report.events import EventLine, describe, event_lines
+from spotkeeper.report.held import HoldView, hold_view
 from spotkeeper.report.money import first_of_each, money
 from spotkeeper.report.recovery import recoveries
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.record import Hold, Outcome, Phase, Rank, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
 
 
@@ -95,6 +96,7 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     money: MoneyView
     outcome: Outcome | None = None
     reason: str = ""
+    hold: HoldView | None = None
     stopping: bool = False
     step: int | None = None
     total_steps: int | None = None
@@ -112,6 +114,11 @@ class JobView(Struct, frozen=True, omit_defaults=True):
         """Whether the outcome is known (deletions may still go on)."""
         return self.phase in (Phase.END, Phase.DONE)
 
+    def stands(self) -> bool:
+        """Whether nothing more comes of it by itself: it is over, or it failed and waits for a person."""
+        failed = self.hold is not None and self.hold.kind is Hold.FAILURE and not self.hold.resuming
+        return self.over() or failed
+
 
 def job_view(
     record: Record,
@@ -120,12 +127,13 @@ def job_view(
     stack: StackState | None,
     now: float,
     crash_log: tuple[str, ...] = (),
+    resuming: bool = False,
 ) -> JobView:
-    """The view of one job at ``now`` (virtual unix seconds)."""
+    """The view of one job at ``now`` (virtual unix seconds). ``resuming``: a wish to resume is not taken in yet."""
     entries = first_of_each(ledger)
     ended = next((entry.at for entry in entries if entry.event is Event.END), None)
     until = now if ended is None else ended
-    costs = money(entries, stack, now)
+    costs = money(entries, stack, now, prices)
     return JobView(
         job=record.job,
         name=record.name,
@@ -136,6 +144,7 @@ def job_view(
         money=MoneyView(costs.spent, costs.on_demand_only, costs.saved, costs.saved_percent),
         outcome=record.outcome,
         reason=record.reason,
+        hold=hold_view(record, entries, stack, now, resuming),
         stopping=record.stop,
         step=progress.step if progress else None,
         total_steps=progress.total_steps if progress else None,
@@ -160,10 +169,10 @@ def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:
 
 
 def last_crash(ledger: Iterable[Entry]) -> Entry | None:
-    """The newest crash, or the end that a rank brought about: whose log a person wants to see."""
+    """The newest crash, or the hold or end that a rank brought about: whose log a person wants to see."""
     crash: Entry | None = None
     for entry in first_of_each(ledger):
-        if entry.event is Event.CRASH or (entry.event is Event.END and entry.rank is not None):
+        if entry.event is Event.CRASH or (entry.event in (Event.HOLD, Event.END) and entry.rank is not None):
             crash = entry
     return crash
 

@@ -44,6 +44,7 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     templates: dict[str, str] = {}  # model ("spot", "on-demand") -> template self link
     placement: dict[str, str] = {}  # zone -> placement policy self link
     nodes: tuple[StaticNode, ...] = ()
+    disk_usd_gb_month: Annotated[float, Meta(ge=0)] | None = None  # a data disk's price; None: unknown
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
