@@ -6,6 +6,7 @@ the attempt. One writer wins by compare-and-swap, so two jobs can never hold one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -34,19 +35,32 @@ def pool_of(grant: Grant) -> str | None:
     return grant.resource.removeprefix("slot:").removesuffix("/on-demand")
 
 
-def room(grants: Iterable[Grant], stack: StackState, offer: Offer) -> bool:
-    """Whether the stack's caps leave room for one more of this."""
-    name = resource(offer)
-    taken = list(grants)
-    if offer.node is not None:
-        return all(grant.resource != name for grant in taken)
-    pool = stack.pool(offer.pool)
-    if pool is None:
-        return False
-    held = [grant for grant in taken if pool_of(grant) == offer.pool]
-    if offer.model is Model.ON_DEMAND and sum(g.resource == name for g in held) >= pool.max_on_demand:
-        return False
-    return len(held) < pool.max_nodes
+def is_on_demand(grant: Grant) -> bool:
+    return grant.resource.endswith("/on-demand")
+
+
+class Tally:
+    """Grants counted by resource and by pool: the caps are asked once a rank, and a stack may have 10,000 grants."""
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self._resources: Counter[str] = Counter()
+        self._pools: Counter[str | None] = Counter()
+        for grant in grants:
+            self.add(grant)
+
+    def add(self, grant: Grant) -> None:
+        self._resources[grant.resource] += 1
+        self._pools[pool_of(grant)] += 1
+
+    def room(self, stack: StackState, offer: Offer) -> bool:
+        """Whether the stack's caps leave room for one more of this."""
+        taken = self._resources[resource(offer)]
+        if offer.node is not None:
+            return not taken
+        pool = stack.pool(offer.pool)
+        if pool is None or (offer.model is Model.ON_DEMAND and taken >= pool.max_on_demand):
+            return False
+        return self._pools[offer.pool] < pool.max_nodes
 
 
 def change(alloc: Alloc, add: Iterable[Grant], drop: Iterable[Grant]) -> Alloc:

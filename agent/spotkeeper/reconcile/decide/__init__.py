@@ -64,5 +64,5 @@ def _running(draft: Draft) -> None:
 
 
 def _write(draft: Draft) -> Decision:
-    record = replace(draft.record, ver=draft.before.ver + 1, outbox=tuple(draft.entries))
+    record = replace(draft.whole(), ver=draft.before.ver + 1, outbox=tuple(draft.entries))
     return Decision(record=record)

@@ -11,7 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from spotkeeper.reconcile import alloc
 from spotkeeper.reconcile.decide.seen import Seen, View
+from spotkeeper.reconcile.select import Choice
 from spotkeeper.spec.cloud import Action
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.job import HOLD_DAYS
@@ -20,6 +22,7 @@ from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
 
 DAY_S = 86_400.0
+OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool]
 KEPT_LOSSES = 32  # loss times kept in the record, for select()
 
 
@@ -45,31 +48,52 @@ class Decision:
 
 
 class Draft:
-    """The record of one pass, as it would be written; ``wanted``: grants that must be had before that."""
+    """The record of one pass, as it would be written; ``wanted``: grants that must be had before that.
+
+    The ranks are kept apart from the record's other fields, in ``ranks``: a change of one costs one, also in
+    a gang of 10,000. ``record`` has everything else (its own ``ranks`` are empty); ``whole()`` joins them.
+    """
 
     def __init__(self, record: Record, seen: Seen) -> None:
         self.before = record
-        self.record = record
+        self.record = self._head = replace(record, ranks=())
+        self.ranks: list[Rank] = list(record.ranks)
+        self.on_demand = sum(map(_on_demand, self.ranks))  # slots of that model, and grants wanted for more
         self.seen = seen
         self.view = View(record, seen)
         self.times = seen.times
         self.now = seen.now
         self.entries: list[Entry] = []
         self.wanted: list[Grant] = []
+        self.held = alloc.Tally(seen.alloc.grants)  # and what this pass wants
+        self.offers: dict[OffersKey, tuple[Choice, ...]] = {}  # what select() said in this pass
 
     # -- writing
 
     def set(self, **changes: Any) -> None:
+        ranks = changes.pop("ranks", None)
+        if ranks is not None:
+            self.ranks[:] = ranks
+            self.on_demand = sum(map(_on_demand, self.ranks)) + sum(map(alloc.is_on_demand, self.wanted))
         self.record = replace(self.record, **changes)
 
     @property
     def changed(self) -> bool:
-        return self.record != self.before
+        return self.record != self._head or self.ranks != list(self.before.ranks)
+
+    def whole(self) -> Record:
+        """The record with its ranks, as it would be written."""
+        return replace(self.record, ranks=tuple(self.ranks))
 
     def put(self, index: int, **changes: Any) -> None:
-        ranks = list(self.record.ranks)
-        ranks[index] = replace(ranks[index], **changes)
-        self.record = replace(self.record, ranks=tuple(ranks))
+        old = self.ranks[index]
+        self.ranks[index] = new = replace(old, **changes)
+        self.on_demand += _on_demand(new) - _on_demand(old)
+
+    def want(self, grant: Grant) -> None:
+        self.wanted.append(grant)
+        self.held.add(grant)
+        self.on_demand += alloc.is_on_demand(grant)
 
     def install(self, index: int, which: str, slot: Slot) -> None:
         """Set ``cur`` or ``next`` of a rank."""
@@ -79,7 +103,7 @@ class Draft:
             self.put(index, next=slot)
 
     def put_slot(self, index: int, which: str, **changes: Any) -> None:
-        slot = getattr(self.record.ranks[index], which)
+        slot = getattr(self.ranks[index], which)
         self.install(index, which, replace(slot, **changes))
 
     def log(self, event: Event, key: str, *, rank: int | None = None, slot: Slot | None = None, **more: Any) -> None:
@@ -100,10 +124,6 @@ class Draft:
         )
 
     # -- reading
-
-    @property
-    def ranks(self) -> tuple[Rank, ...]:
-        return self.record.ranks
 
     def members(self) -> list[tuple[int, Slot]]:
         """Ranks of the newest generation whose machine still is the one that was in it."""
@@ -238,3 +258,7 @@ class Draft:
             return
         self.set(bout_until=self.now + self.times.bout_s)
         self.log(Event.BOUT, f"v{self.record.ver + 1}", cause=cause)
+
+
+def _on_demand(rank: Rank) -> int:
+    return sum(slot is not None and slot.model is Model.ON_DEMAND for slot in (rank.cur, rank.next))

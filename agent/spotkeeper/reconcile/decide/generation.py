@@ -63,8 +63,9 @@ def _grow(draft: Draft) -> None:
     record = draft.record
     if len(draft.members()) < len(record.members) or any(needed(rank) for rank in draft.ranks):
         return
+    members = frozenset(record.members)
     for index, rank in enumerate(draft.ranks):
-        if index not in record.members and _ready(draft, index, rank) and rank.cur is not None:
+        if index not in members and _ready(draft, index, rank) and rank.cur is not None:
             draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "grow")
             return
 

@@ -6,6 +6,8 @@ that this pass wants, less those whose machine is gone or whose static node gave
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
@@ -13,6 +15,7 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.select import Choice, Need, select, static_offers
 from spotkeeper.spec.cloud import Offer, VmStatus
 from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Phase, Rank, Slot, SlotState
@@ -59,10 +62,9 @@ def fill(draft: Draft, index: int, which: str) -> None:
             return
         draft.put(index, top=attempt)  # no use for it any more: its number is burnt
         attempt += 1
-    held = [*draft.seen.alloc.grants, *draft.wanted]
     for offer in options:
-        if alloc.room(held, draft.seen.stack, offer):
-            draft.wanted.append(Grant(draft.record.job, index, attempt, alloc.resource(offer), draft.now))
+        if draft.held.room(draft.seen.stack, offer):
+            draft.want(Grant(draft.record.job, index, attempt, alloc.resource(offer), draft.now))
             return
     _waiting(draft, index, bool(options))
 
@@ -143,13 +145,30 @@ def choices(draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...
     spec = draft.seen.spec
     assert spec is not None
     refused = rank.refused if draft.now < rank.refused_at + draft.times.cold_s else ()
+    bout, left = draft.now < draft.record.bout_until, _on_demand_left(draft)
+    key = (zone, models, refused, bout, left > 0)
+    if key not in draft.offers:
+        draft.offers[key] = _select(draft, spec, zone, models, refused, bout, left)
+    return draft.offers[key]
+
+
+def _select(
+    draft: Draft,
+    spec: JobSpec,
+    zone: str | None,
+    models: tuple[Model, ...],
+    refused: tuple[str, ...],
+    bout: bool,
+    left: int,
+) -> tuple[Choice, ...]:
+    """Once for all ranks that are in the same position."""
     need = Need(
         now=draft.now,
         zone=zone,
         models=models,
         refused=frozenset(refused),
-        bout=draft.now < draft.record.bout_until,
-        on_demand_left=_on_demand_left(draft),
+        bout=bout,
+        on_demand_left=left,
         market=draft.seen.market,
         cold_s=draft.times.cold_s,
         salt=draft.record.uid,
@@ -160,9 +179,7 @@ def choices(draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...
 def _on_demand_left(draft: Draft) -> int:
     spec = draft.seen.spec
     limit = spec.max_on_demand if spec and spec.max_on_demand is not None else 1_000_000
-    slots = [slot for rank in draft.ranks for slot in (rank.cur, rank.next) if slot is not None]
-    wanted = sum(grant.resource.endswith("/on-demand") for grant in draft.wanted)
-    return limit - wanted - sum(slot.model is Model.ON_DEMAND for slot in slots)
+    return limit - draft.on_demand
 
 
 def warm_spot(draft: Draft, index: int) -> bool:
@@ -213,8 +230,7 @@ def _zone(draft: Draft) -> None:
     pinned = any(rank.cur is not None and rank.cur.node for rank in draft.ranks)
     if record.zone is not None and (record.gen or pinned or not _all_refused(draft)):
         return
-    held = draft.seen.alloc.grants
-    nodes = [offer for offer in _static(draft) if alloc.room(held, draft.seen.stack, offer)]
+    nodes = [offer for offer in _static(draft) if draft.held.room(draft.seen.stack, offer)]
     if record.zone is None and nodes:
         draft.set(zone=nodes[-1].zone)
         return
@@ -297,7 +313,7 @@ def _over(draft: Draft, grant: Grant) -> bool:
     return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))
 
 
-def live_slots(ranks: tuple[Rank, ...], index: int) -> list[Slot]:
+def live_slots(ranks: Sequence[Rank], index: int) -> list[Slot]:
     if index >= len(ranks):
         return []
     return [slot for slot in (ranks[index].cur, ranks[index].next) if slot is not None]

@@ -144,10 +144,10 @@ def _dry(draft: Draft) -> None:
 def _fits(draft: Draft, spec: JobSpec, zone: str, offers: list[Offer]) -> bool:
     """Whether the gang may find room there: under the caps, once its own grants are back, and not just refused."""
     warm = [offer for offer in offers if offer.zone == zone and not grants.cold(draft, offer)]
-    held = [grant for grant in draft.seen.alloc.grants if grant.job != draft.record.job]
+    held = alloc.Tally(grant for grant in draft.seen.alloc.grants if grant.job != draft.record.job)
     for index in range(spec.size().min):
-        offer = next((offer for offer in warm if alloc.room(held, draft.seen.stack, offer)), None)
+        offer = next((offer for offer in warm if held.room(draft.seen.stack, offer)), None)
         if offer is None:
             return False
-        held.append(Grant(draft.record.job, index, 0, alloc.resource(offer)))
+        held.add(Grant(draft.record.job, index, 0, alloc.resource(offer)))
     return True

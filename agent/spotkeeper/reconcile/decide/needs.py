@@ -74,9 +74,10 @@ def _may_come(draft: Draft, rank: Rank) -> bool:
 
 def _promote(draft: Draft) -> None:
     """cur = next, once cur trains no more: it was no member yet, or it has saved and stopped."""
+    halted = draft.record.stop and draft.halted()
     for index, rank in enumerate(draft.ranks):
         following = rank.next
         if not needed(rank) or following is None or following.state is not SlotState.ADMITTED or rank.cur is None:
             continue
-        if rank.cur.state is not SlotState.MEMBER or (draft.record.stop and draft.halted()):
+        if rank.cur.state is not SlotState.MEMBER or halted:
             draft.promote(index, following.cause or "notice")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from msgspec import Struct
@@ -262,18 +263,26 @@ class View:
 
     def vms_of(self, rank: int) -> list[Vm]:
         """Every machine of the rank that is listed, whatever its attempt: any of them may still write."""
-        return [vm for (number, _), vms in self.vms.items() if number == rank for vm in vms]
+        return self._by_rank.get(rank, [])
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[Vm]]:
+        out: dict[int, list[Vm]] = defaultdict(list)
+        for (rank, _), vms in self.vms.items():
+            out[rank] += vms
+        return out
 
     # -- grants
 
     def grant(self, rank: int, attempt: int) -> Grant | None:
-        for grant in self.seen.alloc.grants:
-            if grant.job == self.job and grant.rank == rank and grant.attempt == attempt:
-                return grant
-        return None
+        return self._grants.get((rank, attempt))
 
     def own_grants(self) -> list[Grant]:
         return [grant for grant in self.seen.alloc.grants if grant.job == self.job]
+
+    @cached_property
+    def _grants(self) -> dict[tuple[int, int], Grant]:
+        return {(grant.rank, grant.attempt): grant for grant in reversed(self.own_grants())}
 
 
 def parse_commit(text: str) -> Commit | None:
