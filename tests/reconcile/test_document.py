@@ -6,9 +6,11 @@ import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.document import Speaker, generation, reply
 from spotkeeper.reconcile.intake import MAX_FACTS, accept
+from spotkeeper.report.view import job_view
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import DocState, FactIn, Progress, Role, Sync
 from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Budget, Grant, Phase, Rank, Record, Roll, Slot, SlotState
 
@@ -211,6 +213,25 @@ def test_a_flood_is_cut() -> None:
     facts = tuple(FactIn(Kind.ATTACHED, 66, str(n)) for n in range(500))
     accept(out, STACK, dynamic(0, 1), say(*facts), 1.0)
     assert len(out.list_facts(JOB)) == MAX_FACTS
+
+
+@pytest.mark.parametrize(
+    ("fact", "event", "detail"),
+    [
+        (FactIn(Kind.FULL, 66), Event.FULL, ""),
+        (FactIn(Kind.UNSAVED, 66, "write-failed"), Event.UNSAVED, "its disk refused the write"),
+        (FactIn(Kind.UNSAVED, 66, "saver-lost"), Event.UNSAVED, "no saver process answered"),
+    ],
+)
+def test_a_save_that_failed_is_told_once_a_generation(fact: FactIn, event: Event, detail: str) -> None:
+    out = store()
+    for now in (5.0, 6.0):
+        accept(out, STACK, dynamic(0, 1), say(fact), now)
+    (entry,) = out.list_ledger(JOB)
+    assert (entry.event, entry.rank, entry.gen, entry.at, entry.detail) == (event, 0, 66, 5.0, detail)
+    view = job_view(record(), None, [entry], STACK, 7.0)
+    assert view.warnings and detail in view.warnings[0] and "training goes on, the older one stays" in view.warnings[0]
+    assert [line.text for line in view.events] == list(view.warnings)
 
 
 def test_the_newest_boots_hello_replaces_older_ones() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import resource
@@ -286,6 +287,51 @@ def test_a_quota_is_a_full_disk(tmp_path: Path) -> None:
         event = client.wait(10)
         assert isinstance(event, Failed) and event.fault is Fault.DISK_FULL
     assert store.newest(tmp_path / "ckpt").commit == Commit(1, 2)
+
+
+@pytest.mark.parametrize("call", ["mkdir", "pwrite", "fsync", "replace", "listdir"])
+@pytest.mark.parametrize("number", ["EIO", "EROFS"])
+def test_a_write_error_is_told_the_saver_lives_the_older_stays_and_the_next_save_is_tried(
+    tmp_path: Path, call: str, number: str
+) -> None:
+    flag = tmp_path / "flag"
+    wrapper = (str(Path(__file__).with_name("failing_saver.py")), call, number, str(flag))
+    with served(tmp_path, wrapper=wrapper) as (path, process):
+        client = Client.connect(path)
+        client.hello(tmp_path / "ckpt", 1, 2)
+        stage(client, Commit(1, 1))
+        assert isinstance(client.wait(10), Durable)
+        flag.touch()
+        for step in (2, 3):
+            stage(client, Commit(1, step))
+            event = client.wait(10)
+            assert isinstance(event, Failed) and event.fault is Fault.WRITE_FAILED
+            assert os.strerror(getattr(errno, number)) in event.why
+            assert store.newest(tmp_path / "ckpt").commit == Commit(1, 1)
+        flag.unlink()
+        sums = stage(client, Commit(1, 4))
+        assert isinstance(client.wait(10), Durable)
+        newest = store.newest(tmp_path / "ckpt")
+        assert newest.commit == Commit(1, 4) and newest.manifest is not None
+        assert {file.name: file.sha256 for file in newest.manifest.files} == sums
+        assert process.poll() is None
+        client.close()
+
+
+def test_a_disk_that_cannot_be_written_at_the_greeting_is_told_and_greeted_again(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    wrapper = (str(Path(__file__).with_name("failing_saver.py")), "mkdir", "EROFS", str(flag))
+    with served(tmp_path, wrapper=wrapper) as (path, process):
+        with pytest.raises(SaverError, match="Read-only") as refused:
+            Client.connect(path).hello(tmp_path / "ckpt", 1, 2)
+        assert refused.value.fault is Fault.WRITE_FAILED and process.poll() is None
+        flag.unlink()
+        client = Client.connect(path)
+        client.hello(tmp_path / "ckpt", 1, 2)
+        stage(client, Commit(1, 1))
+        assert isinstance(client.wait(10), Durable)
+        client.close()
 
 
 def test_killed_at_every_change_of_the_disk(tmp_path: Path) -> None:

@@ -462,6 +462,12 @@ def test_stall_and_full_disk_are_facts(tmp_path: Path) -> None:
         assert reporter.facts(control) == []
         control.fault = Fault.DISK_FULL
         assert reporter.facts(control) == [FactIn(Kind.FULL, 2)]
+        control.fault = Fault.WRITE_FAILED
+        assert reporter.facts(control) == [FactIn(Kind.UNSAVED, 2, "write-failed")]
+        control.fault = Fault.SAVER_LOST
+        assert reporter.facts(control) == [FactIn(Kind.UNSAVED, 2, "saver-lost")]
+        control.fault = Fault.FENCED  # a newer generation has the folder: no news for anybody
+        assert reporter.facts(control) == []
 
 
 # ---------------------------------------------------------------- small parts

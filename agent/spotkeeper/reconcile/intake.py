@@ -22,6 +22,8 @@ from spotkeeper.spec.stack import StackState
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
 NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED)
 DIGITS = 12  # of a number
+UNSAVED = {Kind.FULL: Event.FULL, Kind.UNSAVED: Event.UNSAVED}
+WHY = {"write-failed": "its disk refused the write", "saver-lost": "no saver process answered"}
 
 
 class Accepted(Struct, frozen=True):
@@ -114,21 +116,24 @@ def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync:
         if fact.kind is Kind.HELLO:
             _forget_boots(store, record, where, fact)
         stored = store.put_fact(record.job, fact)
-        if stored and fact.kind is Kind.FULL:
-            store.append_ledger(record.job, _full(fact, now))
+        if stored and fact.kind in UNSAVED:
+            store.append_ledger(record.job, _unsaved(fact, now))
         new = stored or new
     return new
 
 
-def _full(fact: Fact, now: float) -> Entry:
-    """Nothing is decided about a full disk, so no round writes it down: the user is told here, once a generation."""
+def _unsaved(fact: Fact, now: float) -> Entry:
+    """Nothing is decided about a save that failed, so no round writes it down: told here, once a generation."""
+    event = UNSAVED[fact.kind]
+    why = f".{fact.value}" if event is Event.UNSAVED else ""
     return Entry(
         at=now,
-        id=f"{Event.FULL.value}.r{fact.rank}.a{fact.attempt}.g{fact.gen}",
-        event=Event.FULL,
+        id=f"{event.value}.r{fact.rank}.a{fact.attempt}.g{fact.gen}{why}",
+        event=event,
         gen=fact.gen,
         rank=fact.rank,
         attempt=fact.attempt,
+        detail=WHY.get(fact.value, fact.value) if why else "",
     )
 
 

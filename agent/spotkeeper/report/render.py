@@ -29,6 +29,7 @@ _EVENT_STYLE = {
     Event.LOSS: "red",
     Event.CRASH: "bold red",
     Event.FULL: "bold yellow",
+    Event.UNSAVED: "bold yellow",
     Event.REFUSED: "yellow",
     Event.GENERATION: "green",
     Event.HOLD: "bold red",

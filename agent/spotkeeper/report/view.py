@@ -165,7 +165,7 @@ def job_view(
 
 def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:
     """What a person should see without reading the events: each saves less than it might."""
-    return (describe(entry) for entry in entries if entry.event is Event.FULL and entry.gen == gen)
+    return (describe(entry) for entry in entries if entry.event in (Event.FULL, Event.UNSAVED) and entry.gen == gen)
 
 
 def last_crash(ledger: Iterable[Entry]) -> Entry | None:

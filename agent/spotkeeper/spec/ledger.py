@@ -26,6 +26,7 @@ class Event(str, Enum):
     BOUT = "bout"  # on-demand for a while, with the reason
     MOVE = "move"
     FULL = "full"  # a rank's disk had no room for a checkpoint: training goes on, the older one stays
+    UNSAVED = "unsaved"  # a checkpoint could not be saved for another reason: the same, and the next save tries again
     HOLD = "hold"
     RESUME = "resume"
     ASK = "ask"

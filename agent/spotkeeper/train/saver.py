@@ -185,11 +185,16 @@ class Server:
             self._buffer.close()
             self._buffer = _Buffer()
         self._gen, peer.gen, peer.folder, peer.keep = gen, gen, folder, keep
-        folder.mkdir(parents=True, exist_ok=True)
-        moved = store.quarantine_incomplete(folder)
         held = self._buffer.held
-        if held is not None and held.commit not in store.complete(folder):
-            held = None  # pruned, damaged or of another folder: memory is worth no more than the disk says
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            moved = store.quarantine_incomplete(folder)
+            if held is not None and held.commit not in store.complete(folder):
+                held = None  # pruned, damaged or of another folder: memory is worth no more than the disk says
+        except OSError as error:  # such as a disk that has become read-only
+            peer.folder = None
+            _send(peer.sock, {"event": "failed", "fault": int(_fault(error)), "why": f"{folder}: {error}"})
+            return
         answer: dict[str, Any] = {"event": "hello", "held": None, "quarantined": [asdict(skipped) for skipped in moved]}
         if held is not None:
             answer["held"] = held.to_bytes().decode()
@@ -213,20 +218,26 @@ class Server:
         answer: dict[str, Any] = {"gen": commit.gen, "step": commit.step}
         if peer.folder is None:
             fence = "no hello"
-        elif not fence:
-            fence = _refusal(peer.folder, commit, peer.gen)
-        if fence or peer.folder is None:
-            _send(peer.sock, answer | {"event": "failed", "fault": int(Fault.FENCED), "why": fence})
-            return
         try:
+            if peer.folder is not None and not fence:
+                fence = _refusal(peer.folder, commit, peer.gen)
+            if fence or peer.folder is None:
+                _send(peer.sock, answer | {"event": "failed", "fault": int(Fault.FENCED), "why": fence})
+                return
             written = _write_checkpoint(peer.folder, manifest, self._buffer, stretches)
         except OSError as error:
-            fault = Fault.DISK_FULL if error.errno in _FULL else Fault.WRITE_FAILED
-            _send(peer.sock, answer | {"event": "failed", "fault": int(fault), "why": f"{peer.folder}: {error}"})
+            _send(
+                peer.sock, answer | {"event": "failed", "fault": int(_fault(error)), "why": f"{peer.folder}: {error}"}
+            )
             return
         self._buffer.held, self._buffer.stretches = written, stretches
         _send(peer.sock, answer | {"event": "durable", "seconds": time.monotonic() - began})
-        store.prune(peer.folder, peer.keep)
+        with contextlib.suppress(OSError):  # what could not be dropped is tried again after the next save
+            store.prune(peer.folder, peer.keep)
+
+
+def _fault(error: OSError) -> Fault:
+    return Fault.DISK_FULL if error.errno in _FULL else Fault.WRITE_FAILED
 
 
 def _refusal(folder: Path, commit: Commit, gen: int) -> str:
@@ -291,7 +302,8 @@ def _write_bytes(path: Path, view: memoryview, size: int) -> None:
         if size:
             os.posix_fallocate(fd, 0, size)  # a full disk says so here, before a byte is written
         if not _write_direct(path, view, size):
-            _write_all(fd, view[:size])
+            with view[:size] as part:
+                _write_all(fd, part)
         os.ftruncate(fd, size)
         os.fsync(fd)
     finally:
@@ -307,7 +319,8 @@ def _write_direct(path: Path, view: memoryview, size: int) -> bool:
             return False
         raise
     try:
-        _write_all(fd, view[: round_up(size)])
+        with view[: round_up(size)] as part:
+            _write_all(fd, part)
     except OSError as error:
         if error.errno == errno.EINVAL:
             return False
@@ -318,6 +331,7 @@ def _write_direct(path: Path, view: memoryview, size: int) -> bool:
 
 
 def _write_all(fd: int, view: memoryview) -> None:
+    """``view`` is the caller's to release: one that an error's traceback still held would keep the memory mapped."""
     at = 0
     while at < len(view):
         at += os.pwrite(fd, view[at : at + _CHUNK], at)

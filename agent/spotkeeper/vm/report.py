@@ -1,4 +1,4 @@
-"""What a running job's control file says to the outside: progress, a stall, a full disk.
+"""What a running job's control file says to the outside: progress, a stall, a save that failed.
 
 Quiet when all is well: only the lowest member reports, once a minute and at commits.
 Reads the control file; decides nothing.
@@ -16,6 +16,7 @@ from spotkeeper.train.control import Commit, Control, Fault, State
 EVERY_S = 60.0  # virtual
 STALL_FACTOR = 10.0
 STALL_MIN_S = 30.0  # real; a first step compiles, a loader starts its workers
+UNSAVED = {Fault.WRITE_FAILED: "write-failed", Fault.SAVER_LOST: "saver-lost"}
 LATE_FACTOR = 3.0
 LATE_MIN_S = 1.0  # real
 
@@ -57,10 +58,12 @@ class Reporter:
         )
 
     def facts(self, control: Control) -> list[FactIn]:
-        """A full disk, or a step that does not end."""
+        """A full disk, another trouble with saving, or a step that does not end."""
         found = []
         if control.fault is Fault.DISK_FULL:
             found.append(FactIn(Kind.FULL, self.gen))
+        elif control.fault in UNSAVED:
+            found.append(FactIn(Kind.UNSAVED, self.gen, UNSAVED[control.fault]))
         if _age(control) > max(STALL_MIN_S, STALL_FACTOR * control.step_s):
             found.append(FactIn(Kind.SLOW, self.gen, str(control.step)))
         return found

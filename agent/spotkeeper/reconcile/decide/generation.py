@@ -120,7 +120,7 @@ def holds(draft: Draft, index: int, slot: Slot) -> bool:
     A disk that came back late holds an older one until the first commit of a generation that it is part of.
     A save may have failed here alone: where the end of the generation was reported, that report counts.
     """
-    if not slot.disk or draft.view.said(index, slot, Kind.FULL, draft.record.gen):
+    if not slot.disk or any(draft.view.said(index, slot, kind, draft.record.gen) for kind in (Kind.FULL, Kind.UNSAVED)):
         return False
     if draft.view.ended(index, slot, draft.record.gen) and _has_less(draft, index, slot):
         return False
