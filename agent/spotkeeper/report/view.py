@@ -133,7 +133,7 @@ def job_view(
     entries = first_of_each(ledger)
     ended = next((entry.at for entry in entries if entry.event is Event.END), None)
     until = now if ended is None else ended
-    costs = money(entries, stack, now, prices)
+    costs = money(entries, stack, now)
     return JobView(
         job=record.job,
         name=record.name,
