@@ -19,11 +19,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Generic, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
 from spotkeeper.clock import Clock
+from spotkeeper.reconcile.addresses import ENV, LOOPBACK, PRIVATE, Addresses
 from spotkeeper.reconcile.gce_advice import price_runs, question, supported
 from spotkeeper.reconcile.gce_api import DEFAULT_ENDPOINT, Answer, Api, MetadataToken, NoAnswerError
 from spotkeeper.reconcile.gce_errors import classify, detail_of, parse_error
@@ -46,6 +48,7 @@ from spotkeeper.reconcile.gce_wire import (
     to_snapshot,
     to_vm,
 )
+from spotkeeper.reconcile.wire import is_loopback
 from spotkeeper.spec import codec, names
 from spotkeeper.spec.cloud import (
     Action,
@@ -96,12 +99,14 @@ class Gce:
         stack: what Pulumi declared; names pools, templates, zones and the project.
         api: where the calls go.
         clock: for the time in results.
+        addresses: what its machines may have; by default, private ones.
     """
 
-    def __init__(self, stack: StackState, api: Api, clock: Clock) -> None:
+    def __init__(self, stack: StackState, api: Api, clock: Clock, addresses: Addresses | None = None) -> None:
         self._stack = stack
         self._api = api
         self._clock = clock
+        self._addresses = addresses or Addresses()
         self._project = f"projects/{stack.project}"
         self._asked: OrderedDict[str, InsertVm | CreateDisk] = OrderedDict()  # by idempotency key; to name failures
 
@@ -125,7 +130,7 @@ class Gce:
             found = snapshots.result()
             results = tuple(result for future in failed for result in future.result())
         return Listing(
-            vms=tuple(vm for item in seen_vms.items if (vm := to_vm(item, stack)) is not None),
+            vms=tuple(vm for item in seen_vms.items if (vm := to_vm(item, stack, self._addresses)) is not None),
             disks=tuple(disk for item in seen_disks.items if (disk := to_disk(item, stack)) is not None),
             snapshots=found or (),
             # A snapshot that cannot be seen could be taken for one that must be made again.
@@ -369,7 +374,9 @@ def open_gce(stack: StackState, clock: Clock, endpoint: str | None = None) -> Gc
     """
     root = endpoint or DEFAULT_ENDPOINT
     wants_token = root.startswith("https://") or "GCE_METADATA_HOST" in os.environ
-    return Gce(stack, Api(root, MetadataToken(clock) if wants_token else None), clock)
+    api = Api(root, MetadataToken(clock) if wants_token else None)
+    here = is_loopback(urlsplit(root).hostname or "")  # then its machines are on this one
+    return Gce(stack, api, clock, Addresses(os.environ.get(ENV) or (f"{PRIVATE},{LOOPBACK}" if here else PRIVATE)))
 
 
 def outcome(answer: Answer) -> tuple[Class, str]:

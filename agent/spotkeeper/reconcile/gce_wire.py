@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from spotkeeper.reconcile.addresses import Addresses
 from spotkeeper.reconcile.gce_errors import OperationErrors, classify, detail_of
 from spotkeeper.spec import names
 from spotkeeper.spec.cloud import Action, CreateDisk, Disk, InsertVm, Result, Snapshot, Vm, VmStatus
@@ -146,7 +147,7 @@ def disk_body(stack: StackState, pool: PoolState, action: CreateDisk) -> dict[st
     return body
 
 
-def to_vm(item: InstanceIn, stack: str) -> Vm | None:
+def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
     """Ours by label and name, or None. Without a job it is a static node."""
     job = item.labels.get(names.LABEL_JOB, "")
     rank, attempt = _number(item.labels, names.LABEL_RANK), _number(item.labels, names.LABEL_ATTEMPT)
@@ -154,17 +155,24 @@ def to_vm(item: InstanceIn, stack: str) -> Vm | None:
         log.warning("%s bears our labels for another machine: not ours, left alone", item.name)
         return None
     spot = item.scheduling.provisioning_model == "SPOT"
+    # A status this version does not know proves nothing either way.
+    status = STATUS.get(item.status, VmStatus.PENDING)
+    address = next((nic.network_ip for nic in item.network_interfaces), "")
+    if not addresses.holds(address):
+        if status is VmStatus.RUNNING:
+            log.warning("%s runs without an address of ours: nobody may be sent there, so it does not count", item.name)
+            status = VmStatus.PENDING
+        address = ""
     return Vm(
         name=item.name,
         uid=item.id,
         zone=last_part(item.zone),
-        # A status this version does not know proves nothing either way.
-        status=STATUS.get(item.status, VmStatus.PENDING),
+        status=status,
         pool=item.labels.get(names.LABEL_POOL, ""),
         job=job,
         rank=rank if job else 0,
         attempt=attempt if job else 0,
-        address=next((nic.network_ip for nic in item.network_interfaces), ""),
+        address=address,
         disks=tuple(last_part(disk.source) for disk in item.disks if not disk.boot and disk.source),
         model=(Model.SPOT if spot else Model.ON_DEMAND) if job else Model.STATIC,
         # Billing begins with RUNNING, which is when it started; before that it is only asked for.
