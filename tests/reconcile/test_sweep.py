@@ -9,6 +9,7 @@ from spotkeeper.reconcile.store_api import Held, StoreError
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec.cloud import Disk, Vm, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.record import Alloc, Grant, Outcome, Phase, Record
 
 from tests.reconcile.world import JOB, Drive, Machine, World
@@ -81,6 +82,21 @@ def test_a_late_machine_of_a_job_that_is_done_is_deleted() -> None:
     world.run(130)
     assert world.dynamic() == []
     assert world.record().phase is Phase.DONE
+
+
+def test_a_job_that_is_done_is_buried_by_the_next_tick_where_its_round_died() -> None:
+    """Its name stays taken, and its ask stays there, if the round dies right after the record's last write."""
+    world = trained()
+    ask = Ask(id="a", kind=AskKind.CANCEL, at=world.t)
+    done = replace(world.record(), ver=world.record().ver + 1, nonce="n", phase=Phase.DONE)
+    assert world.store.cas_record(done, world.memory.read_record(JOB).token)  # type: ignore[union-attr]
+    world.store.put_name(done.name, JOB)
+    world.store.put_ask(JOB, ask)
+    tick(world.store, world, world, world.options)
+    assert world.store.read_name(done.name) is None
+    assert world.store.list_asks(JOB) == ()
+    assert world.store.active_jobs() == ()
+    assert world.store.read_tomb(JOB) == world.t
 
 
 def test_facts_of_dropped_attempts_go_and_those_of_live_ones_stay() -> None:

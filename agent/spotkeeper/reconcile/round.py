@@ -274,9 +274,7 @@ class Round:
         self.published = self.published or record.gen > held.value.gen
         self.options.writer.flush(self.store, record)
         if record.phase is Phase.DONE:
-            self.store.put_tomb(self.job, self.clock.now())
-            self.store.clear_active(self.job)
-            self.store.delete_name(record.name, self.job)
+            bury(self.store, record, self.clock.now())
         return Held(record, token)
 
     def _grants(self, alloc: Held[Alloc], decision: Decision) -> Held[Alloc] | None:
@@ -291,6 +289,8 @@ class Round:
 
     def _call(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
         self.calls += len(todo)
+        if self.options.parallel == 1 or len(todo) == 1:  # a thread costs more than it brings
+            return tuple(map(self._perform, todo))
         with ThreadPoolExecutor(max_workers=min(self.options.parallel, len(todo))) as pool:
             return tuple(pool.map(self._perform, todo))
 
@@ -307,6 +307,15 @@ class Round:
     def _result(self, ended: Ended, at: Pass, due: float | None) -> RoundResult:
         keys = _keys(at.seen.facts)
         return RoundResult(ended, at.record, 1, self.passes, self.writes, self.calls, due, keys, self.published)
+
+
+def bury(store: Store, record: Record, at: float) -> None:
+    """A job that is DONE gives up its name and asks, its marker last: who dies halfway leaves it to the next tick."""
+    store.put_tomb(record.job, at)
+    store.delete_name(record.name, record.job)
+    for ask in store.list_asks(record.job):
+        store.delete_ask(record.job, ask.id)
+    store.clear_active(record.job)
 
 
 def seen_with(seen: Seen, **changes: object) -> Seen:

@@ -8,12 +8,13 @@ up afterwards. A job without a record gets a create-only END record, and its ord
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from uuid import NAMESPACE_OID, uuid5
 
 from msgspec import Struct
 
 from spotkeeper.reconcile import alarm, market
-from spotkeeper.reconcile.round import Ended, Now, Options, RoundResult, Snapshot, run_round
+from spotkeeper.reconcile.round import Ended, Now, Options, RoundResult, Snapshot, bury, run_round
 from spotkeeper.reconcile.store_api import CorruptError, Held, Store, StoreError
 from spotkeeper.spec.cloud import Cloud, Listing
 from spotkeeper.spec.record import Alloc, Outcome, Phase, Rank, Record
@@ -38,7 +39,8 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
     if stack is None:
         return TickResult()
     alloc = alarm.readable_alloc(store)
-    known = sorted({*store.active_jobs(), *(grant.job for grant in (alloc.value.grants if alloc else ()))})
+    active = store.active_jobs()
+    known = sorted({*active, *(grant.job for grant in (alloc.value.grants if alloc else ()))})
     failed: list[str] = []
     before = {job: _read(store, job, failed) for job in known}
     known_offers = market.look(store, cloud, stack, clock.now())
@@ -63,7 +65,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
             failed.append(job)
         else:
             failed += [job] if results[-1].ended is Ended.UNREADABLE else []
-    _retire(store, [job for job in known if job not in failed])
+    _retire(store, clock, active, before)
     return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results))
 
 
@@ -149,12 +151,12 @@ def _end_record(job: str, listing: Listing, alloc: Alloc, now: float) -> Record 
     )
 
 
-def _retire(store: Store, jobs: list[str]) -> None:
-    """DONE jobs leave ``active/`` (a crash may have come between the record and the marker)."""
-    for job in jobs:
-        held = _read(store, job, [])
+def _retire(store: Store, clock: Now, active: Iterable[str], before: Mapping[str, Held[Record] | None]) -> None:
+    """Active jobs that were DONE when the tick began: a round died between their record and their burial."""
+    for job in active:
+        held = before.get(job)
         if held is not None and held.value.phase is Phase.DONE:
-            store.clear_active(job)
+            bury(store, held.value, clock.now())
 
 
 __all__ = ["TickResult", "tick"]
