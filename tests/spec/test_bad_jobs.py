@@ -54,6 +54,7 @@ def test_a_good_job_is_well(folder: Path) -> None:
 
 LONG = "x" * 5000
 UNSERVED = "job.yaml:3: secrets: are not handed to jobs by this version: let the script fetch them"
+OFFERED = ", ".join(name for name in JobSpec.__struct_fields__ if name not in ("secrets", "source_sha256"))
 JOB_CASES = [
     # --- YAML itself
     ("", "job.yaml: empty, want a mapping with name, command, nodes, pools, ..."),
@@ -68,6 +69,8 @@ JOB_CASES = [
     # --- keys
     ("nme: first\ncommand: [train.py]\n", "job.yaml:1: nme: unknown key (did you mean name?)"),
     (GOOD + "checkpiont: {keep: 2}\n", "job.yaml:3: checkpiont: unknown key (did you mean checkpoint?)"),
+    (GOOD + "secret: {A: b}\n", f"job.yaml:3: secret: unknown key, want one of {OFFERED}"),
+    (GOOD + "source_sha: ab\n", f"job.yaml:3: source_sha: unknown key, want one of {OFFERED}"),
     (GOOD + "max-on-demand: 1\n", "job.yaml:3: max-on-demand: unknown key (did you mean max_on_demand?)"),
     (GOOD + "nodes: {mn: 1, max: 2}\n", "job.yaml:3: nodes.mn: unknown key (did you mean min?)"),
     (

@@ -117,12 +117,17 @@ def test_a_signal_saves_and_stops_and_the_next_start_goes_on(number: int, step: 
     assert store.newest("here").commit == Commit(1, 16)
 
 
-def test_a_finished_run_trains_no_more_but_the_code_after_the_loop_runs_again() -> None:
+def test_a_finished_run_trains_no_more_but_the_code_after_the_loop_runs_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     first, _ = generation(lambda *_: None)
+    assert "nothing left to do" not in capsys.readouterr().err
     steps: list[int] = []
     again, run = generation(lambda run, _: steps.append(run.step))
     assert steps == [] and run.step == 16
     assert again.state() == first.state()
+    told = "nothing left to do: an earlier run did all 16 steps. To start anew, remove .spotkeeper/ckpt/"
+    assert capsys.readouterr().err.count(told) == 1
     assert [path.name for path in Path(".spotkeeper/ckpt").iterdir()] == [Path(sys.argv[0]).stem]
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from spotkeeper import __version__
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.local import app as local_app
 
@@ -47,9 +48,7 @@ Job = Annotated[str, typer.Argument(metavar="JOB", help="Id or name of a job.", 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"spotkeeper {version('spotkeeper')}")
+        print(f"spotkeeper {__version__}")
         raise typer.Exit
 
 

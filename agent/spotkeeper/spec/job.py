@@ -17,6 +17,11 @@ def _about(text: str) -> Meta:
     return Meta(description=text)
 
 
+def _unoffered(text: str) -> Meta:
+    """A field that nobody is to write in a job file: messages and editors do not offer it."""
+    return Meta(description=text, extra={"offered": False})
+
+
 class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
     """How many machines. ``min < max`` lets the job go on smaller and grow again."""
 
@@ -49,7 +54,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         None
     )
     env: Annotated[dict[str, str], _about("variables of the job's processes; no secrets")] = {}
-    secrets: Annotated[dict[str, str], _about("variable -> name of a secret in the cloud's store, never a value")] = {}
+    secrets: Annotated[dict[str, str], _unoffered("variable -> name of a secret in the cloud's store; not served")] = {}
     checkpoint: Checkpoint = Checkpoint()
     retry: Retry = Retry()
     policy: Annotated[Literal["balanced", "spot", "on-demand", "shuffle"], _about("what to buy, and when")] = "balanced"
@@ -64,7 +69,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     ] = HOLD_DAYS
     max_on_demand: Annotated[int, Meta(ge=0, description="how many machines may be on-demand at once")] | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
-    source_sha256: Annotated[str | None, _about("filled in by submit")] = None
+    source_sha256: Annotated[str | None, _unoffered("filled in by submit")] = None
 
     def size(self) -> Nodes:
         return Nodes(self.nodes, self.nodes) if isinstance(self.nodes, int) else self.nodes

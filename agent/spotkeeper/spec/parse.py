@@ -271,6 +271,7 @@ def _check_struct(obj: object, want: inspect.StructType, path: str, out: list[Pr
         out.append(_wrong(obj, want, path))
         return
     fields = {field.encode_name: field for field in want.fields}
+    offered = [name for name, field in fields.items() if _offered(field)]
     meant: set[str] = set()
     for key, value in obj.items():
         if not isinstance(key, str):
@@ -279,12 +280,18 @@ def _check_struct(obj: object, want: inspect.StructType, path: str, out: list[Pr
             _check(value, fields[key].type, join(path, key), out)
         elif want.forbid_unknown_fields and key != want.tag_field:
             hint = nearest(key, (name for name in fields if name not in obj)) or nearest(key, fields)
+            hint = hint if hint in offered else None
             meant.add(hint or "")
-            known = "" if hint else f", want one of {', '.join(fields)}"
+            known = "" if hint else f", want one of {', '.join(offered)}"
             out.append(Problem(join(path, key), f"unknown key{known}", hint=hint))
     for name, field in fields.items():
         if field.required and name not in obj and name not in meant:
             out.append(Problem(join(path, name), f"missing, want {describe(field.type)}"))
+
+
+def _offered(field: inspect.Field) -> bool:
+    """Whether messages may name it to somebody who writes a document."""
+    return not (isinstance(field.type, inspect.Metadata) and (field.type.extra or {}).get("offered") is False)
 
 
 def _check_dict(obj: object, want: inspect.DictType, path: str, out: list[Problem]) -> None:

@@ -403,6 +403,11 @@ class Run:
         self._writer.settle()
         if self._saved != self._step:
             self._save()
+        elif not self._batches and not self._settings.managed and not self._gang.rank:
+            say(
+                f"nothing left to do: an earlier run did all {self._step} steps. To start anew, remove "
+                f"{self._settings.folder}, or give attach() another checkpoint_dir"
+            )
         self._end("done", Phase.DONE)
 
     def _end(self, outcome: Any, phase: Phase) -> None:
