@@ -13,6 +13,7 @@ from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.report.view import JobView, job_view, last_crash
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.market import Prices
 from spotkeeper.spec.names import JOB_ID, JOB_NAME
 from spotkeeper.spec.parse import nearest
 from spotkeeper.spec.record import Outcome, Phase, Record
@@ -73,13 +74,20 @@ def all_jobs(store: Store, finished: bool) -> Found:
 
 
 def view_of(store: Store, record: Record, stack: StackState | None, now: float) -> JobView:
-    """Four reads of the bucket; one more for the log of a job whose own code failed, one for a job that holds."""
+    """Five reads of the bucket; one more for the log of a job whose own code failed, one for a job that holds."""
     ledger = (*store.list_ledger(record.job), *record.outbox)
     progress = None
     with contextlib.suppress(CorruptError):  # the next report writes it again
         progress = store.read_progress(record.job)
     waits = record.phase is Phase.HOLD and resume_waits(store, record)
-    return job_view(record, progress, ledger, stack, now, _crash_log(store, record, ledger), waits)
+    log = _crash_log(store, record, ledger)
+    return job_view(record, progress, ledger, stack, now, log, waits, prices_of(store, stack))
+
+
+def prices_of(store: Store, stack: StackState | None) -> dict[str, Prices]:
+    """What spot machines of the stack's pools cost and cost before, as far as the cloud told; by pool."""
+    pools = tuple(pool.name for pool in stack.pools if pool.kind == "spot") if stack else ()
+    return {pool: held.value for pool, held in store.read_prices(pools).items()}
 
 
 def resume_waits(store: Store, record: Record) -> bool:

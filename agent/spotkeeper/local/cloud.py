@@ -88,7 +88,7 @@ class LocalCloud:
 
         Args:
             scale: virtual seconds in a real one.
-            market: a recording of ``local/markets``.
+            market: a recording of ``local/markets``, or the path of another one (``.json``).
             per_zone: spot VMs a zone carries when the recording shows a whole gang.
             calm_s: virtual seconds for which the market is to stay calm by itself.
 

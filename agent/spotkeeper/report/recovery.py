@@ -15,7 +15,7 @@ from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
 
 # Losses of machines that were in no generation: nothing was interrupted.
-NOT_MEMBERS = ("standby", "never joined")
+NOT_MEMBERS = ("standby", "noticed standby", "never joined")
 WISHED = ("pause",)  # somebody asked for it: no interruption
 FAILED = "failure"  # the cause of a hold that lasts until a person has mended something: no recovery of ours
 SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot")  # how causes begin that nobody announced

@@ -157,6 +157,12 @@ def node_table(nodes: Iterable[NodeView]) -> Table:
     return table
 
 
+def preempted(view: JobView) -> str:
+    """``3 preemptions (2 announced)``."""
+    told = view.preemptions
+    return count(told.total, "preemption") + (f" ({told.announced} announced)" if told.total else "")
+
+
 def job_table(views: Iterable[JobView]) -> Table:
     """What ``spotkeeper status`` prints: one line a job."""
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -172,7 +178,7 @@ def job_table(views: Iterable[JobView]) -> Table:
             str(view.gen),
             "-" if view.step is None else str(view.step),
             "-" if view.loss is None else f"{view.loss:.4f}",
-            str(view.preemptions),
+            str(view.preemptions.total),
             usd(view.money.spent),
             f"{view.money.saved_percent:.0f} %",
             duration(view.elapsed_s),
@@ -206,7 +212,7 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
     events = Text("\n").join(Text(event_line(line), style=_EVENT_STYLE.get(line.event, "")) for line in lines)
     facts = ", ".join(
         (
-            count(view.preemptions, "preemption"),
+            preempted(view),
             count(view.crashes, "crash"),
             f"{duration(view.elapsed_s)} since submission",
         )

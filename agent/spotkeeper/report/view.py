@@ -2,7 +2,7 @@
 
 ``watch``, ``status``, ``report`` and the demo render it; tests compare it. It is made
 from documents alone (record, progress, ledger, stack), never from a listing of the
-cloud, so that looking at a job costs four reads of the bucket.
+cloud, so that looking at a job costs five reads of the bucket.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from spotkeeper.report.events import EventLine, describe, event_lines
 from spotkeeper.report.held import HoldView, hold_view
-from spotkeeper.report.money import first_of_each, money
+from spotkeeper.report.money import NO_PRICES, PricesByPool, first_of_each, money
+from spotkeeper.report.preemptions import Preemptions, preemptions
 from spotkeeper.report.recovery import recoveries
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
@@ -103,7 +104,7 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     loss: float | None = None
     samples_per_s: float | None = None
     commit_step: int | None = None
-    preemptions: int = 0
+    preemptions: Preemptions = Preemptions()
     crashes: int = 0
     events: tuple[EventLine, ...] = ()
     recoveries: tuple[RecoveryView, ...] = ()
@@ -128,12 +129,13 @@ def job_view(
     now: float,
     crash_log: tuple[str, ...] = (),
     resuming: bool = False,
+    prices: PricesByPool = NO_PRICES,
 ) -> JobView:
     """The view of one job at ``now`` (virtual unix seconds). ``resuming``: a wish to resume is not taken in yet."""
     entries = first_of_each(ledger)
     ended = next((entry.at for entry in entries if entry.event is Event.END), None)
     until = now if ended is None else ended
-    costs = money(entries, stack, now)
+    costs = money(entries, stack, now, prices)
     return JobView(
         job=record.job,
         name=record.name,
@@ -151,7 +153,7 @@ def job_view(
         loss=progress.loss if progress else None,
         samples_per_s=progress.samples_per_s if progress else None,
         commit_step=progress.commit_step if progress else None,
-        preemptions=record.budget.preemptions,
+        preemptions=preemptions(entries),
         crashes=record.budget.crashes,
         events=event_lines(entries, record.created),
         recoveries=tuple(

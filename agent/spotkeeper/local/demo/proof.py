@@ -16,10 +16,11 @@ from msgspec import Struct
 from spotkeeper.clock import Clock
 from spotkeeper.local.cloud import LeftOver
 from spotkeeper.local.demo.watcher import Trace
-from spotkeeper.report.money import attempts, first_of_each
+from spotkeeper.report.money import attempts
+from spotkeeper.report.preemptions import Preemptions
 from spotkeeper.report.recovery import recoveries
 from spotkeeper.report.spans import minus, seconds
-from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.ledger import Entry
 
 _WEIGHTS = re.compile(r"weights ([0-9a-f]{64})")
 _TOO_LONG_S = 240.0  # the reference takes about a minute
@@ -41,11 +42,6 @@ class Recovered(Struct, frozen=True):
     boot_seconds: float
     replacement: str
     zone: str
-
-
-class Preemptions(Struct, frozen=True):
-    announced: int
-    unannounced: int
 
 
 class Cost(Struct, frozen=True):
@@ -99,15 +95,6 @@ def recovered(traces: dict[int, Trace], ledger: Iterable[Entry], clock: Clock) -
             )
         )
     return tuple(out)
-
-
-def preemptions(ledger: Iterable[Entry]) -> Preemptions:
-    """Machines that were taken away: those that said so before, and those that did not."""
-    entries = first_of_each(ledger)
-    spared = {(e.rank, e.attempt) for e in entries if e.event is Event.REPRIEVE}
-    noticed = {(e.rank, e.attempt) for e in entries if e.event is Event.NOTICE} - spared
-    lost = {(e.rank, e.attempt) for e in entries if e.event is Event.LOSS and e.cause == "loss"} - noticed
-    return Preemptions(len(noticed), len(lost))
 
 
 def _real(virtual: float, clock: Clock) -> float:
