@@ -26,7 +26,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.body import BodyError, parse
 from spotkeeper.reconcile.http import STATUS, Door, Refusal, job_of_event
-from spotkeeper.reconcile.logs import JsonLines, redact
+from spotkeeper.reconcile.logs import JsonLines
 from spotkeeper.reconcile.runtime import (
     Deadlined,
     Flights,
@@ -41,6 +41,7 @@ from spotkeeper.spec.cloud import Action, Class, DeleteDisk, Listing, Result
 from spotkeeper.spec.generation import Role, Sync, SyncReply
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.record import Rank, Record
+from spotkeeper.spec.redact import redact
 from werkzeug.test import EnvironBuilder
 
 from tests.reconcile import compute

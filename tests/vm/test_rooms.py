@@ -17,12 +17,13 @@ import pytest
 from spotkeeper.clock import Clock
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import FactIn, Role, SyncReply
+from spotkeeper.spec.redact import redact
 from spotkeeper.train.control import Commit, Control, Fault, State
 from spotkeeper.vm import disk as disks
 from spotkeeper.vm import logs, notice, report, settings, supervisor, sync
 from spotkeeper.vm.disk import Disk, DiskError
 from spotkeeper.vm.lease import Lease
-from spotkeeper.vm.log import Log, redact
+from spotkeeper.vm.log import Log
 from spotkeeper.vm.metadata import Instance, Metadata, MetadataError
 from spotkeeper.vm.notice import Cause, Notice
 from spotkeeper.vm.saved import Assignment, Saved
@@ -377,7 +378,7 @@ def test_saved_state_is_of_one_boot(tmp_path: Path) -> None:
 
 def test_secrets_do_not_reach_the_log() -> None:
     text = "Authorization: Bearer abc.def and eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.sig and ya29.a0Af-x"
-    assert redact(text) == "Authorization: [redacted] and [redacted] and [redacted]"
+    assert redact(text) == "[removed] and [removed] and [removed]"
     lines: list[str] = []
     Log(write=lines.append)("x", detail=text)
     assert "ya29" not in lines[0] and json.loads(lines[0])["event"] == "x"

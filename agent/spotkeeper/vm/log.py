@@ -6,18 +6,12 @@ systemd's journal, or the local cloud's console file, keeps it. No other file pr
 from __future__ import annotations
 
 import json
-import re
 import sys
 import threading
 import time
 from collections.abc import Callable
 
-# A bearer header, a JWT (three base64url parts, the first of which starts with {"), Google's access tokens.
-_SECRET = re.compile(r"(Bearer\s+)?(eyJ[\w-]{8,}\.[\w-]+\.[\w-]*|ya29\.[\w.-]+)|Bearer\s+\S+")
-
-
-def redact(text: str) -> str:
-    return _SECRET.sub("[redacted]", text)
+from spotkeeper.spec.redact import redact
 
 
 class Log:
