@@ -1,0 +1,177 @@
+"""The safety properties S1 to S10 of the protocol, looked at wherever the world changes.
+
+The wording is that of the design: a *member* is in the newest generation; a healthy member is superseded only for
+a fact (loss, notice, suspicion) or a recorded wish (move, swap, resize, pause). A check never decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from spotkeeper.spec.cloud import InsertVm, VmStatus
+from spotkeeper.spec.record import Alloc, Phase, Rank, Record, Slot, SlotState
+
+if TYPE_CHECKING:
+    from spotkeeper.spec.generation import Generation
+
+    from tests.sim.agent import Agent
+    from tests.sim.cloud import Drive, Machine
+    from tests.sim.world import World
+
+
+def live(rank: Rank) -> Iterator[Slot]:
+    yield from (slot for slot in (rank.cur, rank.next) if slot is not None)
+
+
+class Checks:
+    """``S8`` is looked at where grants are written: a machine without a grant is one too many."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.published: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {}
+        self.sick: dict[str, float] = {}  # uid -> since when something was wrong with it
+
+    # -- records
+
+    def record(self, old: Record | None, new: Record) -> None:
+        if old is None:
+            return
+        self._counters(old, new)
+        self._generation(old, new)
+        if old.phase is Phase.RUN and new.phase is Phase.RUN:
+            for index, (before, after) in enumerate(zip(old.ranks, new.ranks, strict=False)):
+                self._superseded(old, new, index, before, after)
+
+    def _counters(self, old: Record, new: Record) -> None:
+        if new.ver != old.ver + 1 or new.gen < old.gen:
+            self.world.violate("S5", f"version {old.ver} -> {new.ver}, generation {old.gen} -> {new.gen}")
+        ended = (Phase.END, Phase.DONE)
+        if old.phase in ended and new.phase not in ended:
+            self.world.violate("S5", f"a job that had ended is {new.phase.value} again")
+        if old.phase is Phase.DONE and new.phase is not Phase.DONE:
+            self.world.violate("S5", "a tombstone comes to life")
+        for index, (before, after) in enumerate(zip(old.ranks, new.ranks, strict=False)):
+            if after.top < before.top or after.disk_top < before.disk_top or after.disk > after.disk_top:
+                self.world.violate("S5", f"rank {index}: counters go back")
+            if any(slot.attempt > after.top for slot in live(after)):
+                self.world.violate("S5", f"rank {index}: an attempt above its counter")
+
+    def _generation(self, old: Record, new: Record) -> None:
+        members = tuple((i, s.attempt) for i in new.members if (s := new.ranks[i].cur) is not None)
+        if new.gen == old.gen:
+            return
+        if new.gen != old.gen + 1 or (new.job, new.gen) in self.published:
+            self.world.violate("S6", f"generation {old.gen} -> {new.gen}, or published twice")
+        self.published[new.job, new.gen] = members
+        uids = []
+        for index in new.members:
+            slot = new.ranks[index].cur
+            if slot is None or slot.state is not SlotState.MEMBER or slot.uid is None:
+                self.world.violate("S6", f"generation {new.gen}: rank {index} is listed and no member")
+            else:
+                uids.append(slot.uid)
+        if len(set(uids)) != len(uids):
+            self.world.violate("S1", f"generation {new.gen}: one machine is two members")
+
+    def _superseded(self, old: Record, new: Record, index: int, before: Rank, after: Rank) -> None:
+        """S4: nobody healthy is given up without a reason."""
+        cur = before.cur
+        if cur is None or cur.state is SlotState.INTENT or cur.uid is None:
+            return
+        if after.cur is not None and after.cur.attempt == cur.attempt:
+            return
+        wished = (before.wish or old.move or new.move or old.pause or new.pause) is not None and (
+            before.wish or old.move or new.move or old.pause
+        )
+        if wished or cur.notice is not None or self.world.shrinks(old, new, index):
+            return
+        if cur.state is SlotState.ADMITTED and old.zone != new.zone:
+            return  # the gang starts in another zone; nothing was trained yet
+        if self.healthy(cur.uid):
+            self.world.violate("S4", f"rank {index} attempt {cur.attempt}: healthy, and superseded ({after.cause})")
+
+    def healthy(self, uid: str) -> bool:
+        machine = self.world.cloud.machines.get(uid)
+        if machine is None or machine.vm.status is not VmStatus.RUNNING or machine.notice is not None:
+            return False
+        agent = machine.agent
+        return agent is not None and agent.alive and not agent.hung and not self.world.unheard
+
+    # -- grants
+
+    def alloc(self, alloc: Alloc) -> None:
+        grants = alloc.grants
+        if len({(g.job, g.rank, g.attempt) for g in grants}) != len(grants):
+            self.world.violate("S8", "an attempt has two grants")
+        for pool in self.world.stack.pools:
+            held = [g for g in grants if g.resource.removesuffix("/on-demand") == f"slot:{pool.name}"]
+            dear = sum(g.resource.endswith("/on-demand") for g in held)
+            if len(held) > pool.max_nodes or dear > pool.max_on_demand:
+                self.world.violate("S8", f"{pool.name}: {len(held)} grants, {dear} on-demand")
+
+    # -- calls
+
+    def insert(self, action: InsertVm) -> None:
+        """S10: the intent is durable before the call, with the same zone and model (rule 8)."""
+        held = self.world.store.read_record(action.job)
+        rank = held.value.ranks[action.rank] if held and action.rank < len(held.value.ranks) else None
+        if rank is None:
+            ended = held is not None and held.value.phase is not Phase.RUN
+            if not ended and not self.world.resized:
+                self.world.violate("S10", f"an insert for rank {action.rank}, which no record knows")
+            return
+        if action.attempt > rank.top:
+            self.world.violate("S10", f"an insert of attempt {action.attempt}, the record knows {rank.top}")
+        for slot in live(rank):
+            if slot.attempt == action.attempt and (slot.zone, slot.model) != (action.zone, action.model):
+                self.world.violate("S10", f"attempt {action.attempt} was intended for {slot.zone}, not {action.zone}")
+        mine = (action.job, action.rank, action.attempt)
+        granted = any((g.job, g.rank, g.attempt) == mine for g in self.world.store.read_alloc().value.grants)
+        if not granted and any(slot.attempt == action.attempt for slot in live(rank)):
+            self.world.violate("S8", f"rank {action.rank} attempt {action.attempt} is inserted without a grant")
+
+    def delete(self, machine: Machine) -> None:
+        """S3: superseded first, deleted second."""
+        held = self.world.store.read_record(machine.vm.job)
+        if held is None or held.value.phase in (Phase.END, Phase.DONE) or machine.vm.rank >= len(held.value.ranks):
+            return
+        if any(slot.uid == machine.uid for slot in live(held.value.ranks[machine.vm.rank])):
+            self.world.violate("S3", f"{machine.vm.name} is deleted, and the record counts on it")
+
+    def detach(self, drive: Drive) -> None:
+        machine = self.world.cloud.machines.get(drive.user or "")
+        if machine is not None and machine.agent is not None and machine.agent.mounted is drive:
+            self.world.violate("S2", f"{drive.disk.name} is detached from {machine.vm.name}, which has it mounted")
+
+    def delete_disk(self, drive: Drive) -> None:
+        """S7: the job has ended, or a newer disk is in its place; and never the only one with the newest commit."""
+        disk = drive.disk
+        held = self.world.store.read_record(disk.job)
+        if held is None or held.value.phase in (Phase.END, Phase.DONE):
+            return
+        job = self.world.jobs[disk.job]
+        others = [d.newest for d in self.world.cloud.drives.values() if d is not drive and d.disk.job == disk.job]
+        if drive.newest is not None and drive.newest == job.committed and drive.newest not in others:
+            self.world.violate("S7", f"{disk.name} is deleted; commit {drive.newest} was on no other disk")
+
+    # -- agents
+
+    def member(self, agent: Agent, doc: Generation) -> None:
+        """S1 as the machines live it: one of them trains for a rank in a generation."""
+        for other in agent.job.agents:
+            same = other is not agent and other.alive and other.rank == agent.rank and other.started == doc.gen
+            if same and other.gang is not None:
+                self.world.violate("S1", f"{other.name} and {agent.name} train rank {agent.rank} in {doc.gen}")
+
+    def never_needed(self, machine: Machine) -> int:
+        """A duplicate: a machine that ran, which no record ever admitted, beside one that does the same."""
+        held = self.world.store.read_record(machine.vm.job)
+        if held is None or held.value.phase is not Phase.RUN or machine.vm.rank >= len(held.value.ranks):
+            return 0
+        rank = held.value.ranks[machine.vm.rank]
+        twin = any(
+            m.vm.rank == machine.vm.rank and m.vm.attempt == machine.vm.attempt
+            for m in self.world.cloud.of(machine.vm.job)
+        )
+        return int(twin or (rank.cur is not None and rank.cur.attempt == machine.vm.attempt))

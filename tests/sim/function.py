@@ -1,0 +1,195 @@
+"""The function under virtual time: the shipped door over the simulated bucket and cloud, and what befalls it.
+
+Each process holds a ``Door`` of its own; a request goes to one of them. A process can be killed before or after
+any call (nothing of it runs on: no ``finally``, no retry), or freeze there while the world moves on.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+from spotkeeper.reconcile.auth import Caller
+from spotkeeper.reconcile.document import Speaker
+from spotkeeper.reconcile.http import Door
+from spotkeeper.reconcile.round import Options
+from spotkeeper.reconcile.runtime import Runtime, Settings
+from spotkeeper.reconcile.store_api import StoreError
+from spotkeeper.spec.generation import Sync, SyncReply
+
+from tests.sim.store import EFFECTS, Tapped
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+PROCESSES = 2
+DEEPEST = 3  # requests inside requests (a round that waits lets others in); beyond it, nobody waits
+
+
+class Killed(BaseException):
+    """The process is gone. Not an ``Exception``: nothing may catch it but whoever had asked."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a process can die: before the first call of a request, or after any."""
+
+    request: int
+    verb: str  # "" before the first call
+    effect: bool
+
+
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    path: str
+    data: bytes
+    headers: dict[str, str]
+
+    @property
+    def content_length(self) -> int:
+        return len(self.data)
+
+    @property
+    def stream(self) -> io.BytesIO:
+        return io.BytesIO(self.data)
+
+
+class _Believes:
+    """Stands for the verifier: identity is a subject of its own tests. A token says who speaks, in plain words."""
+
+    def agent(self, authorization: str | None, *_: object) -> Speaker:
+        uid, name, zone = (authorization or "").split()[1:]
+        return Speaker(uid, name, zone)
+
+    def invoker(self, *_: object) -> Caller:
+        return Caller("schedule")
+
+    hint = invoker
+
+
+class Process:
+    """One instance of the function: what is in its memory dies with it."""
+
+    def __init__(self, function: Function) -> None:
+        self.dead = False
+        world = function.world
+
+        def tap(verb: str, before: bool) -> None:
+            function.passes(self, verb, before)
+
+        store, cloud = Tapped(world.store, tap, function.counts), Tapped(world.cloud, tap, function.counts)
+        settings = Settings(stack=world.stack.stack, bucket="", clock=world.engine)  # type: ignore[arg-type]
+        runtime = Runtime(settings, store, cloud)  # type: ignore[arg-type]
+        runtime._verifier = _Believes()  # type: ignore[assignment]
+        runtime._options = Options(sleep=function.sleep, parallel=1, settle_s=world.settle_s)
+        self.door = Door(runtime)
+
+
+class Function:
+    """All requests. ``counts``: verbs called, and requests by path."""
+
+    def __init__(self, world: World, random: Random) -> None:
+        self.world, self.random = world, random
+        self.counts: Counter[str] = Counter()
+        self.requests = 0
+        self.kills = 0
+        self.down = False  # answers nobody
+        self.lost = 0.0  # share of requests whose answer never comes (half of them never arrive)
+        self.kill_rate = self.stall_rate = 0.0  # at every effect
+        self.store_rate = 0.0  # effects of the bucket that end in a StoreError, carried out or not
+        self.points: list[Point] | None = None  # of a run that is being mapped
+        self.kill_at = self.stall_at = -1  # index of a point
+        self.stall_s = 90.0
+        self.miss = -1  # this request never arrives
+        self._at = -1
+        self._deep = 0
+        self._processes: list[Process] = []
+
+    def _process(self) -> Process:
+        if len(self._processes) < PROCESSES:
+            self._processes.append(Process(self))
+            return self._processes[-1]
+        return self._processes[self.requests % PROCESSES]
+
+    def ask(self, path: str, body: bytes = b"", who: Speaker | None = None) -> bytes | None:
+        """The answer, or None: nobody answered. Any answer but 200 and 503 is a fault of the function's."""
+        number, self.requests = self.requests, self.requests + 1
+        self.counts["request"] += 1
+        fate = self.random.random() if self.lost else 1.0
+        if self.down or number == self.miss or fate < self.lost / 2:
+            return None
+        process = self._process()
+        token = f"Bearer {who.uid} {who.name} {who.zone}" if who is not None else "Bearer schedule"
+        headers = {"Content-Type": "application/json", "Authorization": token}
+        self._deep += 1
+        try:
+            self._pass("", process, number)
+            data, status, _ = process.door.handle(_Request("POST", path, body, headers))
+        except Killed:
+            self._end(process)
+            return None
+        finally:
+            self._deep -= 1
+        if process.dead:
+            return None
+        if status not in (200, 503):
+            self.world.violate("function", f"{path} answered {status}: {data!r}")
+        return data if status == 200 and fate >= self.lost else None
+
+    def sync(self, who: Speaker, sync: Sync) -> SyncReply | None:
+        data = self.ask("/v1/sync", msgspec.json.encode(sync), who)
+        return None if data is None else msgspec.json.decode(data, type=SyncReply)
+
+    def tick(self) -> None:
+        self.ask("/v1/tick", b"{}")
+
+    def poke(self, job: str) -> None:
+        self.ask(f"/v1/poke/{job}", b"{}")
+
+    # -- the tap
+
+    def passes(self, process: Process, verb: str, before: bool) -> None:
+        """Before a call only a dead process is stopped: that moment is the one after the call before it."""
+        if process.dead:
+            raise Killed
+        if self.store_rate and verb in EFFECTS and verb != "perform" and self.random.random() < self.store_rate / 2:
+            raise StoreError(f"{verb}: 429, or the answer was lost")
+        if not before:
+            self._pass(verb, process, self.requests - 1)
+
+    def _pass(self, verb: str, process: Process, request: int) -> None:
+        effect = verb in EFFECTS or verb == ""
+        if self.points is not None:
+            self.points.append(Point(request, verb, effect))
+        self._at += 1
+        if self._at == self.kill_at or (effect and self.kill_rate and self.random.random() < self.kill_rate):
+            process.dead = True
+            self.kills += 1
+            raise Killed
+        if self._at == self.stall_at or (effect and self.stall_rate and self.random.random() < self.stall_rate):
+            self.nested(self.stall_s if self._at == self.stall_at else self.random.uniform(1.0, 60.0))
+            if process.dead:
+                raise Killed
+
+    def restart_points(self) -> None:
+        """Points are counted from here on."""
+        self._at = -1
+
+    def _end(self, process: Process) -> None:
+        process.dead = True
+        if process in self._processes:
+            self._processes.remove(process)
+
+    # -- time that passes inside a request
+
+    def sleep(self, seconds: float) -> None:
+        self.nested(seconds)
+
+    def nested(self, seconds: float) -> None:
+        if self._deep <= DEEPEST:
+            self.world.engine.run(self.world.engine.t + seconds)

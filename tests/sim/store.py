@@ -1,0 +1,137 @@
+"""The bucket in memory, as the function sees it: every verb passes a tap, every change wakes who waits for it.
+
+``SimStore`` is ``tests.reconcile.memory.MemoryStore`` with watchers and a little caching. ``Tapped`` stands
+between one process of the function and the store or the cloud: the place where it is counted, killed or frozen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from spotkeeper.spec.facts import Fact
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import Ask
+from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.record import Alloc, Record
+from spotkeeper.spec.stack import StackState
+
+from tests.reconcile.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+EFFECTS = frozenset(
+    {
+        "add_sights",
+        "append_ledger",
+        "cas_alloc",
+        "cas_prices",
+        "cas_record",
+        "clear_active",
+        "create_record",
+        "delete",
+        "delete_ask",
+        "delete_facts",
+        "delete_name",
+        "drop_lease",
+        "perform",
+        "put",
+        "put_ask",
+        "put_fact",
+        "put_name",
+        "put_progress",
+        "put_spec",
+        "put_static_hello",
+        "put_tomb",
+        "quarantine",
+        "set_active",
+        "take_lease",
+    }
+)
+"""Verbs that change something that outlives the process."""
+
+
+class SimStore(MemoryStore):
+    """One bucket for all processes of the function."""
+
+    def __init__(self, stack: StackState, world: World) -> None:
+        super().__init__(stack)
+        self.world = world
+        self._sorted: dict[str, tuple[Fact, ...]] = {}
+
+    def create_record(self, record: Record) -> bool:
+        new = super().create_record(record)
+        self.world.record_written(None, record)
+        return new
+
+    def _cas_record(self, record: Record, token: str) -> str | None:
+        before = self.records[record.job][0]
+        won = super()._cas_record(record, token)
+        if won is not None and before is not record:
+            self.world.record_written(before, record)
+        return won
+
+    def cas_alloc(self, alloc: Alloc, token: str) -> str | None:
+        won = super().cas_alloc(alloc, token)
+        if won is not None:
+            self.world.checks.alloc(alloc)
+            self.world.version += 1
+        return won
+
+    def list_facts(self, job: str) -> tuple[Fact, ...]:
+        if job not in self._sorted:
+            self._sorted[job] = super().list_facts(job)
+        return self._sorted[job]
+
+    def put_fact(self, job: str, fact: Fact) -> bool:
+        new = super().put_fact(job, fact)
+        if new:
+            self._sorted.pop(job, None)
+            self.world.version += 1
+        return new
+
+    def delete_facts(self, job: str, facts: tuple[Fact, ...]) -> None:
+        super().delete_facts(job, facts)
+        self._sorted.pop(job, None)
+
+    def put_ask(self, job: str, ask: Ask) -> bool:
+        self.world.version += 1
+        return super().put_ask(job, ask)
+
+    def append_ledger(self, job: str, entry: Entry) -> bool:
+        new = super().append_ledger(job, entry)
+        if new:
+            self.world.entry(entry)
+        return new
+
+    def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
+        super().drop_lease(job, nonce, due)
+        self.world.due(job, due)
+
+    def read_progress(self, job: str) -> Progress | None:
+        """A gang that trains reports once a minute; here when somebody looks."""
+        self.world.report(job)
+        return super().read_progress(job)
+
+
+class Tapped:
+    """Everything that one process of the function does to the outside goes through ``tap(verb, before)``."""
+
+    def __init__(self, inner: object, tap: Callable[[str, bool], None], counts: Counter[str]) -> None:
+        self._inner, self._tap, self._counts = inner, tap, counts
+
+    def __getattr__(self, verb: str) -> Any:
+        real = getattr(self._inner, verb)
+        tap, counts = self._tap, self._counts
+
+        def call(*args: Any, **more: Any) -> Any:
+            counts[verb] += 1
+            tap(verb, True)
+            answer = real(*args, **more)
+            tap(verb, False)
+            return answer
+
+        setattr(self, verb, call)
+        return call
