@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -138,3 +140,41 @@ def test_the_check_fails_with_what_failed_and_ends_with_pytests_summary(tmp_path
     assert done.stdout.splitlines() == ["--- make --silent lint (exit status 3)", "wrong", "5 passed in 1s"]
     make.write_text('#!/bin/sh\n[ "$2" != test ] || echo "5 passed in 1s"\n')
     assert (check().returncode, check().stdout) == (0, "5 passed in 1s\n")
+
+
+def setup(tmp_path: Path, stderr: int) -> list[str]:
+    """``.ci/setup`` in a copy whose installers only write down how they were called."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "setup").write_text((ROOT / ".ci" / "setup").read_text())
+    (tmp_path / "requirements.lock").write_text("uv==1 \\\n    --hash=sha256:0\n")
+    for name in ("python", "uv"):
+        tool = tmp_path / ".venv" / "bin" / name
+        tool.parent.mkdir(parents=True, exist_ok=True)
+        # Everything but torch is there, and the progress of an installer is a word.
+        tool.write_text(
+            f'#!/bin/sh\necho "{name} $*" >>"{tmp_path}/calls"\n[ "$1" != -c ] || [ -z "${{2##*sys*}}" ] || exit 1\n'
+            'case "$*" in *--quiet*) ;; *install*) echo PROGRESS ;; esac\n'
+        )
+        tool.chmod(0o755)
+    env = {"PATH": "/usr/bin:/bin", "PYTHON": str(tmp_path / ".venv/bin/python")}
+    command = ["bash", str(tmp_path / ".ci" / "setup")]
+    subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=stderr, timeout=30, check=True)
+    assert (tmp_path / ".venv" / ".stamp").exists()
+    return (tmp_path / "calls").read_text().splitlines()
+
+
+def test_setup_says_how_large_it_is_and_shows_progress_on_a_terminal_only(tmp_path: Path) -> None:
+    for name in ("terminal", "pipe"):
+        (tmp_path / name).mkdir()
+    ours, theirs = pty.openpty()
+    calls = setup(tmp_path / "terminal", theirs)
+    assert [call for call in calls if call.startswith("uv") and "--quiet" not in call]
+    shown = os.read(ours, 4096).decode()
+    assert "about 3 GB to fetch" in shown and "6 GB on disk" in shown and "PROGRESS" in shown
+    read, write = os.pipe()
+    calls = setup(tmp_path / "pipe", write)
+    assert not [call for call in calls if "install" in call and "--quiet" not in call]
+    shown = os.read(read, 4096).decode()
+    assert len(shown.splitlines()) == 1 and "about 3 GB to fetch" in shown
+    for fd in (ours, theirs, read, write):
+        os.close(fd)
