@@ -51,7 +51,7 @@ def _stop(draft: Draft) -> None:
     if not record.gen:
         return
     needs = [rank for rank in draft.ranks if needed(rank)]
-    deadlines = [rank.cur.notice for rank in needs if rank.cur is not None and rank.cur.notice is not None]
+    deadlines = [at for rank in needs if (at := _deadline(draft, rank)) is not None]
     if record.stop:
         if deadlines:  # a stop that had time has less of it now
             draft.halt(max(draft.now, min(deadlines)), "notice")
@@ -65,6 +65,15 @@ def _stop(draft: Draft) -> None:
     cut = any(rank.cur is not None and rank.cur.cut for rank in needs)
     cause = "loss" if cut else "notice" if deadlines else "swap"
     draft.halt(max(draft.now, min([*deadlines, limit])), cause)
+
+
+def _deadline(draft: Draft, rank: Rank) -> float | None:
+    """When the notice says that the machine goes. One that outlived its deadline is in no hurry any more.
+
+    It would stop, and start, a generation in every pass; its successor still comes.
+    """
+    notice = None if rank.cur is None else rank.cur.notice
+    return None if notice is None or draft.now >= notice + draft.times.stop_s else notice
 
 
 def _may_come(draft: Draft, rank: Rank) -> bool:
