@@ -33,7 +33,6 @@ from spotkeeper.reconcile.runtime import (
     Runtime,
     Settings,
     SettingsError,
-    reconcile_once,
     settings_from_env,
 )
 from spotkeeper.reconcile.store_api import StoreError
@@ -170,14 +169,6 @@ class TestStory:
         status, poked = ask(door, "POST", f"/v1/poke/{JOB}", b"{}", clock_token())
         assert status == 200 and poked["rounds"] == 1 and len(site.cloud.vms) == 1
         assert ask(door, "POST", "/v1/poke/zzzz9999", b"{}", clock_token()) == (404, {"error": "not_found"})
-
-    def test_reconcile_once_is_a_tick(self, site: Site) -> None:
-        assert reconcile_once(site.settings).jobs == 1
-        assert len(site.cloud.vms) == 1
-
-    def test_reconcile_once_needs_a_stack(self, site: Site, tmp_path: Path) -> None:
-        with pytest.raises(SettingsError, match=r"pools\.json"):
-            reconcile_once(replace(site.settings, bucket=f"sqlite://{tmp_path}/other.db"))
 
 
 def push(entry: Any) -> bytes:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.auth import Verifier
     from spotkeeper.reconcile.round import Options
     from spotkeeper.reconcile.store_api import Store
-    from spotkeeper.reconcile.sweep import TickResult
     from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
     from spotkeeper.spec.job import JobSpec
     from spotkeeper.spec.market import PriceRun
@@ -78,22 +77,6 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> Settings:
         bucket_endpoint=env.get("SPOTKEEPER_BUCKET_ENDPOINT") or None,
         behind_iam=bool(env.get("K_SERVICE")),
     )
-
-
-def reconcile_once(settings: Settings) -> TickResult:
-    """One tick of the whole stack from this process, as ``spotkeeper reconcile --once`` does it.
-
-    Raises:
-        StoreError: the bucket does not answer.
-        SettingsError: the stack is of a cloud this build has no adapter for.
-    """
-    from spotkeeper.reconcile.sweep import tick
-
-    runtime = Runtime(settings)
-    stack = runtime.store.read_stack()
-    if stack is None:
-        raise SettingsError(f"{settings.bucket} holds no stack/pools.json: bring the stack up first")
-    return tick(runtime.store, runtime.cloud(stack), settings.clock, runtime.options())
 
 
 class Runtime:
