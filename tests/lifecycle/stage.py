@@ -32,7 +32,7 @@ from spotkeeper.report.events import describe
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.job import AskKind, JobSpec
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Phase, Record
+from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 
 T = TypeVar("T")
 
@@ -136,10 +136,14 @@ class Stage:
 
     def is_quiet(self) -> bool:
         """Nothing of any job is there: no machine, disk, snapshot or process more than before the first one."""
+        return self.left_over() == self.quiet
+
+    def left_over(self) -> LeftOver | None:
+        """What there is; None while the control plane does not answer."""
         try:
-            return self.cloud.left_over() == self.quiet
+            return self.cloud.left_over()
         except LocalCloudError:
-            return False
+            return None
 
 
 class Run:
@@ -208,9 +212,28 @@ class Run:
         ask(self.stage.store, self.record(), kind, self.stage.cloud.clock.now(), "tests")
         self.stage.poke(self.job)
 
+    def holds(self, disks: int) -> Record:
+        """The record once the job holds because it failed, and nothing of it is left but so many disks."""
+        self.until("the job to hold", lambda: self.record().hold is Hold.FAILURE)
+        only = replace(self.stage.quiet, disks=self.stage.quiet.disks + disks)
+        self.until(f"only its disks to be left: {only}", lambda: self.stage.left_over() == only)
+        return self.record()
+
+    def cancel(self) -> Record:
+        """The record of the cancelled job, once everything of it is gone."""
+        self.ask(AskKind.CANCEL)
+        self.until("the job to be cancelled", lambda: self.record().outcome is Outcome.CANCELLED)
+        return self.over()
+
     def over(self, seconds: float = PATIENCE_S) -> Record:
         """The record once the outcome is known and everything of the job is gone."""
-        self.until("the job to be over", lambda: self.record().phase in (Phase.END, Phase.DONE), seconds)
+
+        def ended() -> bool:
+            record = self.record()
+            assert record.hold is not Hold.FAILURE, f"it failed and holds: {record.reason}"
+            return record.phase in (Phase.END, Phase.DONE)
+
+        self.until("the job to be over", ended, seconds)
         self.until("all that the job had to be gone", lambda: self.record().phase is Phase.DONE)
         self.until(f"the cloud to be as before: {self.stage.quiet}", self.stage.is_quiet)
         return self.record()

@@ -6,8 +6,10 @@ import resource
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.pack import pack
 from spotkeeper.report import render
 from spotkeeper.spec.job import AskKind, Checkpoint, Retry
 from spotkeeper.spec.ledger import Event
@@ -15,7 +17,7 @@ from spotkeeper.spec.record import Outcome, Record, SlotState
 from spotkeeper.train.store import COMMIT
 from spotkeeper.vm.launch import saver_pid
 
-from tests.lifecycle.stage import Run, Stage, script, tiny
+from tests.lifecycle.stage import GPT, Run, Stage, script, tiny
 
 pytestmark = pytest.mark.lifecycle
 
@@ -25,9 +27,24 @@ print("reading the data")
 raise ValueError("the column 'label' is missing")
 """
 GIVES_UP = """
-import sys
-print("this model does not fit any machine", flush=True)
-sys.exit(93)
+import os, sys, time
+import train
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+taken = 0
+
+
+def give_up(*_):
+    global taken
+    taken += 1
+    time.sleep(0.03)
+    if os.environ["SPOTKEEPER_GEN"] == "1" and taken == 150:
+        print("this model does not fit any machine", flush=True)
+        sys.exit(93)
+
+
+register_optimizer_step_post_hook(give_up)
+train.main()
 """
 
 
@@ -40,21 +57,43 @@ def shown(run: Run) -> str:
 
 
 def test_a_command_that_fails_at_once_uses_up_the_crash_budget_and_shows_why(stage: Stage, tmp_path: Path) -> None:
-    with Run(stage, *script(tmp_path, "broken", FAILS, retry=Retry(crashes=1))) as run:
-        record = run.over()
-    assert (record.outcome, record.gen, record.budget.crashes) == (Outcome.FAILED, 2, 2)
-    assert record.reason == "rank 0 exited with 1; the crash budget of 1 is used up"
-    assert run.view().crash_log[-1] == "ValueError: the column 'label' is missing", run.view().crash_log
-    assert record.reason in shown(run) and "the column 'label' is missing" in shown(run)
+    spec, source = script(tmp_path, "broken", FAILS, retry=Retry(crashes=1))
+    with Run(stage, spec, source) as run:
+        record = run.holds(disks=1)
+        assert (record.gen, record.budget.crashes) == (2, 2)
+        assert record.reason == "rank 0 exited with 1; the crash budget of 1 is used up"
+        assert run.view().crash_log[-1] == "ValueError: the column 'label' is missing", run.view().crash_log
+        told = shown(run)
+        for text in (record.reason, "the column 'label' is missing", "spotkeeper resume broken", "1 disk of"):
+            assert text in told
+        again = stage.submit(spec, source)
+        assert (again.job, again.new, again.holds) == (run.job, False, record.reason)
+
+        run.ask(AskKind.RESUME)
+        run.until("the fresh budget to be used up as well", lambda: run.record().gen == 4)
+        assert run.holds(disks=1).budget.crashes == 2
+        assert run.cancel().gen == 4
+    assert [entry.cause for entry in run.ledger(Event.GENERATION)] == ["start", "crash", "resume", "crash"]
 
 
-def test_exit_93_ends_the_job_without_another_try(stage: Stage, tmp_path: Path) -> None:
-    with Run(stage, *script(tmp_path, "hopeless", GIVES_UP, retry=Retry(crashes=5))) as run:
+def test_exit_93_holds_the_job_and_resume_goes_on_from_the_newest_checkpoint(stage: Stage, tmp_path: Path) -> None:
+    home = tmp_path / "gives-up"
+    home.mkdir()
+    (home / "train.py").write_bytes((GPT / "train.py").read_bytes())
+    (home / "main.py").write_text(GIVES_UP)
+    spec = tiny("hopeless", 250, nodes=1, static="never", checkpoint=Checkpoint(interval_s=1.0), retry=Retry(crashes=5))
+    spec = replace(spec, command=("main.py", *spec.command[1:]))
+    with Run(stage, spec, pack(home)) as run:
+        record = run.holds(disks=1)
+        assert record.gen == 1 and not run.ledger(Event.CRASH)
+        assert record.reason == "rank 0 exited with 93: a restart cannot help"
+        assert "this model does not fit any machine" in shown(run)
+        run.ask(AskKind.RESUME)
         record = run.over()
-    assert (record.outcome, record.gen) == (Outcome.FAILED, 1)
-    assert record.reason == "rank 0 exited with 93: a restart cannot help"
-    assert len(run.ledger(Event.GENERATION)) == 1 and not run.ledger(Event.CRASH)
-    assert "this model does not fit any machine" in shown(run)
+        restored = run.watcher.traces()[2].restored
+    assert (record.outcome, record.gen) == (Outcome.SUCCEEDED, 2)
+    assert restored is not None and 0 < restored.step < 150
+    assert run.weights() == run.weights_left_alone(tmp_path / "alone", nproc=1)
 
 
 def test_a_job_cancelled_while_it_recovers_leaves_nothing(stage: Stage) -> None:

@@ -39,7 +39,7 @@ from spotkeeper.reconcile.store_api import Store
 from spotkeeper.report.preemptions import preemptions
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.record import Outcome, Phase, Record
+from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 
 ROOT = Path(__file__).resolve().parents[4]
 JOB_FILE = ROOT / "examples" / "gpt" / "job.yaml"
@@ -213,7 +213,7 @@ class Demo:
                 screen.update(view, live)
                 if failure:
                     raise failure[0]
-                if view.over():
+                if view.stands():
                     break
                 if done.is_set() and end == float("inf"):
                     end = time.monotonic() + END_S
@@ -233,6 +233,8 @@ class Demo:
 
         def done() -> bool:
             held = store.read_record(job)
+            if held is not None and held.value.hold is Hold.FAILURE:
+                raise DemoError(f"the job failed: {held.value.reason}")
             return held is not None and held.value.phase is Phase.DONE
 
         self.until("everything of the ended job to be gone", done)

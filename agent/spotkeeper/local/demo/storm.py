@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from spotkeeper.local.demo.watcher import Watcher
 from spotkeeper.spec import names
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Phase, Record, Slot, SlotState
+from spotkeeper.spec.record import Hold, Phase, Record, Slot, SlotState
 
 T = TypeVar("T")
 
@@ -162,6 +162,8 @@ class Storm:
             raise StormError(f"job {self.job} has no record")
         if record.phase in (Phase.END, Phase.DONE):
             raise StormError(f"the job ended ({record.reason or record.outcome}) before the storm was over")
+        if record.hold is Hold.FAILURE:
+            raise StormError(f"the job failed and holds: {record.reason}")
         return record
 
     def steady(self, when: str) -> None:
