@@ -282,6 +282,13 @@ def test_the_function_changes_only_machines_of_its_stack(local: Declaration) -> 
     assert not any("*" in name or name.startswith(("iam.", "resourcemanager.")) for name in (*LOOK, *CHANGE))
 
 
+def test_the_function_may_ask_what_spot_machines_cost(local: Declaration) -> None:
+    """A method of a region and not of a machine, so the role whose condition names machines cannot hold it."""
+    look = one(local, "gcp:projects/iAMCustomRole:IAMCustomRole", "role-look")
+    assert "compute.advice.capacityHistory" in look["permissions"]
+    assert "condition" not in one(local, "gcp:projects/iAMMember:IAMMember", "fn-look")
+
+
 def test_only_the_nodes_identity_may_be_handed_out(local: Declaration) -> None:
     users = [d for d in local.values() if d.properties.get("role") == "roles/iam.serviceAccountUser"]
     assert [d.properties["serviceAccountId"].rsplit("/", 1)[1].partition("@")[0] for d in users] == ["sk-local-vm"]

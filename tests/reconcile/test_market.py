@@ -17,8 +17,9 @@ from spotkeeper.reconcile.round import run_round
 from spotkeeper.reconcile.store_api import StoreError
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.report.preemptions import Preemptions, preemptions
+from spotkeeper.report.view import job_view
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.market import FRESH_S, HOUR_S, Fate, PriceRun, Prices, fate
+from spotkeeper.spec.market import FRESH_S, HOUR_S, Fate, PriceRun, Prices, Sight, fate, lives
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Phase
 
@@ -26,6 +27,7 @@ from tests import discovery
 from tests.reconcile.compute import STACK as GCE_STACK
 from tests.reconcile.compute import Google, Raw, serve
 from tests.reconcile.memory import MemoryStore
+from tests.reconcile.test_gce import silent_server
 from tests.reconcile.world import JOB, World, stack
 
 POOL = "pool"
@@ -60,7 +62,7 @@ def test_launches_losses_and_returns_are_noted_by_machine_and_hour() -> None:
     assert all(int(s.at // HOUR_S) == hour for (_, hour), sights in world.memory.sights.items() for s in sights)
     seen = market.look(world.store, world, world.stack, world.t)
     (offer,) = [o for o in seen if o.zone == "z-a" and o.model is Model.SPOT]
-    assert offer.launched_at > offer.lost_at > 0 and offer.refused_at == 0
+    assert offer.launched_at >= offer.lost_at > 0 and offer.refused_at == 0
 
 
 def test_refusals_of_one_job_cool_the_offer_for_another() -> None:
@@ -292,6 +294,12 @@ def test_machines_whose_price_the_cloud_cannot_tell_are_not_asked_for() -> None:
             assert google.asked == []
 
 
+@pytest.mark.parametrize("drip", [True, False])
+def test_a_cloud_that_does_not_answer_is_left_at_the_deadline(drip: bool) -> None:
+    with silent_server(drip) as endpoint:
+        assert open_gce(GCE_STACK, Clock(), endpoint).price_history("gpu", 0.2) is None
+
+
 def test_repeated_prices_are_joined() -> None:
     runs = [PriceRun(1.0, 0.2), PriceRun(2.0, 0.2), PriceRun(3.0, 0.3), PriceRun(4.0, 0.2)]
     assert joined(runs) == (runs[0], runs[2], runs[3])
@@ -324,6 +332,41 @@ N, R, L, G = Event.NOTICE, Event.REPRIEVE, Event.LOSS, Event.GONE
 )
 def test_the_fate_of_a_machine(story: list[tuple[Event, str]], is_: Fate) -> None:
     assert fate(story) is is_
+
+
+def test_lives_have_a_beginning_an_end_and_a_fate() -> None:
+    world = trained(World(nodes=1))
+    world.run(60)
+    lost_at = world.t
+    world.preempt(0)
+    world.until(lambda: world.record().gen == 2 and world.training())
+    (sights,) = world.store.read_sights((POOL,), tuple(int(world.t // HOUR_S) - back for back in range(2))).values()
+    one, two = lives(sights)
+    assert (one.zone, one.model, one.fate) == ("z-a", Model.SPOT, Fate.UNANNOUNCED)
+    assert one.began is not None and one.ended is not None and one.began < lost_at <= one.ended
+    assert (two.fate, two.ended) == (Fate.KEPT, None)
+    without_its_launch = [sight for sight in sights if sight.event is not Event.ADMITTED]
+    assert [(life.began, life.fate) for life in lives(without_its_launch)] == [(None, Fate.UNANNOUNCED)]
+
+
+def test_a_machine_that_was_refused_or_never_joined_had_no_life() -> None:
+    refused = Sight("j-r0-a1", Event.REFUSED, 1.0, "z-a", Model.SPOT, "capacity")
+    never = Sight("j-r0-a2", L, 2.0, "z-a", Model.SPOT, "never joined")
+    gone = Sight("j-r0-a3", G, 3.0)
+    assert lives([refused, never, gone, Sight("j-r0-a2", G, 4.0)]) == ()
+
+
+def test_a_withdrawn_notice_is_no_loss_of_the_offer() -> None:
+    up = Sight("j-r0-a1", Event.ADMITTED, 1.0, "z-a", Model.SPOT)
+    notice, reprieve = replace(up, event=N, at=50.0), replace(up, event=R, at=60.0)
+
+    def lost_at(*sights: Sight) -> float:
+        (offer,) = market.offers_seen(stack().pools, {}, {POOL: sights}, 100.0)
+        return offer.lost_at
+
+    assert lost_at(up, notice) == 50.0
+    assert lost_at(up, notice, reprieve) == 0.0
+    assert lost_at(up, notice, replace(up, event=L, at=90.0, cause="notice")) == 90.0
 
 
 def told_off(world: World, rank: int) -> None:
@@ -362,7 +405,10 @@ def calm(world: World) -> None:
 
 
 def count(world: World) -> Preemptions:
-    return preemptions(world.events())
+    """As the report, the view, ``status`` and the demo's report have it."""
+    found = preemptions(world.events())
+    assert job_view(world.record(), None, world.events(), world.stack, world.t).preemptions == found
+    return found
 
 
 def test_only_spot_machines_are_preempted() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from spotkeeper.reconcile.store_api import Held, OfferSeen, Store, StoreError
 from spotkeeper.spec.cloud import Class, Cloud, InsertVm, Result
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.market import HOUR_S, LOST_ANNOUNCED, LOST_SILENTLY, PriceRun, Prices, Sight
+from spotkeeper.spec.market import HOUR_S, Fate, PriceRun, Prices, Sight, lives
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
 
@@ -54,26 +54,25 @@ def offers_seen(
         told = prices[pool.name].now(now) if pool.name in prices else None
         priced = {(zone, Model.SPOT): OfferSeen(pool.name, zone, Model.SPOT, price=told) for zone in pool.zones}
         seen = priced if told is not None else {}
-        for sight, zone, model in _placed(sights.get(pool.name, ())):
-            offer = seen.get((zone, model)) or OfferSeen(pool.name, zone, model)
-            seen[zone, model] = _with(offer, sight)
+        for key, changes in _told(sights.get(pool.name, ())):
+            offer = seen.get(key) or OfferSeen(pool.name, *key)
+            newer = {name: at for name, at in changes.items() if at > getattr(offer, name)}
+            seen[key] = replace(offer, **newer)
         out += (seen[key] for key in sorted(seen))
     return tuple(out)
 
 
-def _placed(sights: Iterable[Sight]) -> Iterable[tuple[Sight, str, Model]]:
-    return ((sight, sight.zone, sight.model) for sight in sights if sight.zone and sight.model is not None)
-
-
-def _with(offer: OfferSeen, sight: Sight) -> OfferSeen:
-    lost = sight.event is Event.LOSS and sight.cause in (*LOST_ANNOUNCED, *LOST_SILENTLY)
-    if sight.event is Event.REFUSED and sight.cause in REFUSALS:
-        return replace(offer, refused_at=max(offer.refused_at, sight.at))
-    if sight.event is Event.ADMITTED:
-        return replace(offer, launched_at=max(offer.launched_at, sight.at))
-    if lost or sight.event is Event.NOTICE:
-        return replace(offer, lost_at=max(offer.lost_at, sight.at))
-    return offer
+def _told(sights: tuple[Sight, ...]) -> Iterator[tuple[tuple[str, Model], dict[str, float]]]:
+    """What there is to say of offers (zone, model), as fields of :class:`OfferSeen`."""
+    for sight in sights:
+        if sight.event is Event.REFUSED and sight.cause in REFUSALS and sight.model is not None:
+            yield (sight.zone, sight.model), {"refused_at": sight.at}
+    newest = {sight.machine: sight.at for sight in sights}
+    for life in lives(sights):
+        if life.began is not None:
+            yield (life.zone, life.model), {"launched_at": life.began}
+        if life.fate is not Fate.KEPT:
+            yield (life.zone, life.model), {"lost_at": newest[life.machine] if life.ended is None else life.ended}
 
 
 def refused(market: tuple[OfferSeen, ...], results: Iterable[Result]) -> tuple[OfferSeen, ...]:

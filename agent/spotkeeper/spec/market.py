@@ -119,3 +119,38 @@ def fate(story: Iterable[tuple[Event, str]]) -> Fate:
         elif event is Event.LOSS and cause in LOST_SILENTLY:
             return Fate.ANNOUNCED if noticed else Fate.UNANNOUNCED
     return Fate.ANNOUNCED if noticed else Fate.KEPT
+
+
+class Life(Struct, frozen=True):
+    """One machine's life, as far as it is known. Times are virtual unix seconds."""
+
+    machine: str
+    zone: str
+    model: Model
+    fate: Fate
+    began: float | None = None  # when it ran; None: before the history that was read
+    ended: float | None = None  # when it was found lost, or given back; None: it is there
+
+
+def lives(sights: Iterable[Sight]) -> tuple[Life, ...]:
+    """The lives that sights (by time) tell of, in the order of their beginning. Machines that never joined had none."""
+    stories: dict[str, list[Sight]] = {}
+    for sight in sights:
+        stories.setdefault(sight.machine, []).append(sight)
+    return tuple(life for story in stories.values() if (life := _life(story)) is not None)
+
+
+def _life(story: list[Sight]) -> Life | None:
+    placed = next((sight for sight in story if sight.zone and sight.model is not None), None)
+    if placed is None or placed.model is None or placed.event is Event.REFUSED or placed.cause == NEVER_JOINED:
+        return None
+    joined = next((sight for sight in story if sight.event is Event.ADMITTED), None)
+    ended = next((sight.at for sight in story if sight.event in (Event.LOSS, Event.GONE)), None)
+    return Life(
+        machine=placed.machine,
+        zone=placed.zone,
+        model=placed.model,
+        fate=fate((sight.event, sight.cause) for sight in story),
+        began=None if joined is None else joined.at if joined.started is None else joined.started,
+        ended=ended,
+    )
