@@ -40,6 +40,10 @@ class Bucket:
         found = self.blobs.get(key)
         return Blob(found[0], str(found[1])) if found else None
 
+    def refresh(self, key: str, known: Blob) -> Blob | None:
+        found = self.get(key)
+        return known if found is not None and found.tag == known.tag else found
+
     def get_many(self, keys: Sequence[str]) -> builtins.list[Blob | None]:
         return [self.get(key) for key in keys]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import multiprocessing
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import msgspec
 import obstore
 import pytest
-from spotkeeper.reconcile import paths
+from spotkeeper.reconcile import paths, recent
+from spotkeeper.reconcile import store as store_module
 from spotkeeper.reconcile.objects import (
     BadKeyError,
     Blob,
@@ -90,18 +92,37 @@ def store(objects: Callable[[], Objects]) -> ObjectStore:
     return ObjectStore(objects())
 
 
+def held(bucket: Objects, key: str) -> tuple[bytes, str] | None:
+    blob = bucket.get(key)
+    return (blob.data, blob.tag) if blob is not None else None
+
+
 class TestObjects:
+    def test_a_version_that_is_known_is_not_sent_again(self, objects: Callable[[], Objects]) -> None:
+        bucket = objects()
+        assert bucket.refresh("a", Blob(b"", "1", "1")) is None
+        bucket.create("a", b"one")
+        known = bucket.get("a")
+        assert known is not None
+        known = Blob(b"", known.tag, known.etag)
+        assert bucket.refresh("a", known) is known
+        bucket.replace("a", b"two", known.tag)
+        newer = bucket.refresh("a", known)
+        assert newer is not None and newer.data == b"two"
+        bucket.delete("a")
+        assert bucket.refresh("a", known) is None
+
     def test_create_get_replace_delete(self, objects: Callable[[], Objects]) -> None:
         bucket = objects()
         assert bucket.get("a/b") is None
         tag = bucket.create("a/b", b"one")
-        assert bucket.get("a/b") == Blob(b"one", tag)
+        assert held(bucket, "a/b") == (b"one", tag)
         with pytest.raises(ConflictError):
             bucket.create("a/b", b"two")
         newer = bucket.replace("a/b", b"two", tag)
         with pytest.raises(ConflictError):
             bucket.replace("a/b", b"three", tag)
-        assert bucket.get("a/b") == Blob(b"two", newer)
+        assert held(bucket, "a/b") == (b"two", newer)
         bucket.delete("a/b")
         bucket.delete("a/b")
         assert bucket.get("a/b") is None
@@ -113,7 +134,7 @@ class TestObjects:
         bucket.create("active/x", b"")
         bucket.put("active/x", b"1")
         tag = bucket.put("active/x", b"2")
-        assert bucket.get("active/x") == Blob(b"2", tag)
+        assert held(bucket, "active/x") == (b"2", tag)
 
     def test_a_folder_is_listed_whole_and_alone(self, objects: Callable[[], Objects]) -> None:
         bucket = objects()
@@ -461,6 +482,68 @@ def test_a_lost_answer_to_our_own_write_is_a_win(tmp_path: Path) -> None:
     assert store.cas_alloc(Alloc(ver=1, nonce="x"), "") is not None
     objects.lose = True
     assert store.take_lease(JOB, "a", 1.0, 9.0)
+
+
+def ranks(count: int) -> Record:
+    slot = Slot(1, SlotState.MEMBER, "pool", "z-a", Model.SPOT, 1_800_000_000.0, address="10.0.0.1", disk=True)
+    named = [
+        msgspec.structs.replace(slot, uid=str(10**18 + 7919 * n), boot=str(uuid.UUID(int=(n + 1) * 2**97 // 10007)))
+        for n in range(count)
+    ]
+    return record(ranks=tuple(Rank(top=1, cur=each, zone="z-a") for each in named), members=tuple(range(count)))
+
+
+def test_a_large_record_is_packed_and_a_small_one_can_be_read_by_people(tmp_path: Path) -> None:
+    objects = SqliteObjects(tmp_path / "b.db")
+    store = ObjectStore(objects)
+    for count in (3, 10_000):
+        document = ranks(count)
+        objects.delete(paths.record(JOB))
+        assert store.create_record(document)
+        blob = objects.get(paths.record(JOB))
+        assert blob is not None and len(blob.data) < 1_000_000
+        assert (blob.data[:1] == b"{") is (count == 3)
+        assert ObjectStore(objects).read_record(JOB).value == document
+
+
+@pytest.mark.parametrize("cut", [1, 2, 10, -1, -5])
+def test_a_packed_record_that_is_cut_short_is_corrupt(tmp_path: Path, cut: int) -> None:
+    objects = SqliteObjects(tmp_path / "b.db")
+    objects.put(paths.record(JOB), encode_versioned(ranks(1000))[:cut])
+    with pytest.raises(CorruptError):
+        ObjectStore(objects).read_record(JOB)
+
+
+def test_a_record_is_decoded_once_a_version_and_never_served_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = SqliteObjects(tmp_path / "b.db")
+    reader, writer = ObjectStore(objects), ObjectStore(SqliteObjects(tmp_path / "b.db"))
+    decoded: list[str] = []
+    real = store_module.decode_versioned
+    monkeypatch.setattr(store_module, "decode_versioned", lambda *a: (decoded.append(a[2]), real(*a))[1])
+    assert writer.create_record(ranks(3))
+    for _ in range(5):
+        assert reader.read_record(JOB).value.ver == 0
+    assert len(decoded) == 1
+    token = reader.read_record(JOB).token
+    assert writer.cas_record(msgspec.structs.replace(ranks(3), ver=1, nonce="n2"), token)
+    assert reader.read_record(JOB).value.ver == 1
+    objects.delete(paths.record(JOB))
+    assert reader.read_record(JOB) is None
+    assert writer.create_record(msgspec.structs.replace(ranks(2), nonce="n3"))
+    assert len(reader.read_record(JOB).value.ranks) == 2
+
+
+def test_documents_that_are_forgotten_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "KEPT_BYTES", 1000)
+    store = ObjectStore(SqliteObjects(tmp_path / "b.db"))
+    jobs = [f"abcd234{n}" for n in range(8)]
+    for job in jobs:
+        assert store.create_record(msgspec.structs.replace(record(), job=job))
+    for job in (*jobs, *jobs):
+        assert store.read_record(job).value.job == job
+    assert len(store._recent._entries) < len(jobs)
 
 
 def test_the_protocol_is_met(tmp_path: Path) -> None:

@@ -38,10 +38,14 @@ class RefusedError(StoreError):
 
 
 class Blob(Struct, frozen=True):
-    """An object's bytes, and the tag that a conditional replacement must name (ETag or generation; opaque)."""
+    """An object's bytes, and the tag that a conditional replacement must name (ETag or generation; opaque).
+
+    ``etag``: what a conditional read must name, where that is something else.
+    """
 
     data: bytes
     tag: str
+    etag: str = ""
 
 
 class Objects(Protocol):
@@ -53,6 +57,9 @@ class Objects(Protocol):
 
     def get(self, key: str) -> Blob | None:
         """The object, or None. Strongly consistent after a write."""
+
+    def refresh(self, key: str, known: Blob) -> Blob | None:
+        """As ``get``; ``known`` itself where the object is still that version, and its bytes stay where they are."""
 
     def create(self, key: str, data: bytes) -> str:
         """Write a new object; its tag. Raises ConflictError where the key exists."""

@@ -20,6 +20,7 @@ from obstore import exceptions
 from spotkeeper.reconcile.objects import Blob, ConflictError, RefusedError, UnavailableError, check_key, check_prefix
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import ClientConfig, GCSConfig, ObjectStore, RetryConfig, S3Config
 
 T = TypeVar("T")
@@ -65,9 +66,20 @@ class ObstoreObjects:
         self._field = field
 
     def get(self, key: str) -> Blob | None:
+        return self._get(key, {})
+
+    def refresh(self, key: str, known: Blob) -> Blob | None:
+        if not known.etag:
+            return self._get(key, {})
+        try:
+            return self._get(key, {"if_none_match": known.etag})
+        except exceptions.NotModifiedError:
+            return known
+
+    def _get(self, key: str, options: GetOptions) -> Blob | None:
         def read() -> Blob:
-            result = obstore.get(self._store, check_key(key))
-            return Blob(bytes(result.bytes()), self._tag(key, result.meta))
+            result = obstore.get(self._store, check_key(key), options=options)
+            return Blob(bytes(result.bytes()), self._tag(key, result.meta), str(result.meta["e_tag"] or ""))
 
         try:
             return _twice(key, read)
@@ -135,9 +147,11 @@ def _twice(key: str, call: Callable[[], T]) -> T:
 
 @contextmanager
 def _translated(key: str) -> Iterator[None]:
-    """obstore's errors as ours. FileNotFoundError passes: NotFoundError is one."""
+    """obstore's errors as ours. FileNotFoundError passes (NotFoundError is one), and what is no error."""
     try:
         yield
+    except exceptions.NotModifiedError:
+        raise
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
         raise ConflictError(f"{key}: exists, or changed since it was read") from error
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.NotSupportedError) as error:

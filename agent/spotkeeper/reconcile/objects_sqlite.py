@@ -44,6 +44,12 @@ class SqliteObjects:
             row = db.execute("SELECT data, generation FROM objects WHERE key = ?", (key,)).fetchone()
         return Blob(bytes(row[0]), str(row[1])) if row else None
 
+    def refresh(self, key: str, known: Blob) -> Blob | None:
+        check_key(key)
+        with self._read() as db:
+            row = db.execute("SELECT generation FROM objects WHERE key = ?", (key,)).fetchone()
+        return known if row is not None and str(row[0]) == known.tag else self.get(key)
+
     def get_many(self, keys: Sequence[str]) -> builtins.list[Blob | None]:
         return [self.get(key) for key in keys]
 
