@@ -149,6 +149,7 @@ def seeing(world: World) -> None:
 
 def trained(**more: object) -> World:
     world = World(**more)  # type: ignore[arg-type]
+    world.run(10)  # static nodes say hello
     world.submit()
     world.until(world.training, 300)
     return world
@@ -188,7 +189,7 @@ def test_without_the_allocation_an_intent_that_has_its_grant_is_carried_out() ->
 
 def test_without_the_allocation_no_job_is_done_and_no_word_of_a_static_node_is_forgotten() -> None:
     """A grant that cannot be seen may be held: DONE and the loss of the node's word would leak it for ever."""
-    world = trained(nodes=1, the_stack=stack(static=1), static="only")
+    world = trained(nodes=1, the_stack=stack(static=1), pools=("fix",))
     blinded(world)
     world.ask(AskKind.CANCEL)
     world.run(300)
@@ -199,7 +200,7 @@ def test_without_the_allocation_no_job_is_done_and_no_word_of_a_static_node_is_f
 
 def test_without_the_allocation_a_static_member_is_still_heard() -> None:
     """Its grant is in the record. A member that could not answer a roll call would be given up, and not come back."""
-    world = trained(nodes=1, the_stack=stack(static=1), static="only")
+    world = trained(nodes=1, the_stack=stack(static=1), pools=("fix",))
     blinded(world)
     agent = world.member(0).agent
     assert agent is not None

@@ -86,6 +86,7 @@ class Drive:
     held: dict[str, list[Commit]] = field(default_factory=dict)  # commits by job
     user: str | None = None  # uid
     broken: bool = False  # every write fails
+    sick: bool = False  # no machine can mount it
 
 
 class World:
@@ -119,6 +120,7 @@ class World:
         self.capacity: dict[tuple[str, Model], int] = {}
         self.stockout_lists = False  # a stockout lists the machine for seconds first
         self.blind: set[str] = set()
+        self.clumsy: set[str] = set()  # machines that can mount nothing
         self.permanent: str = ""
         self.prices: dict[str, tuple[PriceRun, ...]] = {}
         self.price_questions = 0
@@ -475,6 +477,7 @@ class Agent:
         self.launched: Generation | None = None
         self.alive = False  # its processes of `gen` run
         self.hung = False
+        self.clumsy = self.machine.vm.uid in world.clumsy
         self.notice: float | None = None
         self.reprieved: float | None = None
         self.disk: int | None = None
@@ -590,8 +593,12 @@ class Agent:
         if self.mounted is None:
             for drive in self.world.drives.values():
                 if drive.user == self.machine.vm.uid:
-                    self.mounted = drive
                     number = drive.disk.number
+                    if drive.sick or self.clumsy:
+                        told = FactIn(Kind.NO_DISK, 0, f"{number}-mount")
+                        self.outbox += [] if told in self.outbox else [told]
+                        continue
+                    self.mounted = drive
                     self.say(Kind.ATTACHED, 0, str(number))
                     if drive.held.get(self.job):
                         gen, step = max(drive.held[self.job])
@@ -630,6 +637,8 @@ class Agent:
         assert self.job is not None
         for agent in agents:
             agent._mount()  # a member with a disk mounts it before it starts the job
+        if any(agent.mounted is None and agent.writes() for agent in agents):
+            return
         ours = [agent.mounted for agent in agents if agent.mounted and agent.writes()]
         every = [drive for drive in world.drives.values() if drive.disk.job == self.job]  # a static node's is its own
         found = max((commit for drive in ours for commit in drive.held.get(self.job, [])), default=None)

@@ -308,3 +308,40 @@ def test_agent_killed_while_warming_up_still_says_hello(fake: Fake, machine: Mak
     vm.stand_by(obedient(vm))
     vm.start()
     fake.wait_fact(vm.uid, Kind.HELLO)
+
+
+def test_a_disk_that_cannot_be_mounted_is_told_and_never_formatted(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    disk = vm.attach_disk()
+    device = vm.root / "dev/disk/by-id/google-sk-data"
+    device.unlink()
+    disk.rmdir()
+    content = b"somebody's data" * 100_000
+    device.write_bytes(content)
+    run = obedient(vm)
+    vm.stand_by(run)
+    vm.start()
+    fake.wait_sync(vm.uid)
+    vm.serve(document(1, 1, (vm.member(disk=True),)), run, disk=3)
+    told = fake.wait_fact(vm.uid, Kind.NO_DISK)
+    assert told.value in ("3-foreign", "3-probe"), "the second where there is no blkid"
+    assert device.read_bytes() == content
+    assert step_of(vm, 1) == 0, "it does not train without the disk that it was given"
+    device.unlink()
+    vm.attach_disk()  # somebody has mended it: it was tried all the time
+    assert fake.wait_fact(vm.uid, Kind.ATTACHED).value == "3"
+    wait_until(lambda: step_of(vm, 1) > 0, 40)
+
+
+def test_a_disk_that_never_appears_is_told(fake: Fake, machine: Make) -> None:
+    """The document says that it is attached, so the cloud has shown it; a minute is enough for a device."""
+    vm = machine(clock=f"{time.time()}:{time.time()}:20")
+    run = obedient(vm)
+    vm.stand_by(run)
+    vm.start()
+    fake.wait_sync(vm.uid)
+    vm.serve(document(1, 1, (vm.member(),)), run, disk=7)  # not attached yet: nothing is amiss
+    wait_until(lambda: step_of(vm, 1) > 5, 40)
+    assert Kind.NO_DISK.value not in [kind for kind, _, _ in fake.kinds(vm.uid)]
+    vm.serve(document(2, 2, (vm.member(disk=True),)), run, disk=7)
+    assert fake.wait_fact(vm.uid, Kind.NO_DISK).value == "7-missing"

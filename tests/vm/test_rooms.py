@@ -95,6 +95,46 @@ def test_only_a_disk_that_is_surely_blank_is_formatted(
     assert tools.calls() == calls
 
 
+@pytest.mark.parametrize("at", [0, 512, 4096, (1 << 20) - 1, disks.BACKUP_AT + 1080, -1])
+def test_a_disk_with_a_byte_where_anything_leaves_its_mark_is_not_formatted(tools: Tools, block: Disk, at: int) -> None:
+    """blkid ends with 2 for what it does not know, and for a device that it cannot read."""
+    tools.tool("blkid", "exit 2")
+    size = disks.BACKUP_AT + (8 << 20)
+    with block.device.open("wb") as image:
+        image.truncate(size)
+        image.seek(at % size)
+        image.write(b"x")
+    with pytest.raises(DiskError, match="holds data of no known kind") as error:
+        block.mount()
+    assert error.value.why is disks.Why.FOREIGN
+    assert tools.calls() == ["blkid"]
+
+
+def test_a_disk_that_cannot_be_read_is_not_formatted(tools: Tools, tmp_path: Path) -> None:
+    tools.tool("blkid", "exit 2")
+    one = Disk(Path("/proc/self/mem"), tmp_path / "mnt", QUIET)  # reading it at 0 is EIO
+    with pytest.raises(DiskError) as error:
+        one.mount()
+    assert error.value.why is disks.Why.PROBE
+    assert tools.calls() == ["blkid"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "calls", "why"),
+    [
+        ("mkfs.ext4", ["blkid", "mkfs.ext4"], disks.Why.MKFS),
+        ("mount", ["blkid", "mkfs.ext4", "mount"], disks.Why.MOUNT),
+    ],
+)
+def test_what_failed_is_told_in_a_word(tools: Tools, block: Disk, tool: str, calls: list[str], why: disks.Why) -> None:
+    tools.tool("blkid", "exit 2")
+    tools.tool(tool, "echo no such luck >&2; exit 32")
+    with pytest.raises(DiskError, match="no such luck") as error:
+        block.mount()
+    assert error.value.why is why
+    assert tools.calls() == calls
+
+
 def test_real_blkid_tells_blank_from_formatted(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(4 << 20))

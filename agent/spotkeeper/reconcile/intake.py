@@ -158,6 +158,9 @@ def _sensible(record: Record, fact: Fact) -> bool:
             return False
         # An answer to a roll call that was not called yet would answer all that ever will be.
         return fact.kind is not Kind.HERE or int(fact.value) <= record.ver
+    if fact.kind is Kind.NO_DISK:
+        number, _, word = fact.value.partition("-")
+        return number.isdigit() and len(number) <= DIGITS and word.isalpha()
     if fact.kind is Kind.EXIT:
         return fact.value.lstrip("-").isdigit() and len(fact.value) <= 6
     return True

@@ -18,7 +18,7 @@ from spotkeeper.spec.model import Model
 NOT_MEMBERS = ("standby", "noticed standby", "never joined")
 WISHED = ("pause",)  # somebody asked for it: no interruption
 FAILED = "failure"  # the cause of a hold that lasts until a person has mended something: no recovery of ours
-SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot")  # how causes begin that nobody announced
+SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk")  # how causes begin that nobody announced
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ class Kind(str, Enum):
     )
     HOLDS = "holds"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
     DROPPED = "dropped"  # value: "0". A static node is rid of this attempt (its word releases the grant)
+    NO_DISK = "nodisk"  # value: "<disk number>-<word>" (``vm.disk.Why``). It cannot be mounted here; trying goes on
     FULL = "full"  # value: "0". The checkpoint disk is full; training goes on
     UNSAVED = "unsaved"  # value: "write-failed" or "saver-lost". Another reason for a checkpoint not saved; the same
     SLOW = "stall"  # value: step. No step for many times the median

@@ -100,6 +100,7 @@ class Rank(Struct, frozen=True, omit_defaults=True):
     copy: int | None = None  # number of the disk that a zone move is filling
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
     refused_at: float = 0.0  # when the newest of them was refused; they count until they are cold no more
+    bad: int = 0  # machines in a row that could not mount the rank's disk
     zone: str | None = None  # where the rank's disk is or will be
     cause: str = "start"  # why cur is vacant, for the next intent
     vacant_since: float = 0.0

@@ -27,7 +27,7 @@ from spotkeeper.train.control import Commit
 from spotkeeper.train.store import newest
 from spotkeeper.vm import notice as notices
 from spotkeeper.vm import power, report
-from spotkeeper.vm.disk import Disk
+from spotkeeper.vm.disk import Disk, Why
 from spotkeeper.vm.events import (
     Answered,
     ChildEnded,
@@ -62,6 +62,9 @@ SHUTDOWN_S = 25.0  # virtual; of the 30 s a cloud gives from ACPI power-off to t
 RESERVE_S = 8.0  # real; detect, agree, hash, report (and never more than a quarter of the notice)
 LAST_WORDS_S = 5.0  # real; facts unsaid for longer stay in the spool
 LAUNCH_RETRY_S = 2.0  # real
+MOUNT_TRIES = 3
+ABSENT_S = 60.0  # virtual; a device appears within seconds of its attachment
+ABSENT_FLOOR_S = 5.0  # real
 WARM_S = 60.0  # real; a launcher that takes longer to start keeps nobody from joining
 SAVER_RETRY_S = 5.0  # real
 SAVER_END_S = 20.0  # real; for a save in hand
@@ -152,6 +155,8 @@ class Agent:
         self._doc: Generation | None = None
         self._source: Path | None = None
         self._mounted: int | None = None  # the disk's number
+        self._mount_tries = 0
+        self._absent_since: float | None = None  # monotonic
         self._newest: Commit | None = None  # on the mounted disk
         self._reporter: report.Reporter | None = None
         self._leaving: Leaving | None = None
@@ -242,8 +247,10 @@ class Agent:
                 self._mounted = None
                 if self._leaving is not None:
                     self._leaving.unmounted = True
-            case Failed(what, error):
+            case Failed(what, error, why):
                 self._helper.done(what, error)
+                if what == "mount":
+                    self._not_mounted(why)
             case Terminated():
                 self._terminated()
 
@@ -434,7 +441,9 @@ class Agent:
         if assignment is None or self._mounted is not None or (assignment.disk is None and not self._set.static):
             return
         if not self._disk.present():
+            self._disk_absent()
             return
+        self._absent_since = None
         number, folder, disk = assignment.disk or 0, self._ckpt(assignment.job), self._disk
 
         def mount() -> Mounted:
@@ -443,6 +452,29 @@ class Agent:
             return Mounted(number, None if commit is None else str(commit))
 
         self._helper.do("mount", mount)
+
+    def _disk_absent(self) -> None:
+        """The round has seen it attached, so it should be here. Told once; if it comes after all, it is mounted."""
+        place = self._me(self._doc) if self._doc is not None else None
+        if place is None or not place[1].disk:
+            self._absent_since = None
+            return
+        self._absent_since = self._absent_since or time.monotonic()
+        if time.monotonic() - self._absent_since > max(self._clock.real_s(ABSENT_S), ABSENT_FLOOR_S):
+            self._log.once("absent", "disk.absent", device=str(self._disk.device))
+            self._tell_no_disk(Why.MISSING)
+
+    def _not_mounted(self, why: Why | None) -> None:
+        """Once may be chance (udev, a late device). Told after a few tries; trying goes on."""
+        self._mount_tries += 1
+        if self._mount_tries >= MOUNT_TRIES:
+            self._tell_no_disk(why or Why.MOUNT)
+
+    def _tell_no_disk(self, why: Why) -> None:
+        """As long as it is so: the function takes it only from a machine that is admitted."""
+        assignment = self._saved.assignment
+        if assignment is not None:
+            self._say(Kind.NO_DISK, f"{assignment.disk or 0}-{why.value}", again=True)
 
     def _disk_mounted(self, number: int, commit: str | None) -> None:
         self._helper.done("mount")
@@ -676,6 +708,7 @@ class Agent:
         self._source = None
         self._reporter = None
         self._newest = None
+        self._mount_tries, self._absent_since = 0, None
         self._greet_by, self._launch_failed = None, False
         self._save(started=-1, ended=-1, run=None)
 

@@ -1,7 +1,8 @@
 """The data disk: found by its id, formatted only where it is blank, mounted, unmounted for good.
 
 In the local cloud a disk is a folder, and a symbolic link stands for the mount. This
-file never formats anything in which ``blkid`` sees, or may see, something.
+file never formats anything in which ``blkid`` sees, or may see, something, nor a disk whose bytes are
+not zero where any file system, partition table or volume would have left its mark.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 import time
+from enum import Enum
 from pathlib import Path
 
 from spotkeeper.vm.log import Log
@@ -20,8 +22,28 @@ BUSY_TRIES = 20
 BUSY_S = 0.25  # real
 
 
+MARKS_BYTES = 1 << 20  # at the start and the end of a disk
+BACKUP_AT = 128 << 20  # where ext4 keeps its first spare superblock
+BACKUP_BYTES = 64 << 10
+
+
+class Why(str, Enum):
+    """What became of a disk, in one word: the function tells it to the user."""
+
+    PROBE = "probe"  # what it holds cannot be told
+    FOREIGN = "foreign"  # it holds something that is not ours to touch
+    MKFS = "mkfs"
+    MOUNT = "mount"
+    UNMOUNT = "unmount"
+    MISSING = "missing"  # it was attached, the cloud says, but the machine does not have it
+
+
 class DiskError(Exception):
     """The disk cannot be used; a person has to look, or it is tried again."""
+
+    def __init__(self, message: str, why: Why) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class Disk:
@@ -59,12 +81,31 @@ class Disk:
     def _mount_block(self) -> None:
         kind = self._kind()
         if kind is None:
+            self._check_blank()
             self._log("disk.format", device=str(self.device))
-            _command("mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,discard", str(self.device))
+            _command(Why.MKFS, "mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,discard", str(self.device))
         elif kind != "ext4":
-            raise DiskError(f"{self.device}: holds {kind}, want ext4 or nothing; it is left as it is")
+            raise DiskError(f"{self.device}: holds {kind}, want ext4 or nothing; it is left as it is", Why.FOREIGN)
         self.point.mkdir(parents=True, exist_ok=True)
-        _command("mount", "-t", "ext4", "-o", "noatime,discard", str(self.device), str(self.point))
+        _command(Why.MOUNT, "mount", "-t", "ext4", "-o", "noatime,discard", str(self.device), str(self.point))
+
+    def _check_blank(self) -> None:
+        """blkid says "nothing found" also of a disk that it cannot read or does not know. A new disk is zeros.
+
+        Raises:
+            DiskError: some byte is not, or cannot be read.
+        """
+        try:
+            with self.device.open("rb", buffering=0) as device:
+                size = device.seek(0, os.SEEK_END)
+                spots = ((0, MARKS_BYTES), (BACKUP_AT, BACKUP_BYTES), (max(0, size - MARKS_BYTES), MARKS_BYTES))
+                for at, count in spots:
+                    device.seek(min(at, size))
+                    if any(device.read(count)):
+                        message = f"{self.device}: holds data of no known kind near byte {at}; it is left as it is"
+                        raise DiskError(message, Why.FOREIGN)
+        except OSError as error:
+            raise DiskError(f"{self.device}: {error}", Why.PROBE) from None
 
     def _kind(self) -> str | None:
         """The type of what is on the device, None if it is blank.
@@ -76,11 +117,12 @@ class Disk:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise DiskError(f"blkid: {error}") from None
+            raise DiskError(f"blkid: {error}", Why.PROBE) from None
         if done.returncode == BLANK and not done.stdout.strip():
             return None
         if done.returncode != 0:
-            raise DiskError(f"{self.device}: blkid ends with {done.returncode}: {done.stderr.strip()[:200]}")
+            words = f"{self.device}: blkid ends with {done.returncode}: {done.stderr.strip()[:200]}"
+            raise DiskError(words, Why.PROBE)
         return done.stdout.strip() or "something without a type"
 
     def unmount(self) -> None:
@@ -97,7 +139,7 @@ class Disk:
                 return
             try:
                 # Never lazily: a lazy unmount lets open files write after "freed" has been said.
-                _command("umount", str(self.point))
+                _command(Why.UNMOUNT, "umount", str(self.point))
             except DiskError as error:
                 last = error
                 time.sleep(BUSY_S)
@@ -112,10 +154,10 @@ class Disk:
             return 0
 
 
-def _command(*argv: str) -> None:
+def _command(why: Why, *argv: str) -> None:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DiskError(f"{argv[0]}: {error}") from None
+        raise DiskError(f"{argv[0]}: {error}", why) from None
     if done.returncode != 0:
-        raise DiskError(f"{' '.join(argv)}: ends with {done.returncode}: {done.stderr.strip()[:200]}")
+        raise DiskError(f"{' '.join(argv)}: ends with {done.returncode}: {done.stderr.strip()[:200]}", why)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Union
 
 from spotkeeper.spec.generation import SyncReply
+from spotkeeper.vm.disk import Why
 from spotkeeper.vm.metadata import Instance
 
 
@@ -70,10 +71,11 @@ class Unmounted:
 
 @dataclass(frozen=True)
 class Failed:
-    """A piece of the helper's work failed; ``what`` names the piece, which is tried again."""
+    """A piece of the helper's work failed; ``what`` names the piece, which is tried again. ``why``: of a disk."""
 
     what: str
     error: str
+    why: Why | None = None
 
 
 @dataclass(frozen=True)

@@ -55,5 +55,5 @@ class Helper(threading.Thread):
             try:
                 event = work()
             except (DiskError, SourceError, StorageError, OSError) as error:
-                event = Failed(what, str(error))
+                event = Failed(what, str(error), error.why if isinstance(error, DiskError) else None)
             self._post(event)

@@ -245,6 +245,14 @@ class View:
         disk = self.disk(rank, number, slot.zone)
         return disk is not None and self.vm_name(rank, slot) in disk.users
 
+    def unmountable(self, rank: int, number: int, slot: Slot) -> str | None:
+        """Why this machine cannot mount the rank's disk (a static node: its own), if it says so and has not since."""
+        mine = 0 if slot.node is not None else number
+        if any(f.value == str(mine) for f in self.said(rank, slot, Kind.ATTACHED)):
+            return None
+        words = [f.value.partition("-") for f in self.said(rank, slot, Kind.NO_DISK)]
+        return next((word for told, _, word in words if told == str(mine)), None)
+
     def holds(self, rank: int, slot: Slot) -> Commit | None:
         """The newest complete checkpoint that this machine reported on its mounted disk."""
         found = [parse_commit(f.value) for f in self.said(rank, slot, Kind.HOLDS)]

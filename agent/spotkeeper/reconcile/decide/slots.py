@@ -11,10 +11,13 @@ from msgspec.structs import replace
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer, Result
+from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Hold, Phase, Slot, SlotState
 
+BAD_DISK = 3  # machines in a row
+BAD_DISK_HOLDS = 8  # times hold_s: three machines are paid for at every try
 REFUSED = (Class.CAPACITY, Class.QUOTA)
 
 
@@ -120,7 +123,10 @@ def _cur(draft: Draft, index: int) -> None:
     elif draft.view.hello(index, slot):
         draft.halt(draft.now, "reboot")
         admit(draft, index, "cur")
+    elif why := draft.view.unmountable(index, draft.ranks[index].disk, slot):
+        _disk_bad(draft, index, slot, why)
     else:
+        _disk_well(draft, index, slot)
         _disk_refused(draft, index)
 
 
@@ -159,12 +165,33 @@ def _disk_refused(draft: Draft, index: int) -> None:
         _permanent(draft, result.detail, result.action)
 
 
+def _disk_bad(draft: Draft, index: int, slot: Slot, why: str) -> None:
+    """The machine is suspect first, and replaced. Where several could not mount it, it is the disk: hold."""
+    bad = draft.ranks[index].bad + 1
+    if bad < BAD_DISK:
+        draft.put(index, bad=bad)
+        lose(draft, index, "disk")
+        return
+    name = f"the own disk of {slot.node}" if slot.node else draft.view.disk_name(index, draft.ranks[index].disk)
+    draft.put(index, bad=0)
+    reason = f"rank {index}: {name} cannot be mounted ({why}), on {bad} machines in a row; look at it, then resume"
+    draft.hold(Hold.CLOUD, reason, until=draft.now + BAD_DISK_HOLDS * draft.times.hold_s, rank=index)
+
+
+def _disk_well(draft: Draft, index: int, slot: Slot) -> None:
+    rank = draft.ranks[index]
+    mine = "0" if slot.node is not None else str(rank.disk)
+    if rank.bad and any(fact.value == mine for fact in draft.view.said(index, slot, Kind.ATTACHED)):
+        draft.put(index, bad=0)
+
+
 def lose(draft: Draft, index: int, cause: str) -> None:
     """An admitted machine is given up for a fact. Its successor is next, whatever its state, or a new intent."""
     slot = draft.ranks[index].cur
     assert slot is not None
     member = slot.state is SlotState.MEMBER
-    draft.count_loss(index, slot)
+    if cause != "disk":  # no preemption, and no word about the market
+        draft.count_loss(index, slot)
     draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=cause)
     draft.put(index, refused=())
     replace_cur(draft, index, "loss" if cause != "notice" else "notice")
