@@ -73,7 +73,7 @@ def sh(value: str) -> str:
 
 def unit(value: str) -> str:
     """One word of a systemd unit: quoted, specifiers and variables taken literally."""
-    if re.search(r"[\0\n\r]", value):
+    if re.search(r"[\x00-\x1f\x7f]", value):
         raise ValueError(f"{value!r} cannot stand in a unit")
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'

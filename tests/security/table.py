@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tests.security import cases_body as body
 from tests.security import cases_identity as who
+from tests.security import cases_text as text
 from tests.security.cases_identity import Cases
 from tests.security.site import Site
 
@@ -77,4 +78,32 @@ TABLE = (
     Row("cloud events", "batch of 100", 15, body.batches),
     Row("cloud events", "malformed audit log", 15, body.malformed_log),
     Row("cloud events", "SNS subscription confirm", 15, body.subscription_confirm),
+    Row("config and templates", "$(..)", 30, text.substitution),
+    Row("config and templates", "backticks", 30, text.backticks),
+    Row("config and templates", ";", 30, text.semicolon),
+    Row("config and templates", "newline", 30, text.newline),
+    Row("config and templates", "quote breaks", 30, text.quotes),
+    Row("config and templates", "{{7*7}}", 30, text.braces),
+    Row("config and templates", "{% %}", 30, text.blocks),
+    Row("config and templates", "%n specifiers", 30, text.percent),
+    Row("config and templates", "../", 30, text.parents),
+    Row("config and templates", "leading -", 30, text.dash),
+    Row("config and templates", "NUL", 30, text.nul),
+    Row("config and templates", "64 KB env", 30, text.long_env),
+    Row("network", "master = 169.254.169.254", 12, text.link_local),
+    Row("network", "loopback", 12, text.loopback),
+    Row("network", "IPv6-mapped", 12, text.mapped),
+    Row("network", "decimal IP", 12, text.decimal),
+    Row("network", "DNS rebinding name", 12, text.rebinding),
+    Row("network", "redirect from the bucket", 12, text.redirects),
+    Row("network", "userinfo URL", 12, text.userinfo),
+    Row("network", "port 0 and 65536", 12, text.ports),
+    Row("logs", "CRLF forge", 10, text.crlf),
+    Row("logs", "ANSI", 10, text.ansi),
+    Row("logs", "U+2028", 10, text.separators),
+    Row("logs", "JWT", 10, text.jwts),
+    Row("logs", "key", 10, text.keys),
+    Row("logs", "PEM", 10, text.pems),
+    Row("logs", "signed URL", 10, text.signed),
+    Row("logs", "1 MB field", 10, text.huge_field),
 )

@@ -36,6 +36,8 @@ class Addresses:
             address: IPv4Address | IPv6Address = ip_address(text)
         except ValueError:
             return False
-        return str(address) == text and any(
-            address in network for network in self._networks if network.version == address.version
+        return (
+            str(address) == text
+            and "%" not in text
+            and any(address in network for network in self._networks if network.version == address.version)
         )

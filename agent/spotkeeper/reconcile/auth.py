@@ -18,12 +18,11 @@ import re
 import threading
 import time
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
-from spotkeeper.reconcile.wire import NoAnswerError, Wire, is_loopback
+from spotkeeper.reconcile.wire import NoAnswerError, Wire, is_loopback, split_origin
 from spotkeeper.spec import codec
 
 if TYPE_CHECKING:
@@ -130,10 +129,10 @@ class KeySet:
     """
 
     def __init__(self, url: str = GOOGLE_JWKS) -> None:
-        parts = urlsplit(url)
-        loopback = parts.scheme == "http" and bool(parts.hostname) and is_loopback(parts.hostname or "")
-        if not loopback and not (parts.scheme == "https" and parts.hostname):
-            raise ValueError(f"SPOTKEEPER_JWKS={url!r}: want https://, or http:// on this machine")
+        want = "https://, or http:// on this machine"
+        parts = split_origin(url, "SPOTKEEPER_JWKS", want)
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+            raise ValueError(f"SPOTKEEPER_JWKS={url!r}: want {want}")
         self._wire = Wire(f"{parts.scheme}://{parts.netloc}")
         self._path = parts.path + (f"?{parts.query}" if parts.query else "")
         self._lock = threading.Lock()

@@ -9,13 +9,13 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec import Struct
 
 from spotkeeper.clock import Clock
-from spotkeeper.reconcile.wire import Answer, NoAnswerError, Wire, is_loopback
+from spotkeeper.reconcile.wire import Answer, NoAnswerError, Wire, is_loopback, split_origin
 from spotkeeper.spec import codec
 
 __all__ = ["DEFAULT_ENDPOINT", "Answer", "Api", "MetadataToken", "NoAnswerError"]
@@ -72,10 +72,8 @@ class Api:
     """
 
     def __init__(self, endpoint: str, token: MetadataToken | None) -> None:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"SPOTKEEPER_COMPUTE_ENDPOINT={endpoint!r}: want https://host/compute/v1")
-        if parts.scheme == "http" and not is_loopback(parts.hostname):
+        parts = split_origin(endpoint, "SPOTKEEPER_COMPUTE_ENDPOINT", "https://host/compute/v1")
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             raise ValueError(f"SPOTKEEPER_COMPUTE_ENDPOINT={endpoint!r}: plain http only to this machine itself")
         self._wire = Wire(f"{parts.scheme}://{parts.netloc}")
         self._root = parts.path.rstrip("/")

@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct
 
@@ -118,6 +118,22 @@ def _cut(connection: http.client.HTTPConnection) -> None:
             sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it had ended by itself
+
+
+def split_origin(url: str, setting: str, want: str) -> SplitResult:
+    """The parts of an address from a setting, http or https, with a host and nothing that hides it.
+
+    Raises:
+        ValueError: another scheme, a user before the host (``http://127.0.0.1@evil``), or a port nobody has.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{setting}={url!r}: {error}; want {want}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or port == 0:
+        raise ValueError(f"{setting}={url!r}: want {want}")
+    return parts
 
 
 def is_loopback(host: str) -> bool:
