@@ -570,6 +570,64 @@ def test_a_lost_static_node_is_replaced_by_a_spot_machine() -> None:
     assert world.member(1).vm.model is Model.SPOT
 
 
+def without_static(world: World) -> None:
+    """The stack no longer names its static pool."""
+    pools = tuple(pool for pool in world.stack.pools if not pool.nodes)
+    world.stack = replace(world.stack, pools=pools)
+    world.memory.stack = world.stack
+
+
+def node_of(world: World) -> Machine:
+    (node,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    return node
+
+
+def nodes_granted(world: World) -> list[str]:
+    return [grant.resource for grant in world.memory.alloc[0].grants if grant.resource.startswith("node:")]
+
+
+def test_a_static_node_that_was_removed_from_the_stack_leaves_no_grant() -> None:
+    world = trained(World(nodes=2, the_stack=stack(static=1)))
+    assert nodes_granted(world)
+    node = node_of(world)
+    without_static(world)
+    world.run(200)
+    assert nodes_granted(world), "it is listed: it may train, and can give its word itself"
+    world._remove(node)
+    world.until(lambda: world.training() and world.record().gen == 2, 300)
+    world.run(70)
+    assert not nodes_granted(world)
+
+
+def test_a_static_node_that_is_gone_but_declared_keeps_its_grant_until_its_word() -> None:
+    """Pulumi will make it again, or say that it is gone: a machine that is not listed for a while proves nothing."""
+    world = trained(World(nodes=2, the_stack=stack(static=1)))
+    node = node_of(world)
+    world._remove(node)
+    world.until(lambda: world.training() and world.record().gen == 2, 300)
+    world.run(200)
+    assert nodes_granted(world)
+    world.machines["again"] = Machine(
+        replace(node.vm, uid="again"), world.t, VmStatus.RUNNING, boot="new", up_at=world.t + 3
+    )
+    world.run(100)
+    assert not nodes_granted(world), "made anew, it has nothing of that attempt, and says so"
+
+
+def test_a_removed_static_node_keeps_its_grant_while_a_zone_is_silent() -> None:
+    world = trained(World(nodes=2, the_stack=stack(static=1)))
+    node = node_of(world)
+    without_static(world)
+    world.blind.add("z-c")
+    world._remove(node)
+    world.run(200)
+    assert nodes_granted(world), "an answer with a hole proves nothing"
+    world.blind.clear()
+    world.until(lambda: world.training() and world.record().gen == 2, 300)
+    world.run(70)
+    assert not nodes_granted(world)
+
+
 def test_a_machine_whose_last_save_failed_is_not_trained_on_from() -> None:
     """Its disk was as new as any when the generation began; what it said at the end is older than another's."""
     world = trained(World(nodes=2))

@@ -345,3 +345,14 @@ def test_a_disk_that_never_appears_is_told(fake: Fake, machine: Make) -> None:
     assert Kind.NO_DISK.value not in [kind for kind, _, _ in fake.kinds(vm.uid)]
     vm.serve(document(2, 2, (vm.member(disk=True),)), run, disk=7)
     assert fake.wait_fact(vm.uid, Kind.NO_DISK).value == "7-missing"
+
+
+def test_static_node_that_came_back_drops_what_an_earlier_boot_was_granted(fake: Fake, machine: Make) -> None:
+    """Its memory is gone with the boot; only its word releases the grant, and nobody else can give it."""
+    vm = machine(name="sk-test-steady-s0", clock=f"{time.time()}:{time.time()}:8")
+    fake.reply(vm.uid, SyncReply(Role.SUPERSEDED, JOB, 0, 4))
+    vm.start()
+    assert fake.wait_fact(vm.uid, Kind.DROPPED).attempt == 4
+    fake.reply(vm.uid, SyncReply(Role.IDLE))
+    wait_until(lambda: '"now": "idle"' in vm.log())
+    assert vm.init is not None and vm.init.poll() is None, "a static node stays on"

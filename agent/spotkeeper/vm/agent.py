@@ -124,6 +124,7 @@ class Leaving:
     then: Then
     save: bool
     deadline: float | None = None  # real unix seconds, of the save
+    attempt: int | None = None  # as the function knows it: an earlier boot's, where this one has none
     began: float | None = None  # monotonic, once the job has ended
     unmounted: bool = False
     said_at: float | None = None  # monotonic
@@ -291,7 +292,8 @@ class Agent:
                 if self._set.static:
                     self._say(Kind.HELLO, gen=0, again=True)
             case Role.SUPERSEDED:
-                self._start_leaving("superseded", Then.IDLE if self._set.static else Then.POWER_OFF)
+                then = Then.IDLE if self._set.static else Then.POWER_OFF
+                self._start_leaving("superseded", then, attempt=reply.attempt)
             case Role.IDLE:
                 if self._saved.assignment is None:
                     self._become(State.IDLE)
@@ -638,9 +640,11 @@ class Agent:
         self._give(given)
         self._start_leaving("the machine goes down", Then.EXIT, save=True, deadline=time.time() + 0.8 * left_s)
 
-    def _start_leaving(self, why: str, then: Then, *, save: bool = False, deadline: float | None = None) -> None:
+    def _start_leaving(
+        self, why: str, then: Then, *, save: bool = False, deadline: float | None = None, attempt: int | None = None
+    ) -> None:
         self._log("leave", why=why, then=then.value)
-        self._leaving = Leaving(why, then, save, deadline)
+        self._leaving = Leaving(why, then, save, deadline, attempt)
 
     def _leave(self, leaving: Leaving) -> None:
         """One step of letting go; called until there is nothing left to do."""
@@ -682,8 +686,9 @@ class Agent:
             leaving.said_at = time.monotonic()
             if assignment is not None:
                 self._say(Kind.FREED, str(assignment.disk or 0))
-                if leaving.then is Then.IDLE:
-                    self._sync.say(FactIn(Kind.DROPPED, self._gen(), attempt=assignment.attempt))
+            attempt = assignment.attempt if assignment is not None else leaving.attempt
+            if attempt is not None and leaving.then is Then.IDLE:
+                self._sync.say(FactIn(Kind.DROPPED, self._gen(), attempt=attempt), again=assignment is None)
         patience = time.monotonic() - leaving.said_at
         # A static node's grant ends with its word alone, so it says it until it is heard.
         if self._sync.unsaid() and (leaving.then is Then.IDLE or patience < LAST_WORDS_S):

@@ -158,6 +158,8 @@ class View:
 
     def gone(self, rank: int, slot: Slot) -> bool:
         """An admitted machine that trains no more. Only an answered zone proves it."""
+        if slot.node is not None and self.removed(slot.node):
+            return True
         if slot.zone not in self.answered:
             return False
         if slot.node is not None and self.said(rank, slot, Kind.DROPPED):
@@ -168,6 +170,14 @@ class View:
         if vm.status is VmStatus.STOPPING:  # it may still be saving
             return slot.notice is not None and self.seen.now > slot.notice + self.seen.times.margin_s
         return False
+
+    def removed(self, node: str) -> bool:
+        """A static node that the stack declares no more and that is not listed: it will never give its word.
+
+        Its zone may have left the stack with it, so the whole answer must be there.
+        """
+        declared = any(one.name == node for pool in self.seen.stack.pools for one in pool.nodes)
+        return not declared and self.complete and node not in self.nodes
 
     def stillborn(self, rank: int, slot: Slot) -> str | None:
         """Why an intent will come to nothing, or None: dead at birth, its key used up, or no hello in time."""
