@@ -69,6 +69,7 @@ def role(record: Record, where: Place | None, boot: str) -> Role:
 def members(record: Record, spec: JobSpec | None, stack: StackState) -> tuple[Member, ...]:
     """The machines of the newest generation that still are in it, in its order."""
     out = []
+    counts = {pool.name: nproc(spec, stack, pool.name) for pool in stack.pools}
     for index in record.members:
         slot = record.ranks[index].cur if index < len(record.ranks) else None
         if slot is None or slot.state is not SlotState.MEMBER or slot.uid is None or slot.boot is None:
@@ -80,7 +81,7 @@ def members(record: Record, spec: JobSpec | None, stack: StackState) -> tuple[Me
                 uid=slot.uid,
                 boot=slot.boot,
                 address=slot.address or "",
-                nproc=nproc(spec, stack, slot.pool),
+                nproc=counts.get(slot.pool) or nproc(spec, stack, slot.pool),
                 disk=slot.disk,
             )
         )

@@ -321,7 +321,7 @@ class Door:
             return run_round(runtime.store, cloud, job, runtime.clock, runtime.options())
 
         def covered(done: RoundResult) -> bool:
-            return {fact.key() for fact in runtime.store.list_facts(job)} <= done.facts
+            return set(runtime.store.list_facts(job)) <= done.facts
 
         done = self.flights.run(job, work, covered)
         note["job"] = job

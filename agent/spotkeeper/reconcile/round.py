@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
@@ -71,7 +71,7 @@ class RoundResult:
     writes: int = 0
     calls: int = 0
     due: float | None = None
-    facts: frozenset[str] = frozenset()
+    facts: frozenset[Fact] = frozenset()
     published: bool = False  # a new generation
 
 
@@ -139,7 +139,7 @@ def _leased(
             return replace_rounds(result, rounds)
         if result.writes and not result.published:  # a gang that has just been put together waits for nobody
             options.sleep(options.settle_s)
-        if _keys(store.list_facts(job)) <= result.facts or rounds > PASSES:
+        if set(store.list_facts(job)) <= result.facts or rounds > PASSES:
             return replace_rounds(result, rounds)
 
 
@@ -168,7 +168,7 @@ def _covered(
         snapshot = None
         if result.ended is Ended.UNFINISHED:
             continue
-        if result.ended is not Ended.QUIET or _keys(store.list_facts(job)) <= result.facts:
+        if result.ended is not Ended.QUIET or set(store.list_facts(job)) <= result.facts:
             break
     return total
 
@@ -305,8 +305,8 @@ class Round:
             self.store.delete_facts(self.job, at.decision.stale)
 
     def _result(self, ended: Ended, at: Pass, due: float | None) -> RoundResult:
-        keys = _keys(at.seen.facts)
-        return RoundResult(ended, at.record, 1, self.passes, self.writes, self.calls, due, keys, self.published)
+        facts = frozenset(at.seen.facts)
+        return RoundResult(ended, at.record, 1, self.passes, self.writes, self.calls, due, facts, self.published)
 
 
 def bury(store: Store, record: Record, at: float) -> None:
@@ -325,7 +325,3 @@ def seen_with(seen: Seen, **changes: object) -> Seen:
 def _save_s(progress: Progress | None, scale: float) -> float | None:
     """Measured in real seconds; deadlines are virtual."""
     return None if progress is None or progress.save_s is None else progress.save_s * scale
-
-
-def _keys(facts: Iterable[Fact]) -> frozenset[str]:
-    return frozenset(fact.key() for fact in facts)
