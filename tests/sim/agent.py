@@ -53,6 +53,7 @@ class Agent:
         self.told: set[tuple[Kind, int, str]] = set()
         self.phase = world.random.random()
         self._timer: Timer | None = None
+        self.trying: float | None = None  # since when nobody has answered it
         self._asked: float | None = None  # since when it waits for an answer
         self._launching = 0
         self.job.agents.append(self)
@@ -98,6 +99,7 @@ class Agent:
             self.turn(self._asked + ANSWER_S)
             return
         self._asked = now
+        self.trying = self.trying or now
         self.turn(now + ANSWER_S)
         guard = self._timer
         said = tuple(self.outbox)
@@ -115,6 +117,7 @@ class Agent:
         if answer.role is Role.UNKNOWN:  # nobody took it in: it says so again
             self.turn(self.world.engine.t + POLL_S)
             return
+        self.trying = None
         self.outbox = [fact for fact in self.outbox if fact not in said]
         self._obey(answer)
 

@@ -30,7 +30,6 @@ class Checks:
     def __init__(self, world: World) -> None:
         self.world = world
         self.published: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {}
-        self.sick: dict[str, float] = {}  # uid -> since when something was wrong with it
 
     # -- records
 
@@ -88,15 +87,16 @@ class Checks:
             return
         if cur.state is SlotState.ADMITTED and old.zone != new.zone:
             return  # the gang starts in another zone; nothing was trained yet
-        if self.healthy(cur.uid):
+        if self.healthy(cur):
             self.world.violate("S4", f"rank {index} attempt {cur.attempt}: healthy, and superseded ({after.cause})")
 
-    def healthy(self, uid: str) -> bool:
-        machine = self.world.cloud.machines.get(uid)
+    def healthy(self, slot: Slot) -> bool:
+        """Its machine runs, without a notice, and the boot that was admitted is alive on it."""
+        machine = self.world.cloud.machines.get(slot.uid or "")
         if machine is None or machine.vm.status is not VmStatus.RUNNING or machine.notice is not None:
             return False
         agent = machine.agent
-        return agent is not None and agent.alive and not agent.hung and not self.world.unheard
+        return agent is not None and agent.boot == slot.boot and not agent.hung and not self.world.unheard(agent)
 
     # -- grants
 

@@ -99,6 +99,7 @@ class Function:
         self.requests = 0
         self.kills = 0
         self.down = False  # answers nobody
+        self.up_since = 0.0
         self.lost = 0.0  # share of requests whose answer never comes (half of them never arrive)
         self.kill_rate = self.stall_rate = 0.0  # at every effect
         self.store_rate = 0.0  # effects of the bucket that end in a StoreError, carried out or not

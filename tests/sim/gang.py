@@ -71,10 +71,10 @@ class Gang:
             world.violate("stale", f"generation {self.gen} starts from {found}, the newest commit is {newest}")
         self.began, self.first = world.engine.t, found[1] if found else 0
         job.training_again(self)
-        self._end = world.engine.after((job.steps - self.first) * job.step_s, self._finish)
+        self._end = world.engine.after((job.steps - self.first) * job.step_s, self.finish)
         if job.crashes_left > 0:
             job.crashes_left -= 1
-            self._crash = world.engine.after(job.crash_after_s, self._user_crash)
+            self._crash = world.engine.after(job.crash_after_s, self.user_crash)
 
     # -- how far it is
 
@@ -185,20 +185,22 @@ class Gang:
         """It was told to end what it runs: a newer generation, or it is superseded."""
         self.lost(agent, hangs=False)
 
-    def _user_crash(self) -> None:
-        if self.over or self.stopping:
+    def user_crash(self) -> None:
+        """A process of the job ends with 1, and takes its peers along."""
+        if self.over or self.stopping or self.began is None:
             return
         self.settle()
         self._close(self.step(), "crash")
         for agent in self.agents:
             agent.ended(Kind.EXIT, 1)
 
-    def _finish(self) -> None:
-        if self.over or self.stopping:
+    def finish(self) -> None:
+        """The last step is done: a last save, and every process ends with 0."""
+        if self.over or self.stopping or self.began is None:
             return
         self.settle()
-        self._write(self.job.steps)
-        self._close(self.job.steps, "done")
+        self._write(self.step())
+        self._close(self.step(), "done")
         for agent in self.agents:
             agent.ended(Kind.EXIT, 0)
 

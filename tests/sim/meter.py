@@ -44,6 +44,11 @@ class Meter:
         self._integrate()
         self._machines += by
 
+    def useful(self) -> float:
+        """Machine-seconds of training so far."""
+        self._integrate()
+        return self.useful_s
+
     def _integrate(self) -> None:
         passed, self._at = self.engine.t - self._at, self.engine.t
         self.billed_s += passed * self._machines

@@ -25,12 +25,13 @@ from tests.sim.checks import Checks
 from tests.sim.cloud import Cloud, Commit, Delays, Machine
 from tests.sim.engine import START, Engine
 from tests.sim.function import Function
-from tests.sim.gang import Gang
+from tests.sim.gang import SAVE_S, Gang
 from tests.sim.meter import Meter
 from tests.sim.store import SimStore
 
 STACK, POOL = "sim", "pool"
 TICK_S = 60.0
+SILENCE_S = 30.0  # without an answer: a roll call may find a machine missing that is well
 CHECKED = 400  # one in so many skipped ticks is made all the same
 PLENTY = 1_000_000
 ZONES = ("z-a", "z-b", "z-c")
@@ -71,9 +72,18 @@ class Job:
     def gang(self) -> Gang | None:
         return self.gangs[max(self.gangs)] if self.gangs else None
 
+    def finish(self) -> None:
+        """It has done enough."""
+        gang = self.gang()
+        if gang is not None:
+            gang.finish()
+
     def training_again(self, gang: Gang) -> None:
         if self.how:
-            self.lost.append((self.how, max(0, self.reached - gang.first)))
+            again = max(0, self.reached - gang.first)
+            self.lost.append((self.how, again))
+            if again * self.step_s > self.interval_s + SAVE_S + 2 * self.step_s:
+                self.world.violate("promise", f"{again} steps are done again after the gang {self.how}")
         self.world.meter.trains(self.id, gang.size)
         self.world.version += 1
 
@@ -109,7 +119,6 @@ class World:
         self.function = Function(self, random.Random(seed + 2))  # noqa: S311
         self.times = times or Times().under(stack.fallback)
         self.jobs: dict[str, Job] = {}
-        self.unheard = False  # nobody may be heard at the moment: suspicion is no fault
         self.resized = False
         self.skipped = self.ticks = 0
         self.skip = True
@@ -235,6 +244,11 @@ class World:
 
     def shrinks(self, old: Record, new: Record, index: int) -> bool:
         return False
+
+    def unheard(self, agent: Agent) -> bool:
+        """Whether it cannot be blamed for a silence: it has asked for half a minute, and nobody has answered."""
+        now = self.engine.t
+        return self.function.down or now - self.function.up_since < SILENCE_S or now - (agent.trying or now) > SILENCE_S
 
     def entry(self, entry: Entry) -> None:
         if entry.event is Event.REFUSED:
