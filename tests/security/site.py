@@ -71,6 +71,9 @@ class StillCloud:
         self.asked.append(action)
         return Result(action, Class.ACCEPTED)
 
+    def price_history(self, pool: str, deadline_s: float) -> None:
+        return None
+
 
 class DecimalWorld(World):
     """Compute Engine's ids are digits."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.security import cases_body as body
+from tests.security import cases_cloud as cloud
 from tests.security import cases_identity as who
 from tests.security import cases_text as text
 from tests.security.cases_identity import Cases
@@ -106,4 +107,22 @@ TABLE = (
     Row("logs", "PEM", 10, text.pems),
     Row("logs", "signed URL", 10, text.signed),
     Row("logs", "1 MB field", 10, text.huge_field),
+    Row("cloud replies", "409 own or foreign", 30, cloud.exists),
+    Row("cloud replies", "operation error after 200", 30, cloud.failed_operation),
+    Row("cloud replies", "partial list", 30, cloud.partial),
+    Row("cloud replies", "empty list with 200", 30, cloud.empty_list),
+    Row("cloud replies", "stale list", 30, cloud.stale_list),
+    Row("cloud replies", "dead token", 30, cloud.dead_token),
+    Row("cloud replies", "parameter mismatch", 30, cloud.mismatch),
+    Row("cloud replies", "403 quota or 403 IAM", 30, cloud.forbidden),
+    Row("cloud replies", "HTML 502", 30, cloud.proxy_page),
+    Row("cloud replies", "slow-loris", 30, cloud.slow_loris),
+    Row("cloud replies", "clock off by hours", 30, cloud.wrong_clock),
+    Row("store", "412 for an own write", 20, cloud.own_write),
+    Row("store", "409", 20, cloud.raced),
+    Row("store", "429 burst", 20, cloud.throttled),
+    Row("store", "torn read", 20, cloud.torn),
+    Row("store", "record of a future version", 20, cloud.future),
+    Row("store", "corrupt JSON", 20, cloud.corrupt),
+    Row("store", "record deleted by hand", 20, cloud.deleted),
 )

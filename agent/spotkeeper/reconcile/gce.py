@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spotkeeper.clock import Clock
 from spotkeeper.reconcile.addresses import ENV, LOOPBACK, PRIVATE, Addresses
@@ -162,6 +163,8 @@ class Gce:
         query = {"filter": by_label(stack), "maxResults": str(PAGE)}
         for _ in range(MAX_PAGES):
             page = self._get(f"aggregated/{what}", query, Aggregated[kind], ends)  # type: ignore[valid-type]
+            if page.error is not None:
+                raise ListError("an error for a list")
             if is_partial(page.warning) and not page.unreachables:
                 raise ListError(f"warning {page.warning.code if page.warning else ''}")
             silent |= {last_part(scope) for scope in page.unreachables}
@@ -192,7 +195,9 @@ class Gce:
         except ListError as error:
             log.warning("operations of zone %s did not answer: %s", zone, error)
             return ()
-        return tuple(result for item in found if (result := to_result(item, stack, zone, self._asked)) is not None)
+        results = (to_result(item, stack, zone, self._asked) for item in found)
+        now = self._clock.now()  # a time of the cloud's future would keep its offer cold until then
+        return tuple(replace(result, at=min(result.at, now)) for result in results if result is not None)
 
     def _pages(
         self, path: str, kind: type[T], query: dict[str, str], ends: float, newest_pages: int | None = None
@@ -202,6 +207,8 @@ class Gce:
         items: builtins.list[T] = []
         for _ in range(newest_pages or MAX_PAGES):
             page = self._get(path, query, Page[kind], ends)  # type: ignore[valid-type]
+            if page.error is not None:
+                raise ListError("an error for a list")
             if page.warning is not None and is_partial(page.warning):
                 raise ListError(f"warning {page.warning.code}")
             items += page.items

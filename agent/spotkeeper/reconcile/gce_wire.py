@@ -108,6 +108,7 @@ class Scope(Part, Generic[T], frozen=True):
 
 class Aggregated(Part, Generic[T], frozen=True):
     items: dict[str, Scope[T]] = {}
+    error: object = None  # with a 200 before it: a middleman's; it looks like an empty list
     next_page_token: str = ""
     unreachables: tuple[str, ...] = ()
     warning: WarningIn | None = None
@@ -115,6 +116,7 @@ class Aggregated(Part, Generic[T], frozen=True):
 
 class Page(Part, Generic[T], frozen=True):
     items: tuple[T, ...] = ()
+    error: object = None
     next_page_token: str = ""
     warning: WarningIn | None = None
 
