@@ -47,10 +47,10 @@ class Bucket:
     def get_many(self, keys: Sequence[str]) -> builtins.list[Blob | None]:
         return [self.get(key) for key in keys]
 
-    def list(self, prefix: str) -> builtins.list[str]:
+    def list(self, prefix: str, start: str = "") -> builtins.list[str]:
         check_prefix(prefix)
         self._call(f"list {prefix}")
-        return sorted(key for key in self.blobs if key.startswith(prefix))
+        return sorted(key for key in self.blobs if key.startswith(prefix + start))
 
     def create(self, key: str, data: bytes) -> str:
         self._before(f"create {key}", key)

@@ -70,6 +70,9 @@ class MemoryStore:
         self.lists += 1
         return tuple(fact for _, fact in sorted(self.facts.get(job, {}).items()))
 
+    def facts_of(self, job: str, uid: str) -> tuple[Fact, ...]:
+        return tuple(fact for fact in self.list_facts(job) if fact.uid == uid)
+
     def put_fact(self, job: str, fact: Fact) -> bool:
         return self.facts.setdefault(job, {}).setdefault(fact.key(), fact) is fact
 

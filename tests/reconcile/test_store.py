@@ -146,6 +146,17 @@ class TestObjects:
         assert len(bucket.list("")) == 34
         assert [blob and blob.data for blob in bucket.get_many([*wanted[:3], "none"])] == [b"x", b"x", b"x", None]
 
+    def test_the_keys_of_a_folder_that_begin_alike(self, objects: Callable[[], Objects]) -> None:
+        bucket = objects()
+        for number in range(240):
+            bucket.put(f"f/{number // 10}.x{number % 10}", b"")
+        bucket.put("f/1", b"")
+        bucket.put("g/1.x", b"")
+        assert bucket.list("f/", "1.") == [f"f/1.x{n}" for n in range(10)]
+        assert bucket.list("f/", "12.x3") == ["f/12.x3"]
+        assert bucket.list("f/", "9.") == [f"f/9.x{n}" for n in range(10)]
+        assert bucket.list("f/", "99.") == []
+
     def test_threads_lose_no_update(self, objects: Callable[[], Objects]) -> None:
         objects().create("n", b"0")
 

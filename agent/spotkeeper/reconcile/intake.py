@@ -172,7 +172,7 @@ def _forget_boots(store: Store, record: Record, where: Place | None, fact: Fact)
         return
     older = tuple(
         f
-        for f in store.list_facts(record.job)
+        for f in store.facts_of(record.job, fact.uid)
         if (f.uid, f.rank, f.attempt, f.kind) == (fact.uid, fact.rank, fact.attempt, Kind.HELLO)
         and f.boot not in (fact.boot, where.slot.boot)
     )

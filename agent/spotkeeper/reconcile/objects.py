@@ -73,8 +73,11 @@ class Objects(Protocol):
     def put(self, key: str, data: bytes) -> str:
         """Overwrite without a condition (progress, logs); the new tag. Never for a decision."""
 
-    def list(self, prefix: str) -> builtins.list[str]:
-        """All keys under a folder, sorted; ``prefix`` ends with a slash, or is empty for everything."""
+    def list(self, prefix: str, start: str = "") -> builtins.list[str]:
+        """All keys under a folder, sorted; ``prefix`` ends with a slash, or is empty for everything.
+
+        ``start``: only those whose name in the folder begins so, without listing the others.
+        """
 
     def delete(self, key: str) -> None:
         """Delete; what is not there is deleted."""

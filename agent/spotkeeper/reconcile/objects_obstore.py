@@ -101,14 +101,24 @@ class ObstoreObjects:
     def put(self, key: str, data: bytes) -> str:
         return self._put(key, data, "overwrite")
 
-    def list(self, prefix: str) -> builtins.list[str]:
+    def list(self, prefix: str, start: str = "") -> builtins.list[str]:
         check_prefix(prefix)
+        return _twice(prefix, lambda: self._listed(prefix, prefix + start) if start else self._folder(prefix))
 
-        def read() -> builtins.list[str]:
-            pages = obstore.list(self._store, prefix=prefix or None, chunk_size=1000)
-            return sorted(str(meta["path"]) for page in pages for meta in page)
+    def _folder(self, prefix: str) -> builtins.list[str]:
+        pages = obstore.list(self._store, prefix=prefix or None, chunk_size=1000)
+        return sorted(str(meta["path"]) for page in pages for meta in page)
 
-        return _twice(prefix, read)
+    def _listed(self, prefix: str, begin: str) -> builtins.list[str]:
+        """From there on, until a key begins otherwise: the stores list in order. obstore's prefix is a folder only."""
+        found = []
+        before = begin[:-1] + chr(ord(begin[-1]) - 1)  # the offset itself is left out
+        for page in obstore.list(self._store, prefix=prefix or None, offset=before, chunk_size=50):
+            keys = sorted(str(meta["path"]) for meta in page)
+            found += [key for key in keys if key.startswith(begin)]
+            if keys and keys[-1] > begin and not keys[-1].startswith(begin):
+                break
+        return sorted(found)
 
     def delete(self, key: str) -> None:
         try:

@@ -78,10 +78,12 @@ class SqliteObjects:
             db.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?)", (key, data, generation))
         return str(generation)
 
-    def list(self, prefix: str) -> builtins.list[str]:
+    def list(self, prefix: str, start: str = "") -> builtins.list[str]:
         check_prefix(prefix)
         # '0' is the character after '/', so this range is exactly the folder.
         bounds = (prefix, prefix[:-1] + "0") if prefix else ("", "\U0010ffff")
+        if start:
+            bounds = (prefix + start, prefix + start + "\x7f")  # keys are ASCII letters, digits and "-._/"
         with self._read() as db:
             rows = db.execute("SELECT key FROM objects WHERE key >= ? AND key < ? ORDER BY key", bounds).fetchall()
         return [str(row[0]) for row in rows]

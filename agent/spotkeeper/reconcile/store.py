@@ -139,6 +139,11 @@ class ObjectStore:
         keys = (path.rpartition("/")[2] for path in self._objects.list(paths.facts(job)))
         return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
 
+    def facts_of(self, job: str, uid: str) -> tuple[Fact, ...]:
+        folder = paths.facts(job)
+        keys = (path.removeprefix(folder) for path in self._objects.list(folder, f"{uid}."))
+        return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
+
     def put_fact(self, job: str, fact: Fact) -> bool:
         return self._create(paths.fact(job, fact), b"") is not None
 

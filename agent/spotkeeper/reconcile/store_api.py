@@ -114,6 +114,9 @@ class Store(Protocol):
     def list_facts(self, job: str) -> tuple[Fact, ...]:
         """All of them, in the order of their keys. Keys that make no sense are skipped."""
 
+    def facts_of(self, job: str, uid: str) -> tuple[Fact, ...]:
+        """Those of one machine: one page of a listing, however large the gang."""
+
     def put_fact(self, job: str, fact: Fact) -> bool:
         """Create-only. True where it is new."""
 
