@@ -68,6 +68,9 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         float, Meta(ge=0, le=365, description="how long a job that failed keeps its disks for `resume`; 0: not at all")
     ] = HOLD_DAYS
     max_on_demand: Annotated[int, Meta(ge=0, description="how many machines may be on-demand at once")] | None = None
+    max_usd: (
+        Annotated[float, Meta(gt=0, description="the job holds when it has spent this much on machines")] | None
+    ) = None
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     source_sha256: Annotated[str | None, _unoffered("filled in by submit")] = None
 

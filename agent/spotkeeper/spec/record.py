@@ -51,12 +51,15 @@ class Hold(str, Enum):
             or no machine to be had holds a checkpoint     rarely
     FAILURE the job's own code: exit 93, or the crash      resume, with a fresh crash budget; it
             budget is used up                              ends after ``hold_days``
+    SPEND   it has spent its ``max_usd``                   resume, which allows as much again; it
+                                                           ends after ``hold_days``
     ======= ============================================== ====================================
     """
 
     PAUSE = "pause"
     CLOUD = "cloud"
     FAILURE = "failure"
+    SPEND = "spend"
 
 
 class SlotState(str, Enum):
@@ -104,6 +107,7 @@ class Rank(Struct, frozen=True, omit_defaults=True):
     zone: str | None = None  # where the rank's disk is or will be
     cause: str = "start"  # why cur is vacant, for the next intent
     vacant_since: float = 0.0
+    launches: int = 0  # machines asked for since ``Fuses.hour``, less those that were refused
 
 
 class Move(Struct, frozen=True):
@@ -130,6 +134,18 @@ class Budget(Struct, frozen=True, omit_defaults=True):
     loss_times: tuple[float, ...] = ()  # of the last losses, newest last (bounded), for select()
     crashed_gen: int = -1  # the newest generation whose crash was counted
     short_lives: int = 0  # spot machines in a row that lived shorter than a restart is worth
+
+
+class Fuses(Struct, frozen=True, omit_defaults=True):
+    """What the money fuses remember (``reconcile/decide/fuses.py``). Times in virtual unix seconds."""
+
+    hour: float = 0.0  # since when launches are counted
+    doubts: int = 0  # ranks that vanished, not by preemption, since ``doubted``
+    doubted: float = 0.0
+    closed_until: float = 0.0  # the breaker: no replacement before
+    spent: float = 0.0  # USD until ``spent_at``, by list prices; only where the job has a cap
+    spent_at: float = 0.0
+    forgiven: float = 0.0  # what had been spent when somebody resumed it at its cap
 
 
 class Record(Struct, frozen=True, omit_defaults=True):
@@ -167,6 +183,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     holds: int = 0  # in a row, without a generation in between
     roll_at: float = 0.0  # when the last roll call was closed
     dry_since: float | None = None  # since when the gang's zone has offered nothing
+    fuses: Fuses = Fuses()
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next
 
 

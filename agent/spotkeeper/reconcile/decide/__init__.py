@@ -5,7 +5,8 @@ was read. The rooms run in the order of the protocol; each is one concern:
 
 ``asks`` what users want · ``slots`` a rank's cur and next, losses · ``exits`` success, crash, roll call ·
 ``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone · ``grants`` intents and
-the allocation · ``generation`` membership · ``calls`` what is asked of the cloud · ``ended`` the way out.
+the allocation · ``generation`` membership · ``calls`` what is asked of the cloud · ``ended`` the way out · ``fuses``
+what stops spending.
 
 The nine rules live where they bind: 1 in ``round`` (every write is a CAS), 2 ``slots.admit``, 3 ``round`` and
 ``sweep`` (the order of reading), 4 to 6 ``calls`` and ``View.vm``, 7 ``View.stillborn``, 8 ``grants._intent``
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import asks, calls, ended, exits, generation, grants, moves, needs, slots
+from spotkeeper.reconcile.decide import asks, calls, ended, exits, fuses, generation, grants, moves, needs, slots
 from spotkeeper.reconcile.decide.draft import Decision, Draft
 from spotkeeper.reconcile.decide.seen import Seen, Times, View
 from spotkeeper.spec.record import Phase, Record
@@ -57,12 +58,13 @@ def _rooms(draft: Draft) -> None:
 
 def _running(draft: Draft) -> None:
     exits.step(draft)
-    for step in (slots.step, asks.paused, moves.step, needs.step, grants.step, generation.step):
+    for step in (slots.step, fuses.step, asks.paused, moves.step, needs.step, grants.step, generation.step):
         if draft.record.phase is not Phase.RUN:
             return
         step(draft)
 
 
 def _write(draft: Draft) -> Decision:
+    fuses.accrue(draft)
     record = replace(draft.whole(), ver=draft.before.ver + 1, outbox=tuple(draft.entries))
     return Decision(record=record)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spotkeeper.reconcile.decide import moves
-from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide import fuses, moves
+from spotkeeper.reconcile.decide.draft import DAY_S, Draft
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
@@ -73,6 +73,7 @@ def _pause(draft: Draft, ask: Ask) -> str:
 
 
 def _resume(draft: Draft, ask: Ask) -> str:
+    fuses.forgive(draft)
     if draft.record.pause:
         draft.set(pause="")
         return ""
@@ -109,7 +110,10 @@ def _swap(draft: Draft, ask: Ask) -> str:
 def paused(draft: Draft) -> None:
     """A pause that was asked for becomes a hold once the members have saved and stopped."""
     if draft.record.pause and draft.record.phase is Phase.RUN and draft.halted():
-        draft.hold(Hold.PAUSE, draft.record.pause)
+        if fuses.spent_up(draft) and draft.seen.spec is not None:
+            draft.hold(Hold.SPEND, draft.record.pause, ends=draft.now + draft.seen.spec.hold_days * DAY_S)
+        else:
+            draft.hold(Hold.PAUSE, draft.record.pause)
 
 
 _TAKERS: dict[AskKind, Callable[[Draft, Ask], str]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spotkeeper.reconcile.decide import grants
+from spotkeeper.reconcile.decide import fuses, grants
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import (
@@ -220,6 +220,7 @@ def due(draft: Draft, actions: tuple[Action, ...]) -> float | None:
         at += [moment for moment in (record.hold_until, record.hold_ends) if moment is not None]
     if record.phase is Phase.RUN:
         at += _timers(draft)
+        at += fuses.due(draft)
     return min(at, default=None)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import slots
+from spotkeeper.reconcile.decide import fuses, slots
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.ledger import Event
@@ -90,7 +90,7 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
     assert roll is not None
     missing = [(index, slot) for index, slot in draft.members() if not answered(draft, index, slot, roll)]
     if missing:
-        if draft.now > roll.since + draft.times.roll_s:
+        if draft.now > roll.since + draft.times.roll_s and not fuses.deaf(draft, len(missing)):
             for index, slot in missing:
                 if slot.zone in draft.view.answered:
                     slots.lose(draft, index, "silence")

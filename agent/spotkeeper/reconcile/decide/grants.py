@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
+from spotkeeper.reconcile.decide import fuses
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.select import Choice, Need, select, static_offers
 from spotkeeper.spec.cloud import Offer, VmStatus
@@ -53,6 +54,9 @@ def fill(draft: Draft, index: int, which: str) -> None:
     if draft.seen.blind:
         _wait(draft, index, "waiting: who has which machine (stack/alloc) cannot be read; spotkeeper repair alloc")
         return
+    if why := fuses.bars(draft, index):
+        fuses.tell(draft, index, why)
+        return
     options = _options(draft, index, which)
     attempt = draft.ranks[index].top + 1
     while (grant := draft.view.grant(index, attempt)) is not None:
@@ -85,6 +89,8 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) ->
     )
     draft.put(index, top=attempt, zone=offer.zone)
     draft.install(index, which, slot)
+    if offer.node is None:
+        fuses.launched(draft, index)
     if offer.model is Model.ON_DEMAND and draft.seen.spec and draft.seen.spec.policy != "on-demand":
         draft.bout("no spot in the zone")
     key = f"r{index}.a{attempt}"

@@ -53,6 +53,10 @@ class Times(Struct, frozen=True):
     settle_s: float = 60.0  # a generation is left alone this long before a wish disturbs it
     hold_s: float = 1800.0
     soon_s: float = 2.0  # when a cloud is expected to have moved on
+    launches_rank: int = 12  # machines for a rank within an hour: more is no market, it is a fault
+    launches_job: int = 3  # and for the whole job: this many a rank beyond that
+    breaker_s: float = 120.0  # no replacements for so long when too many vanish at once
+    breaker_window_s: float = 60.0  # "at once"
     work_s: float = 0.0  # a boot's own work, where the clock runs faster than that
 
     def under(self, fallback: Fallback) -> Times:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from spotkeeper.reconcile.decide import fuses
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer, Result
@@ -87,6 +88,7 @@ def _refuse(draft: Draft, index: int, slot: Slot, result: Result) -> None:
     key = Offer(slot.pool, slot.zone, slot.model, 0.0).key()
     rank = draft.ranks[index]
     draft.put(index, refused=(*(r for r in rank.refused if r != key), key), refused_at=draft.now)
+    fuses.refused(draft, index)
     key, cause = f"r{index}.a{slot.attempt}", result.kind.value
     draft.log(Event.REFUSED, key, rank=index, slot=slot, cause=cause, detail=(result.detail or cause)[:200])
 
@@ -142,6 +144,8 @@ def _cur_intent(draft: Draft, index: int, slot: Slot) -> None:
         _permanent(draft, result.detail, result.action)
     elif why := view.stillborn(index, slot):
         _log_dead(draft, index, slot, why)
+        if view.running(index, slot):  # it runs and nobody has heard of it
+            fuses.doubt(draft)
         replace_cur(draft, index, slot.cause or "start")
 
 
@@ -192,6 +196,8 @@ def lose(draft: Draft, index: int, cause: str) -> None:
     member = slot.state is SlotState.MEMBER
     if cause != "disk":  # no preemption, and no word about the market
         draft.count_loss(index, slot)
+    if fuses.is_doubtful(slot, cause):
+        fuses.doubt(draft)
     draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=cause)
     draft.put(index, refused=())
     replace_cur(draft, index, "loss" if cause != "notice" else "notice")

@@ -1,0 +1,182 @@
+"""Money fuses: what stops spending when the fault is ours, or somebody makes us believe that machines die.
+
+=========== ===================================================== ===================================
+fuse        blows when                                            then
+=========== ===================================================== ===================================
+launches    a rank, or the whole job, was given too many machines no further machine within that hour
+            within the hour; refused ones do not count
+breaker     more than a fifth of the ranks, two at least, vanish  no replacement, and nobody is given
+            within a minute for reasons that are no preemption    up for silence, for two minutes
+spend       the job has spent its ``max_usd`` since it was        all save and stop; a hold, ended by
+            submitted or last resumed                             resume (as much again) or hold_days
+=========== ===================================================== ===================================
+
+The stack's caps on machines are in ``alloc``; fuses that need no function (``maxRunDuration``, the agent's
+lease, the boot watchdog) are on the machines. What was spent is an estimate by list prices: for a fuse, not
+for a bill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Phase, Record, Slot, SlotState
+
+SHARE = 0.2  # of the ranks; fewer may well have failed by themselves
+AT_LEAST = 2
+HOUR_S = 3600.0
+
+
+# -- launches
+
+
+def bars(draft: Draft, index: int) -> str:
+    """Why no machine may be asked for now, for this rank; "" where one may."""
+    fuses, times = draft.record.fuses, draft.times
+    if draft.now < fuses.closed_until and draft.ranks[index].cur is None:
+        return "waiting: too many machines vanished at once, and not by preemption"
+    if draft.now >= fuses.hour + HOUR_S:
+        return ""
+    if draft.ranks[index].launches >= times.launches_rank:
+        return f"waiting: rank {index} was given {times.launches_rank} machines within an hour"
+    whole = times.launches_rank + times.launches_job * len(draft.ranks)
+    if sum(rank.launches for rank in draft.ranks) >= whole:
+        return f"waiting: the job was given {whole} machines within an hour"
+    return ""
+
+
+def tell(draft: Draft, index: int, why: str) -> None:
+    """Once, in the record and in the ledger."""
+    if draft.ranks[index].cur is None and draft.record.reason != why:
+        draft.set(reason=why)
+        draft.log(Event.FUSE, f"v{draft.before.ver + 1}", rank=index, detail=why)
+
+
+def launched(draft: Draft, index: int) -> None:
+    """An intent is written: count it, in the hour that began with the first one."""
+    if draft.now >= draft.record.fuses.hour + HOUR_S:
+        draft.set(fuses=replace(draft.record.fuses, hour=draft.now))
+        draft.set(ranks=tuple(replace(rank, launches=0) if rank.launches else rank for rank in draft.ranks))
+    draft.put(index, launches=draft.ranks[index].launches + 1)
+
+
+def refused(draft: Draft, index: int) -> None:
+    """It came to nothing and cost nothing: waiting for capacity blows no fuse."""
+    draft.put(index, launches=max(0, draft.ranks[index].launches - 1))
+
+
+# -- the breaker
+
+
+def _mass(draft: Draft, count: int) -> bool:
+    return count >= AT_LEAST and count > SHARE * len(draft.ranks)
+
+
+def deaf(draft: Draft, missing: int) -> bool:
+    """Whether so many do not answer a roll call that it may be us who do not hear: they get more time, once."""
+    roll, fuses = draft.record.roll, draft.record.fuses
+    assert roll is not None
+    if not _mass(draft, missing):
+        return False
+    if fuses.closed_until < roll.since:
+        _trip(draft, f"{missing} of {len(draft.ranks)} ranks do not answer")
+    return draft.now < draft.record.fuses.closed_until
+
+
+def doubt(draft: Draft) -> None:
+    """A rank vanished for a reason that is no preemption. Call it for each."""
+    fuses = draft.record.fuses
+    recent = draft.now <= fuses.doubted + draft.times.breaker_window_s
+    count = fuses.doubts + 1 if recent else 1
+    draft.set(fuses=replace(fuses, doubts=count, doubted=fuses.doubted if recent else draft.now))
+    just_now = draft.now <= fuses.closed_until + draft.times.breaker_window_s
+    if _mass(draft, count) and not just_now:
+        _trip(draft, f"{count} of {len(draft.ranks)} ranks vanished at once, and not by preemption")
+
+
+def is_doubtful(slot: Slot, cause: str) -> bool:
+    """Whether the loss of this machine can hardly be a preemption: it fell silent, or nobody preempts its kind."""
+    return cause == "silence" or (cause == "loss" and slot.model is not Model.SPOT)
+
+
+def _trip(draft: Draft, why: str) -> None:
+    draft.set(fuses=replace(draft.record.fuses, closed_until=draft.now + draft.times.breaker_s))
+    draft.log(Event.FUSE, f"v{draft.before.ver + 1}.breaker", cause="breaker", detail=why)
+
+
+# -- the spend cap
+
+
+def step(draft: Draft) -> None:
+    """The cap is reached: everybody saves and stops, and ``asks.paused`` makes it a hold."""
+    if not spent_up(draft) or draft.record.pause or draft.record.phase is not Phase.RUN:
+        return
+    assert draft.seen.spec is not None
+    why = f"max_usd: ${draft.seen.spec.max_usd:.2f} is spent, by list prices; resume allows as much again"
+    draft.set(pause=why)
+    draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "spend")
+    draft.log(Event.FUSE, f"v{draft.before.ver + 1}.spend", cause="spend", detail=why)
+
+
+def spent_up(draft: Draft) -> bool:
+    spec = draft.seen.spec
+    if spec is None or spec.max_usd is None:
+        return False
+    return _spent(draft) - draft.record.fuses.forgiven >= spec.max_usd
+
+
+def forgive(draft: Draft) -> None:
+    """Somebody resumes it knowingly: from here on it may spend as much again."""
+    if spent_up(draft):
+        draft.set(fuses=replace(draft.record.fuses, forgiven=_spent(draft)))
+
+
+def accrue(draft: Draft) -> None:
+    """Before a record is written: what its machines have cost since the last time. Jobs without a cap skip it."""
+    spec = draft.seen.spec
+    if spec is not None and spec.max_usd is not None:
+        draft.set(fuses=replace(draft.record.fuses, spent=_spent(draft), spent_at=draft.now))
+
+
+def _spent(draft: Draft) -> float:
+    """USD until now: what was noted, and what the machines of the record as read cost since."""
+    fuses = draft.before.fuses
+    hours = max(0.0, draft.now - fuses.spent_at) / 3600.0 if fuses.spent_at else 0.0
+    return fuses.spent + hours * sum(_price(draft, slot) for slot in _slots(draft.before))
+
+
+def _slots(record: Record) -> Iterator[Slot]:
+    """Machines that cost: a static node costs the same without the job."""
+    for rank in record.ranks:
+        for slot in (rank.cur, rank.next):
+            if slot is not None and slot.node is None:
+                yield slot
+
+
+def _price(draft: Draft, slot: Slot) -> float:
+    pool = draft.seen.stack.pool(slot.pool)
+    listed = pool.prices.get(slot.zone) if pool is not None else None
+    if listed is None:
+        return 0.0
+    price = listed.of(slot.model)
+    return listed.on_demand if price is None else price
+
+
+# -- when to look again
+
+
+def due(draft: Draft) -> Iterator[float]:
+    fuses, spec = draft.record.fuses, draft.seen.spec
+    if fuses.closed_until > draft.now:
+        yield fuses.closed_until
+    if any(rank.cur is None and rank.launches for rank in draft.ranks) and fuses.hour + HOUR_S > draft.now:
+        yield fuses.hour + HOUR_S
+    rate = sum(_price(draft, slot) for slot in _slots(draft.before) if slot.state is SlotState.MEMBER)
+    if spec is not None and spec.max_usd is not None and rate > 0 and not draft.record.pause:
+        left = spec.max_usd + fuses.forgiven - _spent(draft)
+        yield draft.now + max(draft.times.soon_s, left / rate * 3600.0)
