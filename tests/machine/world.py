@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 from spotkeeper.local.instances import Ending
+from spotkeeper.reconcile.addresses import LOOPBACK, Addresses
 from spotkeeper.reconcile.document import reply
 from spotkeeper.reconcile.gce import Gce
 from spotkeeper.reconcile.intake import accept
@@ -120,7 +121,7 @@ class World:
     def _instance(self, skew: float) -> Instance:
         clock = Still(time=self.time, skew=skew)
         options = Options(sleep=lambda _: hook("sleep"), parallel=1)
-        return Instance(clock, Gce(self.stack, adapter_api(self.line), clock), options)
+        return Instance(clock, Gce(self.stack, adapter_api(self.line), clock, Addresses(LOOPBACK)), options)
 
     # -- time
 
