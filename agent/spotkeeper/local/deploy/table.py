@@ -219,19 +219,7 @@ def _disk(t: Target) -> Json:
 
 def _template(t: Target) -> Json:
     disks = [
-        _some(
-            boot=disk.get("boot"),
-            autoDelete=disk.get("autoDelete"),
-            deviceName=disk.get("deviceName"),
-            type="PERSISTENT",
-            mode="READ_WRITE",
-            initializeParams=_some(
-                sourceImage=disk.get("sourceImage"),
-                diskSizeGb=_digits(disk.get("diskSizeGb")),
-                diskType=disk.get("diskType"),
-                labels=disk.get("labels"),
-            ),
-        )
+        _disk_made_at_boot(disk, disk.get("sourceImage"), disk.get("diskSizeGb"), disk.get("diskType"))
         for disk in t.inputs.get("disks", ())
     ]
     return {
@@ -240,25 +228,25 @@ def _template(t: Target) -> Json:
     }
 
 
+def _disk_made_at_boot(disk: Json, image: object, size: object, type_: object) -> Json:
+    """Templates say of it in one place what instances say in two; both name its type differently."""
+    labels = disk.get("labels", disk.get("initializeParams", {}).get("labels"))
+    return _some(
+        boot=disk.get("boot"),
+        autoDelete=disk.get("autoDelete"),
+        deviceName=disk.get("deviceName"),
+        type="PERSISTENT",
+        mode="READ_WRITE",
+        initializeParams=_some(sourceImage=image, diskSizeGb=_digits(size), diskType=type_, labels=labels),
+    )
+
+
 def _instance(t: Target) -> Json:
     zone = f"zones/{t.inputs['zone']}"
     boot = t.inputs["bootDisk"]
     params = boot.get("initializeParams", {})
-    disks = [
-        _some(
-            boot=True,
-            autoDelete=boot.get("autoDelete"),
-            deviceName=boot.get("deviceName"),
-            type="PERSISTENT",
-            mode="READ_WRITE",
-            initializeParams=_some(
-                sourceImage=params.get("image"),
-                diskSizeGb=_digits(params.get("size")),
-                diskType=link(t, f"{zone}/diskTypes/{params['type']}") if params.get("type") else None,
-                labels=params.get("labels"),
-            ),
-        )
-    ]
+    type_ = link(t, f"{zone}/diskTypes/{params['type']}") if params.get("type") else None
+    disks = [_disk_made_at_boot({**boot, "boot": True}, params.get("image"), params.get("size"), type_)]
     disks += [
         _some(
             source=_url(disk["source"]), deviceName=disk.get("deviceName"), mode=disk.get("mode"),
