@@ -44,8 +44,8 @@ from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 ROOT = Path(__file__).resolve().parents[4]
 JOB_FILE = ROOT / "examples" / "gpt" / "job.yaml"
 FOLDER = Path(".spotkeeper") / "demo"
-STEPS = 800
-STEP_S = 0.1  # real; at least. A fast machine would be through with so small a model before the storm is over
+STEPS = 700
+STEP_S = 0.15  # real; at least. A fast machine would be through with so small a model before the storm is over
 SCALE = 12.0  # a minute of the cloud's time is five seconds, a notice of 120 s is ten
 PER_ZONE = 8  # spot machines that fit a zone, where the recording shows all of its capacity
 CALM_S = 3600.0  # virtual; an hour of the recording in which the market takes nothing: the storm does
