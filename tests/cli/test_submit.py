@@ -70,6 +70,7 @@ def test_a_job_that_holds_is_the_same_job_and_other_content_is_refused_with_the_
     held = store.read_record(job)
     assert held is not None
     over = {"phase": Phase.HOLD, "hold": Hold.FAILURE, "reason": "rank 0 exited with 93", "nonce": "n2"}
+    over |= {"hold_ends": 9e9}
     assert store.cas_record(msgspec.structs.replace(held.value, **over), held.token)
     done = cli("submit", folder / "job.yaml")
     assert (done.code, done.out.splitlines()) == (

@@ -239,7 +239,8 @@ def test_the_states_of_machines() -> None:
 
 
 def held(kind: Hold = Hold.FAILURE, **over: object) -> Record:
-    idle = {"phase": Phase.HOLD, "reason": "rank 0 exited with 93", "members": ()}
+    ends = 99 * HOUR if kind is Hold.FAILURE else None
+    idle = {"phase": Phase.HOLD, "reason": "rank 0 exited with 93", "members": (), "hold_ends": ends}
     return a_record(hold=kind, ranks=(Rank(), Rank()), **idle | over)
 
 

@@ -116,6 +116,8 @@ JOB_CASES = [
     (GOOD + "checkpoint: {keep: 1}\n", "job.yaml:3: checkpoint.keep: 1: must be at least 2"),
     (GOOD + "checkpoint: {interval_s: 0}\n", "job.yaml:3: checkpoint.interval_s: 0: must be more than 0"),
     (GOOD + "checkpoint: {interval_s: .inf}\n", "job.yaml:3: checkpoint.interval_s: inf: want a finite number"),
+    (GOOD + "hold_days: -1\n", "job.yaml:3: hold_days: -1: must be at least 0"),
+    (GOOD + "hold_days: 366\n", "job.yaml:3: hold_days: 366: must be at most 365"),
     (GOOD + "grace_s: 601\n", "job.yaml:3: grace_s: 601: must be at most 600"),
     (GOOD + "retry: {crashes: -1}\n", "job.yaml:3: retry.crashes: -1: must be at least 0"),
     (GOOD + "seed: 4294967296\n", "job.yaml:3: seed: 4294967296: must be less than 4294967296"),

@@ -19,7 +19,7 @@ from spotkeeper.report.view import JobView
 from spotkeeper.spec.check import check_job
 from spotkeeper.spec.job import AskKind, JobSpec
 from spotkeeper.spec.parse import SpecError, load_located, nearest
-from spotkeeper.spec.record import Hold, Phase, Record
+from spotkeeper.spec.record import Phase, Record
 from spotkeeper.spec.stack import StackState
 
 
@@ -157,8 +157,8 @@ def logs(job: str, rank: int, gen: int | None, stack: str | None, *, follow: boo
 def _stands(store: Store, job: str) -> bool:
     """Whether its log grows no more: it is over, or holds because it failed and nobody has resumed it."""
     record = jobs.find_job(store, job)
-    failed = record.hold is Hold.FAILURE and not jobs.resume_waits(store, record)
-    return record.outcome is not None or failed
+    waits = record.hold_ends is not None and not jobs.resume_waits(store, record)
+    return record.outcome is not None or waits
 
 
 def _note_hold(record: Record) -> None:

@@ -20,7 +20,7 @@ from spotkeeper.report.recovery import recoveries
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Hold, Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.record import Outcome, Phase, Rank, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
 
 
@@ -116,9 +116,9 @@ class JobView(Struct, frozen=True, omit_defaults=True):
         return self.phase in (Phase.END, Phase.DONE)
 
     def stands(self) -> bool:
-        """Whether nothing more comes of it by itself: it is over, or it failed and waits for a person."""
-        failed = self.hold is not None and self.hold.kind is Hold.FAILURE and not self.hold.resuming
-        return self.over() or failed
+        """Whether nothing but its end comes of it by itself: it is over, or it failed and waits for a person."""
+        waits = self.hold is not None and self.hold.ends_in_s is not None and not self.hold.resuming
+        return self.over() or waits
 
 
 def job_view(
