@@ -103,6 +103,25 @@ def test_a_tick_from_the_shell_makes_a_jobs_machines(shell: Shell) -> None:
     assert shell("cancel", "one").returncode == 0
 
 
+def test_a_cloud_whose_keeper_and_control_plane_were_killed_says_what_helps(shell: Shell) -> None:
+    folder = shell.folder / ".spotkeeper" / "local"
+    before = [(vm["name"], vm["id"]) for vm in shell.json("local", "status")["vms"] if "floor" in vm["name"]]
+    for name in ("keeper.pid", "server.pid"):
+        done = shell("status")
+        assert (name == "keeper.pid") == ("lost its keeper" not in done.stderr), done.stderr
+        os.kill(int((folder / name).read_text().split()[0]), 9)
+    done = shell("status")
+    assert done.returncode == 0, "jobs are read from the bucket, which needs no cloud"
+    assert "does not run" in done.stderr and f"try: spotkeeper local up --folder {folder}" in done.stderr
+    done = shell("local", "status")
+    assert done.returncode == 1 and "does not run" in done.stderr and "spotkeeper local up" in done.stderr
+    shell.json("local", "up")
+    assert "try:" not in shell("status").stderr
+    after = shell.json("local", "status")["vms"]
+    assert [(vm["name"], vm["id"]) for vm in after if "floor" in vm["name"]] == before
+    assert [vm["status"] for vm in after if "floor" in vm["name"]] == ["RUNNING"]
+
+
 def test_without_a_cloud_here_the_message_says_how_to_start_one(tmp_path: Path) -> None:
     done = Shell(tmp_path)("local", "status")
     assert done.returncode == 3

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from spotkeeper.local import procs
-from spotkeeper.local.cloud import LocalCloud, LocalCloudError
+from spotkeeper.local.cloud import LocalCloud, LocalCloudError, Upkeep
+from spotkeeper.local.views import VmView
 
 from tests.local.client import SPOT, Api, eventually
 
@@ -134,6 +135,55 @@ def test_a_keeper_killed_leaves_the_cloud_running_and_up_brings_a_new_one(fresh:
     LocalCloud.up(fresh.folder)
     assert server_pid(fresh) == server  # adopted, not doubled
     kill_server(fresh)
+
+
+def kill_both(cloud: LocalCloud) -> None:
+    os.kill(keeper_pid(cloud), 9)
+    os.kill(server_pid(cloud), 9)
+    assert eventually(lambda: cloud.upkeep is Upkeep.STOPPED)
+
+
+def beating(cloud: LocalCloud, api: Api) -> tuple[VmView, Path]:
+    api.ok(api.vm("steady", script=BEAT, scheduling=SPOT))
+    vm = cloud.status().vms[0]
+    beat = Path(vm.root) / "var/beat"
+    assert eventually(beat.exists)
+    return vm, beat
+
+
+def test_keeper_and_control_plane_killed_together_lose_no_vm_and_up_finds_them_again(fresh: LocalCloud) -> None:
+    api = Api(fresh.compute_endpoint)
+    vm, beat = beating(fresh, api)
+    api.ok(api.post(f"zones/{ZONE}/disks", {"name": "kept", "sizeGb": "10"}))
+    assert fresh.upkeep is Upkeep.WHOLE
+    processes = procs.marked(procs.mark(procs.VM, f"{fresh.config.uid}-{vm.id}"))
+    kill_both(fresh)
+    before = beat.read_text()
+    assert eventually(lambda: beat.read_text() not in ("", before)), "the VM goes on"
+    again = LocalCloud.up(fresh.folder)
+    assert again.fresh and again.upkeep is Upkeep.WHOLE and again.config == fresh.config
+    found = again.status().vms[0]
+    assert (found.name, found.id, found.status, found.pid) == ("steady", vm.id, "RUNNING", vm.pid)
+    assert processes & procs.marked(procs.mark(procs.VM, f"{fresh.config.uid}-{vm.id}"))
+    assert api.exists(f"zones/{ZONE}/disks/kept")
+
+
+def test_an_up_that_heals_and_is_interrupted_takes_no_vm_with_it(
+    fresh: LocalCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm, beat = beating(fresh, Api(fresh.compute_endpoint))
+    kill_both(fresh)
+
+    def interrupted(self: LocalCloud) -> None:
+        assert eventually(lambda: self.upkeep is Upkeep.WHOLE, 20)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalCloud, "_wait_healthy", interrupted)
+        LocalCloud.up(fresh.folder)
+    before = beat.read_text()
+    assert eventually(lambda: beat.read_text() not in ("", before)), "the VM was there before, and goes on"
+    assert LocalCloud.up(fresh.folder).status().vms[0].id == vm.id
 
 
 def test_a_pid_that_another_process_has_now_is_not_ours(fresh: LocalCloud) -> None:

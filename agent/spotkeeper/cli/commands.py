@@ -64,6 +64,7 @@ def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: 
     if store.draining():
         raise CliError(f"the stack {state.stack} is being destroyed", Exit.REFUSED, "bring it up again: pulumi up")
     done = submit_job(store, spec, source, target.clock.now())
+    _note_upkeep(target)
     if done.new and not poke(target, done.job):
         note("the function could not be reached from here: the next tick starts the job")
     word = "submitted" if done.new else "runs already" if done.holds is None else f"holds ({done.holds})"
@@ -81,6 +82,7 @@ def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool)
     from spotkeeper.report import render
 
     target = find_target(stack)
+    _note_upkeep(target)
     store = target.store()
     state = _known_state(target, store)
     now = target.clock.now()
@@ -94,6 +96,13 @@ def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool)
         note(f"{one.job}: unreadable, and left alone: {one.unreadable}\n  try: {one.remedy}")
     text = f"no unfinished job in {target.stack} (finished ones: spotkeeper status --all)"
     emit([*views, *found.unreadable], as_json, render.job_table(views) if views else "" if found.unreadable else text)
+
+
+def _note_upkeep(target: Target) -> None:
+    if target.local is not None:
+        from spotkeeper.cli.localcloud import note_upkeep
+
+        note_upkeep(target.local)
 
 
 def _known_state(target: Target, store: Store) -> StackState | None:

@@ -75,6 +75,19 @@ def attach(folder: Path) -> LocalCloud:
         raise CliError(str(error), Exit.MISSING) from None
 
 
+def note_upkeep(folder: Path) -> None:
+    """Say where nobody looks after the cloud in ``folder``, and what helps."""
+    from spotkeeper.local.cloud import Upkeep
+
+    cloud = attach(folder)
+    words = {
+        Upkeep.STOPPED: "does not run: its VMs go on, but nobody replaces, stops or starts any of them",
+        Upkeep.UNWATCHED: "has lost its keeper: it goes on, but nobody would start its control plane again",
+    }
+    if cloud.upkeep in words:
+        note(f"the cloud in {cloud.folder} {words[cloud.upkeep]}\n  try: spotkeeper local up --folder {cloud.folder}")
+
+
 def local_target(folder: Path) -> Target:
     """The stack of the one-machine cloud in ``folder``."""
     cloud = attach(folder)
@@ -137,6 +150,7 @@ def down(folder: Path, *, as_json: bool) -> None:
 
 
 def status(folder: Path, *, as_json: bool) -> None:
+    note_upkeep(folder)
     with failures():
         found = attach(folder).status()
     emit(found, as_json, tables(found))

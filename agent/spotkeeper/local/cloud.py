@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +33,7 @@ from spotkeeper.local import catalog, procs, views
 from spotkeeper.local.catalog import Timing
 from spotkeeper.local.functions import free_port
 from spotkeeper.local.host import AGENT, PASSED
-from spotkeeper.local.keeper import write_pid
+from spotkeeper.local.keeper import PID_FILE, write_pid
 from spotkeeper.local.market import Market
 from spotkeeper.local.world import Config
 from spotkeeper.spec import codec
@@ -47,6 +48,23 @@ KEEPER = "keeper.pid"
 
 class LocalCloudError(Exception):
     """The cloud could not be brought up or does not answer; the message says what to do."""
+
+
+class Upkeep(Enum):
+    """What keeps a cloud going. Its VMs go on in every case, but nobody decides anything for them when STOPPED.
+
+    ========= ======================================= ==========================================
+    state     meaning                                 leaves to
+    ========= ======================================= ==========================================
+    WHOLE     a keeper starts the control plane again UNWATCHED when it is killed
+    UNWATCHED a control plane, and no keeper          STOPPED at its end, WHOLE by ``up``
+    STOPPED   neither; VMs may run                    WHOLE by ``up``, which finds the VMs again
+    ========= ======================================= ==========================================
+    """
+
+    WHOLE = "whole"
+    UNWATCHED = "unwatched"
+    STOPPED = "stopped"
 
 
 class LeftOver(Struct, frozen=True):
@@ -119,12 +137,15 @@ class LocalCloud:
                 )
                 _write_config(folder, config)
             cloud = cls(folder, config, fresh=not _keeper_runs(folder))
+            healing = cloud.fresh and bool(cloud._guests())
             try:
                 if cloud.fresh:
                     cloud._start_keeper()
                 cloud._wait_healthy()
             except BaseException:  # Ctrl-C too: whoever called has no cloud yet that could be taken down
-                if cloud.fresh:
+                if healing:  # the VMs were here before, and go on without it
+                    cloud._end_upkeep()
+                elif cloud.fresh:
                     cloud._end()
                 raise
         return cloud
@@ -160,6 +181,13 @@ class LocalCloud:
     def bucket(self) -> str:
         """For ``SPOTKEEPER_BUCKET``: the file behind the one bucket."""
         return f"sqlite://{self.folder / 'bucket.sqlite'}"
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """By its processes, without asking it anything."""
+        if _keeper_runs(self.folder):
+            return Upkeep.WHOLE
+        return Upkeep.STOPPED if _pid(self.folder / PID_FILE) is None else Upkeep.UNWATCHED
 
     # What only a stand-in can be asked
 
@@ -213,6 +241,13 @@ class LocalCloud:
         _end_keeper(self.folder)
         procs.kill_all(procs.mark(procs.CLOUD, self.config.uid))
 
+    def _end_upkeep(self) -> None:
+        """Keeper and control plane alone."""
+        _end_keeper(self.folder)
+        pid = _pid(self.folder / PID_FILE)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
     def left_over(self) -> LeftOver:
         """VMs and disks by the cloud's own books, and processes of VMs and functions by their marks.
 
@@ -231,7 +266,7 @@ class LocalCloud:
 
     def _guests(self) -> set[int]:
         ours = procs.marked(procs.mark(procs.CLOUD, self.config.uid))
-        own = {pid for pid in (_pid(self.folder / name) for name in (KEEPER, "server.pid")) if pid}
+        own = {pid for pid in (_pid(self.folder / name) for name in (KEEPER, PID_FILE)) if pid}
         return ours - own
 
     # Plumbing
@@ -346,4 +381,4 @@ def _end_keeper(folder: Path) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-__all__ = ["LeftOver", "LocalCloud", "LocalCloudError"]
+__all__ = ["LeftOver", "LocalCloud", "LocalCloudError", "Upkeep"]
