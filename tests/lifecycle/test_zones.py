@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from spotkeeper.reconcile.select import Need, select
-from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Model, Outcome
 
 from tests.lifecycle.stage import ROOM, Run, Stage, tiny
+
+MARKET = round(0.23 * 11.061, 5)  # what the recorded market asks of the on-demand price; the catalogue says 40 %
 
 pytestmark = pytest.mark.lifecycle
 
@@ -51,12 +53,17 @@ def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_ru
         restored = run.watcher.traces()[run.record().gen].restored
         assert restored is not None and restored.step > 0, "the new disks hold what the old ones held"
 
+        assert {price(entry) for entry in run.ledger(Event.INTENT) if entry.model is Model.SPOT} == {MARKET}
         record = run.over()
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, run.story()
     assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "stockout", "move"], run.story()
     assert record.budget.crashes == 0
     assert weights == run.weights_left_alone(tmp_path, 2)
+
+
+def price(entry: Entry) -> float:
+    return round(entry.price or 0.0, 5)
 
 
 def disks(stage: Stage, run: Run) -> list[object]:

@@ -130,13 +130,13 @@ def held(*resources: str) -> list[Grant]:
 
 def test_caps() -> None:
     the_stack = stack(max_nodes=2, max_on_demand=1, static=1)
-    assert alloc.room(held("slot:pool"), the_stack, offer())
-    assert not alloc.room(held("slot:pool", "slot:pool/on-demand"), the_stack, offer())
-    assert not alloc.room(held("slot:pool/on-demand"), the_stack, offer(ON_DEMAND))
-    assert alloc.room(held("slot:pool"), the_stack, offer(ON_DEMAND))
-    assert not alloc.room(held("node:n0"), the_stack, offer(Model.STATIC, "n0"))
-    assert alloc.room(held("node:n1"), the_stack, offer(Model.STATIC, "n0"))
-    assert not alloc.room([], the_stack, Offer("nowhere", "z-a", SPOT, 1.0))
+    assert alloc.Tally(held("slot:pool")).room(the_stack, offer())
+    assert not alloc.Tally(held("slot:pool", "slot:pool/on-demand")).room(the_stack, offer())
+    assert not alloc.Tally(held("slot:pool/on-demand")).room(the_stack, offer(ON_DEMAND))
+    assert alloc.Tally(held("slot:pool")).room(the_stack, offer(ON_DEMAND))
+    assert not alloc.Tally(held("node:n0")).room(the_stack, offer(Model.STATIC, "n0"))
+    assert alloc.Tally(held("node:n1")).room(the_stack, offer(Model.STATIC, "n0"))
+    assert not alloc.Tally([]).room(the_stack, Offer("nowhere", "z-a", SPOT, 1.0))
 
 
 def test_change_adds_and_drops_by_job_rank_and_attempt() -> None:
