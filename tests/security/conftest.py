@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.security.site import Site
+from tests.security.tally import TALLY
 
 
 @pytest.fixture(scope="module")
@@ -14,3 +15,9 @@ def site() -> Iterator[Site]:
     made = Site()
     yield made
     made.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if TALLY.classes or TALLY.bodies.sent:
+        TALLY.write()
+        terminalreporter.write_line(TALLY.line())

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from spotkeeper.spec.redact import redact
 
+MAX_TEXT = 4000  # of one field: enough for a traceback
+
 
 class Log:
     """``log("event", key=value)``; ``log.once(kind, ...)`` says each kind of trouble once until it is over."""
@@ -24,7 +26,8 @@ class Log:
         self._lock = threading.Lock()
 
     def __call__(self, event: str, **fields: object) -> None:
-        line = json.dumps({"at": round(self._now(), 3), "event": event} | fields, default=str)
+        short = {key: value[:MAX_TEXT] if isinstance(value, str) else value for key, value in fields.items()}
+        line = json.dumps({"at": round(self._now(), 3), "event": event} | short, default=str)
         with self._lock:
             self._write(redact(line))
 
