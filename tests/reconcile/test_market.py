@@ -418,3 +418,13 @@ def test_only_spot_machines_are_preempted() -> None:
     world.until(lambda: world.record().gen == 2 and world.training())
     assert [entry.cause for entry in world.events(Event.LOSS)] == ["loss"]
     assert count(world) == Preemptions(0, 0)
+
+
+def test_the_spend_fuse_counts_the_price_of_the_market() -> None:
+    """At the stack's 0.30 an hour it would blow after 40 minutes, at the market's 0.60 it does after 20."""
+    world = World(nodes=1, max_usd=0.2)
+    world.prices[POOL] = (PriceRun(0.0, 0.6),)
+    trained(world)
+    began = world.t
+    world.until(lambda: world.record().phase is Phase.HOLD, 2400)
+    assert 900 < world.t - began < 1800

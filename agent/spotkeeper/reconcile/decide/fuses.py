@@ -12,8 +12,8 @@ spend       the job has spent its ``max_usd`` since it was        all save and s
 =========== ===================================================== ===================================
 
 The stack's caps on machines are in ``alloc``; fuses that need no function (``maxRunDuration``, the agent's
-lease, the boot watchdog) are on the machines. What was spent is an estimate by list prices: for a fuse, not
-for a bill.
+lease, the boot watchdog) are on the machines. What was spent is an estimate, by
+the prices known whenever a round wrote: for a fuse, not for a bill.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ def deaf(draft: Draft, missing: int) -> bool:
     """Whether so many do not answer a roll call that it may be us who do not hear: they get more time, once."""
     roll, fuses = draft.record.roll, draft.record.fuses
     assert roll is not None
-    if not _mass(draft, missing):
-        return False
-    if fuses.closed_until < roll.since:
+    if fuses.closed_until < roll.since and _mass(draft, missing):
         _trip(draft, f"{missing} of {len(draft.ranks)} ranks do not answer")
     return draft.now < draft.record.fuses.closed_until
 
@@ -117,7 +115,7 @@ def step(draft: Draft) -> None:
     if not spent_up(draft) or draft.record.pause or draft.record.phase is not Phase.RUN:
         return
     assert draft.seen.spec is not None
-    why = f"max_usd: ${draft.seen.spec.max_usd:.2f} is spent, by list prices; resume allows as much again"
+    why = f"max_usd: ${draft.seen.spec.max_usd:.2f} is spent, as estimated; resume allows as much again"
     draft.set(pause=why)
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "spend")
     draft.log(Event.FUSE, f"v{draft.before.ver + 1}.spend", cause="spend", detail=why)
@@ -159,6 +157,11 @@ def _slots(record: Record) -> Iterator[Slot]:
 
 
 def _price(draft: Draft, slot: Slot) -> float:
+    """USD an hour: what the cloud tells where it does, as for a choice; else the stack's price."""
+    key = slot.pool, slot.zone, slot.model
+    told = next((one.price for one in draft.seen.market if (one.pool, one.zone, one.model) == key), None)
+    if told is not None:
+        return told
     pool = draft.seen.stack.pool(slot.pool)
     listed = pool.prices.get(slot.zone) if pool is not None else None
     if listed is None:
