@@ -30,11 +30,13 @@ class Plan:
         freeze_at: the hook at which it stops, or 0.
         thaw_after: steps of the machine until it goes on by itself.
         die_at: the hook at which it is killed, or 0.
+        freeze_on: or how the hook's name begins; the first such.
     """
 
     freeze_at: int = 0
     thaw_after: int = 0
     die_at: int = 0
+    freeze_on: str = "\0"
 
 
 UNDISTURBED = Plan()
@@ -77,7 +79,7 @@ class Actor:
         if self.hooks == self.plan.die_at:
             self.dead = True
             raise KilledError(at)
-        if self.hooks == self.plan.freeze_at:
+        if self.hooks == self.plan.freeze_at or (at.startswith(self.plan.freeze_on) and not self.was_frozen):
             self.frozen = self.was_frozen = True
             self.left = self.plan.thaw_after
             getcurrent().parent.switch()

@@ -50,6 +50,7 @@ class Guest:
         self.off_at: float | None = None
         self.notice: int | None = None
         self.leaving = False
+        self.heard, self.lease_s = up_at, 7200.0
 
     # -- life
 
@@ -63,6 +64,10 @@ class Guest:
             return
         vm = self.world.plane.vm(self.vm_id)
         if vm is None:
+            return
+        if now - self.heard >= self.lease_s:  # the money fuse: saved, and paid no longer
+            self.world.commit(self)
+            self.world.power_off(self)
             return
         self._heed(vm)
         self._mount(vm)
@@ -161,6 +166,7 @@ class Guest:
         self.asking = None
         if answer is None or self.hung:
             return
+        self.heard, self.lease_s = self.world.now, answer.lease_minutes * 60.0
         self.role = answer.role
         if answer.role is not Role.UNKNOWN:
             self.outbox = [fact for fact in self.outbox if fact not in sent]

@@ -275,7 +275,8 @@ class World:
 
     def commit(self, guest: Guest) -> None:
         """A complete checkpoint: on every disk that a member of the generation writes to."""
-        assert guest.launched is not None and guest.job is not None
+        if guest.launched is None or guest.job is None or not guest.alive:
+            return
         commit = (guest.gen, guest.step_no)
         writers = {member.uid for member in guest.launched.members if member.disk}
         if guest.mounted is not None and guest.who.uid in writers:
