@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import os
 import socket
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,11 +18,6 @@ import torch
 import torch.distributed as dist
 
 _CHUNK = 64 << 20  # bytes a message: 256 MB was no faster, and one per tensor three times slower
-
-# Gloo's own thread lets go of a tensor a moment after wait() has returned. Were its reference the last, it would
-# need the interpreter's lock for it, and a thread that asks for that while the interpreter ends is killed: a run
-# that had succeeded then ends with SIGABRT ("terminate called without an active exception").
-_KEPT: deque[object] = deque(maxlen=16)
 
 
 class Gang(Protocol):
@@ -99,19 +93,16 @@ class Ranks:
     def gather(self, blob: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         size = torch.tensor([len(blob)])
-        _KEPT.append(size)
         dist.all_gather(sizes, size, group=self._group)
         width = max(1, *(int(each) for each in sizes))
         parts = [bytearray(width) for _ in range(self.world)]
         mine = torch.frombuffer(bytearray(blob.ljust(width, b"\0")), dtype=torch.uint8)
         theirs = [torch.frombuffer(part, dtype=torch.uint8) for part in parts]
-        _KEPT.append((sizes, theirs, mine))
         dist.all_gather(theirs, mine, group=self._group)
         return [bytes(part[: int(each)]) for part, each in zip(parts, sizes, strict=True)]
 
     def highest(self, value: int) -> Callable[[], int]:
         word = torch.tensor([value], dtype=torch.int64)
-        _KEPT.append(word)
         work = dist.all_reduce(word, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
         def answer() -> int:
