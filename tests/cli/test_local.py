@@ -122,6 +122,18 @@ def test_a_cloud_whose_keeper_and_control_plane_were_killed_says_what_helps(shel
     assert [vm["status"] for vm in after if "floor" in vm["name"]] == ["RUNNING"]
 
 
+def test_an_allocation_that_came_to_harm_is_made_anew(shell: Shell) -> None:
+    import sqlite3
+
+    assert shell("repair", "alloc").returncode == 4, "it is well, or was never written"
+    with sqlite3.connect(shell.folder / ".spotkeeper" / "local" / "bucket.sqlite") as bucket:
+        bucket.execute("INSERT OR REPLACE INTO objects VALUES ('stack/alloc', ?, 1000000)", (b"{",))
+    assert "spotkeeper repair alloc" in shell("status").stderr
+    done = shell("repair", "alloc")
+    assert done.returncode == 0 and "is made anew" in done.stdout, done.stderr
+    assert "alloc" not in shell("status").stderr
+
+
 def test_without_a_cloud_here_the_message_says_how_to_start_one(tmp_path: Path) -> None:
     done = Shell(tmp_path)("local", "status")
     assert done.returncode == 3

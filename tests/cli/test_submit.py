@@ -166,3 +166,46 @@ def test_every_block_of_ports_is_below_the_ephemeral_ones() -> None:
         assert base % PORT_BLOCK == PORT_FIRST % PORT_BLOCK
         assert base + PORT_BLOCK <= PORT_END
     assert len(used) == 199
+
+
+@pytest.mark.parametrize("harm", [b"{", b"\xff\xfe", b'{"v":2}', b"[]", b""])
+def test_a_record_of_another_job_that_makes_no_sense_is_no_obstacle(
+    cli: Cli, store: ObjectStore, folder: Path, harm: bytes
+) -> None:
+    broken = submitted(cli, folder / "job.yaml")
+    store.put(f"jobs/{broken}/rec", harm)
+    (folder / "job.yaml").write_text("name: second\ncommand: [train.py]\nsource: code\n")
+    second = submitted(cli, folder / "job.yaml")
+    done = cli("status")
+    assert done.code == 0 and second in done.out and "second" in done.out
+    assert f"{broken}: unreadable, and left alone: jobs/{broken}/rec" in done.err and "  try: " in done.err
+    listed = json.loads(cli("status", "--json").out)
+    assert [one["job"] for one in listed] == [second, broken]
+    assert listed[1]["unreadable"].startswith(f"jobs/{broken}/rec: ") and listed[1]["remedy"]
+    for argv in (("status", "first"), ("cancel", broken), ("submit", folder / "first.yaml")):
+        (folder / "first.yaml").write_text("name: first\ncommand: [train.py]\nsource: code\nnodes: 2\n")
+        done = cli(*argv)
+        assert done.code == 1 and f"jobs/{broken}/rec" in done.err and "  try: " in done.err, argv
+    assert store.get(f"jobs/{broken}/rec") == harm
+
+
+def test_an_allocation_or_stack_that_makes_no_sense_is_told_with_what_helps(
+    cli: Cli, store: ObjectStore, folder: Path
+) -> None:
+    job = submitted(cli, folder / "job.yaml")
+    store.put("stack/alloc", b"{")
+    done = cli("status")
+    assert done.code == 0 and job in done.out
+    assert "stack/alloc: not a" in done.err and "no machine is asked for or given back" in done.err
+    assert "try: spotkeeper repair alloc" in done.err
+    store.put("stack/pools.json", b'{"stack": 1}')
+    done = cli("status")
+    assert done.code == 0 and job in done.out
+    assert "stack/pools.json: not a StackState" in done.err and "pulumi up --refresh" in done.err
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 1 and "pulumi up --refresh" in done.err
+
+
+def test_only_the_allocation_can_be_repaired(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    submitted(cli, folder / "job.yaml")
+    assert cli("repair", "record").code == 2

@@ -208,6 +208,15 @@ def reconcile(stack: str | None, *, once: bool, as_json: bool) -> None:
     emit(done, as_json, f"{done.jobs} unfinished jobs reconciled")
 
 
+def repair(what: str, stack: str | None, *, as_json: bool) -> None:
+    from spotkeeper.cli.tick import repair_alloc
+
+    if what != "alloc":
+        raise CliError(f"{what}: only alloc can be repaired", Exit.USAGE, "spotkeeper repair alloc")
+    made = repair_alloc(find_target(stack))
+    emit(made, as_json, f"stack/alloc is made anew: {len(made.grants)} machines are granted")
+
+
 def render(file: Path | None, stack: str | None, *, as_json: bool) -> None:
     from spotkeeper.cli.show import Rendered, job_texts, stack_texts
 

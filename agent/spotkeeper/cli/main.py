@@ -232,6 +232,23 @@ def schema(
     commands.schema(document)
 
 
+@app.command()
+def repair(
+    what: Annotated[str, typer.Argument(metavar="alloc", help="What to make anew.", show_default=False)],
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Make `stack/alloc` (who has which machine) anew, where `spotkeeper status` says that it cannot be read.
+
+    From the jobs' records and ledgers and from the cloud; jobs may run meanwhile, and go on.
+
+    Example: `spotkeeper repair alloc`
+    """
+    from spotkeeper.cli import commands
+
+    commands.repair(what, stack, as_json=as_json)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Entry point: runs a command and turns every failure into words and an exit code."""
     sys.exit(run(argv))

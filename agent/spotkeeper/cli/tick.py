@@ -15,7 +15,9 @@ from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.target import Target
 from spotkeeper.reconcile.gce import Gce, open_gce
 from spotkeeper.reconcile.gce_api import DEFAULT_ENDPOINT, Api, MetadataToken, NoAnswerError
+from spotkeeper.reconcile.repair import RepairError, rebuild_alloc
 from spotkeeper.reconcile.sweep import tick as run_tick
+from spotkeeper.spec.record import Alloc
 from spotkeeper.spec.stack import StackState
 
 TOKEN_S = 1800.0  # gcloud's tokens hold for an hour; asking again costs a second
@@ -58,6 +60,23 @@ def tick(target: Target) -> Ticked:
     except NoAnswerError as error:
         raise CliError(f"the cloud did not answer: {error}", Exit.FAILED, "gcloud auth login") from None
     return Ticked(done.jobs, done.orphans, done.failed)
+
+
+def repair_alloc(target: Target) -> Alloc:
+    """Make the allocation anew.
+
+    Raises:
+        CliError: it cannot or need not be done; says why.
+        StoreError: the bucket.
+    """
+    store = target.store()
+    state = target.state(store)
+    try:
+        return rebuild_alloc(store, _cloud(target, state), target.clock.now())
+    except RepairError as error:
+        raise CliError(str(error), Exit.REFUSED) from None
+    except NoAnswerError as error:
+        raise CliError(f"the cloud did not answer: {error}", Exit.FAILED, "gcloud auth login") from None
 
 
 def _cloud(target: Target, state: StackState) -> Gce:
