@@ -15,6 +15,8 @@ from spotkeeper.spec.facts import Kind
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # beyond it, readers of JSON disagree about what a number is
 Amount = Annotated[float, Meta(ge=0)]
+BootId = Annotated[str, Meta(pattern="^[-a-z0-9]{1,64}$")]
+JobId = Annotated[str, Meta(pattern="^[a-z0-9]{8}$")]
 
 
 class DocState(str, Enum):
@@ -104,9 +106,9 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     """What an agent sends. ``ver``: the document version it has (0: none)."""
 
-    boot: str
+    boot: BootId
     ver: Count = 0
-    job: str | None = None  # the job it believes it works for; a hint, checked
+    job: JobId | None = None  # the job it believes it works for; a hint, checked
     facts: tuple[FactIn, ...] = ()
     progress: Progress | None = None
 
