@@ -15,7 +15,7 @@ from spotkeeper.cli.watch import added, news, watch
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.generation import Progress
-from spotkeeper.spec.job import AskKind
+from spotkeeper.spec.job import AskKind, JobSpec, Nodes
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Budget, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
@@ -104,6 +104,19 @@ def test_wishes_are_left_for_the_next_round(cli: Cli, store: ObjectStore, kind: 
     assert ask.kind is AskKind(kind)
     held = store.read_record(JOB)
     assert held is not None and held.value.phase is Phase.RUN  # only reconcile writes the record
+
+
+def test_a_resize_names_a_size_that_the_job_file_allows(cli: Cli, store: ObjectStore) -> None:
+    a_job(store)
+    store.put_spec(JOB, JobSpec("first", ("train.py",), nodes=Nodes(1, 4)))
+    done = cli("resize", "first", "2")
+    assert (done.code, done.out) == (0, f"first ({JOB}): asked to resize to 2 machines\n")
+    (ask,) = store.list_asks(JOB)
+    assert (ask.kind, ask.nodes) == (AskKind.RESIZE, 2)
+    refused = cli("resize", "first", "5")
+    assert refused.code == 4
+    assert "5 is not within nodes: {min: 1, max: 4}" in refused.err
+    assert len(store.list_asks(JOB)) == 1
 
 
 def test_a_job_that_is_over_takes_no_wish(cli: Cli, store: ObjectStore) -> None:
@@ -327,7 +340,19 @@ def test_render_of_a_job_shows_torchrun_and_its_environment(cli: Cli, folder: Pa
 
 def test_every_command_has_help_and_an_example_or_a_reason(cli: Cli) -> None:
     out = cli("--help").out
-    for command in ("submit", "status", "watch", "logs", "report", "cancel", "pause", "resume", "reconcile", "render"):
+    for command in (
+        "submit",
+        "status",
+        "watch",
+        "logs",
+        "report",
+        "cancel",
+        "pause",
+        "resume",
+        "resize",
+        "reconcile",
+        "render",
+    ):
         assert command in out
         text = cli(command, "--help").out
         assert "Usage: spotkeeper" in text

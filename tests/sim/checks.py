@@ -83,7 +83,7 @@ class Checks:
         wished = (before.wish or old.move or new.move or old.pause or new.pause) is not None and (
             before.wish or old.move or new.move or old.pause
         )
-        if wished or cur.notice is not None or self.world.shrinks(old, new, index):
+        if wished or cur.notice is not None or self.world.shrinks(new, index):
             return
         if cur.state is SlotState.ADMITTED and old.zone != new.zone:
             return  # the gang starts in another zone; nothing was trained yet
@@ -118,7 +118,7 @@ class Checks:
         rank = held.value.ranks[action.rank] if held and action.rank < len(held.value.ranks) else None
         if rank is None:
             ended = held is not None and held.value.phase is not Phase.RUN
-            if not ended and not self.world.resized:
+            if not ended:
                 self.world.violate("S10", f"an insert for rank {action.rank}, which no record knows")
             return
         if action.attempt > rank.top:

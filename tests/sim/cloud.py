@@ -236,6 +236,7 @@ class Cloud:
             engine.after(self._draw(self.delays.stockout_s), lambda: self._stockout(machine, action))
             return
         self.launches += 1
+        world.meter.launched = True
         engine.after(self._draw(self.delays.start_s), lambda: self._running(machine))
 
     def _stockout(self, machine: Machine, action: InsertVm) -> None:

@@ -13,7 +13,10 @@ REQUEST_USD = 4e-7 + 0.25 * (2.4e-5 + 0.5 * 2.5e-6)
 
 @dataclass(frozen=True)
 class Recovery:
-    """From the first sign of trouble until all train again; ``dry``: the cloud refused something meanwhile."""
+    """From the first sign of trouble until all train again.
+
+    ``dry``: the cloud refused something meanwhile; ``awaited``: a machine was launched while the gang stood still.
+    """
 
     how: str
     ranks: int
@@ -23,6 +26,7 @@ class Recovery:
     writes: int
     cents: float
     dry: bool
+    awaited: bool
 
 
 class Meter:
@@ -31,7 +35,7 @@ class Meter:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.recoveries: list[Recovery] = []
-        self.dry = False
+        self.dry = self.launched = False
         self.counts: dict[str, int] = {}
         self.billed_s = self.useful_s = 0.0
         self._machines = 0
@@ -65,7 +69,7 @@ class Meter:
             return
         before = self._since.get(job)
         self._since[job] = (self.engine.t, how, before[2] if before else dict(self.counts))
-        self.dry = False
+        self.dry = self.launched = False
 
     def trains(self, job: str, ranks: int) -> None:
         self._integrate()
@@ -84,7 +88,15 @@ class Meter:
         lists = sum(number for verb, number in grown.items() if verb.startswith("list_"))
         usd = (writes + lists) * WRITE_USD + reads * READ_USD + grown.get("request", 0) * REQUEST_USD
         return Recovery(
-            how, ranks, self.engine.t - stood_from, wasted_s / 60, grown.get("list", 0), writes, usd * 100, self.dry
+            how=how,
+            ranks=ranks,
+            stood_s=self.engine.t - stood_from,
+            wasted_min=wasted_s / 60,
+            rounds=grown.get("list", 0),
+            writes=writes,
+            cents=usd * 100,
+            dry=self.dry,
+            awaited=self.launched,
         )
 
 

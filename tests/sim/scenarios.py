@@ -70,7 +70,7 @@ class Scenario:
     done: Callable[[Play], bool]
     lost: int = 0
     fresh: bool = False
-    nodes: object = 2
+    nodes: int | dict[str, int] = 2
     steps: int = 1_000_000
     on_demand: int = 0
     outcome: Outcome = Outcome.CANCELLED
@@ -209,6 +209,31 @@ def _moved(play: Play) -> bool:
     return play.on and record.zone == "z-b" and record.move is None
 
 
+def _resize(play: Play) -> None:
+    """Three become one; when that one trains, two more come back, on blank disks, and the highest goes again."""
+    play.world.ask(JOB, AskKind.RESIZE, nodes=1)
+    _then(play, 1, lambda: play.world.ask(JOB, AskKind.RESIZE, nodes=3))
+    _then(play, 3, lambda: play.world.ask(JOB, AskKind.RESIZE, nodes=2))
+
+
+def _then(play: Play, members: int, what: Callable[[], None]) -> None:
+    """Once so many train in a newer generation: half a minute later."""
+
+    def look() -> None:
+        record = play.world.record(JOB)
+        if play.on and len(record.members) == members and record.size == members:
+            play.world.engine.after(30.0, what)
+        else:
+            play.world.engine.after(5.0, look)
+
+    play.world.engine.after(5.0, look)
+
+
+def _resized(play: Play) -> bool:
+    record = play.world.record(JOB)
+    return play.on and record.members == (0, 1) and record.size == 2 and len(play.world.cloud.machines) == 2
+
+
 def _cancelled(play: Play) -> None:
     play.preempt(1, -1)
     play.world.engine.after(30.0, lambda: play.world.ask(JOB, AskKind.CANCEL))
@@ -223,6 +248,7 @@ SCENARIOS = (
     Scenario("stockout", _stockout, lambda play: play.on, fresh=True),
     Scenario("on-demand and back", _no_spot, _back_on_spot, ROUGH, on_demand=3),
     Scenario("zone move", _move, _moved),
+    Scenario("resize", _resize, _resized, nodes={"min": 1, "max": 3}),
     Scenario("user crash", lambda play: None, lambda play: play.on, ROUGH, crashes=1),
     Scenario("cancel during recovery", _cancelled, lambda play: play.ended is not None, ROUGH),
     Scenario("success", lambda play: None, lambda play: play.ended is not None, steps=150, outcome=Outcome.SUCCEEDED),

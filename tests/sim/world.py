@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.spec.generation import Generation, Role
-from spotkeeper.spec.job import Ask, AskKind, JobSpec
+from spotkeeper.spec.job import Ask, AskKind, JobSpec, Nodes
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Phase, Rank, Record, SlotState
@@ -119,7 +119,6 @@ class World:
         self.function = Function(self, random.Random(seed + 2))  # noqa: S311
         self.times = times or Times().under(stack.fallback)
         self.jobs: dict[str, Job] = {}
-        self.resized = False
         self.skipped = self.ticks = 0
         self.skip = True
         self._capacity = capacity
@@ -135,14 +134,15 @@ class World:
         self,
         job: str,
         *,
-        nodes: object = 1,
+        nodes: int | dict[str, int] = 1,
         steps: int = PLENTY,
         step_s: float = 1.0,
         interval_s: float = 60.0,
         **more: object,
     ) -> Job:
         """As the command line: spec, name, marker, record; then a poke."""
-        spec = JobSpec(name=f"job-{job}", command=("train.py",), nodes=nodes, **more)  # type: ignore[arg-type]
+        size = Nodes(**nodes) if isinstance(nodes, dict) else nodes
+        spec = JobSpec(name=f"job-{job}", command=("train.py",), nodes=size, **more)  # type: ignore[arg-type]
         self.jobs[job] = found = Job(job, spec, self, steps, step_s, interval_s)
         record = Record(
             job=job,
@@ -242,8 +242,9 @@ class World:
             for slot in (rank.cur, rank.next)
         )
 
-    def shrinks(self, old: Record, new: Record, index: int) -> bool:
-        return False
+    def shrinks(self, new: Record, index: int) -> bool:
+        """Whether the rank is one that a resize has parked."""
+        return index >= new.wanted()
 
     def unheard(self, agent: Agent) -> bool:
         """Whether it cannot be blamed for a silence: it has asked for half a minute, and nobody has answered."""

@@ -185,7 +185,7 @@ def report(job: str, stack: str | None, *, as_json: bool) -> None:
     emit(view, as_json, render.report(view))
 
 
-def ask_job(job: str, kind: str, stack: str | None, *, as_json: bool) -> None:
+def ask_job(job: str, kind: str, stack: str | None, *, as_json: bool, nodes: int | None = None) -> None:
     target = find_target(stack)
     store = target.store()
     withdrawn = jobs.withdraw(store, job) if kind == AskKind.CANCEL.value else None
@@ -193,10 +193,11 @@ def ask_job(job: str, kind: str, stack: str | None, *, as_json: bool) -> None:
         emit(Asked(withdrawn, job, kind, ""), as_json, f"{job} ({withdrawn}): its unfinished submission is withdrawn")
         return
     record = jobs.find_job(store, job)
-    wish = jobs.ask(store, record, AskKind(kind), target.clock.now(), getpass.getuser())
+    wish = jobs.ask(store, record, AskKind(kind), target.clock.now(), getpass.getuser(), nodes)
     if not poke(target, record.job):
         note("the function could not be reached from here: the next tick takes it in")
-    emit(Asked(record.job, record.name, kind, wish.id), as_json, f"{record.name} ({record.job}): asked to {kind}")
+    text = f"{record.name} ({record.job}): asked to {kind}" + (f" to {nodes} machines" if nodes is not None else "")
+    emit(Asked(record.job, record.name, kind, wish.id), as_json, text)
 
 
 def reconcile(stack: str | None, *, once: bool, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.reconcile import paths
+from spotkeeper.reconcile.decide.sizes import refusal
 from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.report.view import JobView, job_view, last_crash
 from spotkeeper.spec.job import Ask, AskKind
@@ -120,16 +121,18 @@ def withdraw(store: Store, name: str) -> str | None:
     return job
 
 
-def ask(store: Store, record: Record, kind: AskKind, now: float, by: str) -> Ask:
-    """Leave a wish for the next round, which takes it in exactly once.
+def ask(store: Store, record: Record, kind: AskKind, now: float, by: str, nodes: int | None = None) -> Ask:
+    """Leave a wish for the next round, which takes it in exactly once. ``nodes``: of a resize.
 
     Raises:
-        CliError: the job has ended.
+        CliError: the job has ended, or its job file does not allow this size.
     """
     if record.phase in (Phase.END, Phase.DONE):
         outcome = record.outcome.value if record.outcome else "over"
         raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)
-    wish = Ask(id=f"{kind.value}-{secrets.token_hex(4)}", kind=kind, at=now, by=by)
+    if nodes is not None and (spec := store.read_spec(record.job)) and (why := refusal(spec, nodes)):
+        raise CliError(f"{record.name} ({record.job}) cannot have {nodes} machines: {why}", Exit.REFUSED)
+    wish = Ask(id=f"{kind.value}-{secrets.token_hex(4)}", kind=kind, at=now, by=by, nodes=nodes)
     store.put_ask(record.job, wish)
     return wish
 

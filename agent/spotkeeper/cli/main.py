@@ -167,6 +167,24 @@ def pause(job: Job, stack: Stack = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def resize(
+    job: Job,
+    nodes: Annotated[int, typer.Argument(metavar="NODES", min=1, help="How many machines it shall have.")],
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Train on more or fewer machines, with the global batch unchanged. For `nodes: {min, max}` in the job file.
+
+    All save and stop at one step and go on in the new size; what is too many is given back, the highest ranks first.
+
+    Example: `spotkeeper resize first 4`
+    """
+    from spotkeeper.cli import commands
+
+    commands.ask_job(job, "resize", stack, as_json=as_json, nodes=nodes)
+
+
+@app.command()
 def resume(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     """Go on with a job that was paused or holds, from its newest checkpoint.
 

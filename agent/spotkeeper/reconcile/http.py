@@ -364,7 +364,7 @@ def _at_rest(record: Record) -> bool:
         return False
     return all(
         rank.next is None and rank.cur is not None and rank.cur.state is SlotState.MEMBER and rank.cur.notice is None
-        for rank in record.ranks
+        for rank in record.ranks[: record.wanted()]
     )
 
 

@@ -80,7 +80,7 @@ class Pass:
     @property
     def wants_hellos(self) -> bool:
         """Whether a rank is vacant now, and nobody has looked for static nodes."""
-        return any(rank.cur is None for rank in self.record.ranks) and not self.seen.hellos
+        return self.record.vacant() and not self.seen.hellos
 
     def granted(self, alloc: Alloc, won: bool) -> Pass:
         """``alloc`` is what is there now. After a lost race, what was decided must not wait for a grant."""

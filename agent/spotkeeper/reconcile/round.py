@@ -228,7 +228,7 @@ class Round:
             asks=self.store.list_asks(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else (),
             alloc=(alloc or UNKNOWN).value,
             blind=alloc is None,
-            hellos=self.store.list_static_hellos() if any(rank.cur is None for rank in record.ranks) else (),
+            hellos=self.store.list_static_hellos() if record.vacant() else (),
             progress=progress,
             save_s=_save_s(progress, self.clock.scale),
             draining=self.store.draining(),

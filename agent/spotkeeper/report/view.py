@@ -182,7 +182,7 @@ def last_crash(ledger: Iterable[Entry]) -> Entry | None:
 def _nodes(record: Record, entries: tuple[Entry, ...], now: float) -> Iterable[NodeView]:
     born = {(e.rank, e.attempt): e.at for e in reversed(entries) if e.event is Event.INTENT}
     for number, rank in enumerate(record.ranks):
-        if rank.cur is None and record.phase is Phase.RUN:
+        if rank.cur is None and record.phase is Phase.RUN and number < record.wanted():
             yield NodeView(number, NodeState.WAITING)
         for slot in (rank.cur, rank.next):
             if slot is None:

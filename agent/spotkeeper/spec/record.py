@@ -143,7 +143,7 @@ class Fuses(Struct, frozen=True, omit_defaults=True):
     doubts: int = 0  # ranks that vanished, not by preemption, since ``doubted``
     doubted: float = 0.0
     closed_until: float = 0.0  # the breaker: no replacement before
-    spent: float = 0.0  # USD until ``spent_at``, by list prices; only where the job has a cap
+    spent: float = 0.0  # USD until ``spent_at``, as estimated; only where the job has a cap
     spent_at: float = 0.0
     forgiven: float = 0.0  # what had been spent when somebody resumed it at its cap
 
@@ -184,7 +184,16 @@ class Record(Struct, frozen=True, omit_defaults=True):
     roll_at: float = 0.0  # when the last roll call was closed
     dry_since: float | None = None  # since when the gang's zone has offered nothing
     fuses: Fuses = Fuses()
+    size: int | None = None  # how many ranks are wanted, the lowest, since somebody resized the job
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next
+
+    def wanted(self) -> int:
+        """How many ranks are to be filled. Those above are parked: no machine, their counters kept."""
+        return len(self.ranks) if self.size is None else min(self.size, len(self.ranks))
+
+    def vacant(self) -> bool:
+        """Whether a rank that is wanted has no machine."""
+        return any(rank.cur is None for rank in self.ranks[: self.wanted()])
 
 
 class Grant(Struct, frozen=True, omit_defaults=True):

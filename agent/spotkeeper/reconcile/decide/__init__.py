@@ -4,9 +4,9 @@ A pass asks for exactly one of: a new allocation document, a new record, or call
 was read. The rooms run in the order of the protocol; each is one concern:
 
 ``asks`` what users want · ``slots`` a rank's cur and next, losses · ``exits`` success, crash, roll call ·
-``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone · ``grants`` intents and
-the allocation · ``generation`` membership · ``calls`` what is asked of the cloud · ``ended`` the way out · ``fuses``
-what stops spending.
+``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone · ``sizes`` how many ranks ·
+``grants`` intents and the allocation · ``generation`` membership · ``calls`` what is asked of the cloud ·
+``ended`` the way out · ``fuses`` what stops spending.
 
 The nine rules live where they bind: 1 in ``round`` (every write is a CAS), 2 ``slots.admit``, 3 ``round`` and
 ``sweep`` (the order of reading), 4 to 6 ``calls`` and ``View.vm``, 7 ``View.stillborn``, 8 ``grants._intent``
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import asks, calls, ended, exits, fuses, generation, grants, moves, needs, slots
+from spotkeeper.reconcile.decide import asks, calls, ended, exits, fuses, generation, grants, moves, needs, sizes, slots
 from spotkeeper.reconcile.decide.draft import Decision, Draft
 from spotkeeper.reconcile.decide.seen import Seen, Times, View
 from spotkeeper.spec.record import Phase, Record
@@ -58,7 +58,8 @@ def _rooms(draft: Draft) -> None:
 
 def _running(draft: Draft) -> None:
     exits.step(draft)
-    for step in (slots.step, fuses.step, asks.paused, moves.step, needs.step, grants.step, generation.step):
+    rooms = (slots.step, fuses.step, asks.paused, moves.step, sizes.step, needs.step, grants.step, generation.step)
+    for step in rooms:
         if draft.record.phase is not Phase.RUN:
             return
         step(draft)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spotkeeper.reconcile.decide import fuses, moves
+from spotkeeper.reconcile.decide import fuses, moves, sizes
 from spotkeeper.reconcile.decide.draft import DAY_S, Draft
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Event
@@ -53,7 +53,7 @@ def _cancel(draft: Draft, ask: Ask) -> str:
 
 
 def _resize(draft: Draft, ask: Ask) -> str:
-    return "a job's size is fixed by nodes: {min, max} in its job file"
+    return sizes.ask(draft, ask.nodes)
 
 
 def _move(draft: Draft, ask: Ask) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spotkeeper.reconcile.decide import fuses, grants
+from spotkeeper.reconcile.decide import fuses, grants, sizes
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import (
@@ -169,7 +169,7 @@ def _disk_over(draft: Draft, index: int, number: int, disk: Disk) -> bool:
     if number in (rank.disk, rank.copy):
         stray = number == rank.disk and rank.cur is not None and rank.cur.node is None and disk.zone != rank.cur.zone
         return stray and _settled(draft, rank)
-    return number <= rank.disk_top and _settled(draft, rank)
+    return number <= rank.disk_top and (_settled(draft, rank) or sizes.left(draft, index))
 
 
 def _settled(draft: Draft, rank: Rank) -> bool:

@@ -125,6 +125,10 @@ class Draft:
 
     # -- reading
 
+    def size(self) -> int:
+        """How many ranks are wanted, the lowest; those above are parked (``Record.wanted``)."""
+        return len(self.ranks) if self.record.size is None else min(self.record.size, len(self.ranks))
+
     def members(self) -> list[tuple[int, Slot]]:
         """Ranks of the newest generation whose machine still is the one that was in it."""
         out = []

@@ -25,8 +25,8 @@ def step(draft: Draft) -> None:
         return
     if not draft.halted():
         return
-    ready = [index for index, rank in enumerate(draft.ranks) if _ready(draft, index, rank)]
-    if not ready or not (len(ready) == len(draft.ranks) or _smaller(draft, ready)):
+    ready = [index for index in range(draft.size()) if _ready(draft, index, draft.ranks[index])]
+    if not ready or not (len(ready) == draft.size() or _smaller(draft, ready)):
         return
     if not _disks(draft, ready):
         return
@@ -55,19 +55,19 @@ def _smaller(draft: Draft, ready: list[int]) -> bool:
     since = max(draft.record.stop_since, draft.record.created if not draft.record.gen else 0.0)
     if draft.now < since + draft.times.shrink_s:
         return False
-    return all(rank.cur is None for index, rank in enumerate(draft.ranks) if index not in ready)
+    there = frozenset(ready)
+    return all(draft.ranks[index].cur is None for index in range(draft.size()) if index not in there)
 
 
 def _grow(draft: Draft) -> None:
-    """A rank that was left out is there again: save, stop, go on with it."""
+    """Ranks that were left out are there, with none still on its way: save, stop, go on with them."""
     record = draft.record
     if len(draft.members()) < len(record.members) or any(needed(rank) for rank in draft.ranks):
         return
     members = frozenset(record.members)
-    for index, rank in enumerate(draft.ranks):
-        if index not in members and _ready(draft, index, rank) and rank.cur is not None:
-            draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "grow")
-            return
+    coming = [i for i in range(draft.size()) if i not in members and draft.ranks[i].cur is not None]
+    if coming and all(_ready(draft, index, draft.ranks[index]) for index in coming):  # one stop for all of them
+        draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "grow")
 
 
 def _forgotten(draft: Draft, ready: list[int]) -> bool:
@@ -197,4 +197,4 @@ def _cause(draft: Draft, ready: list[int]) -> str:
             if cur.past:
                 return "reboot"
             return cur.cause if cur.cause not in (None, "start") else "grow"
-    return "stop withdrawn"
+    return "resize" if len(ready) < len(record.members) and record.size == len(ready) else "stop withdrawn"

@@ -29,10 +29,10 @@ def step(draft: Draft) -> None:
     record = draft.record
     if record.phase is not Phase.RUN or record.move is not None or record.pause or draft.seen.spec is None:
         return
-    if any(rank.cur is None for rank in draft.ranks):
+    if any(rank.cur is None for rank in draft.ranks[: draft.size()]):
         if not draft.seen.blind:
             _zone(draft)
-        for index in reversed(range(len(draft.ranks))):
+        for index in reversed(range(draft.size())):
             if draft.ranks[index].cur is None:
                 fill(draft, index, "cur")
 

@@ -23,7 +23,7 @@ def step(draft: Draft) -> None:
     _stop(draft)
     _promote(draft)
     for index, rank in enumerate(draft.ranks):
-        if needed(rank) and rank.next is None:
+        if needed(rank) and rank.next is None and index < draft.size():
             grants.fill(draft, index, "next")
 
 
