@@ -98,7 +98,7 @@ class Guest:
 
     def _mount(self, vm: Vm) -> None:
         """The disk it was told of, once the device is there; never another."""
-        if self.leaving or self.mounted is not None or not self.disk or self.job is None:
+        if self.leaving or self.mounted is not None or self.disk is None or self.job is None:
             return
         wanted = names.disk_name(self.world.stack.stack, self.job, self.rank, self.disk)
         if any((disk.source or "").endswith(f"/{wanted}") for disk in vm.wire.disks or []):
@@ -182,7 +182,7 @@ class Guest:
             self.said = {fact for fact in self.said if fact[0] not in (Kind.ATTACHED, Kind.HOLDS, Kind.NOTICE)}
             if self.notice is not None:
                 self._tell_notice(self.notice)
-            if self.mounted is not None and self.disk:
+            if self.mounted is not None:
                 self.say(Kind.ATTACHED, 0, str(self.disk))
         doc = answer.doc
         if doc is None or doc.ver <= self.ver:

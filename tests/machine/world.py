@@ -346,12 +346,21 @@ class World:
 
     def _called(self, method: str, path: str, answer: Answer) -> None:
         """Every call that changes machines, as it reaches the cloud."""
+        if path.endswith("/createSnapshot") and answer.status == 200:
+            self._copied()
         if "/instances" not in path or answer.status != 200 or method == "GET":
             return
         if method == "POST" and path.endswith("/instances"):
             self._inserted(answer)
         elif method == "DELETE":
             self._deleted(int(path.rpartition("/")[2]))
+
+    def _copied(self) -> None:
+        """A snapshot holds what its disk held; it is named after the disk that is made from it."""
+        for shot in self.plane.snapshots():
+            source = self.commits.get(shot.source_disk.rpartition("/")[2])
+            if shot.name not in self.commits and source is not None:
+                self.commits[shot.name] = source
 
     def _inserted(self, answer: Answer) -> None:
         operation = msgspec.json.decode(answer.body)
