@@ -7,12 +7,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test bench lint types lock setup clean
+.PHONY: help demo test security bench lint types lock setup clean
 
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
 	@echo "make test   all tests (ARGS='-k decide' for some)"
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
+	@echo "make security  all bad input: 99 classes and 100,000 generated bodies; writes .spotkeeper/security.json"
 	@echo "make setup  .venv from requirements.lock; all others begin with it"
 	@echo "make lint   ruff and shellcheck        make types  mypy"
 	@echo "make lock   requirements.lock anew     make clean  remove .venv and caches"
@@ -27,6 +28,9 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
+
+security: setup
+	@$(BIN)/python -m pytest tests/security $(ARGS)
 
 bench: setup
 	@$(BIN)/python bench/run.py $(ARGS)
