@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace as with_
 
+from msgspec.structs import replace
 from spotkeeper.reconcile.decide import decide
 from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.record import Roll
 
 from tests.reconcile.test_decide import NOW, fact, gang
 
@@ -21,3 +23,14 @@ def test_a_notice_that_outlived_its_deadline_does_not_make_a_generation_in_every
     assert record.gen == 3
     assert not record.stop
     assert record.ranks[0].next is not None  # its successor comes all the same
+
+
+def test_a_roll_call_for_silence_does_not_cut_the_save_of_a_notice() -> None:
+    """Everyone answers, a machine has an hour left: the job was stopped at once, with no time to save."""
+    record, seen = gang(1, roll=Roll(40, NOW - 10, "silence"))
+    record = replace(record, gen_since=NOW - 300)
+    facts = (fact(0, Kind.HERE, "40"), fact(0, Kind.NOTICE, f"{NOW + 3600:.0f}"))
+    decision = decide(record, with_(seen, facts=(*seen.facts, *facts), grants_first=False))
+    assert decision.record is not None
+    assert decision.record.roll is None
+    assert not decision.record.stop

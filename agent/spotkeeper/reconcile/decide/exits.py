@@ -97,10 +97,11 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
         return
     if any(draft.view.gone(index, slot) for index, slot in draft.members()):
         return  # it answered and then went: the room of losses takes it from here
-    if _going(draft):  # a machine that goes down ends the job's processes first, and still answers
-        draft.halt(draft.now, "notice")
-    elif roll.exits or codes:
-        _crash(draft, codes)
+    if roll.exits or codes:
+        if _going(draft):  # a machine that goes down ends the job's processes first, and still answers
+            draft.halt(draft.now, "notice")
+        else:
+            _crash(draft, codes)
     elif draft.now - _last_progress(draft) > draft.times.hang_s:
         _crash(draft, {}, f"no progress for {draft.times.hang_s:.0f} s, though every machine answers")
     else:
