@@ -25,7 +25,8 @@ import pytest
 from spotkeeper.clock import Clock
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.body import BodyError, parse
-from spotkeeper.reconcile.http import STATUS, Door, Refusal, job_of_event
+from spotkeeper.reconcile.hints import job_of_event
+from spotkeeper.reconcile.http import STATUS, Door, Refusal
 from spotkeeper.reconcile.logs import JsonLines
 from spotkeeper.reconcile.runtime import (
     Deadlined,

@@ -77,6 +77,11 @@ def instance(iam: Iam | None, account: str, node_role: str) -> str:
     return name
 
 
+def is_instance(text: str) -> bool:
+    """Whether it has the form of an instance id."""
+    return _INSTANCE.match(text) is not None
+
+
 def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
     """An operator of ``allowed``: ARNs of users, and of roles in any session.
 

@@ -21,11 +21,12 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.reconcile.body import MAX_BODY, BodyError, parse
+from spotkeeper.reconcile.hints import job_of_event
 from spotkeeper.reconcile.runtime import Deadlined, Flights, Runtime, SettingsError, settings_from_env
-from spotkeeper.spec import codec
 from spotkeeper.spec.names import JOB_ID
 
 if TYPE_CHECKING:
+    from spotkeeper.reconcile.auth import Caller, Who
     from spotkeeper.reconcile.document import Speaker
     from spotkeeper.reconcile.intake import Accepted
     from spotkeeper.reconcile.round import RoundResult
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 DEADLINE_S = 50.0  # of a request's cloud calls; the platform ends it at 60
 TICK = ""  # the flight of a tick; no job has this id
 _OURS = re.compile(r"/v1/(?:sync|tick|event|health|poke/[a-z0-9]{8})\Z")
-_INSTANCE = re.compile(r"projects/(?P<project>[-a-z0-9:.]+)/zones/[-a-z0-9]+/instances/(?P<name>[-a-z0-9]+)\Z")
 BOOT = re.compile(r"[-a-z0-9]{1,64}\Z")
 
 log = logging.getLogger("spotkeeper.http")
@@ -114,26 +114,6 @@ class Poked(Struct, frozen=True):
 
     ended: str
     rounds: int = 0
-
-
-class PushMessage(Struct, frozen=True):
-    data: str = ""
-
-
-class Push(Struct, frozen=True):
-    """A Pub/Sub push; its other fields are Google's business."""
-
-    message: PushMessage
-
-
-class ProtoPayload(Struct, frozen=True, rename="camel"):
-    resource_name: str = ""
-
-
-class LogEntry(Struct, frozen=True, rename="camel"):
-    """A preemption's audit entry. Only the machine's name is read, and only as a hint where to look."""
-
-    proto_payload: ProtoPayload = ProtoPayload()
 
 
 def main(request: Request) -> Answer:
@@ -215,19 +195,18 @@ class Door:
     # -- agents
 
     def _sync(self, request: Request, note: dict[str, object]) -> SyncReply:
-        from spotkeeper.reconcile.document import Speaker
         from spotkeeper.spec.generation import Sync
 
         data = _body(request)
         stack = self._stack()
         if not stack.node_identity:
             raise RefusedError(Refusal.UNAVAILABLE, "stack/pools.json names no node_identity: nobody can be believed")
-        who = self.runtime.verifier.agent(_authorization(request), stack.node_identity, stack.project)
-        note["caller"] = who.name
+        who = self._agent(request, stack)
+        note["caller"] = who.name or who.uid
         sync = parse(data, Sync)
         if not BOOT.match(sync.boot) or (sync.job is not None and not JOB_ID.match(sync.job)):
             raise RefusedError(Refusal.INVALID, "boot or job of another form")
-        return self._answer(stack, Speaker(who.uid, who.name, who.zone), sync, note)
+        return self._answer(stack, self._speaker(who, sync, stack), sync, note)
 
     def _answer(self, stack: StackState, who: Speaker, sync: Sync, note: dict[str, object]) -> SyncReply:
         """Store what is said; a round where it is news (or its time has come); then the answer."""
@@ -239,7 +218,7 @@ class Door:
         said = accept(store, stack, who, sync, clock.now())
         # A static node that has just been granted says hello by speaking, which is news once more.
         for _ in range(2):
-            if not said.new and not self._overdue(said):
+            if not said.new and not self._overdue(said, sync.pending):
                 break
             if said.job is None:
                 self._run_tick(note)
@@ -252,9 +231,12 @@ class Door:
         spec = self.runtime.spec(record) if record is not None else None
         return reply(record, spec, stack, who, sync, said.grant)
 
-    def _overdue(self, said: Accepted) -> bool:
-        """Whether something only waits for the clock. Not asked for a job at rest, whose ticks are enough."""
-        if said.job is None or said.record is None or _at_rest(said.record):
+    def _overdue(self, said: Accepted, pending: bool) -> bool:
+        """Whether something only waits for the clock, or for a holder of the lease who is silent by now.
+
+        Not asked for a job at rest that nobody waits for: its ticks are enough.
+        """
+        if said.job is None or said.record is None or (_at_rest(said.record) and not pending):
             return False
         due = self.runtime.store.read_due(said.job)
         return due is not None and due <= self.runtime.clock.now()
@@ -274,8 +256,7 @@ class Door:
 
     def _poke(self, request: Request, note: dict[str, object]) -> Poked:
         data = _body(request)
-        caller = self.runtime.verifier.invoker(_authorization(request), self.runtime.settings.invokers)
-        note["caller"] = caller.email
+        note["caller"] = self._invoker(request).email
         _nothing(data)
         done = self._run_round(self._stack(), str(note["job"]), note)
         if done is None:
@@ -303,10 +284,31 @@ class Door:
     def _hinted(self, request: Request, note: dict[str, object]) -> bytes:
         """The body of a tick or an event, from somebody who may ask for rounds."""
         data = _body(request)
-        platform = request.headers.get("X-Serverless-Authorization")
-        verifier, invokers = self.runtime.verifier, self.runtime.settings.invokers
-        note["caller"] = verifier.hint(_authorization(request), invokers, platform).email
+        note["caller"] = self._hint(request).email
         return data
+
+    # -- who speaks: by tokens. ``lambda_.py`` has another way
+
+    def _agent(self, request: Request, stack: StackState) -> Who:
+        """The node that speaks.
+
+        Raises:
+            AuthError, KeysUnavailableError: see ``auth.py``; of the two below too.
+        """
+        return self.runtime.verifier.agent(_authorization(request), stack.node_identity, stack.project)
+
+    def _speaker(self, who: Who, sync: Sync, stack: StackState) -> Speaker:
+        """What the node is called: Google's word. Nothing of the body."""
+        from spotkeeper.reconcile.document import Speaker
+
+        return Speaker(who.uid, who.name, who.zone)
+
+    def _invoker(self, request: Request) -> Caller:
+        return self.runtime.verifier.invoker(_authorization(request), self.runtime.settings.invokers)
+
+    def _hint(self, request: Request) -> Caller:
+        platform = request.headers.get("X-Serverless-Authorization")
+        return self.runtime.verifier.hint(_authorization(request), self.runtime.settings.invokers, platform)
 
     # -- rounds
 
@@ -366,32 +368,6 @@ def _at_rest(record: Record) -> bool:
         rank.next is None and rank.cur is not None and rank.cur.state is SlotState.MEMBER and rank.cur.notice is None
         for rank in record.ranks[: record.wanted()]
     )
-
-
-def job_of_event(data: bytes, stack: str, project: str) -> str | None:
-    """The job of the machine that a pushed audit entry names; None where it is none of the stack's.
-
-    Google names the project by its id, at times by its number, which the stack does not know.
-
-    Raises:
-        BodyError: it is no push, or holds no log entry.
-    """
-    import base64
-    import binascii
-
-    from spotkeeper.spec.names import parse_vm_name
-
-    message = parse(data, Push).message
-    try:
-        inner = base64.b64decode(message.data, validate=True)
-        entry = codec.decode(inner, LogEntry)
-    except (binascii.Error, ValueError, RecursionError):
-        raise BodyError("a push without a log entry") from None
-    found = _INSTANCE.match(entry.proto_payload.resource_name)
-    if found is None or not (found["project"] == project or found["project"].isdecimal()):
-        return None
-    owned = parse_vm_name(found["name"])
-    return owned.job if owned is not None and owned.stack == stack else None
 
 
 def _authorization(request: Request) -> str | None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from spotkeeper.reconcile.body import MAX_BODY, MAX_DEPTH
-from spotkeeper.reconcile.http import STATUS, Empty, Poked, Push, Refusal, Ticked
+from spotkeeper.reconcile.hints import Push
+from spotkeeper.reconcile.http import STATUS, Empty, Poked, Refusal, Ticked
 from spotkeeper.spec.generation import Sync, SyncReply
 
 FILE = Path(__file__).with_suffix(".json")

@@ -111,6 +111,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     job: JobId | None = None  # the job it believes it works for; a hint, checked
     facts: tuple[FactIn, ...] = ()
     progress: Progress | None = None
+    pending: bool = False  # it waits for an answer to what it said, and asks often
 
 
 class SyncReply(Struct, frozen=True, omit_defaults=True):

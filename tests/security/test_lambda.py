@@ -1,0 +1,206 @@
+"""The door on AWS: IAM's word for the caller, the instance id for a name, and events that are hints at the most."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import replace as changed
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from spotkeeper.reconcile import auth_aws
+from spotkeeper.reconcile.lambda_ import TICK, LambdaDoor, UrlEvent, request_of
+from spotkeeper.spec.cloud import Listing
+from spotkeeper.spec.record import Record
+
+from tests.security.cases_identity import ACCOUNT, GOOD_IAM, INSTANCE, ROLE
+from tests.security.site import JOB, REFUSALS, Bucket, Site, sync
+
+OPERATOR = f"arn:aws:iam::{ACCOUNT}:role/ops/operator"
+
+
+class AwsSite(Site):
+    """The first member is an EC2 instance; everything else as on the other site."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = replace(self.stack, cloud="aws", project=ACCOUNT, node_identity=ROLE)
+        self.store.stack = self.stack
+        record, version = self.store.records[JOB]
+        self.store.records[JOB] = (as_instance(record), version)
+        whole = self.cloud.listing
+        vms = tuple(replace(vm, uid=INSTANCE) if vm.name == self.members[0].name else vm for vm in whole.vms)
+        self.cloud.listing = replace(whole, vms=vms)
+        self.looks = 0
+        self.members[0] = changed(self.members[0], uid=INSTANCE)
+        self.runtime.settings = changed(self.runtime.settings, invokers=frozenset({OPERATOR}))
+        self.rest = Bucket.of(self.store)
+        self.lambda_door = LambdaDoor(self.runtime)
+        listing = self.cloud.list
+
+        def look(stack: str) -> Listing:
+            self.looks += 1
+            return listing(stack)
+
+        self.cloud.list = look  # type: ignore[method-assign]
+
+    def call(self, path: str, body: bytes, iam: auth_aws.Iam | None, **more: Any) -> tuple[int, dict[str, Any]]:
+        answered = self.lambda_door.event(url_event(path, body, iam, **more))
+        if answered["statusCode"] != 200:
+            assert REFUSALS[answered["body"].encode()] == answered["statusCode"]
+        return answered["statusCode"], json.loads(answered["body"])
+
+
+def as_instance(record: Record) -> Record:
+    first = record.ranks[0]
+    assert first.cur is not None
+    return replace(record, ranks=(replace(first, cur=replace(first.cur, uid=INSTANCE)), *record.ranks[1:]))
+
+
+def url_event(path: str, body: bytes, iam: auth_aws.Iam | None, packed: bool = False, **headers: str) -> dict[str, Any]:
+    told = None if iam is None else {"iam": {camel(name): getattr(iam, name) for name in iam.__struct_fields__}}
+    return {
+        "version": "2.0",
+        "headers": {"content-type": "application/json", **headers},
+        "requestContext": {"http": {"method": "POST", "path": path, "sourceIp": "1.2.3.4"}, "authorizer": told},
+        "body": base64.b64encode(body).decode() if packed else body.decode("latin-1"),
+        "isBase64Encoded": packed,
+    }
+
+
+def camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.title() for part in rest)
+
+
+@pytest.fixture
+def aws() -> Iterator[AwsSite]:
+    made = AwsSite()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_instance_is_the_rank_that_the_record_gives_it(aws: AwsSite, packed: bool) -> None:
+    me = aws.members[0]
+    status, reply = aws.call("/v1/sync", sync(me.boot, job=JOB), GOOD_IAM, packed=packed)
+    assert (status, reply["role"], reply["rank"], reply["attempt"]) == (200, "member", 0, me.attempt)
+    assert aws.looks == 0, "the record knew it"
+
+
+def test_without_a_job_a_listing_tells_its_name_once(aws: AwsSite) -> None:
+    for _ in range(3):
+        status, reply = aws.call("/v1/sync", sync(aws.members[0].boot), GOOD_IAM)
+        assert (status, reply["job"], reply["rank"]) == (200, JOB, 0)
+    assert aws.looks == 1
+
+
+def test_a_node_that_nobody_knows_does_not_make_us_list_for_every_question(aws: AwsSite) -> None:
+    other = "i-0fedcba9876543210"
+    iam = replace(
+        GOOD_IAM,
+        user_arn=GOOD_IAM.user_arn.replace(INSTANCE, other),
+        user_id=f"AROA:{other}",
+        caller_id=f"AROA:{other}",
+    )
+    for _ in range(5):
+        assert aws.call("/v1/sync", sync("b", job=JOB, facts=[{"kind": "hello"}]), iam)[1]["role"] == "unknown"
+    assert aws.looks == 1 and aws.store.facts == aws.rest.fields["facts"]
+
+
+def test_nobody_else_speaks_for_it(aws: AwsSite) -> None:
+    operator = replace(GOOD_IAM, user_arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/operator/ann")
+    for iam in (None, operator, replace(GOOD_IAM, account_id="999999999999")):
+        assert aws.call("/v1/sync", sync(aws.members[0].boot, job=JOB), iam) == (401, {"error": "unauthorized"})
+    headers = {"authorization": "Bearer x", "x-amzn-iam-userarn": GOOD_IAM.user_arn}
+    assert aws.call("/v1/sync", sync(), None, **headers)[0] == 401, "no header says who speaks"
+
+
+def test_operators_poke_and_nodes_do_not(aws: AwsSite) -> None:
+    operator = replace(GOOD_IAM, user_arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/operator/ann")
+    for path in (f"/v1/poke/{JOB}", "/v1/tick"):
+        assert aws.call(path, b"{}", operator)[0] == 200
+        assert aws.call(path, b"{}", GOOD_IAM)[0] == 401
+        stranger = replace(operator, user_arn=operator.user_arn.replace("operator", "operators"))
+        assert aws.call(path, b"{}", stranger)[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [(b" " * 16_385, 413), (b"x" * 1_000_000, 413), (b"{", 400), (b'{"boot":"b","boot":"b"}', 400)]
+)
+def test_the_same_envelope(aws: AwsSite, body: bytes, status: int) -> None:
+    assert aws.call("/v1/sync", body, GOOD_IAM)[0] == status
+    assert aws.store.facts == aws.rest.fields["facts"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"requestContext": None},
+        {"requestContext": {}},
+        {"requestContext": {"http": {"method": 1, "path": "/v1/sync"}}},
+        {"requestContext": {"http": {"method": "POST", "path": "/v1/sync"}}, "body": "!", "isBase64Encoded": True},
+        {"requestContext": {"http": {"method": "POST", "path": "/v1/sync"}}, "headers": []},
+    ],
+)
+def test_an_event_of_another_form_is_refused_in_the_same_shape(aws: AwsSite, event: dict[str, Any]) -> None:
+    answered = aws.lambda_door.event(event)
+    assert (answered["statusCode"], answered["body"]) == (400, '{"error":"invalid"}')
+
+
+def warned(uid: str, **more: Any) -> dict[str, Any]:
+    return {"source": "aws.ec2", "account": ACCOUNT, "detail-type": "x", "detail": {"instance-id": uid}, **more}
+
+
+class TestHints:
+    def test_an_interruption_is_a_round_of_its_job(self, aws: AwsSite) -> None:
+        assert aws.lambda_door.event(warned(INSTANCE)) == {"jobs": 1, "failed": 0, "busy": False}
+        assert aws.store.records == aws.rest.fields["records"], "the listing says that nothing happened"
+
+    def test_the_schedule_ticks(self, aws: AwsSite) -> None:
+        assert aws.lambda_door.event({"source": TICK})["jobs"] == 2
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            warned(INSTANCE, account="999999999999"),
+            warned(INSTANCE, source="aws.s3"),
+            warned(INSTANCE, source="evil"),
+            warned("i-0fedcba9876543210"),
+            warned("../../x"),
+            warned(""),
+            {"source": "aws.ec2", "account": ACCOUNT, "detail": []},
+            {"Records": [{"Sns": {"Message": "x"}}] * 100},
+            {"Type": "SubscriptionConfirmation", "SubscribeURL": "http://169.254.169.254/", "Token": "t"},
+            {},
+            {"source": 1},
+        ],
+    )
+    def test_anything_else_is_nothing(self, aws: AwsSite, event: dict[str, Any]) -> None:
+        assert aws.lambda_door.event(event) == {"jobs": 0, "failed": 0, "busy": False}
+        aws.store.quarantined.clear()
+        assert not aws.cloud.asked and aws.store.records == aws.rest.fields["records"]
+
+
+class TestNames:
+    def test_only_one_listed_machine_whose_name_is_its_labels(self, aws: AwsSite) -> None:
+        whole = aws.cloud.listing
+        mine = next(vm for vm in whole.vms if vm.uid == INSTANCE)
+        assert auth_aws.node_of(whole, "t", INSTANCE) == auth_aws.Listed(INSTANCE, mine.name, mine.zone)
+        for wrong in (replace(mine, attempt=9), replace(mine, job="zzzz9999"), replace(mine, rank=1)):
+            assert auth_aws.node_of(Listing((wrong,), ()), "t", INSTANCE) is None
+        assert auth_aws.node_of(Listing((mine, mine), ()), "t", INSTANCE) is None
+        assert auth_aws.node_of(whole, "other", INSTANCE) is None
+
+    def test_the_body_is_cut_where_ours_ends(self) -> None:
+        event = UrlEvent(_context(), {}, "x" * 100_000)
+        made = request_of(event)
+        assert made.content_length == 100_000 and len(made.stream.read()) == 16_385
+
+
+def _context() -> Any:
+    from spotkeeper.reconcile.lambda_ import _Context, _Http
+
+    return _Context(_Http("POST", "/v1/sync"))
