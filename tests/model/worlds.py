@@ -1,0 +1,89 @@
+"""The worlds that are searched, with their bounds.
+
+(a) one rank, two zones, two rounds that may stall for ever or die at any step. (b) two ranks with generations
+and roll calls; two jobs that want one static node, or the stack's last machine. A story's faults may be any
+of the kinds it names, in any order, up to its number; so may its wishes.
+"""
+
+from __future__ import annotations
+
+from tests.model.machine import FAULTS, WISHES, Story
+
+CLOUDS = ("gce", "ec2")
+NO_FORGETTING = FAULTS - {"forgotten"}
+CALLS = frozenset({"SILENT", "ROLL", "crashes", "hangs"})
+LOSSES = frozenset({"killed", "noticed", "reboots", "hangs"})
+TIME = frozenset({"PAST", "BOOT", "DISK", "blind", "refused", "forgotten"})
+
+
+def _one(cloud: str) -> tuple[Story, ...]:
+    """World (a) on one cloud, from the narrow to the wide."""
+    base = Story("", cloud=cloud)
+    return (
+        base._replace(name="any one fault, two rounds", wishes=0, faults=1),
+        base._replace(name="any one wish, two rounds", faults=0),
+        base._replace(name="any two faults, one round", wishes=0, rounds=1, deaths=2),
+        base._replace(name="any fault and any wish, one round", faults=1, rounds=1, deaths=2),
+        base._replace(name="any two faults and any wish, one round", rounds=1, deaths=1),
+        base._replace(name="any two faults, two rounds", wishes=0, states=40_000_000),
+        base._replace(name="any fault and any wish, two rounds", faults=1, states=40_000_000),
+    )
+
+
+def _static(cloud: str) -> tuple[Story, ...]:
+    base = Story("", cloud=cloud, static=True, kinds=FAULTS - {"forgotten", "refused"})
+    return (
+        base._replace(name="a static node, any one fault, two rounds", wishes=0, faults=1),
+        base._replace(name="a static node, any fault and any wish, one round", faults=1, rounds=1, deaths=2),
+    )
+
+
+def _two(cloud: str) -> tuple[Story, ...]:
+    """World (b) on one cloud."""
+    ranks = Story("", cloud=cloud, ranks=2, cap=5, zones=("a",), rounds=1, split=False)
+    jobs = Story("", cloud=cloud, jobs=2, cap=1, zones=("a",), rounds=2, deaths=0, split=False, states=10_000_000)
+    return (
+        ranks._replace(name="two ranks, any one fault", wishes=0, faults=1),
+        ranks._replace(name="two ranks, sharded, any one fault", wishes=0, faults=1, replicated=False),
+        ranks._replace(name="two ranks, any two losses", wishes=0, kinds=LOSSES, states=10_000_000),
+        ranks._replace(name="two ranks, roll calls", wishes=0, kinds=CALLS, states=10_000_000),
+        ranks._replace(name="two ranks, a fault and a wish", faults=1, states=10_000_000),
+        jobs._replace(name="two jobs, one slot", wishes=1, faults=0, asks=frozenset({"cancel"})),
+        jobs._replace(
+            name="two jobs, one static node", wishes=0, faults=1, kinds=frozenset({"killed", "BOOT"}), static=True
+        ),
+    )
+
+
+A = tuple(story for cloud in CLOUDS for story in (*_one(cloud), *_static(cloud)))
+B = tuple(story for cloud in CLOUDS for story in _two(cloud))
+LOST = tuple(
+    Story("a record is deleted by hand", cloud, faults=1, wishes=0, kinds=frozenset({"killed"}), lost_records=True)
+    for cloud in CLOUDS
+)
+WORLDS = (*A, *B, *LOST)
+
+# What `make test` explores to the end: everything that one thing can break, on both clouds.
+SLICE = tuple(
+    story
+    for cloud in CLOUDS
+    for story in (
+        Story("any one fault, one round", cloud, wishes=0, faults=1, rounds=1),
+        Story("all well, two rounds", cloud, wishes=0, faults=0),
+        Story("any one wish, one round", cloud, faults=0, rounds=1),
+        Story(
+            "two ranks, one is taken",
+            cloud,
+            ranks=2,
+            cap=5,
+            zones=("a",),
+            rounds=1,
+            faults=1,
+            wishes=0,
+            kinds=frozenset({"killed"}),
+            split=False,
+        ),
+        Story("two jobs, one slot", cloud, jobs=2, cap=1, zones=("a",), faults=0, wishes=0, deaths=0, split=False),
+    )
+)
+__all__ = ["LOST", "SLICE", "TIME", "WISHES", "WORLDS", "A", "B"]
