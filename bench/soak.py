@@ -31,7 +31,7 @@ from tests.sim.soak import Run, run  # noqa: E402
 REPORT = HERE.parent / ".spotkeeper" / "soak.json"
 DAYS = 10_000.0
 # Of all days, and of one run. A day of 64 ranks costs a hundred times one of a single rank, and shows more in it.
-SHARES = {1: 0.80, 8: 0.18, 64: 0.02}
+SHARES = {1: 0.80, 8: 0.19, 64: 0.01}
 RUN_DAYS = {1: 8.0, 8: 3.0, 64: 1.0}
 SLICE = 24.0  # days, where somebody only wants to see that it runs
 TOLD = 20  # violations kept word by word
@@ -91,15 +91,15 @@ class Sum:
 
 
 def plan(days: float, seed: int) -> list[tuple[int, int, float]]:
-    """(seed, ranks, days) of every run; the long ones first, so that no core is left waiting at the end."""
-    out = []
-    for ranks in sorted(SHARES, reverse=True):
-        left = days * SHARES[ranks]
+    """(seed, ranks, days) of every run, the sizes mixed evenly, so that a part of it is like the whole."""
+    rows: list[tuple[float, int, float]] = []
+    for ranks, share in SHARES.items():
+        left, length = days * share, RUN_DAYS[ranks]
         while left > 1e-6:
-            length = min(RUN_DAYS[ranks], left)
-            out.append((seed + len(out), ranks, length))
+            rows.append((1 - left / (days * share), ranks, min(length, left)))
             left -= length
-    return out
+    rows.sort()
+    return [(seed + number, ranks, length) for number, (_, ranks, length) in enumerate(rows)]
 
 
 def one(job: tuple[int, int, float]) -> Run:
@@ -115,8 +115,8 @@ def runs(jobs: list[tuple[int, int, float]], cores: int) -> Iterator[Run]:
         yield from pool.imap_unordered(one, jobs)
 
 
-def soak(days: float, seed: int, cores: int) -> dict[str, object]:
-    """Run it all; the report."""
+def soak(days: float, seed: int, cores: int, minutes: float = math.inf) -> dict[str, object]:
+    """Run it all, or as much as so many minutes allow; the report."""
     jobs, began = plan(days, seed), time.monotonic()
     sums = {ranks: Sum() for ranks in SHARES}
     told: list[str] = []
@@ -126,6 +126,8 @@ def soak(days: float, seed: int, cores: int) -> dict[str, object]:
         told += [f"seed {done.seed}, {done.ranks} ranks: {what}" for what in (*done.violations, *done.left_over)]
         del told[TOLD:]
         progress.step(done.days * _weight(done.ranks), sums)
+        if time.monotonic() - began > 60 * minutes:
+            break
     progress.end()
     took = time.monotonic() - began
     total = {name: sum(getattr(each, name) for each in sums.values()) for name in TOTALS}
@@ -254,8 +256,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--days", type=float, default=DAYS, help="virtual days in all")
     parser.add_argument("--seed", type=int, default=1, help="of the first run; each run has the next")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end after so many, with what was done by then")
     options = parser.parse_args(argv)
-    report = soak(options.days, options.seed, max(1, options.cores))
+    report = soak(options.days, options.seed, max(1, options.cores), options.minutes)
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     measured = list(report["figures"])  # type: ignore[call-overload]

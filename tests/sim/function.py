@@ -146,8 +146,10 @@ class Function:
         data = self.ask("/v1/sync", msgspec.json.encode(sync), who)
         return None if data is None else msgspec.json.decode(data, type=SyncReply)
 
-    def tick(self) -> None:
-        self.ask("/v1/tick", b"{}")
+    def tick(self) -> bool:
+        """Whether it was answered, and every job could be looked at."""
+        answer = self.ask("/v1/tick", b"{}")
+        return answer is not None and b'"failed":0' in answer and b'"busy":false' in answer
 
     def poke(self, job: str) -> None:
         self.ask(f"/v1/poke/{job}", b"{}")

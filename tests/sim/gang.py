@@ -175,11 +175,16 @@ class Gang:
         reached = self.step()
         self.agents.remove(agent)
         self._close(reached, "lost")
-        for other in self.agents:
-            if hangs:
-                self.world.engine.after(STALL_S, other.stalls)
-            else:
-                self.world.engine.after(self.world.random.uniform(*PEER_S), lambda a=other: a.ended(Kind.EXIT, 1))
+        for other in list(self.agents):
+            after_s = STALL_S if hangs else self.world.random.uniform(*PEER_S)
+            self.world.engine.after(after_s, lambda a=other: self._feels(a, hangs))
+
+    def _feels(self, agent: Agent, hangs: bool) -> None:
+        """A survivor's processes, unless it has moved on."""
+        if agent.gang is self and hangs:
+            agent.stalls()
+        elif agent.gang is self:
+            agent.ended(Kind.EXIT, 1)
 
     def leave(self, agent: Agent) -> None:
         """It was told to end what it runs: a newer generation, or it is superseded."""

@@ -109,13 +109,14 @@ class Storm:
             hang_share=0.15,
         )
         world.meter.counts = world.function.counts
-        self._front()
+        self._front(ranks)
         self.faults: dict[str, int] = {}
         self.over = False
         replicated = ranks == 1 or self.random.random() < 0.75
+        self.least = max(1, ranks // 2) if replicated and self.random.random() < 0.3 else ranks
         self.job: Job = world.submit(
             JOB,
-            nodes=ranks,
+            nodes={"min": self.least, "max": ranks},
             interval_s=self.random.choice((120.0, 300.0, 600.0)),
             checkpoint=Checkpoint(replicated=replicated),
             retry=Retry(crashes=1000),
@@ -124,11 +125,11 @@ class Storm:
         for fault, mean_s in self._means(ranks).items():
             self._arm(fault, mean_s)
 
-    def _front(self) -> None:
+    def _front(self, ranks: int) -> None:
         """What calls and requests suffer all the time."""
         function, trouble = self.world.function, self.world.cloud.trouble
-        function.lost, function.kill_rate, function.store_rate = 0.01, 0.002, 0.002
-        function.stall_rate = 0.0005
+        share = 0.002 / ranks**0.5  # of effects, of which many ranks need many more
+        function.lost, function.kill_rate, function.store_rate, function.stall_rate = 0.01, share, share, share / 4
         trouble.lost, trouble.throttled = 0.02, 0.02
 
     def _capacity(self, zone: str, model: Model, now: float) -> int:
@@ -287,8 +288,9 @@ class Storm:
 
     def _ask(self) -> None:
         self._count("asked")
-        kind = self.random.choice((AskKind.SWAP, AskKind.MOVE, AskKind.PAUSE))
-        rank = self.random.randrange(len(self.world.record(JOB).ranks) or 1)
-        self.world.ask(JOB, kind, zone=self.random.choice(self.zones), rank=rank)
+        kind = self.random.choice((AskKind.SWAP, AskKind.MOVE, AskKind.PAUSE, AskKind.RESIZE))
+        ranks = len(self.world.record(JOB).ranks)
+        nodes = self.random.randint(self.least, ranks)
+        self.world.ask(JOB, kind, zone=self.random.choice(self.zones), rank=self.random.randrange(ranks), nodes=nodes)
         if kind is AskKind.PAUSE:
             self.world.engine.after(self.random.uniform(120.0, 3600.0), lambda: self.world.ask(JOB, AskKind.RESUME))

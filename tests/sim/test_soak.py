@@ -1,0 +1,92 @@
+"""A slice of the soak, and what it rests on: the same seed tells the same story, and no tick is skipped in vain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from spotkeeper.reconcile.decide import calls
+from spotkeeper.reconcile.decide.seen import View
+from spotkeeper.spec.cloud import VmStatus
+from spotkeeper.spec.record import Slot
+
+from bench import soak
+from tests.sim.soak import run
+from tests.sim.world import World, small_stack
+
+JOB = "abcd2345"
+SLICE = [(seed, 1, 3.0) for seed in range(6)] + [(seed, 8, 1.0) for seed in range(5)] + [(3, 64, 0.4)]
+
+
+@pytest.mark.parametrize(("seed", "ranks", "days"), SLICE)
+def test_days_on_a_recorded_market_break_nothing_and_leave_nothing(seed: int, ranks: int, days: float) -> None:
+    done = run(seed, ranks, days)
+    assert done.violations == ()
+    assert done.left_over == ()
+    assert done.duplicates == 0
+    assert done.launches >= ranks
+    assert done.trained > 0.5
+
+
+def test_the_same_seed_tells_the_same_story() -> None:
+    first, second = run(11, 2, 1.5), run(11, 2, 1.5)
+    assert first == second
+    assert first.recoveries
+    assert first != run(12, 2, 1.5)
+
+
+@pytest.mark.parametrize("notice_s", [120.0, 0.0, -1.0])
+def test_skipped_ticks_would_have_done_nothing(notice_s: float) -> None:
+    """With every tick made, the ledger is the same to the last entry."""
+    told = []
+    for skip in (True, False):
+        world = World(stack=small_stack(2, on_demand=2), seed=5)
+        world.skip = skip
+        job = world.submit(JOB, nodes=2)
+        assert world.until(lambda job=job: job.training, 600)
+        world.run(5000)
+        machine = world.member(JOB, 1)
+        assert machine is not None
+        world.preempt(machine, notice_s)
+        world.run(20_000)
+        told.append([(entry.at, entry.id, entry.cause) for entry in world.store.list_ledger(JOB)])
+        assert (world.skipped > 300) is skip
+    assert told[0] == told[1]
+
+
+def test_a_soak_sees_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_delete_disks", lambda draft: iter(()))
+    assert any("disk" in left for left in run(1, 2, 0.5).left_over)
+
+
+def test_a_soak_sees_a_healthy_member_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(self: View, rank: int, slot: Slot) -> bool:
+        """An unanswered zone taken as empty."""
+        vm = self.vm(rank, slot)
+        return vm is None or vm.status is VmStatus.DEAD
+
+    monkeypatch.setattr(View, "gone", gone)
+    assert any("S4" in what for seed in range(4) for what in run(seed, 2, 1.0).violations)
+
+
+def test_the_plan_has_all_days_and_every_size() -> None:
+    plan = soak.plan(10_000, 1)
+    assert round(sum(days for _, _, days in plan)) == 10_000
+    assert {ranks for _, ranks, _ in plan} == {1, 8, 64}
+    assert len({seed for seed, _, _ in plan}) == len(plan)
+
+
+def test_the_report_has_what_was_promised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(soak, "SHARES", {1: 0.9, 2: 0.1})
+    monkeypatch.setattr(soak, "RUN_DAYS", {1: 1.0, 2: 0.3})
+    monkeypatch.setattr(soak, "REPORT", tmp_path / "soak.json")
+    monkeypatch.setattr(soak.table, "RESULTS", tmp_path / "results.json")
+    assert soak.main(["--days", "2", "--cores", "1"]) == 0
+    report = json.loads((tmp_path / "soak.json").read_text())
+    assert {"virtual_days", "violations", "runs", "launches", "duplicates", "left_over"} <= set(report)
+    assert report["virtual_days"] >= 2.0
+    assert report["runs"] == 3
+    names = {figure["name"] for figure in json.loads((tmp_path / "results.json").read_text())["figures"]}
+    assert {"soak.violations", "soak.recovery_s.1_ranks_p50", "soak.cents.2_ranks_p95"} <= names
+    assert soak.figures() == report["figures"]
