@@ -611,6 +611,7 @@ def test_functions_framework_serves_it(site: Site, served: Any) -> None:
     assert served("POST", "/v1/sync", b" " * 20_000, token)[0] == 413
     assert served("POST", "/v1/sync", b"{", token) == (400, {"error": "invalid"})
     assert served("GET", "/favicon.ico")[0] == 404
+    assert [served(method, "/v1/sync", b"", token)[0] for method in ("GET", "PUT", "DELETE")] == [405] * 3
     text = served.log.read_text()
     assert "eyJ" not in text, "no token in the log"
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]

@@ -20,6 +20,7 @@ from spotkeeper.spec.record import Grant, Record, SlotState
 from spotkeeper.spec.stack import StackState
 
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
+MAX_SAVE_S = 3600.0  # real; deadlines of stops are made from it, and one machine must not put them off for ever
 NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED)
 DIGITS = 12  # of a number
 UNSAVED = {Kind.FULL: Event.FULL, Kind.UNSAVED: Event.UNSAVED}
@@ -206,7 +207,7 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
         loss=progress.loss,
         commit_gen=commit.commit_gen,
         commit_step=commit.commit_step,
-        save_s=progress.save_s,
+        save_s=None if progress.save_s is None else min(progress.save_s, MAX_SAVE_S),
         total_steps=progress.total_steps,
     )
     store.put_progress(record.job, told)
