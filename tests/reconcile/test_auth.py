@@ -338,6 +338,19 @@ class TestKeySet:
         with pytest.raises(KeysUnavailableError):
             agent(verifier, bearer())
 
+    def test_an_outage_is_not_asked_about_by_every_request(
+        self, issuer: ids.Issuer, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        issuer.raw = (503, b"")
+        for _ in range(5):
+            with pytest.raises(KeysUnavailableError):
+                agent(verifier, bearer())
+        assert issuer.fetched == 1
+        issuer.raw = None
+        monkeypatch.setattr(auth, "AGAIN_S", -1.0)
+        agent(verifier, bearer())
+        assert issuer.fetched == 2
+
     @pytest.mark.parametrize(
         "raw",
         [(200, b"<html>"), (200, b'{"keys": 1}'), (200, b"\xff"), (200, b"x" * 300_000), (302, b""), (500, b"")],

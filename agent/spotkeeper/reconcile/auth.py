@@ -44,6 +44,7 @@ MIN_KEY_BITS = 2048
 KEYS_TTL_S = 3600.0  # real seconds, as the next two
 REFETCH_S = 60.0  # at most one fetch per minute for key ids nobody knows
 FETCH_DEADLINE_S = 5.0
+AGAIN_S = 5.0  # after a fetch that failed: requests must not queue up behind one another's deadlines
 
 _BEARER = re.compile(r"[Bb]earer ([-A-Za-z0-9_]+\.[-A-Za-z0-9_]+\.[-A-Za-z0-9_]+)\Z")
 
@@ -139,6 +140,7 @@ class KeySet:
         self._keys: dict[str, PyJWK] = {}
         self._fetched: float | None = None
         self._tried: float | None = None
+        self._failed: float | None = None
 
     def key(self, kid: str) -> PyJWK:
         """The key of this id.
@@ -163,6 +165,8 @@ class KeySet:
 
     def _fetch(self) -> None:
         self._tried = time.monotonic()
+        if self._failed is not None and self._stale() and self._tried - self._failed < AGAIN_S:
+            raise KeysUnavailableError("did not answer a moment ago")
         try:
             answer = self._wire.call("GET", self._path, {"Accept": "application/json"}, None, FETCH_DEADLINE_S)
             if answer.status != 200 or len(answer.body) > MAX_KEY_SET:
@@ -170,10 +174,11 @@ class KeySet:
             keys = _usable(codec.decode(answer.body, _Jwks).keys)
         except (NoAnswerError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("key set: %s", error)
+            self._failed = time.monotonic()
             if self._stale():
                 raise KeysUnavailableError(str(error)) from error
             return
-        self._keys, self._fetched = keys, time.monotonic()
+        self._keys, self._fetched, self._failed = keys, time.monotonic(), None
 
 
 def _usable(listed: tuple[_Jwk, ...]) -> dict[str, PyJWK]:
