@@ -40,6 +40,7 @@ class Plan:
 
 
 UNDISTURBED = Plan()
+MAKES = "POST /compute/v1/projects/local/zones/"  # how the hook before a machine, disk or attachment begins
 
 
 @dataclass

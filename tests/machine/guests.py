@@ -76,7 +76,9 @@ class Guest:
         self._ask()
 
     def button(self) -> None:
-        """The machine goes down: the job ends, and so does the system, seconds later."""
+        """The machine goes down: the job ends, and so does the system, seconds later. One that hangs does not hear."""
+        if self.hung:
+            return
         self.off_at = self.world.now + SHUTDOWN_S
         self._tell_notice(int(self.world.now + self.skew + SHUTDOWN_S))
 

@@ -11,7 +11,7 @@ from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Hold, Outcome, Phase
 
-from tests.machine.actors import Plan, no_threads
+from tests.machine.actors import MAKES, Plan, no_threads
 from tests.machine.world import JOBS
 from tests.machine.world import World as Machine
 from tests.reconcile.world import ZONES, World
@@ -199,13 +199,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made.close()
 
 
-@pytest.mark.parametrize("stop", ["replace stack/alloc", "replaced stack/alloc", f"replace jobs/{JOBS[0]}/rec", "POST"])
+@pytest.mark.parametrize("stop", ["replace stack/alloc", "replaced stack/alloc", f"replace jobs/{JOBS[0]}/rec", MAKES])
 def test_two_rounds_that_race_for_the_last_machine_do_not_both_get_one(machine: Machine, stop: str) -> None:
     """Two jobs of two ranks and a cap of three; the first job's round stops between two calls, others go on."""
     machine.submit(JOBS[0])
     machine.submit(JOBS[1])
     machine.function_down = True
-    first = "create" if "alloc" in stop else "POST"
+    first = "create" if "alloc" in stop else MAKES
     machine.round(JOBS[0], Plan(freeze_on=stop if "rec" in stop else first, thaw_after=1000))
     assert machine.actors, "it stopped on its way"
     for instance in (1, 2, 0):
@@ -221,7 +221,7 @@ def test_two_rounds_that_race_for_the_last_machine_do_not_both_get_one(machine: 
 
 def test_rounds_that_race_over_a_hundred_stops_keep_the_cap(machine: Machine) -> None:
     """Wherever the first round stops, the cap holds at every moment (``World.check`` looks)."""
-    for at in range(1, 100):
+    for at in range(1, 100, 3):
         world = Machine(cap=3)
         world.submit(JOBS[0])
         world.submit(JOBS[1])

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from spotkeeper.local.instances import Vm
 from spotkeeper.spec.job import AskKind, Checkpoint
 
-from tests.machine.actors import UNDISTURBED, Plan, no_threads
+from tests.machine.actors import MAKES, UNDISTURBED, Plan, no_threads
 from tests.machine.plane import ZONES
 from tests.machine.world import JOBS, World
 
@@ -35,6 +35,7 @@ HOOKS = 90  # a busy round has as many; a plan beyond its end leaves it alone
 PLANS = st.one_of(
     st.just(UNDISTURBED),
     st.builds(Plan, freeze_at=st.integers(1, HOOKS), thaw_after=st.integers(20, 40)),
+    st.builds(Plan, freeze_on=st.just(MAKES), thaw_after=st.integers(20, 60)),  # before it makes something
     st.builds(Plan, die_at=st.integers(1, HOOKS)),
 )
 INSTANCES = st.integers(0, 2)
@@ -109,6 +110,12 @@ class Machine(RuleBasedStateMachine):
     def hang(self, number: int) -> None:
         if (vm := self.vm(number)) is not None and vm.id in self.world.guests:
             self.world.guests[vm.id].hung = True
+
+    @rule(number=ANY)
+    def hang_for_long(self, number: int) -> None:
+        """Until it is found out, superseded, and its disk is wanted elsewhere."""
+        self.hang(number)
+        self.world.advance(420)
 
     @rule()
     def all_come_to_themselves(self) -> None:
