@@ -31,8 +31,9 @@ from spotkeeper.vm.settings import templates_path
 
 from infra import boot
 from tests.reconcile.compute import STACK, A, instance, scopes
-from tests.security.cases_body import push, quiet, resource, sent
+from tests.security.cases_body import sent
 from tests.security.cases_identity import Cases
+from tests.security.cases_meaning import push, quiet, resource
 from tests.security.site import CANARY, JOB, Shot, Site, sync
 
 # -- config and templates

@@ -18,7 +18,8 @@ from typing import Any
 
 from spotkeeper.spec.facts import Kind
 
-from tests.security.cases_body import GOOD, VM, push, resource
+from tests.security.cases_body import GOOD
+from tests.security.cases_meaning import VM, push, resource
 from tests.security.site import CANARY, JOB, OTHER, Shot, Site
 from tests.security.tally import TALLY, Bodies
 
