@@ -13,6 +13,7 @@ from spotkeeper.spec.cloud import InsertVm, VmStatus
 from spotkeeper.spec.record import Alloc, Phase, Rank, Record, Slot, SlotState
 
 if TYPE_CHECKING:
+    from spotkeeper.spec.facts import Fact
     from spotkeeper.spec.generation import Generation
 
     from tests.sim.agent import Agent
@@ -156,6 +157,12 @@ class Checks:
             self.world.violate("S7", f"{disk.name} is deleted; commit {drive.newest} was on no other disk")
 
     # -- agents
+
+    def fact(self, fact: Fact) -> None:
+        """S9: what a machine says is filed under its own rank and attempt."""
+        machine = self.world.cloud.machines.get(fact.uid)
+        if machine is not None and (machine.vm.rank, machine.vm.attempt) != (fact.rank, fact.attempt):
+            self.world.violate("S9", f"{machine.vm.name} speaks for rank {fact.rank} attempt {fact.attempt}")
 
     def member(self, agent: Agent, doc: Generation) -> None:
         """S1 as the machines live it: one of them trains for a rank in a generation."""

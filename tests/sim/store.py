@@ -87,6 +87,7 @@ class SimStore(MemoryStore):
 
     def put_fact(self, job: str, fact: Fact) -> bool:
         new = super().put_fact(job, fact)
+        self.world.checks.fact(fact)
         if new:
             self._sorted.pop(job, None)
             self.world.version += 1
