@@ -125,6 +125,7 @@ class View:
         self.vms = _group((vm.rank, vm.attempt, vm) for vm in seen.listing.vms if vm.job == record.job)
         self.nodes = {vm.name: vm for vm in seen.listing.vms if vm.job == ""}
         self.disks = _group((disk.rank, disk.number, disk) for disk in seen.listing.disks if disk.job == record.job)
+        self._by: dict[tuple[int, int, str | None, str | None], list[Fact]] = {}
         self.facts = _group((fact.rank, fact.attempt, fact) for fact in seen.facts)
         self.results = (*seen.listing.results, *seen.results)
         self.snapshots = {(s.rank, s.number): s for s in seen.listing.snapshots if s.job == record.job}
@@ -206,8 +207,13 @@ class View:
     # -- reports
 
     def by(self, rank: int, slot: Slot) -> list[Fact]:
-        """Facts of the admitted machine and boot, nobody else's."""
-        return [f for f in self.facts.get((rank, slot.attempt), ()) if f.uid == slot.uid and f.boot == slot.boot]
+        """Facts of the admitted machine and boot, nobody else's. Asked a dozen times a pass: sorted out once."""
+        key = rank, slot.attempt, slot.uid, slot.boot
+        found = self._by.get(key)
+        if found is None:
+            every = self.facts.get((rank, slot.attempt), ())
+            self._by[key] = found = [f for f in every if f.uid == slot.uid and f.boot == slot.boot]
+        return found
 
     def said(self, rank: int, slot: Slot, kind: Kind, gen: int | None = None) -> list[Fact]:
         return [f for f in self.by(rank, slot) if f.kind is kind and (gen is None or f.gen == gen)]
