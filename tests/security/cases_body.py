@@ -9,6 +9,9 @@ import json
 from typing import Any
 
 import flask
+import pytest
+from spotkeeper.reconcile.body import BodyError, parse
+from spotkeeper.reconcile.hints import Push
 
 from tests.security.cases_identity import PATHS, Case, Cases, shot, unmoved
 from tests.security.site import CANARY, JOB, Shot, Site, sync
@@ -100,7 +103,8 @@ def stream(site: Site) -> Cases:
             environ["CONTENT_LENGTH"] = length
         if token:
             environ["HTTP_AUTHORIZATION"] = token
-        assert site.door.handle(flask.Request(environ))[1] in (400, 401, 413)
+        status = site.door.handle(flask.Request(environ))[1]
+        assert status == 413 if length in (None, "10000000") else status in (400, 401, 413)
         assert body.read_bytes <= 17_000 or (length is None and body.read_bytes <= 70_000)
 
     for path, length in itertools.product(PATHS, (None, "10", "10000000", "-1", "x")):
@@ -153,6 +157,15 @@ def deep(site: Site) -> Cases:
     for field, depth in itertools.product(("boot", "facts", "progress", "x"), (7, 100, 4000)):
         body = b'{"boot":"b","%s":' % field.encode() + b"[" * depth + b"]" * depth + b"}"
         yield sent(site, f"{field} {depth}", body)
+    for depth in (6, 7, 100, 4000):
+        yield f"passed over {depth}", lambda depth=depth: deep_where_nobody_looks(depth)
+
+
+def deep_where_nobody_looks(depth: int) -> None:
+    """In a field that a push may have and we pass over."""
+    body = b'{"message":{"data":""},"x":' + b"[" * depth + b"]" * depth + b"}"
+    with pytest.raises(BodyError):
+        parse(body, Push)
 
 
 def truncated(site: Site) -> Cases:

@@ -260,9 +260,16 @@ def superseded(site: Site) -> Cases:
 
 
 def impostor(site: Site) -> Cases:
+    def say(by: Machine, kind: Kind) -> None:
+        site.fire(spoken(site, by, kind), keep=True)
+        said = {fact.kind for fact in site.store.facts[JOB].values() if fact.uid == by.uid and fact.rank == 0}
+        assert said <= {Kind.FREED}, "it may say that it let go, and nothing else"
+        site.put_back()
+        unmoved(site, spoken(site, by, kind))
+
     for uid, kind in itertools.product(("1", site.members[1].uid), KINDS):
         by = Machine(uid, site.members[0].name, site.members[0].zone, site.members[0].boot, JOB, 0, 1)
-        yield f"{kind.value} from id {uid}", lambda by=by, kind=kind: unmoved(site, spoken(site, by, kind))
+        yield f"{kind.value} from id {uid}", lambda by=by, kind=kind: say(by, kind)
 
 
 ACCOUNT, ROLE = "123456789012", "arn:aws:iam::123456789012:role/sk-t-node"

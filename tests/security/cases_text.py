@@ -180,7 +180,7 @@ def dialled(*wrong: str) -> Callable[[Site], Cases]:
 
 link_local = dialled("169.254.169.254", "169.254.0.1", "fe80::1", "fd00::1%eth0", "metadata.google.internal")
 loopback = dialled("127.0.0.1", "127.255.255.254", "::1", "0.0.0.0", "localhost")  # noqa: S104
-mapped = dialled("::ffff:10.0.0.1", "::ffff:169.254.169.254", "::10.0.0.1", "64:ff9b::a00:1")
+mapped = dialled("fd00:0::1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::10.0.0.1", "64:ff9b::a00:1")
 decimal = dialled("167772161", "0x0a000001", "012.0.0.1", "10.1", "10.0.0.1.", "10.0.0.01")
 rebinding = dialled("10.0.0.1.nip.io", "evil.example", "sk-master", "10-0-0-1.example.com", "\uff11\uff10.0.0.1")
 
