@@ -52,7 +52,8 @@ def bound(number: int) -> str:
         f"{s.jobs} job(s)" if s.jobs > 1 else "",
         f"{s.ranks} rank(s)",
         f"{len(s.zones)} zone(s)",
-        f"{s.rounds} round(s) at once, of which {s.deaths} may die",
+        f"{s.rounds} round(s) at once, any may stall for ever",
+        f"{s.deaths} more may die" if s.deaths else "",
         f"at most {s.faults} fault(s), {s.wishes} wish(es)",
         "stalls between all reads" if s.split else "stalls after the first read",
     ]
@@ -88,7 +89,8 @@ def each(what: str, numbers: list[int], one: Callable[[int], Json], say: Callabl
 
 def told(row: Json) -> str:
     end = "exhausted" if row["exhausted"] else f"stopped: {row['stopped']}"
-    line = f"{row['cloud']}  {row['world']}: {row['states']:,} states, {row['worlds']:,} worlds, {end}, {row['seconds']:.0f} s"
+    size = f"{row['states']:,} states, {row['worlds']:,} worlds"
+    line = f"{row['cloud']}  {row['world']}: {size}, {end}, {row['seconds']:.0f} s"
     if not row["violation"]:
         return f"{line}, nothing broken"
     way = "".join(f"\n  {at:3}. {step}" for at, step in enumerate(row["way"], start=1))

@@ -77,7 +77,7 @@ class Story(NamedTuple):
     cap: int = 3
     faults: int = 2
     wishes: int = 1
-    deaths: int = 1  # rounds that end in the middle; any may stall for ever besides
+    deaths: int = 0  # rounds that end in the middle; any may stall for ever besides, which is a death too
     kinds: frozenset[str] = FAULTS
     asks: frozenset[str] = WISHES
     split: bool = True
@@ -309,9 +309,14 @@ class Machine:
         key = (number, world, faults)
         found = self._moves.get(key)
         if found is None:
-            found = list(self._round(number, world, faults))
-            self._moves[key] = found
+            found = self._moves[key] = [self._born(step) for step in self._round(number, world, faults)]
         return found
+
+    def _born(self, step: Step) -> Step:
+        """A round whose record was old when it decided can write nothing any more: it is over."""
+        at = self.rounds[step.round]
+        lost = at is not None and at.kind == "write" and at.data[0] != self.worlds[step.world][0][at.job]
+        return step._replace(round=0) if lost and self.story.cas else step
 
     def _round(self, number: int, world: int, faults: bool) -> Iterator[Step]:
         at = self.rounds[number]
@@ -352,7 +357,14 @@ class Machine:
                     if at.data
                     else ""
                 )
-                yield Step(f"a round of job {at.job} looks{say}{stale}", number, after, fault)
+                tidies = next(self._tidy(found, number, faults)) if (found := self._is_tidy(after)) else None
+                world, then = (number, after) if tidies is None else (tidies.world, 0)
+                does = "" if tidies is None else ", and tidies what is over"
+                yield Step(f"a round of job {at.job} looks{say}{stale}{does}", world, then, fault)
+
+    def _is_tidy(self, number: int) -> Round | None:
+        found = self.rounds[number]
+        return found if found is not None and found.kind == "tidy" else None
 
     def _idle(self, record: int, node: N | None) -> N | None:
         """The node as the round read it: it looks for idle nodes only where a rank is vacant."""
@@ -471,9 +483,9 @@ class Machine:
             alloc = self.allocs(plain_alloc(decision.grants))
             why = rules.released(at, decision.grants)
             return self.rounds(Round("grant", ref.job, (ref.alloc, alloc, ref, why)))
-        tidy = self._tidies(ref, at)
         if at.todo is Todo.REST:
-            return tidy
+            return self._tidies(ref, at)
+        tidy = 0  # whoever looks next tidies: what is over stays over, so a stale tidying is no other story
         keep = ref if any(isinstance(a, InsertVm | CreateDisk) for a in at.calls) else None
         return self.rounds(Round("call", ref.job, (ref.record, at.calls, (), keep, tidy)))
 
@@ -515,7 +527,7 @@ class Machine:
         yield Step(say, self.worlds((records, papers, after, sky)), done, why=wrong)
 
     def _call(self, at: Round, number: int, faults: bool) -> Iterator[Step]:
-        record, todo, results, ref, tidy = at.data
+        _, todo, results, _, _ = at.data
         world = self.world(number)
         kinds = self.story.kinds if faults else NONE
         for index, action in enumerate(todo):
@@ -529,7 +541,7 @@ class Machine:
                 yield Step(f"the round {done.say}", after, on, done.fault, 0, why)
 
     def _after_call(self, at: Round, rest: tuple[Action, ...], results: tuple[Result, ...]) -> int:
-        record, todo, _, ref, tidy = at.data
+        record, _, _, ref, tidy = at.data
         if rest:
             return self.rounds(Round("call", at.job, (record, rest, results, ref, tidy)))
         if not results or ref is None:

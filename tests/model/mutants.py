@@ -111,8 +111,10 @@ BROKE = (
     Mutant(
         "collects whatever is not cur: the successor goes",
         _calls(
-            "    for slot in grants.live_slots(draft.ranks, index):\n        if slot.attempt == attempt:\n            return vm",
-            "    for slot in grants.live_slots(draft.ranks, index)[:1]:\n        if slot.attempt == attempt:\n            return vm",
+            "    for slot in grants.live_slots(draft.ranks, index):\n"
+            "        if slot.attempt == attempt:\n            return",
+            "    for slot in grants.live_slots(draft.ranks, index)[:1]:\n"
+            "        if slot.attempt == attempt:\n            return",
         ),
         NOTICE,
         "S3",
@@ -122,7 +124,8 @@ BROKE = (
         _in(
             "draft",
             "        self.put(index, cur=None, cause=cause, vacant_since=self.now)\n",
-            "        top = self.ranks[index].top - 1\n        self.put(index, cur=None, cause=cause, vacant_since=self.now, top=top)\n",
+            "        top = self.ranks[index].top - 1\n"
+            "        self.put(index, cur=None, cause=cause, vacant_since=self.now, top=top)\n",
         ),
         KILL,
         "S5",
@@ -224,7 +227,8 @@ BROKE = (
         "the tombstone is dropped at the end",
         _calls(
             "    if draft.record.phase in (Phase.END, Phase.DONE):\n        return True\n    if index",
-            "    if draft.record.phase in (Phase.END, Phase.DONE):\n        return draft.record.phase is Phase.END\n    if index",
+            "    if draft.record.phase in (Phase.END, Phase.DONE):\n"
+            "        return draft.record.phase is Phase.END\n    if index",
         ),
         STALE_CANCEL,
         "L2",
@@ -287,7 +291,8 @@ BROKE = (
         (
             Patch(
                 "spotkeeper.reconcile.sweep",
-                "        if _read(store, job, failed) is not None or job in failed:\n            continue\n        record = _end",
+                "        if _read(store, job, failed) is not None or job in failed:\n"
+                "            continue\n        record = _end",
                 "        record = _end",
             ),
             Patch(

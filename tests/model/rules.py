@@ -109,7 +109,9 @@ def _given_up(before: Rank, after: Rank) -> bool:
     return after.cur is None or before.cur is None or after.cur.attempt != before.cur.attempt
 
 
-def _reason(at: Pass, index: int, before: Rank, new: Record) -> str:
+def _reason(  # noqa: PLR0911
+    at: Pass, index: int, before: Rank, new: Record
+) -> str:
     cur, old, seen, after = before.cur, at.record, at.seen, new.ranks[index]
     assert cur is not None
     said = [f for f in seen.facts if (f.rank, f.attempt, f.uid, f.boot) == (index, cur.attempt, cur.uid, cur.boot)]
@@ -175,7 +177,7 @@ def _unjust(world: World, job: int, old: Record, new: Record) -> str:
     """A member that is well is given up: what was seen is not what is there."""
     if new.phase is not Phase.RUN or old.roll is not None or any((old.move, new.move, old.pause, new.pause)):
         return ""
-    for index, (before, after) in enumerate(zip(old.ranks, new.ranks, strict=False)):
+    for before, after in zip(old.ranks, new.ranks, strict=False):
         cur = before.cur
         if cur is None or cur.state is not SlotState.MEMBER or not _given_up(before, after) or before.wish is not None:
             continue
@@ -245,9 +247,9 @@ def granted(world: World, new: Alloc, stack: StackState) -> str:
             if any(s.attempt == grant.attempt for s in live_slots(world.records[job], grant.rank)):
                 return "S8: gives back the grant of a live attempt"
             node = world.sky.node
-            if grant.resource.startswith("node:") and node is not None and node.alive:
-                if node.serves == (job, grant.rank, grant.attempt):
-                    return "S8: takes a static node back that still trains for it"
+            trains = node is not None and node.alive and node.serves == (job, grant.rank, grant.attempt)
+            if grant.resource.startswith("node:") and trains:
+                return "S8: takes a static node back that still trains for it"
     return ""
 
 

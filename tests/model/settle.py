@@ -198,7 +198,7 @@ class Settler:
             return "" if ends and not left else f"L5: on hold ({record.hold}), with {left or 'nothing'}"
         return self._runs(world, job, record)
 
-    def _runs(self, world: World, job: int, record: Record) -> str:
+    def _runs(self, world: World, job: int, record: Record) -> str:  # noqa: PLR0911
         found = agents.gang(world.sky, record, job)
         mine = {v.uid for v in world.sky.vms if v.job == job}
         if not found or not mine <= {one.uid for one in found}:

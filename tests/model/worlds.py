@@ -22,8 +22,8 @@ def _one(cloud: str) -> tuple[Story, ...]:
     return (
         base._replace(name="any one fault, two rounds", wishes=0, faults=1),
         base._replace(name="any one wish, two rounds", faults=0),
-        base._replace(name="any two faults, one round", wishes=0, rounds=1, deaths=2),
-        base._replace(name="any fault and any wish, one round", faults=1, rounds=1, deaths=2),
+        base._replace(name="any two faults, one round", wishes=0, rounds=1, deaths=1),
+        base._replace(name="any fault and any wish, one round", faults=1, rounds=1, deaths=1),
         base._replace(name="any two faults and any wish, one round", rounds=1, deaths=1),
         base._replace(name="any two faults, two rounds", wishes=0, states=40_000_000),
         base._replace(name="any fault and any wish, two rounds", faults=1, states=40_000_000),
@@ -34,14 +34,14 @@ def _static(cloud: str) -> tuple[Story, ...]:
     base = Story("", cloud=cloud, static=True, kinds=FAULTS - {"forgotten", "refused"})
     return (
         base._replace(name="a static node, any one fault, two rounds", wishes=0, faults=1),
-        base._replace(name="a static node, any fault and any wish, one round", faults=1, rounds=1, deaths=2),
+        base._replace(name="a static node, any fault and any wish, one round", faults=1, rounds=1, deaths=1),
     )
 
 
 def _two(cloud: str) -> tuple[Story, ...]:
     """World (b) on one cloud."""
     ranks = Story("", cloud=cloud, ranks=2, cap=5, zones=("a",), rounds=1, split=False)
-    jobs = Story("", cloud=cloud, jobs=2, cap=1, zones=("a",), rounds=2, deaths=0, split=False, states=10_000_000)
+    jobs = Story("", cloud=cloud, jobs=2, cap=1, zones=("a",), rounds=2, split=False, states=10_000_000)
     return (
         ranks._replace(name="two ranks, any one fault", wishes=0, faults=1),
         ranks._replace(name="two ranks, sharded, any one fault", wishes=0, faults=1, replicated=False),
@@ -83,7 +83,7 @@ SLICE = tuple(
             kinds=frozenset({"killed"}),
             split=False,
         ),
-        Story("two jobs, one slot", cloud, jobs=2, cap=1, zones=("a",), faults=0, wishes=0, deaths=0, split=False),
+        Story("two jobs, one slot", cloud, jobs=2, cap=1, zones=("a",), faults=0, wishes=0, split=False),
     )
 )
 __all__ = ["LOST", "SLICE", "TIME", "WISHES", "WORLDS", "A", "B"]
