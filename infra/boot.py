@@ -39,8 +39,9 @@ def render(settings: Settings) -> Scripts:
     """
     constants = {"stack": settings.stack, "interpreter": settings.agent.interpreter}
     unit = _render("spotkeeper.service.j2", constants)
+    watchdog_s = str(2 * settings.limits.boot_deadline_s)
     return Scripts(
-        startup=_render("startup.sh.j2", {**constants, "unit": unit}),
+        startup=_render("startup.sh.j2", {**constants, "unit": unit, "watchdog_s": watchdog_s}),
         shutdown=_render("shutdown.sh.j2", constants),
     )
 

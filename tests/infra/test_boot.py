@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from jinja2 import UndefinedError
 from msgspec.structs import replace
 from spotkeeper.local.deploy.config import read_config
+from spotkeeper.spec import names
 from spotkeeper.vm.__main__ import CONFIG_ERROR
 
 from infra import boot
@@ -50,7 +52,7 @@ def test_the_scripts_are_correct_shell(scripts: boot.Scripts) -> None:
 
 
 def test_the_startup_script_is_short_and_its_template_too(scripts: boot.Scripts) -> None:
-    assert len((boot.TEMPLATES / "startup.sh.j2").read_text().splitlines()) < 60
+    assert len((boot.TEMPLATES / "startup.sh.j2").read_text().splitlines()) <= 64
     assert len(scripts.startup.encode()) < boot.METADATA_BYTES
 
 
@@ -88,6 +90,16 @@ def test_systemd_finds_nothing_wrong_with_the_unit(scripts: boot.Scripts, tmp_pa
     done = verify(unit_of(scripts))
     assert (done.returncode, done.stderr) == (0, "")
     assert "Failed to parse" in verify(unit_of(scripts).replace("Status=78", "Status=wrong")).stderr
+
+
+def test_the_boot_watchdog_is_armed_before_anything_can_fail_and_for_ranks_machines_only(
+    settings: Settings, scripts: boot.Scripts
+) -> None:
+    armed = scripts.startup.index(f"systemd-run --quiet --collect --on-active={2 * settings.limits.boot_deadline_s} ")
+    assert armed < scripts.startup.index("<<'PY'"), "a bundle that does not come must not disarm it"
+    (pattern,) = re.findall(r'"\$\{HOSTNAME%%\.\*\}" =~ (\S+) \]\]', scripts.startup)
+    assert re.search(pattern, names.vm_name("demo", "abcd2345", 7, 3))
+    assert not re.search(pattern, names.static_node_name("demo", "steady", 0)), "a static node is Pulumi's"
 
 
 def test_what_cannot_stand_in_a_script_is_refused(settings: Settings) -> None:

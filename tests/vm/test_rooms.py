@@ -22,7 +22,7 @@ from spotkeeper.train.control import Commit, Control, Fault, State
 from spotkeeper.vm import disk as disks
 from spotkeeper.vm import logs, notice, report, settings, supervisor, sync
 from spotkeeper.vm.disk import Disk, DiskError
-from spotkeeper.vm.lease import Lease
+from spotkeeper.vm.lease import BootWatch, Lease
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.metadata import Instance, Metadata, MetadataError
 from spotkeeper.vm.notice import Cause, Notice
@@ -301,6 +301,15 @@ def test_lease() -> None:
     assert lease.over(1000.0 + 120 * 60)
     lease.renew(5000.0, 1)
     assert lease.over(5060.0) and not lease.over(5059.0)
+
+
+def test_boot_watchdog(tmp_path: Path) -> None:
+    watch = BootWatch(1000.0, 1.0, tmp_path / "known")
+    assert watch.over(1000.0 + 900) and not watch.over(1000.0 + 899)
+    assert not BootWatch(1000.0, 60.0, tmp_path / "known").over(1000.0 + 900), "a fast clock, a slow boot"
+    watch.disarm()
+    assert not watch.over(1e12)
+    assert (tmp_path / "known").exists(), "the startup script's timer sees it too"
 
 
 # ---------------------------------------------------------------- spool

@@ -43,7 +43,7 @@ from spotkeeper.vm.events import (
 )
 from spotkeeper.vm.helper import Helper
 from spotkeeper.vm.launch import SAVER_SOCKET, Launcher, LaunchError, saver_pid, start_saver
-from spotkeeper.vm.lease import Lease
+from spotkeeper.vm.lease import BootWatch, Lease
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.logs import Task, Uploader, object_name
 from spotkeeper.vm.memory import give_back
@@ -151,6 +151,7 @@ class Agent:
         self._launcher = Launcher(settings.run, job_path(), post, log)
         self._super = Supervisor(settings.run, templates_path(), self._launcher, log)
         self._lease = Lease(clock.now())
+        self._boot_watch = BootWatch(clock.now(), clock.scale, settings.run / "known")
         self._saved = Saved.read(settings.run, settings.boot)
         self._state = State.BOOT
         self._doc: Generation | None = None
@@ -285,6 +286,8 @@ class Agent:
 
     def _answered(self, reply: SyncReply) -> None:
         self._lease.renew(self._clock.now(), reply.lease_minutes)
+        if reply.role is not Role.UNKNOWN:
+            self._boot_watch.disarm()
         if self._leaving is not None:
             return
         match reply.role:
@@ -350,6 +353,9 @@ class Agent:
         return None
 
     def _check_lease(self) -> None:
+        if self._boot_watch.over(self._clock.now()) and not self._set.static and self._saved.assignment is None:
+            self._start_leaving("nobody has taken it in since its boot", Then.POWER_OFF)
+            return
         if not self._lease.over(self._clock.now()):
             self._log.over("lease", "lease.well")
             return
