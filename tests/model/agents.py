@@ -13,7 +13,7 @@ from spotkeeper.reconcile.document import Speaker, place, role
 from spotkeeper.reconcile.document import state as doc_state
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import DocState, Role
-from spotkeeper.spec.record import Alloc, Grant, Record
+from spotkeeper.spec.record import Alloc, Grant, Record, SlotState
 from spotkeeper.spec.stack import StackState
 
 from tests.model import sky as clouds
@@ -154,6 +154,11 @@ def gang(sky: Sky, record: Record, job: int) -> list[V | N]:
     return out if len(out) == len(record.members) else []
 
 
+def _is_member(record: Record, one: V | N) -> bool:
+    members = [rank.cur for rank in record.ranks if rank.cur is not None and rank.cur.state is SlotState.MEMBER]
+    return any(slot.uid == one.uid for slot in members)
+
+
 def _held(sky: Sky, one: V | N, job: int) -> int | None:
     """The newest commit that this trainer can read from its disk; None without a disk."""
     if isinstance(one, N):
@@ -180,6 +185,8 @@ def begun(sky: Sky, record: Record, papers: Papers, job: int) -> str:
 def commit(sky: Sky, record: Record, papers: Papers, job: int) -> Said | None:
     """The whole gang commits once a generation, each on the disk it has."""
     found = gang(sky, record, job)
+    if not all(_is_member(record, one) for one in found):
+        return None  # what one that is given up still writes is an abandoned line of the job
     if papers.newest == record.gen or all(_held(sky, one, job) is None for one in found):
         return None
     uids = {one.uid for one in found if isinstance(one, V) and one.writes}

@@ -6,10 +6,12 @@ from dataclasses import replace as with_
 
 from msgspec.structs import replace
 from spotkeeper.reconcile.decide import decide
+from spotkeeper.reconcile.document import Speaker, place
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.record import Roll
+from spotkeeper.spec.record import Grant, Phase, Roll
 
 from tests.reconcile.test_decide import NOW, fact, gang
+from tests.reconcile.world import JOB
 
 
 def test_a_notice_that_outlived_its_deadline_does_not_make_a_generation_in_every_pass() -> None:
@@ -34,3 +36,15 @@ def test_a_roll_call_for_silence_does_not_cut_the_save_of_a_notice() -> None:
     assert decision.record is not None
     assert decision.record.roll is None
     assert not decision.record.stop
+
+
+def test_a_static_node_granted_while_a_hold_is_left_is_not_sent_away() -> None:
+    """The grant is written before the record: told to go, the node dropped the attempt before it began, and
+    the word stood: later the node was taken back while it trained."""
+    record, seen = gang(1, phase=Phase.HOLD)
+    node = Speaker("n0", "sk-m-s-s0", "z-a")
+    grant = Grant(JOB, 0, record.ranks[0].top + 1, "node:sk-m-s-s0")
+    assert place(record, seen.stack, node, grant) is None  # nobody knows it yet: it asks again
+    ended = place(replace(record, phase=Phase.END), seen.stack, node, grant)
+    assert ended is not None
+    assert ended.slot is None  # superseded: it gives its word, and the grant goes back

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from spotkeeper.reconcile.recent import once
 from spotkeeper.spec import names
 from spotkeeper.spec.generation import DocState, Generation, JobRun, Member, Role, Sync, SyncReply
 from spotkeeper.spec.job import JobSpec
@@ -52,7 +53,10 @@ def place(record: Record, stack: StackState, who: Speaker, grant: Grant | None =
         if slot is not None and slot.attempt == attempt:
             ours = slot.zone == who.zone and slot.uid in (None, who.uid)
             return Place(rank, attempt, slot if ours else None, slot is record.ranks[rank].cur)
-    return Place(rank, attempt) if attempt <= record.ranks[rank].top or record.phase is not Phase.RUN else None
+    # A grant above `top` is for an intent about to be written, also while a hold is being left: asked to go now, a
+    # static node would give its word for an attempt that has yet to begin.
+    over = attempt <= record.ranks[rank].top or record.phase in (Phase.END, Phase.DONE)
+    return Place(rank, attempt) if over else None
 
 
 def role(record: Record, where: Place | None, boot: str) -> Role:
@@ -96,6 +100,7 @@ def state(record: Record) -> DocState:
     return DocState.ROLL_CALL if record.roll is not None else DocState.RUN
 
 
+@once
 def generation(record: Record, spec: JobSpec | None, stack: StackState) -> Generation:
     """The document as agents act on it."""
     listed = members(record, spec, stack)
@@ -189,3 +194,16 @@ def _disk(record: Record, where: Place) -> int | None:
     if not where.cur or where.slot is None:
         return None
     return 0 if where.slot.node is not None else record.ranks[where.rank].disk
+
+
+@once
+def at_rest(record: Record) -> bool:
+    """Every rank a member, nothing pending: one read less for each of its agents' polls."""
+    if record.phase is not Phase.RUN:
+        return record.phase is Phase.DONE
+    if record.stop or record.roll is not None or record.move is not None or record.pause:
+        return False
+    return all(
+        rank.next is None and rank.cur is not None and rank.cur.state is SlotState.MEMBER and rank.cur.notice is None
+        for rank in record.ranks[: record.wanted()]
+    )
