@@ -162,6 +162,8 @@ class Function:
             raise Killed
         if self.store_rate and verb in EFFECTS and verb != "perform" and self.random.random() < self.store_rate / 2:
             raise StoreError(f"{verb}: 429, or the answer was lost")
+        if verb == "list" and not before and self.world.look_s:
+            self.nested(self.world.look_s)
         if not before:
             self._pass(verb, process, self.requests - 1)
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from tests.sim.engine import Engine
 
-# List prices, USD: Cloud Storage (regional, classes A and B), Cloud Run requests and 0.25 s of one vCPU each.
+# List prices, USD: Cloud Storage (regional, classes A and B); Cloud Run: a request, and a second of one vCPU with
+# half a GiB. A round holds that for a second; other requests take 20 ms and share it with seven.
 WRITE_USD, READ_USD = 5e-6, 4e-7
-REQUEST_USD = 4e-7 + 0.25 * (2.4e-5 + 0.5 * 2.5e-6)
+REQUEST_USD, SECOND_USD = 4e-7, 2.4e-5 + 0.5 * 2.5e-6
+ROUND_S, OTHER_S = 1.0, 0.02 / 8
+FAST_POLLS = 2  # a second, of a machine that waits: those that find nothing new are not simulated, but paid
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,10 @@ class Meter:
         writes = sum(grown.get(verb, 0) for verb in BUCKET_WRITES)
         reads = sum(number for verb, number in grown.items() if verb.startswith("read_") or verb == "draining")
         lists = sum(number for verb, number in grown.items() if verb.startswith("list_"))
-        usd = (writes + lists) * WRITE_USD + reads * READ_USD + grown.get("request", 0) * REQUEST_USD
+        polls = FAST_POLLS * ranks * (self.engine.t - stood_from)
+        asked = grown.get("request", 0) + polls
+        usd = (writes + lists) * WRITE_USD + (reads + polls) * READ_USD
+        usd += asked * (REQUEST_USD + OTHER_S * SECOND_USD) + grown.get("list", 0) * ROUND_S * SECOND_USD
         return Recovery(
             how=how,
             ranks=ranks,

@@ -107,6 +107,7 @@ class Storm:
             capacity=self._capacity,
             events=self.random.random() < 0.8,
             hang_share=0.15,
+            look_s=0.4,
         )
         world.meter.counts = world.function.counts
         self._front(ranks)

@@ -106,7 +106,16 @@ class World:
         settle_s: float = 1.1,
         events: bool = True,
         hang_share: float = 0.0,
+        look_s: float = 0.0,
     ) -> None:
+        """
+        Args:
+            capacity: machines that a zone carries of a model at a time; None: as many as are wanted.
+            settle_s: a round's own wait before its last look at the facts.
+            events: whether the provider tells of what it takes away.
+            hang_share: of the machines that vanish, those whose peers hang instead of failing.
+            look_s: how long a look at the cloud takes; what comes in meanwhile finds a round under way.
+        """
         self.random = random.Random(seed)  # noqa: S311  a seed, so that a story can be told again
         self.engine, self.stack = Engine(), stack
         self.meter = Meter(self.engine)
@@ -115,6 +124,7 @@ class World:
         self.version = 0  # of everything that a round can see
         self.store = SimStore(stack, self)
         self.cloud = Cloud(self, random.Random(seed + 1), delays or Delays())  # noqa: S311
+        self.look_s = look_s
         self.settle_s, self.events, self.hang_share = settle_s, events, hang_share
         self.function = Function(self, random.Random(seed + 2))  # noqa: S311
         self.times = times or Times().under(stack.fallback)
