@@ -107,6 +107,12 @@ class SimStore(MemoryStore):
             self.world.entry(entry)
         return new
 
+    def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
+        taken = super().take_lease(job, nonce, now, ttl_s)
+        if taken:
+            self.world.due(job, now + ttl_s)
+        return taken
+
     def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
         super().drop_lease(job, nonce, due)
         self.world.due(job, due)

@@ -267,7 +267,7 @@ class World:
             self.refused[entry.zone, entry.model] = entry.at
 
     def due(self, job: str, due: float | None) -> None:
-        """Time alone makes a round worthwhile then: the first agent that waits asks."""
+        """Time alone makes a round worthwhile then (or a lease runs out): the first agent that waits asks."""
         if due is None or job not in self.jobs or self._dues.get(job) == due:
             return
         self._dues[job] = due
@@ -295,8 +295,9 @@ class World:
             self.skipped += 1
             if self.skipped % CHECKED:
                 return
-            before = self._effects()
+            before, look_s, self.look_s = self._effects(), self.look_s, 0.0  # nobody else gets in between
             self.function.tick()
+            self.look_s = look_s
             if self._effects() != before:
                 self.violate("simulator", "a tick was skipped that had something to do")
             return
