@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 from spotkeeper.local.instances import Ending
 from spotkeeper.reconcile.addresses import LOOPBACK, Addresses
+from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.document import reply
 from spotkeeper.reconcile.gce import Gce
 from spotkeeper.reconcile.intake import accept
@@ -375,7 +376,12 @@ class World:
             self.late.add(name)
         granted = [(grant.job, grant.rank, grant.attempt) for grant in self.grants]
         assert name in self.late or (owned.job, owned.rank, owned.number) in granted, f"{name} has no grant"
-        self.launches[owned.job, owned.rank].append(self.now)
+        made = self.launches[owned.job, owned.rank]
+        made.append(self.now)
+        recent = sum(1 for at in made if self.now - at < 3600.0)
+        assert recent <= 2 * Times().launches_rank, (
+            f"{recent} machines of rank {owned.rank} within an hour"
+        )  # two windows
 
     def _deleted(self, vm_id: int) -> None:
         """No live machine is ever deleted, by whomever and however late."""
