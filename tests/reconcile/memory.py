@@ -122,7 +122,8 @@ class MemoryStore:
             self.leases[job] = ("", 0.0, due)
 
     def read_due(self, job: str) -> float | None:
-        return self.leases.get(job, ("", 0.0, None))[2]
+        holder, until, due = self.leases.get(job, ("", 0.0, None))
+        return until if holder else due
 
     def append_ledger(self, job: str, entry: Entry) -> bool:
         return self.ledgers.setdefault(job, {}).setdefault((entry.at, entry.id), entry) is entry

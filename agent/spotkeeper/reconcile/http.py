@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.intake import Accepted
     from spotkeeper.reconcile.round import RoundResult
     from spotkeeper.spec.generation import Sync, SyncReply
-    from spotkeeper.spec.record import Record
     from spotkeeper.spec.stack import StackState
 
 DEADLINE_S = 50.0  # of a request's cloud calls; the platform ends it at 60
@@ -236,7 +235,9 @@ class Door:
 
         Not asked for a job at rest that nobody waits for: its ticks are enough.
         """
-        if said.job is None or said.record is None or (_at_rest(said.record) and not pending):
+        from spotkeeper.reconcile.document import at_rest
+
+        if said.job is None or said.record is None or (at_rest(said.record) and not pending):
             return False
         due = self.runtime.store.read_due(said.job)
         return due is not None and due <= self.runtime.clock.now()
@@ -354,20 +355,6 @@ class Door:
         if stack.stack != self.runtime.settings.stack:
             raise SettingsError(f"the bucket holds the stack {stack.stack!r}, not SPOTKEEPER_STACK")
         return stack
-
-
-def _at_rest(record: Record) -> bool:
-    """Every rank a member, nothing pending: one read less for each of its agents' polls."""
-    from spotkeeper.spec.record import Phase, SlotState
-
-    if record.phase is not Phase.RUN:
-        return record.phase is Phase.DONE
-    if record.stop or record.roll is not None or record.move is not None or record.pause:
-        return False
-    return all(
-        rank.next is None and rank.cur is not None and rank.cur.state is SlotState.MEMBER and rank.cur.notice is None
-        for rank in record.ranks[: record.wanted()]
-    )
 
 
 def _authorization(request: Request) -> str | None:

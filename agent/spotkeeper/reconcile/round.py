@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from spotkeeper.reconcile import alarm, market
 from spotkeeper.reconcile.decide import Decision, Seen, Times
+from spotkeeper.reconcile.lease import Every, Lease
 from spotkeeper.reconcile.ledger import Writer
 from spotkeeper.reconcile.passes import READS, Pass, Read, Todo
 from spotkeeper.reconcile.store_api import CorruptError, Held, OfferSeen, Store
@@ -35,7 +36,6 @@ PASSES = 8
 AGAIN = 4  # times that a round out of passes, or with new facts, starts over under one lease
 PARALLEL = 16
 CALL_DEADLINE_S = 20.0  # real seconds for one call; a round must end within the function's 60
-LEASE_S = 75.0  # the function's timeout and 15 s
 UNKNOWN = Held(Alloc(), "")  # in the place of an allocation that cannot be read; decide() is told that it is blind
 SETTLE_S = 1.1  # GCS takes one write a second to an object: after it, late reports are seen
 
@@ -85,6 +85,7 @@ class Options:
     sleep: Callable[[float], None] = time.sleep
     writer: Writer = field(default_factory=Writer)
     parallel: int = PARALLEL
+    every: Every | None = None  # how a round's lease is renewed while it runs; None: it is not, and lasts longer
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,12 @@ def _leased(
 ) -> RoundResult:
     rounds = 0
     while True:
-        nonce = uuid4().hex
-        if not store.take_lease(job, nonce, clock.now(), LEASE_S + 10.0 * (clock.scale - 1.0)):
+        lease = Lease(store, job, clock, options.every)
+        if not lease.take():
             return RoundResult(Ended.BUSY, rounds=rounds)
-        result = RoundResult(Ended.UNFINISHED)
-        try:
+        with lease.held():
             result = _covered(store, cloud, job, clock, options, snapshot)
-        finally:
-            store.drop_lease(job, nonce, result.due)
+            lease.due = result.due
         snapshot = None
         rounds += result.rounds
         if result.ended is not Ended.QUIET:

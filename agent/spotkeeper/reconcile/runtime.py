@@ -122,9 +122,10 @@ class Runtime:
         """Of rounds; one for the process, because its ledger writer remembers what it wrote."""
         with self._lock:
             if self._options is None:
+                from spotkeeper.reconcile.lease import in_thread
                 from spotkeeper.reconcile.round import Options
 
-                self._options = Options()
+                self._options = Options(every=in_thread)
             return self._options
 
     def cloud(self, stack: StackState) -> Cloud:

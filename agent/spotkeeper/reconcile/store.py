@@ -208,7 +208,9 @@ class ObjectStore:
 
     def read_due(self, job: str) -> float | None:
         held = self._read(paths.lease(job), _Lease)
-        return held.value.due if held else None
+        if held is None:
+            return None
+        return held.value.until if held.value.nonce else held.value.due
 
     # -- ledger
 

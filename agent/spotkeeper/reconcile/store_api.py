@@ -154,7 +154,10 @@ class Store(Protocol):
         """Give it back (no error when it is no longer ours) and note when time alone makes a round worthwhile."""
 
     def read_due(self, job: str) -> float | None:
-        """What the last :meth:`drop_lease` noted; None: nothing is waiting for the clock."""
+        """What the last :meth:`drop_lease` noted; while it is held, when its holder must have renewed it.
+
+        None: nothing is waiting for the clock.
+        """
 
     # -- jobs/<job>/ledger/<time>.<id>
     def append_ledger(self, job: str, entry: Entry) -> bool:

@@ -215,7 +215,7 @@ class Syncer(threading.Thread):
         with self._lock:
             want, self._want = self._want, replace(self._want, progress=None)
         facts = self._outbox.waiting()
-        body = Sync(self._boot, want.ver, want.job, facts, want.progress)
+        body = Sync(self._boot, want.ver, want.job, facts, want.progress, want.pending)
         try:
             reply = self._client.sync(body)
         except RefusedError as error:

@@ -1,0 +1,31 @@
+"""Simultaneous reports: two rounds and two writes of the record, however many; and a holder's death is noticed."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from spotkeeper.reconcile.lease import SHORT_S
+
+from tests.scale.burst import ROUND_S, Burst
+
+COVERED_S = 10.0
+
+
+@pytest.mark.parametrize("ranks", [10, 100, 1000])
+def test_reports_within_two_seconds_cost_two_rounds(ranks: int) -> None:
+    outcome = Burst(ranks).run()
+    assert (outcome.rounds, outcome.record_writes) == (2, 2)
+    assert outcome.seconds <= COVERED_S
+
+
+def test_a_dead_holder_of_the_lease_is_missed_within_seconds() -> None:
+    """Three in ten rounds end in the middle, with all the requests of their process."""
+    outcomes = [Burst(30, deaths=0.3, seed=seed).run() for seed in range(40)]
+    deaths = [outcome.killed for outcome in outcomes]
+    assert sum(deaths) >= 10, "holders died at all"
+    for outcome in outcomes:
+        assert outcome.covered, "nobody waits for a tick: there is none here"
+        assert outcome.seconds <= COVERED_S + outcome.killed * (SHORT_S + ROUND_S)
+        assert outcome.record_writes <= 2 + outcome.killed
+    assert statistics.median(outcome.seconds for outcome in outcomes) <= COVERED_S
