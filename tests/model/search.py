@@ -199,6 +199,10 @@ class Search:
             return f"{bound:,} states"
         if taken > limit_s:
             return f"{limit_s:.0f} s"
+        if len(self.machine.worlds.values) > 0.9 * (1 << W_BITS) or len(self.machine.rounds.values) > 0.9 * (
+            1 << R_BITS
+        ):
+            return "as many worlds or rounds as a packed state can name"
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         return f"{MEMORY_MB} MB of memory" if used > MEMORY_MB else ""
 
