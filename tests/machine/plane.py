@@ -7,6 +7,7 @@ throttled. No event loop runs: a handler that never waits is finished by one ``s
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 from collections import deque
@@ -112,6 +113,7 @@ class NoSites:
 def _seed_folder() -> Path:
     """Keys are made once: 60 ms a cloud otherwise."""
     folder = Path(tempfile.mkdtemp(prefix="sk-machine-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     config = Config(uid="abcdef012345", port=9100, clock=f"{START}:{START}:1", seed=1, per_zone=16)
     (folder / "cloud.json").write_bytes(msgspec.json.encode(config))
     ControlPlane(folder).world.state.close()
