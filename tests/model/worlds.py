@@ -19,7 +19,10 @@ TIME = frozenset({"PAST", "BOOT", "DISK", "blind", "refused", "forgotten"})
 def _one(cloud: str) -> tuple[Story, ...]:
     """World (a) on one cloud, from the narrow to the wide."""
     base = Story("", cloud=cloud)
+    alone = base._replace(faults=0, wishes=0, kinds=frozenset(), asks=frozenset())
     return (
+        *(alone._replace(name=f"one fault: {kind}", faults=1, kinds=frozenset({kind})) for kind in sorted(FAULTS)),
+        *(alone._replace(name=f"one wish: {kind}", wishes=1, asks=frozenset({kind})) for kind in sorted(WISHES)),
         base._replace(name="any one fault, two rounds", wishes=0, faults=1),
         base._replace(name="any one wish, two rounds", faults=0),
         base._replace(name="any two faults, one round", wishes=0, rounds=1, deaths=1),
