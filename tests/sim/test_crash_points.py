@@ -26,7 +26,7 @@ from tests.sim.world import World
 
 ids = [scenario.name for scenario in SCENARIOS]
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=ids)
-LEAST = 25  # effects of the shortest story
+LEAST = 15  # effects of the shortest story
 LEAST_OF_ALL = 400
 
 
