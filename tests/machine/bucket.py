@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError, check_key, check_prefix
@@ -57,6 +58,11 @@ class Bucket:
         if key in self.blobs:
             raise ConflictError(f"{key}: exists")
         return self._write(key, data, f"created {key}")
+
+    def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
+        for key, data in blobs:
+            with suppress(ConflictError):
+                self.create(key, data)
 
     def replace(self, key: str, data: bytes, tag: str) -> str:
         self._before(f"replace {key}", key)

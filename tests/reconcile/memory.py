@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 from spotkeeper.reconcile.store_api import Held, StaticHello
@@ -127,6 +127,10 @@ class MemoryStore:
 
     def append_ledger(self, job: str, entry: Entry) -> bool:
         return self.ledgers.setdefault(job, {}).setdefault((entry.at, entry.id), entry) is entry
+
+    def append_all(self, job: str, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self.append_ledger(job, entry)
 
     def list_ledger(self, job: str) -> tuple[Entry, ...]:
         return tuple(entry for _, entry in sorted(self.ledgers.get(job, {}).items()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from greenlet import getcurrent
 from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError
@@ -60,6 +61,11 @@ class Bucket:
         if key in self.blobs:
             raise ConflictError(key)
         return self._store(key, data)
+
+    def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
+        for key, data in blobs:
+            with suppress(ConflictError):
+                self.create(key, data)
 
     def replace(self, key: str, data: bytes, tag: str) -> str:
         self._write(key)

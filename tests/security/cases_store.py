@@ -6,6 +6,7 @@ import builtins
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -58,9 +59,14 @@ class Shelf:
         self.before("put", key)
         return self._set(key, data, "put")
 
-    def list(self, prefix: str) -> builtins.list[str]:
+    def list(self, prefix: str, start: str = "") -> builtins.list[str]:
         self.before("list", prefix)
-        return sorted(key for key in self.things if key.startswith(prefix))
+        return sorted(key for key in self.things if key.startswith(prefix + start))
+
+    def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
+        for key, data in blobs:
+            with suppress(ConflictError):
+                self.create(key, data)
 
     def delete(self, key: str) -> None:
         self.before("delete", key)

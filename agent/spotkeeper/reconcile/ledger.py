@@ -32,8 +32,8 @@ class Writer:
 
     def write(self, store: Store, job: str, entries: Iterable[Entry]) -> None:
         new = [entry for entry in entries if (job, entry.at, entry.id) not in self._written]
-        for entry in new:
-            store.append_ledger(job, entry)
+        if new:
+            store.append_all(job, new)
         owed = [*self._owed.pop(job, ()), *new]
         if not market.feed(store, job, owed):
             self._owed[job] = owed[-_OWED:]

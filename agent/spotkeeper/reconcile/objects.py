@@ -64,6 +64,9 @@ class Objects(Protocol):
     def create(self, key: str, data: bytes) -> str:
         """Write a new object; its tag. Raises ConflictError where the key exists."""
 
+    def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
+        """As ``create``, for many small objects at once; those that exist stay as they are."""
+
     def replace(self, key: str, data: bytes, tag: str) -> str:
         """Overwrite exactly the version ``tag``; the new tag. Raises ConflictError where it changed or is gone."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -94,6 +94,18 @@ class ObstoreObjects:
 
     def create(self, key: str, data: bytes) -> str:
         return self._put(key, data, "create")
+
+    def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
+        def one(blob: tuple[str, bytes]) -> None:
+            with suppress(ConflictError):
+                self.create(*blob)
+
+        if len(blobs) < 2:
+            for blob in blobs:
+                one(blob)
+            return
+        with ThreadPoolExecutor(max_workers=min(PARALLEL, len(blobs))) as pool:
+            list(pool.map(one, blobs))
 
     def replace(self, key: str, data: bytes, tag: str) -> str:
         return self._put(key, data, {self._field: tag})

@@ -61,6 +61,14 @@ class SqliteObjects:
                 raise ConflictError(f"{key}: exists")
         return str(generation)
 
+    def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
+        for key, _ in blobs:
+            check_key(key)
+        with self._write() as (db, generation):
+            db.executemany(
+                "INSERT OR IGNORE INTO objects VALUES (?, ?, ?)", [(key, data, generation) for key, data in blobs]
+            )
+
     def replace(self, key: str, data: bytes, tag: str) -> str:
         check_key(key)
         with self._write() as (db, generation):

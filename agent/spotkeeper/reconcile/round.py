@@ -85,6 +85,7 @@ class Options:
     sleep: Callable[[float], None] = time.sleep
     writer: Writer = field(default_factory=Writer)
     parallel: int = PARALLEL
+    monotonic: Callable[[], float] = time.monotonic
     every: Every | None = None  # how a round's lease is renewed while it runs; None: it is not, and lasts longer
 
 

@@ -18,6 +18,7 @@ from spotkeeper.clock import Clock
 
 if TYPE_CHECKING:
     from spotkeeper.reconcile.auth import Verifier
+    from spotkeeper.reconcile.pace import Bucket
     from spotkeeper.reconcile.round import Options
     from spotkeeper.reconcile.store_api import Store
     from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
@@ -87,6 +88,7 @@ class Runtime:
         self._lock = threading.RLock()
         self._store = store
         self._fixed_cloud = cloud
+        self._pace: Bucket | None = None
         self._cloud: tuple[StackState, Cloud] | None = None
         self._verifier: Verifier | None = None
         self._options: Options | None = None
@@ -141,8 +143,11 @@ class Runtime:
                 if stack.cloud != "gcp":
                     raise SettingsError(f"stack {stack.stack}: no adapter for {stack.cloud!r} in this build")
                 from spotkeeper.reconcile.gce import open_gce
+                from spotkeeper.reconcile.pace import Bucket, Paced
 
-                self._cloud = stack, open_gce(stack, self.clock, self.settings.compute_endpoint)
+                self._pace = self._pace or Bucket()  # one for the process, whatever becomes of the stack
+
+                self._cloud = stack, Paced(open_gce(stack, self.clock, self.settings.compute_endpoint), self._pace)
             return self._cloud[1]
 
     def stack(self) -> StackState | None:

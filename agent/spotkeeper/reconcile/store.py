@@ -10,7 +10,7 @@ import builtins
 import hashlib
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -216,6 +216,11 @@ class ObjectStore:
 
     def append_ledger(self, job: str, entry: Entry) -> bool:
         return self._create(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) is not None
+
+    def append_all(self, job: str, entries: Sequence[Entry]) -> None:
+        self._objects.create_many(
+            [(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) for entry in entries]
+        )
 
     def list_ledger(self, job: str) -> tuple[Entry, ...]:
         return tuple(sorted(self._read_all(paths.ledger(job), Entry), key=lambda entry: (entry.at, entry.id)))

@@ -12,6 +12,7 @@ implementers:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -162,6 +163,9 @@ class Store(Protocol):
     # -- jobs/<job>/ledger/<time>.<id>
     def append_ledger(self, job: str, entry: Entry) -> bool:
         """Create-only by (time, id). Readers take the first entry of an id."""
+
+    def append_all(self, job: str, entries: Sequence[Entry]) -> None:
+        """As :meth:`append_ledger`, for all of them at once."""
 
     def list_ledger(self, job: str) -> tuple[Entry, ...]:
         """By time, then id."""

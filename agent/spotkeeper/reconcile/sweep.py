@@ -8,7 +8,9 @@ up afterwards. A job without a record gets a create-only END record, and its ord
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 from uuid import NAMESPACE_OID, uuid5
 
 from msgspec import Struct
@@ -19,6 +21,12 @@ from spotkeeper.reconcile.store_api import CorruptError, Held, Store, StoreError
 from spotkeeper.spec.cloud import Cloud, Listing
 from spotkeeper.spec.record import Alloc, Outcome, Phase, Rank, Record
 
+T = TypeVar("T")
+TICK_S = 40.0  # real seconds in which a tick begins rounds; the platform ends it at 60, a call may take 10 of them
+TICK_EVERY_S = 60.0
+STRIDE = 7919  # jobs by which the turns move on at each tick
+ROUNDS_AT_ONCE = 8
+
 log = logging.getLogger("spotkeeper.reconcile")
 
 
@@ -27,14 +35,18 @@ class TickResult(Struct, frozen=True):
     orphans: tuple[str, ...] = ()  # jobs that had things but no record
     failed: tuple[str, ...] = ()  # jobs whose round raised; the next tick tries again
     rounds: tuple[RoundResult, ...] = ()
+    late: tuple[str, ...] = ()  # jobs that this tick had no time for
 
 
 def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None) -> TickResult:
     """Rounds of all jobs that may have something to do, from one listing, then the sweep.
 
+    Bounded in time: rounds that it cannot begin within ``TICK_S`` are the next tick's, in another order.
+
     Jobs: those in ``active/``, those with a grant, and those that a listed machine or disk names.
     """
     options = options or Options()
+    began = options.monotonic()
     stack = store.read_stack()
     if stack is None:
         return TickResult()
@@ -42,31 +54,62 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
     active = store.active_jobs()
     known = sorted({*active, *(grant.job for grant in (alloc.value.grants if alloc else ()))})
     failed: list[str] = []
-    before = {job: _read(store, job, failed) for job in known}
+    before = dict(zip(known, _at_once(lambda job: _read(store, job, failed), known, options), strict=True))
     known_offers = market.look(store, cloud, stack, clock.now())
     listing = cloud.list(stack.stack)
     labelled = sorted(_labelled(listing) - set(known))
-    results: list[RoundResult] = []
     orphans = tuple(_orphans(store, clock, listing, [job for job in [*known, *labelled] if job not in failed], failed))
-    for job in [*known, *labelled]:
-        if job in failed:
-            continue
+    late: list[str] = []
+
+    def one(job: str) -> RoundResult | None:
+        if options.monotonic() - began > TICK_S:
+            late.append(job)
+            return None
         held = before.get(job)
-        late = job in orphans or (held is None and job not in labelled)
         # read before the listing, or list again
-        fresh = Snapshot(held, listing, known_offers) if held is not None and not late else None
-        try:
-            results.append(run_round(store, cloud, job, clock, _no_wait(options), fresh))
-        except StoreError as error:
-            log.warning("round of %s: %s", job, error)
-            failed.append(job)
-        except Exception:  # of a record that is well-formed and absurd: it stops its own job alone
-            log.exception("ALARM: the round of %s failed; its record and machines are left as they are", job)
-            failed.append(job)
-        else:
-            failed += [job] if results[-1].ended is Ended.UNREADABLE else []
+        fresh = Snapshot(held, listing, known_offers) if held is not None and job not in orphans else None
+        return _round(store, cloud, job, clock, options, fresh, failed)
+
+    jobs = _turns([job for job in [*known, *labelled] if job not in failed], clock.now())
+    results = [result for result in _at_once(one, jobs, options) if result is not None]
+    if late:
+        log.warning("%d of %d jobs wait for the next tick: this one has no time left", len(late), len(jobs))
     _retire(store, clock, active, before)
-    return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results))
+    return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results), tuple(late))
+
+
+def _round(
+    store: Store, cloud: Cloud, job: str, clock: Now, options: Options, fresh: Snapshot | None, failed: list[str]
+) -> RoundResult | None:
+    """One job's, which stops nobody else's."""
+    try:
+        result = run_round(store, cloud, job, clock, _no_wait(options), fresh)
+    except StoreError as error:
+        log.warning("round of %s: %s", job, error)
+        failed.append(job)
+        return None
+    except Exception:  # of a record that is well-formed and absurd: it stops its own job alone
+        log.exception("ALARM: the round of %s failed; its record and machines are left as they are", job)
+        failed.append(job)
+        return None
+    failed += [job] if result.ended is Ended.UNREADABLE else []
+    return result
+
+
+def _turns(jobs: list[str], now: float) -> list[str]:
+    """Another job is first in every tick: where there is no time for all, none waits for ever."""
+    if not jobs:
+        return jobs
+    first = int(now // TICK_EVERY_S) * STRIDE % len(jobs)
+    return [*jobs[first:], *jobs[:first]]
+
+
+def _at_once(work: Callable[[str], T], jobs: list[str], options: Options) -> list[T]:
+    """A few at a time: a round mostly waits for the bucket."""
+    if options.parallel == 1 or len(jobs) < 2:
+        return [work(job) for job in jobs]
+    with ThreadPoolExecutor(min(ROUNDS_AT_ONCE, options.parallel, len(jobs))) as pool:
+        return list(pool.map(work, jobs))
 
 
 def _read(store: Store, job: str, failed: list[str]) -> Held[Record] | None:
@@ -92,6 +135,7 @@ def _no_wait(options: Options) -> Options:
         sleep=options.sleep,
         writer=options.writer,
         parallel=options.parallel,
+        every=options.every,
     )
 
 
