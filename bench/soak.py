@@ -187,7 +187,7 @@ def _figures(sums: dict[int, Sum], total: dict[str, float]) -> Iterator[dict[str
 def _spreads(ranks: int, each: Sum, which: str, share: float, about: str) -> Iterator[dict[str, object]]:
     goal_s, end = GOAL_S[which], f"{ranks}_ranks_{which}"
     stood = each.spread["given_capacity_s"].at(share)
-    given = f"{about}; standing still, where a machine was awaited and to be had"
+    given = f"{about}; standing still, where a machine was awaited, was to be had, and function and zones answered"
     yield _figure(f"soak.recovery_s.{end}", stood, "s", f"<= {goal_s:.0f}", stood <= goal_s, given)
     always = f"{about}; also those without need of a machine, and those that waited for capacity"
     yield _figure(f"soak.stood_s.{end}", each.spread["stood_s"].at(share), "s", "-", True, always)

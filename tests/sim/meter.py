@@ -18,7 +18,8 @@ FAST_POLLS = 2  # a second, of a machine that waits: those that find nothing new
 class Recovery:
     """From the first sign of trouble until all train again.
 
-    ``dry``: the cloud refused something meanwhile; ``awaited``: a machine was launched while the gang stood still.
+    ``dry``: the cloud refused something meanwhile, or standing still was asked for (or nobody answered).
+    ``awaited``: a machine was launched while the gang stood still.
     """
 
     how: str
@@ -39,6 +40,7 @@ class Meter:
         self.engine = engine
         self.recoveries: list[Recovery] = []
         self.dry = self.launched = False
+        self.excused_until = 0.0  # somebody asked for a pause, or the function answers nobody
         self.counts: dict[str, int] = {}
         self.billed_s = self.useful_s = 0.0
         self._machines = 0
@@ -101,7 +103,7 @@ class Meter:
             rounds=grown.get("list", 0),
             writes=writes,
             cents=usd * 100,
-            dry=self.dry,
+            dry=self.dry or stood_from < self.excused_until,
             awaited=self.launched,
         )
 

@@ -39,6 +39,7 @@ SPARE = 1.5  # machines a zone carries in a good hour, for each rank
 NOTICES_S = (120.0, 120.0, 120.0, 30.0, 30.0, 0.0, 0.0, -1.0)  # 0: ACPI alone; below: gone without a word
 CALM_S = 3600.0
 CLEAN_S = 1200.0
+ENDINGS = 10  # tries to end by itself
 JOB = "abcd2345"
 
 
@@ -179,11 +180,13 @@ class Storm:
         world, job = self.world, self.job
         if world.record(job.id).phase is Phase.HOLD:
             world.ask(job.id, AskKind.RESUME)
-        if self.random.random() < 0.5 and world.until(lambda: job.training, CALM_S):
-            job.finish()
-        else:
-            world.ask(job.id, AskKind.CANCEL)
-            world.function.tick()
+        for _ in range(ENDINGS if self.random.random() < 0.5 else 0):
+            if world.until(lambda: job.training, CALM_S):
+                job.finish()  # nothing happens to one that is just stopping
+            world.run(30.0)
+            if world.record(job.id).phase is not Phase.RUN:
+                return
+        world.ask(job.id, AskKind.CANCEL)
 
     # -- the market
 
@@ -261,7 +264,8 @@ class Storm:
     def _blind(self) -> None:
         """A zone says nothing."""
         self._count("blind")
-        cloud, zone = self.world.cloud, self.random.choice(self.zones)
+        cloud, zone, lasts_s = self.world.cloud, self.random.choice(self.zones), self.random.uniform(60.0, 1800.0)
+        self._excuse(lasts_s)
         cloud.trouble.blind.add(zone)
         cloud.changed()
 
@@ -269,18 +273,19 @@ class Storm:
             cloud.trouble.blind.discard(zone)
             cloud.changed()
 
-        self.world.engine.after(self.random.uniform(60.0, 1800.0), over)
+        self.world.engine.after(lasts_s, over)
 
     def _down(self) -> None:
         """The function answers nobody, for less than the agents' lease."""
         self._count("down")
         function = self.world.function
-        function.down = True
+        function.down, lasts_s = True, self.random.uniform(30.0, 3600.0)
+        self._excuse(lasts_s)
 
         def over() -> None:
             function.down, function.up_since = False, self.world.engine.t
 
-        self.world.engine.after(self.random.uniform(30.0, 3600.0), over)
+        self.world.engine.after(lasts_s, over)
 
     def _again(self) -> None:
         """An event comes twice, and late."""
@@ -294,4 +299,11 @@ class Storm:
         nodes = self.random.randint(self.least, ranks)
         self.world.ask(JOB, kind, zone=self.random.choice(self.zones), rank=self.random.randrange(ranks), nodes=nodes)
         if kind is AskKind.PAUSE:
-            self.world.engine.after(self.random.uniform(120.0, 3600.0), lambda: self.world.ask(JOB, AskKind.RESUME))
+            lasts_s = self.random.uniform(120.0, 3600.0)
+            self._excuse(lasts_s)
+            self.world.engine.after(lasts_s, lambda: self.world.ask(JOB, AskKind.RESUME))
+
+    def _excuse(self, lasts_s: float) -> None:
+        """Standing still is nobody's fault until then."""
+        meter = self.world.meter
+        meter.excused_until = max(meter.excused_until, self.world.engine.t + lasts_s)

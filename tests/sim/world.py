@@ -302,10 +302,10 @@ class World:
                 self.violate("simulator", "a tick was skipped that had something to do")
             return
         self.ticks += 1
-        before = self._effects()
+        before, version = self._effects(), self.version  # what came while the tick looked, it may not have seen
         answered = self.function.tick()
         quiet = answered and self._effects() == before and not self._busy()
-        self._quiet = (self.version, self._wake()) if quiet else None
+        self._quiet = (version, self._wake()) if quiet else None
 
     def _effects(self) -> int:
         counts = self.function.counts
