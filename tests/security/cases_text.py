@@ -84,7 +84,7 @@ def names(text: str) -> None:
 def shell_word(text: str) -> None:
     """As the interpreter of the startup script: a real shell reads the very text, or it is refused."""
     try:
-        script = boot._render("startup.sh.j2", {"stack": "t", "interpreter": text, "unit": "x"})
+        script = boot._render("startup.sh.j2", {"stack": "t", "interpreter": text, "unit": "x", "watchdog_s": "9"})
     except ValueError:
         return
     start = script.index("PYTHON=")
