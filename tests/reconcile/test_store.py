@@ -28,7 +28,7 @@ from spotkeeper.reconcile.objects import (
 )
 from spotkeeper.reconcile.objects_obstore import ObstoreObjects, open_bucket
 from spotkeeper.reconcile.objects_sqlite import SqliteObjects
-from spotkeeper.reconcile.store import CorruptError, ObjectStore, encode_versioned, open_store
+from spotkeeper.reconcile.store import SINGLY, CorruptError, ObjectStore, encode_versioned, open_store
 from spotkeeper.reconcile.store_api import HOURS_KEPT, StaticHello, Store, StoreError
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import Progress
@@ -358,6 +358,18 @@ class TestStore:
         assert store.read_due(JOB) == 232.0, "while it is held: when its holder is late"
         store.drop_lease(JOB, "c", None)
         assert store.read_due(JOB) is None
+
+    @pytest.mark.parametrize("count", [1, SINGLY, SINGLY + 1, 3000])
+    def test_a_large_gang_s_events_are_one_object_and_are_read_once(self, store: ObjectStore, count: int) -> None:
+        entries = tuple(Entry(10.0, f"intent.r{n}.a1", Event.INTENT, rank=n, attempt=1) for n in range(count))
+        early = Entry(9.5, "submitted", Event.SUBMITTED)
+        assert store.append_ledger(JOB, early)
+        for _ in range(2):
+            store.append_all(JOB, entries)
+        store.append_all(JOB, entries[: count // 2 or 1])  # by a process that remembers half of them
+        assert sorted(store.list_ledger(JOB), key=lambda one: one.rank or 0) == [early, *entries]
+        if count > SINGLY:
+            assert len(store.list(paths.ledger(JOB))) <= 3 + SINGLY
 
     def test_ledger_writes_an_event_once(self, store: ObjectStore) -> None:
         first = Entry(10.0, "intent-0-1", Event.INTENT, rank=0, attempt=1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from greenlet import getcurrent
 from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError
@@ -16,6 +15,7 @@ from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError
 from tests.scale.virtual import Hub
 
 LATENCY_S = 0.030
+PARALLEL = 8  # of many small writes at once
 PAGE = 1000  # keys of one page of a listing
 OBJECT_WRITE_S = 1.0
 PUTS_PER_S = 3500.0
@@ -63,9 +63,11 @@ class Bucket:
         return self._store(key, data)
 
     def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
-        for key, data in blobs:
-            with suppress(ConflictError):
-                self.create(key, data)
+        for start in range(0, len(blobs), PARALLEL):
+            self._wait()
+            for key, data in blobs[start : start + PARALLEL]:
+                if key not in self.blobs and self._allowed(key):
+                    self._store(key, data)
 
     def replace(self, key: str, data: bytes, tag: str) -> str:
         self._write(key)

@@ -12,7 +12,7 @@ from tests.scale.burst import ROUND_S, Burst
 COVERED_S = 10.0
 
 
-@pytest.mark.parametrize("ranks", [10, 100, 1000])
+@pytest.mark.parametrize("ranks", [10, 100, 1000, 10_000])
 def test_reports_within_two_seconds_cost_two_rounds(ranks: int) -> None:
     outcome = Burst(ranks).run()
     assert (outcome.rounds, outcome.record_writes) == (2, 2)

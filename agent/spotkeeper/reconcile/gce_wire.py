@@ -38,24 +38,24 @@ STATUS = {
 }
 
 
-class Part(Struct, frozen=True, rename="camel"):
+class Part(Struct, frozen=True, gc=False, rename="camel"):
     """Part of an answer: the fields we read, everything else passed over."""
 
 
-class Scheduling(Part, frozen=True):
+class Scheduling(Part, frozen=True, gc=False):
     provisioning_model: str = "STANDARD"
 
 
-class Nic(Part, frozen=True):
+class Nic(Part, frozen=True, gc=False):
     network_ip: str = msgspec.field(default="", name="networkIP")
 
 
-class Attached(Part, frozen=True):
+class Attached(Part, frozen=True, gc=False):
     source: str = ""
     boot: bool = False
 
 
-class InstanceIn(Part, frozen=True):
+class InstanceIn(Part, frozen=True, gc=False):
     name: str
     id: str
     status: str = ""
@@ -68,7 +68,7 @@ class InstanceIn(Part, frozen=True):
     disks: tuple[Attached, ...] = ()
 
 
-class DiskIn(Part, frozen=True):
+class DiskIn(Part, frozen=True, gc=False):
     name: str
     status: str = ""
     labels: dict[str, str] = {}

@@ -22,7 +22,14 @@ from msgspec import Struct
 
 from spotkeeper.reconcile.body import MAX_BODY, BodyError, parse
 from spotkeeper.reconcile.hints import job_of_event
-from spotkeeper.reconcile.runtime import Deadlined, Flights, Runtime, SettingsError, settings_from_env
+from spotkeeper.reconcile.runtime import (
+    Deadlined,
+    Flights,
+    Runtime,
+    SettingsError,
+    settings_from_env,
+    spare_the_collector,
+)
 from spotkeeper.spec.names import JOB_ID
 
 if TYPE_CHECKING:
@@ -125,6 +132,7 @@ def _door() -> Door:
     from spotkeeper.reconcile.logs import setup
 
     setup()
+    spare_the_collector()
     return Door(Runtime(settings_from_env()))
 
 
@@ -315,7 +323,7 @@ class Door:
 
     def _run_round(self, stack: StackState, job: str, note: dict[str, object]) -> RoundResult | None:
         """A round, or None where this process is at it; whoever comes meanwhile is covered by it."""
-        from spotkeeper.reconcile.round import run_round
+        from spotkeeper.reconcile.round import Ended, run_round
 
         runtime = self.runtime
         cloud = Deadlined(runtime.cloud(stack), runtime.clock, DEADLINE_S)
@@ -324,7 +332,8 @@ class Door:
             return run_round(runtime.store, cloud, job, runtime.clock, runtime.options())
 
         def covered(done: RoundResult) -> bool:
-            return set(runtime.store.list_facts(job)) <= done.facts
+            # Another process holds the lease: to look whether it still does is cheaper than to list what it lists.
+            return done.ended is not Ended.BUSY and set(runtime.store.list_facts(job)) <= done.facts
 
         done = self.flights.run(job, work, covered)
         note["job"] = job

@@ -34,6 +34,8 @@ log = logging.getLogger("spotkeeper.reconcile")
 
 PASSES = 8
 AGAIN = 4  # times that a round out of passes, or with new facts, starts over under one lease
+BURST = 8  # new facts while a round ran that are the middle of a burst; small gangs never wait
+BURST_WAITS = 4
 PARALLEL = 16
 CALL_DEADLINE_S = 20.0  # real seconds for one call; a round must end within the function's 60
 UNKNOWN = Held(Alloc(), "")  # in the place of an allocation that cannot be read; decide() is told that it is blind
@@ -168,9 +170,23 @@ def _covered(
         snapshot = None
         if result.ended is Ended.UNFINISHED:
             continue
-        if result.ended is not Ended.QUIET or set(store.list_facts(job)) <= result.facts:
+        if result.ended is not Ended.QUIET:
             break
+        known = set(store.list_facts(job))
+        if known <= result.facts:
+            break
+        _let_in(store, job, len(known), len(known - result.facts), options)
     return total
+
+
+def _let_in(store: Store, job: str, known: int, new: int, options: Options) -> None:
+    """A burst is under way: wait for its end, or every few hundred reports would have a round of their own."""
+    for _ in range(BURST_WAITS):
+        if new < BURST:
+            return
+        options.sleep(options.settle_s)
+        now = len(store.list_facts(job))
+        new, known = now - known, now
 
 
 class Round:

@@ -6,6 +6,7 @@ process may end at any moment.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -78,6 +79,14 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> Settings:
         bucket_endpoint=env.get("SPOTKEEPER_BUCKET_ENDPOINT") or None,
         behind_iam=bool(env.get("K_SERVICE")),
     )
+
+
+def spare_the_collector() -> None:
+    """For a process that only serves rounds: they make 100,000 objects and no cycles.
+
+    Measured with 10,000 ranks, the search for cycles took a third of a round.
+    """
+    gc.set_threshold(100_000, 50, 100)
 
 
 class Runtime:

@@ -37,6 +37,8 @@ FORMAT = 1  # of the documents that are compared and swapped; another number mea
 PLAIN_BYTES = 64 << 10  # of a document that is written as it is, for people to read
 UNPACKED_BYTES = 64 << 20
 ZLIB = b"\x78"  # the first byte of a zlib stream; a JSON document begins with a brace
+SINGLY = 32  # entries of the ledger that one write may make objects of their own; more become one
+MANY = "many-"  # begins the name of such an object
 MARKET_TRIES = 5
 QUARANTINE_KEPT = 200
 QUARANTINE_BYTES = 4096
@@ -218,12 +220,18 @@ class ObjectStore:
         return self._create(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) is not None
 
     def append_all(self, job: str, entries: Sequence[Entry]) -> None:
+        if len(entries) > SINGLY:  # a large gang's start or loss: one object for all that one write of the record says
+            said = "\n".join(f"{entry.at}.{entry.id}" for entry in entries)
+            name = f"{MANY}{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+            self._create(paths.entry(job, entries[0].at, name), zlib.compress(msgspec.json.encode(entries), 1))
+            return
         self._objects.create_many(
             [(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) for entry in entries]
         )
 
     def list_ledger(self, job: str) -> tuple[Entry, ...]:
-        return tuple(sorted(self._read_all(paths.ledger(job), Entry), key=lambda entry: (entry.at, entry.id)))
+        found = {(entry.at, entry.id): entry for entry in self._read_all(paths.ledger(job), Entry)}
+        return tuple(entry for _, entry in sorted(found.items()))
 
     # -- documents written by others
 
@@ -388,7 +396,10 @@ class ObjectStore:
             if blob is None:  # deleted since the listing
                 continue
             try:
-                out.append(decode(blob.data, kind, path))
+                if f".{MANY}" in path:
+                    out += decode(_unpacked(blob.data, path), tuple[kind, ...], path)  # type: ignore[valid-type]
+                else:
+                    out.append(decode(blob.data, kind, path))
             except CorruptError as error:
                 log.warning("skipped %s", error)
                 self._set_aside(path, blob)

@@ -25,7 +25,7 @@ class VmStatus(str, Enum):
     DEAD = "dead"  # listed, stopped for good
 
 
-class Vm(Struct, frozen=True):
+class Vm(Struct, frozen=True, gc=False):
     name: str
     uid: str
     zone: str
@@ -40,7 +40,7 @@ class Vm(Struct, frozen=True):
     created: float = 0.0
 
 
-class Disk(Struct, frozen=True):
+class Disk(Struct, frozen=True, gc=False):
     name: str
     zone: str
     job: str

@@ -37,7 +37,7 @@ _KEY = re.compile(rf"{_ID}\.{_ID}\.{_COUNT}\.{_COUNT}\.{_COUNT}\.([-a-z_]+)\.([-
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-class Fact(Struct, frozen=True):
+class Fact(Struct, frozen=True, gc=False):
     """Who (unique instance id, boot), for which attempt of which rank and generation, says what."""
 
     uid: str

@@ -70,7 +70,7 @@ class SlotState(str, Enum):
     MEMBER = "member"
 
 
-class Slot(Struct, frozen=True, omit_defaults=True):
+class Slot(Struct, frozen=True, omit_defaults=True, gc=False):
     """One attempt of a rank: zone, model and pool are fixed here, before any call."""
 
     attempt: int
@@ -91,7 +91,7 @@ class Slot(Struct, frozen=True, omit_defaults=True):
     past: tuple[str, ...] = ()  # boots of this machine that were admitted before; their hellos count no more
 
 
-class Rank(Struct, frozen=True, omit_defaults=True):
+class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     """``cur`` trains (or will); ``next`` stands by without the rank's disk."""
 
     top: int = 0
@@ -196,7 +196,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
         return any(rank.cur is None for rank in self.ranks[: self.wanted()])
 
 
-class Grant(Struct, frozen=True, omit_defaults=True):
+class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
     """An entry of ``stack/alloc``: this attempt may have this machine.
 
     ``resource`` is ``slot:<pool>`` for a spot machine under the pool's cap,

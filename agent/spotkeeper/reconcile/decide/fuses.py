@@ -179,7 +179,9 @@ def due(draft: Draft) -> Iterator[float]:
         yield fuses.closed_until
     if any(rank.cur is None and rank.launches for rank in draft.ranks) and fuses.hour + HOUR_S > draft.now:
         yield fuses.hour + HOUR_S
+    if spec is None or spec.max_usd is None or draft.record.pause:
+        return
     rate = sum(_price(draft, slot) for slot in _slots(draft.before) if slot.state is SlotState.MEMBER)
-    if spec is not None and spec.max_usd is not None and rate > 0 and not draft.record.pause:
+    if rate > 0:
         left = spec.max_usd + fuses.forgiven - _spent(draft)
         yield draft.now + max(draft.times.soon_s, left / rate * 3600.0)

@@ -126,6 +126,7 @@ class View:
         self.nodes = {vm.name: vm for vm in seen.listing.vms if vm.job == ""}
         self.disks = _group((disk.rank, disk.number, disk) for disk in seen.listing.disks if disk.job == record.job)
         self._by: dict[tuple[int, int, str | None, str | None], list[Fact]] = {}
+        self._kinds = {fact.kind for fact in seen.facts}
         self.facts = _group((fact.rank, fact.attempt, fact) for fact in seen.facts)
         self.results = (*seen.listing.results, *seen.results)
         self.snapshots = {(s.rank, s.number): s for s in seen.listing.snapshots if s.job == record.job}
@@ -216,6 +217,8 @@ class View:
         return found
 
     def said(self, rank: int, slot: Slot, kind: Kind, gen: int | None = None) -> list[Fact]:
+        if kind not in self._kinds:  # in a quiet gang nobody said anything of most kinds
+            return []
         return [f for f in self.by(rank, slot) if f.kind is kind and (gen is None or f.gen == gen)]
 
     def hello(self, rank: int, slot: Slot) -> tuple[Vm, Fact] | None:
@@ -249,7 +252,7 @@ class View:
 
     def ended(self, rank: int, slot: Slot, gen: int) -> bool:
         """Its processes of this generation have ended, after a save or by themselves."""
-        return any(f.gen == gen and f.kind in (Kind.RELEASED, Kind.EXIT) for f in self.by(rank, slot))
+        return any(self.said(rank, slot, kind, gen) for kind in (Kind.RELEASED, Kind.EXIT))
 
     # -- disks
 
@@ -268,9 +271,9 @@ class View:
     def unmountable(self, rank: int, number: int, slot: Slot) -> str | None:
         """Why this machine cannot mount the rank's disk (a static node: its own), if it says so and has not since."""
         mine = 0 if slot.node is not None else number
-        if any(f.value == str(mine) for f in self.said(rank, slot, Kind.ATTACHED)):
-            return None
         words = [f.value.partition("-") for f in self.said(rank, slot, Kind.NO_DISK)]
+        if not words or any(f.value == str(mine) for f in self.said(rank, slot, Kind.ATTACHED)):
+            return None
         return next((word for told, _, word in words if told == str(mine)), None)
 
     def holds(self, rank: int, slot: Slot) -> Commit | None:

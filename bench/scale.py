@@ -1,0 +1,199 @@
+"""How a round grows with the gang, and what 10,000 simultaneous reports cost.
+
+``round.10000_ranks_ms`` is a round's own work in steady state, as the function does it: the record as stored
+(packed) unpacked and decoded, the facts' keys parsed, Google's listing pages decoded, ``decide()``. Nothing is
+waited for. The bursts are simulated with virtual time by ``tests/scale``, with a bucket's and the platform's
+limits; their figures are counts and virtual seconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+import uuid
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the simulation lies with the tests
+
+import msgspec
+from msgspec.structs import replace
+from spotkeeper.reconcile.addresses import Addresses
+from spotkeeper.reconcile.decide import Seen, decide
+from spotkeeper.reconcile.gce_wire import Aggregated, DiskIn, InstanceIn, to_disk, to_vm
+from spotkeeper.reconcile.runtime import spare_the_collector
+from spotkeeper.reconcile.store import decode_versioned, encode_versioned
+from spotkeeper.spec import codec, names
+from spotkeeper.spec.cloud import Listing
+from spotkeeper.spec.facts import Fact
+from spotkeeper.spec.record import Record
+
+from bench.round import gang
+from tests.scale.burst import Burst
+
+GOALS = {100: 20.0, 10_000: 300.0}
+REPEATS = {100: 50, 10_000: 7}
+PAGE = 500
+REPORTS = (10, 100, 1_000, 10_000)
+COVERED_S = 10.0
+DEATHS = 0.3
+DEATH_RUNS = 40
+
+
+def own_work(ranks: int) -> tuple[float, float, int]:
+    """(median milliseconds of a quiet round's own work, peak MB of the process, bytes of the record as stored)."""
+    spare_the_collector()  # as the function does
+    record, seen = gang(ranks)
+    record = replace(record, nonce="n")
+    stored = encode_versioned(record)
+    keys = [fact.key() for fact in seen.facts]
+    pages = _pages(ranks)
+    took = []
+    for _ in range(REPEATS[ranks]):
+        begin = time.perf_counter()
+        held = decode_versioned(stored, Record, "record")
+        facts = tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
+        listing = _listed(pages, seen)
+        decision = decide(held, Seen(**{**seen.__dict__, "facts": facts, "listing": listing}))
+        assert decision.quiet, decision
+        took.append((time.perf_counter() - begin) * 1000.0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+    return statistics.median(took), peak, len(encode_versioned(_as_named(record)))
+
+
+def _as_named(record: Record) -> Record:
+    """With unique ids as clouds give them, which do not pack."""
+    slots = [
+        replace(
+            rank.cur, uid=str(10**18 + 7919**4 * n % 10**18), boot=str(uuid.UUID(int=(7919 * (n + 1)) ** 9 % 2**128))
+        )
+        for n, rank in enumerate(record.ranks)
+        if rank.cur is not None
+    ]
+    return replace(record, ranks=tuple(map(lambda rank, cur: replace(rank, cur=cur), record.ranks, slots)))
+
+
+def _pages(ranks: int) -> tuple[list[bytes], list[bytes]]:
+    """What Google answers to the two lists of a round, with our fields only (``fields=``), 500 to a page."""
+    _, seen = gang(ranks)
+    link = "https://www.googleapis.com/compute/v1/projects/p"
+    vms = [
+        {
+            "id": str(10**18 + vm.rank),
+            "name": vm.name,
+            "zone": f"{link}/zones/{vm.zone}",
+            "status": "RUNNING",
+            "creationTimestamp": "2026-11-20T10:00:00.000-08:00",
+            "labels": names.labels(seen.stack.stack, "pool", vm.job, vm.rank, vm.attempt),
+            "scheduling": {"provisioningModel": "SPOT"},
+            "networkInterfaces": [{"networkIP": vm.address}],
+            "disks": [{"source": f"{link}/zones/{vm.zone}/disks/{vm.name}", "boot": True, "deviceName": "boot"}],
+        }
+        for vm in seen.listing.vms
+    ]
+    disks = [
+        {
+            "name": disk.name,
+            "zone": f"{link}/zones/{disk.zone}",
+            "status": "READY",
+            "labels": names.labels(seen.stack.stack, "pool", disk.job, disk.rank),
+            "users": [f"{link}/zones/{disk.zone}/instances/{user}" for user in disk.users],
+        }
+        for disk in seen.listing.disks
+    ]
+    return _cut("instances", vms), _cut("disks", disks)
+
+
+def _cut(what: str, items: list[dict[str, object]]) -> list[bytes]:
+    chunks = (items[start : start + PAGE] for start in range(0, len(items), PAGE))
+    return [msgspec.json.encode({"items": {"zones/z-a": {what: chunk}}}) for chunk in chunks]
+
+
+def _listed(pages: tuple[list[bytes], list[bytes]], seen: Seen) -> Listing:
+    """As ``Gce.list`` makes it of its answers."""
+    stack, addresses = seen.stack.stack, Addresses()
+    vms = [one for page in pages[0] for one in codec.decode(page, Aggregated[InstanceIn]).items["zones/z-a"].instances]
+    disks = [one for page in pages[1] for one in codec.decode(page, Aggregated[DiskIn]).items["zones/z-a"].disks]
+    found = tuple(vm for item in vms if (vm := to_vm(item, stack, addresses)) is not None)
+    assert len(found) == len(seen.listing.vms)
+    return Listing(
+        tuple(replace(vm, uid=f"u{vm.rank}") for vm in found),
+        tuple(disk for item in disks if (disk := to_disk(item, stack)) is not None),
+        (),
+        seen.listing.answered,
+    )
+
+
+def bursts() -> list[dict[str, object]]:
+    outcomes = [Burst(ranks).run() for ranks in REPORTS]
+    worst = max(outcomes, key=lambda one: one.seconds)
+    with_deaths = [Burst(100, DEATHS, seed).run() for seed in range(DEATH_RUNS)]
+    seconds = sorted(one.seconds for one in with_deaths)
+    counts = {(one.rounds, one.record_writes) for one in outcomes}
+    return [
+        {
+            "name": "burst.rounds",
+            "value": max(one.rounds for one in outcomes),
+            "unit": "rounds",
+            "goal": "<= 2, and 2 writes of the record",
+            "holds": counts == {(2, 2)},
+            "against": "one round a report",
+        },
+        {
+            "name": "burst.covered_s",
+            "value": round(worst.seconds, 2),
+            "unit": "virtual s",
+            "goal": f"<= {COVERED_S:.0f}",
+            "holds": worst.seconds <= COVERED_S,
+            "against": f"the last accepted of {worst.ranks} reports (the worst of {REPORTS})",
+        },
+        {
+            "name": "burst.covered_with_deaths_s",
+            "value": round(statistics.median(seconds), 2),
+            "unit": "virtual s",
+            "goal": f"<= {COVERED_S:.0f}",
+            "holds": statistics.median(seconds) <= COVERED_S,
+            "against": f"median of {DEATH_RUNS} bursts of 100 in which {DEATHS:.0%} of lease holders die; "
+            f"p95 {seconds[int(0.95 * len(seconds))]:.1f}, {sum(one.killed for one in with_deaths)} deaths",
+        },
+    ]
+
+
+def figures() -> list[dict[str, object]]:
+    """For ``bench/run.py``. Each size is measured in a process of its own, whose memory is its peak."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        milliseconds, megabytes, stored = pool.apply(own_work, (10_000,))
+    rows: list[dict[str, object]] = [
+        {
+            "name": "round.10000_ranks_ms",
+            "value": round(milliseconds, 1),
+            "unit": "ms",
+            "goal": f"<= {GOALS[10_000]:.0f}",
+            "holds": milliseconds <= GOALS[10_000],
+            "against": "a quiet round's own work: record, fact keys, listing, decide",
+        },
+        {
+            "name": "round.10000_ranks_rss_mb",
+            "value": round(megabytes, 1),
+            "unit": "MB",
+            "goal": "<= 150",
+            "holds": megabytes <= 150.0,
+            "against": "peak of the process that does it",
+        },
+        {
+            "name": "record.10000_ranks_mb",
+            "value": round(stored / 1e6, 3),
+            "unit": "MB",
+            "goal": "<= 1",
+            "holds": stored <= 1_000_000,
+            "against": "as stored (packed)",
+        },
+    ]
+    return rows + bursts()
+
+
+if __name__ == "__main__":
+    for row in figures():
+        print(f"{row['name']:32} {row['value']:>10} {row['unit']:10} {row['goal']:36} {row['against']}")
