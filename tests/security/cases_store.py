@@ -5,8 +5,7 @@ from __future__ import annotations
 import builtins
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
