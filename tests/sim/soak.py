@@ -39,6 +39,7 @@ SPARE = 1.5  # machines a zone carries in a good hour, for each rank
 NOTICES_S = (120.0, 120.0, 120.0, 30.0, 30.0, 0.0, 0.0, -1.0)  # 0: ACPI alone; below: gone without a word
 CALM_S = 3600.0
 CLEAN_S = 1200.0
+MOVE_S = 900.0
 ENDINGS = 10  # tries to end by itself
 JOB = "abcd2345"
 
@@ -298,6 +299,8 @@ class Storm:
         ranks = len(self.world.record(JOB).ranks)
         nodes = self.random.randint(self.least, ranks)
         self.world.ask(JOB, kind, zone=self.random.choice(self.zones), rank=self.random.randrange(ranks), nodes=nodes)
+        if kind is AskKind.MOVE:  # it is copied to another zone because somebody wants it
+            self._excuse(MOVE_S)
         if kind is AskKind.PAUSE:
             lasts_s = self.random.uniform(120.0, 3600.0)
             self._excuse(lasts_s)

@@ -7,9 +7,10 @@ between one process of the function and the store or the cloud: the place where 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from spotkeeper.reconcile.store import SINGLY
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 EFFECTS = frozenset(
     {
         "add_sights",
+        "append_all",
         "append_ledger",
         "cas_alloc",
         "cas_prices",
@@ -123,6 +125,11 @@ class SimStore(MemoryStore):
         return super().read_progress(job)
 
 
+def _objects(job: str, entries: Sequence[Entry]) -> int:
+    """How many objects the real store makes of them."""
+    return len(entries) if len(entries) <= SINGLY else 1
+
+
 class Tapped:
     """Everything that one process of the function does to the outside goes through ``tap(verb, before)``."""
 
@@ -134,6 +141,8 @@ class Tapped:
         tap, counts = self._tap, self._counts
 
         def call(*args: Any, **more: Any) -> Any:
+            if verb == "append_all":
+                counts["append_ledger"] += _objects(*args)
             counts[verb] += 1
             tap(verb, True)
             answer = real(*args, **more)
