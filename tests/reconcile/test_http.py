@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -448,6 +448,32 @@ class TestFlights:
         for _ in range(2):
             with pytest.raises(StoreError):
                 flights.run("a", fail, lambda _: True)
+
+    def test_who_leaves_takes_nobody_elses_turn_away(self) -> None:
+        """Another round begins between the last look of the one before and its return."""
+
+        class Slow(Flights):
+            def _called_again(self, key: str) -> bool:
+                again = super()._called_again(key)
+                if not again and not rest:
+                    rest.append(pool.submit(self.run, "a", work, lambda _: True))
+                    assert entered.wait(10)
+                return again
+
+        entered, leave = threading.Event(), threading.Event()
+        rest: list[Future[int | None]] = []
+        flights = Slow()
+
+        def work() -> int:
+            entered.set()
+            assert leave.wait(10)
+            return 2
+
+        with ThreadPoolExecutor(1) as pool:
+            assert flights.run("a", lambda: 1, lambda _: True) == 1
+            assert flights.run("a", lambda: 3, lambda _: True) is None, "that one is at it"
+            leave.set()
+            assert rest[0].result(10) == 2
 
     def test_many_agents_at_once_make_few_rounds(self, site: Site, door: Door) -> None:
         ask(door, "POST", "/v1/tick", b"{}", clock_token())

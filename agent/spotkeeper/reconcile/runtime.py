@@ -250,9 +250,10 @@ class Flights:
                 if not covered(done):
                     done = work()
             return done
-        finally:
+        except BaseException:  # otherwise the last look has given the turn back, and by now it may be another's
             with self._lock:
-                self._again.pop(key, None)
+                del self._again[key]
+            raise
 
     def _called_again(self, key: str) -> bool:
         """Whether somebody was sent away since the last look; if not, the next to come does the work himself."""
