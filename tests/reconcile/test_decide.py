@@ -8,6 +8,7 @@ from dataclasses import replace as with_
 import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.decide import Decision, Seen, Times, decide
+from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.spec import names
 from spotkeeper.spec.cloud import (
     AttachDisk,
@@ -133,6 +134,30 @@ def test_a_pass_does_exactly_one_thing_grants_first_then_the_record_then_calls()
     assert three.grants is not None and [entry.id for entry in three.noted] == ["gone.r1.a1"]
     four = decide(two.record, granted(seen, three))
     assert InsertVm(JOB, UID, 1, 2, "pool", "z-a", Model.SPOT) in four.actions
+
+
+def test_a_grant_without_an_intent_is_given_back_only_once_the_record_has_burnt_its_number() -> None:
+    """Another round may be about to write the very intent, for it still finds the offer: its grant must stand."""
+    record, seen = gang()
+    left = Grant(JOB, 1, 2, "slot:pool", NOW - 3)  # of a round that ended before it wrote the intent
+    ranks = (record.ranks[0], replace(record.ranks[1], cur=None))
+    record = replace(record, stop=True, stop_deadline=NOW - 1, ranks=ranks)
+    alloc = replace(seen.alloc, grants=(seen.alloc.grants[0], left))
+    seen = with_(seen, listing=replace(seen.listing, vms=seen.listing.vms[:1]), alloc=alloc)
+    dear = with_(seen, market=(OfferSeen("pool", "z-a", Model.SPOT, price=99.0),))
+    first = decide(record, dear)
+    assert first.grants is not None
+    assert left in first.grants.grants
+    other = decide(record, seen).record
+    assert other is not None
+    assert other.ranks[1].cur is not None
+    assert other.ranks[1].cur.attempt == left.attempt
+    second = decide(record, granted(dear, first)).record
+    assert second is not None
+    assert second.ranks[1].top == left.attempt + 1
+    third = decide(second, granted(dear, first))
+    assert third.grants is not None
+    assert left not in third.grants.grants
 
 
 def test_a_lost_race_for_the_allocation_does_not_hold_up_the_record() -> None:

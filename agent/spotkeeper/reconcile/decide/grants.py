@@ -309,15 +309,21 @@ def plan(draft: Draft) -> tuple[Alloc | None, tuple[Entry, ...]]:
 def _over(draft: Draft, grant: Grant) -> bool:
     """Its attempt is not live, and the machine is gone, or the static node said so or was removed from the stack."""
     live = [s.attempt for ranks in (draft.before.ranks, draft.ranks) for s in live_slots(ranks, grant.rank)]
-    top = draft.ranks[grant.rank].top if grant.rank < len(draft.ranks) else grant.attempt
-    ended = draft.record.phase in (Phase.END, Phase.DONE)
-    if grant.attempt in live or (grant.attempt > top and not ended):
+    ended = draft.before.phase in (Phase.END, Phase.DONE)
+    if grant.attempt in live or (grant.attempt > _written_top(draft, grant) and not ended):
         return False
     facts = draft.view.facts.get((grant.rank, grant.attempt), ())
     node = alloc.node_of(grant)
     if node is not None:
         return any(fact.kind is Kind.DROPPED for fact in facts) or draft.view.removed(node)
     return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))
+
+
+def _written_top(draft: Draft, grant: Grant) -> int:
+    """As the record has it by now: another round may still write the intent of a number burnt in this draft alone."""
+    if grant.rank < len(draft.before.ranks):
+        return draft.before.ranks[grant.rank].top
+    return 0 if grant.rank < len(draft.ranks) else grant.attempt
 
 
 def live_slots(ranks: Sequence[Rank], index: int) -> list[Slot]:
