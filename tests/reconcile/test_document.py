@@ -234,6 +234,17 @@ def test_a_save_that_failed_is_told_once_a_generation(fact: FactIn, event: Event
     assert [line.text for line in view.events] == list(view.warnings)
 
 
+def test_that_saving_works_again_is_told_once_and_takes_the_warning_back() -> None:
+    out = store()
+    accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.UNSAVED, 66, "write-failed"), FactIn(Kind.SAVED, 66)), 5.0)
+    accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.SAVED, 66)), 6.0)
+    assert [entry.event for entry in out.list_ledger(JOB)] == [Event.UNSAVED, Event.SAVED]
+    assert job_view(record(), None, out.list_ledger(JOB), STACK, 7.0).warnings == ()
+    accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.UNSAVED, 66, "write-failed-1")), 8.0)
+    (warning,) = job_view(record(), None, out.list_ledger(JOB), STACK, 9.0).warnings
+    assert warning.endswith("its disk refused the write")
+
+
 def test_the_newest_boots_hello_replaces_older_ones() -> None:
     out = store()
     new = dynamic(1, 2, uid="new")

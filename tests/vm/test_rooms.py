@@ -520,6 +520,23 @@ def test_stall_and_full_disk_are_facts(tmp_path: Path) -> None:
         assert reporter.facts(control) == []
 
 
+def test_the_end_of_trouble_with_saving_is_a_fact_a_few_times(tmp_path: Path) -> None:
+    with Control.create(tmp_path / "ctl") as control:
+        reporter = report.Reporter(2, False)
+        control.state = State.TRAINING
+        said: list[FactIn] = []
+        for _ in range(report.TIMES + 2):
+            for fault in (Fault.DISK_FULL, Fault.FENCED, Fault.NONE, Fault.NONE):
+                control.fault = fault
+                said += reporter.facts(control)
+        told = [(fact.kind, fact.value) for fact in dict.fromkeys(said)]
+        want = [(kind, str(which)) for which in range(report.TIMES) for kind in (Kind.FULL, Kind.SAVED)]
+        assert told == [*want, (Kind.FULL, str(report.TIMES))], "then it stays told: no two facts for every save"
+        assert len(said) == 2 * report.TIMES + 2
+        control.fault = Fault.SAVER_LOST
+        assert reporter.facts(control) == [FactIn(Kind.UNSAVED, 2, f"saver-lost-{report.TIMES}")]
+
+
 # ---------------------------------------------------------------- small parts
 
 

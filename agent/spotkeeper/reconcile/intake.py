@@ -21,9 +21,10 @@ from spotkeeper.spec.stack import StackState
 
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
 MAX_SAVE_S = 3600.0  # real; deadlines of stops are made from it, and one machine must not put them off for ever
-NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED)
+NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED, Kind.FULL, Kind.SAVED)
 DIGITS = 12  # of a number
-UNSAVED = {Kind.FULL: Event.FULL, Kind.UNSAVED: Event.UNSAVED}
+INSTANT_S = 0.001  # between two facts of one sync in the ledger: it keeps their order
+SAVING = {Kind.FULL: Event.FULL, Kind.UNSAVED: Event.UNSAVED, Kind.SAVED: Event.SAVED}
 WHY = {"write-failed": "its disk refused the write", "saver-lost": "no saver process answered"}
 
 
@@ -107,7 +108,7 @@ def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
 
 def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync: Sync, now: float) -> bool:
     new = False
-    for said in sync.facts[:MAX_FACTS]:
+    for place_in, said in enumerate(sync.facts[:MAX_FACTS]):
         fact = _fact(record, where, who, sync.boot, said)
         if fact is None:
             continue
@@ -117,24 +118,24 @@ def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync:
         if fact.kind is Kind.HELLO:
             _forget_boots(store, record, where, fact)
         stored = store.put_fact(record.job, fact)
-        if stored and fact.kind in UNSAVED:
-            store.append_ledger(record.job, _unsaved(fact, now))
+        if stored and fact.kind in SAVING:
+            store.append_ledger(record.job, _saving(fact, now + place_in * INSTANT_S))
         new = stored or new
     return new
 
 
-def _unsaved(fact: Fact, now: float) -> Entry:
-    """Nothing is decided about a save that failed, so no round writes it down: told here, once a generation."""
-    event = UNSAVED[fact.kind]
-    why = f".{fact.value}" if event is Event.UNSAVED else ""
+def _saving(fact: Fact, now: float) -> Entry:
+    """Nothing is decided about a save that failed, or works again, so no round writes it down: told here, once each."""
+    event = SAVING[fact.kind]
+    word = fact.value.rstrip("-0123456789")
     return Entry(
         at=now,
-        id=f"{event.value}.r{fact.rank}.a{fact.attempt}.g{fact.gen}{why}",
+        id=f"{event.value}.r{fact.rank}.a{fact.attempt}.g{fact.gen}.{fact.value}",
         event=event,
         gen=fact.gen,
         rank=fact.rank,
         attempt=fact.attempt,
-        detail=WHY.get(fact.value, fact.value) if why else "",
+        detail=WHY.get(word, word),
     )
 
 

@@ -38,6 +38,7 @@ _TEXTS: dict[Event, str] = {
     Event.MOVE: "the job changes its zone",
     Event.FULL: "{who}: its disk has no room for a checkpoint; training goes on, the older one stays",
     Event.UNSAVED: "{who}: a checkpoint could not be saved; training goes on, the older one stays, the next is tried",
+    Event.SAVED: "{who}: checkpoints are saved again",
     Event.FUSE: "{who}: a money fuse has blown",
     Event.HOLD: "the job holds",
     Event.RESUME: "the job goes on",

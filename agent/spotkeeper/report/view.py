@@ -109,7 +109,7 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     events: tuple[EventLine, ...] = ()
     recoveries: tuple[RecoveryView, ...] = ()
     crash_log: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()  # of the newest generation, while the job is not over
+    warnings: tuple[str, ...] = ()  # that still hold, of the newest generation, while the job is not over
 
     def over(self) -> bool:
         """Whether the outcome is known (deletions may still go on)."""
@@ -166,8 +166,19 @@ def job_view(
 
 
 def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:
-    """What a person should see without reading the events: each saves less than it might."""
-    return (describe(entry) for entry in entries if entry.event in (Event.FULL, Event.UNSAVED) and entry.gen == gen)
+    """What a person should see without reading the events: ranks that save less than they might, until they do again.
+
+    Another rank's commit says nothing of this one's disk: only the rank itself can take its warning back.
+    """
+    found: list[Entry] = []
+    for entry in entries:
+        if entry.gen != gen:
+            continue
+        if entry.event is Event.SAVED:
+            found = [each for each in found if (each.rank, each.attempt) != (entry.rank, entry.attempt)]
+        elif entry.event in (Event.FULL, Event.UNSAVED):
+            found.append(entry)
+    return map(describe, found)
 
 
 def last_crash(ledger: Iterable[Entry]) -> Entry | None:

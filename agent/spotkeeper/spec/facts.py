@@ -27,8 +27,9 @@ class Kind(str, Enum):
     HOLDS = "holds"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
     DROPPED = "dropped"  # value: "0". A static node is rid of this attempt (its word releases the grant)
     NO_DISK = "nodisk"  # value: "<disk number>-<word>" (``vm.disk.Why``). It cannot be mounted here; trying goes on
-    FULL = "full"  # value: "0". The checkpoint disk is full; training goes on
-    UNSAVED = "unsaved"  # value: "write-failed" or "saver-lost". Another reason for a checkpoint not saved; the same
+    FULL = "full"  # value: which time, from "0". The checkpoint disk is full; training goes on
+    UNSAVED = "unsaved"  # value: "write-failed" or "saver-lost", and "-<which time>" after the first. The same
+    SAVED = "saved"  # value: which time. A save succeeded after one of those
     SLOW = "stall"  # value: step. No step for many times the median
 
 

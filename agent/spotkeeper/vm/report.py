@@ -17,6 +17,7 @@ EVERY_S = 60.0  # virtual
 STALL_FACTOR = 10.0
 STALL_MIN_S = 30.0  # real; a first step compiles, a loader starts its workers
 UNSAVED = {Fault.WRITE_FAILED: "write-failed", Fault.SAVER_LOST: "saver-lost"}
+TIMES = 4  # that a generation's trouble with saving is told as over; trouble that keeps coming back stays told
 LATE_FACTOR = 3.0
 LATE_MIN_S = 1.0  # real
 
@@ -30,6 +31,8 @@ class Reporter:
     told_at: float = float("-inf")  # virtual
     told_commit: Commit | None = None
     told_first: bool = False
+    troubled: bool = False  # a save failed, and none has succeeded since
+    times: int = 0  # that saving was in trouble, and is no more
 
     @classmethod
     def of(cls, doc: Generation, rank: int) -> Reporter:
@@ -58,15 +61,24 @@ class Reporter:
         )
 
     def facts(self, control: Control) -> list[FactIn]:
-        """A full disk, another trouble with saving, or a step that does not end."""
-        found = []
-        if control.fault is Fault.DISK_FULL:
-            found.append(FactIn(Kind.FULL, self.gen))
-        elif control.fault in UNSAVED:
-            found.append(FactIn(Kind.UNSAVED, self.gen, UNSAVED[control.fault]))
+        """A full disk, another trouble with saving, the end of such trouble, or a step that does not end."""
+        found = self._saving(control.fault)
         if _age(control) > max(STALL_MIN_S, STALL_FACTOR * control.step_s):
             found.append(FactIn(Kind.SLOW, self.gen, str(control.step)))
         return found
+
+    def _saving(self, fault: Fault) -> list[FactIn]:
+        which = f"-{self.times}" if self.times else ""
+        if fault is Fault.DISK_FULL:
+            self.troubled = True
+            return [FactIn(Kind.FULL, self.gen, str(self.times))]
+        if fault in UNSAVED:
+            self.troubled = True
+            return [FactIn(Kind.UNSAVED, self.gen, UNSAVED[fault] + which)]
+        if fault is not Fault.NONE or not self.troubled or self.times >= TIMES:
+            return []
+        self.troubled, self.times = False, self.times + 1
+        return [FactIn(Kind.SAVED, self.gen, str(self.times - 1))]
 
 
 def late(control: Control) -> bool:
