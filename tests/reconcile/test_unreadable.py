@@ -14,6 +14,7 @@ from spotkeeper.reconcile.store import ObjectStore, encode_versioned, open_store
 from spotkeeper.reconcile.store_api import CorruptError, Held
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec.job import AskKind
+from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Phase, Record, SlotState
 
 from tests.reconcile.world import JOB, World, stack
@@ -210,6 +211,20 @@ def test_without_the_allocation_a_static_member_is_still_heard() -> None:
     after = world.store.read_progress(JOB)
     assert before is not None and after is not None and after.step > before.step
     assert world.training() and world.record().gen == 1
+
+
+def test_without_the_allocation_no_gang_moves_to_where_there_may_be_no_room() -> None:
+    """Whose machines fill the other zones is written there: an empty document would promise room everywhere."""
+    world = trained(nodes=2, max_on_demand=0)
+    world.run(33)
+    world.capacity["z-a", Model.SPOT] = 0
+    world.preempt(0)
+    world.until(lambda: world.record().dry_since is not None, 400)
+    blinded(world)
+    world.run(900)
+    assert (world.record().move, world.record().zone) == (None, "z-a")
+    seeing(world)
+    world.until(lambda: world.record().zone == "z-b" and world.training(), 1200)
 
 
 def test_without_the_allocation_machines_of_no_record_are_left_alone() -> None:

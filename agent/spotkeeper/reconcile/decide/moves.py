@@ -122,12 +122,12 @@ def _arrive(draft: Draft) -> None:
 
 
 def _dry(draft: Draft) -> None:
-    """The zone has offered nothing for a time: go where there may be room for the gang."""
+    """The zone has offered nothing for a time: go where there may be room, which the allocation must tell."""
     record, spec = draft.record, draft.seen.spec
     vacant = [rank for rank in draft.ranks[: draft.size()] if rank.cur is None]
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:
         return
-    if draft.now < record.dry_since + draft.times.dry_s or draft.seen.draining:
+    if draft.now < record.dry_since + draft.times.dry_s or draft.seen.draining or draft.seen.blind:
         return
     if any(admitted(rank.cur) and rank.cur and rank.cur.model is Model.STATIC for rank in draft.ranks):
         return
