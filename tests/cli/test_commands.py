@@ -207,7 +207,7 @@ def test_watch_fails_with_a_job_that_holds_because_it_failed(cli: Cli, store: Ob
         assert text in done.out
     assert done.err.splitlines() == [
         f"error: first ({JOB}) failed and holds",
-        f"  try: spotkeeper logs {JOB}, then spotkeeper resume first",
+        f"  try: spotkeeper logs {JOB}, then spotkeeper resume first [JOB.YAML]",
     ]
     view = json.loads(cli("watch", "first", "--json").out.splitlines()[-1])
     assert (view["phase"], view["hold"]["kind"], view["hold"]["resume"]) == (

@@ -90,7 +90,7 @@ def test_a_job_that_holds_is_the_same_job_and_other_content_is_refused_with_the_
     assert done.code == 4
     assert done.err.splitlines() == [
         f"error: first: a job of this name holds since it failed ({job}) with other content: source",
-        "  try: give this one another `name`, or resume that one (spotkeeper resume first), "
+        "  try: give this one another `name`, or resume that one with these files (spotkeeper resume first JOB.YAML), "
         "or end it with its checkpoints: spotkeeper cancel first",
     ]
 

@@ -201,7 +201,7 @@ class World:
         if said.job and (said.new or (due is not None and due <= now())):
             run_round(store, at.cloud, said.job, at.clock, at.options)
             said = accept(store, stack, guest.who, Sync(sync.boot, sync.ver, sync.job), now())
-        spec = store.read_spec(said.job) if said.job else None
+        spec = store.read_spec(said.job, said.record.spec_key()) if said.job and said.record else None
         return reply(said.record, spec, stack, guest.who, sync, said.grant)
 
     def _start(self, name: str, work: Callable[[], object], plan: Plan) -> None:

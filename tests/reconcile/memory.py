@@ -141,11 +141,11 @@ class MemoryStore:
     def draining(self) -> bool:
         return self.drain
 
-    def read_spec(self, job: str) -> JobSpec | None:
-        return self.specs.get(job)
+    def read_spec(self, job: str, sha256: str = "") -> JobSpec | None:
+        return self.specs.get(job + sha256)
 
-    def put_spec(self, job: str, spec: JobSpec) -> None:
-        self.specs[job] = spec
+    def put_spec(self, job: str, spec: JobSpec, sha256: str = "") -> None:
+        self.specs[job + sha256] = spec
 
     def read_progress(self, job: str) -> Progress | None:
         return self.progresses.get(job)

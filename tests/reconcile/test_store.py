@@ -385,6 +385,10 @@ class TestStore:
         spec = JobSpec("train", ("train.py",), nodes=3)
         store.put_spec(JOB, spec)
         assert store.read_spec(JOB) == spec
+        mended = msgspec.structs.replace(spec, command=("other.py",))
+        store.put_spec(JOB, mended, "a" * 64)
+        assert (store.read_spec(JOB), store.read_spec(JOB, "a" * 64)) == (spec, mended)
+        assert store.read_spec(JOB, "b" * 64) is None
         store.put_progress(JOB, Progress(1, 20, 5.0, loss=0.5))
         assert store.read_progress(JOB) == Progress(1, 20, 5.0, loss=0.5)
         assert not store.draining()

@@ -38,7 +38,7 @@ from spotkeeper.spec.cloud import (
     VmStatus,
 )
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import DocState, FactIn, Generation, Progress, Role, Sync
+from spotkeeper.spec.generation import DocState, FactIn, Generation, JobRun, Progress, Role, Sync
 from spotkeeper.spec.job import Ask, AskKind, JobSpec
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import PriceRun
@@ -470,6 +470,7 @@ class Agent:
     def __init__(self, world: World, machine: Machine) -> None:
         self.world, self.machine, self.boot = world, machine, machine.boot
         self.role = Role.UNKNOWN
+        self.run: JobRun | None = None  # what the newest generation runs
         self.job: str | None = None
         self.rank = self.attempt = -1
         self.ver = self.gen = self.step_no = 0
@@ -523,7 +524,7 @@ class Agent:
             with contextlib.suppress(CrashError):
                 run_round(store, world, took.job, world, world.options)
         record = store.read_record(took.job) if took.job else None
-        spec = store.read_spec(took.job) if took.job else None
+        spec = store.read_spec(record.value.job, record.value.spec_key()) if record else None
         answer = reply(record.value if record else None, spec, world.stack, who, body, took.grant)
         if answer.role is not Role.UNKNOWN:
             self.outbox.clear()
@@ -545,6 +546,7 @@ class Agent:
     def _obey(self, answer: object) -> None:
         role = answer.role  # type: ignore[attr-defined]
         self.role = role
+        self.run = answer.run or self.run  # type: ignore[attr-defined]
         if role is Role.SUPERSEDED:
             self._leave(answer)
             return

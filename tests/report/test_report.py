@@ -256,10 +256,11 @@ def test_a_failed_job_that_holds_says_what_it_costs_and_both_ways_out() -> None:
     view = job_view(held(hold_ends=HOUR * 25), None, [*up, again, static], priced(0.10), now=HOUR)
     assert view.stands() and not view.over()
     assert view.hold is not None and view.hold.usd_per_day == pytest.approx(2 * 100 * 0.10 * 12 / 365)
-    assert printed(status(view)).splitlines()[-4:] == [
+    assert printed(status(view)).splitlines()[-5:] == [
         "its machines are given back; 2 disks of 200 GB in all: $0.6575 a day",
         "if nobody resumes it, it ends in 1d00h: its disks and their checkpoints are deleted",
         "to go on from the newest checkpoint, with a fresh crash budget:  spotkeeper resume first",
+        "the same with a mended script or job file:  spotkeeper resume first JOB.YAML",
         "to end it (its disks and their checkpoints are deleted):  spotkeeper cancel first",
     ]
     assert "spotkeeper resume first" in printed(live(view))
@@ -267,6 +268,35 @@ def test_a_failed_job_that_holds_says_what_it_costs_and_both_ways_out() -> None:
     assert "2 disks of 200 GB in all: the stack knows no price" in printed(status(dear))
     assert "to end it (its disks stay (keep_disks)):" in printed(status(dear))
     assert msgspec.json.decode(msgspec.json.encode(view), type=JobView) == view
+
+
+def test_a_job_held_for_its_money_names_both_ways_to_more() -> None:
+    record = held(Hold.SPEND, reason="max_usd: $5.00 is spent, as estimated", hold_ends=HOUR * 25)
+    lines = printed(status(job_view(record, None, (), STACK, now=HOUR))).splitlines()
+    assert "holds (max_usd: $5.00 is spent, as estimated)" in lines[0]
+    assert lines[-4:] == [
+        "if nobody resumes it, it ends in 1d00h: its disks and their checkpoints are deleted",
+        "to go on from the newest checkpoint, for as much again (max_usd):  spotkeeper resume first",
+        "the same with another max_usd, or other files:  spotkeeper resume first JOB.YAML",
+        "to end it (its disks and their checkpoints are deleted):  spotkeeper cancel first",
+    ]
+
+
+def test_a_warning_stands_until_that_very_rank_saves_again() -> None:
+    def told(*entries: Entry) -> list[str]:
+        return [line.partition(":")[0] for line in job_view(a_record(), None, entries, STACK, now=99.0).warnings]
+
+    def of(event: Event, at: float, rank: int, attempt: int = 1, which: str = "0", gen: int = 3) -> Entry:
+        name = f"{event.value}.r{rank}.a{attempt}.g{gen}.{which}"
+        return Entry(at=at, id=name, event=event, gen=gen, rank=rank, attempt=attempt)
+
+    full, unsaved = of(Event.FULL, 10.0, 0), of(Event.UNSAVED, 11.0, 1, which="saver-lost")
+    assert told(full, unsaved) == ["rank 0", "rank 1"]
+    assert told(full, unsaved, of(Event.SAVED, 20.0, 0)) == ["rank 1"], "rank 0's commit says nothing of rank 1's disk"
+    assert told(full, of(Event.SAVED, 20.0, 0), of(Event.FULL, 30.0, 0, which="1")) == ["rank 0"], "and again"
+    assert told(of(Event.SAVED, 5.0, 0), full) == ["rank 0"]
+    assert told(full, of(Event.SAVED, 20.0, 0, attempt=2)) == ["rank 0"], "another machine's word"
+    assert told(of(Event.FULL, 10.0, 0, gen=2)) == [], "a new generation begins anew"
 
 
 def test_other_holds_are_waited_for() -> None:

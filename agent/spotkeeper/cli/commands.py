@@ -10,7 +10,7 @@ from msgspec import Struct
 from spotkeeper.cli import jobs
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit, note
-from spotkeeper.cli.pack import pack
+from spotkeeper.cli.pack import Source, pack
 from spotkeeper.cli.poke import poke
 from spotkeeper.cli.submit import submit as submit_job
 from spotkeeper.cli.target import Target, find_target
@@ -19,17 +19,18 @@ from spotkeeper.report.view import JobView
 from spotkeeper.spec.check import check_job
 from spotkeeper.spec.job import AskKind, JobSpec
 from spotkeeper.spec.parse import SpecError, load_located, nearest
-from spotkeeper.spec.record import Phase, Record
+from spotkeeper.spec.record import Hold, Phase, Record
 from spotkeeper.spec.stack import StackState
 
 
-class Asked(Struct, frozen=True):
-    """What ``cancel``, ``pause`` and ``resume`` answer."""
+class Asked(Struct, frozen=True, omit_defaults=True):
+    """What ``cancel``, ``pause`` and ``resume`` answer. ``changed``: fields of the job file that a resume replaces."""
 
     job: str
     name: str
     ask: str
     id: str
+    changed: tuple[str, ...] = ()
 
 
 class LogText(Struct, frozen=True):
@@ -57,7 +58,7 @@ def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: 
     store = target.store()
     state = target.state(store)
     spec = read_job(file, state, target.clock.now())
-    source = pack((file.resolve().parent / spec.source).resolve()) if spec.source is not None else None
+    source = _pack(file, spec)
     if check:
         emit(spec, as_json, f"{file}: {spec.name} is well" + (f", {source.files} files to send" if source else ""))
         return
@@ -76,6 +77,10 @@ def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: 
     follow = f"follow it: spotkeeper watch {done.name}"
     held = f"go on: spotkeeper resume {done.name}; end it with its checkpoints: spotkeeper cancel {done.name}"
     emit(done, as_json, f"{text}\n{follow if done.holds is None else held}")
+
+
+def _pack(file: Path, spec: JobSpec) -> Source | None:
+    return pack((file.resolve().parent / spec.source).resolve()) if spec.source is not None else None
 
 
 def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:
@@ -130,9 +135,13 @@ def watch_job(job: str, stack: str | None, *, as_json: bool) -> None:
     if code is Exit.OK:
         return
     held = store.read_record(record.job)
-    holds = held is not None and held.value.phase is Phase.HOLD
-    remedy = f"spotkeeper logs {record.job}" + (f", then spotkeeper resume {record.name}" if holds else "")
-    raise CliError(f"{record.name} ({record.job}) {'failed and holds' if holds else 'did not succeed'}", code, remedy)
+    why = held.value.hold if held is not None and held.value.phase is Phase.HOLD else None
+    who, remedy = f"{record.name} ({record.job})", f"spotkeeper resume {record.name}"
+    if why is Hold.SPEND:
+        raise CliError(f"{who} has spent its max_usd and holds", code, f"{remedy} (for as much again)")
+    if why is not None:
+        raise CliError(f"{who} failed and holds", code, f"spotkeeper logs {record.job}, then {remedy} [JOB.YAML]")
+    raise CliError(f"{who} did not succeed", code, f"spotkeeper logs {record.job}")
 
 
 def _look(target: Target, store: Store, state: StackState, record: Record) -> JobView:
@@ -198,6 +207,26 @@ def ask_job(job: str, kind: str, stack: str | None, *, as_json: bool, nodes: int
         note("the function could not be reached from here: the next tick takes it in")
     text = f"{record.name} ({record.job}): asked to {kind}" + (f" to {nodes} machines" if nodes is not None else "")
     emit(Asked(record.job, record.name, kind, wish.id), as_json, text)
+
+
+def resume(job: str, file: Path | None, stack: str | None, *, as_json: bool) -> None:
+    if file is None:
+        ask_job(job, AskKind.RESUME.value, stack, as_json=as_json)
+        return
+    from spotkeeper.cli.mend import resume_with
+
+    target = find_target(stack)
+    store = target.store()
+    state = target.state(store)
+    record = jobs.find_job(store, job)
+    spec = read_job(file, state, target.clock.now())
+    source = _pack(file, spec)
+    wish, changed = resume_with(store, record, spec, source, state, target.clock.now(), getpass.getuser())
+    if not poke(target, record.job):
+        note("the function could not be reached from here: the next tick takes it in")
+    files = f"with other files ({', '.join(changed)})" if changed else "; its files are as they were"
+    text = f"{record.name} ({record.job}): asked to resume{' ' if changed else ''}{files}"
+    emit(Asked(record.job, record.name, AskKind.RESUME.value, wish.id, tuple(changed)), as_json, text)
 
 
 def reconcile(stack: str | None, *, once: bool, as_json: bool) -> None:

@@ -121,8 +121,18 @@ def withdraw(store: Store, name: str) -> str | None:
     return job
 
 
-def ask(store: Store, record: Record, kind: AskKind, now: float, by: str, nodes: int | None = None) -> Ask:
-    """Leave a wish for the next round, which takes it in exactly once. ``nodes``: of a resize.
+def ask(
+    store: Store,
+    record: Record,
+    kind: AskKind,
+    now: float,
+    by: str,
+    nodes: int | None = None,
+    spec_sha256: str | None = None,
+) -> Ask:
+    """Leave a wish for the next round, which takes it in exactly once.
+
+    ``nodes``: of a resize. ``spec_sha256``: of a resume, the stored job file to go on with.
 
     Raises:
         CliError: the job has ended, or its job file does not allow this size.
@@ -130,9 +140,12 @@ def ask(store: Store, record: Record, kind: AskKind, now: float, by: str, nodes:
     if record.phase in (Phase.END, Phase.DONE):
         outcome = record.outcome.value if record.outcome else "over"
         raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)
-    if nodes is not None and (spec := store.read_spec(record.job)) and (why := refusal(spec, nodes)):
+    spec = store.read_spec(record.job, record.spec_key()) if nodes is not None else None
+    if spec is not None and nodes is not None and (why := refusal(spec, nodes)):
         raise CliError(f"{record.name} ({record.job}) cannot have {nodes} machines: {why}", Exit.REFUSED)
-    wish = Ask(id=f"{kind.value}-{secrets.token_hex(4)}", kind=kind, at=now, by=by, nodes=nodes)
+    wish = Ask(
+        id=f"{kind.value}-{secrets.token_hex(4)}", kind=kind, at=now, by=by, nodes=nodes, spec_sha256=spec_sha256
+    )
     store.put_ask(record.job, wish)
     return wish
 

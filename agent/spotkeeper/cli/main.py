@@ -185,17 +185,30 @@ def resize(
 
 
 @app.command()
-def resume(job: Job, stack: Stack = None, as_json: Json = False) -> None:
+def resume(
+    job: Job,
+    file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(metavar="JOB.YAML", help="A mended job file; else the files it has.", show_default=False),
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
     """Go on with a job that was paused or holds, from its newest checkpoint.
 
-    A job holds when its own code failed (it then gets a fresh crash budget), or when the cloud refused
-    something. `spotkeeper status JOB` says why, what its disks cost meanwhile, and for how long it holds.
+    A job holds when its own code failed (it then gets a fresh crash budget), when it has spent its `max_usd`
+    (it may then spend as much again), or when the cloud refused something. `spotkeeper status JOB` says why,
+    what its disks cost meanwhile, and for how long it holds.
 
-    Example: `spotkeeper resume first`
+    With a job file, it goes on with that file and the source folder it names: a mended script, another
+    `command`, `env`, `max_usd`. What its disks hold fast must stay: name, nodes, spread, seed, the kinds of
+    its pools, `checkpoint.replicated`.
+
+    Examples: `spotkeeper resume first`, `spotkeeper resume first job.yaml`
     """
     from spotkeeper.cli import commands
 
-    commands.ask_job(job, "resume", stack, as_json=as_json)
+    commands.resume(job, file, stack, as_json=as_json)
 
 
 @app.command()

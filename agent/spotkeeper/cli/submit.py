@@ -9,7 +9,6 @@ content again finishes what an interrupted submission began.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import secrets
 import uuid
 from collections.abc import Iterable
@@ -21,7 +20,8 @@ from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.pack import Source
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.store_api import CorruptError, Store
-from spotkeeper.spec.job import JobSpec
+from spotkeeper.report.held import mend
+from spotkeeper.spec.job import JobSpec, spec_sha256
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.names import new_job_id
 from spotkeeper.spec.record import Hold, Phase, Rank, Record
@@ -38,12 +38,6 @@ class Submitted(Struct, frozen=True):
     name: str
     new: bool
     holds: str | None = None
-
-
-def spec_sha256(spec: JobSpec) -> str:
-    """Identity of a job's content: every field, the source by its hash and not by its place."""
-    body = msgspec.json.encode(msgspec.structs.replace(spec, source=None), order="sorted")
-    return hashlib.sha256(body).hexdigest()
 
 
 def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Submitted:
@@ -86,7 +80,7 @@ def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | 
     if held is not None and held.value.phase in (Phase.END, Phase.DONE):
         store.delete_name(spec.name, job)
         return None
-    theirs = store.read_spec(job)
+    theirs = store.read_spec(job, held.value.spec_key() if held is not None else "")
     if theirs is not None and spec_sha256(theirs) == digest:
         return job, held.value if held is not None else None
     state, end = "runs already", "end that one"
@@ -94,21 +88,21 @@ def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | 
         state = "is being submitted already"
     elif held.value.phase is Phase.HOLD:
         state = "holds since it failed" if held.value.hold is Hold.FAILURE else "holds"
-        end = f"resume that one (spotkeeper resume {spec.name}), or end it with its checkpoints"
+        end = f"resume that one with these files ({mend(spec.name)}), or end it with its checkpoints"
     raise CliError(
-        f"{spec.name}: a job of this name {state} ({job}) with other content: {_differences(theirs, spec)}",
+        f"{spec.name}: a job of this name {state} ({job}) with other content: {', '.join(differences(theirs, spec))}",
         Exit.REFUSED,
         f"give this one another `name`, or {end}: spotkeeper cancel {spec.name}",
     )
 
 
-def _differences(theirs: JobSpec | None, ours: JobSpec) -> str:
+def differences(theirs: JobSpec | None, ours: JobSpec) -> list[str]:
     """Names of the fields that differ; values stay out, they may be long or private."""
     if theirs is None:
-        return "its job file is missing"
+        return ["its job file is missing"]
     fields = [field for field in ours.__struct_fields__ if field != "source"]
     found = [field for field in fields if getattr(theirs, field) != getattr(ours, field)]
-    return ", ".join("source" if field == "source_sha256" else field for field in found)
+    return ["source" if field == "source_sha256" else field for field in found]
 
 
 def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float) -> Record:

@@ -74,7 +74,8 @@ class Pass:
 
     def wrote(self, record: Record, hellos: tuple[StaticHello, ...] | None = None) -> Pass:
         """The record was written. ``hellos``: of static nodes, where they were not read before."""
-        seen = replace(self.seen, grants_first=True)
+        spec = self.seen.files.get(record.spec_sha256, self.seen.spec)  # a resume may have brought another
+        seen = replace(self.seen, spec=spec, grants_first=True)
         return Pass(record, seen if hellos is None else replace(seen, hellos=hellos))
 
     @property

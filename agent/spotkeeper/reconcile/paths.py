@@ -60,8 +60,9 @@ def folder(job: str) -> str:
     return f"jobs/{_job(job)}/"
 
 
-def spec(job: str) -> str:
-    return folder(job) + "spec.json"
+def spec(job: str, sha256: str = "") -> str:
+    """The job file as submitted; with a hash, one that replaced it (``Record.spec_key``)."""
+    return folder(job) + (f"spec-{_sha(sha256)}.json" if sha256 else "spec.json")
 
 
 def source(job: str, sha256: str) -> str:

@@ -26,7 +26,7 @@ from spotkeeper.reconcile.store_api import CorruptError, Held, OfferSeen, Store
 from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
-from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.job import Ask, JobSpec
 from spotkeeper.spec.record import Alloc, Phase, Record
 from spotkeeper.spec.stack import StackState
 
@@ -235,13 +235,15 @@ class Round:
 
     def _look(self, stack: StackState, facts: tuple[Fact, ...], alloc: Held[Alloc] | None, record: Record) -> Seen:
         progress = self.store.read_progress(self.job)
+        asks = self.store.list_asks(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else ()
         return Seen(
             stack=stack,
             spec=self._spec(record),
             listing=Listing((), ()),
             now=self.clock.now(),
             facts=facts,
-            asks=self.store.list_asks(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else (),
+            asks=asks,
+            files=self._files(record, asks),
             alloc=(alloc or UNKNOWN).value,
             blind=alloc is None,
             hellos=self.store.list_static_hellos() if record.vacant() else (),
@@ -252,7 +254,20 @@ class Round:
         )
 
     def _spec(self, record: Record) -> JobSpec | None:
-        return self.store.read_spec(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else None
+        return self.store.read_spec(self.job, record.spec_key()) if record.phase in (Phase.RUN, Phase.HOLD) else None
+
+    def _files(self, record: Record, asks: tuple[Ask, ...]) -> dict[str, JobSpec]:
+        """Job files that asks bring. One that makes no sense is none: its ask is refused, and the job is as before."""
+        out: dict[str, JobSpec] = {}
+        for ask in asks:
+            if ask.spec_sha256 is not None and ask.id not in record.asks_done:
+                try:
+                    spec = self.store.read_spec(self.job, ask.spec_sha256)
+                except CorruptError as error:
+                    log.warning("refused %s", error)
+                    continue
+                out |= {ask.spec_sha256: spec} if spec is not None else {}
+        return out
 
     def _passes(self, held: Held[Record], alloc: Held[Alloc], seen: Seen) -> RoundResult:
         at = Pass(held.value, seen)

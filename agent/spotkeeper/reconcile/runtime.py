@@ -186,7 +186,7 @@ class Runtime:
         with self._lock:
             if key in self._specs:
                 return self._specs[key]
-        spec = self.store.read_spec(record.job)
+        spec = self.store.read_spec(record.job, record.spec_key())
         if spec is not None:
             with self._lock:
                 self._specs[key] = spec

@@ -241,11 +241,11 @@ class ObjectStore:
     def draining(self) -> bool:
         return self._objects.get(paths.DRAIN) is not None
 
-    def read_spec(self, job: str) -> JobSpec | None:
-        return self._value(paths.spec(job), JobSpec)
+    def read_spec(self, job: str, sha256: str = "") -> JobSpec | None:
+        return self._value(paths.spec(job, sha256), JobSpec)
 
-    def put_spec(self, job: str, spec: JobSpec) -> None:
-        self._objects.put(paths.spec(job), msgspec.json.encode(spec))
+    def put_spec(self, job: str, spec: JobSpec, sha256: str = "") -> None:
+        self._objects.put(paths.spec(job, sha256), msgspec.json.encode(spec))
 
     def read_progress(self, job: str) -> Progress | None:
         return self._value(paths.progress(job), Progress)

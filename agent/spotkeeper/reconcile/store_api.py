@@ -12,6 +12,7 @@ implementers:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -48,7 +49,8 @@ class CorruptError(StoreError):
     @property
     def remedy(self) -> str:
         """What a person can do, one line."""
-        return _REMEDIES.get(self.path) or _JOB_REMEDIES.get(self.path.rpartition("/")[2], "delete the object")
+        name = re.sub(r"\Aspec-[0-9a-f]{64}", "spec", self.path.rpartition("/")[2])
+        return _REMEDIES.get(self.path) or _JOB_REMEDIES.get(name, "delete the object")
 
 
 class NewerError(CorruptError):
@@ -177,9 +179,10 @@ class Store(Protocol):
     def draining(self) -> bool:
         """Whether ``stack/drain`` is there: the stack is being destroyed, nothing may be inserted."""
 
-    def read_spec(self, job: str) -> JobSpec | None: ...
+    # -- jobs/<job>/spec.json as submitted; spec-<sha256>.json: one that a resume brought (Record.spec_key)
+    def read_spec(self, job: str, sha256: str = "") -> JobSpec | None: ...
 
-    def put_spec(self, job: str, spec: JobSpec) -> None: ...
+    def put_spec(self, job: str, spec: JobSpec, sha256: str = "") -> None: ...
 
     def read_progress(self, job: str) -> Progress | None: ...
 

@@ -19,6 +19,7 @@ class HoldView(Struct, frozen=True, omit_defaults=True):
 
     kind: Hold
     resume: str  # the command that goes on
+    mend: str  # the command that goes on with other files
     cancel: str  # the command that ends it
     disks: int = 0  # they bill on
     disk_gb: int = 0  # of all of them
@@ -27,6 +28,11 @@ class HoldView(Struct, frozen=True, omit_defaults=True):
     ends_in_s: float | None = None  # until it ends by itself
     keep_disks: bool = False  # the disks stay when it ends
     resuming: bool = False  # somebody asked to resume; the next round takes it in
+
+
+def mend(name: str) -> str:
+    """The command that goes on with a job, from its checkpoints, with other files."""
+    return f"spotkeeper resume {name} JOB.YAML"
 
 
 def hold_view(
@@ -39,6 +45,7 @@ def hold_view(
     return HoldView(
         kind=record.hold,
         resume=f"spotkeeper resume {record.name}",
+        mend=mend(record.name),
         cancel=f"spotkeeper cancel {record.name}",
         disks=len(sizes),
         disk_gb=sum(size or 0 for size in sizes),

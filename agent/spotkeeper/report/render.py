@@ -36,6 +36,11 @@ _EVENT_STYLE = {
     Event.END: "bold",
     Event.BOUT: "magenta",
 }
+# What a resume brings, and what a person may want to change first.
+_RESUMES = {
+    Hold.FAILURE: (", with a fresh crash budget", "a mended script or job file"),
+    Hold.SPEND: (", for as much again (max_usd)", "another max_usd, or other files"),
+}
 _QUIET = frozenset({Event.GONE, Event.ASK, Event.ROLL})
 
 
@@ -99,7 +104,7 @@ def state_word(view: JobView) -> str:
 
 
 def hold_lines(view: JobView) -> list[str]:
-    """What a job that holds costs, what comes of it by itself, and the two commands that leave the hold."""
+    """What a job that holds costs, what comes of it by itself, and the commands that leave the hold."""
     hold = view.hold
     if hold is None:
         return []
@@ -114,8 +119,9 @@ def hold_lines(view: JobView) -> list[str]:
         lines.append(f"if nobody resumes it, it ends in {duration(hold.ends_in_s)}: {disks}")
     if hold.resuming:
         return [*lines, "asked to resume: the next round does it"]
-    budget = ", with a fresh crash budget" if hold.kind is Hold.FAILURE else ""
-    lines.append(f"to go on from the newest checkpoint{budget}:  {hold.resume}")
+    with_what, other = _RESUMES.get(hold.kind, ("", "other files"))
+    lines.append(f"to go on from the newest checkpoint{with_what}:  {hold.resume}")
+    lines.append(f"the same with {other}:  {hold.mend}")
     lines.append(f"to end it ({disks}):  {hold.cancel}")
     return lines
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from datetime import datetime
 from enum import Enum
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 HOLD_DAYS = 14.0
@@ -42,7 +44,10 @@ class Retry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """``job.yaml``; also ``jobs/<job>/spec.json``. What fields mean together: ``spotkeeper.spec.check``."""
+    """``job.yaml``; also ``jobs/<job>/spec.json`` (``spec-<sha256>.json`` where a resume brought another).
+
+    What fields mean together: ``spotkeeper.spec.check``.
+    """
 
     name: Annotated[str, _about("a-z, 0-9 and -, at most 40 characters; one unfinished job may have it")]
     command: Annotated[tuple[str, ...], Meta(min_length=1, description="script and its arguments, never a shell line")]
@@ -76,6 +81,12 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     def size(self) -> Nodes:
         return Nodes(self.nodes, self.nodes) if isinstance(self.nodes, int) else self.nodes
+
+
+def spec_sha256(spec: JobSpec) -> str:
+    """Identity of a job's content: every field, the source by its hash and not by its place."""
+    body = msgspec.json.encode(msgspec.structs.replace(spec, source=None), order="sorted")
+    return hashlib.sha256(body).hexdigest()
 
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([mhd])\Z")
@@ -119,3 +130,4 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     nodes: int | None = None
     zone: str | None = None
     rank: int | None = None
+    spec_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None  # of a resume: the job file from now on

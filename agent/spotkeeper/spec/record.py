@@ -54,6 +54,8 @@ class Hold(str, Enum):
     SPEND   it has spent its ``max_usd``                   resume, which allows as much again; it
                                                            ends after ``hold_days``
     ======= ============================================== ====================================
+
+    Each resume may bring other files: a mended script, another ``max_usd``.
     """
 
     PAUSE = "pause"
@@ -154,7 +156,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     job: str
     uid: str
     name: str
-    spec_sha256: str
+    spec_sha256: str  # of the job file in force (``job.spec_sha256``)
     created: float
     ver: int = 0
     nonce: str = ""  # of the last writer: a lost answer to our own write is a win
@@ -184,8 +186,13 @@ class Record(Struct, frozen=True, omit_defaults=True):
     roll_at: float = 0.0  # when the last roll call was closed
     dry_since: float | None = None  # since when the gang's zone has offered nothing
     fuses: Fuses = Fuses()
+    mended: bool = False  # a resume brought other files: the job file is the one stored by `spec_sha256`
     size: int | None = None  # how many ranks are wanted, the lowest, since somebody resized the job
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next
+
+    def spec_key(self) -> str:
+        """Which of the job's stored files is in force: a hash, or "" for the one as submitted."""
+        return self.spec_sha256 if self.mended else ""
 
     def wanted(self) -> int:
         """How many ranks are to be filled. Those above are parked: no machine, their counters kept."""

@@ -6,7 +6,7 @@ was read. The rooms run in the order of the protocol; each is one concern:
 ``asks`` what users want · ``slots`` a rank's cur and next, losses · ``exits`` success, crash, roll call ·
 ``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone · ``sizes`` how many ranks ·
 ``grants`` intents and the allocation · ``generation`` membership · ``calls`` what is asked of the cloud ·
-``ended`` the way out · ``fuses`` what stops spending.
+``ended`` the way out · ``fuses`` what stops spending · ``files`` other files for a job that holds.
 
 The nine rules live where they bind: 1 in ``round`` (every write is a CAS), 2 ``slots.admit``, 3 ``round`` and
 ``sweep`` (the order of reading), 4 to 6 ``calls`` and ``View.vm``, 7 ``View.stillborn``, 8 ``grants._intent``

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spotkeeper.reconcile.decide import fuses, moves, sizes
+from spotkeeper.reconcile.decide import files, fuses, moves, sizes
 from spotkeeper.reconcile.decide.draft import DAY_S, Draft
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Event
@@ -73,13 +73,18 @@ def _pause(draft: Draft, ask: Ask) -> str:
 
 
 def _resume(draft: Draft, ask: Ask) -> str:
+    changed = ""
+    if ask.spec_sha256 is not None and ask.spec_sha256 != draft.record.spec_sha256:
+        refused, changed = files.adopt(draft, ask.spec_sha256)
+        if refused:
+            return refused
     fuses.forgive(draft)
     if draft.record.pause:
         draft.set(pause="")
         return ""
     if draft.record.phase is not Phase.HOLD:
         return "it is not on hold"
-    draft.release("resume")
+    draft.release("resume", changed)
     return ""
 
 

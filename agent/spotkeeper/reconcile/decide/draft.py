@@ -232,7 +232,7 @@ class Draft:
             self.set(stop=True, stop_deadline=self.now)
         self.log(Event.HOLD, f"v{self.record.ver + 1}", rank=rank, cause=why.value, detail=reason)
 
-    def release(self, cause: str) -> None:
+    def release(self, cause: str, detail: str = "") -> None:
         """HOLD -> RUN. ``cause``: what the next attempts and their generation are for."""
         budget = self.record.budget
         if self.record.hold is Hold.FAILURE:
@@ -241,7 +241,7 @@ class Draft:
         self.set(phase=Phase.RUN, reason="", ranks=ranks, budget=budget, hold=None, hold_until=None, hold_ends=None)
         if self.record.gen:
             self.set(stop_since=self.now)  # what waits for machines and disks begins to wait now
-        self.log(Event.RESUME, f"v{self.record.ver + 1}", cause=cause)
+        self.log(Event.RESUME, f"v{self.record.ver + 1}", cause=cause, detail=detail)
 
     def count_loss(self, index: int, slot: Slot) -> None:
         """Preemptions never consume the crash budget; they tell select() how rough the market is."""

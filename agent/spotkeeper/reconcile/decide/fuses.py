@@ -8,7 +8,8 @@ launches    a rank, or the whole job, was given too many machines no further mac
 breaker     more than a fifth of the ranks, two at least, vanish  no replacement, and nobody is given
             within a minute for reasons that are no preemption    up for silence, for two minutes
 spend       the job has spent its ``max_usd`` since it was        all save and stop; a hold, ended by
-            submitted or last resumed                             resume (as much again) or hold_days
+            submitted or last resumed                             resume (as much again, or another cap
+                                                                  in the job file) or hold_days
 =========== ===================================================== ===================================
 
 The stack's caps on machines are in ``alloc``; fuses that need no function (``maxRunDuration``, the agent's
@@ -115,7 +116,7 @@ def step(draft: Draft) -> None:
     if not spent_up(draft) or draft.record.pause or draft.record.phase is not Phase.RUN:
         return
     assert draft.seen.spec is not None
-    why = f"max_usd: ${draft.seen.spec.max_usd:.2f} is spent, as estimated; resume allows as much again"
+    why = f"max_usd: ${draft.seen.spec.max_usd:.2f} is spent, as estimated"
     draft.set(pause=why)
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "spend")
     draft.log(Event.FUSE, f"v{draft.before.ver + 1}.spend", cause="spend", detail=why)
@@ -129,7 +130,10 @@ def spent_up(draft: Draft) -> bool:
 
 
 def forgive(draft: Draft) -> None:
-    """Somebody resumes it knowingly: from here on it may spend as much again."""
+    """Somebody resumes it knowingly: from here on it may spend as much again.
+
+    A job file that came with the resume counts already: with a higher cap, only the rest is left.
+    """
     if spent_up(draft):
         draft.set(fuses=replace(draft.record.fuses, forgiven=_spent(draft)))
 

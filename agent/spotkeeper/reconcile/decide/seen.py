@@ -7,7 +7,7 @@ No I/O and no clock. :class:`Seen` is the snapshot; :class:`View` answers questi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -102,6 +102,7 @@ class Seen:
     now: float  # virtual unix seconds
     facts: tuple[Fact, ...] = ()
     asks: tuple[Ask, ...] = ()
+    files: Mapping[str, JobSpec] = field(default_factory=dict)  # job files that asks bring, by their hash
     results: tuple[Result, ...] = ()  # of calls made in this round; the listing carries those of earlier ones
     alloc: Alloc = field(default_factory=Alloc)
     hellos: tuple[StaticHello, ...] = ()

@@ -1,0 +1,259 @@
+"""Other files for a job that holds: one write puts them in force, or nothing changes."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from spotkeeper.reconcile import paths
+from spotkeeper.reconcile.decide.files import refusal
+from spotkeeper.reconcile.round import run_round
+from spotkeeper.reconcile.runtime import Runtime, Settings
+from spotkeeper.reconcile.store import open_store
+from spotkeeper.reconcile.store_api import CorruptError
+from spotkeeper.spec.codec import decode
+from spotkeeper.spec.job import Ask, AskKind, Checkpoint, JobSpec, Nodes, Retry, spec_sha256
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.record import Hold, Phase, Record
+
+from tests.reconcile.world import JOB, CrashError, World, stack
+
+OLD, NEW = "0" * 64, "1" * 64
+
+
+def failed(**spec: object) -> World:
+    """A job of two ranks whose own code gave up; it holds with its disks and a checkpoint."""
+    world = World(nodes=2, source_sha256=OLD, retry=Retry(0), **spec)  # type: ignore[arg-type]
+    world.submit()
+    world.until(world.training, 300)
+    world.run(60)
+    world.crashing = 1
+    world.until(lambda: world.record().phase is Phase.HOLD, 120)
+    world.run(60)
+    return world
+
+
+def bring(world: World, spec: JobSpec) -> str:
+    """Store a job file and ask to go on with it; its hash."""
+    digest = spec_sha256(spec)
+    world.store.put_spec(JOB, spec, digest)
+    world.ask(AskKind.RESUME, spec_sha256=digest)
+    return digest
+
+
+def told(world: World) -> str:
+    return world.events(Event.ASK)[-1].detail
+
+
+def test_a_resume_with_other_files_runs_them_from_the_checkpoint() -> None:
+    world = failed()
+    before, newest = world.record(), world.newest
+    mended = replace(
+        world.spec, command=("mended.py",), source_sha256=NEW, env={"A": "1"}, keep_disks=True, hold_days=3.0
+    )
+    digest = bring(world, mended)
+    record = world.record()
+    assert (record.spec_sha256, record.mended, record.spec_key()) == (digest, True, digest)
+    assert (record.phase, record.keep_disks) == (Phase.RUN, True)
+    world.until(world.training, 300)
+    assert newest is not None and world.started[-1][1] == newest, "no step is lost"
+    for agent in world.agents():
+        assert agent.run is not None
+        assert (agent.run.command, agent.run.source_sha256, agent.run.env) == (("mended.py",), NEW, {"A": "1"})
+    (entry,) = world.events(Event.RESUME)
+    short = before.spec_sha256[:12] or "none"
+    assert entry.detail == f"with other files: job file {short} -> {digest[:12]}, source {OLD[:12]} -> {NEW[:12]}"
+    assert world.store.read_spec(JOB) == world.spec, "what was submitted stays to be read"
+
+
+def test_its_new_files_stay_in_force_and_may_be_replaced_again() -> None:
+    world = failed()
+    mended = replace(world.spec, command=("mended.py",))
+    bring(world, mended)
+    world.until(world.training, 300)
+    world.preempt(1)
+    world.until(lambda: world.record().gen == 3 and world.training(), 400)
+    assert {agent.run.command for agent in world.agents() if agent.run} == {("mended.py",)}
+    world.ask(AskKind.PAUSE)
+    world.until(lambda: world.record().phase is Phase.HOLD, 120)
+    world.ask(AskKind.RESUME)
+    assert world.record().spec_key() == spec_sha256(mended), "a plain resume keeps them"
+    world.until(world.training, 300)
+    world.ask(AskKind.PAUSE)
+    world.until(lambda: world.record().phase is Phase.HOLD, 120)
+    digest = bring(world, world.spec)
+    assert world.record().spec_key() == digest, "and the first ones may come back"
+    assert world.record().phase is Phase.RUN
+
+
+def refused(world: World, before: Record) -> str:
+    """Why the last ask was refused; nothing but the ask is in the record."""
+    after = world.record()
+    assert replace(after, ver=0, nonce="", asks_done=(), outbox=()) == replace(
+        before, ver=0, nonce="", asks_done=(), outbox=()
+    )
+    return told(world)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"nodes": 3}, "nodes: its ranks have their disks"),
+        ({"spread": True}, "spread:"),
+        ({"name": "other"}, "name: it is job, and the file says other"),
+        ({"seed": 7}, "seed:"),
+        ({"checkpoint": Checkpoint(replicated=False)}, "checkpoint.replicated:"),
+    ],
+)
+def test_what_the_disks_hold_fast_is_refused_with_the_remedy(change: dict[str, object], why: str) -> None:
+    world = failed()
+    before = world.record()
+    bring(world, replace(world.spec, **change))  # type: ignore[arg-type]
+    said = refused(world, before)
+    assert said.startswith("refused: ") and why in said and "submit the file under another name" in said
+    world.ask(AskKind.RESUME)
+    assert world.record().phase is Phase.RUN and not world.record().mended, "with the files it has, it goes on"
+
+
+def test_which_pools_kinds_it_uses_is_held_fast_and_other_pools_of_a_kind_are_not() -> None:
+    both = stack(static=1)
+    one = JobSpec("job", ("x",))
+    assert refusal(one, replace(one, pools=("pool", "fix")), both) == ""
+    assert "static nodes keep their data" in refusal(one, replace(one, pools=("pool",)), both)
+    assert "static nodes keep their data" in refusal(one, replace(one, static="never"), both)
+    assert refusal(one, replace(one, static="never"), None) == ""
+    assert refusal(one, replace(one, static="never"), stack()) == "", "this stack has none"
+    sharded = replace(one, checkpoint=Checkpoint(replicated=False), nproc=2)
+    assert "nproc:" in refusal(sharded, replace(sharded, nproc=4), both)
+    assert refusal(one, replace(one, nproc=4), both) == ""
+    assert "spotkeeper resize job NODES" in refusal(
+        replace(one, nodes=Nodes(1, 2)), replace(one, nodes=Nodes(1, 3)), both
+    )
+    assert refusal(replace(one, nodes=2), replace(one, nodes=Nodes(2, 2)), both) == ""
+
+
+def test_a_job_that_runs_takes_no_other_files() -> None:
+    world = failed()
+    world.ask(AskKind.RESUME)
+    world.until(world.training, 300)
+    bring(world, replace(world.spec, command=("mended.py",)))
+    assert "only a job that holds takes other files" in told(world)
+    assert world.training() and not world.record().mended
+
+
+def test_of_two_resumes_at_once_the_first_counts() -> None:
+    world = failed()
+    digests = []
+    for number in (1, 2):
+        spec = replace(world.spec, command=(f"{number}.py",))
+        digests.append(spec_sha256(spec))
+        world.store.put_spec(JOB, spec, digests[-1])
+        world.store.put_ask(JOB, Ask(f"resume-{number}", AskKind.RESUME, world.t, spec_sha256=digests[-1]))
+    world.round()
+    assert world.record().spec_key() == digests[0]
+    assert [entry.detail.partition(":")[0] for entry in world.events(Event.ASK)] == ["", "refused"]
+
+
+@pytest.mark.parametrize("harm", ["missing", "corrupt"])
+def test_a_job_file_that_is_not_there_leaves_the_old_one_in_force(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = failed()
+    before = world.record()
+    if harm == "corrupt":
+        read = world.memory.read_spec
+
+        def read_spec(job: str, sha256: str = "") -> JobSpec | None:
+            if sha256:
+                raise CorruptError("not a JobSpec", paths.spec(job, sha256))
+            return read(job)
+
+        monkeypatch.setattr(world.memory, "read_spec", read_spec)
+    world.ask(AskKind.RESUME, spec_sha256="f" * 64)
+    assert "is not there, or makes no sense" in refused(world, before)
+    world.ask(AskKind.CANCEL)
+    world.until(lambda: world.record().phase is Phase.DONE, 300)
+
+
+def test_a_half_done_resume_changes_nothing() -> None:
+    """Source and job file are there, the ask is not: rounds and ticks come and go."""
+    world = failed()
+    before = world.record()
+    mended = replace(world.spec, command=("mended.py",))
+    world.store.put_spec(JOB, mended, spec_sha256(mended))
+    world.run(300)
+    assert world.record() == before
+    world.ask(AskKind.RESUME)
+    world.until(world.training, 300)
+    assert {agent.run.command for agent in world.agents() if agent.run} == {world.spec.command}
+
+
+def test_a_round_that_dies_anywhere_in_a_resume_leaves_one_of_the_two_job_files_in_force() -> None:
+    """Before the write the old one, after it the new one, and the next round goes on; never the ask twice."""
+    for stop in range(6):
+        world = failed()
+        mended = replace(world.spec, command=("mended.py",))
+        left = [stop]
+
+        def dies(left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise CrashError
+
+        world.memory.on_write = dies
+        bring(world, mended)
+        world.memory.on_write = lambda: None
+        record = world.record()
+        assert record.mended is (record.phase is Phase.RUN)
+        world.until(world.training, 400)
+        assert {agent.run.command for agent in world.agents() if agent.run} == {("mended.py",)}
+        assert len(world.events(Event.RESUME)) == 1
+
+
+def test_a_higher_cap_leaves_the_rest_of_it_and_the_same_one_as_much_again() -> None:
+    def spent_up() -> World:
+        world = World(nodes=2, max_usd=0.2, max_on_demand=0)
+        world.submit()
+        world.until(lambda: world.record().phase is Phase.HOLD, 7200)
+        assert world.record().hold is Hold.SPEND
+        return world
+
+    world = spent_up()
+    spent = world.record().fuses.spent
+    bring(world, replace(world.spec, max_usd=0.5))
+    assert world.record().fuses.forgiven == 0.0 and world.record().phase is Phase.RUN
+    world.until(lambda: world.record().phase is Phase.HOLD, 7200)
+    assert 0.5 <= world.record().fuses.spent < 0.6 and "$0.50 is spent" in world.record().reason
+
+    world = spent_up()
+    bring(world, replace(world.spec, command=("mended.py",)))
+    assert world.record().fuses.forgiven == pytest.approx(spent, rel=0.2)
+
+
+def test_an_ask_with_a_hash_that_is_none_is_no_ask() -> None:
+    for bad in ("x", "../../x", "A" * 64, "a" * 64 + "\n"):
+        text = Ask("resume-1", AskKind.RESUME, 1.0)
+        with pytest.raises(Exception, match="spec_sha256"):
+            decode(b'{"id":"%s","kind":"resume","at":1,"spec_sha256":"%s"}' % (text.id.encode(), _escaped(bad)), Ask)
+
+
+def _escaped(text: str) -> bytes:
+    return text.replace("\n", "\\n").encode()
+
+
+def test_a_process_serves_the_job_file_that_the_record_names(tmp_path: object) -> None:
+    store = open_store(f"sqlite://{tmp_path}/b.db")
+    old, new = JobSpec("job", ("old.py",)), JobSpec("job", ("new.py",))
+    digest = spec_sha256(new)
+    store.put_spec(JOB, old)
+    store.put_spec(JOB, new, digest)
+    runtime = Runtime(Settings("s", "b"), store)
+    record = Record(JOB, "u", "job", spec_sha256(old), 0.0)
+    assert runtime.spec(record) == old
+    assert runtime.spec(replace(record, spec_sha256=digest, mended=True)) == new
+    assert runtime.spec(record) == old
+
+
+def test_a_round_of_a_job_whose_own_file_is_gone_says_so() -> None:
+    world = failed()
+    world.memory.specs.pop(JOB)
+    bring(world, world.spec)
+    run_round(world.store, world, JOB, world, world.options)
+    assert "nothing says what they hold" in told(world)
