@@ -84,6 +84,26 @@ def test_it_is_given_back_when_the_round_raises() -> None:
     assert Lease(store, JOB, clock, beats).take()
 
 
+class Deaf(MemoryStore):
+    """A bucket that refuses to give leases back: one object is written once a second at the most."""
+
+    def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
+        raise UnavailableError("429")
+
+
+def test_a_round_that_is_done_is_done_whether_or_not_its_lease_can_be_given_back() -> None:
+    store, clock, beats = Deaf(), Clock(), Beats()
+    mine = Lease(store, JOB, clock, beats)
+    assert mine.take()
+    with mine.held():
+        pass
+    assert not beats.works
+    with pytest.raises(RuntimeError), mine.held():
+        raise RuntimeError
+    clock.at += SHORT_S + 0.1
+    assert Lease(store, JOB, clock, beats).take(), "it ends by itself"
+
+
 def test_the_thread_survives_a_bucket_that_does_not_answer_and_ends_when_told() -> None:
     beaten = threading.Semaphore(0)
 

@@ -52,7 +52,14 @@ class Lease:
             yield
         finally:
             stop()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """What the round did stands; a lease that stays where it is ends by itself."""
+        try:
             self.store.drop_lease(self.job, self.nonce, self.due)
+        except StoreError as error:
+            log.warning("the lease was not given back: %s", error)
 
 
 def in_thread(seconds: float, work: Callable[[], object]) -> Callable[[], None]:
