@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from spotkeeper.cli.commands import read_job
 from spotkeeper.cli.jobs import ask, log_text, view_of
 from spotkeeper.cli.localcloud import STACK, STACK_FILE, local_target
+from spotkeeper.cli.mend import resume_with
 from spotkeeper.cli.pack import Source, pack
 from spotkeeper.cli.poke import poke
 from spotkeeper.cli.submit import Submitted, submit
@@ -207,6 +208,12 @@ class Run:
     def steady(self, when: str) -> None:
         """Every rank trains, and has for a while."""
         self.until(f"steady training {when}", self.storm.is_steady)
+
+    def mend(self, spec: JobSpec, source: Source) -> None:
+        """Go on with other files, as ``spotkeeper resume NAME JOB.YAML``."""
+        store, now = self.stage.store, self.stage.cloud.clock.now()
+        resume_with(store, self.record(), spec, source, store.read_stack(), now, "tests")
+        self.stage.poke(self.job)
 
     def ask(self, kind: AskKind) -> None:
         ask(self.stage.store, self.record(), kind, self.stage.cloud.clock.now(), "tests")

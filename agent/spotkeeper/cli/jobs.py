@@ -137,9 +137,7 @@ def ask(
     Raises:
         CliError: the job has ended, or its job file does not allow this size.
     """
-    if record.phase in (Phase.END, Phase.DONE):
-        outcome = record.outcome.value if record.outcome else "over"
-        raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)
+    refuse_over(record)
     spec = store.read_spec(record.job, record.spec_key()) if nodes is not None else None
     if spec is not None and nodes is not None and (why := refusal(spec, nodes)):
         raise CliError(f"{record.name} ({record.job}) cannot have {nodes} machines: {why}", Exit.REFUSED)
@@ -148,6 +146,16 @@ def ask(
     )
     store.put_ask(record.job, wish)
     return wish
+
+
+def refuse_over(record: Record) -> None:
+    """
+    Raises:
+        CliError: the job has ended, so it takes no wish.
+    """
+    if record.phase in (Phase.END, Phase.DONE):
+        outcome = record.outcome.value if record.outcome else "over"
+        raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)
 
 
 def log_text(store: Store, record: Record, rank: int, gen: int | None = None) -> tuple[int, str]:

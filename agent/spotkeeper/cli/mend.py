@@ -33,7 +33,7 @@ def resume_with(
     """Ask to go on with a checked job file; the ask, and the names of the fields that differ (none: a plain resume).
 
     Raises:
-        CliError: the job does not hold, or its disks do not fit this job file.
+        CliError: the job is over or does not hold, or its disks do not fit this job file.
         StoreError: the bucket.
     """
     full = msgspec.structs.replace(spec, source_sha256=source.sha256 if source else None)
@@ -50,6 +50,7 @@ def resume_with(
 
 def _check(store: Store, record: Record, spec: JobSpec, stack: StackState | None) -> None:
     """What the next round would refuse, told at once."""
+    jobs.refuse_over(record)
     who = f"{record.name} ({record.job})"
     if record.phase is Phase.RUN:
         if record.pause:

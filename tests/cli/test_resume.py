@@ -1,0 +1,173 @@
+"""``spotkeeper resume NAME JOB.YAML``: what is written, in which order, and what is refused before anything is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.reconcile.store_api import StoreError
+from spotkeeper.spec.job import AskKind
+from spotkeeper.spec.record import Hold, Outcome, Phase, Record
+
+from tests.cli.conftest import Cli
+
+HOLDS = {"phase": Phase.HOLD, "hold": Hold.FAILURE, "reason": "rank 0 exited with 1", "hold_ends": 9e9}
+
+
+def held(cli: Cli, store: ObjectStore, folder: Path, **over: Any) -> Record:
+    """The record of a submitted job that holds, or is in another state."""
+    job = json.loads(cli("submit", folder / "job.yaml", "--json").out)["job"]
+    found = store.read_record(job)
+    assert found is not None
+    record = msgspec.structs.replace(found.value, nonce="n2", **{**HOLDS, **over})
+    assert store.cas_record(record, found.token)
+    return record
+
+
+def mend(folder: Path, text: str = "") -> None:
+    (folder / "code" / "train.py").write_text("print('mended')\n")
+    if text:
+        (folder / "job.yaml").write_text(text)
+
+
+def test_other_files_are_stored_by_content_and_the_ask_names_them(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    record = held(cli, store, folder)
+    submitted = store.read_spec(record.job)
+    mend(folder, "name: first\ncommand: [train.py, --lr, '0.1']\nsource: code\nnodes: 2\n")
+    done = cli("resume", "first", folder / "job.yaml")
+    assert (done.code, done.out) == (
+        0,
+        f"first ({record.job}): asked to resume with other files (command, source)\n",
+    )
+    (ask,) = store.list_asks(record.job)
+    assert ask.kind is AskKind.RESUME and ask.spec_sha256 is not None
+    spec = store.read_spec(record.job, ask.spec_sha256)
+    assert spec is not None and spec.command == ("train.py", "--lr", "0.1")
+    assert spec.source_sha256 is not None
+    assert b"mended" in (store.get(f"jobs/{record.job}/source/{spec.source_sha256}") or b"")
+    assert store.read_spec(record.job) == submitted, "what was submitted stays"
+    after = store.read_record(record.job)
+    assert after is not None and after.value == record, "only reconcile writes the record"
+    assert "asked to resume" in cli("status", "first").out
+    told = json.loads(cli("resume", record.job, folder / "job.yaml", "--json").out)
+    assert (told["ask"], told["changed"]) == ("resume", ["command", "source"])
+
+
+def test_the_files_it_has_are_a_plain_resume(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    record = held(cli, store, folder)
+    before = store.list("")
+    done = cli("resume", "first", folder / "job.yaml")
+    assert (done.code, done.out) == (0, f"first ({record.job}): asked to resume; its files are as they were\n")
+    (ask,) = store.list_asks(record.job)
+    assert ask.spec_sha256 is None
+    assert set(store.list("")) - set(before) == {f"jobs/{record.job}/ask/{ask.id}"}
+
+
+def test_a_paused_job_takes_other_files(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    record = held(cli, store, folder, hold=Hold.PAUSE, reason="paused", hold_ends=None)
+    mend(folder)
+    assert "with other files (source)" in cli("resume", "first", folder / "job.yaml").out
+    assert store.list_asks(record.job)[0].spec_sha256 is not None
+
+
+@pytest.mark.parametrize(
+    ("over", "told", "remedy"),
+    [
+        (
+            {"phase": Phase.RUN, "hold": None},
+            "runs, and only a job that holds takes other files",
+            "spotkeeper pause first, then spotkeeper resume first JOB.YAML",
+        ),
+        (
+            {"phase": Phase.RUN, "hold": None, "pause": "paused by me"},
+            "does not hold yet: paused by me",
+            "wait until `status` says so",
+        ),
+        ({"phase": Phase.END, "hold": None, "outcome": Outcome.CANCELLED}, "is over: cancelled", ""),
+    ],
+)
+def test_a_job_that_does_not_hold_takes_none(
+    cli: Cli, store: ObjectStore, folder: Path, over: dict[str, Any], told: str, remedy: str
+) -> None:
+    record = held(cli, store, folder, **over)
+    mend(folder)
+    before = store.list("")
+    done = cli("resume", "first", folder / "job.yaml")
+    assert done.code == 4
+    assert done.err.splitlines()[0] == f"error: first ({record.job}) {told}"
+    assert done.err.splitlines()[1:] == ([f"  try: {remedy}"] if remedy else [])
+    assert store.list("") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("name: first\nnodes: 1\n", "nodes: its ranks have their disks"),
+        ("name: other\nnodes: 2\n", "name: it is first, and the file says other"),
+        ("name: first\nnodes: 2\nspread: true\n", "spread:"),
+        ("name: first\nnodes: 2\nstatic: never\n", "static nodes keep their data"),
+        ("name: first\nnodes: 2\ncheckpoint: {replicated: false}\n", "checkpoint.replicated:"),
+    ],
+)
+def test_what_its_disks_hold_fast_is_refused_before_anything_is_written(
+    cli: Cli, store: ObjectStore, folder: Path, text: str, why: str
+) -> None:
+    record = held(cli, store, folder)
+    mend(folder, text + "command: [train.py]\nsource: code\n")
+    before = store.list("")
+    done = cli("resume", "first", folder / "job.yaml")
+    assert done.code == 4 and f"first ({record.job}) cannot go on with this job file: " in done.err
+    assert why in done.err and "submit the file under another name" in done.err
+    assert store.list("") == before
+
+
+def test_a_wrong_job_file_is_told_with_its_lines(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    held(cli, store, folder)
+    mend(folder, "name: first\ncommand: [trane.py]\nsource: code\nnodes: 2\n")
+    before = store.list("")
+    done = cli("resume", "first", folder / "job.yaml")
+    assert done.code == 2 and "error: job.yaml:2: command[0]" in done.err and "did you mean train.py?" in done.err
+    assert store.list("") == before
+
+
+@pytest.mark.parametrize("verb", ["put", "put_spec", "put_ask"])
+def test_a_resume_that_is_cut_off_leaves_the_old_files_in_force_and_is_done_again(
+    cli: Cli, store: ObjectStore, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = held(cli, store, folder)
+    mend(folder)
+
+    def dies(*args: Any) -> Any:
+        raise StoreError("cut off")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(ObjectStore, verb, dies)
+        done = cli("resume", "first", folder / "job.yaml")
+    assert (done.code, done.err) == (1, "error: the bucket: cut off\n")
+    after = store.read_record(record.job)
+    assert after is not None and after.value == record and store.list_asks(record.job) == ()
+    assert cli("resume", "first", folder / "job.yaml").code == 0
+    (ask,) = store.list_asks(record.job)
+    assert ask.spec_sha256 is not None and store.read_spec(record.job, ask.spec_sha256) is not None
+
+
+def test_once_it_has_other_files_they_are_what_submit_compares_with(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    record = held(cli, store, folder)
+    old = (folder / "code" / "train.py").read_text()
+    mend(folder)
+    cli("resume", "first", folder / "job.yaml")
+    (ask,) = store.list_asks(record.job)
+    found = store.read_record(record.job)
+    assert found is not None and ask.spec_sha256 is not None
+    taken = msgspec.structs.replace(
+        found.value, spec_sha256=ask.spec_sha256, mended=True, phase=Phase.RUN, hold=None, nonce="n3"
+    )
+    assert store.cas_record(taken, found.token)
+    assert "first: runs already" in cli("submit", folder / "job.yaml").out
+    (folder / "code" / "train.py").write_text(old)
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 4 and "with other content: source" in done.err
