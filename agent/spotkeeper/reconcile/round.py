@@ -264,7 +264,7 @@ class Round:
                 try:
                     spec = self.store.read_spec(self.job, ask.spec_sha256)
                 except CorruptError as error:
-                    log.warning("refused %s", error)
+                    log.warning("a resume is refused: %s", error)
                     continue
                 out |= {ask.spec_sha256: spec} if spec is not None else {}
         return out
