@@ -331,10 +331,11 @@ def _write_direct(path: Path, view: memoryview, size: int) -> bool:
 
 
 def _write_all(fd: int, view: memoryview) -> None:
-    """``view`` is the caller's to release: one that an error's traceback still held would keep the memory mapped."""
+    """What is cut from ``view`` is given back at once: what an error's traceback still held would keep it mapped."""
     at = 0
     while at < len(view):
-        at += os.pwrite(fd, view[at : at + _CHUNK], at)
+        with view[at : at + _CHUNK] as chunk:
+            at += os.pwrite(fd, chunk, at)
 
 
 def round_up(size: int) -> int:
