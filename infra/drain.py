@@ -205,15 +205,26 @@ class Emptying:
     def things(self) -> Iterator[Thing]:
         """One look: machines, then free disks, then snapshots."""
         compute = f"{self.target.compute}/projects/{self.target.project}"
-        for zone in self.target.zones:
+        zones = self._zones(compute)
+        for zone in zones:
             for item in self._list(f"{compute}/zones/{zone}/instances"):
                 yield Thing("instance", item["name"], f"{compute}/zones/{zone}/instances/{item['name']}")
-        for zone in self.target.zones:
+        for zone in zones:
             for item in self._list(f"{compute}/zones/{zone}/disks"):
                 url = f"{compute}/zones/{zone}/disks/{item['name']}"
                 yield Thing("disk", item["name"], url, blocked=bool(item.get("users")))
         for item in self._list(f"{compute}/global/snapshots"):
             yield Thing("snapshot", item["name"], f"{compute}/global/snapshots/{item['name']}")
+
+    def _zones(self, compute: str) -> list[str]:
+        """The stack's, and any other that holds something of it: a zone may leave a stack before its disks do."""
+        found = set(self.target.zones)
+        for kind in ("instances", "disks"):
+            for page in self._pages(f"{compute}/aggregated/{kind}"):
+                for scope, part in page.get("items", {}).items():
+                    if scope.startswith("zones/") and any(self._is_ours(item) for item in part.get(kind, ())):
+                        found.add(scope.removeprefix("zones/"))
+        return sorted(found)
 
     def _own(self) -> None:
         """Whether this bucket is this stack's. Without the descriptor nothing can have been made."""
@@ -234,17 +245,22 @@ class Emptying:
             self.api.call("POST", url, b"{}")
 
     def _list(self, url: str) -> Iterator[dict[str, Any]]:
+        for page in self._pages(url):
+            yield from (item for item in page.get("items", ()) if self._is_ours(item))
+
+    def _pages(self, url: str) -> Iterator[dict[str, Any]]:
         query = {"filter": f"labels.{LABEL_STACK}={self.target.stack}"}
         while True:
             page = self.api.call("GET", f"{url}?{urllib.parse.urlencode(query)}")
-            for item in page.get("items", ()):
-                labels = item.get("labels", {})
-                # Believe the labels, not the filter: a mistake here deletes another team's machines.
-                if labels.get(LABEL_STACK) == self.target.stack and labels.get(LABEL_JOB):
-                    yield item
+            yield page
             if not (token := page.get("nextPageToken")):
                 return
             query["pageToken"] = token
+
+    def _is_ours(self, item: Mapping[str, Any]) -> bool:
+        """Believe the labels, not the filter: a mistake here deletes another team's machines."""
+        labels = item.get("labels", {})
+        return labels.get(LABEL_STACK) == self.target.stack and bool(labels.get(LABEL_JOB))
 
     def _delete(self, thing: Thing) -> None:
         if thing.blocked:

@@ -61,9 +61,8 @@ class Cloud:
         elif method == "DELETE":
             if self.things.pop(path, None) is None:
                 return 404, {"error": {"code": 404, "message": "not found"}}
-        elif found.method_id.endswith(".list"):
-            items = [thing for key, thing in self.things.items() if key.startswith(f"{path}/")]
-            return 200, {"items": items}
+        elif found.method_id.endswith((".list", ".aggregatedList")):
+            return 200, {"items": self._listed(path)}
         elif path in self.things:
             thing = self.things[path]
             return 200, {
@@ -74,6 +73,18 @@ class Cloud:
         else:
             return 404, {"error": {"message": "not found"}}
         return 200, {"status": "DONE", "selfLink": f"{self.endpoint}{path}/operation"}
+
+    def _listed(self, path: str) -> Any:
+        """Of one place, or of all zones, by zone."""
+        project, _, kind = path.partition("/aggregated/")
+        if not kind:
+            return [thing for key, thing in self.things.items() if key.startswith(f"{path}/")]
+        out: dict[str, dict[str, list[Any]]] = {}
+        for key, thing in self.things.items():
+            scope, _, name = key.removeprefix(f"{project}/").partition(f"/{kind}/")
+            if scope.startswith("zones/") and name:
+                out.setdefault(scope, {kind: []})[kind].append(thing)
+        return out
 
     def _plain(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         path = urllib.parse.unquote(path)

@@ -80,6 +80,15 @@ def test_a_machine_that_shows_up_late_is_found_by_the_second_look(cloud: Cloud, 
     assert len(pauses) >= 2, "clean twice in a row, counted from the late one"
 
 
+def test_a_zone_that_left_the_stack_is_emptied_too(cloud: Cloud, props: dict[str, Any]) -> None:
+    """A job that held when its zone was taken out of a pool kept its disks there."""
+    machine(cloud, "disks", "sk-dev-abcdefgh-r0000-d0", "europe-west4-c", sk_stack="dev", sk_job="abcdefgh")
+    machine(cloud, "instances", "sk-dev-abcdefgh-r0000-a1", "europe-west4-b", sk_stack="dev", sk_job="abcdefgh")
+    kept = machine(cloud, "disks", "another", "europe-west4-c", sk_stack="dev2", sk_job="abcdefgh")
+    DrainProvider().delete("drain/dev", props)
+    assert [path for path in cloud.things if path.startswith(BASE)] == [kept]
+
+
 def test_a_disk_that_is_held_waits_for_its_machine(cloud: Cloud, props: dict[str, Any]) -> None:
     disk = machine(cloud, "disks", "sk-dev-abcdefgh-r0000-d1", sk_stack="dev", sk_job="abcdefgh")
     held = cloud.things[disk]
