@@ -140,12 +140,12 @@ def main() -> None:
         optimizer.zero_grad()
         run.report(loss=loss)
         time.sleep(max(0.0, began + args.step_s - time.monotonic()))
-        if run.rank == 0 and run.step % 50 == 0:
-            print(f"step {run.step}  loss {loss.item():.4f}", flush=True)
+        if run.rank == 0 and run.steps_done % 50 == 0:
+            print(f"step {run.steps_done}  loss {loss.item():.4f}", flush=True)
 
     if run.rank == 0:
         sha = digest(gpt)
-        print(f"{run.step} steps, weights {sha}", flush=True)
+        print(f"{run.steps_done} steps, weights {sha}", flush=True)
         if args.out:
             args.out.mkdir(parents=True, exist_ok=True)
             torch.save(gpt.state_dict(), args.out / "weights.pt")

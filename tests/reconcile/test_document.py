@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from spotkeeper.reconcile.document import Speaker, generation, reply
+from spotkeeper.reconcile.document import Speaker, generation, job_run, reply
 from spotkeeper.reconcile.intake import MAX_FACTS, accept
 from spotkeeper.report.view import job_view
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import DocState, FactIn, Progress, Role, Sync
-from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.job import JobSpec, Nodes
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Budget, Grant, Phase, Rank, Record, Roll, Slot, SlotState
@@ -306,3 +306,9 @@ def test_a_static_node_that_is_wanted_says_hello_by_speaking() -> None:
     out.cas_alloc(replace(out.read_alloc().value, grants=(Grant(JOB, 2, 5, f"node:{NODE}"),)), "")
     assert accept(out, STACK, Speaker("u2", NODE, "z-a"), say(boot="b2"), 5.0).new
     assert out.list_facts(JOB) == (Fact("u2", "b2", 2, 5, 0, Kind.HELLO, "0"),)
+
+
+def test_only_a_job_that_may_change_its_size_says_how_large_it_gets() -> None:
+    assert job_run(SPEC, 4).max_world is None
+    assert job_run(replace(SPEC, nodes=Nodes(2, 2)), 4).max_world is None
+    assert job_run(replace(SPEC, nodes=Nodes(1, 3)), 4).max_world == 12

@@ -137,7 +137,7 @@ def train(job: Job) -> None:
     (job.out / f"{rank}.json").write_text(
         json.dumps(
             {
-                "step": run.step,
+                "step": run.steps_done,
                 "state": _digest(dict(module.state_dict()), optimizer.state_dict(), scheduler.state_dict()),
                 "random": _digest(torch.get_rng_state(), random.getstate()),
             }
@@ -149,14 +149,14 @@ def train(job: Job) -> None:
 
 def _happen(event: Event, run: spotkeeper.Run) -> None:
     """Events are of the first generation that reaches their step."""
-    if run.rank != event.rank or run.step < event.step or run.generation > 1:
+    if run.rank != event.rank or run.steps_done < event.step or run.generation > 1:
         return
     control = Control.open(Path(os.environ["SPOTKEEPER_RUN"]) / NAME)
     if event.what == "kill":
         if (commit := control.commit) and commit >= Commit(1, 2):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)  # the run must not end before the save does
-    elif run.step == event.step:
+    elif run.steps_done == event.step:
         control.request(Want.SAVE if event.what == "save" else Want.SAVE_STOP, time.time() + 60)
     control.close()
 

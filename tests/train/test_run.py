@@ -94,7 +94,7 @@ def generation(check: Callable[[Run, Things], object], epochs: int = 2, **more: 
 
 
 def at(step: int, do: Callable[[], object]) -> Callable[[Run, Things], object]:
-    return lambda run, _: do() if run.step == step else None
+    return lambda run, _: do() if run.steps_done == step else None
 
 
 # ------------------------------------------------------------------- on a laptop
@@ -112,7 +112,7 @@ def test_a_signal_saves_and_stops_and_the_next_start_goes_on(number: int, step: 
     assert store.newest("here").commit == Commit(0, step)
     torch.manual_seed(77)
     things, run = generation(lambda *_: None, checkpoint_dir="here")
-    assert (run.step, run.generation) == (16, 1)
+    assert (run.steps_done, run.generation) == (16, 1)
     assert things.state() == expected
     assert store.newest("here").commit == Commit(1, 16)
 
@@ -123,8 +123,8 @@ def test_a_finished_run_trains_no_more_but_the_code_after_the_loop_runs_again(
     first, _ = generation(lambda *_: None)
     assert "nothing left to do" not in capsys.readouterr().err
     steps: list[int] = []
-    again, run = generation(lambda run, _: steps.append(run.step))
-    assert steps == [] and run.step == 16
+    again, run = generation(lambda run, _: steps.append(run.steps_done))
+    assert steps == [] and run.steps_done == 16
     assert again.state() == first.state()
     told = "nothing left to do: an earlier run did all 16 steps. To start anew, remove .spotkeeper/ckpt/"
     assert capsys.readouterr().err.count(told) == 1
@@ -146,7 +146,7 @@ def test_two_loops_after_each_other() -> None:
             for batch in run.steps(things.loader, epochs=1):
                 things.train(batch)
                 seen.append(name)
-                if run.step == stop:
+                if run.steps_done == stop:
                     run._control.request(Want.SAVE_STOP)
         return things.state(), seen
 
@@ -182,7 +182,7 @@ def test_a_batch_that_only_accumulates_is_no_place_to_stop() -> None:
             if number % 3 == 0:
                 things.optimizer.step()
                 things.optimizer.zero_grad()
-    assert number == 6 and run.step == 2
+    assert number == 6 and run.steps_done == 2
     assert store.newest(run._settings.folder or "").commit == Commit(0, 2)
 
 
@@ -192,10 +192,10 @@ def test_saving_by_hand() -> None:
     run = things.attach(checkpoint_dir="there")
     for batch in run.steps(things.loader, steps=5):
         things.train(batch)
-        if run.step == 3:
+        if run.steps_done == 3:
             saved.append(run.save())
     assert saved == [Commit(0, 3)]
-    assert run.step == 5
+    assert run.steps_done == 5
 
 
 # ------------------------------------------------------------------- under an agent
@@ -228,10 +228,10 @@ def test_a_stop_by_the_agent(agent: Control, tmp_path: Path) -> None:
 
 def test_a_wish_for_what_is_durable_already_is_answered(agent: Control) -> None:
     def check(run: Run, _: Things) -> None:
-        if run.step == 3:
+        if run.steps_done == 3:
             run.save()
             agent.request(Want.SAVE)
-        if run.step == 5:
+        if run.steps_done == 5:
             assert agent.answered == 1
 
     generation(check)
@@ -242,7 +242,7 @@ def test_a_wish_to_save_is_answered_while_training_goes_on(agent: Control, monke
     answered: list[int] = []
 
     def check(run: Run, _: Things) -> None:
-        if run.step == 2:
+        if run.steps_done == 2:
             agent.request(Want.SAVE, time.time() + 30)
         time.sleep(0.01)
         answered.append(agent.answered)
@@ -283,11 +283,11 @@ def test_a_disk_that_comes_late_is_written_to_from_the_next_save_on(
     monkeypatch.setenv("SPOTKEEPER_CKPT_LATE", str(tmp_path / "ckpt"))
 
     def check(run: Run, _: Things) -> None:
-        if run.step == 3:
+        if run.steps_done == 3:
             run.save()
             assert not (tmp_path / "ckpt").exists(), "nobody said that the disk is there"
             agent.disk = True
-        elif run.step == 5:
+        elif run.steps_done == 5:
             agent.request(Want.SAVE_STOP)
 
     with pytest.raises(SystemExit):
@@ -304,15 +304,15 @@ def test_training_goes_on_when_saves_fail(
     faults: list[Fault] = []
 
     def check(run: Run, _: Things) -> None:
-        if run.step == 2:
+        if run.steps_done == 2:
             assert run.save() == Commit(5, 2)
             (tmp_path / "ckpt" / "5-4").write_text("in the way")
-        if run.step == 4:
+        if run.steps_done == 4:
             assert run.save() == Commit(5, 2), "the older one stays"
             faults.append(agent.fault)
 
     things, run = generation(check)
-    assert run.step == 16 and things.state() == alone(2)
+    assert run.steps_done == 16 and things.state() == alone(2)
     assert faults == [Fault.FENCED]
     assert agent.fault is Fault.NONE and agent.commit == Commit(5, 16)
     assert "checkpoint 5-4 was not saved" in capsys.readouterr().err
@@ -322,19 +322,19 @@ def test_a_lost_saver_is_told_and_a_new_one_used(agent: Control, tmp_path: Path,
     processes: list[Any] = []
 
     def check(run: Run, _: Things) -> None:
-        if run.step == 3:
+        if run.steps_done == 3:
             run.save()
             os.kill(_pid_of(tmp_path / "saver"), signal.SIGKILL)
             _gone(tmp_path / "saver")
-        if run.step == 4:
+        if run.steps_done == 4:
             agent.request(Want.SAVE)
-        if run.step == 6:
+        if run.steps_done == 6:
             assert agent.fault is Fault.SAVER_LOST
             processes.append(client.start(tmp_path / "saver"))
 
     try:
         _, run = generation(check)
-        assert run.step == 16
+        assert run.steps_done == 16
         assert agent.commit == Commit(5, 16) and agent.fault is Fault.NONE
         assert "saver lost" in capsys.readouterr().err
     finally:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from spotkeeper.clock import Clock
 from spotkeeper.spec.facts import Kind
@@ -602,3 +603,6 @@ def test_torchrun_arguments(tmp_path: Path) -> None:
     env = supervisor.environment(doc, run, node, tmp_path / "r")
     assert "SPOTKEEPER_CKPT" not in env and "SPOTKEEPER_INTERVAL_S" not in env and "SPOTKEEPER_MEAN_LIFE_S" not in env
     assert (env["SPOTKEEPER_GEN"], env["SPOTKEEPER_SLOT"], env["SPOTKEEPER_JOB"]) == ("7", "5", JOB)
+    assert "SPOTKEEPER_MAX_WORLD" not in env
+    run = msgspec.structs.replace(run, max_world=12)
+    assert supervisor.environment(doc, run, node, tmp_path / "r")["SPOTKEEPER_MAX_WORLD"] == "12"

@@ -138,6 +138,7 @@ def nproc(spec: JobSpec | None, stack: StackState, pool_name: str) -> int:
 
 def job_run(spec: JobSpec, count: int) -> JobRun:
     """What a node must know to run the job; ``count`` processes on this node."""
+    size = spec.size()
     return JobRun(
         name=spec.name,
         command=spec.command,
@@ -150,6 +151,7 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         interval_s=spec.checkpoint.interval_s,
         keep=spec.checkpoint.keep,
         seed=spec.seed,
+        max_world=size.max * count if size.min < size.max else None,
     )
 
 

@@ -79,6 +79,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     interval_s: float | None = None  # None: set from measured stall and observed losses
     keep: int = 2
     seed: int = 0
+    max_world: int | None = None  # processes of the job at its largest, where it may change its size
 
 
 class FactIn(Struct, frozen=True, forbid_unknown_fields=True):

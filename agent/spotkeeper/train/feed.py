@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from spotkeeper.train import rng
 from spotkeeper.train.gang import Gang
+from spotkeeper.train.micro import Micro, Turn
 from spotkeeper.train.parts import Stateful
 from spotkeeper.train.sampler import DataError, is_map_style, rebuild
 from spotkeeper.train.writer import say
@@ -34,25 +35,34 @@ class Position:
 
 
 class Feed(Protocol):
-    """One loop's data. ``position`` is after the batch that was yielded last, once it is done."""
+    """One loop's data. ``position`` is after the global batch that was yielded last, once it is done."""
 
     position: Position
-    epoch_batches: int | None  # batches of an epoch, where known
+    turn: Turn  # of the batch that was yielded last
+    epoch_batches: int | None  # global batches of an epoch, where known
 
     def batches(self, epochs: int | None) -> Iterator[Any]:
         """From the position on; ``done`` is called between."""
 
     def done(self) -> None:
-        """The batch that was yielded last has been trained on."""
+        """The global batch whose last batch was yielded has been trained on."""
 
     def local(self) -> dict[str, Any]:
         """This rank's own part of the position."""
 
 
-def open_feed(loader: Iterable[Any], position: Position, local: dict[str, Any] | None, gang: Gang, seed: int) -> Feed:
+def open_feed(
+    loader: Iterable[Any],
+    position: Position,
+    local: dict[str, Any] | None,
+    gang: Gang,
+    seed: int,
+    micro: Micro | None = None,
+) -> Feed:
     """The data of a loop, from ``position`` on.
 
     Args:
+        micro: the world may change: batches are micro-batches, of which ranks may have different numbers.
         local: what ``Feed.local`` of this rank gave, in a resumed run with as many ranks; else None.
 
     Raises:
@@ -60,16 +70,23 @@ def open_feed(loader: Iterable[Any], position: Position, local: dict[str, Any] |
     """
     if is_map_style(loader):
         assert isinstance(loader, DataLoader)
-        return _Mapped(loader, position, gang, seed)
+        return _Mapped(loader, position, gang, seed, micro)
+    if micro is not None:
+        raise DataError(
+            f"{type(loader).__name__} has no indices to divide among ranks whose number may change; "
+            "use a map-style data set, or give the job one number of nodes and attach() no global_batch"
+        )
     return _Iterated(loader, position, local, gang)
 
 
 class _Mapped:
     """A DataLoader with indices: rebuilt over our sampler."""
 
-    def __init__(self, loader: DataLoader[Any], position: Position, gang: Gang, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], position: Position, gang: Gang, seed: int, micro: Micro | None) -> None:
         seed = rng.mix(seed, position.loop)
-        self._loader, self._sampler, order = rebuild(loader, seed, position.batch or None, gang.rank, gang.world)
+        batch = position.batch or None
+        self._loader, self._sampler, order = rebuild(loader, seed, batch, gang.rank, gang.world, micro)
+        self.turn = self._sampler.turns[0]
         self.epoch_batches: int | None = order.batches
         epoch, number = divmod(position.consumed // order.batch, order.batches)
         self.position = replace(position, batch=order.batch, epoch=epoch, number=number)
@@ -77,7 +94,10 @@ class _Mapped:
     def batches(self, epochs: int | None) -> Iterator[Any]:
         while epochs is None or self.position.epoch < epochs:
             self._sampler.epoch, self._sampler.start = self.position.epoch, self.position.number
-            yield from self._loader
+            turns = self._sampler.turns
+            for count, batch in enumerate(self._loader):
+                self.turn = turns[count % len(turns)]
+                yield batch
 
     def done(self) -> None:
         self.position = self.position.next()
@@ -101,6 +121,7 @@ class _Iterated:
         size = getattr(loader, "batch_size", None) or 1
         self.epoch_batches = len(loader) if isinstance(loader, Sized) and not isinstance(loader, DataLoader) else None
         self.position = replace(position, batch=size * gang.world)
+        self.turn = Turn(gang.rank, range(gang.rank * size, (gang.rank + 1) * size), size, last=True)
         self._resume: dict[str, Any] | None = None
         self._before: dict[str, Any] = {}
         if not position.number:

@@ -14,6 +14,9 @@
 Between two batches, once the optimizer has stepped, is the only place where a run saves,
 stops or is asked anything: there its state is whole. A batch that only accumulates
 gradients is not such a place.
+
+Where the world may change, ``run.backward(loss)`` and ``run.step()`` take the place of the
+four lines in the middle (see ``update``), and batches are micro-batches (see ``micro``).
 """
 
 from __future__ import annotations
@@ -42,14 +45,17 @@ from spotkeeper.train.control import NAME, RESULT, Commit, Control, Result, Want
 from spotkeeper.train.control import State as Phase
 from spotkeeper.train.feed import Feed, Position, open_feed
 from spotkeeper.train.gang import Gang, find_gang
+from spotkeeper.train.micro import Micro
 from spotkeeper.train.pace import Pace
 from spotkeeper.train.parts import Parts
 from spotkeeper.train.restore import Restored, restore
 from spotkeeper.train.settings import Settings, lock
 from spotkeeper.train.store import Place, scan
+from spotkeeper.train.update import Clip, Update
 from spotkeeper.train.writer import Writer, say
 
 _REPORT_S = 0.5  # a loss on a GPU is waited for at most this often
+_MICRO = 3  # what a seed is for; 1 and 2 are the sampler's
 
 
 def attach(
@@ -61,6 +67,7 @@ def attach(
     ema: Any = None,
     checkpoint_dir: Path | str | None = None,
     seed: int | None = None,
+    global_batch: int | None = None,
     **parts: Any,
 ) -> Run:
     """Restore the newest state any rank holds, and return the run. Collective.
@@ -73,24 +80,31 @@ def attach(
         scheduler, scaler, ema, **parts: anything with ``state_dict`` and ``load_state_dict``.
         checkpoint_dir: where to save outside Spotkeeper; default ``.spotkeeper/ckpt/<script>``.
         seed: of the data's order; default ``SPOTKEEPER_SEED``, else 0.
+        global_batch: samples of all ranks for one optimizer step, whatever their number; the loader's
+            batches become micro-batches, and the script calls ``run.backward`` and ``run.step``. Default in
+            a job that may change its size: the loader's batch size x the ranks of its largest size.
 
     Raises:
         TypeError: a part has no state.
-        ValueError: the checkpoint is of another model, or other parts.
+        ValueError: the checkpoint is of another model, or other parts; or what a changing world needs is missing.
         RuntimeError: no process group though there are several ranks; another run has the folder.
     """
     named = {"scheduler": scheduler, "ema": ema} | parts
-    return Run(Parts.of(model, optimizer, scaler, named), checkpoint_dir, seed)
+    return Run(Parts.of(model, optimizer, scaler, named), checkpoint_dir, seed, global_batch)
 
 
 class Run:
     """A training run: its position, its saves, its end. Made by ``attach``."""
 
-    def __init__(self, parts: Parts, checkpoint_dir: Path | str | None, seed: int | None) -> None:
+    def __init__(
+        self, parts: Parts, checkpoint_dir: Path | str | None, seed: int | None, global_batch: int | None
+    ) -> None:
         self._parts = parts
         self._gang: Gang = find_gang()
         self._settings = Settings.from_env(os.environ, folder=Path(checkpoint_dir) if checkpoint_dir else None)
         self._seed = self._settings.seed if seed is None else seed
+        self._micro = self._find_micro(global_batch)
+        self._update = Update(parts, self._gang.world, elastic=self._micro is not None)
         self._control = self._open_control()
         self._control.state = Phase.RESTORING
         self._pace = Pace(self._settings.mean_life_s, self._settings.interval_s, since=time.monotonic())
@@ -114,7 +128,7 @@ class Run:
     # ------------------------------------------------------------ what users call
 
     @property
-    def step(self) -> int:
+    def steps_done(self) -> int:
         """Optimizer steps done since the run began, over all its generations."""
         return self._step
 
@@ -138,6 +152,9 @@ class Run:
     def steps(self, loader: Iterable[Any], *, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
         """Batches, from where the run is; collective, and the loop must run on every rank.
 
+        Where the world may change, each is one micro-batch of this rank, and ranks may have different
+        numbers of them: what ranks do together belongs under ``if run.step():``.
+
         Args:
             loader: a DataLoader (rebuilt over a sampler of ours), or anything that can be iterated anew.
             epochs: over the data; default one, where ``steps`` is not given either.
@@ -153,18 +170,60 @@ class Run:
         if loop > self._position.loop:
             self._position, self._local_data = Position(loop), None
         epochs = 1 if epochs is None and steps is None else epochs
-        feed = self._feed = open_feed(loader, self._position, self._local_data, self._gang, self._seed)
+        feed = self._feed = open_feed(loader, self._position, self._local_data, self._gang, self._seed, self._micro)
         self._local_data = None
         self._start_loop(feed, epochs, steps)
         if steps is None or self._step < steps:
             for batch in feed.batches(epochs):
+                self._begin_batch(feed)
                 yield batch
+                self._update.done()
+                if not feed.turn.last:
+                    continue
                 feed.done()
                 self._after_batch(feed)
                 if steps is not None and self._step >= steps:
                     break
+        self._update.end()
         self._position, self._feed = feed.position, None
         self._finish()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Instead of ``loss.backward()``: weighs the batch by its samples, and lets DDP add up over ranks once.
+
+        Args:
+            loss: the mean over the samples of the batch in hand; an attached scaler scales it.
+
+        Raises:
+            RuntimeError: called outside the loop, or twice for a batch.
+        """
+        self._update.backward(loss)
+
+    def step(self, *, clip: Clip | None = None) -> bool:
+        """Instead of the steps of optimizer, scaler and scheduler, and ``zero_grad()``; after each ``backward``.
+
+        Args:
+            clip: the largest norm of all gradients together, or what to call once they are whole and unscaled.
+
+        Returns:
+            Whether the global batch is over: on all ranks as often, and the place for what they do together.
+
+        Raises:
+            RuntimeError: called without ``backward`` before it.
+        """
+        return self._update.step(clip)
+
+    def loss(self) -> float:
+        """The mean loss over the global batch that ``step`` ended, whoever trained on it. Collective.
+
+        Raises:
+            RuntimeError: there is none yet.
+        """
+        share = self._update.loss
+        if share is None:
+            raise RuntimeError("run.loss() is known once run.step() has returned True")
+        shares = self._gang.gather(float(share).hex().encode())
+        return sum(float.fromhex(each.decode()) for each in shares) / self._gang.world
 
     def report(self, *, loss: float | torch.Tensor | None = None) -> None:
         """For the live view. Cheap: a tensor is looked at twice a second at most."""
@@ -190,6 +249,25 @@ class Run:
         return self._writer.commit
 
     # ------------------------------------------------------------ beginning
+
+    def _find_micro(self, global_batch: int | None) -> Micro | None:
+        """None where the world stays as it is. Rank 0's word on the largest world: machines may differ.
+
+        Raises:
+            ValueError: ranks want different global batches, or none can be that small.
+        """
+        if global_batch is not None and global_batch < 1:
+            raise ValueError(f"attach(global_batch={global_batch}): want at least 1 sample")
+        wishes = [
+            json.loads(blob)
+            for blob in self._gang.gather(json.dumps([global_batch, self._settings.max_world]).encode())
+        ]
+        if len(different := {batch for batch, _ in wishes}) > 1:
+            raise ValueError(f"attach(global_batch=): ranks differ: {', '.join(sorted(map(str, different)))}")
+        largest = wishes[0][1]
+        if global_batch is None and largest is None:
+            return None
+        return Micro(global_batch, max(largest or 0, self._gang.world))
 
     def _open_control(self) -> Control:
         if self._settings.run is not None:
@@ -282,6 +360,12 @@ class Run:
         if steps is None and epochs is not None and feed.epoch_batches is not None:
             steps = self._step + (epochs - feed.position.epoch) * feed.epoch_batches - feed.position.number
         self._control.total_steps = steps or 0
+
+    def _begin_batch(self, feed: Feed) -> None:
+        self._update.begin(feed.turn, feed.position.batch)
+        if self._micro is not None:  # random numbers follow the micro-batch, whoever trains on it
+            where = feed.position
+            rng.seed_all(self._seed, where.loop, where.consumed, feed.turn.number, _MICRO)
 
     def _on_step(self, *_: object) -> None:
         self._step += 1

@@ -2,9 +2,9 @@
 
 The position in the data is one integer: samples consumed by all ranks together. Epoch e
 visits a permutation that follows from (seed, e) alone; every global batch is the next
-stretch of it, and each rank takes its slice of each batch. So any rank can go on anywhere,
-and the last batch of an epoch is filled up from the epoch's beginning (or dropped, as the
-loader says).
+stretch of it, and each rank takes its slice or its micro-batches of each (see ``micro``). So
+any rank can go on anywhere, and the last batch of an epoch is filled up from the epoch's
+beginning (or dropped, as the loader says).
 
 ``rebuild`` puts this under a loader that the user has made, keeping all else of it.
 """
@@ -31,6 +31,7 @@ from torch.utils.data import (
 )
 
 from spotkeeper.train import rng
+from spotkeeper.train.micro import Micro, even, turns
 
 _ORDER, _SAMPLE = 1, 2  # what a seed is for
 
@@ -69,36 +70,36 @@ class Order:
         order: list[int] = torch.randperm(self.size, generator=generator).tolist()
         return order
 
-    def share(self, epoch: int, number: int, rank: int, world: int) -> range:
-        """Places in the epoch of one rank's slice of global batch ``number``."""
-        size = self.batch // world
-        start = number * self.batch + rank * size
-        return range(start, start + size)
-
 
 class Batches(Sampler[Any]):  # type: ignore[misc]
-    """This rank's batches of one epoch from a position on: lists of (seed, index) pairs."""
+    """This rank's batches of one epoch from a position on: lists of (seed, index) pairs.
 
-    def __init__(self, order: Order, rank: int, world: int, *, single: bool = False) -> None:
-        if order.batch % world:
+    ``micro``: samples of a micro-batch, where the world may change; None: one slice for each rank.
+    ``turns``: what it yields for each global batch.
+    """
+
+    def __init__(self, order: Order, rank: int, world: int, *, micro: int | None = None, single: bool = False) -> None:
+        if micro is None and order.batch % world:
             raise DataError(
-                f"the global batch of {order.batch} samples does not divide over {world} ranks; "
-                f"choose a batch size that does, or a number of nodes that divides it"
+                f"the global batch of {order.batch} samples does not divide over {world} ranks; choose a batch size "
+                "that does, or a number of nodes that divides it, or give attach() a global_batch and write "
+                "run.backward(loss) and run.step()"
             )
-        self._order, self._rank, self._world = order, rank, world
-        self._single = single
+        self._order, self._single = order, single
+        self.turns = even(order.batch, rank, world) if micro is None else turns(order.batch, micro, rank, world)
         self.epoch = 0
         self.start = 0
 
     def __len__(self) -> int:
-        return self._order.batches
+        return self._order.batches * len(self.turns)
 
     def __iter__(self) -> Iterator[Any]:
         indices = self._order.epoch(self.epoch)
         for number in range(self.start, self._order.batches):
-            places = self._order.share(self.epoch, number, self._rank, self._world)
-            pairs = [(self._seed(place), indices[place % len(indices)]) for place in places]
-            yield pairs[0] if self._single else pairs
+            for turn in self.turns:
+                places = [number * self._order.batch + place for place in turn.places]
+                pairs = [(self._seed(place), indices[place % len(indices)]) for place in places]
+                yield pairs[0] if self._single else pairs
 
     def _seed(self, place: int) -> int:
         return rng.mix(self._order.seed, self.epoch, place, _SAMPLE)
@@ -147,12 +148,15 @@ def _seed(seed: int) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
-def rebuild(loader: DataLoader[Any], seed: int, batch: int | None, rank: int, world: int) -> tuple[Any, Batches, Order]:
+def rebuild(
+    loader: DataLoader[Any], seed: int, batch: int | None, rank: int, world: int, micro: Micro | None = None
+) -> tuple[Any, Batches, Order]:
     """The same loader over our batches.
 
     Args:
         loader: map-style, with a batch size or without automatic batching.
         batch: the global batch of the run so far; None for a new one (batch size x world).
+        micro: the world may change: the loader's batches are micro-batches.
 
     Raises:
         DataError: its order cannot be kept.
@@ -160,18 +164,21 @@ def rebuild(loader: DataLoader[Any], seed: int, batch: int | None, rank: int, wo
     _check(loader)
     single = loader.batch_size is None
     local = 1 if loader.batch_size is None else loader.batch_size
-    order = _order(loader, seed, batch or local * world)
-    batches = Batches(order, rank, world, single=single)
-    if batch is not None and batch != local * world:
+    wanted = local * world if micro is None else micro.batch_of(local)
+    order = _order(loader, seed, batch or wanted)
+    batches = Batches(order, rank, world, micro=None if micro is None else local, single=single)
+    if batch is not None and batch != wanted and (micro is None or micro.batch is not None):
+        what = f"attach() says {wanted}" if micro else f"the loader says {local} a rank"
+        each = "" if micro else f" ({batch // world} a rank)"
         warnings.warn(
-            f"the run began with a global batch of {batch}; it goes on with it ({batch // world} a rank), "
-            f"although the loader says {local} a rank",
-            stacklevel=4,
+            f"the run began with a global batch of {batch}; it goes on with it{each}, although {what}", stacklevel=4
         )
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     kept = {name: getattr(loader, name) for name in (*names, "persistent_workers", "in_order") if hasattr(loader, name)}
     if loader.num_workers:
         kept["prefetch_factor"] = loader.prefetch_factor
+    if micro is not None and "in_order" in kept:
+        kept["in_order"] = True  # a batch is known by its place
     # A generator of its own: making an iterator draws a seed, otherwise from the training's random state.
     kept["generator"] = torch.Generator().manual_seed(rng.mix(seed, rank))
     if single:

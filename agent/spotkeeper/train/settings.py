@@ -31,6 +31,7 @@ class Settings:
     mean_life_s: float  # real seconds
     keep: int
     seed: int
+    max_world: int | None  # ranks of the job at its largest, where it may change its size; else None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], *, folder: Path | None = None) -> Settings:
@@ -59,6 +60,7 @@ class Settings:
             mean_life_s=Clock.from_env().real_s(_number(env, "SPOTKEEPER_MEAN_LIFE_S", above=0.0) or MEAN_LIFE_S),
             keep=max(2, keep),
             seed=_whole(env, "SPOTKEEPER_SEED") or 0,
+            max_world=_whole(env, "SPOTKEEPER_MAX_WORLD"),
         )
 
 

@@ -337,6 +337,8 @@ def environment(doc: Generation, run: JobRun, node: Node, folder: Path) -> dict[
     ours["SPOTKEEPER_CKPT_LATE" if node.late else "SPOTKEEPER_CKPT"] = str(node.ckpt)
     if run.interval_s is not None:
         ours["SPOTKEEPER_INTERVAL_S"] = str(run.interval_s)
+    if run.max_world is not None:
+        ours["SPOTKEEPER_MAX_WORLD"] = str(run.max_world)
     if doc.mean_life_s is not None:
         ours["SPOTKEEPER_MEAN_LIFE_S"] = str(doc.mean_life_s)
     defaults = {"OMP_NUM_THREADS": str(threads(run.nproc)), "PYTHONUNBUFFERED": "1"}

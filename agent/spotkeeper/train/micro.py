@@ -1,0 +1,85 @@
+"""How a global batch is cut into micro-batches, and which rank trains on which. Pure.
+
+The cut knows nothing of the world: micro-batch m of global batch n is the same samples
+however many ranks there are. So its loss, its batch statistics and (because its random
+numbers are seeded by its place) its dropout are the same in every world, and the gradient
+of a global batch differs between worlds by nothing but the order of a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Micro:
+    """What a run whose world may change was asked for.
+
+    ``batch``: samples of a global batch; None: as many as ``ranks`` ranks take by the
+    loader's batch size. ``ranks``: of the largest world, as far as that is known.
+    """
+
+    batch: int | None
+    ranks: int
+
+    def batch_of(self, local: int) -> int:
+        """Samples of a global batch, where the loader's batches have ``local``."""
+        return self.batch or local * self.ranks
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One batch as a rank is given it.
+
+    ``number``: of the micro-batch in its global batch. ``places``: of its samples there.
+    ``samples``: how many it counts for; 0 where another rank trains on it and this one only
+    takes part in what all ranks do together. ``last``: this rank's last of the global batch.
+    """
+
+    number: int
+    places: range
+    samples: int
+    last: bool
+
+    def scale(self, batch: int, world: int) -> float:
+        """What its mean loss is multiplied by, so that DDP's mean over ranks is the global batch's mean.
+
+        Whole numbers up to the one division: an even split is scaled by exactly 1.0 over the
+        micro-batches of a rank, so one micro-batch a rank is plain DDP to the last bit.
+        """
+        return self.samples * world / batch
+
+
+def even(batch: int, rank: int, world: int) -> tuple[Turn, ...]:
+    """One slice for each rank, ``batch`` / ``world`` samples long."""
+    size = batch // world
+    return (Turn(rank, range(rank * size, (rank + 1) * size), size, last=True),)
+
+
+def turns(batch: int, micro: int, rank: int, world: int) -> tuple[Turn, ...]:
+    """A rank's turns in each global batch; never none.
+
+    Args:
+        batch: samples of the global batch.
+        micro: samples of a micro-batch; the last one has what is left.
+
+    Returns:
+        Consecutive micro-batches; lower ranks have one more where they do not divide. A rank
+        for which none is left gets a copy of another's that counts for nothing: it would
+        have to wait for the others anyway, and DDP needs a backward of every rank.
+    """
+    count = -(-batch // micro)
+    some, more = divmod(count, world)
+    first = rank * some + min(rank, more)
+    mine = range(first, first + some + (rank < more))
+    if not mine:
+        number = rank % count
+        return (Turn(number, _places(batch, micro, number), 0, last=True),)
+    places = [_places(batch, micro, number) for number in mine]
+    return tuple(
+        Turn(number, place, len(place), number == mine[-1]) for number, place in zip(mine, places, strict=True)
+    )
+
+
+def _places(batch: int, micro: int, number: int) -> range:
+    return range(number * micro, min((number + 1) * micro, batch))
