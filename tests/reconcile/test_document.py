@@ -312,3 +312,15 @@ def test_only_a_job_that_may_change_its_size_says_how_large_it_gets() -> None:
     assert job_run(SPEC, 4).max_world is None
     assert job_run(replace(SPEC, nodes=Nodes(2, 2)), 4).max_world is None
     assert job_run(replace(SPEC, nodes=Nodes(1, 3)), 4).max_world == 12
+
+
+def test_what_was_answered_of_a_version_is_not_told_of_another_spec_or_stack() -> None:
+    """The answer is kept; it was made from more than the record."""
+    job = record(nonce="n")
+    assert generation(job, None, STACK).replicated
+    sharded = replace(SPEC, checkpoint=replace(SPEC.checkpoint, replicated=False), nproc=2)
+    assert not generation(job, sharded, STACK).replicated
+    assert [member.nproc for member in generation(job, sharded, STACK).members] == [2, 2, 2]
+    pools = tuple(replace(pool, nproc=8) for pool in STACK.pools)
+    assert {member.nproc for member in generation(job, SPEC, replace(STACK, pools=pools)).members} == {8}
+    assert {member.nproc for member in generation(job, SPEC, STACK).members} == {1}

@@ -38,6 +38,8 @@ from spotkeeper.spec.market import PriceRun, Prices, Sight
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Rank, Record, Slot, SlotState
 
+from tests.reconcile import gcs
+
 JOB = "abcd2345"
 UID = "0b5e9a52-8f0c-4b3e-9f9b-0f3b9a6f2f11"
 
@@ -68,7 +70,7 @@ def s3_bucket(endpoint: str, name: str) -> Objects:
     return open_bucket(f"s3://{name}", endpoint)
 
 
-@pytest.fixture(params=["sqlite", "memory", "s3"])
+@pytest.fixture(params=["sqlite", "memory", "s3", "gcs"])
 def objects(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], Objects]]:
@@ -78,6 +80,9 @@ def objects(
     elif request.param == "memory":
         shared = obstore.store.MemoryStore()
         yield lambda: ObstoreObjects(shared)
+    elif request.param == "gcs":
+        with gcs.serve() as google:
+            yield lambda: open_bucket("gs://sk-bucket", google.endpoint)
     else:
         for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}.items():
             monkeypatch.setenv(name, value)
@@ -560,6 +565,38 @@ def test_a_record_is_decoded_once_a_version_and_never_served_stale(
     assert reader.read_record(JOB) is None
     assert writer.create_record(msgspec.structs.replace(ranks(2), nonce="n3"))
     assert len(reader.read_record(JOB).value.ranks) == 2
+
+
+def test_a_document_that_is_forgotten_while_it_is_asked_about_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ObjectStore(SqliteObjects(tmp_path / "b.db"))
+    assert store.create_record(record())
+    first = store.read_record(JOB)
+    real = SqliteObjects.refresh
+
+    def refresh(self: SqliteObjects, key: str, known: Blob) -> Blob | None:
+        store._recent = recent.Recent()  # other threads read so much meanwhile
+        return real(self, key, known)
+
+    monkeypatch.setattr(SqliteObjects, "refresh", refresh)
+    assert store.read_record(JOB) == first
+
+
+def test_google_sends_a_version_that_is_known_no_second_time_and_gets_no_token_over_plain_http() -> None:
+    with gcs.serve() as google:
+        bucket = open_bucket("gs://sk-bucket", google.endpoint)
+        known = Blob(b"", bucket.create("a", b"one"), "")
+        held = bucket.get("a")
+        assert held is not None and held.tag == known.tag
+        before = google.bodies_sent
+        assert bucket.refresh("a", held) is held
+        assert google.bodies_sent == before
+        bucket.put("b", b"small")
+        assert google.puts == 2, "one request each"
+        bucket.delete("a")
+        assert bucket.list("") == ["b"]
+        assert google.tokens == {""}
 
 
 def test_documents_that_are_forgotten_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

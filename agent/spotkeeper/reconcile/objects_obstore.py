@@ -21,7 +21,7 @@ from spotkeeper.reconcile.objects import Blob, ConflictError, RefusedError, Unav
 
 if TYPE_CHECKING:
     from obstore import GetOptions
-    from obstore.store import ClientConfig, GCSConfig, ObjectStore, RetryConfig, S3Config
+    from obstore.store import ClientConfig, GCSConfig, GCSCredential, ObjectStore, RetryConfig, S3Config
 
 T = TypeVar("T")
 PARALLEL = 8  # reads of small objects at once
@@ -48,10 +48,22 @@ def open_bucket(url: str, endpoint: str | None = None) -> ObstoreObjects:
         )
         return ObstoreObjects(bucket, "e_tag")
     gcs: GCSConfig = {"base_url": endpoint} if endpoint else {}
-    if endpoint and endpoint.startswith("http://"):
-        gcs["skip_signature"] = True
-    store = obstore.store.GCSStore(parts.netloc, prefix=prefix, config=gcs, client_options=options, retry_config=_RETRY)
+    unsigned = endpoint is not None and endpoint.startswith("http://")
+    if unsigned:
+        gcs["skip_signature"] = True  # heeded by reads alone: a write would still fetch a token and send it
+    store = obstore.store.GCSStore(
+        parts.netloc,
+        prefix=prefix,
+        config=gcs,
+        client_options=options,
+        retry_config=_RETRY,
+        credential_provider=_nobody if unsigned else None,
+    )
     return ObstoreObjects(store, "version")
+
+
+def _nobody() -> GCSCredential:
+    return {"token": "", "expires_at": None}
 
 
 class ObstoreObjects:
@@ -139,11 +151,11 @@ class ObstoreObjects:
             return
 
     def _put(self, key: str, data: bytes, mode: str | dict[str, str]) -> str:
-        # Not cut into parts: a multipart upload has no condition.
+        # A multipart upload has no condition, and costs three requests: for what is large and unconditional only.
+        multipart = None if mode == "overwrite" else False
+
         def write() -> str:
-            return self._tag(
-                key, obstore.put(self._store, check_key(key), data, mode=mode, use_multipart=mode == "overwrite")
-            )
+            return self._tag(key, obstore.put(self._store, check_key(key), data, mode=mode, use_multipart=multipart))
 
         try:
             return _twice(key, write)

@@ -1,0 +1,131 @@
+"""Google's bucket as far as the store needs it: the XML API with generations, in memory, one write a request.
+
+Source: https://cloud.google.com/storage/docs/xml-api/reference-headers (``x-goog-if-generation-match``,
+``x-goog-generation``, ``If-None-Match``) and ``/xml-api/get-bucket-list``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PAGE = 7  # keys, so that folders come in pages
+
+
+class Gcs:
+    """``objects``: path with the bucket's name -> (generation, bytes)."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[int, bytes]] = {}
+        self.numbers = itertools.count(1_700_000_000_000_001)
+        self.lock = threading.Lock()
+        self.bodies_sent = self.puts = 0
+        self.tokens: set[str] = set()  # that came in
+        self.endpoint = ""
+
+    def put(self, path: str, data: bytes, match: str | None) -> int | None:
+        with self.lock:
+            now = self.objects.get(path, (0, b""))[0]
+            if match is not None and int(match) != now:
+                return None
+            number = next(self.numbers)
+            self.objects[path] = number, data
+            self.puts += 1
+            return number
+
+    def page(self, bucket: str, query: dict[str, str]) -> str:
+        begin = bucket + "/" + query.get("prefix", "")
+        after = max(query.get("start-after", ""), query.get("continuation-token", ""))
+        with self.lock:
+            keys = sorted(path.removeprefix(bucket + "/") for path in self.objects if path.startswith(begin))
+            keys = [key for key in keys if key > after]
+            rows = "".join(
+                f"<Contents><Key>{key}</Key><Size>{len(self.objects[f'{bucket}/{key}'][1])}</Size>"
+                "<LastModified>2026-11-21T00:00:00.000Z</LastModified></Contents>"
+                for key in keys[:PAGE]
+            )
+        more = f"<NextContinuationToken>{keys[PAGE - 1]}</NextContinuationToken>" if len(keys) > PAGE else ""
+        return f"<ListBucketResult>{rows}<IsTruncated>{str(bool(more)).lower()}</IsTruncated>{more}</ListBucketResult>"
+
+
+@contextmanager
+def serve() -> Iterator[Gcs]:
+    """A Google of one's own on a free port of this machine."""
+    gcs = Gcs()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def parse_request(self) -> bool:
+            well = super().parse_request()
+            if well:
+                gcs.tokens.add(self.headers.get("Authorization", "").removeprefix("Bearer").strip())
+            return well
+
+        def do_PUT(self) -> None:
+            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            match = self.headers.get("x-goog-if-generation-match")
+            number = gcs.put(unquote(urlsplit(self.path).path)[1:], data, match)
+            if number is None:
+                self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+            else:
+                self._answer(200, ETag=_etag(data), x_goog_generation=str(number))
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            path, query = unquote(parts.path)[1:], {key: value[0] for key, value in parse_qs(parts.query).items()}
+            if "list-type" in query:
+                self._answer(200, gcs.page(path.strip("/"), query).encode())
+                return
+            found = gcs.objects.get(path)
+            if found is None:
+                self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+                return
+            told = {
+                "ETag": _etag(found[1]),
+                "x_goog_generation": str(found[0]),
+                "Last_Modified": formatdate(0, usegmt=True),
+            }
+            if self.headers.get("If-None-Match") == _etag(found[1]):
+                self._answer(304, **told)
+                return
+            gcs.bodies_sent += 1
+            self._answer(200, found[1], **told)
+
+        def do_DELETE(self) -> None:
+            with gcs.lock:
+                gone = gcs.objects.pop(unquote(urlsplit(self.path).path)[1:], None)
+            self._answer(204 if gone else 404)
+
+        def log_message(self, *_: object) -> None:
+            """What matters is in ``Gcs.objects``."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    gcs.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield gcs
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _etag(data: bytes) -> str:
+    return f'"{hashlib.md5(data).hexdigest()}"'  # noqa: S324 - Google's choice
