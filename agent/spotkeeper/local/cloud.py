@@ -231,8 +231,9 @@ class LocalCloud:
     def down(self, *, purge: bool = False) -> LeftOver:
         """Stop every process of this cloud and say what was still there. ``purge`` removes its folder too."""
         with _lock(self.folder):
-            left = self.left_over()
+            guests = len(self._guests())
             self._end()
+            left = LeftOver(*self._books(), guests)  # the books stay as they are, and nobody writes in them any more
         if purge:
             shutil.rmtree(self.folder, ignore_errors=True)
         return left
@@ -253,16 +254,19 @@ class LocalCloud:
 
         The control plane itself and its keeper are not counted: they are the cloud.
         """
+        return LeftOver(*self._books(), len(self._guests()))
+
+    def _books(self) -> tuple[int, int]:
+        """VMs, and disks with snapshots."""
         from spotkeeper.local.state import State
 
         path = self.folder / "state.sqlite"
-        vms = disks = 0
-        if path.exists():
-            state = State(path)
-            vms = state.count("instances")
-            disks = state.count("disks") + state.count("snapshots")
-            state.close()
-        return LeftOver(vms, disks, len(self._guests()))
+        if not path.exists():
+            return 0, 0
+        state = State(path)
+        vms, disks = state.count("instances"), state.count("disks") + state.count("snapshots")
+        state.close()
+        return vms, disks
 
     def _guests(self) -> set[int]:
         ours = procs.marked(procs.mark(procs.CLOUD, self.config.uid))
