@@ -1,7 +1,8 @@
-"""``python -m tests.model`` (``make model``): all worlds, then all mutants; fails if one is broken or one lives.
+"""``python -m tests.model`` (``make model``): combinations, worlds, mutants; fails if one is broken or one lives.
 
-Prints a line for each, and writes ``.spotkeeper/model.json``. Every search and every mutant has a process of
-its own, two at a time, each below 3 GB; a search ends at its world's end, or at a bound that is printed with it.
+Prints a line for each, and writes ``.spotkeeper/model.json``. Every search of a world and every mutant has a
+process of its own, and so have the combinations of each cloud; two at a time, each below 3 GB. A search ends at
+its world's end, or at a bound that is printed with it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,18 @@ from rich.progress import Progress
 
 from tests.model.mutants import MUTANTS
 from tests.model.mutants import verdict as killed_by
-from tests.model.worlds import WORLDS
+from tests.model.worlds import CLOUDS, WORLDS
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / ".spotkeeper" / "model.json"
-LIMIT_S = 90.0  # of one world, two at a time; more than half of them end by themselves
+# Seconds of a processor.
+LIMIT_S = 60.0  # of one world
+EACH_S = 6.0  # of one combination: 1,260 of them, of which most are small, or hold one that is not
 KILL_S = 180.0  # of one mutant
+BOUND = (
+    "1 rank, 2 zones, 2 rounds at once that may stall for ever between any two steps; each fault as often as it is "
+    "named, the wish once; attempts numbered up to 2 + faults + 2 x wishes"
+)
 Json = dict[str, Any]
 
 
@@ -39,10 +46,50 @@ def _run(module: str, number: int, limit_s: float) -> Json:
     return answer
 
 
+def combinations(cloud: str, limit_s: float) -> Iterator[Json]:
+    """One process for all of a cloud; a line of JSON for each."""
+    argv = [sys.executable, "-m", "tests.model.combine", cloud, str(limit_s)]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            row: Json = json.loads(line)
+            yield row
+    if process.returncode:
+        raise SystemExit(f"{' '.join(argv)}: exit status {process.returncode}")
+
+
+def combined(limit_s: float) -> Json:
+    """World (a): what became of every combination, on both clouds at once."""
+    rows: list[Json] = []
+
+    def all_of(cloud: str) -> None:
+        for row in combinations(cloud, limit_s):
+            rows.append(row)
+            if row["exhausted"] or row["states"]:
+                print(told(row), flush=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(all_of, cloud) for cloud in CLOUDS]:
+            done.result()
+    rows.sort(key=lambda row: (row["cloud"], row["name"]))
+    return {
+        "bound": BOUND,
+        "total": len(rows),
+        "exhausted": sum(row["exhausted"] for row in rows),
+        "states": sum(row["states"] for row in rows),
+        "seconds": round(sum(row["seconds"] for row in rows), 1),
+        "limit_s": limit_s,
+        "violations": sum(row["violation"] != "" for row in rows),
+        "tried": [row for row in rows if row["states"]],
+        "open": [f"{row['cloud']}: {row['name']}" for row in rows if not row["exhausted"]],
+    }
+
+
 def world(number: int, limit_s: float) -> Json:
     story = WORLDS[number]
     found = _run("tests.model.explore", number, limit_s)
-    return {"world": story.name, "cloud": story.cloud, "bound": bound(number), **found}
+    violations = int(found["violation"] != "")
+    return {"name": story.name, "cloud": story.cloud, "bound": bound(number), **found, "violations": violations}
 
 
 def bound(number: int) -> str:
@@ -55,6 +102,7 @@ def bound(number: int) -> str:
         f"{s.rounds} round(s) at once, any may stall for ever",
         f"{s.deaths} more may die" if s.deaths else "",
         f"at most {s.faults} fault(s), {s.wishes} wish(es)",
+        f"attempts numbered up to {s.numbers}",
         "stalls between all reads" if s.split else "stalls after the first read",
     ]
     return ", ".join(part for part in parts if part)
@@ -89,8 +137,7 @@ def each(what: str, numbers: list[int], one: Callable[[int], Json], say: Callabl
 
 def told(row: Json) -> str:
     end = "exhausted" if row["exhausted"] else f"stopped: {row['stopped']}"
-    size = f"{row['states']:,} states, {row['worlds']:,} worlds"
-    line = f"{row['cloud']}  {row['world']}: {size}, {end}, {row['seconds']:.0f} s"
+    line = f"{row['cloud']}  {row['name']}: {row['states']:,} states, {end}, {row['seconds']:.0f} s"
     if not row["violation"]:
         return f"{line}, nothing broken"
     way = "".join(f"\n  {at:3}. {step}" for at, step in enumerate(row["way"], start=1))
@@ -105,31 +152,41 @@ def killed(row: Json) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make model", description="Search all worlds, then all mutants.")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one world")
-    parser.add_argument("--only", choices=("worlds", "mutants"), help="one half of the work")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of a processor for one world")
+    parser.add_argument("--each", type=float, default=EACH_S, help="seconds of a processor for one combination")
+    parser.add_argument("--only", choices=("combinations", "worlds", "mutants"), help="a part of the work")
     args = parser.parse_args()
-    worlds: list[Json] = []
-    mutants: list[Json] = []
-    if args.only != "mutants":
-        worlds = each("worlds", list(range(len(WORLDS))), lambda n: world(n, args.limit), told)
-    if args.only != "worlds":
+    summary: Json = {}
+    if args.only in (None, "combinations"):
+        summary["combinations"] = combined(args.each)
+    if args.only in (None, "worlds"):
+        summary["worlds"] = each("worlds", list(range(len(WORLDS))), lambda n: world(n, args.limit), told)
+    if args.only in (None, "mutants"):
         mutants = each("mutants", list(range(len(MUTANTS))), lambda n: mutant(n, KILL_S), killed)
-    alive = [row["mutant"] for row in mutants if not row["killed"]]
-    broken = [row for row in worlds if row["violation"]]
-    summary = {
-        "worlds": worlds,
-        "states": sum(row["states"] for row in worlds),
-        "violations": len(broken),
-        "mutants": {"total": len(mutants), "killed": len(mutants) - len(alive), "alive": alive},
-    }
+        alive = [row["mutant"] for row in mutants if not row["killed"]]
+        summary["mutants"] = {"total": len(mutants), "killed": len(mutants) - len(alive), "alive": alive}
+    return finish(summary)
+
+
+def finish(part: Json) -> int:
+    """Into the file, beside the parts that were not run now; and in a few lines."""
+    summary = {**(json.loads(OUT.read_text()) if OUT.exists() else {}), **part}
+    combos, worlds = summary.get("combinations", {}), summary.get("worlds", [])
+    mutants = summary.get("mutants", {"total": 0, "killed": 0, "alive": []})
+    summary["states"] = combos.get("states", 0) + sum(row["states"] for row in worlds)
+    summary["violations"] = combos.get("violations", 0) + sum(row["violations"] for row in worlds)
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(summary, indent=1) + "\n")
+    if combos:
+        print(f"combinations: {combos['exhausted']} of {combos['total']} exhausted ({combos['bound']})")
+        print(f"  open, at {combos['limit_s']:.0f} s each: {'; '.join(combos['open']) or 'none'}")
     whole = sum(row["exhausted"] for row in worlds)
     print(
-        f"{len(worlds)} worlds, {whole} exhausted, {summary['states']:,} states, {len(broken)} broken; "
-        f"{len(mutants)} mutants, {len(alive)} alive; {OUT.relative_to(ROOT)}"
+        f"{len(worlds)} more worlds, {whole} exhausted; {summary['states']:,} states in all, "
+        f"{summary['violations']} broken; {mutants['total']} mutants, {len(mutants['alive'])} alive; "
+        f"{OUT.relative_to(ROOT)}"
     )
-    return 1 if broken or alive else 0
+    return 1 if summary["violations"] or mutants["alive"] else 0
 
 
 if __name__ == "__main__":

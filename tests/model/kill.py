@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.model import mutants
+from tests.model import mutants, mutate
 
 
 def main(number: int, limit_s: float) -> None:
     mutant = mutants.MUTANTS[number]
-    mutants.infect(mutant)
-    from tests.model.machine import Story
+    mutate.infect(mutant)
     from tests.model.search import search
+    from tests.model.story import Story
 
     found = search(Story(*mutant.story), limit_s)
     print(json.dumps({"why": found.why, "way": found.way, "states": found.states, "seconds": round(found.seconds, 1)}))

@@ -129,7 +129,7 @@ def _reason(  # noqa: PLR0911
     late = old.stop_deadline is not None and old.stop_deadline <= seen.now
     if not (stopped or (old.stop and late)):
         return "S4: gives up a member that has not saved and stopped"
-    if any((old.move, new.move, old.pause, new.pause)):
+    if any((old.move, new.move, old.pause, new.pause)) or index >= new.wanted():
         return ""
     if after.cur is None or after.cur.state is not SlotState.ADMITTED:
         return "S4: gives up a member before its successor stands by"
@@ -177,7 +177,7 @@ def _unjust(world: World, job: int, old: Record, new: Record) -> str:
     """A member that is well is given up: what was seen is not what is there."""
     if new.phase is not Phase.RUN or old.roll is not None or any((old.move, new.move, old.pause, new.pause)):
         return ""
-    for before, after in zip(old.ranks, new.ranks, strict=False):
+    for before, after in zip(old.ranks[: new.wanted()], new.ranks, strict=False):  # those above it are parked
         cur = before.cur
         if cur is None or cur.state is not SlotState.MEMBER or not _given_up(before, after) or before.wish is not None:
             continue

@@ -11,13 +11,16 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.model.machine import Machine, Step, Story, Unpacked
+from tests.model.ground import Step, Unpacked
+from tests.model.machine import Machine
 from tests.model.settle import Settler
+from tests.model.story import Story
 
 Tell = Callable[[int, int], None]  # states so far, states in the newest layer
 States = npt.NDArray[np.int64]
@@ -149,21 +152,22 @@ class Seen:
 class Search:
     """One search. ``run`` goes on until the end, a violation, or a limit."""
 
-    def __init__(self, story: Story) -> None:
+    def __init__(self, story: Story, before: Search | None = None) -> None:
+        """``before``: a search whose story differs in its faults and wishes only; what it has learnt is used."""
         self.story = story
-        self.machine = Machine(story)
-        self.settler = Settler(self.machine)
-        self.env = Table(lambda key: self.machine.env(key >> 2, bool(key & 2), bool(key & 1)))
+        self.machine = Machine(story) if before is None else before.machine.turned(story)
+        self.settler = Settler(self.machine) if before is None else before.settler
+        self.env = Table(lambda key: self.machine.env(key >> 3, (key >> 1) & 3, key & 1))
         self.moves = Table(self._moves_of)
         self.stale: dict[int, list[int]] = {}
         self.layers: list[States] = []
         self.settled = np.zeros(1 << W_BITS, np.bool_)
 
     def _moves_of(self, key: int) -> list[Step]:
-        return self.machine.round_moves((key >> 1) & ((1 << R_BITS) - 1), key >> (R_BITS + 1), bool(key & 1))
+        return self.machine.acts((key >> 2) & ((1 << R_BITS) - 1), key >> (R_BITS + 2), key & 3)
 
     def run(self, limit_s: float = 1e9, states: int = 0, tell: Tell | None = None) -> Found:
-        begin = time.monotonic()
+        begin = time.process_time()
         bound = states or self.story.states or 1 << 62
         world, rounds, faults, wishes, deaths = self.machine.start()
         first = Fields(*(np.array([n], np.int64) for n in (world, 0, 0, faults, wishes, deaths))).pack()
@@ -174,6 +178,11 @@ class Search:
         stopped = ""
         while len(self.layers[-1]) and not stopped:
             layer = self.layers[-1]
+            if not self.machine.recheck():
+                self._forget()
+                seen, self.layers = Seen(), [first]
+                seen.add(first)
+                continue
             if (bad := self._settle(layer)) is not None:
                 return self._found(bad[1], self._way(len(self.layers) - 1, bad[0]), seen, begin)
             coming: list[States] = []
@@ -184,7 +193,7 @@ class Search:
                     return self._found(why, (*self._way(len(self.layers) - 1, state), say), seen, begin)
                 coming.append(seen.new(np.unique(after)))
                 waiting = sum(map(len, coming))
-                stopped = self._limit(len(seen) + waiting, bound, time.monotonic() - begin, limit_s)
+                stopped = self._limit(len(seen) + waiting, bound, time.process_time() - begin, limit_s)
                 if stopped:
                     break
             fresh = np.unique(np.concatenate(coming)) if coming else np.empty(0, np.int64)
@@ -193,6 +202,15 @@ class Search:
             if tell is not None:
                 tell(len(seen), len(fresh))
         return self._found("", (), seen, begin, stopped)
+
+    def roomy(self) -> bool:
+        """Whether another search may go on with these numbers."""
+        machine = self.machine
+        return (
+            len(machine.worlds.values) < 0.3 * (1 << W_BITS)
+            and len(machine.rounds.values) < 0.5 * (1 << R_BITS)
+            and _memory_mb() < MEMORY_MB / 2
+        )
 
     def _limit(self, states: int, bound: int, taken: float, limit_s: float) -> str:
         if states > bound:
@@ -203,13 +221,19 @@ class Search:
             1 << R_BITS
         ):
             return "as many worlds or rounds as a packed state can name"
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        return f"{MEMORY_MB} MB of memory" if used > MEMORY_MB else ""
+        return f"{MEMORY_MB} MB of memory" if _memory_mb() > MEMORY_MB else ""
 
     def _found(self, why: str, way: tuple[str, ...], seen: Seen, begin: float, stopped: str = "") -> Found:
         worlds = len(self.machine.worlds.values)
         whole = not why and not stopped
-        return Found(self.story, why, way, len(seen), worlds, whole, time.monotonic() - begin, stopped)
+        return Found(self.story, why, way, len(seen), worlds, whole, time.process_time() - begin, stopped)
+
+    def _forget(self) -> None:
+        """Some rounds were taken to be over that are not: begin anew, knowing better."""
+        self.stale.clear()
+        self.machine.relearn()
+        self.env = Table(self.env.make)
+        self.moves = Table(self.moves.make)
 
     # -- one layer
 
@@ -230,7 +254,7 @@ class Search:
         return after, source, step
 
     def _environment(self, at: Fields) -> tuple[States, States, States]:
-        key = (at.world << 2) | ((at.faults > 0).astype(np.int64) << 1) | (at.wishes > 0)
+        key = (at.world << 3) | (at.faults << 1) | at.wishes
         source, step = self.env.rows(key)
         world, _, fault, wish = (column[step] for column in self.env.columns())
         old = at.take(source)
@@ -248,7 +272,7 @@ class Search:
             moving, other = (mine.first, mine.second) if which == 0 else (mine.second, mine.first)
             if self.story.rounds == 1:
                 moving, other = mine.second, mine.first
-            key = (((mine.world << R_BITS) | moving) << 1) | (mine.faults > 0)
+            key = (((mine.world << R_BITS) | moving) << 2) | mine.faults
             source, step = self.moves.rows(key)
             world, after, fault, _ = (column[step] for column in self.moves.columns())
             old = mine.take(source)
@@ -332,13 +356,17 @@ class Search:
         return tuple(reversed(out))
 
 
+def _memory_mb() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 2**20
+
+
 def _chunks(layer: States) -> Iterator[States]:
     for at in range(0, len(layer), CHUNK):
         yield layer[at : at + CHUNK]
 
 
 def search(story: Story, limit_s: float = 1e9, states: int = 0, tell: Tell | None = None) -> Found:
-    """Explore until the end, a violation, ``limit_s`` real seconds, or ``states`` states."""
+    """Explore until the end, a violation, ``limit_s`` seconds of a processor, or ``states`` states."""
     return Search(story).run(limit_s, states, tell)
 
 

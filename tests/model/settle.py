@@ -10,7 +10,9 @@ from spotkeeper.spec.record import Hold, Phase, Record
 
 from tests.model import agents
 from tests.model import sky as clouds
-from tests.model.machine import NONE, Machine, Ref, Round
+from tests.model.ground import Ref, Round
+from tests.model.machine import Machine
+from tests.model.rounds import NONE
 from tests.model.values import JOBS, Life, Moment, N, World
 
 STEPS = 300
@@ -99,7 +101,7 @@ class Settler:
                 return number, ""
             found = machine.rounds[at]
             assert found is not None
-            step = machine.round_moves(at, number, False)[0]
+            step = machine.round_moves(at, number)[0]
             if step.why:
                 return number, step.why
             number, at = step.world, step.round
@@ -107,7 +109,7 @@ class Settler:
 
     def _orphan(self, number: int, job: int) -> tuple[int, str]:
         look = Round("orphan", job, (self.machine._look(number, self.machine.zones),))
-        for step in self.machine._orphan(look, number, False):
+        for step in self.machine._orphan(look, number, NONE):
             return step.world, step.why
         return number, ""
 

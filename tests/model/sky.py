@@ -63,6 +63,29 @@ def perform(sky: Sky, action: Action, ec2: bool, faults: frozenset[str]) -> Iter
             yield Done(f"deletes snapshot {action.name}", sky._replace(snaps=kept_snaps))
 
 
+def spent(sky: Sky, action: Action, forgets: bool) -> Class | None:
+    """What a call comes to where it can change nothing, now or ever; None where it still may.
+
+    A unique id never comes back, nor does the name of a snapshot or of a disk's number that is gone; a key that
+    was used stays so, unless the cloud ``forgets`` it.
+    """
+    match action:
+        case InsertVm():
+            key = (JOBS.index(action.job), action.rank, action.attempt, action.zone)
+            there = any((v.job, v.rank, v.attempt, v.zone) == key for v in sky.vms)
+            return Class.DEAD_KEY if key in sky.keys and not there and not forgets else None
+        case DeleteVm():
+            hit = any(action.uid in (v.uid, v.name) and v.life < Life.STOPPING for v in sky.vms)
+            return None if hit else Class.ACCEPTED
+        case AttachDisk():
+            hit = any(action.vm_uid in (v.uid, v.name) and v.life < Life.STOPPING for v in sky.vms)
+            return None if hit else Class.ACCEPTED
+        case DetachDisk():
+            return None if sky.vm(action.vm_uid) is not None else Class.ACCEPTED
+        case _:
+            return None
+
+
 def _insert(sky: Sky, action: InsertVm, ec2: bool, faults: frozenset[str]) -> Iterator[Done]:
     job = JOBS.index(action.job)
     key = (job, action.rank, action.attempt, action.zone)

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.model import mutants
-from tests.model.machine import Machine, Story
-from tests.model.mutants import MUTANTS, SLICE, Finder, Patch
+from tests.model.machine import Machine
+from tests.model.mutants import MUTANTS, SLICE
+from tests.model.mutate import Finder, Mutant, Patch
 from tests.model.search import Search, search, unpack
+from tests.model.story import Story
 from tests.model.worlds import SLICE as WORLDS
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,7 @@ def test_every_state_is_safe_and_ends_well(story: Story) -> None:
 
 
 @pytest.mark.parametrize("mutant", SLICE, ids=lambda mutant: mutant.name)
-def test_a_rule_taken_away_is_found(mutant: mutants.Mutant) -> None:
+def test_a_rule_taken_away_is_found(mutant: Mutant) -> None:
     number = MUTANTS.index(mutant)
     argv = [sys.executable, "-m", "tests.model.kill", str(number), "120"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -63,7 +65,7 @@ def _source(patch: Patch) -> str:
 
 def test_a_patch_that_fits_nowhere_is_refused() -> None:
     code = (
-        "from tests.model.mutants import MUTANTS, Patch, infect;"
+        "from tests.model.mutants import MUTANTS; from tests.model.mutate import Patch, infect;"
         "infect(MUTANTS[0]._replace(patches=(Patch('spotkeeper.reconcile.alloc', 'no such text', ''),)));"
         "import spotkeeper.reconcile.alloc"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 from spotkeeper.reconcile.decide import Times
@@ -19,7 +19,7 @@ from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Budget, Rank, Record, Slot
+from spotkeeper.spec.record import Alloc, Budget, Fuses, Rank, Record, Slot
 
 STACK, POOL, STATIC_POOL = "m", "p", "s"
 JOBS = ("abcd2345", "efgh2345")
@@ -251,6 +251,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         hold_until=_class(record.hold_until, now),
         hold_ends=None if record.hold_ends is None else 1e10,
         holds=0,
+        fuses=Fuses(),
     )
 
 
@@ -266,6 +267,7 @@ def _plain_rank(rank: Rank) -> Rank:
         refused=tuple(sorted(rank.refused)),
         refused_at=0.0,
         vacant_since=0.0,
+        launches=0,
     )
 
 
@@ -337,3 +339,8 @@ def slot_of(record: Record | None, v: V) -> Slot | None:
         if slot.node is None and slot.attempt == v.attempt and slot.zone == v.zone and slot.uid in (None, v.uid):
             return slot
     return None
+
+
+def changed(things: tuple[Any, ...], index: int, thing: object) -> tuple[Any, ...]:
+    """With another one in that place."""
+    return (*things[:index], thing, *things[index + 1 :])

@@ -1,0 +1,321 @@
+"""A story's values by number: equal worlds, and rounds that will do the same, are the same number.
+
+What no decision can tell apart is made alike here (``tidied``, ``heard``). A round that has read everything is
+known by what it will do (its pass, see ``spotkeeper.reconcile.passes``), not by what it saw.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from spotkeeper.reconcile.decide import Draft, Seen, calls
+from spotkeeper.reconcile.passes import Pass, Todo
+from spotkeeper.spec.cloud import CreateDisk, InsertVm, Listing, Result
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.job import Checkpoint, JobSpec, Nodes, Retry
+from spotkeeper.spec.record import Alloc, Phase, Rank, Record
+from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
+
+from tests.model import rules
+from tests.model.story import Story
+from tests.model.values import (
+    BOOT_S,
+    JOBS,
+    NODE,
+    NOW,
+    POOL,
+    STACK,
+    STATIC_POOL,
+    UIDS,
+    Interner,
+    Life,
+    Moment,
+    N,
+    Papers,
+    Sky,
+    V,
+    World,
+    clock,
+    hello,
+    listing,
+    live_slots,
+    plain,
+    plain_alloc,
+    progress,
+    slot_of,
+    times,
+)
+
+WRITES = 12  # of one round, without a call in between
+# What a look finds overdue is not what the same round asks for anew.
+_ONCE = (Moment.BOOT, Moment.ROLL, Moment.SILENT, Moment.DRY, Moment.THAWED)
+LAST_WORDS = (Kind.FREED, Kind.RELEASED, Kind.DROPPED)  # of an attempt that is over, and still listened to
+
+
+class Ref(NamedTuple):
+    """What a pass is made from, by number."""
+
+    job: int
+    record: int
+    papers: int
+    alloc: int
+    listing: int
+    moment: Moment
+    first: bool = True
+    node: N | None = None
+    results: tuple[Result, ...] = ()
+
+
+class Round(NamedTuple):
+    """A round under way. ``kind``: read, write, grant, call, tidy; ``data`` is what it carries."""
+
+    kind: str
+    job: int
+    data: tuple[Any, ...]
+
+
+class Step(NamedTuple):
+    say: str
+    world: int
+    round: int  # what became of the round that moved; 0: it is over
+    fault: int = 0
+    wish: int = 0
+    why: str = ""
+
+
+Unpacked = tuple[int, tuple[int, ...], int, int, int]  # world, rounds, faults, wishes and deaths left
+
+
+class Ground:
+    """Worlds, looks and futures by number."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self.ec2 = story.cloud == "ec2"
+        self.zones = frozenset(story.zones)
+        self.stack = _stack(story)
+        self.spec = _spec(story)
+        self.records: Interner[Record | None] = Interner()
+        self.papers: Interner[Papers] = Interner()
+        self.allocs: Interner[Alloc] = Interner()
+        self.skies: Interner[Sky] = Interner()
+        self.listings: Interner[Listing] = Interner()
+        self.worlds: Interner[tuple[tuple[int, ...], tuple[int, ...], int, int]] = Interner()
+        self.rounds: Interner[Round | None] = Interner()
+        self.rounds(None)  # number 0: no round
+        self._future: dict[Ref, int] = {}
+        self._depth = 0  # passes of one round that write, each planned within the one before it
+        self._looks: dict[tuple[int, frozenset[str]], int] = {}
+        self._tidied: dict[tuple[int, int, int, int, int], int] = {}
+        self._calm: dict[tuple[tuple[int, ...], int], int] = {}
+        self._heard: dict[tuple[int, int], int] = {}
+
+    # -- worlds
+
+    def start(self) -> Unpacked:
+        """A job that was just submitted."""
+        records = tuple(
+            Record(JOBS[j], UIDS[j], f"j{j}", "", NOW, ranks=(Rank(),) * self.story.ranks)
+            for j in range(self.story.jobs)
+        )
+        sky = Sky(node=N() if self.story.static else None)
+        world = World(records, (Papers(),) * self.story.jobs, Alloc(), sky)
+        story = self.story
+        return (self.intern(world), (0,) * story.rounds, story.budget, story.wishes, story.deaths)
+
+    def intern(self, world: World) -> int:
+        return self.place(
+            tuple(self.records(r) for r in world.records),
+            tuple(self.papers(p) for p in world.papers),
+            self.allocs(world.alloc),
+            self.skies(world.sky),
+        )
+
+    def place(self, records: tuple[int, ...], papers: tuple[int, ...], alloc: int, sky: int) -> int:
+        """A world's number; what nobody can tell any more is forgotten at once."""
+        sky = self._calmed(records, sky)
+        left = tuple(self._tidied_of(j, records[j], each, alloc, sky) for j, each in enumerate(papers))
+        return self.worlds((records, left, alloc, sky))
+
+    def _calmed(self, records: tuple[int, ...], sky: int) -> int:
+        """Machines that are no attempt's any more are alike in all that only an agent of the job would care about."""
+        key = (records, sky)
+        found = self._calm.get(key)
+        if found is None:
+            old = self.skies[sky]
+            of = [self.records[number] for number in records]
+            vms = frozenset(v if of[v.job] is None or slot_of(of[v.job], v) else _over(v) for v in old.vms)
+            found = self._calm[key] = sky if vms == old.vms else self.skies(old._replace(vms=vms))
+        return found
+
+    def _tidied_of(self, job: int, record: int, papers: int, alloc: int, sky: int) -> int:
+        key = (job, record, papers, alloc, sky)
+        found = self._tidied.get(key)
+        if found is None:
+            found = self._tidied[key] = self._tidies_now(*key)
+        return found
+
+    def _tidies_now(self, job: int, record: int, papers: int, alloc: int, sky: int) -> int:
+        """Without facts that the shipped tidying drops, or that decide nothing (``heard``).
+
+        A round whose record is older may listen to them; it may as well have read them the moment before.
+        """
+        if self.records[record] is None or not self.papers[papers].facts:
+            return papers
+        ref = Ref(job, record, papers, alloc, self._look_at(sky, self.zones), Moment.FRESH)
+        at = self.make(ref)
+        there = {v.uid for v in self.skies[sky].vms}
+        over = {fact for fact in calls.stale(Draft(at.record, at.seen)) if fact.uid not in there}
+        heard = self.papers[self.heard(record, papers)]
+        left = self.papers(heard._replace(facts=heard.facts - over))
+        if left != papers:
+            assert _same(at, self.make(ref._replace(papers=left))), "a fact that is forgotten decides something"
+        return left
+
+    def world(self, number: int) -> World:
+        records, papers, alloc, sky = self.worlds[number]
+        return World(
+            tuple(self.records[r] for r in records),
+            tuple(self.papers[p] for p in papers),
+            self.allocs[alloc],
+            self.skies[sky],
+        )
+
+    def _look(self, number: int, answered: frozenset[str]) -> int:
+        return self._look_at(self.worlds[number][3], answered)
+
+    def _look_at(self, sky: int, answered: frozenset[str]) -> int:
+        key = (sky, answered)
+        found = self._looks.get(key)
+        if found is None:
+            home = self.story.zones[0]
+            found = self._looks[key] = self.listings(listing(self.skies[sky], answered, self.ec2, home))
+        return found
+
+    def _idle(self, record: int, node: N | None) -> N | None:
+        """The node as the round read it: it looks for idle nodes only where a rank is vacant."""
+        found = self.records[record]
+        vacant = found is not None and any(rank.cur is None for rank in found.ranks)
+        return N(boot=node.boot) if node is not None and vacant else None
+
+    def heard(self, record: int, papers: int) -> int:
+        """Papers without what a decision on this record does not listen to.
+
+        Words of machines that are neither of its live attempts nor about to let something go. What such a
+        machine said of its disk is never newer than the progress that is read with it.
+        """
+        key = (record, papers)
+        found = self._heard.get(key)
+        if found is None:
+            old, of = self.papers[papers], self.records[record]
+            if of is None:
+                return papers
+            live = {(i, slot.attempt) for i in range(len(of.ranks)) for slot in live_slots(of, i)}
+            facts = frozenset(f for f in old.facts if (f.rank, f.attempt) in live or f.kind in LAST_WORDS)
+            found = self._heard[key] = self.papers(old._replace(facts=facts))
+        return found
+
+    # -- passes
+
+    def make(self, ref: Ref) -> Pass:
+        record = self.records[ref.record]
+        assert record is not None
+        papers = self.papers[ref.papers]
+        seen = Seen(
+            stack=self.stack,
+            spec=self.spec if record.phase in (Phase.RUN, Phase.HOLD) else None,
+            listing=self.listings[ref.listing],
+            now=clock(ref.moment),
+            facts=tuple(sorted(papers.facts, key=lambda f: f.key())),
+            asks=papers.asks if record.phase in (Phase.RUN, Phase.HOLD) else (),
+            results=ref.results,
+            alloc=self.allocs[ref.alloc],
+            hellos=hello(ref.node, self.story.zones[0]),
+            progress=progress(papers.newest),
+            save_s=1.0,
+            grants_first=ref.first,
+            times=times(ref.moment),
+        )
+        return Pass(record, seen)
+
+    def future(self, ref: Ref) -> int:
+        """The round that holds this, by what it will do; 0 where that is nothing."""
+        ref = ref._replace(papers=self.heard(ref.record, ref.papers))
+        found = self._future.get(ref)
+        if found is None:
+            found = self._future[ref] = self._plan(ref)
+        return found
+
+    def _plan(self, ref: Ref) -> int:
+        self._depth += 1
+        try:
+            return self._planned(ref, self.make(ref))
+        finally:
+            self._depth -= 1
+
+    def _planned(self, ref: Ref, at: Pass) -> int:
+        decision = at.decision
+        if at.todo is Todo.WRITE:
+            assert decision.record is not None
+            after = self.records(plain(decision.record, at.record, clock(ref.moment)))
+            why = rules.judged(at, self.records[after])
+            if after == ref.record or self._depth > WRITES:  # nothing changed but moments; or something always does
+                why = "L6: writes the record for nothing" if after == ref.record else "L6: writes without end"
+                return self.rounds(Round("write", ref.job, (ref.record, after, 0, None, why)))
+            moment = Moment.FRESH if ref.moment in _ONCE else ref.moment
+            then = ref._replace(record=after, first=True, moment=moment)
+            wrote = at.wrote(decision.record)
+            late = then if wrote.wants_hellos and self.story.static else None
+            done = 0 if late else self.future(then)
+            return self.rounds(Round("write", ref.job, (ref.record, after, done, late, why)))
+        if at.todo is Todo.GRANT:
+            assert decision.grants is not None
+            alloc = self.allocs(plain_alloc(decision.grants))
+            why = rules.released(at, decision.grants)
+            return self.rounds(Round("grant", ref.job, (ref.alloc, alloc, ref, why)))
+        if at.todo is Todo.REST:
+            return self._tidies(ref, at)
+        tidy = 0  # whoever looks next tidies: what is over stays over, so a stale tidying is no other story
+        keep = ref if any(isinstance(a, InsertVm | CreateDisk) for a in at.calls) else None
+        return self.rounds(Round("call", ref.job, (ref.record, at.calls, (), keep, tidy)))
+
+    def _tidies(self, ref: Ref, at: Pass) -> int:
+        stale, asks = frozenset(at.decision.stale), frozenset(ask.id for ask in at.asks_over)
+        return self.rounds(Round("tidy", ref.job, (stale, asks))) if stale or asks else 0
+
+
+def _stack(story: Story) -> StackState:
+    prices = {zone: Price(on_demand=1.0, spot=0.3 + 0.01 * i) for i, zone in enumerate(story.zones)}
+    pools = [PoolState(POOL, "spot", "m", story.zones, 1, story.cap, 0, 1, "pd", prices)]
+    if story.static:
+        home = story.zones[0]
+        node = StaticNode(NODE, home)
+        pools.append(PoolState(STATIC_POOL, "static", "m", (home,), 1, 1, 0, 1, "pd", prices, nodes=(node,)))
+    return StackState(STACK, "gcp", "p", "r", "b", tuple(pools), boot_deadline_s=BOOT_S)
+
+
+def _spec(story: Story) -> JobSpec:
+    return JobSpec(
+        "j",
+        ("x",),
+        Nodes(story.least, story.ranks) if story.least else story.ranks,
+        policy="spot",
+        checkpoint=Checkpoint(replicated=story.replicated),
+        retry=Retry(crashes=1),
+        spread=story.spread,
+    )
+
+
+def _over(v: V) -> V:
+    """A machine that is no attempt's: it may write until it is gone, say that it lets go, and power off."""
+    told = v._replace(noticed=min(v.noticed, 1))
+    if v.life < Life.STOPPING:
+        return told
+    told = told._replace(noticed=0, hung=False, boot=0)
+    return told if v.alive else told._replace(gen=0, writes=False)
+
+
+def _same(one: Pass, other: Pass) -> bool:
+    """Whether two passes do the same, but for the tidying."""
+    a, b = one.decision, other.decision
+    return (a.record, a.grants, a.actions) == (b.record, b.grants, b.actions)

@@ -1,0 +1,254 @@
+"""What a round does: the shipped reads and passes, one step at a time. It may stall or die between any two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from spotkeeper.reconcile import passes
+from spotkeeper.reconcile.passes import Read
+from spotkeeper.reconcile.sweep import _orphans
+from spotkeeper.spec.cloud import Action, Class, InsertVm, Result
+from spotkeeper.spec.record import Phase, Record, SlotState
+
+from tests.model import orphans, rules
+from tests.model import sky as clouds
+from tests.model.ground import Ref, Round, Step
+from tests.model.left import Left
+from tests.model.story import Story
+from tests.model.values import JOBS, NOW, Moment, Sky, World, changed, live_slots, plain, slot_of
+
+NONE: frozenset[str] = frozenset()
+View = tuple[str, int, Moment, frozenset[str]]  # what to say, its cost, which deadlines passed, who answered
+
+
+class Rounds(Left):
+    """The steps of rounds, in worlds by number."""
+
+    def __init__(self, story: Story) -> None:
+        super().__init__(story)
+        self._moves: dict[tuple[int, int, str], list[Step]] = {}
+        self._when: dict[tuple[int, int, int], tuple[Moment, tuple[Moment, ...]]] = {}
+
+    def relearn(self) -> None:
+        super().relearn()
+        self._moves.clear()
+
+    def round_moves(self, number: int, world: int, kind: str = "") -> list[Step]:
+        """What a round may do in a world: as things are, or by this one kind of fault."""
+        key = (number, world, kind)
+        found = self._moves.get(key)
+        if found is None:
+            every = self._round(number, world, frozenset({kind}) if kind else NONE)
+            found = self._moves[key] = [self._born(step) for step in every if (step.fault > 0) == (kind != "")]
+        return found
+
+    def _round(self, number: int, world: int, kinds: frozenset[str]) -> Iterator[Step]:
+        at = self.rounds[number]
+        if at is None:
+            for job in range(self.story.jobs):
+                yield from self._read(Round("read", job, ()), world, kinds)
+                yield from self._sweep(job, world)
+            return
+        steps: dict[str, Callable[[Round, int, bool], Iterator[Step]]] = {
+            "read": self._read,
+            "write": self._write,
+            "grant": self._grant,
+            "call": self._call,
+            "tidy": self._tidy,
+            "orphan": self._orphan,
+        }
+        yield from steps[at.kind](at, world, kinds)
+
+    def _value(self, read: Read, job: int, world: int, got: tuple[Any, ...] = ()) -> object:
+        """What a read gives a round that has ``got`` what it read before."""
+        records, papers, alloc, sky = self.worlds[world]
+        if read is Read.RECORD:
+            return records[job]
+        if read is Read.FACTS:
+            at = passes.READS.index(Read.RECORD)
+            return self.heard(got[at], papers[job]) if at < len(got) else papers[job]
+        if read is Read.ALLOC:
+            return (alloc, self.skies[sky].node) if self.story.static else (alloc, None)
+        return (self._look(world, self.zones), Moment.FRESH)
+
+    def _read(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
+        """The rest of the shipped ``READS``, and what the round makes of it."""
+        got = dict(zip(passes.READS, at.data, strict=False))
+        for read in passes.READS[len(at.data) :]:
+            got[read] = self._value(read, at.job, number, tuple(got.values()))
+        record: int = got[Read.RECORD]
+        if self.records[record] is None:
+            return
+        alloc, node = got[Read.ALLOC]
+        looked = passes.READS.index(Read.LISTING) < len(at.data)
+        seen: set[int] = set()
+        for say, fault, moment, answered in self._views(number, at, kinds):
+            look = got[Read.LISTING][0] if looked else self._look(number, answered)
+            ref = Ref(at.job, record, got[Read.FACTS], alloc, look, moment, True, self._idle(record, node))
+            after = self.future(ref)
+            if after and after not in seen:  # a fault that changes nothing is no other story
+                seen.add(after)
+                stale = (
+                    f", having read {', '.join(r.value for r in passes.READS[: len(at.data)])} earlier"
+                    if at.data
+                    else ""
+                )
+                tidies = next(self._tidy(found, number, kinds)) if (found := self._is_tidy(after)) else None
+                world, then = (number, after) if tidies is None else (tidies.world, 0)
+                does = "" if tidies is None else ", and tidies what is over"
+                yield Step(f"a round of job {at.job} looks{say}{stale}{does}", world, then, fault)
+
+    def _is_tidy(self, number: int) -> Round | None:
+        found = self.rounds[number]
+        return found if found is not None and found.kind == "tidy" else None
+
+    def _views(
+        self, number: int, at: Round, kinds: frozenset[str]
+    ) -> Iterator[tuple[str, int, Moment, frozenset[str]]]:
+        """How a look may come out: (say, cost, which deadlines have passed, which zones answered)."""
+        now, natural = self._times(number, at.job)
+        yield "", 0, now, self.zones
+        for moment in natural:
+            yield f" {moment.value}", 0, moment, self.zones
+        for moment in Moment:
+            if moment.name in kinds:
+                yield f" {moment.value}", 1, moment, self.zones
+        if "blind" in kinds:
+            for zone in self.story.zones:
+                yield f"; zone {zone} does not answer", 1, now, self.zones - {zone}
+            if len(self.zones) > 1:
+                yield "; no zone answers", 1, now, NONE
+
+    def _times(self, number: int, job: int) -> tuple[Moment, tuple[Moment, ...]]:
+        """(how late it is, the deadlines that may have passed although nothing is wrong)."""
+        records, _, _, sky = self.worlds[number]
+        key = (job, records[job], sky)
+        found = self._when.get(key)
+        if found is None:
+            world = self.world(number)
+            found = self._when[key] = (self._now(world, job), tuple(self._natural(world, job)))
+        return found
+
+    def _now(self, world: World, job: int) -> Moment:
+        """How late it is for the machine under notice that is nearest to its end."""
+        late = max((v.noticed for v in world.sky.vms if v.job == job and slot_of(world.records[job], v)), default=0)
+        return {2: Moment.URGENT, 3: Moment.PAST}.get(late, Moment.FRESH)
+
+    def _natural(self, world: World, job: int) -> Iterator[Moment]:
+        """Deadlines that pass without anything being wrong: those of what is under way."""
+        record = world.records[job]
+        if record is None:
+            return
+        mine = [(v, slot) for v in world.sky.vms if v.job == job and (slot := slot_of(record, v)) is not None]
+        if record.dry_since is not None:
+            yield Moment.DRY
+        if any(rank.refused for rank in record.ranks):
+            yield Moment.THAWED
+        if record.phase is Phase.HOLD and record.hold_until is not None:
+            yield Moment.PAST
+        if _waits_to_free(record, world.sky):
+            yield Moment.FREE
+        hung = [slot for v, slot in mine if v.hung]
+        if world.sky.node is not None and world.sky.node.hung:
+            hung += [s for i in range(len(record.ranks)) for s in live_slots(record, i) if s.node]
+        if any(slot.state is SlotState.INTENT for slot in hung):
+            yield Moment.BOOT
+        if any(slot.state is SlotState.MEMBER for slot in hung):
+            yield Moment.SILENT if record.roll is None else Moment.ROLL
+
+    def _write(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
+        before, after, done, late, why = at.data
+        world = self.world(number)
+        old, new = self.records[before], self.records[after]
+        assert old is not None and new is not None
+        if world.records[at.job] != old and self.story.cas:
+            return  # lost; by then it is over
+        wrong = why or rules.written(world, at.job, world.records[at.job] or old, new)
+        written = self.intern(self._forgets(world._replace(records=changed(world.records, at.job, new)), at.job))
+        if late is not None:
+            done = self.future(late._replace(node=self._idle(after, world.sky.node)))
+        yield Step(f"the round writes the record of job {at.job}: {rules.change(old, new)}", written, done, why=wrong)
+
+    def _forgets(self, world: World, job: int) -> World:
+        """Failed operations of attempts that nobody asks for any more are not looked up again."""
+        record = world.records[job]
+        assert record is not None
+        live = {(i, s.attempt) for i, r in enumerate(record.ranks) for s in (r.cur, r.next) if s is not None}
+        ops = frozenset(o for o in world.sky.ops if isinstance(o.action, InsertVm) and _live(o.action, job, live))
+        return world if ops == world.sky.ops else world._replace(sky=world.sky._replace(ops=ops))
+
+    def _grant(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
+        before, after, ref, why = at.data
+        records, papers, alloc, sky = self.worlds[number]
+        if ref is not None and alloc != before and self.story.cas:
+            lost = self.future(ref._replace(alloc=alloc, first=False))
+            yield Step("the round loses the race for grants, and looks at what is there", number, lost)
+            return
+        wrong = why or rules.granted(self.world(number), self.allocs[after], self.stack)
+        done = 0 if ref is None else self.future(ref._replace(alloc=after, first=True))
+        say = f"the round writes grants: {rules.grants(self.allocs[after])}"
+        yield Step(say, self.place(records, papers, after, sky), done, why=wrong)
+
+    def _call(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
+        _, todo, results, _, _ = at.data
+        world = self.world(number)
+        for index, action in enumerate(todo):
+            rest = (*todo[:index], *todo[index + 1 :])
+            wrong = rules.called(world, at.job, action)
+            for done in clouds.perform(world.sky, action, self.ec2, kinds):
+                after = self.intern(world._replace(sky=done.sky))
+                got = results if done.kind is Class.ACCEPTED else (*results, Result(action, done.kind))
+                on = self._after_call(at, rest, got)
+                why = wrong or done.why or rules.swept(world, done.sky, at.job, action)
+                yield Step(f"the round {done.say}", after, on, done.fault, 0, why)
+
+    def _after_call(self, at: Round, rest: tuple[Action, ...], results: tuple[Result, ...]) -> int:
+        record, _, _, ref, tidy = at.data
+        if rest:
+            return self.rounds(Round("call", at.job, (record, rest, results, ref, tidy)))
+        if not results or ref is None:
+            return int(tidy)
+        made = {result.action for result in results}
+        calls = self.make(ref).calls
+        every = tuple(Result(action, Class.ACCEPTED) for action in calls if action not in made)
+        return self.future(ref._replace(results=(*ref.results, *every, *results)))
+
+    def _tidy(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
+        stale, asks = at.data
+        world = self.world(number)
+        papers = world.papers[at.job]
+        kept = tuple(ask for ask in papers.asks if ask.id not in asks)
+        left = papers._replace(facts=papers.facts - stale, asks=kept)
+        after = self.intern(world._replace(papers=changed(world.papers, at.job, left)))
+        yield Step("the round tidies what is over", after, 0)
+
+    def _sweep(self, job: int, number: int) -> Iterator[Step]:
+        if self.story.lost_records:
+            yield from self._orphan(Round("orphan", job, ()), number, NONE)
+
+    def _orphan(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
+        """The listing first; then the shipped sweep reads the grants and the record, and ends what has none."""
+        world = self.world(number)
+        if not at.data:
+            if world.records[at.job] is None:
+                look = self._look(number, self.zones)
+                yield Step("the sweep lists the cloud", number, self.rounds(Round("orphan", at.job, (look,))))
+            return
+        desk = orphans.Desk(world, at.job)
+        _orphans(desk, orphans.Clock(), self.listings[at.data[0]], [JOBS[at.job]], [])  # type: ignore[arg-type]
+        if desk.written is not None:
+            ended = world._replace(records=changed(world.records, at.job, plain(desk.written, None, NOW)))
+            why = "S5: the sweep ends a job that has a record" if world.records[at.job] is not None else ""
+            yield Step(f"the sweep ends job {at.job}, which has no record", self.intern(ended), 0, why=why)
+
+
+def _live(action: InsertVm, job: int, live: set[tuple[int, int]]) -> bool:
+    return action.job != JOBS[job] or (action.rank, action.attempt) in live
+
+
+def _waits_to_free(record: Record, sky: Sky) -> bool:
+    """A superseded machine that holds the disk, and may be given a moment to unmount."""
+    return any(rank.cur is not None and rank.cur.cause in ("notice", "swap") for rank in record.ranks) and any(
+        d.user for d in sky.disks
+    )

@@ -1,0 +1,64 @@
+"""What one search is about: how much may go wrong, what may be asked, and where it ends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.model.values import Moment
+
+FAULTS = frozenset(
+    {"killed", "noticed", "hangs", "reboots", "refused", "forgotten", "blind", "crashes"}
+    | {moment.name for moment in (Moment.PAST, Moment.BOOT, Moment.SILENT, Moment.ROLL, Moment.DISK)}
+)
+WISHES = frozenset({"swap", "move", "pause", "cancel", "finish"})
+BOTH = 3
+
+
+class Story(NamedTuple):
+    """Bounds of one search. ``split``: a round may stall between any two reads, not only after the record."""
+
+    name: str
+    cloud: str = "gce"
+    jobs: int = 1
+    ranks: int = 1
+    zones: tuple[str, ...] = ("a", "b")
+    rounds: int = 2
+    replicated: bool = True
+    static: bool = False
+    cap: int = 3
+    faults: int = 2
+    wishes: int = 1
+    deaths: int = 0  # rounds that end in the middle; any may stall for ever besides, which is a death too
+    kinds: frozenset[str] = FAULTS
+    asks: frozenset[str] = WISHES
+    split: bool = True
+    spread: bool = False
+    lost_records: bool = False
+    cas: bool = True  # False: the store's compare-and-swap is taken away (a mutant's story)
+    states: int = 0  # stop there; 0: to the end
+    least: int = 0  # an elastic job's smallest size; 0: it is fixed
+    pair: tuple[str, ...] = ()  # two kinds of fault, of which each may happen once; else any of ``kinds``
+
+    @property
+    def numbers(self) -> int:
+        """The highest number that an attempt may have.
+
+        Two rounds that race for ever, each granting what the other burns, use up one number after the other,
+        and nothing else changes; so numbers end a little above what faults and wishes use up.
+        """
+        return 2 + self.faults + 2 * self.wishes
+
+    @property
+    def budget(self) -> int:
+        """The faults that are left at the start: how many, or one bit for each of a pair."""
+        return BOTH if self.pair else self.faults
+
+    def may(self, left: int) -> tuple[tuple[str, int], ...]:
+        """(kind, what it takes from the budget) of every fault that may still happen."""
+        if self.pair:
+            return tuple((kind, bit) for bit, kind in zip((1, 2), self.pair, strict=True) if left & bit)
+        return tuple((kind, 1) for kind in sorted(self.kinds)) if left else ()
+
+    def wanted(self, left: int) -> tuple[str, ...]:
+        """The wishes that may still be made."""
+        return tuple(sorted(self.asks)) if left else ()
