@@ -23,7 +23,8 @@ import flask
 import msgspec
 import pytest
 from spotkeeper.clock import Clock
-from spotkeeper.reconcile import paths
+from spotkeeper.reconcile import http as door_module
+from spotkeeper.reconcile import pace, paths
 from spotkeeper.reconcile.body import BodyError, parse
 from spotkeeper.reconcile.hints import job_of_event
 from spotkeeper.reconcile.http import STATUS, Door, Refusal
@@ -385,6 +386,32 @@ class TestTrouble:
         cloud = Deadlined(Slow(), CLOCK, 0.0)
         assert cloud.list("demo").answered == frozenset(), "proves nothing"
         assert cloud.perform(DeleteDisk("d", "z"), 20).kind is Class.THROTTLED
+
+    @pytest.mark.parametrize("path", ["/v1/tick", f"/v1/poke/{JOB}"])
+    def test_a_request_whose_time_is_up_asks_the_cloud_nothing(
+        self, site: Site, door: Door, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(door_module, "DEADLINE_S", 0.0)
+        assert ask(door, "POST", path, b"{}", clock_token())[0] == 200
+        assert site.google.asked == []
+
+    def test_all_changes_of_a_process_wait_their_turn_at_one_gate(
+        self, site: Site, door: Door, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gates: set[int] = set()
+
+        def shut(self: pace.Bucket, patience_s: float) -> None:
+            gates.add(id(self))
+
+        monkeypatch.setattr(pace.Bucket, "take", shut)
+        for count in (1, 2):  # and Pulumi changes the stack in between
+            assert ask(door, "POST", "/v1/tick", b"{}", clock_token())[0] == 200
+            assert len(site.google.of("instances.aggregatedList")) == count, "looks are not paced"
+            state = msgspec.structs.replace(STACK, node_identity=ids.NODES, boot_deadline_s=STACK.boot_deadline_s + 1)
+            site.runtime.store.put(paths.STACK, msgspec.json.encode(state))
+            monkeypatch.setattr(site.runtime, "_stack", None)
+        assert site.cloud.vms == {}
+        assert len(gates) == 1
 
     def test_calls_get_what_is_left_of_the_request(self) -> None:
         class Noting:

@@ -6,6 +6,7 @@ import http.client
 import multiprocessing
 import threading
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -544,6 +545,15 @@ def test_a_packed_record_that_is_cut_short_is_corrupt(tmp_path: Path, cut: int) 
     objects.put(paths.record(JOB), encode_versioned(ranks(1000))[:cut])
     with pytest.raises(CorruptError):
         ObjectStore(objects).read_record(JOB)
+
+
+def test_a_document_that_unpacks_to_too_much_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ObjectStore(SqliteObjects(tmp_path / "b.db"))
+    store.put(paths.record(JOB), zlib.compress(encode_versioned(record()) + b" " * 10_000))
+    assert store.read_record(JOB).value == record()
+    monkeypatch.setattr(store_module, "UNPACKED_BYTES", 5_000)
+    with pytest.raises(CorruptError, match="larger than 5000 bytes"):
+        open_store(f"sqlite://{tmp_path}/b.db").read_record(JOB)
 
 
 def test_a_record_is_decoded_once_a_version_and_never_served_stale(
