@@ -43,7 +43,10 @@ def _two(cloud: str) -> tuple[Story, ...]:
     """World (b) on one cloud."""
     ranks = Story("", cloud=cloud, ranks=2, cap=5, zones=("a",), rounds=1, split=False)
     jobs = Story("", cloud=cloud, jobs=2, cap=1, zones=("a",), rounds=2, split=False, states=10_000_000)
+    elastic = ranks._replace(least=1, asks=frozenset({"resize"}))
     return (
+        elastic._replace(name="an elastic job of two ranks, any two losses", wishes=0, kinds=LOSSES),
+        elastic._replace(name="an elastic job of two ranks, resized, and a loss", faults=1, kinds=LOSSES),
         ranks._replace(name="two ranks, any one fault", wishes=0, faults=1),
         ranks._replace(name="two ranks, sharded, any one fault", wishes=0, faults=1, replicated=False),
         ranks._replace(name="two ranks, any two losses", wishes=0, kinds=LOSSES, states=10_000_000),
@@ -65,29 +68,43 @@ LOST = tuple(
     for cloud in CLOUDS
 )
 WORLDS = (*A, *B, *LOST)
+RESIZED = Story(
+    "two ranks become one, and two again",
+    ranks=2,
+    cap=5,
+    zones=("a",),
+    rounds=1,
+    faults=0,
+    asks=frozenset({"resize"}),
+    least=1,
+    split=False,
+)
 
 # What `make test` explores to the end: everything that one thing can break, on both clouds.
-SLICE = tuple(
-    story
-    for cloud in CLOUDS
-    for story in (
-        Story("any one fault, one round", cloud, wishes=0, faults=1, rounds=1),
-        Story("all well, two rounds", cloud, wishes=0, faults=0),
-        Story("a machine is taken, two rounds", cloud, wishes=0, faults=1, kinds=frozenset({"killed"})),
-        Story("any one wish, one round", cloud, faults=0, rounds=1),
-        Story(
-            "two ranks, one is taken",
-            cloud,
-            ranks=2,
-            cap=5,
-            zones=("a",),
-            rounds=1,
-            faults=1,
-            wishes=0,
-            kinds=frozenset({"killed"}),
-            split=False,
-        ),
-        Story("two jobs, one slot", cloud, jobs=2, cap=1, zones=("a",), faults=0, wishes=0, split=False),
-    )
+SLICE = (
+    RESIZED,
+    *tuple(
+        story
+        for cloud in CLOUDS
+        for story in (
+            Story("any one fault, one round", cloud, wishes=0, faults=1, rounds=1),
+            Story("all well, two rounds", cloud, wishes=0, faults=0),
+            Story("a machine is taken, two rounds", cloud, wishes=0, faults=1, kinds=frozenset({"killed"})),
+            Story("any one wish, one round", cloud, faults=0, rounds=1),
+            Story(
+                "two ranks, one is taken",
+                cloud,
+                ranks=2,
+                cap=5,
+                zones=("a",),
+                rounds=1,
+                faults=1,
+                wishes=0,
+                kinds=frozenset({"killed"}),
+                split=False,
+            ),
+            Story("two jobs, one slot", cloud, jobs=2, cap=1, zones=("a",), faults=0, wishes=0, split=False),
+        )
+    ),
 )
 __all__ = ["CLOUDS", "LOST", "SLICE", "WORLDS", "A", "B"]

@@ -80,8 +80,12 @@ def _park(draft: Draft, index: int) -> None:
 
 
 def left(draft: Draft, index: int) -> bool:
-    """Whether a parked rank's old disks may go: a generation runs without it, and its newest commit is elsewhere."""
+    """Whether a rank's old disks may go before it trains with its own: the newest commit is on another's.
+
+    It is parked, and a generation runs without it; or it came back, and trains while its new disk is on its way.
+    """
     record = draft.record
-    if index < draft.size() or index in record.members or record.stop or not record.gen:
+    parked = index >= draft.size() and index not in record.members
+    if record.stop or not record.gen or not (parked or any(index == member for member, _ in draft.members())):
         return False
-    return any(slot.holds for _, slot in draft.members())
+    return any(generation.holds(draft, member, slot) for member, slot in draft.members())
