@@ -1,4 +1,4 @@
-"""How a global batch is cut into micro-batches, and which rank trains on which. Pure.
+"""How a global batch is cut into micro-batches, and which rank trains on which. Knows no tensors.
 
 The cut knows nothing of the world: micro-batch m of global batch n is the same samples
 however many ranks there are. So its loss, its batch statistics and (because its random
@@ -8,7 +8,10 @@ of a global batch differs between worlds by nothing but the order of a sum.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+
+from spotkeeper.train.gang import Gang
 
 
 @dataclass(frozen=True)
@@ -83,3 +86,22 @@ def turns(batch: int, micro: int, rank: int, world: int) -> tuple[Turn, ...]:
 
 def _places(batch: int, micro: int, number: int) -> range:
     return range(number * micro, min((number + 1) * micro, batch))
+
+
+def find_micro(gang: Gang, batch: int | None, largest: int | None) -> Micro | None:
+    """What the run was asked for; None where its world stays as it is. Collective.
+
+    Args:
+        batch: this rank's word on the global batch.
+        largest: ranks of the largest world, as this rank's machine was told; rank 0's counts, for machines differ.
+
+    Raises:
+        ValueError: ranks want different global batches, or one of less than a sample.
+    """
+    if batch is not None and batch < 1:
+        raise ValueError(f"attach(global_batch={batch}): want at least 1 sample")
+    words = [json.loads(blob) for blob in gang.gather(json.dumps([batch, largest]).encode())]
+    if len(batches := {each for each, _ in words}) > 1:
+        raise ValueError(f"attach(global_batch=): ranks differ: {', '.join(sorted(map(str, batches)))}")
+    most = words[0][1]
+    return None if batch is None and most is None else Micro(batch, max(most or 0, gang.world))

@@ -21,17 +21,13 @@ four lines in the middle (see ``update``), and batches are micro-batches (see ``
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
-import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 import torch
@@ -45,11 +41,12 @@ from spotkeeper.train.control import NAME, RESULT, Commit, Control, Result, Want
 from spotkeeper.train.control import State as Phase
 from spotkeeper.train.feed import Feed, Position, open_feed
 from spotkeeper.train.gang import Gang, find_gang
-from spotkeeper.train.micro import Micro
+from spotkeeper.train.micro import find_micro
 from spotkeeper.train.pace import Pace
 from spotkeeper.train.parts import Parts
 from spotkeeper.train.restore import Restored, restore
 from spotkeeper.train.settings import Settings, lock
+from spotkeeper.train.signals import stop_on_signals
 from spotkeeper.train.store import Place, scan
 from spotkeeper.train.update import Clip, Update
 from spotkeeper.train.writer import Writer, say
@@ -103,7 +100,7 @@ class Run:
         self._gang: Gang = find_gang()
         self._settings = Settings.from_env(os.environ, folder=Path(checkpoint_dir) if checkpoint_dir else None)
         self._seed = self._settings.seed if seed is None else seed
-        self._micro = self._find_micro(global_batch)
+        self._micro = find_micro(self._gang, global_batch, self._settings.max_world)
         self._update = Update(parts, self._gang.world, elastic=self._micro is not None)
         self._control = self._open_control()
         self._control.state = Phase.RESTORING
@@ -250,30 +247,11 @@ class Run:
 
     # ------------------------------------------------------------ beginning
 
-    def _find_micro(self, global_batch: int | None) -> Micro | None:
-        """None where the world stays as it is. Rank 0's word on the largest world: machines may differ.
-
-        Raises:
-            ValueError: ranks want different global batches, or none can be that small.
-        """
-        if global_batch is not None and global_batch < 1:
-            raise ValueError(f"attach(global_batch={global_batch}): want at least 1 sample")
-        wishes = [
-            json.loads(blob)
-            for blob in self._gang.gather(json.dumps([global_batch, self._settings.max_world]).encode())
-        ]
-        if len(different := {batch for batch, _ in wishes}) > 1:
-            raise ValueError(f"attach(global_batch=): ranks differ: {', '.join(sorted(map(str, different)))}")
-        largest = wishes[0][1]
-        if global_batch is None and largest is None:
-            return None
-        return Micro(global_batch, max(largest or 0, self._gang.world))
-
     def _open_control(self) -> Control:
         if self._settings.run is not None:
             return Control.open(self._settings.run / NAME)
         control = Control.private()
-        _stop_on_signals(control)
+        stop_on_signals(control)
         return control
 
     def _begin(self) -> None:
@@ -517,21 +495,3 @@ class Run:
 
 def _versions() -> dict[str, str]:
     return {"spotkeeper": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-
-
-def _stop_on_signals(control: Control) -> None:
-    """Without an agent, SIGTERM and Ctrl-C save and stop; a second Ctrl-C interrupts."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and control.want is Want.SAVE_STOP:
-            signal.default_int_handler(number, frame)
-        if control.want is not Want.SAVE_STOP:
-            say(f"{signal.Signals(number).name}: saving and stopping after this step")
-            control.request(Want.SAVE_STOP)
-
-    for number, default in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
-        if signal.getsignal(number) is default:
-            with contextlib.suppress(ValueError):
-                signal.signal(number, handle)
