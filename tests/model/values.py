@@ -224,6 +224,8 @@ def times(moment: Moment) -> Times:
 def plain(record: Record, old: Record | None, now: float) -> Record:
     """Without what no decision reads, and its moments as "now" or "later".
 
+    The money fuses are not searched: launches are not counted, nothing is spent, and no breaker stays open
+    (``tests/reconcile`` blows each). Nor are bouts of on-demand: the stories' jobs buy spot only.
     ``ver`` counts the roll calls: answers must be of the newest one or a later one.
     """
     ver = 0 if old is None else old.ver
