@@ -100,7 +100,7 @@ def test_ctrl_c_leaves_nothing_and_the_next_run_begins_cleanly(tmp_path: Path) -
 
 def ended_well(run: Demo) -> None:
     uid = run.cloud_uid()
-    assert run.interrupt() == INTERRUPTED, run.text()
+    assert run.interrupt() in (INTERRUPTED, -signal.SIGINT), run.text()  # one thing to a shell; CPython picks
     left = {pid: cmdline(pid) for pid in procs.marked(procs.mark(procs.CLOUD, uid))}
     assert not left, left
     assert "Traceback" not in run.text(), run.text()

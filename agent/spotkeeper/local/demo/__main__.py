@@ -50,6 +50,7 @@ SCALE = 12.0  # a minute of the cloud's time is five seconds, a notice of 120 s 
 PER_ZONE = 8  # spot machines that fit a zone, where the recording shows all of its capacity
 CALM_S = 3600.0  # virtual; an hour of the recording in which the market takes nothing: the storm does
 WIDTH = 140  # of lines that go to a file
+INTERRUPTED = 130  # as a shell counts it
 END_S = 240.0  # real; for the rest of the training, after the storm
 
 
@@ -69,23 +70,53 @@ def main(argv: list[str] | None = None) -> int:
     """0 only if everything that the report claims holds; 2: another demo is at work here; 130: Ctrl-C."""
     args = parse(sys.argv[1:] if argv is None else argv)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    stop = Stop()
+    stop.listen()
     try:
         with only_one(args.folder, "make demo", "take another folder: make demo ARGS=--folder=.spotkeeper/second"):
-            return attempt(Demo(args, console), console)
+            return attempt(Demo(args, console, stop), console)
     except BusyError as error:
         console.print(f"[bold red]the demo did not start:[/] {error}", highlight=False)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+class Stop:
+    """Ctrl-C, SIGTERM, or a closed terminal: raised where the main thread is, once.
+
+    A library may swallow what is raised in the middle of it (some catch everything while they are imported), so
+    whoever begins a step asks again with ``check``.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def listen(self) -> None:
+        for end in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(end, self._heard)
+
+    def check(self) -> None:
+        """
+        Raises:
+            KeyboardInterrupt: somebody asked the demo to stop.
+        """
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def _heard(self, *_: object) -> None:
+        first, self.asked = not self.asked, True  # a second one must not leave half of the cleaning
+        if first:
+            raise KeyboardInterrupt
 
 
 def attempt(demo: Demo, console: Console) -> int:
     """One run, whose every end cleans up; the exit code."""
-    for end in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal cleans up as Ctrl-C does
-        signal.signal(end, signal.default_int_handler)
     try:
         return demo.run()
     except KeyboardInterrupt:
         console.print("\n[bold]stopped; cleaning up[/]")
-        return 130
+        return INTERRUPTED
     except (StormError, DemoError, deploy.DeployError, RuntimeError) as error:
         console.print(f"\n[bold red]the demo failed:[/] {error}", markup=True, highlight=False)
         return 1
@@ -100,8 +131,9 @@ class DemoError(Exception):
 class Demo:
     """One run. Every step leaves ``clean_up`` able to remove what it made."""
 
-    def __init__(self, args: argparse.Namespace, console: Console) -> None:
+    def __init__(self, args: argparse.Namespace, console: Console, stop: Stop) -> None:
         self.args = args
+        self.stop = stop
         self.console = console
         self.folder: Path = args.folder.resolve()
         self.cloud: LocalCloud | None = None
@@ -209,6 +241,7 @@ class Demo:
             else nullcontext() as live
         ):
             while True:
+                self.stop.check()
                 view = look()
                 screen.update(view, live)
                 if failure:
@@ -255,11 +288,8 @@ class Demo:
 
     def clean_up(self) -> None:
         """Whatever is still there goes; safe to call at any point."""
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
-        try:
-            self._end_cloud()
-        finally:
-            signal.signal(signal.SIGINT, before)
+        self.stop.asked = True  # from here on nothing interrupts
+        self._end_cloud()
 
     def _end_cloud(self) -> None:
         """Found by its folder: one that was interrupted while it came up has no name here yet."""
@@ -274,11 +304,13 @@ class Demo:
             DemoError: not within so many real seconds.
         """
         for _ in ticks(seconds):
+            self.stop.check()
             if look():
                 return
         raise DemoError(f"waited {seconds:.0f} s for {what}")
 
     def say(self, text: str) -> None:
+        self.stop.check()
         self.console.print(f"\n[bold cyan]==>[/] [bold]{text}[/]", highlight=False)
 
 
