@@ -125,6 +125,8 @@ def _reason(  # noqa: PLR0911
     if old.roll is not None and seen.times.roll_s < 0:
         here = any(f.kind is Kind.HERE and f.value.isdigit() and int(f.value) >= old.roll.ver for f in said)
         return "S4: gives up a member that answered the roll call" if here else ""
+    if index >= new.wanted() and _broken(at):
+        return ""  # it is to go, and a gang that has lost one cannot save any more
     stopped = any(f.kind in (Kind.RELEASED, Kind.EXIT) and f.gen == old.gen for f in said)
     late = old.stop_deadline is not None and old.stop_deadline <= seen.now
     if not (stopped or (old.stop and late)):
@@ -134,6 +136,13 @@ def _reason(  # noqa: PLR0911
     if after.cur is None or after.cur.state is not SlotState.ADMITTED:
         return "S4: gives up a member before its successor stands by"
     return ""
+
+
+def _broken(at: Pass) -> bool:
+    """Whether a member's machine runs no more, as listed."""
+    running = {vm.uid for vm in at.seen.listing.vms if vm.status is VmStatus.RUNNING}
+    members = (at.record.ranks[index].cur for index in at.record.members)
+    return any(slot is None or (slot.zone in at.seen.listing.answered and slot.uid not in running) for slot in members)
 
 
 def written(world: World, job: int, old: Record, new: Record) -> str:
