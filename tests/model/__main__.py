@@ -179,7 +179,7 @@ def finish(part: Json) -> int:
     OUT.write_text(json.dumps(summary, indent=1) + "\n")
     if combos:
         print(f"combinations: {combos['exhausted']} of {combos['total']} exhausted ({combos['bound']})")
-tried = [f"{row['cloud']}: {row['name']}" for row in combos["tried"] if not row["exhausted"]]
+        tried = [f"{row['cloud']}: {row['name']}" for row in combos["tried"] if not row["exhausted"]]
         print(f"  open after {combos['limit_s']:.0f} s each: {'; '.join(tried) or 'none'}")
         print(f"  and {len(combos['open']) - len(tried)} more that were not tried, as most hold one of these")
     whole = sum(row["exhausted"] for row in worlds)
