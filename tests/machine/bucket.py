@@ -79,6 +79,10 @@ class Bucket:
         self.blobs.pop(key, None)
         self._after(f"deleted {key}")
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.delete(key)
+
     def plant(self, key: str, data: bytes) -> None:
         """Somebody else writes, whom nobody watches: an operator, another version."""
         self.counter += 1

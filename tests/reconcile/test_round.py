@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from spotkeeper.reconcile.round import Ended, Snapshot, run_round
+from spotkeeper.reconcile.round import Ended, Options, Snapshot, run_round
 from spotkeeper.reconcile.store import open_store
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec.cloud import Action, CreateSnapshot, DeleteVm, InsertVm, Listing, Result, VmStatus
@@ -1058,3 +1058,20 @@ def test_one_listing_serves_a_tick_of_many_jobs() -> None:
     world.list = count  # type: ignore[method-assign]
     result = tick(world.store, world, world, world.options)
     assert (result.jobs, seen) == (2, 1)
+
+
+def test_a_report_that_found_the_lease_taken_is_covered_though_it_comes_after_the_last_look() -> None:
+    """It was sent away, so the round looks once more when the lease is back and late reports can be seen."""
+    world = trained(World(nodes=2))
+    world.run(60)
+    world.preempt(1)
+    late = Fact("u", "b", 0, 1, 0, Kind.HELLO, "0")
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        world.store.put_fact(JOB, late)
+
+    result = run_round(world.store, world, JOB, world, Options(settle_s=1.1, sleep=sleep, parallel=1))
+    assert slept[:1] == [1.1]
+    assert late in result.facts

@@ -27,7 +27,7 @@ from spotkeeper.reconcile.objects import (
     check_key,
     open_objects,
 )
-from spotkeeper.reconcile.objects_obstore import ObstoreObjects, open_bucket
+from spotkeeper.reconcile.objects_obstore import DELETES, ObstoreObjects, open_bucket
 from spotkeeper.reconcile.objects_sqlite import SqliteObjects
 from spotkeeper.reconcile.store import SINGLY, CorruptError, ObjectStore, encode_versioned, open_store
 from spotkeeper.reconcile.store_api import HOURS_KEPT, StaticHello, Store, StoreError
@@ -163,6 +163,15 @@ class TestObjects:
         assert bucket.list("f/", "9.") == [f"f/9.x{n}" for n in range(10)]
         assert bucket.list("f/", "99.") == []
 
+    def test_many_are_deleted_and_the_others_stay(self, objects: Callable[[], Objects]) -> None:
+        bucket = objects()
+        for number in range(5):
+            bucket.create(f"f/{number}", b"")
+        bucket.delete_many(["f/1", "f/3", "f/9"])
+        bucket.delete_many(["f/4"])
+        bucket.delete_many([])
+        assert bucket.list("f/") == ["f/0", "f/2"]
+
     def test_threads_lose_no_update(self, objects: Callable[[], Objects]) -> None:
         objects().create("n", b"0")
 
@@ -220,6 +229,13 @@ def increment_in_process(path: str, times: int) -> None:
     bucket = SqliteObjects(path)
     for _ in range(times):
         increment(bucket)
+
+
+def test_a_gangs_facts_are_not_deleted_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand of them took most of a round's minute."""
+    together = threading.Barrier(DELETES, timeout=20)
+    monkeypatch.setattr(ObstoreObjects, "delete", lambda self, key: together.wait())
+    ObstoreObjects(obstore.store.MemoryStore()).delete_many([f"f/{number}" for number in range(2 * DELETES)])
 
 
 def test_sqlite_processes_lose_no_update(tmp_path: Path) -> None:
@@ -376,6 +392,15 @@ class TestStore:
         assert sorted(store.list_ledger(JOB), key=lambda one: one.rank or 0) == [early, *entries]
         if count > SINGLY:
             assert len(store.list(paths.ledger(JOB))) <= 3 + SINGLY
+
+    def test_two_large_changes_of_one_moment_are_both_kept(self, store: ObjectStore) -> None:
+        said = [
+            tuple(Entry(10.0, f"{kind.value}.r{n}", kind, rank=n) for n in range(50))
+            for kind in (Event.LOSS, Event.GONE)
+        ]
+        for entries in said:
+            store.append_all(JOB, entries)
+        assert len(store.list_ledger(JOB)) == 100
 
     def test_ledger_writes_an_event_once(self, store: ObjectStore) -> None:
         first = Entry(10.0, "intent-0-1", Event.INTENT, rank=0, attempt=1)

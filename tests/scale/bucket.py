@@ -91,6 +91,12 @@ class Bucket:
         self._wait()
         self.blobs.pop(key, None)
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        for start in range(0, len(keys), PARALLEL):
+            self._wait()
+            for key in keys[start : start + PARALLEL]:
+                self.blobs.pop(key, None)
+
     def forget(self) -> None:
         """What was written so far was long ago."""
         self.writes.clear()

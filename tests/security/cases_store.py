@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,12 +25,13 @@ from tests.security.site import OTHER, Shot, Site, sync
 
 @dataclass
 class Shelf:
-    """An object store in memory; ``before`` may raise, or change what is about to be read."""
+    """An object store in memory; ``before`` may raise, or change what is about to be read. Thread-safe."""
 
     things: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     before: Callable[[str, str], None] = lambda _verb, _key: None
     after: Callable[[str, str], None] = lambda _verb, _key: None
     serial: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def get(self, key: str) -> Blob | None:
         self.before("get", key)
@@ -41,26 +43,29 @@ class Shelf:
 
     def create(self, key: str, data: bytes) -> str:
         self.before("create", key)
-        if key in self.things:
-            raise ConflictError(key)
-        return self._set(key, data, "create")
+        with self.lock:
+            if key in self.things:
+                raise ConflictError(key)
+            return self._set(key, data, "create")
 
     def replace(self, key: str, data: bytes, tag: str) -> str:
         self.before("replace", key)
-        if key not in self.things or str(self.things[key][1]) != tag:
-            raise ConflictError(key)
-        return self._set(key, data, "replace")
+        with self.lock:
+            if key not in self.things or str(self.things[key][1]) != tag:
+                raise ConflictError(key)
+            return self._set(key, data, "replace")
 
     def get_many(self, keys: Sequence[str]) -> builtins.list[Blob | None]:
         return [self.get(key) for key in keys]
 
     def put(self, key: str, data: bytes) -> str:
         self.before("put", key)
-        return self._set(key, data, "put")
+        with self.lock:
+            return self._set(key, data, "put")
 
     def list(self, prefix: str, start: str = "") -> builtins.list[str]:
         self.before("list", prefix)
-        return sorted(key for key in self.things if key.startswith(prefix + start))
+        return sorted(key for key in tuple(self.things) if key.startswith(prefix + start))
 
     def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
         for key, data in blobs:
@@ -70,6 +75,10 @@ class Shelf:
     def delete(self, key: str) -> None:
         self.before("delete", key)
         self.things.pop(key, None)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def _set(self, key: str, data: bytes, verb: str) -> str:
         self.serial += 1

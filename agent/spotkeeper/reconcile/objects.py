@@ -85,6 +85,9 @@ class Objects(Protocol):
     def delete(self, key: str) -> None:
         """Delete; what is not there is deleted."""
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As ``delete``, for many objects at once."""
+
 
 def check_key(key: str) -> str:
     if len(key) > MAX_KEY or not _KEY.match(key):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PARALLEL = 8  # reads of small objects at once
+DELETES = 32  # at once: a large gang's end leaves thousands of facts, and a round has a minute
 TIMEOUT_S = 15  # per request; a round has 50 s in all
 _RETRY: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=2 * TIMEOUT_S)}
 
@@ -149,6 +150,14 @@ class ObstoreObjects:
             _twice(key, lambda: obstore.delete(self._store, check_key(key)))
         except FileNotFoundError:
             return
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        if len(keys) < 2:
+            for key in keys:
+                self.delete(key)
+            return
+        with ThreadPoolExecutor(max_workers=min(DELETES, len(keys))) as pool:
+            list(pool.map(self.delete, keys))
 
     def _put(self, key: str, data: bytes, mode: str | dict[str, str]) -> str:
         # A multipart upload has no condition, and costs three requests: for what is large and unconditional only.

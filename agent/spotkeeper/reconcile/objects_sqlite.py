@@ -101,6 +101,10 @@ class SqliteObjects:
         with self._write() as (db, _):
             db.execute("DELETE FROM objects WHERE key = ?", (key,))
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        with self._write() as (db, _):
+            db.executemany("DELETE FROM objects WHERE key = ?", [(check_key(key),) for key in keys])
+
     def close(self) -> None:
         """Close this thread's connection (tests; others close with their thread)."""
         db: sqlite3.Connection | None = getattr(self._local, "db", None)

@@ -150,8 +150,7 @@ class ObjectStore:
         return self._create(paths.fact(job, fact), b"") is not None
 
     def delete_facts(self, job: str, facts: tuple[Fact, ...]) -> None:
-        for fact in facts:
-            self._objects.delete(paths.fact(job, fact))
+        self._objects.delete_many([paths.fact(job, fact) for fact in facts])
 
     # -- allocation
 
