@@ -121,13 +121,19 @@ def soak(days: float, seed: int, cores: int, minutes: float = math.inf) -> dict[
     sums = {ranks: Sum() for ranks in SHARES}
     told: list[str] = []
     progress = Progress(sum(job[2] * _weight(job[1]) for job in jobs))
-    for done in runs(jobs, cores):
-        sums[done.ranks].add(done)
-        told += [f"seed {done.seed}, {done.ranks} ranks: {what}" for what in (*done.violations, *done.left_over)]
-        del told[TOLD:]
-        progress.step(done.days * _weight(done.ranks), sums)
-        if time.monotonic() - began > 60 * minutes:
-            break
+    try:
+        for done in runs(jobs, cores):
+            sums[done.ranks].add(done)
+            bad = [f"seed {done.seed}, {done.ranks} ranks: {what}" for what in (*done.violations, *done.left_over)]
+            for line in bad:
+                print(line, file=sys.stderr, flush=True)
+            told += bad
+            del told[TOLD:]
+            progress.step(done.days * _weight(done.ranks), sums)
+            if time.monotonic() - began > 60 * minutes:
+                break
+    except KeyboardInterrupt:
+        print("stopped: the report is of what was done by now", file=sys.stderr)
     progress.end()
     took = time.monotonic() - began
     total = {name: sum(getattr(each, name) for each in sums.values()) for name in TOTALS}
