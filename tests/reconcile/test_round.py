@@ -876,6 +876,23 @@ def test_a_refused_ask_says_why() -> None:
     assert world.memory.asks[JOB] == {}
 
 
+def test_a_round_under_way_inserts_nothing_into_a_stack_that_is_drained_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A round may take most of a minute; who empties a stack looks twice within seconds."""
+    world = World(nodes=2)
+    looks: list[bool] = []
+
+    def draining() -> bool:
+        looks.append(len(looks) > 0)
+        return looks[-1]
+
+    monkeypatch.setattr(world.memory, "draining", draining)
+    world.submit()
+    assert world.record().ranks[0].cur is not None, "it had decided to, before"
+    assert world.inserts() == []
+
+
 def test_drain_inserts_nothing() -> None:
     world = World(nodes=2)
     world.memory.drain = True

@@ -23,7 +23,7 @@ from spotkeeper.reconcile.lease import Every, Lease
 from spotkeeper.reconcile.ledger import Writer
 from spotkeeper.reconcile.passes import READS, Pass, Read, Todo
 from spotkeeper.reconcile.store_api import CorruptError, Held, OfferSeen, Store
-from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
+from spotkeeper.spec.cloud import Action, Class, Cloud, InsertVm, Listing, Result
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
@@ -319,7 +319,17 @@ class Round:
         return Held(wanted, token)
 
     def _call(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
+        if any(isinstance(action, InsertVm) for action in todo) and self.store.draining():
+            # The stack is being emptied since this round began; whoever empties it waits two seconds for inserts.
+            now, inserts = self.clock.now(), [action for action in todo if isinstance(action, InsertVm)]
+            put_off = tuple(Result(action, Class.THROTTLED, "put off: the stack is drained", now) for action in inserts)
+            return put_off + self._made(tuple(action for action in todo if not isinstance(action, InsertVm)))
+        return self._made(todo)
+
+    def _made(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
         self.calls += len(todo)
+        if not todo:
+            return ()
         if self.options.parallel == 1 or len(todo) == 1:  # a thread costs more than it brings
             return tuple(map(self._perform, todo))
         with ThreadPoolExecutor(max_workers=min(self.options.parallel, len(todo))) as pool:
