@@ -327,6 +327,8 @@ class World:
             at += _timers(record, self.times, self.stack)
             if record.phase is Phase.END or (record.phase is Phase.RUN and not found.training):
                 return now  # something is awaited: every tick looks
+            if any(slot.model is Model.ON_DEMAND for rank in record.ranks for slot in (rank.cur, rank.next) if slot):
+                return now  # a price that is asked for by the hour, or a refusal forgotten, may bring it back to spot
         return min((moment for moment in at if moment >= now), default=float("inf"))
 
 
