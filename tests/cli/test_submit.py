@@ -14,7 +14,7 @@ from spotkeeper.cli.submit import PORT_BLOCK, PORT_END, PORT_FIRST, free_port_bl
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.reconcile.store_api import StoreError
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Hold, Outcome, Phase
+from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 
 from tests.cli.conftest import Cli
 
@@ -121,6 +121,48 @@ def test_a_crash_at_any_write_is_mended_by_submitting_again(
     assert store.read_name("first") == job
     assert store.active_jobs() == (job,)
     assert store.read_record(job) is not None
+
+
+def test_two_shells_that_submit_the_same_have_one_job(
+    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ObjectStore.create_record
+    other: list[str] = []
+
+    def slow(self: ObjectStore, record: Record) -> bool:
+        if not other:
+            other.append("")
+            other.append(submitted(cli, folder / "job.yaml"))
+        return real(self, record)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(ObjectStore, "create_record", slow)
+        assert submitted(cli, folder / "job.yaml") == other[1]
+    assert store.active_jobs() == (other[1],)
+
+
+def test_a_job_that_is_cancelled_while_it_is_submitted_never_runs(
+    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cancel comes after everything but the record: a record written after it would run, and have no name."""
+    real = ObjectStore.create_record
+    said: list[str] = []
+
+    def slow(self: ObjectStore, record: Record) -> bool:
+        if not said:
+            said.append("")
+            said.append(cli("cancel", "first").out)
+        return real(self, record)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(ObjectStore, "create_record", slow)
+        done = cli("submit", folder / "job.yaml")
+    assert said[1].endswith("its unfinished submission is withdrawn\n")
+    assert done.code == 4
+    assert "somebody cancelled it meanwhile" in done.err
+    assert store.active_jobs() == ()
+    assert store.read_name("first") is None
+    assert submitted(cli, folder / "job.yaml") in store.active_jobs()
 
 
 def test_a_wrong_job_file_writes_nothing(cli: Cli, store: ObjectStore, folder: Path) -> None:

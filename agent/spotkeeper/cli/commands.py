@@ -197,7 +197,7 @@ def report(job: str, stack: str | None, *, as_json: bool) -> None:
 def ask_job(job: str, kind: str, stack: str | None, *, as_json: bool, nodes: int | None = None) -> None:
     target = find_target(stack)
     store = target.store()
-    withdrawn = jobs.withdraw(store, job) if kind == AskKind.CANCEL.value else None
+    withdrawn = jobs.withdraw(store, job, target.clock.now()) if kind == AskKind.CANCEL.value else None
     if withdrawn is not None:
         emit(Asked(withdrawn, job, kind, ""), as_json, f"{job} ({withdrawn}): its unfinished submission is withdrawn")
         return

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import uuid
 
 from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.decide.sizes import refusal
+from spotkeeper.reconcile.round import bury
 from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.report.view import JobView, job_view, last_crash
 from spotkeeper.spec.job import Ask, AskKind
@@ -111,13 +113,29 @@ def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple
     return ()
 
 
-def withdraw(store: Store, name: str) -> str | None:
-    """Free a name whose submission was cut off before its record: nothing ever ran. Its job's id, or None."""
+def withdraw(store: Store, name: str, now: float) -> str | None:
+    """End a submission that was cut off before its record: nothing ever ran. Its job's id, or None.
+
+    The record of its end is create-only, as the submission's own: where that one comes first after all, it is
+    an ordinary job, and is cancelled as one.
+    """
     job = store.read_name(name) if JOB_NAME.match(name) else None
     if job is None or store.read_record(job) is not None:
         return None
-    store.clear_active(job)
-    store.delete_name(name, job)
+    end = Record(
+        job=job,
+        uid=str(uuid.uuid4()),
+        name=name,
+        spec_sha256="",
+        created=now,
+        nonce=secrets.token_hex(8),
+        phase=Phase.DONE,
+        outcome=Outcome.CANCELLED,
+        reason="cancelled before it was submitted whole",
+    )
+    if not store.create_record(end):
+        return None
+    bury(store, end, now)
     return job
 
 

@@ -44,7 +44,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Su
     """Put a checked job into the bucket; the next round starts it.
 
     Raises:
-        CliError: the name is taken by an unfinished job with other content.
+        CliError: the name is taken by an unfinished job with other content, or the job was cancelled meanwhile.
         StoreError: the bucket.
     """
     full = msgspec.structs.replace(spec, source_sha256=source.sha256 if source else None)
@@ -67,7 +67,12 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Su
         )
     store.set_active(job)
     store.append_ledger(job, Entry(at=now, id="submitted.job", event=Event.SUBMITTED))
-    store.create_record(_record(store, job, full, digest, now))
+    if not store.create_record(_record(store, job, full, digest, now)):
+        theirs = store.read_record(job)
+        if theirs is None or theirs.value.phase is not Phase.DONE:  # the same submission, by another shell
+            return Submitted(job, spec.name, new=False)
+        store.clear_active(job)
+        raise CliError(f"{spec.name} ({job}): somebody cancelled it meanwhile", Exit.REFUSED, "submit it again")
     return Submitted(job, spec.name, new=True)
 
 
