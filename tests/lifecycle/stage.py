@@ -214,6 +214,7 @@ class Run:
         store, now = self.stage.store, self.stage.cloud.clock.now()
         resume_with(store, self.record(), spec, source, store.read_stack(), now, "tests")
         self.stage.poke(self.job)
+        self.until("the resume to be taken in", lambda: self.record().hold is None)  # another round may be under way
 
     def ask(self, kind: AskKind) -> None:
         ask(self.stage.store, self.record(), kind, self.stage.cloud.clock.now(), "tests")
