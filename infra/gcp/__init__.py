@@ -19,7 +19,7 @@ from infra.gcp.identity import Identity, IdentityArgs
 from infra.gcp.network import Network, NetworkArgs
 from infra.gcp.placement import Placement, PlacementArgs
 from infra.gcp.pools import Pools, PoolsArgs, pool_states, publish_state
-from infra.gcp.reconcile import Drained, DrainedArgs, Function, FunctionArgs, Triggers, TriggersArgs
+from infra.gcp.reconcile import Drained, DrainedArgs, Function, FunctionArgs, HasParts, Triggers, TriggersArgs
 from infra.gcp.storage import Storage, StorageArgs
 from infra.settings import Settings
 
@@ -53,7 +53,8 @@ def declare(settings: Settings, build: Path) -> Exports:
         ),
     )
     descriptor = publish_state(settings, storage, function, identity, agent, pool_states(settings, pools, placement))
-    drained = Drained("drained", DrainedArgs(settings, storage, descriptor, [network, function, placement]))
+    stands_on: list[HasParts] = [network, function, placement, pools]
+    drained = Drained("drained", DrainedArgs(settings, storage, descriptor, stands_on))
     Triggers("triggers", TriggersArgs(settings, function, identity, drained))
     Alerts("alerts", AlertsArgs(settings, function))
     return Exports(

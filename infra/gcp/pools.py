@@ -64,6 +64,7 @@ class Pools(pulumi.ComponentResource):
             for pool in static
             for index in range(pool.size)
         }
+        self.parts: list[pulumi.Resource] = list(self.nodes.values())
         self.register_outputs({})
 
     def _template(self, pool: Pool, model: str) -> gcp.compute.RegionInstanceTemplate:

@@ -132,7 +132,8 @@ class DrainedArgs:
 
 
 class Drained(pulumi.ComponentResource):
-    """``drain``: deleted before anything that a dynamic machine stands on."""
+    """``drain``: deleted before anything that a dynamic machine stands on, and before the static nodes: while the
+    function lives it would replace them."""
 
     def __init__(self, name: str, args: DrainedArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("spotkeeper:gcp:Drained", name, None, opts)

@@ -47,7 +47,7 @@ def healthy(cloud: LocalCloud) -> bool:
 def kill_server(cloud: LocalCloud) -> None:
     old = server_pid(cloud)
     os.kill(old, 9)
-    assert eventually(lambda: server_pid(cloud) != old and healthy(cloud), 20)
+    assert eventually(lambda: server_pid(cloud) != old and healthy(cloud), 60)
 
 
 def test_up_twice_is_one_cloud(fresh: LocalCloud) -> None:
