@@ -224,6 +224,10 @@ JOB_CASES = [
         "name: first\ncommand: [tran.py]\nsource: code\n",
         'job.yaml:2: command[0]: "tran.py": no such file in `source` (code) (did you mean train.py?)',
     ),
+    (
+        "name: first\ncommand: [code/train.py]\n",
+        'job.yaml:2: command[0]: "code/train.py": lies beside the job file, but no `source` sends it: add `source: .`',
+    ),
     # --- against the stack
     (
         GOOD + "pools: [worker]\n",

@@ -189,7 +189,13 @@ def source_hash(job: JobContext) -> Iterator[Problem]:
 
 
 def source_folder(job: JobContext) -> Iterator[Problem]:
-    if job.folder is None or job.spec.source is None:
+    if job.folder is None:
+        return
+    if job.spec.source is None:
+        if _named(job.folder, job.spec.command[0]):
+            yield problem(
+                "command[0]", "lies beside the job file, but no `source` sends it: add `source: .`", job.spec.command[0]
+            )
         return
     folder = (job.folder / job.spec.source).resolve()
     if not folder.exists():
@@ -206,12 +212,17 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
 
 def _script(folder: Path, spec: JobSpec) -> Iterator[Problem]:
     script = spec.command[0]
-    if not script.endswith(".py") or script.startswith("/") or (folder / script).is_file():
+    if not script.endswith(".py") or script.startswith("/") or _named(folder, script):
         return
     hint = nearest(
         script, [str(p.relative_to(folder)) for p in list(folder.glob("*.py")) + list(folder.glob("*/*.py"))]
     )
     yield problem("command[0]", f"no such file in `source` ({spec.source})", script, hint)
+
+
+def _named(folder: Path, script: str) -> bool:
+    """Whether the script is a file of this folder, named as from there."""
+    return not script.startswith("/") and (folder / script).is_file()
 
 
 def pools_exist(job: JobContext) -> Iterator[Problem]:
