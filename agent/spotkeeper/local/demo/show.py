@@ -70,7 +70,7 @@ def report(console: Console, done: Report, weights: str | None, seconds: float, 
     lines = [
         f"{done.steps} steps in {done.generations} generations; lost work: {lost} steps trained twice",
         f"billed {usd(cost.spent)}, the same machine-hours on demand {usd(cost.on_demand_only)}: {saved(percent)}",
-        "(stricter, above: against on-demand machines that nothing ever stops)",
+        "(a job's own view is stricter: it compares with on-demand machines that nothing ever stops)",
         f"weights {weights or '(none)'}",
         ("identical, bit by bit, to those of the run left alone" if done.weights_identical else "NOT THE SAME")
         + f"; left over: {left.vms} VMs, {left.disks} disks, {left.processes} processes",
