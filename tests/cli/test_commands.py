@@ -96,27 +96,61 @@ def test_status_lists_unfinished_jobs_and_all_of_them_on_request(cli: Cli, store
 
 @pytest.mark.parametrize("kind", ["cancel", "pause", "resume"])
 def test_wishes_are_left_for_the_next_round(cli: Cli, store: ObjectStore, kind: str) -> None:
-    a_job(store)
+    phase = Phase.HOLD if kind == "resume" else Phase.RUN
+    a_job(store, phase=phase)
     done = cli(kind, "first")
     assert (done.code, done.out) == (0, f"first ({JOB}): asked to {kind}\n")
     assert "next tick" in done.err
     (ask,) = store.list_asks(JOB)
     assert ask.kind is AskKind(kind)
     held = store.read_record(JOB)
-    assert held is not None and held.value.phase is Phase.RUN  # only reconcile writes the record
+    assert held is not None and held.value.phase is phase  # only reconcile writes the record
 
 
 def test_a_resize_names_a_size_that_the_job_file_allows(cli: Cli, store: ObjectStore) -> None:
     a_job(store)
     store.put_spec(JOB, JobSpec("first", ("train.py",), nodes=Nodes(1, 4)))
-    done = cli("resize", "first", "2")
-    assert (done.code, done.out) == (0, f"first ({JOB}): asked to resize to 2 machines\n")
+    done = cli("resize", "first", "3")
+    assert (done.code, done.out) == (0, f"first ({JOB}): asked to resize to 3 machines\n")
     (ask,) = store.list_asks(JOB)
-    assert (ask.kind, ask.nodes) == (AskKind.RESIZE, 2)
+    assert (ask.kind, ask.nodes) == (AskKind.RESIZE, 3)
     refused = cli("resize", "first", "5")
     assert refused.code == 4
     assert "5 is not within nodes: {min: 1, max: 4}" in refused.err
     assert len(store.list_asks(JOB)) == 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "words", "why"),
+    [
+        (Phase.RUN, ("resume",), "is not on hold: there is nothing to resume"),
+        (Phase.HOLD, ("pause",), "holds already: out of luck"),
+        (Phase.RUN, ("resize", "2"), "has 2 machines already"),
+    ],
+)
+def test_what_is_so_already_is_refused_at_once(
+    cli: Cli, store: ObjectStore, phase: Phase, words: tuple[str, ...], why: str
+) -> None:
+    """Taken in, it would be refused in the ledger, where nobody looks."""
+    a_job(store, phase=phase, reason="out of luck", size=2)
+    store.put_spec(JOB, JobSpec("first", ("train.py",), nodes=Nodes(1, 4)))
+    done = cli(words[0], "first", *words[1:])
+    assert (done.code, done.err) == (4, f"error: first ({JOB}) {why}\n")
+    assert store.list_asks(JOB) == ()
+
+
+def test_a_wish_behind_another_is_left_for_the_round_to_judge(cli: Cli, store: ObjectStore) -> None:
+    a_job(store)
+    assert cli("pause", "first").code == 0
+    assert cli("resume", "first").code == 0  # the pause is not taken in yet
+    assert [ask.kind for ask in store.list_asks(JOB)] == [AskKind.PAUSE, AskKind.RESUME]
+
+
+def test_to_go_back_is_a_word_of_its_own(cli: Cli, store: ObjectStore) -> None:
+    a_job(store)
+    assert cli("resume", "first", "--go-back").code == 0
+    (ask,) = store.list_asks(JOB)
+    assert (ask.kind, ask.go_back) == (AskKind.RESUME, True)
 
 
 def test_a_job_that_is_over_takes_no_wish(cli: Cli, store: ObjectStore) -> None:

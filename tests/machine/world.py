@@ -446,6 +446,7 @@ class World:
         """
         self.calm()
         self.thaw(0.5)
+        self.advance(1)  # asks are taken in by their time, and this one is the last
         for job in self.jobs:
             self.ask(job, AskKind.RESUME)
         while waiting := [job for job in self.jobs if self.record(job).phase in (Phase.RUN, Phase.HOLD)]:

@@ -177,7 +177,9 @@ class Machine(Rounds):
             yield Step("somebody takes the move back", self._asked(world, job, Ask("n", AskKind.MOVE, NOW)), 0)
         if "p" in record.asks_done and "r" not in known:
             yield Step("somebody asks: resume", self._asked(world, job, Ask("r", AskKind.RESUME, NOW)), 0)
-        if "z" in record.asks_done and "y" not in known:
+        if "z" in record.asks_done and "pause" in self.story.asks and "p" not in known:
+            yield Step("somebody pauses the smaller job", self._asked(world, job, possible["pause"]), 0)
+        if "z" in record.asks_done and "pause" not in self.story.asks and "y" not in known:
             whole = Ask("y", AskKind.RESIZE, NOW, nodes=self.story.ranks)
             yield Step("somebody asks for all ranks again", self._asked(world, job, whole), 0)
 

@@ -36,6 +36,7 @@ from tests.model.mutate import (
     in_,
     world,
 )
+from tests.model.worlds import STALE_NODE
 
 _SUPERFLUOUS = "    return attempt <= draft.ranks[index].top\n"
 _OVER = "    return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))\n"
@@ -242,6 +243,25 @@ STEPS = (
         ),
         TWO_STATIC,
         "S8",
+    ),
+    Mutant(
+        "an idle static node is taken, whatever it holds",
+        in_("kept", "    if commit is None or node == rank.node:\n", "    if True:\n"),
+        STALE_NODE,
+        "L",
+    ),
+    Mutant(
+        "a gang begins from whatever checkpoint is there",
+        (
+            Patch(DECIDE + "kept", "    if commit is None or node == rank.node:\n", "    if True:\n"),
+            Patch(
+                DECIDE + "kept",
+                "    if commit is None:\n        return False\n",
+                "    if True:\n        return False\n",
+            ),
+        ),
+        STALE_NODE,
+        "S7",
     ),
     Mutant("grants without compare-and-swap", (), TWO_JOBS._replace(name="two jobs, a slow round", cas=False), "S"),
     Mutant(

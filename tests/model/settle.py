@@ -196,8 +196,11 @@ class Settler:
             )
         if record.phase is Phase.HOLD:
             left = _things(world, job, disks=False)
-            ends = record.hold is Hold.PAUSE or (record.hold is Hold.CLOUD and self.machine.story.static)
-            return "" if ends and not left else f"L5: on hold ({record.hold}), with {left or 'nothing'}"
+            return (
+                ""
+                if record.hold is Hold.PAUSE and not left
+                else f"L5: on hold ({record.hold}), with {left or 'nothing'}"
+            )
         return self._runs(world, job, record)
 
     def _runs(self, world: World, job: int, record: Record) -> str:  # noqa: PLR0911

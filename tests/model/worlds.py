@@ -67,7 +67,6 @@ LOST = tuple(
     )
     for cloud in CLOUDS
 )
-WORLDS = (*A, *B, *LOST)
 RESIZED = Story(
     "two ranks become one, and two again",
     ranks=2,
@@ -80,9 +79,34 @@ RESIZED = Story(
     split=False,
 )
 
+# A static node may hold an older checkpoint than the rank's own disk, or none: it is no bargain then.
+STALE_NODE = Story(
+    "a rank leaves a static node, the other pauses and goes on",
+    ranks=2,
+    cap=5,
+    zones=("a",),
+    rounds=1,
+    faults=0,
+    asks=frozenset({"resize", "pause"}),
+    least=1,
+    split=False,
+    static=True,
+)
+BLANK_NODE = Story(
+    "a static node comes late, the job pauses and goes on",
+    rounds=1,
+    faults=1,
+    kinds=frozenset({"killed", "refused", "BOOT", "reboots"}),
+    asks=frozenset({"pause"}),
+    split=False,
+    static=True,
+)
+
 # What `make test` explores to the end: everything that one thing can break, on both clouds.
 SLICE = (
     RESIZED,
+    STALE_NODE,
+    BLANK_NODE,
     *tuple(
         story
         for cloud in CLOUDS
@@ -107,4 +131,5 @@ SLICE = (
         )
     ),
 )
-__all__ = ["CLOUDS", "LOST", "SLICE", "WORLDS", "A", "B"]
+WORLDS = (*A, *B, *LOST, *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (STALE_NODE, BLANK_NODE)))
+__all__ = ["BLANK_NODE", "CLOUDS", "LOST", "SLICE", "STALE_NODE", "WORLDS", "A", "B"]

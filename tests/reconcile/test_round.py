@@ -654,13 +654,13 @@ def test_a_job_whose_only_copy_is_on_a_static_nodes_disk_does_not_begin_anew_wit
     saved = world.newest
     assert newest and saved and saved >= newest
     node.status, node.agent = VmStatus.DEAD, None
+    made = len(world.made)
     world.ask(AskKind.RESUME)
-    world.until(lambda: world.record().phase is Phase.HOLD, 900)
-    assert "begin anew" in world.record().reason
+    world.run(900)
+    assert f"waiting for static node {node.vm.name}" in world.record().reason
     assert world.record().gen == 1, "it did not start"
+    assert len(world.made) == made, "and nothing is paid for while it waits"
     node.status, node.boot, node.up_at = VmStatus.RUNNING, "back", world.t
-    world.run(30)
-    world.ask(AskKind.RESUME)
     world.until(lambda: world.training() and world.record().gen == 2, 900)
     world.run(3)
     assert world.started[-1] == (2, saved)

@@ -622,6 +622,7 @@ class Agent:
             world.crashing -= 1
             for agent in agents:
                 agent.alive = False
+                agent._say_held(agent.gen)
                 agent.say(Kind.EXIT, agent.gen, "1")
             return
         for agent in agents:
@@ -684,6 +685,9 @@ class Agent:
         elif not late:
             return
         self.alive = False
-        if self.mounted is not None and self.mounted.held.get(self.job or ""):
-            self.say(Kind.HOLDS, doc.gen, "{}-{}".format(*max(self.mounted.held[self.job or ""])))
+        self._say_held(doc.gen)
         self.say(Kind.RELEASED, doc.gen, str(max(0, self.step_no)))
+
+    def _say_held(self, gen: int) -> None:
+        if self.mounted is not None and self.mounted.held.get(self.job or ""):
+            self.say(Kind.HOLDS, gen, "{}-{}".format(*max(self.mounted.held[self.job or ""])))

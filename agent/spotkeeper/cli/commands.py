@@ -194,7 +194,9 @@ def report(job: str, stack: str | None, *, as_json: bool) -> None:
     emit(view, as_json, render.report(view))
 
 
-def ask_job(job: str, kind: str, stack: str | None, *, as_json: bool, nodes: int | None = None) -> None:
+def ask_job(
+    job: str, kind: str, stack: str | None, *, as_json: bool, nodes: int | None = None, go_back: bool = False
+) -> None:
     target = find_target(stack)
     store = target.store()
     withdrawn = jobs.withdraw(store, job, target.clock.now()) if kind == AskKind.CANCEL.value else None
@@ -202,16 +204,18 @@ def ask_job(job: str, kind: str, stack: str | None, *, as_json: bool, nodes: int
         emit(Asked(withdrawn, job, kind, ""), as_json, f"{job} ({withdrawn}): its unfinished submission is withdrawn")
         return
     record = jobs.find_job(store, job)
-    wish = jobs.ask(store, record, AskKind(kind), target.clock.now(), getpass.getuser(), nodes)
+    by, now = getpass.getuser(), target.clock.now()
+    wish = jobs.ask(store, record, AskKind(kind), now, by, nodes=nodes, go_back=go_back)
     if not poke(target, record.job):
         note("the function could not be reached from here: the next tick takes it in")
-    text = f"{record.name} ({record.job}): asked to {kind}" + (f" to {nodes} machines" if nodes is not None else "")
+    size = f" to {jobs.machines(nodes)}" if nodes is not None else ""
+    text = f"{record.name} ({record.job}): asked to {kind}{size}"
     emit(Asked(record.job, record.name, kind, wish.id), as_json, text)
 
 
-def resume(job: str, file: Path | None, stack: str | None, *, as_json: bool) -> None:
+def resume(job: str, file: Path | None, stack: str | None, *, go_back: bool, as_json: bool) -> None:
     if file is None:
-        ask_job(job, AskKind.RESUME.value, stack, as_json=as_json)
+        ask_job(job, AskKind.RESUME.value, stack, as_json=as_json, go_back=go_back)
         return
     from spotkeeper.cli.mend import resume_with
 
@@ -221,7 +225,8 @@ def resume(job: str, file: Path | None, stack: str | None, *, as_json: bool) -> 
     record = jobs.find_job(store, job)
     spec = read_job(file, state, target.clock.now())
     source = _pack(file, spec)
-    wish, changed = resume_with(store, record, spec, source, state, target.clock.now(), getpass.getuser())
+    by, now = getpass.getuser(), target.clock.now()
+    wish, changed = resume_with(store, record, spec, source, state, now, by, go_back=go_back)
     if not poke(target, record.job):
         note("the function could not be reached from here: the next tick takes it in")
     files = f"with other files ({', '.join(changed)})" if changed else "; its files are as they were"
@@ -244,7 +249,7 @@ def repair(what: str, stack: str | None, *, as_json: bool) -> None:
     if what != "alloc":
         raise CliError(f"{what}: only alloc can be repaired", Exit.USAGE, "spotkeeper repair alloc")
     made = repair_alloc(find_target(stack))
-    emit(made, as_json, f"stack/alloc is made anew: {len(made.grants)} machines are granted")
+    emit(made, as_json, f"stack/alloc is made anew: {jobs.machines(len(made.grants))} granted")
 
 
 def render(file: Path | None, stack: str | None, *, as_json: bool) -> None:

@@ -145,25 +145,54 @@ def ask(
     kind: AskKind,
     now: float,
     by: str,
+    *,
     nodes: int | None = None,
     spec_sha256: str | None = None,
+    go_back: bool = False,
 ) -> Ask:
     """Leave a wish for the next round, which takes it in exactly once.
 
-    ``nodes``: of a resize. ``spec_sha256``: of a resume, the stored job file to go on with.
+    ``nodes``: of a resize. ``spec_sha256``: of a resume, the stored job file to go on with. ``go_back``: of a
+    resume, without the newest checkpoint.
 
     Raises:
-        CliError: the job has ended, or its job file does not allow this size.
+        CliError: the job has ended, its job file does not allow this size, or it is so already.
     """
     refuse_over(record)
+    done = set(record.asks_done)
+    why = "" if go_back else _so_already(record, kind, nodes)
+    if why and all(other.id in done for other in store.list_asks(record.job)):  # what waits may change it yet
+        raise CliError(f"{record.name} ({record.job}) {why}", Exit.REFUSED)
     spec = store.read_spec(record.job, record.spec_key()) if nodes is not None else None
     if spec is not None and nodes is not None and (why := refusal(spec, nodes)):
         raise CliError(f"{record.name} ({record.job}) cannot have {nodes} machines: {why}", Exit.REFUSED)
     wish = Ask(
-        id=f"{kind.value}-{secrets.token_hex(4)}", kind=kind, at=now, by=by, nodes=nodes, spec_sha256=spec_sha256
+        id=f"{kind.value}-{secrets.token_hex(4)}",
+        kind=kind,
+        at=now,
+        by=by,
+        nodes=nodes,
+        spec_sha256=spec_sha256,
+        go_back=go_back,
     )
     store.put_ask(record.job, wish)
     return wish
+
+
+def _so_already(record: Record, kind: AskKind, nodes: int | None) -> str:
+    """Why the next round would refuse this wish, as the record stands; or ''."""
+    holds = record.phase is Phase.HOLD
+    if kind is AskKind.PAUSE and (holds or record.pause):
+        return f"holds already: {record.reason}" if holds else f"is about to hold: {record.pause}"
+    if kind is AskKind.RESUME and not holds and not record.pause:
+        return "is not on hold: there is nothing to resume"
+    if kind is AskKind.RESIZE and nodes == record.wanted():
+        return f"has {machines(nodes)} already"
+    return ""
+
+
+def machines(count: int) -> str:
+    return f"{count} machine" + ("" if count == 1 else "s")
 
 
 def refuse_over(record: Record) -> None:

@@ -191,6 +191,10 @@ def resume(
         Optional[Path],  # noqa: UP045
         typer.Argument(metavar="JOB.YAML", help="A mended job file; else the files it has.", show_default=False),
     ] = None,
+    go_back: Annotated[
+        bool,
+        typer.Option("--go-back", help="Go on from an older checkpoint, or anew: the newest can be had no more."),
+    ] = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
@@ -204,11 +208,14 @@ def resume(
     `command`, `env`, `max_usd`. What its disks hold fast must stay: name, nodes, spread, seed, the kinds of
     its pools, `checkpoint.replicated`.
 
+    A job never goes back to an older checkpoint by itself. Where the newest was on a disk that is lost, or on a
+    static node that will not come back, it waits or holds and says so, until you say `--go-back`.
+
     Examples: `spotkeeper resume first`, `spotkeeper resume first job.yaml`
     """
     from spotkeeper.cli import commands
 
-    commands.resume(job, file, stack, as_json=as_json)
+    commands.resume(job, file, stack, go_back=go_back, as_json=as_json)
 
 
 @app.command()

@@ -29,6 +29,8 @@ def resume_with(
     stack: StackState | None,
     now: float,
     by: str,
+    *,
+    go_back: bool = False,
 ) -> tuple[Ask, list[str]]:
     """Ask to go on with a checked job file; the ask, and the names of the fields that differ (none: a plain resume).
 
@@ -40,12 +42,12 @@ def resume_with(
     _check(store, record, full, stack)
     changed = differences(store.read_spec(record.job, record.spec_key()), full)
     if not changed:
-        return jobs.ask(store, record, AskKind.RESUME, now, by), []
+        return jobs.ask(store, record, AskKind.RESUME, now, by, go_back=go_back), []
     digest = spec_sha256(full)
     if source is not None:
         store.put(paths.source(record.job, source.sha256), source.tar)
     store.put_spec(record.job, full, digest)
-    return jobs.ask(store, record, AskKind.RESUME, now, by, spec_sha256=digest), changed
+    return jobs.ask(store, record, AskKind.RESUME, now, by, spec_sha256=digest, go_back=go_back), changed
 
 
 def _check(store: Store, record: Record, spec: JobSpec, stack: StackState | None) -> None:

@@ -131,3 +131,4 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     zone: str | None = None
     rank: int | None = None
     spec_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None  # of a resume: the job file from now on
+    go_back: bool = False  # of a resume: without the newest checkpoint, where no machine to be had holds it

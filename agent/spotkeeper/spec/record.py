@@ -110,6 +110,9 @@ class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     cause: str = "start"  # why cur is vacant, for the next intent
     vacant_since: float = 0.0
     launches: int = 0  # machines asked for since ``Fuses.hour``, less those that were refused
+    node: str | None = None  # the static node that has its checkpoints; None: its own disk has them
+    wrote: int = 0  # the newest generation in which it wrote checkpoints there
+    held: int = 0  # the newest generation at whose beginning the newest commit was there
 
 
 class Move(Struct, frozen=True):
@@ -187,6 +190,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     dry_since: float | None = None  # since when the gang's zone has offered nothing
     fuses: Fuses = Fuses()
     mended: bool = False  # a resume brought other files: the job file is the one stored by `spec_sha256`
+    given_up: str = ""  # the newest commit when somebody chose to go on without it, as "<gen>-<step>"
     size: int | None = None  # how many ranks are wanted, the lowest, since somebody resized the job
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next
 

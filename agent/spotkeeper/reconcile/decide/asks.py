@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spotkeeper.reconcile.decide import files, fuses, moves, sizes
+from spotkeeper.reconcile.decide import files, fuses, kept, moves, sizes
 from spotkeeper.reconcile.decide.draft import DAY_S, Draft
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Event
@@ -79,11 +79,15 @@ def _resume(draft: Draft, ask: Ask) -> str:
         if refused:
             return refused
     fuses.forgive(draft)
+    lost = kept.newest(draft) if ask.go_back else None
+    if lost is not None:
+        draft.set(given_up=kept.text(lost))
+        changed = ", ".join(filter(None, (changed, f"without checkpoint {kept.text(lost)}")))
     if draft.record.pause:
         draft.set(pause="")
         return ""
     if draft.record.phase is not Phase.HOLD:
-        return "it is not on hold"
+        return "" if lost is not None and draft.record.vacant() else "it is not on hold"
     draft.release("resume", changed)
     return ""
 

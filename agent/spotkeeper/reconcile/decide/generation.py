@@ -6,12 +6,14 @@ newest commit on an attached one. Sharded state, and a gang of which nobody hold
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
+from spotkeeper.reconcile.decide import kept
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.needs import needed
 from spotkeeper.reconcile.decide.seen import admitted
-from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Hold, Rank, Slot, SlotState
 
@@ -30,13 +32,10 @@ def step(draft: Draft) -> None:
         return
     if not _disks(draft, ready):
         return
-    if not _forgotten(draft, ready):
+    if not kept.behind(draft, ready):
         _publish(draft, ready)
-    elif draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:
-        progress = draft.seen.progress
-        newest = f"{progress.commit_gen}-{progress.commit_step}" if progress else ""
-        reason = f"no machine to be had holds checkpoint {newest} or any other; it would begin anew"
-        draft.hold(Hold.CLOUD, reason, until=draft.now + draft.times.hold_s)
+    elif len(ready) == draft.size() and draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:
+        draft.hold(Hold.CLOUD, _lacking(draft, ready), until=draft.now + draft.times.hold_s)
 
 
 def _ready(draft: Draft, index: int, rank: Rank) -> bool:
@@ -70,17 +69,12 @@ def _grow(draft: Draft) -> None:
         draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "grow")
 
 
-def _forgotten(draft: Draft, ready: list[int]) -> bool:
-    """A job with a checkpoint, about to start on machines none of which has said that it holds any.
-
-    So it is until disks are mounted; and so it stays where the only copy is on a static node's own disk and
-    the rank has gone to another machine. It must not begin anew without a word.
-    """
-    progress = draft.seen.progress
-    if not draft.record.gen or progress is None or progress.commit_gen is None:
-        return False
-    slots = [(index, slot) for index in ready if (slot := draft.ranks[index].cur)]
-    return all(slot.state is not SlotState.MEMBER and draft.view.holds(index, slot) is None for index, slot in slots)
+def _lacking(draft: Draft, ready: list[int]) -> str:
+    commit = kept.newest(draft)
+    assert commit is not None
+    told = [held for index in ready if (slot := draft.ranks[index].cur) and (held := draft.view.holds(index, slot))]
+    there = f"the newest there is {kept.text(max(told))}" if told else "there is none on any of them"
+    return f"no machine to be had holds the newest checkpoint, {kept.text(commit)}; {there}"
 
 
 def _waits(draft: Draft, ready: list[int]) -> list[float]:
@@ -95,7 +89,7 @@ def _disks(draft: Draft, ready: list[int]) -> bool:
     replicated = draft.seen.spec is None or draft.seen.spec.checkpoint.replicated
     if not replicated or draft.record.gen == 0:
         return False
-    return any(holds(draft, index, slot) or _will_do(draft, index, slot) for index, slot in attached)
+    return any(kept.holds(draft, index, slot) or _will_do(draft, index, slot) for index, slot in attached)
 
 
 def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
@@ -113,40 +107,13 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
     return held >= (progress.commit_gen, progress.commit_step)
 
 
-def holds(draft: Draft, index: int, slot: Slot) -> bool:
-    """Whether the newest commit is on this machine's disk, beyond doubt.
-
-    It was there when the generation began, or it was written since: then every member with a disk wrote it.
-    A disk that came back late holds an older one until the first commit of a generation that it is part of.
-    A save may have failed here alone: where the end of the generation was reported, that report counts.
-    """
-    if not slot.disk or any(draft.view.said(index, slot, kind, draft.record.gen) for kind in (Kind.FULL, Kind.UNSAVED)):
-        return False
-    if draft.view.ended(index, slot, draft.record.gen) and _has_less(draft, index, slot):
-        return False
-    progress, gen = draft.seen.progress, draft.record.gen
-    if slot.holds or (progress is not None and progress.commit_gen == gen):
-        return True
-    held = draft.view.holds(index, slot)
-    return held is not None and held[0] == gen
-
-
-def _has_less(draft: Draft, index: int, slot: Slot) -> bool:
-    """Whether anybody reported a newer commit than this machine did."""
-    progress, held = draft.seen.progress, draft.view.holds(index, slot)
-    known = draft.view.newest_held()
-    if progress is not None and progress.commit_gen is not None and progress.commit_step is not None:
-        known = max(known or (0, 0), (progress.commit_gen, progress.commit_step))
-    return known is not None and (held is None or held < known)
-
-
 def _fresh(draft: Draft, ready: list[int]) -> set[int]:
     """Ranks whose attached disk will hold the newest commit when generation + 1 begins."""
     slots = [(index, draft.ranks[index].cur) for index in ready]
     attached = [(i, slot) for i, slot in slots if slot and draft.view.attached(i, draft.ranks[i].disk, slot)]
     if draft.record.gen == 0:
         return {index for index, _ in attached}
-    sure = {index for index, slot in attached if holds(draft, index, slot)}
+    sure = {index for index, slot in attached if kept.holds(draft, index, slot)}
     if sure or len(attached) < len(ready):
         return sure
     told = {index: held for index, slot in attached if (held := draft.view.holds(index, slot))}
@@ -167,7 +134,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         since = rank.cur.since if rank.cur.state is SlotState.MEMBER else draft.now
         disk = draft.view.attached(index, rank.disk, rank.cur)
         cur = replace(rank.cur, state=SlotState.MEMBER, since=since, disk=disk, holds=index in fresh)
-        ranks[index] = replace(rank, cur=cur, refused=())
+        ranks[index] = replace(rank, cur=cur, refused=(), **_home(gen, cur))
     draft.set(
         gen=gen,
         gen_since=draft.now,
@@ -182,6 +149,13 @@ def _publish(draft: Draft, ready: list[int]) -> None:
     )
     count = f"{len(ready)} node" + ("" if len(ready) == 1 else "s")
     draft.log(Event.GENERATION, f"g{gen}", cause=cause, detail=count)
+
+
+def _home(gen: int, cur: Slot) -> dict[str, Any]:
+    """What a rank remembers of its membership when its machine is gone: where its checkpoints are."""
+    if not cur.disk:
+        return {}
+    return {"node": cur.node, "wrote": gen} | ({"held": gen} if cur.holds else {})
 
 
 def _cause(draft: Draft, ready: list[int]) -> str:

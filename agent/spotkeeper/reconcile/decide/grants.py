@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
-from spotkeeper.reconcile.decide import fuses
+from spotkeeper.reconcile.decide import fuses, kept
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.select import Choice, Need, select, static_offers
 from spotkeeper.spec.cloud import Offer, VmStatus
@@ -57,7 +57,7 @@ def fill(draft: Draft, index: int, which: str) -> None:
     if why := fuses.bars(draft, index):
         fuses.tell(draft, index, why)
         return
-    options = _options(draft, index, which)
+    options = [offer for offer in _options(draft, index, which) if kept.may_take(draft, index, offer.node)]
     attempt = draft.ranks[index].top + 1
     while (grant := draft.view.grant(index, attempt)) is not None:
         found = next((offer for offer in options if alloc.resource(offer) == grant.resource), None)
@@ -109,6 +109,9 @@ def _waiting(draft: Draft, index: int, capped: bool) -> None:
     """Nothing to be had: say so, remember since when, and let cold offers thaw."""
     rank = draft.ranks[index]
     if rank.cur is not None:
+        return
+    if node := kept.bound(draft, index):
+        _wait(draft, index, f"waiting for static node {node}, which alone has the newest checkpoint; or --go-back")
         return
     if capped:
         reason = "waiting: the stack's pools are at their caps"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
-from spotkeeper.reconcile.decide import grants
+from spotkeeper.reconcile.decide import grants, kept
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Offer
@@ -39,6 +39,8 @@ def _impossible(draft: Draft) -> str:
         return "a static node pins the gang to its zone"
     if record.phase is not Phase.RUN or record.pause:
         return "the job is on hold"
+    if node := kept.pinned(draft):
+        return f"its newest checkpoint is on static node {node}"
     return f"a move to {record.move.zone} is under way" if record.move is not None else ""
 
 
@@ -130,6 +132,8 @@ def _dry(draft: Draft) -> None:
     if draft.now < record.dry_since + draft.times.dry_s or draft.seen.draining or draft.seen.blind:
         return
     if any(admitted(rank.cur) and rank.cur and rank.cur.model is Model.STATIC for rank in draft.ranks):
+        return
+    if kept.pinned(draft):
         return
     here = record.zone
     refused = tuple({key for rank in draft.ranks for key in rank.refused})

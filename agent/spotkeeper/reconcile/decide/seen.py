@@ -282,6 +282,7 @@ class View:
         found = [parse_commit(f.value) for f in self.said(rank, slot, Kind.HOLDS)]
         return max((commit for commit in found if commit), default=None)
 
+    @cached_property
     def newest_held(self) -> Commit | None:
         """The newest commit that any machine of the job reported, also one that is given up by now."""
         every = (f for facts in self.facts.values() for f in facts if f.kind is Kind.HOLDS)

@@ -7,7 +7,7 @@ parked when its member has saved and stopped; it comes back as any vacant rank d
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.decide import generation
+from spotkeeper.reconcile.decide import kept
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
@@ -60,12 +60,11 @@ def step(draft: Draft) -> None:
 
 def _kept(draft: Draft) -> bool:
     """Whether somebody who stays has the newest commit, or nobody has any: no step is lost by a resize."""
-    progress = draft.seen.progress
-    if progress is None or progress.commit_gen is None:
+    if kept.newest(draft) is None:
         return True
     staying = [(index, slot) for index, slot in draft.members() if index < draft.size()]
     return any(
-        draft.view.attached(index, draft.ranks[index].disk, slot) and generation.holds(draft, index, slot)
+        draft.view.attached(index, draft.ranks[index].disk, slot) and kept.holds(draft, index, slot)
         for index, slot in staying
     )
 
@@ -75,6 +74,7 @@ def _park(draft: Draft, index: int) -> None:
     rank = draft.ranks[index]
     number = rank.disk_top + 1
     draft.put(index, next=None, wish=None, refused=(), refused_at=0.0, disk=number, disk_top=number)
+    draft.put(index, node=None, wrote=0, held=0)
     if rank.cur is not None:
         draft.vacate(index, "resize")
 
@@ -88,4 +88,4 @@ def left(draft: Draft, index: int) -> bool:
     parked = index >= draft.size() and index not in record.members
     if record.stop or not record.gen or not (parked or any(index == member for member, _ in draft.members())):
         return False
-    return any(generation.holds(draft, member, slot) for member, slot in draft.members())
+    return any(kept.holds(draft, member, slot) for member, slot in draft.members())

@@ -1,0 +1,105 @@
+"""Where the newest checkpoint lies, and what follows from it: who may train elsewhere, and who may begin.
+
+A rank's checkpoints lie at its *home*: its own disk, or the static node's on which it was a member last. Where
+state is replicated, one rank that is at home with the newest checkpoint frees the others. Where none is, the one
+that keeps it takes nothing but its home, however cheap: an older checkpoint is never gone on from without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.seen import Commit, parse_commit
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.record import Rank, Slot
+
+
+def newest(draft: Draft) -> Commit | None:
+    """The newest commit that anybody reported. None: there is none yet, or a user has given it up."""
+    progress = draft.seen.progress
+    known = draft.view.newest_held or (0, 0)
+    if progress is not None and progress.commit_gen is not None and progress.commit_step is not None:
+        known = max(known, (progress.commit_gen, progress.commit_step))
+    given_up = parse_commit(draft.record.given_up) or (0, 0)
+    return known if draft.record.gen and known > given_up else None
+
+
+def text(commit: Commit) -> str:
+    return f"{commit[0]}-{commit[1]}"
+
+
+def holds(draft: Draft, index: int, slot: Slot) -> bool:
+    """Whether the newest commit is on this machine's disk, beyond doubt.
+
+    It was there when the generation began, or it was written since: then every member with a disk wrote it.
+    A disk that came back late holds an older one until the first commit of a generation that it is part of.
+    A save may have failed here alone: where the end of the generation was reported, that report counts.
+    """
+    if not slot.disk or any(draft.view.said(index, slot, kind, draft.record.gen) for kind in (Kind.FULL, Kind.UNSAVED)):
+        return False
+    held, commit = draft.view.holds(index, slot), newest(draft)
+    if commit is not None and draft.view.ended(index, slot, draft.record.gen) and (held is None or held < commit):
+        return False
+    progress, gen = draft.seen.progress, draft.record.gen
+    if slot.holds or (progress is not None and progress.commit_gen == gen):
+        return True
+    return held is not None and held[0] == gen
+
+
+def behind(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether these would begin from an older checkpoint than the newest known, or anew.
+
+    So it is until disks are mounted; and so it stays where the only copy is where none of them is. Of sharded
+    state every rank has its part, and takes none but its home: that one of them has the newest says enough.
+    """
+    commit = newest(draft)
+    if commit is None:
+        return False
+    slots = [(index, slot) for index in ready if (slot := draft.ranks[index].cur)]
+    return not any(
+        holds(draft, index, slot) or (draft.view.holds(index, slot) or (0, 0)) >= commit for index, slot in slots
+    )
+
+
+def may_take(draft: Draft, index: int, node: str | None) -> bool:
+    """Whether this rank may train on that static node (None: on its own disk), and the newest checkpoint be had."""
+    commit, rank = newest(draft), draft.ranks[index]
+    if commit is None or node == rank.node:
+        return True
+    if _sharded(draft):
+        return not rank.wrote
+    others = (draft.ranks[at] for at in range(draft.size()) if at != index)
+    if any(_keeps(other, commit) and _at_home(other) for other in others):
+        return True
+    keepers = [other for other in draft.ranks[: draft.size()] if _keeps(other, commit)]
+    return not keepers or (node is not None and any(other.node == node for other in keepers))
+
+
+def pinned(draft: Draft) -> str | None:
+    """The static node that alone keeps the newest checkpoint, so that the gang cannot leave its zone."""
+    commit = newest(draft)
+    if commit is None:
+        return None
+    homes = [rank.node for rank in draft.ranks[: draft.size()] if _keeps(rank, commit)]
+    return None if not homes or None in homes else homes[0]
+
+
+def bound(draft: Draft, index: int) -> str | None:
+    """The static node without which this vacant rank may not go on, where there is one."""
+    node = draft.ranks[index].node
+    return node if node is not None and not may_take(draft, index, None) else None
+
+
+def _keeps(rank: Rank, commit: Commit) -> bool:
+    """It wrote in the generation of that commit, or had it when a later one began that has committed nothing."""
+    return rank.wrote == commit[0] or rank.held > commit[0]
+
+
+def _at_home(rank: Rank) -> bool:
+    """Its machine is where its checkpoints are, or it has none yet and its own disk waits for any."""
+    return rank.node is None if rank.cur is None else rank.cur.node == rank.node
+
+
+def _sharded(draft: Draft) -> bool:
+    return draft.seen.spec is not None and not draft.seen.spec.checkpoint.replicated

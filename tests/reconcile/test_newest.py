@@ -1,0 +1,93 @@
+"""A job goes on from its newest checkpoint or says why it cannot: an older one is never taken without a word.
+
+A rank's checkpoints lie on its own disk, or on the static node's that it trained on. Where a gang comes back
+after all of its machines were given up, a machine that costs nothing is no bargain if it holds the past.
+"""
+
+from __future__ import annotations
+
+from spotkeeper.spec.cloud import VmStatus
+from spotkeeper.spec.job import AskKind, Nodes
+from spotkeeper.spec.record import Phase
+
+from tests.reconcile.test_resize import refused, resized, trained
+from tests.reconcile.world import World, stack
+
+
+def paused(world: World) -> None:
+    world.ask(AskKind.PAUSE)
+    world.until(lambda: world.record().phase is Phase.HOLD)
+    world.run(90)
+
+
+def resumed(world: World) -> None:
+    """It trains again, from the newest commit that there ever was."""
+    newest = world.newest
+    world.ask(AskKind.RESUME)
+    world.until(world.training, 1200)
+    world.run(5)
+    assert world.started[-1][1] == newest
+
+
+def test_a_static_node_with_an_older_checkpoint_is_no_way_to_go_on() -> None:
+    """Rank 0 trained on alone, on its own disk; the node that rank 1 had left held the checkpoint of that day."""
+    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
+    resized(world, 1)
+    world.run(70)
+    paused(world)
+    resumed(world)
+
+
+def test_a_static_node_that_never_saw_the_job_is_none_either() -> None:
+    world = World(nodes=1, the_stack=stack(static=1))
+    node = next(machine for machine in world.machines.values() if not machine.vm.job)
+    node.up_at = world.t + 200  # not up yet: the job begins on a machine of its own
+    world.submit()
+    world.until(world.training, 300)
+    world.run(200)
+    assert node.agent is not None
+    paused(world)
+    resumed(world)
+    assert world.record().ranks[0].cur.node is None  # type: ignore[union-attr]
+
+
+def test_whoever_knows_that_the_newest_is_lost_says_so_and_it_goes_on_without() -> None:
+    world = trained(World(nodes=1, the_stack=stack(static=1)))
+    paused(world)
+    (node,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    node.status, node.agent = VmStatus.DEAD, None
+    world.ask(AskKind.RESUME)
+    world.run(300)
+    assert not world.training()
+    assert "--go-back" in world.record().reason
+    lost = world.newest
+    world.ask(AskKind.RESUME, go_back=True)
+    world.until(world.training, 600)
+    world.run(5)
+    assert world.started[-1][1] is None, "it begins anew"
+    world.run(60)
+    assert world.newest is not None and lost is not None and world.newest > lost
+    paused(world)
+    resumed(world)
+
+
+def test_nobody_gives_up_what_nobody_was_asked_for() -> None:
+    """A plain resume of a job that runs is refused, and one with --go-back is no word about later checkpoints."""
+    world = trained(World(nodes=1))
+    world.ask(AskKind.RESUME, go_back=True)
+    assert world.training()
+    paused(world)
+    resumed(world)
+
+
+def test_a_gang_whose_newest_checkpoint_is_on_a_static_node_stays_in_its_zone() -> None:
+    world = trained(World(nodes=1, the_stack=stack(static=1)))
+    paused(world)
+    (node,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    node.status, node.agent = VmStatus.DEAD, None
+    world.ask(AskKind.RESUME)
+    world.run(60)
+    world.ask(AskKind.MOVE, zone="z-b")
+    assert f"on static node {node.vm.name}" in refused(world)
+    world.run(900)
+    assert world.record().move is None
