@@ -47,7 +47,7 @@ def healthy(cloud: LocalCloud) -> bool:
 def kill_server(cloud: LocalCloud) -> None:
     old = server_pid(cloud)
     os.kill(old, 9)
-    assert eventually(lambda: server_pid(cloud) != old and healthy(cloud), 60)
+    assert eventually(lambda: server_pid(cloud) != old and healthy(cloud), 20)
 
 
 def test_up_twice_is_one_cloud(fresh: LocalCloud) -> None:
@@ -131,6 +131,7 @@ def api_gone_after_restart(cloud: LocalCloud, api: Api) -> bool:
 def test_a_keeper_killed_leaves_the_cloud_running_and_up_brings_a_new_one(fresh: LocalCloud) -> None:
     server = server_pid(fresh)
     os.kill(keeper_pid(fresh), 9)
+    assert eventually(lambda: fresh.upkeep is Upkeep.UNWATCHED)  # a kill takes effect a moment later
     assert healthy(fresh)
     LocalCloud.up(fresh.folder)
     assert server_pid(fresh) == server  # adopted, not doubled
