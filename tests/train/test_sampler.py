@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from spotkeeper.train import rng
+from spotkeeper.train.errors import DataError
 from spotkeeper.train.feed import Position, open_feed
 from spotkeeper.train.gang import Solo
-from spotkeeper.train.sampler import Batches, DataError, Order, rebuild
+from spotkeeper.train.sampler import Batches, Order, rebuild
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import spotkeeper
 import torch
+from spotkeeper.train.errors import DataError
 from spotkeeper.train.run import Run
-from spotkeeper.train.sampler import DataError
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from spotkeeper.spec.generation import JobRun, Member
 from spotkeeper.train.control import Control
@@ -136,6 +137,26 @@ def check_exit(bench: Bench, how: str) -> None:
     if how == "raise":
         assert logs.count("RuntimeError: on purpose") == 1, "the traceback reaches the log, once"
         assert "boot.py" not in logs, "and shows the user's own frames only"
+
+
+PLAIN_LOOP = """
+import spotkeeper, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = spotkeeper.attach(model, optimizer)
+for batch in run.steps(torch.utils.data.DataLoader(torch.ones(64, 2), 4)):
+    model(batch).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_plain_loop_where_the_world_may_change_is_no_crash_that_a_restart_may_mend(zygote: Bench) -> None:
+    folder = zygote.start(msgspec.structs.replace(zygote.run(PLAIN_LOOP), max_world=3))
+    assert zygote.wait_end().code == 93
+    logs = "".join(path.read_text() for path in folder.rglob("std*.log"))
+    assert "Write run.backward(loss) for loss.backward(), and run.step() for" in logs
+    zygote.start(zygote.run(PLAIN_LOOP))
+    assert zygote.wait_end().code == 0, "with one number of nodes it is as good"
 
 
 def test_93_of_one_rank_beats_the_failures_it_causes(zygote: Bench) -> None:

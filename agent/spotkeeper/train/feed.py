@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader
 
 from spotkeeper.train import rng
+from spotkeeper.train.errors import DataError
 from spotkeeper.train.gang import Gang
 from spotkeeper.train.micro import Micro, Turn
 from spotkeeper.train.parts import Stateful
-from spotkeeper.train.sampler import DataError, is_map_style, rebuild
+from spotkeeper.train.sampler import is_map_style, rebuild
 from spotkeeper.train.writer import say
 
 

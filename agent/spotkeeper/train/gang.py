@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from spotkeeper.train.errors import CallError
+
 _CHUNK = 64 << 20  # bytes a message: 256 MB was no faster, and one per tensor three times slower
 
 
@@ -126,12 +128,12 @@ def find_gang() -> Gang:
     """The ranks of this run.
 
     Raises:
-        RuntimeError: torchrun started several ranks, and the process group does not exist yet.
+        CallError: torchrun started several ranks, and the process group does not exist yet.
     """
     if dist.is_available() and dist.is_initialized():
         return Ranks() if dist.get_world_size() > 1 else Solo()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RuntimeError(
+        raise CallError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but there is no process group: "
             "call torch.distributed.init_process_group() before spotkeeper.attach()"
         )

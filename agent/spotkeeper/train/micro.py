@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from spotkeeper.train.errors import AttachError
 from spotkeeper.train.gang import Gang
 
 
@@ -96,12 +97,12 @@ def find_micro(gang: Gang, batch: int | None, largest: int | None) -> Micro | No
         largest: ranks of the largest world, as this rank's machine was told; rank 0's counts, for machines differ.
 
     Raises:
-        ValueError: ranks want different global batches, or one of less than a sample.
+        AttachError: ranks want different global batches, or one of less than a sample.
     """
     if batch is not None and batch < 1:
-        raise ValueError(f"attach(global_batch={batch}): want at least 1 sample")
+        raise AttachError(f"attach(global_batch={batch}): want at least 1 sample")
     words = [json.loads(blob) for blob in gang.gather(json.dumps([batch, largest]).encode())]
     if len(batches := {each for each, _ in words}) > 1:
-        raise ValueError(f"attach(global_batch=): ranks differ: {', '.join(sorted(map(str, batches)))}")
+        raise AttachError(f"attach(global_batch=): ranks differ: {', '.join(sorted(map(str, batches)))}")
     most = words[0][1]
     return None if batch is None and most is None else Micro(batch, max(most or 0, gang.world))

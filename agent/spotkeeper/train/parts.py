@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from spotkeeper.train import gradorder, rng
+from spotkeeper.train.errors import AttachError, PartError
 
 
 @runtime_checkable
@@ -36,22 +37,22 @@ class Parts:
         """Check what was attached.
 
         Raises:
-            TypeError: something has no state to save; the message names it.
+            PartError: something has no state to save; the message names it.
         """
         optimizers = tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,) if optimizer else ()
         if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"attach(model=): want a torch.nn.Module, got {type(model).__name__}")
+            raise PartError(f"attach(model=): want a torch.nn.Module, got {type(model).__name__}")
         for each in optimizers:
             if not hasattr(each, "register_step_post_hook"):
-                raise TypeError(f"attach(optimizer=): want a torch.optim.Optimizer, got {type(each).__name__}")
+                raise PartError(f"attach(optimizer=): want a torch.optim.Optimizer, got {type(each).__name__}")
             if hasattr(each, "consolidate_state_dict"):
-                raise TypeError(
+                raise PartError(
                     "attach(optimizer=): ZeroRedundancyOptimizer keeps sharded state, which is not supported"
                 )
         named = {name: part for name, part in named.items() if part is not None}
         for name, part in named.items() | ({("scaler", scaler)} if scaler is not None else set()):
             if not isinstance(part, Stateful):
-                raise TypeError(f"attach({name}=): {type(part).__name__} has no state_dict() and load_state_dict()")
+                raise PartError(f"attach({name}=): {type(part).__name__} has no state_dict() and load_state_dict()")
         return cls(model, optimizers, scaler, named)
 
     @property
@@ -96,7 +97,7 @@ class Parts:
         """Give everything back but the random state.
 
         Raises:
-            ValueError: the script attaches other things than the one that saved.
+            AttachError: the script attaches other things than the one that saved.
         """
         self._compare(rest)
         if self.core is not None:
@@ -113,13 +114,13 @@ class Parts:
 
     def _compare(self, rest: dict[str, Any]) -> None:
         if len(rest["optimizers"]) != len(self.optimizers):
-            raise ValueError(
+            raise AttachError(
                 f"the checkpoint has {len(rest['optimizers'])} optimizers, attach() {len(self.optimizers)}"
             )
         if missing := self.common.keys() ^ rest["parts"].keys():
             name = min(missing)
             has, has_not = ("attach()", "the checkpoint") if name in self.common else ("the checkpoint", "attach()")
-            raise ValueError(f"{has} has {name!r}, {has_not} has not; name the same things, or start in a new folder")
+            raise AttachError(f"{has} has {name!r}, {has_not} has not; name the same things, or start in a new folder")
 
     def _buffers(self, state: dict[str, Any]) -> list[str]:
         names = () if self.core is None else (name for name, _ in self.core.named_buffers(remove_duplicate=False))

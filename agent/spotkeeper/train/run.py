@@ -39,6 +39,7 @@ from spotkeeper.train.checkpoint import State, pack, unpack
 from spotkeeper.train.client import new_manifest
 from spotkeeper.train.control import NAME, RESULT, Commit, Control, Result, Want, write_result
 from spotkeeper.train.control import State as Phase
+from spotkeeper.train.errors import CallError
 from spotkeeper.train.feed import Feed, Position, open_feed
 from spotkeeper.train.gang import Gang, find_gang
 from spotkeeper.train.micro import find_micro
@@ -82,9 +83,10 @@ def attach(
             a job that may change its size: the loader's batch size x the ranks of its largest size.
 
     Raises:
-        TypeError: a part has no state.
-        ValueError: the checkpoint is of another model, or other parts; or what a changing world needs is missing.
-        RuntimeError: no process group though there are several ranks; another run has the folder.
+        PartError: a part has no state.
+        AttachError: the checkpoint is of another model, or other parts; or what a changing world needs is missing.
+        CallError: no process group though there are several ranks.
+        RuntimeError: another run has the folder.
     """
     named = {"scheduler": scheduler, "ema": ema} | parts
     return Run(Parts.of(model, optimizer, scaler, named), checkpoint_dir, seed, global_batch)
@@ -192,7 +194,7 @@ class Run:
             loss: the mean over the samples of the batch in hand; an attached scaler scales it.
 
         Raises:
-            RuntimeError: called outside the loop, or twice for a batch.
+            CallError: called outside the loop, or twice for a batch.
         """
         self._update.backward(loss)
 
@@ -206,7 +208,7 @@ class Run:
             Whether the global batch is over: on all ranks as often, and the place for what they do together.
 
         Raises:
-            RuntimeError: called without ``backward`` before it.
+            CallError: called without ``backward`` before it.
         """
         return self._update.step(clip)
 
@@ -214,11 +216,11 @@ class Run:
         """The mean loss over the global batch that ``step`` ended, whoever trained on it. Collective.
 
         Raises:
-            RuntimeError: there is none yet.
+            CallError: there is none yet.
         """
         share = self._update.loss
         if share is None:
-            raise RuntimeError("run.loss() is known once run.step() has returned True")
+            raise CallError("run.loss() is known once run.step() has returned True")
         shares = self._gang.gather(float(share).hex().encode())
         return sum(float.fromhex(each.decode()) for each in shares) / self._gang.world
 

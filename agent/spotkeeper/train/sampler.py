@@ -31,13 +31,10 @@ from torch.utils.data import (
 )
 
 from spotkeeper.train import rng
+from spotkeeper.train.errors import DataError
 from spotkeeper.train.micro import Micro, even, turns
 
 _ORDER, _SAMPLE = 1, 2  # what a seed is for
-
-
-class DataError(TypeError):
-    """A loader whose position cannot be kept; the message says what to give instead."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from spotkeeper.train.errors import AttachError, CallError
 from spotkeeper.train.micro import Turn
 from spotkeeper.train.parts import Parts
 
@@ -48,7 +49,7 @@ class Update:
     def __init__(self, parts: Parts, world: int, *, elastic: bool) -> None:
         """
         Raises:
-            ValueError: the world may change, and what was attached cannot follow.
+            AttachError: the world may change, and what was attached cannot follow.
         """
         self._parts = parts
         self._ddp = parts.ddp
@@ -77,10 +78,10 @@ class Update:
         """Add the gradient of the mean loss of the micro-batch in hand.
 
         Raises:
-            RuntimeError: there is none, or this was done for it.
+            CallError: there is none, or this was done for it.
         """
         if self._phase is not Phase.FRESH:
-            raise RuntimeError(
+            raise CallError(
                 "run.backward(loss) goes inside the loop over run.steps(), once for each batch; add several losses up"
             )
         self._phase = Phase.ADDED
@@ -93,7 +94,7 @@ class Update:
     def step(self, clip: Clip | None) -> bool:
         """Step, where the global batch is whole; else nothing. See ``Run.step``."""
         if self._phase is not Phase.ADDED:
-            raise RuntimeError("run.step() comes once after each run.backward(loss), inside the loop over run.steps()")
+            raise CallError("run.step() comes once after each run.backward(loss), inside the loop over run.steps()")
         self._phase = Phase.STEPPED
         if not self._last:
             return False
@@ -117,13 +118,13 @@ class Update:
         """The script wants the next batch.
 
         Raises:
-            RuntimeError: the world may change, and the script has not trained on this one, so the others
+            CallError: the world may change, and the script has not trained on this one, so the others
                 would wait for it for ever, or sum something else.
         """
         missing = self._phase is Phase.FRESH or (self._last and self._phase is not Phase.STEPPED)
         if self._elastic and missing:
             name = "run.backward(loss)" if self._phase is Phase.FRESH else "run.step()"
-            raise RuntimeError(f"{name} was not called for a batch; where the world may change, each needs both")
+            raise CallError(f"{name} was not called for a batch; where the world may change, each needs both")
         self._phase = Phase.IDLE
 
     def end(self) -> None:
@@ -156,19 +157,19 @@ class Update:
     def _before_step(self, *_: object) -> None:
         self._stepped = True
         if self._elastic and not self._stepping:
-            raise RuntimeError(_OWN_STEP)
+            raise CallError(_OWN_STEP)
 
 
 def _check(parts: Parts, world: int) -> None:
     if not parts.optimizers:
-        raise ValueError("attach(optimizer=): a run whose world may change needs its optimizer: run.step() steps it")
+        raise AttachError("attach(optimizer=): a run whose world may change needs its optimizer: run.step() steps it")
     if world > 1 and parts.ddp is None:
-        raise ValueError(
+        raise AttachError(
             "attach(model=): a run whose world may change needs the model wrapped in DistributedDataParallel; "
             "sharded models keep their number of ranks"
         )
     if parts.ddp is not None and parts.ddp.static_graph:
-        raise ValueError(
+        raise AttachError(
             "attach(model=): DistributedDataParallel(static_graph=True) cannot accumulate gradients, which a run "
             "whose world may change must"
         )

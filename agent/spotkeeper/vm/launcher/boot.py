@@ -22,6 +22,7 @@ import sys
 import threading
 from pathlib import Path
 
+from spotkeeper.train.errors import NO_RESTART, ScriptError
 from spotkeeper.vm.launcher.process import die_with_parent
 
 
@@ -110,7 +111,7 @@ def _run_user(argv: list[str]) -> int:
         return _code_of(stop)
     except BaseException as error:
         _show(error)
-        return 1
+        return NO_RESTART if isinstance(error, ScriptError) else 1
     return 0
 
 

@@ -10,14 +10,14 @@ import os
 import sys
 import traceback
 
-NO_RESTART = 93  # the job says that a restart cannot help; it beats every other code
+from spotkeeper.train.errors import NO_RESTART
 
 
 def run(args: list[str]) -> int:
     """Run torchrun with these arguments to its end.
 
     Returns:
-        0, or the code of the worker that failed first (93 if any said so), as a shell
+        0, or the code of the worker that failed first (93 if any said so, for it beats every other code), as a shell
         shows it: a worker killed by signal n gives 128 + n.
     """
     from torch.distributed import run as torchrun
