@@ -1,8 +1,8 @@
 """What the agent on one boot of a machine does, as the function sees it (``spotkeeper.vm`` is the real one).
 
-It asks every 5 s, and every 0.5 s while it waits; in between nothing can change for it, so it is woken at its
-next turn when the record changed, when a round falls due, or when it has something to say. Requests may be lost;
-what was said is said again until answered.
+It asks every 5 s, and more often while it waits, as the real one does (``pending_s``); in between nothing can
+change for it, so it is woken at its next turn when the record changed, when a round falls due, or when it has
+something to say. Requests may be lost; what was said is said again until answered.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from spotkeeper.reconcile.document import Speaker
 from spotkeeper.spec.cloud import VmStatus
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, FactIn, Generation, Member, Role, Sync, SyncReply
+from spotkeeper.vm.sync import POLL_S, pending_s
 
 from tests.sim.gang import SAVE_S, Gang
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from tests.sim.engine import Timer
     from tests.sim.world import World
 
-POLL_S = 5.0
-FAST_S = 0.5
 RETRY_S = (1.0, 5.0)
 MOUNT_S = 1.0
 LAUNCH_S = 0.6
@@ -52,6 +51,7 @@ class Agent:
         self.outbox: list[FactIn] = []
         self.told: set[tuple[Kind, int, str]] = set()
         self.phase = world.random.random()
+        self.since = world.engine.t  # when it began to wait: with its birth, or a document
         self._timer: Timer | None = None
         self.trying: float | None = None  # since when nobody has answered it
         self._asked: float | None = None  # since when it waits for an answer
@@ -77,8 +77,8 @@ class Agent:
 
     def wake(self) -> None:
         """Something may be new: at its next turn."""
-        period = FAST_S if self.waits else POLL_S
         now = self.world.engine.t
+        period = pending_s(now - self.since) if self.waits else POLL_S
         turns = int(now / period - self.phase) + 1
         self.turn(max(now, (turns + self.phase) * period))
 
@@ -136,6 +136,7 @@ class Agent:
         if answer.role is Role.STANDBY and self.machine.admitted:
             self._repeat()
         if answer.doc is not None and (self.doc is None or answer.doc.ver > self.doc.ver):
+            self.since = self.world.engine.t
             self._take(answer.doc)
         self.disk_there()
         self._drive()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+
+from spotkeeper.vm.sync import pending_s
 
 from tests.sim.engine import Engine
 
@@ -11,7 +14,6 @@ from tests.sim.engine import Engine
 WRITE_USD, READ_USD = 5e-6, 4e-7
 REQUEST_USD, SECOND_USD = 4e-7, 2.4e-5 + 0.5 * 2.5e-6
 ROUND_S, OTHER_S = 1.0, 0.02 / 8
-FAST_POLLS = 2  # a second, of a machine that waits: those that find nothing new are not simulated, but paid
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Meter:
         writes = sum(grown.get(verb, 0) for verb in BUCKET_WRITES)
         reads = sum(number for verb, number in grown.items() if verb.startswith("read_") or verb == "draining")
         lists = sum(number for verb, number in grown.items() if verb.startswith("list_"))
-        polls = FAST_POLLS * ranks * (self.engine.t - stood_from)
+        polls = ranks * polls_in(int(self.engine.t - stood_from))
         asked = grown.get("request", 0) + polls
         usd = (writes + lists) * WRITE_USD + (reads + polls) * READ_USD
         usd += asked * (REQUEST_USD + OTHER_S * SECOND_USD) + grown.get("list", 0) * ROUND_S * SECOND_USD
@@ -120,3 +122,13 @@ BUCKET_WRITES = (
     "put_tomb",
     "take_lease",
 )
+
+
+@cache
+def polls_in(seconds: int) -> int:
+    """Of one machine that waits so long: those that find nothing new are not simulated, but paid."""
+    count, at = 0, 0.0
+    while at < seconds:
+        at += pending_s(at)
+        count += 1
+    return count

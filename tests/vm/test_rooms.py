@@ -374,6 +374,30 @@ def test_what_the_function_refuses_does_not_hold_up_the_rest(fake: Fake, tmp_pat
     assert [fact.gen for _, fact in fake.facts] == [2]
 
 
+def test_what_takes_long_is_asked_for_less_often_and_another_document_is_another_wait(tmp_path: Path) -> None:
+    class Hands(Clock):
+        at = 1000.0
+
+        def now(self) -> float:
+            return Hands.at
+
+    clock = Hands(0.0, 0.0, 1.0)
+    box = sync.Outbox(tmp_path, "b", QUIET)
+    syncer = sync.Syncer(sync.FunctionClient("", Metadata(clock, "")), box, "b", lambda _: None, clock, QUIET)
+    syncer.want(3, "job", True)
+    pauses = []
+    for waited in (0, 10, 20, 60, 3600):
+        Hands.at = 1000.0 + waited
+        pauses.append(syncer._pause_s())
+    assert pauses == [0.5, 0.5, 1.0, 3.0, sync.POLL_S]
+    syncer.want(4, "job", True)
+    assert syncer._pause_s() == 0.5
+    syncer.want(4, "job", False)
+    assert syncer._pause_s() == sync.POLL_S
+    syncer.want(4, "job", True)
+    assert syncer._pause_s() == 0.5
+
+
 # ---------------------------------------------------------------- metadata
 
 
