@@ -28,7 +28,7 @@ from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Grant, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.record import Alloc, Grant, Phase, Rank, Record, Roll, Slot, SlotState
 
 from tests.reconcile.world import JOB, STACK, ZONES, stack
 
@@ -213,6 +213,25 @@ def test_a_machine_found_stopping_without_a_notice_has_a_short_one() -> None:
     assert cur is not None and cur.state is SlotState.MEMBER
     assert cur.notice == NOW + Times().stopping_s
     assert decision.record.ranks[1].next is not None
+
+
+@pytest.mark.parametrize("warned", [True, False])
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_stop_is_for_a_notice_only_where_one_was_given(warned: bool, answered: bool) -> None:
+    """A machine killed at once ends its processes before it is gone, perhaps after it answered a roll call."""
+    record, seen = gang()
+    facts = (*seen.facts, fact(1, Kind.EXIT, "143"))
+    if warned:
+        facts = (*facts, fact(1, Kind.NOTICE, f"{NOW + 60:.0f}"))
+    if answered:
+        record = replace(record, roll=Roll(ver=40, since=NOW - 1, cause="exit", exits=True))
+        facts = (*facts, fact(0, Kind.HERE, "40"), fact(1, Kind.HERE, "40"))
+    listing = replace(seen.listing, vms=(seen.listing.vms[0], machine(1, status=VmStatus.STOPPING)))
+    seen = with_(seen, listing=listing, facts=facts)
+    decision = decide(record, granted(seen, decide(record, seen)))
+    assert decision.record is not None
+    causes = [entry.cause for entry in decision.record.outbox if entry.event is Event.STOP]
+    assert causes == ["notice" if warned else "loss"]
 
 
 def test_a_machine_not_yet_listed_is_not_admitted() -> None:

@@ -62,16 +62,22 @@ def _number(text: str) -> int:
 
 def _failed(draft: Draft, codes: dict[int, int]) -> None:
     """A process died. Where a machine is under notice, that is why: no roll call, no crash."""
-    if _going(draft):
-        draft.halt(draft.now, "notice")
+    if why := _going(draft):
+        draft.halt(draft.now, why)
         return
     rank, code = _worst(codes)[0]
     call(draft, "exit", detail=f"rank {rank} exited with {code}", exits=True)
 
 
-def _going(draft: Draft) -> bool:
-    """Whether a member is under notice, by what is known by now: the record hears of it after the exit."""
-    return any(slot.notice is not None or draft.view.notice(i, slot) is not None for i, slot in draft.members())
+def _going(draft: Draft) -> str:
+    """Why members are about to go, by what is known by now (the record hears of it after the exit); "": none is.
+
+    ``loss`` where one is found stopping of which nobody gave notice.
+    """
+    view = draft.view
+    going = [(i, slot) for i, slot in draft.members() if slot.notice is not None or view.notice(i, slot) is not None]
+    warned = all(view.warned(i, slot) for i, slot in going)
+    return ("notice" if warned else "loss") if going else ""
 
 
 def call(draft: Draft, cause: str, detail: str = "", exits: bool = False) -> None:
@@ -98,8 +104,8 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
     if any(draft.view.gone(index, slot) for index, slot in draft.members()):
         return  # it answered and then went: the room of losses takes it from here
     if roll.exits or codes:
-        if _going(draft):  # a machine that goes down ends the job's processes first, and still answers
-            draft.halt(draft.now, "notice")
+        if why := _going(draft):  # a machine that goes down ends the job's processes first, and still answers
+            draft.halt(draft.now, why)
         else:
             _crash(draft, codes)
     elif draft.now - _last_progress(draft) > draft.times.hang_s:
