@@ -335,6 +335,19 @@ def test_the_view_carries_progress_money_and_recoveries() -> None:
     assert msgspec.json.decode(msgspec.json.encode(view), type=JobView) == view
 
 
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        ("notice", "all save and stop (notice)"),
+        ("swap", "all save and stop (swap)"),
+        ("loss", "all stop (loss)"),
+        ("silence", "all stop (silence)"),
+    ],
+)
+def test_nobody_saves_for_what_nobody_announced(cause: str, text: str) -> None:
+    assert describe(entry(Event.STOP, 1.0, cause=cause)) == text
+
+
 @pytest.mark.parametrize("event", list(Event))
 def test_every_event_has_a_line(event: Event) -> None:
     text = describe(

@@ -21,6 +21,9 @@ class EventLine(Struct, frozen=True):
     id: str = ""
 
 
+# How causes begin that nobody announced: what was not saved by then is trained again.
+SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk")
+
 _TEXTS: dict[Event, str] = {
     Event.SUBMITTED: "submitted",
     Event.ADMITTED: "{who} is up",
@@ -60,6 +63,8 @@ def describe(entry: Entry) -> str:
     if entry.event is Event.INTENT:
         price = f" at ${entry.price:.3f}/h" if entry.price is not None else ""
         text = f"{who}: wants {what or 'a machine'}{price}"
+    elif entry.event is Event.STOP and (entry.cause or "").startswith(SURPRISES):
+        text = "all stop"
     else:
         text = _TEXTS[entry.event].format(who=who, what=what or "it", gen=entry.gen)
     if entry.cause and entry.event not in (Event.ASK,) and entry.cause not in text:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from spotkeeper.report.events import SURPRISES
 from spotkeeper.report.money import STOPS, Attempt, attempts, first_of_each
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
@@ -18,7 +19,6 @@ from spotkeeper.spec.model import Model
 NOT_MEMBERS = ("standby", "noticed standby", "never joined")
 WISHED = ("pause",)  # somebody asked for it: no interruption
 FAILED = "failure"  # the cause of a hold that lasts until a person has mended something: no recovery of ours
-SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk")  # how causes begin that nobody announced
 
 
 @dataclass(frozen=True)
