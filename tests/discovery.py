@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jsonschema
+from spotkeeper.local import masks
 
 Json = Any  # a decoded JSON value: this module is the one place that must take any
 
@@ -152,8 +153,20 @@ def validate_query(method_id: str, query: Mapping[str, str]) -> None:
             assert value in ("true", "false"), f"{method_id}: {name}={value!r} is no boolean"
         if kind == "integer":
             assert re.fullmatch(r"-?\d+", value), f"{method_id}: {name}={value!r} is no integer"
+        if name == "fields":
+            _validate_mask(_method(method_id)["response"], masks.parse(value), method_id)
         if "enum" in known[name]:
             assert value in known[name]["enum"], f"{method_id}: {name}={value!r} is not one of {known[name]['enum']}"
+
+
+def _validate_mask(node: Json, mask: masks.Mask, at: str) -> None:
+    """Every selected field is one of its schema: an unknown one is a 400 for the whole request."""
+    while "$ref" in node or node.get("type") == "array":
+        node = document()["schemas"][node["$ref"]] if "$ref" in node else node["items"]
+    for name, below in mask.items():
+        child = node.get("properties", {}).get(name) or (node.get("additionalProperties") if name == "*" else None)
+        assert child, f"{at}: the mask selects {name!r}, which the answer has not"
+        _validate_mask(child, below, f"{at}.{name}")
 
 
 @cache

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from spotkeeper.local import masks
 from spotkeeper.spec import names
 from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
 
@@ -103,6 +104,7 @@ class Google:
         status = scripted.pop("_status", 200)
         if status == 200:
             discovery.validate_response(found.method_id, scripted)
+            scripted = masks.apply(masks.parse(query["fields"]), scripted) or {} if "fields" in query else scripted
         else:
             discovery.validate_error(scripted)
         return status, json.dumps(scripted).encode()

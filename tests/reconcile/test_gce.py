@@ -346,6 +346,25 @@ class TestListing:
         for method in ("instances.aggregatedList", "disks.aggregatedList", "snapshots.list"):
             assert [asked.query["filter"] for asked in google.of(method)] == ['labels.sk-stack = "demo"']
 
+    def test_lists_ask_for_what_is_read_and_a_refusal_of_that_blinds_nobody(self, google: Google, gce: Gce) -> None:
+        """A mask that a cloud does not take would make every look fail, so the second question is a plain one."""
+        why = {"message": "Invalid field selection boot", "domain": "global", "reason": "invalidParameter"}
+        wrong = {"_status": 400, "error": {"code": 400, "message": why["message"], "errors": [why]}}
+        lists = ("instances.aggregatedList", "disks.aggregatedList", "snapshots.list")
+        whole = [
+            scopes("instances", us_x1_a=[instance()], us_x1_b=[]),
+            scopes("disks", us_x1_a=[disk()], us_x1_b=[]),
+            {},
+        ]
+        for method, answer in zip(lists, whole, strict=True):
+            google.script[method] = lambda asked, answer=answer: wrong if "fields" in asked.query else answer
+        for _ in range(2):
+            listing = gce.list("demo")
+            assert (len(listing.vms), len(listing.disks), listing.answered) == (1, 1, {A, B})
+        masked = [asked for method in lists for asked in google.of(method) if "fields" in asked.query]
+        assert 1 <= len(masked) <= len(lists), "it is not tried again"
+        assert masked[0].query["fields"].startswith("items")
+
     def test_all_pages_are_read(self, google: Google, gce: Gce) -> None:
         first = scopes("instances", us_x1_a=[instance()]) | {"nextPageToken": "t/2"}
         other = instance(name=names.vm_name("demo", JOB, 8, 1), labels=names.labels("demo", "gpu", JOB, 8, 1), id="43")

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from spotkeeper.local import catalog, errors
+from spotkeeper.local import catalog, errors, masks
 from spotkeeper.local import wire as w
 from spotkeeper.local.advice import HistoryRequest
 from spotkeeper.local.cloudparts import Parts
 from spotkeeper.local.errors import ApiError
 from spotkeeper.local.filters import Filter, FilterError
 from spotkeeper.local.instances import KIND as INSTANCES
+from spotkeeper.local.masks import MaskError
 from spotkeeper.local.operations import KIND as OPERATIONS
 from spotkeeper.local.operations import OpDoc
 from spotkeeper.local.paths import Ref, parse
@@ -99,10 +100,14 @@ class ComputeApi:
             if principal is not None and principal.vm:
                 raise errors.forbidden(f"Required permission for '{method} {path}' is not held by {principal.email}")
             handler, call = self._find(method, path, query, _decode(body))
+            mask = masks.parse(query["fields"]) if query.get("fields") else {}
             self._check_place(call)
             with self._world.state.transaction():
                 self._parts.storeroom.seed(call.at["project"])
-                return Answer(200, handler(call))
+                return Answer(200, masks.apply(mask, handler(call)) or {})
+        except MaskError as bad:
+            wrapped = ApiError(400, "invalidParameter", str(bad))
+            return Answer(wrapped.code, wrapped.body())  # type: ignore[arg-type]
         except ApiError as error:
             return Answer(error.code, error.body())  # type: ignore[arg-type]
         except BodyError as bad:
@@ -442,8 +447,6 @@ class ComputeApi:
 
     def _page(self, call: Call, items: Iterable[JsonObject]) -> tuple[list[JsonObject], str | None]:
         """Filtered and cut; the token of the next page where there is one."""
-        if call.query.get("fields"):
-            raise errors.not_built("the 'fields' parameter")
         order = call.query.get("orderBy") or "name"
         if order not in ("name", NEWEST):
             raise errors.not_built(f"orderBy={order}")

@@ -30,6 +30,7 @@ from spotkeeper.reconcile.addresses import ENV, LOOPBACK, PRIVATE, Addresses
 from spotkeeper.reconcile.gce_advice import price_runs, question, supported
 from spotkeeper.reconcile.gce_api import DEFAULT_ENDPOINT, Answer, Api, MetadataToken, NoAnswerError
 from spotkeeper.reconcile.gce_errors import classify, detail_of, parse_error
+from spotkeeper.reconcile.gce_fields import of_a_page, of_all_zones
 from spotkeeper.reconcile.gce_wire import (
     Aggregated,
     DiskIn,
@@ -109,6 +110,7 @@ class Gce:
         self._clock = clock
         self._addresses = addresses or Addresses()
         self._project = f"projects/{stack.project}"
+        self._whole = False  # whether lists are asked for without naming fields
         self._asked: OrderedDict[str, InsertVm | CreateDisk] = OrderedDict()  # by idempotency key; to name failures
 
     # -- looking
@@ -160,7 +162,7 @@ class Gce:
         items: builtins.list[T] = []
         silent: set[str] = set()
         seen: set[str] = set(zones)
-        query = {"filter": by_label(stack), "maxResults": str(PAGE)}
+        query = {"filter": by_label(stack), "maxResults": str(PAGE), "fields": of_all_zones(what, kind)}
         for _ in range(MAX_PAGES):
             page = self._get(f"aggregated/{what}", query, Aggregated[kind], ends)  # type: ignore[valid-type]
             if page.error is not None:
@@ -203,7 +205,7 @@ class Gce:
         self, path: str, kind: type[T], query: dict[str, str], ends: float, newest_pages: int | None = None
     ) -> builtins.list[T]:
         """The whole list, or its first pages where only the newest matter."""
-        query = {**query, "maxResults": str(PAGE)}
+        query = {**query, "maxResults": str(PAGE), "fields": of_a_page(kind)}
         items: builtins.list[T] = []
         for _ in range(newest_pages or MAX_PAGES):
             page = self._get(path, query, Page[kind], ends)  # type: ignore[valid-type]
@@ -220,13 +222,18 @@ class Gce:
         return items
 
     def _get(self, path: str, query: dict[str, str], kind: type[T], ends: float) -> T:
+        asked = {name: value for name, value in query.items() if name != "fields"} if self._whole else query
         left = min(LIST_S, ends - time.monotonic())
         if left <= 0:
             raise ListError(f"{path}: no time left in this look")
         try:
-            answer = self._api.call("GET", f"{self._project}/{path}", left, query)
+            answer = self._api.call("GET", f"{self._project}/{path}", left, asked)
         except NoAnswerError as error:
             raise ListError(str(error)) from error
+        if answer.status == 400 and "fields" in asked:  # never a reason to see nothing
+            log.warning("%s: %s; asking for whole answers", path, parse_error(answer.status, answer.body)[1])
+            self._whole = True
+            return self._get(path, query, kind, ends)
         if answer.status != 200:
             raise ListError(parse_error(answer.status, answer.body)[1])
         try:
