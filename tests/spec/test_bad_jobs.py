@@ -16,7 +16,7 @@ from tests.spec.samples import PRICES, STACK, ZONES, pool
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00Z
 
-GOOD = "name: first\ncommand: [train.py]\n"
+GOOD = "name: first\ncommand: [/opt/train.py]\n"
 
 
 @pytest.fixture
@@ -49,7 +49,14 @@ def test_a_good_job_is_well(folder: Path) -> None:
     spec, _ = load_located(folder / "job.yaml", JobSpec)
     assert check_job(spec, STACK, folder=folder, now=NOW) is spec
     assert spec.size().min == 2
-    assert spec.command == ("train.py",)
+    assert spec.command == ("/opt/train.py",)
+
+
+@pytest.mark.parametrize("words", ["-m, my.package", "/opt/train.py"])
+def test_a_job_without_source_runs_what_the_machines_have(folder: Path, words: str) -> None:
+    (folder / "job.yaml").write_text(f"name: first\ncommand: [{words}]\n")
+    spec, _ = load_located(folder / "job.yaml", JobSpec)
+    assert check_job(spec, STACK, folder=folder, now=NOW) is spec
 
 
 LONG = "x" * 5000
@@ -123,12 +130,12 @@ JOB_CASES = [
     (GOOD + "seed: 4294967296\n", "job.yaml:3: seed: 4294967296: must be less than 4294967296"),
     # --- names, command, interpreter
     (
-        "name: My Job\ncommand: [train.py]\n",
+        "name: My Job\ncommand: [/opt/train.py]\n",
         'job.yaml:1: name: "My Job": want a letter, then letters, digits and -, at most 40, all lower case'
         " (did you mean my-job?)",
     ),
     (
-        "name: 1st\ncommand: [train.py]\n",
+        "name: 1st\ncommand: [/opt/train.py]\n",
         'job.yaml:1: name: "1st": want a letter, then letters, digits and -, at most 40, all lower case'
         " (did you mean st?)",
     ),
@@ -138,7 +145,7 @@ JOB_CASES = [
         "['train.py', '--lr', '1']",
     ),
     (
-        "name: first\ncommand: [train.py, '&&', eval.py]\n",
+        "name: first\ncommand: [/opt/train.py, '&&', eval.py]\n",
         'job.yaml:2: command[1]: "&&": no shell runs the command: put the steps into a script',
     ),
     (
@@ -227,6 +234,14 @@ JOB_CASES = [
     (
         "name: first\ncommand: [code/train.py]\n",
         'job.yaml:2: command[0]: "code/train.py": lies beside the job file, but no `source` sends it: add `source: .`',
+    ),
+    *(
+        (
+            f"name: first\ncommand: [{script}, --lr, '1']\n",
+            f'job.yaml:2: command[0]: "{script}": no `source` sends it: add `source: .`, or name the script by its '
+            "absolute path on the machines",
+        )
+        for script in ("train.py", "tools/run", "../train.py", "~/train.py")
     ),
     # --- against the stack
     (

@@ -91,7 +91,7 @@ def node_range(job: JobContext) -> Iterator[Problem]:
 def command_words(job: JobContext) -> Iterator[Problem]:
     """An argv, not a shell line; the script itself, not what runs it."""
     command = job.spec.command
-    if len(command) == 1 and len(command[0].split()) > 1:
+    if _sentence(command):
         try:
             words = shlex.split(command[0])
         except ValueError:
@@ -105,10 +105,18 @@ def command_words(job: JobContext) -> Iterator[Problem]:
             yield problem(join("command", index), "contains a NUL character")
     if not command[0]:
         yield problem("command[0]", "is empty, want the script's name")
-    runner = Path(command[0]).name.rstrip("0123456789.")
-    if runner in _RUNNERS:
+    if why := _runner(command[0]):
         script = next((word for word in command[1:] if word.endswith(".py")), None)
-        yield problem("command[0]", f"want the script: {_RUNNERS[runner]}", command[0], script)
+        yield problem("command[0]", f"want the script: {why}", command[0], script)
+
+
+def _sentence(command: tuple[str, ...]) -> bool:
+    return len(command) == 1 and len(command[0].split()) > 1
+
+
+def _runner(word: str) -> str | None:
+    """Why this word, which runs scripts, is none."""
+    return _RUNNERS.get(Path(word).name.rstrip("0123456789."))
 
 
 def interpreter(job: JobContext) -> Iterator[Problem]:
@@ -192,10 +200,7 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
     if job.folder is None:
         return
     if job.spec.source is None:
-        if _named(job.folder, job.spec.command[0]):
-            yield problem(
-                "command[0]", "lies beside the job file, but no `source` sends it: add `source: .`", job.spec.command[0]
-            )
+        yield from _unsent(job.folder, job.spec.command)
         return
     folder = (job.folder / job.spec.source).resolve()
     if not folder.exists():
@@ -208,6 +213,16 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
         yield problem("source", "would send a whole home or root folder: name the project's folder", job.spec.source)
     else:
         yield from _script(folder, job.spec)
+
+
+def _unsent(folder: Path, command: tuple[str, ...]) -> Iterator[Problem]:
+    """Without a source the job runs in an empty folder: only a module (``-m``) or an absolute path can be there."""
+    script = command[0]
+    if _named(folder, script):
+        yield problem("command[0]", "lies beside the job file, but no `source` sends it: add `source: .`", script)
+    elif not (_sentence(command) or _runner(script) or not script or script.startswith(("/", "-"))):
+        what = "no `source` sends it: add `source: .`, or name the script by its absolute path on the machines"
+        yield problem("command[0]", what, script)
 
 
 def _script(folder: Path, spec: JobSpec) -> Iterator[Problem]:
