@@ -7,12 +7,9 @@ agent continues like one that never died. It writes no record, and touches no ot
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import shutil
-import signal
-import subprocess
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -24,10 +21,9 @@ from spotkeeper.clock import Clock
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, FactIn, Generation, Member, Role, SyncReply
 from spotkeeper.train.control import Commit
-from spotkeeper.train.store import newest
 from spotkeeper.vm import notice as notices
 from spotkeeper.vm import power, report
-from spotkeeper.vm.disk import Disk, Why
+from spotkeeper.vm.disk import Disk
 from spotkeeper.vm.events import (
     Answered,
     ChildEnded,
@@ -42,31 +38,26 @@ from spotkeeper.vm.events import (
     Unmounted,
 )
 from spotkeeper.vm.helper import Helper
-from spotkeeper.vm.launch import SAVER_SOCKET, Launcher, LaunchError, saver_pid, start_saver
+from spotkeeper.vm.launch import SAVER_SOCKET, Launcher, LaunchError
 from spotkeeper.vm.lease import BootWatch, Lease
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.logs import Task, Uploader, object_name
 from spotkeeper.vm.memory import give_back
 from spotkeeper.vm.metadata import Instance, Metadata, Watcher
+from spotkeeper.vm.mounting import Mounting
+from spotkeeper.vm.ready import Ready
 from spotkeeper.vm.render import RenderError
 from spotkeeper.vm.saved import Assignment, Saved
 from spotkeeper.vm.sdnotify import notify, watchdog_s
 from spotkeeper.vm.settings import Settings, job_path, templates_path
-from spotkeeper.vm.source import fetch
 from spotkeeper.vm.storage import Bucket
-from spotkeeper.vm.supervisor import Ending, Node, Supervisor, launcher_kind
+from spotkeeper.vm.supervisor import Ending, Node, Supervisor
 from spotkeeper.vm.sync import POLL_S, FunctionClient, Outbox, Syncer
 
 KILLED = 137  # what a shell shows for SIGKILL: the job's processes went with their launcher
 SHUTDOWN_S = 25.0  # virtual; of the 30 s a cloud gives from ACPI power-off to the end, some is the system's own
 RESERVE_S = 8.0  # real; detect, agree, hash, report (and never more than a quarter of the notice)
 LAST_WORDS_S = 5.0  # real; facts unsaid for longer stay in the spool
-LAUNCH_RETRY_S = 2.0  # real
-MOUNT_TRIES = 3
-ABSENT_S = 60.0  # virtual; a device appears within seconds of its attachment
-ABSENT_FLOOR_S = 5.0  # real
-WARM_S = 60.0  # real; a launcher that takes longer to start keeps nobody from joining
-SAVER_RETRY_S = 5.0  # real
 SAVER_END_S = 20.0  # real; for a save in hand
 PAUSE_IDLE_S = 5.0  # real pauses of the loop when no event comes
 PAUSE_RUNNING_S = 0.5
@@ -141,35 +132,24 @@ class Agent:
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         post = self._inbox.put
         bucket = Bucket(settings.storage, settings.bucket, metadata)
-        self._bucket = bucket
         self._outbox = Outbox(settings.state / "spool", settings.boot, log)
         client = FunctionClient(settings.function, metadata)
         self._sync = Syncer(client, self._outbox, settings.boot, post, clock, log)
         self._helper = Helper(post, log)
         self._uploader = Uploader(bucket, clock, log)
-        self._disk = Disk(settings.device, settings.mount, log)
+        self._mounting = Mounting(Disk(settings.device, settings.mount, log), self._helper, self._say, clock, log)
         self._launcher = Launcher(settings.run, job_path(), post, log)
+        self._ready = Ready(settings, bucket, self._launcher, self._helper)
         self._super = Supervisor(settings.run, templates_path(), self._launcher, log)
         self._lease = Lease(clock.now())
         self._boot_watch = BootWatch(clock.now(), clock.scale, settings.run / "known")
         self._saved = Saved.read(settings.run, settings.boot)
         self._state = State.BOOT
         self._doc: Generation | None = None
-        self._source: Path | None = None
-        self._mounted: int | None = None  # the disk's number
-        self._mount_tries = 0
-        self._absent_since: float | None = None  # monotonic
-        self._newest: Commit | None = None  # on the mounted disk
         self._reporter: report.Reporter | None = None
         self._leaving: Leaving | None = None
         self._notice_saved = False  # the save at the notice has been asked for
         self._repeat_at = 0.0  # virtual
-        self._launching = False  # or launched: from begin() to LauncherLost
-        self._launch_at = 0.0  # monotonic; not before
-        self._launch_failed = False
-        self._greet_by: float | None = None  # monotonic; hello is due then at the latest, or when warm
-        self._saver: subprocess.Popen[bytes] | None = None
-        self._saver_at = 0.0
         self._exit: int | None = None
 
     def terminate(self) -> None:
@@ -196,7 +176,7 @@ class Agent:
         self._become(State.HELLO)
         if self._saved.assignment is not None:
             self._log("agent.again", job=self._saved.assignment.job, started=self._saved.started)
-            self._greet_by = time.monotonic() + WARM_S  # the one before may have died before it said so
+            self._ready.greet_when_warm()  # the one before may have died before it said so
         if self._set.static:
             self._say(Kind.HELLO, gen=0)
         self._sync.start()
@@ -241,18 +221,20 @@ class Agent:
                 self._child_ended(gen, code, left)
             case SourceReady(_, folder):
                 self._helper.done("source")
-                self._source = folder
-            case Mounted(number, commit):
-                self._disk_mounted(number, commit)
+                self._ready.source = folder
+            case Mounted():
+                self._helper.done("mount")
+                self._mounting.mounted(event)
+                self._tell_disk()
             case Unmounted():
                 self._helper.done("unmount")
-                self._mounted = None
+                self._mounting.number = None
                 if self._leaving is not None:
                     self._leaving.unmounted = True
             case Failed(what, error, why):
                 self._helper.done(what, error)
                 if what == "mount":
-                    self._not_mounted(why)
+                    self._mounting.failed(self._disk_number(), why)
             case Terminated():
                 self._terminated()
 
@@ -263,7 +245,6 @@ class Agent:
         else:
             self._check_lease()
             self._prepare()
-            self._greet()
             self._look_at_disk()
             self._drive_child()
             self._heed_notice()
@@ -315,7 +296,7 @@ class Agent:
             self._forget_job()
             self._sync.assigned(reply.job)
             self._save(assignment=assignment)
-            self._greet_by = time.monotonic() + WARM_S
+            self._ready.greet_when_warm()
         self._save(assignment=assignment, run=reply.run or self._saved.run)
         if reply.role is Role.STANDBY:
             self._repeat()
@@ -332,10 +313,7 @@ class Agent:
         self._repeat_at = now + POLL_S
         if self._saved.notice is not None:
             self._say(Kind.NOTICE, str(self._saved.notice.deadline), again=True)
-        if self._mounted is not None:
-            self._say(Kind.ATTACHED, str(self._mounted), again=True)
-            if self._newest is not None:
-                self._say(Kind.HOLDS, str(self._newest), again=True)
+        self._mounting.tell(again=True)
 
     def _take(self, doc: Generation) -> None:
         self._log("doc", ver=doc.ver, gen=doc.gen, state=doc.state.value, members=len(doc.members))
@@ -367,40 +345,35 @@ class Agent:
 
     # ------------------------------------------------------------------ getting ready
 
-    def _greet(self) -> None:
-        """Say hello once this machine is warm: to be admitted means that training need not wait for it.
-
-        A launcher that cannot start does not keep it from joining: the crash budget decides about that.
-        """
-        if self._greet_by is None:
-            return
-        if self._launcher.up or self._launch_failed or time.monotonic() > self._greet_by:
-            self._greet_by = None
+    def _prepare(self) -> None:
+        assignment, run = self._saved.assignment, self._saved.run
+        if assignment is not None and run is not None:
+            self._ready.prepare(assignment.job, run)
+        if self._ready.may_greet():
             self._say(Kind.HELLO, gen=0)
 
-    def _prepare(self) -> None:
-        """Source, saver and launcher, as soon as the job is known: a standby is a warm one."""
-        assignment, run = self._saved.assignment, self._saved.run
-        if assignment is None or run is None:
+    def _look_at_disk(self) -> None:
+        """A dynamic VM's disk comes with its number, after promotion."""
+        assignment = self._saved.assignment
+        if assignment is None or (assignment.disk is None and not self._set.static):
             return
-        if self._source is None:
-            folder, bucket = self._set.state / "src", self._bucket
-            sha256, job = run.source_sha256, assignment.job
-            self._helper.do("source", lambda: SourceReady(sha256, fetch(bucket, job, sha256, folder)))
-            return
-        self._keep_saver()
-        if not self._launching and time.monotonic() >= self._launch_at:
-            self._launching = True
-            self._launcher.begin(launcher_kind(run, self._source))
+        place = self._me(self._doc) if self._doc is not None else None
+        attached = place is not None and place[1].disk
+        self._mounting.look(assignment.disk or 0, self._ckpt(assignment.job), attached)
 
-    def _keep_saver(self) -> None:
-        if self._saver is not None and self._saver.poll() is None:
-            return
-        if time.monotonic() < self._saver_at:
-            return
-        self._saver_at = time.monotonic() + SAVER_RETRY_S
-        if saver_pid(self._set.run) is None:
-            self._saver = start_saver(self._set.run, job_path())
+    def _disk_number(self) -> int | None:
+        """Of the disk that is ours to mount, while there is a job; 0: a static node's own."""
+        return None if self._saved.assignment is None else self._saved.assignment.disk or 0
+
+    def _tell_disk(self) -> None:
+        """A job that began without its disk writes there from the next save on."""
+        if self._super.child is not None and self._mounting.number is not None:
+            self._super.child.control.disk = True
+
+    def _ckpt(self, job: str) -> Path:
+        return self._set.mount / job / "ckpt"
+
+    # ------------------------------------------------------------------ the launcher
 
     def _launcher_up(self, gen: int | None, code: int | None) -> None:
         """A fresh launcher has run nothing. One that an agent before this one used may hold our child."""
@@ -421,13 +394,10 @@ class Agent:
 
     def _launcher_lost(self, reason: str, text: str) -> None:
         self._log("launcher.lost", reason=reason)
-        self._launching = False
-        self._launch_failed = True
-        self._launch_at = time.monotonic() + LAUNCH_RETRY_S
         child = self._super.child
+        self._ready.launcher_lost(at_once=child is not None)
         self._super.sweep()
         if child is not None:
-            self._launch_at = 0.0
             self._child_ended(child.gen, KILLED, 0)
             return
         doc = self._doc
@@ -440,66 +410,6 @@ class Agent:
     def _lost(self, gen: int, code: int = KILLED) -> None:
         self._save(ended=gen)
         self._say(Kind.EXIT, str(code), gen=gen)
-
-    # ------------------------------------------------------------------ the disk
-
-    def _look_at_disk(self) -> None:
-        """Mount it when it is there and ours to mount: a dynamic VM's comes with its number, after promotion."""
-        assignment = self._saved.assignment
-        if assignment is None or self._mounted is not None or (assignment.disk is None and not self._set.static):
-            return
-        if not self._disk.present():
-            self._disk_absent()
-            return
-        self._absent_since = None
-        number, folder, disk = assignment.disk or 0, self._ckpt(assignment.job), self._disk
-
-        def mount() -> Mounted:
-            disk.mount()
-            commit = newest(folder, hashes=False).commit
-            return Mounted(number, None if commit is None else str(commit))
-
-        self._helper.do("mount", mount)
-
-    def _disk_absent(self) -> None:
-        """The round has seen it attached, so it should be here. Told once; if it comes after all, it is mounted."""
-        place = self._me(self._doc) if self._doc is not None else None
-        if place is None or not place[1].disk:
-            self._absent_since = None
-            return
-        self._absent_since = self._absent_since or time.monotonic()
-        if time.monotonic() - self._absent_since > max(self._clock.real_s(ABSENT_S), ABSENT_FLOOR_S):
-            self._log.once("absent", "disk.absent", device=str(self._disk.device))
-            self._tell_no_disk(Why.MISSING)
-
-    def _not_mounted(self, why: Why | None) -> None:
-        """Once may be chance (udev, a late device). Told after a few tries; trying goes on."""
-        self._mount_tries += 1
-        if self._mount_tries >= MOUNT_TRIES:
-            self._tell_no_disk(why or Why.MOUNT)
-
-    def _tell_no_disk(self, why: Why) -> None:
-        """As long as it is so: the function takes it only from a machine that is admitted."""
-        assignment = self._saved.assignment
-        if assignment is not None:
-            self._say(Kind.NO_DISK, f"{assignment.disk or 0}-{why.value}", again=True)
-
-    def _disk_mounted(self, number: int, commit: str | None) -> None:
-        self._helper.done("mount")
-        self._mounted = number
-        self._newest = Commit.parse(commit) if commit else None
-        self._say(Kind.ATTACHED, str(number))
-        self._tell_disk()
-        if commit is not None:
-            self._say(Kind.HOLDS, commit)
-
-    def _tell_disk(self) -> None:
-        """A job that began without its disk writes there from the next save on."""
-        if self._super.child is not None and self._mounted is not None:
-            self._super.child.control.disk = True
-
-    def _ckpt(self, job: str) -> Path:
-        return self._set.mount / job / "ckpt"
 
     # ------------------------------------------------------------------ the child
 
@@ -532,15 +442,15 @@ class Agent:
 
     def _start(self, doc: Generation, index: int, member: Member) -> None:
         run, assignment = self._saved.run, self._saved.assignment
-        if run is None or assignment is None or self._source is None or not self._launcher.up:
+        if run is None or assignment is None or self._ready.source is None or not self._launcher.up:
             return
-        if member.disk and self._mounted is None:
+        if member.disk and self._mounting.number is None:
             self._log.once("disk", "disk.awaited", gen=doc.gen)
             return
         self._log.over("disk", "disk.there")
         ckpt = self._ckpt(assignment.job)
         saver = self._set.run / SAVER_SOCKET
-        node = Node(assignment.rank, index, member.address, self._source, saver, ckpt, late=not member.disk)
+        node = Node(assignment.rank, index, member.address, self._ready.source, saver, ckpt, late=not member.disk)
         self._save(started=doc.gen)  # before: an agent that dies now finds a generation that did not end well
         try:
             self._super.start(doc, run, node)
@@ -576,16 +486,15 @@ class Agent:
         self._uploader.rest()
 
     def _say_ending(self, ending: Ending) -> None:
-        if ending.commit is not None and self._mounted is not None:
-            self._newest = max(ending.commit, self._newest or ending.commit)
-            self._say(Kind.HOLDS, str(self._newest), gen=ending.gen)
+        if ending.commit is not None:
+            self._mounting.wrote(ending.commit, ending.gen)
         if ending.stopped:
             self._say(Kind.RELEASED, self._step(ending.commit), gen=ending.gen)
         else:
             self._say(Kind.EXIT, str(ending.code), gen=ending.gen)
 
     def _step(self, commit: Commit | None) -> str:
-        commit = commit or self._newest
+        commit = commit or self._mounting.newest
         return "0" if commit is None else str(commit.step)
 
     def _follow_log(self, gen: int, extra: str = "") -> None:
@@ -662,13 +571,7 @@ class Agent:
         if not self._end_helpers(leaving):
             return
         if not leaving.unmounted:
-            disk, number = self._disk, self._mounted or 0
-
-            def unmount() -> Unmounted:
-                disk.unmount()
-                return Unmounted(number)
-
-            self._helper.do("unmount", unmount)
+            self._mounting.unmount()
             return
         self._say_goodbye(leaving)
 
@@ -678,13 +581,7 @@ class Agent:
             leaving.began = time.monotonic()
             self._launcher.quit()
             self._super.sweep()
-        saver = saver_pid(self._set.run)
-        if saver is None:
-            return True
-        hurry = time.monotonic() - leaving.began > SAVER_END_S
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(saver, signal.SIGKILL if hurry else signal.SIGTERM)  # it finishes the save in hand
-        return False
+        return self._ready.end_saver(hurry=time.monotonic() - leaving.began > SAVER_END_S)
 
     def _say_goodbye(self, leaving: Leaving) -> None:
         assignment = self._saved.assignment
@@ -716,11 +613,9 @@ class Agent:
         if assignment is not None:
             shutil.rmtree(self._set.run / assignment.job, ignore_errors=True)
         self._doc = None
-        self._source = None
         self._reporter = None
-        self._newest = None
-        self._mount_tries, self._absent_since = 0, None
-        self._greet_by, self._launch_failed = None, False
+        self._ready.forget_job()
+        self._mounting.forget_job()
         self._save(started=-1, ended=-1, run=None)
 
     # ------------------------------------------------------------------ small things
