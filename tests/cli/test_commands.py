@@ -287,7 +287,7 @@ def test_watch_fails_with_a_job_that_failed(cli: Cli, store: ObjectStore) -> Non
         (["schema", "jbo"], 2, "error: jbo: want job or stack (did you mean job?)"),
         (["reconcile"], 2, "error: only one tick at a time"),
         (["submit", "none.yaml"], 2, "error: none.yaml: no such file"),
-        (["status", "--stack", "other"], 2, "error: {bucket} belongs to the stack prod, not to other"),
+        (["status", "--stack", "other"], 3, "error: {bucket} belongs to the stack prod, not to other"),
     ],
 )
 def test_errors_have_words_and_a_code(
@@ -318,7 +318,7 @@ def test_without_a_stack_the_message_names_both_ways(cli: Cli, tmp_path: Path, m
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     done = cli("status")
-    assert done.code == 2
+    assert done.code == 3
     assert "spotkeeper local up" in done.err
     assert "export SPOTKEEPER_STACK" in done.err
     assert "SPOTKEEPER_BUCKET is not set" in cli("status", "--stack", "prod").err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 from pathlib import Path
 
@@ -103,6 +104,19 @@ def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool)
     emit([*views, *found.unreadable], as_json, render.job_table(views) if views else "" if found.unreadable else text)
 
 
+def _open(stack: str | None) -> tuple[Target, Store]:
+    """The stack and its bucket, which must be that stack's, whether or not the rest of its document makes sense.
+
+    Raises:
+        CliError: there is no such stack.
+    """
+    target = find_target(stack)
+    store = target.store()
+    with contextlib.suppress(CorruptError):  # a wish can be left, and a log read, all the same
+        target.state(store)
+    return target, store
+
+
 def _note_upkeep(target: Target) -> None:
     if target.local is not None:
         from spotkeeper.cli.localcloud import note_upkeep
@@ -152,8 +166,7 @@ def _look(target: Target, store: Store, state: StackState, record: Record) -> Jo
 
 
 def logs(job: str, rank: int, gen: int | None, stack: str | None, *, follow: bool, as_json: bool) -> None:
-    target = find_target(stack)
-    store = target.store()
+    _, store = _open(stack)
     record = jobs.find_job(store, job)
     if not follow:
         found, text = jobs.log_text(store, record, rank, gen)
@@ -190,15 +203,15 @@ def report(job: str, stack: str | None, *, as_json: bool) -> None:
 
     target = find_target(stack)
     store = target.store()
-    view = jobs.view_of(store, jobs.find_job(store, job), target.state(store), target.clock.now())
+    state = target.state(store)
+    view = jobs.view_of(store, jobs.find_job(store, job), state, target.clock.now())
     emit(view, as_json, render.report(view))
 
 
 def ask_job(
     job: str, kind: str, stack: str | None, *, as_json: bool, nodes: int | None = None, go_back: bool = False
 ) -> None:
-    target = find_target(stack)
-    store = target.store()
+    target, store = _open(stack)
     withdrawn = jobs.withdraw(store, job, target.clock.now()) if kind == AskKind.CANCEL.value else None
     if withdrawn is not None:
         emit(Asked(withdrawn, job, kind, ""), as_json, f"{job} ({withdrawn}): its unfinished submission is withdrawn")

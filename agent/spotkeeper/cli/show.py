@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path, PurePosixPath
 
@@ -10,7 +11,7 @@ from msgspec import Struct
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.spec.generation import DocState, Generation, Member
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.parse import Problem, SpecError, located, read_text
+from spotkeeper.spec.parse import Problem, SpecError, located, nearest, read_text
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 _SETTING = re.compile(r'^config\["(?:spotkeeper:)?([^"]+)"\]')
@@ -29,7 +30,7 @@ def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
 
     Raises:
         SpecError: the stack file is wrong; with its lines.
-        CliError: no checkout is at hand, so there is no stack file and no template.
+        CliError: no such stack; or no checkout is at hand, so there is no stack file and no template.
     """
     try:
         from infra import boot, settings
@@ -38,7 +39,7 @@ def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
         raise CliError(
             "the scripts are made by `infra`, which is not here", Exit.MISSING, "run it in a checkout"
         ) from None
-    path = file or CHECKOUT / "infra" / "stacks" / f"Pulumi.{stack or 'local'}.yaml"
+    path = file or _stack_file(stack or os.environ.get("SPOTKEEPER_STACK", "") or "local")
     lines = _lines(path)
     name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
     try:
@@ -46,6 +47,20 @@ def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
     except SpecError as error:
         raise located(error, path.name, lines) from None
     return (Rendered("startup-script", scripts.startup), Rendered("shutdown-script", scripts.shutdown))
+
+
+def _stack_file(stack: str) -> Path:
+    """
+    Raises:
+        CliError: the checkout has no stack of this name.
+    """
+    folder = CHECKOUT / "infra" / "stacks"
+    names = sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in folder.glob("Pulumi.*.yaml"))
+    if stack in names:
+        return folder / f"Pulumi.{stack}.yaml"
+    near = nearest(stack, names)
+    hint = f" (did you mean {near}?)" if near else f" (there are {', '.join(names)})"
+    raise CliError(f"no stack {stack} in {folder}{hint}", Exit.MISSING, "name its file: spotkeeper render FILE")
 
 
 def _lines(path: Path) -> dict[str, int]:

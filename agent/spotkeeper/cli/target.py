@@ -60,7 +60,7 @@ class Target:
         if self.stack and state.stack != self.stack:
             raise CliError(
                 f"{self.bucket} belongs to the stack {state.stack}, not to {self.stack}",
-                Exit.USAGE,
+                Exit.MISSING,
                 "set SPOTKEEPER_BUCKET to the output `bucket` of that stack: pulumi stack output bucket",
             )
         return state
@@ -88,14 +88,15 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
 
         return local_target(folder)
     if name:
+        here = f", and the cloud in {folder} is the stack local" if folder is not None else ""
         raise CliError(
-            f"the stack is {name}, but SPOTKEEPER_BUCKET is not set",
-            Exit.USAGE,
+            f"no stack {name}: SPOTKEEPER_BUCKET is not set{here}",
+            Exit.MISSING,
             f"export SPOTKEEPER_BUCKET=$(pulumi stack output bucket --stack {name})",
         )
     raise CliError(
         "no stack: neither SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are set nor is there a .spotkeeper/local here",
-        Exit.USAGE,
+        Exit.MISSING,
         "on this machine: spotkeeper local up; in a cloud: export SPOTKEEPER_STACK=... SPOTKEEPER_BUCKET=gs://...",
     )
 

@@ -1,0 +1,109 @@
+"""Exit codes: what `--help` says of them holds for every command that takes ``--stack``."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from spotkeeper.cli.main import app
+from spotkeeper.reconcile.store import ObjectStore
+
+from tests.cli.conftest import Cli
+
+# What each needs beside its name; {job} is a well job file.
+ARGUMENTS = {
+    "submit": ("{job}",),
+    "status": (),
+    "watch": ("first",),
+    "logs": ("first",),
+    "report": ("first",),
+    "cancel": ("first",),
+    "pause": ("first",),
+    "resize": ("first", "2"),
+    "resume": ("first",),
+    "reconcile": ("--once",),
+    "render": (),
+    "repair": ("alloc",),
+}
+ALL = [(name, *words) for name, words in ARGUMENTS.items()]
+ALL += [("status", "first"), ("resume", "first", "{job}"), ("submit", "{job}", "--check"), ("logs", "first", "-f")]
+OF_JOBS = [argv for argv in ALL if "first" in argv]
+
+
+def words(argv: tuple[str, ...], folder: Path) -> list[str]:
+    return [word.format(job=folder / "job.yaml") for word in argv]
+
+
+@pytest.fixture
+def nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where nothing names a stack."""
+    monkeypatch.chdir(folder)
+    for name in ("SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def test_no_command_with_a_stack_is_left_out() -> None:
+    callbacks = [command.callback for command in app.registered_commands]
+    with_stack = {each.__name__ for each in callbacks if each and "stack" in inspect.signature(each).parameters}
+    assert with_stack == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("argv", ALL, ids=" ".join)
+def test_a_stack_that_nothing_knows_is_missing(cli: Cli, nowhere: Path, argv: tuple[str, ...]) -> None:
+    done = cli(*words(argv, nowhere), "--stack", "nosuch")
+    assert (done.code, done.out) == (3, "")
+    assert "no stack nosuch" in done.err and "  try: " in done.err
+
+
+@pytest.mark.parametrize("argv", [argv for argv in ALL if argv != ("render",)], ids=" ".join)
+def test_without_any_stack_the_stack_is_missing(cli: Cli, nowhere: Path, argv: tuple[str, ...]) -> None:
+    done = cli(*words(argv, nowhere))
+    assert (done.code, done.out) == (3, "")
+    assert "spotkeeper local up" in done.err
+
+
+@pytest.mark.parametrize("argv", [argv for argv in ALL if argv != ("render",)], ids=" ".join)
+def test_the_bucket_of_another_stack_is_left_alone(
+    cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]
+) -> None:
+    assert cli("submit", folder / "job.yaml").code == 0
+    before = store.list("")
+    done = cli(*words(argv, folder), "--stack", "other")
+    assert (done.code, done.out) == (3, "")
+    assert "belongs to the stack prod, not to other" in done.err
+    assert store.list("") == before
+
+
+@pytest.mark.parametrize("argv", [argv for argv in ALL if argv != ("render",)], ids=" ".join)
+def test_a_bucket_without_a_stack_is_missing(cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]) -> None:
+    store.delete("stack/pools.json")
+    done = cli(*words(argv, folder))
+    assert (done.code, done.out) == (3, "")
+    assert "holds no stack" in done.err
+
+
+@pytest.mark.parametrize("argv", OF_JOBS, ids=" ".join)
+def test_a_job_that_is_none_is_missing(cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]) -> None:
+    done = cli(*words(argv, folder))
+    assert (done.code, done.out) == (3, "")
+    assert "first: no such job" in done.err
+
+
+@pytest.mark.parametrize("argv", ALL, ids=" ".join)
+def test_a_wrong_option_is_the_callers(cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]) -> None:
+    assert cli(*words(argv, folder), "--nosuch").code == 2
+
+
+@pytest.mark.parametrize("argv", [("submit",), ("resume", "first"), ("render",)], ids=" ".join)
+def test_a_job_file_that_is_missing_or_wrong_is_the_callers(
+    cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]
+) -> None:
+    assert cli("submit", folder / "job.yaml").code == 0
+    for name, text in (("absent.yaml", None), ("wrong.yaml", "name: 3\n"), ("binary.yaml", "\0\1")):
+        if text is not None:
+            (folder / name).write_text(text)
+        done = cli(*argv, folder / name)
+        assert (done.code, done.out) == (2, ""), name
+        assert done.err.startswith("error: ") and name in done.err
