@@ -111,7 +111,7 @@ def _waiting(draft: Draft, index: int, capped: bool) -> None:
     if rank.cur is not None:
         return
     if node := kept.bound(draft, index):
-        _wait(draft, index, f"waiting for static node {node}, which alone has the newest checkpoint; or --go-back")
+        _wait(draft, index, f"waiting for static node {node}: it alone has the newest checkpoint (resume --go-back: without it)")
         return
     if capped:
         reason = "waiting: the stack's pools are at their caps"
