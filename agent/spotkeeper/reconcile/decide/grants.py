@@ -111,7 +111,8 @@ def _waiting(draft: Draft, index: int, capped: bool) -> None:
     if rank.cur is not None:
         return
     if node := kept.bound(draft, index):
-        _wait(draft, index, f"waiting for static node {node}: it alone has the newest checkpoint (resume --go-back: without it)")
+        only = "it alone has the newest checkpoint (resume --go-back: without it)"
+        _wait(draft, index, f"waiting for static node {node}: {only}")
         return
     if capped:
         reason = "waiting: the stack's pools are at their caps"
