@@ -161,7 +161,7 @@ class Reconcile(Struct, frozen=True, forbid_unknown_fields=True):
 
     tick_minutes: Annotated[int, Meta(ge=1, le=60)] = 1  # Cloud Scheduler knows no seconds
     memory_mb: Annotated[int, Meta(ge=256, le=4096)] = 512
-    timeout_s: Annotated[int, Meta(ge=30, le=3600)] = 120
+    timeout_s: Annotated[int, Meta(ge=60, le=3600)] = 120  # a request works for most of 60 (reconcile/deadline.py)
     runtime: Literal["python311", "python312", "python313"] = "python311"
     invokers: tuple[str, ...] = ()  # members who may tick and poke besides the schedule: `user:a@b.c`
 

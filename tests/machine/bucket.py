@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError, check_key, check_prefix
 
 from tests.machine.actors import current, hook
@@ -34,6 +35,9 @@ class Bucket:
     blobs: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     counter: int = 0
     writes: int = 0
+
+    def until(self, deadline: Deadline) -> Bucket:
+        return self
 
     def get(self, key: str) -> Blob | None:
         check_key(key)

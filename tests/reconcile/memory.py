@@ -6,6 +6,7 @@ import builtins
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
+from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.store_api import Held, StaticHello
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
@@ -41,6 +42,9 @@ class MemoryStore:
         self.on_write: Callable[[], None] = lambda: None
         self.record_writes = 0
         self.lists = 0
+
+    def until(self, deadline: Deadline) -> MemoryStore:
+        return self
 
     def read_record(self, job: str) -> Held[Record] | None:
         found = self.records.get(job)

@@ -26,6 +26,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.reconcile import http as door_module
 from spotkeeper.reconcile import pace, paths
 from spotkeeper.reconcile.body import BodyError, parse
+from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.hints import job_of_event
 from spotkeeper.reconcile.http import STATUS, Door, Refusal
 from spotkeeper.reconcile.logs import JsonLines
@@ -383,7 +384,7 @@ class TestTrouble:
             def perform(self, action: Action, deadline_s: float) -> Result:
                 raise AssertionError("not asked")
 
-        cloud = Deadlined(Slow(), CLOCK, 0.0)
+        cloud = Deadlined(Slow(), CLOCK, Deadline(0.0))
         assert cloud.list("demo").answered == frozenset(), "proves nothing"
         assert cloud.perform(DeleteDisk("d", "z"), 20).kind is Class.THROTTLED
 
@@ -391,7 +392,7 @@ class TestTrouble:
     def test_a_request_whose_time_is_up_asks_the_cloud_nothing(
         self, site: Site, door: Door, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(door_module, "DEADLINE_S", 0.0)
+        monkeypatch.setattr(door_module, "REQUEST_S", 0.0)
         assert ask(door, "POST", path, b"{}", clock_token())[0] == 200
         assert site.google.asked == []
 
@@ -428,7 +429,7 @@ class TestTrouble:
                 return Result(action, Class.ACCEPTED)
 
         noting = Noting()
-        Deadlined(noting, CLOCK, 5.0).perform(DeleteDisk("d", "z"), 20)
+        Deadlined(noting, CLOCK, Deadline(5.0)).perform(DeleteDisk("d", "z"), 20)
         assert 4.0 < noting.given <= 5.0
 
 

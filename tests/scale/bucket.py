@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from greenlet import getcurrent
+from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError
 
 from tests.scale.virtual import Hub
@@ -41,6 +42,9 @@ class Bucket:
         self._credit, self._credit_at = PUTS_PER_S, hub.now()
 
     # -- Objects
+
+    def until(self, deadline: Deadline) -> Bucket:
+        return self
 
     def get(self, key: str) -> Blob | None:
         self._wait()

@@ -141,6 +141,7 @@ class Outcome:
     record_writes: int = 0
     killed: int = 0
     throttled: int = 0
+    longest_s: float = 0.0  # of all requests
 
     @property
     def seconds(self) -> float:
@@ -150,8 +151,9 @@ class Outcome:
 class Burst:
     """One burst. ``deaths``: the share of lease holders whose process ends in the middle of their round."""
 
-    def __init__(self, ranks: int, deaths: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, ranks: int, deaths: float = 0.0, seed: int = 0, spread_s: float = SPREAD_S) -> None:
         self.hub, self.random, self.deaths = Hub(), random.Random(seed), deaths  # noqa: S311 - repeatable
+        self.spread_s = spread_s
         self.bucket = Bucket(self.hub)
         self.cloud = Cloud(self.hub, ranks)
         self.outcome = Outcome(ranks)
@@ -171,7 +173,7 @@ class Burst:
     def run(self, limit_s: float = 900.0) -> Outcome:
         for rank in range(self.outcome.ranks):
             report = Report(names.vm_name(STACK, JOB, rank, 1), str(10**18 + rank), f"boot-{rank}")
-            self.hub.spawn(lambda report=report: self._arrive(report), self.random.uniform(0.0, SPREAD_S))
+            self.hub.spawn(lambda report=report: self._arrive(report), self.random.uniform(0.0, self.spread_s))
         with patch.object(rounds, "ThreadPoolExecutor", Inline), patch.object(market, "ThreadPoolExecutor", Inline):
             self.hub.run(limit_s)
         self.outcome.throttled = self.bucket.throttled
@@ -181,6 +183,7 @@ class Burst:
 
     def _instance(self) -> Instance:
         runtime = Runtime(Settings(STACK, "sim", clock=self.hub), ObjectStore(self.bucket), self.cloud)  # type: ignore[arg-type]
+        runtime.monotonic = self.hub.now
         runtime._verifier = Believed()  # type: ignore[assignment]
         runtime._options = rounds.Options(sleep=self.hub.sleep, every=self._beat)
         return Instance(Door(runtime))
@@ -203,13 +206,14 @@ class Burst:
         me = getcurrent()
         instance.busy_until = max(instance.busy_until, self.hub.now()) + CPU_S
         self.hub.sleep(instance.busy_until - self.hub.now())
-        status = 599
+        status, began = 599, self.hub.now()
         with suppress(DeadError):
             body, status, _ = instance.door.handle(report.request())
             _, found, after = body[:500].partition(b'"ver":')
             report.ver = int(after.split(b",", 1)[0]) if found else report.ver
         if me in self.bucket.dead:
             return
+        self.outcome.longest_s = max(self.outcome.longest_s, self.hub.now() - began)
         instance.tasks.pop(me, None)
         instance.free += 1
         if self.waiting:

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 from spotkeeper.reconcile.lease import SHORT_S
+from spotkeeper.vm.sync import ANSWER_S
 
 from tests.scale.burst import ROUND_S, Burst
 
@@ -29,3 +30,11 @@ def test_a_dead_holder_of_the_lease_is_missed_within_seconds() -> None:
         assert outcome.seconds <= COVERED_S + outcome.killed * (SHORT_S + ROUND_S)
         assert outcome.record_writes <= 2 + outcome.killed
     assert statistics.median(outcome.seconds for outcome in outcomes) <= COVERED_S
+
+
+def test_reports_that_come_for_minutes_hold_no_request_and_are_covered() -> None:
+    """Twenty a second: somebody is new whenever the holder of the lease looks."""
+    outcome = Burst(2400, spread_s=120.0).run()
+    assert outcome.covered
+    assert outcome.seconds <= COVERED_S
+    assert outcome.longest_s <= ANSWER_S, "no agent gives its request up"

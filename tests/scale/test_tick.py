@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 from msgspec.structs import replace
-from spotkeeper.reconcile import sweep
+from spotkeeper.reconcile.deadline import BEGIN_S, REQUEST_S, Deadline
 from spotkeeper.reconcile.round import Ended, Options
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.reconcile.sweep import tick
@@ -129,10 +129,10 @@ def test_a_tick_without_time_leaves_whole_rounds_to_the_next_and_nobody_waits_fo
         passed = [0.0]
 
         def monotonic(passed: list[float] = passed) -> float:
-            passed[0] += sweep.TICK_S / 11
+            passed[0] += (REQUEST_S - BEGIN_S) / 33
             return passed[0]
 
-        result = tick(store, cloud, clock, Options(settle_s=0.0, parallel=1, monotonic=monotonic))
+        result = tick(store, cloud, clock, Options(settle_s=0.0, parallel=1, deadline=Deadline(REQUEST_S, monotonic)))
         assert 0 < len(result.late) < 30
         assert len(result.late) + len(result.rounds) == 30
         assert not result.failed

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from spotkeeper.reconcile import paths
+from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError
 from spotkeeper.reconcile.round import Options
 from spotkeeper.reconcile.store import ObjectStore, encode_versioned
@@ -32,6 +33,9 @@ class Shelf:
     after: Callable[[str, str], None] = lambda _verb, _key: None
     serial: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def until(self, deadline: Deadline) -> Shelf:
+        return self
 
     def get(self, key: str) -> Blob | None:
         self.before("get", key)

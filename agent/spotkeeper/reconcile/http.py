@@ -13,6 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, BinaryIO, Protocol
@@ -21,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.reconcile.body import MAX_BODY, BodyError, parse
+from spotkeeper.reconcile.deadline import AGAIN_S, REQUEST_S, Deadline
 from spotkeeper.reconcile.hints import job_of_event
 from spotkeeper.reconcile.runtime import (
     Deadlined,
@@ -37,10 +39,10 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.document import Speaker
     from spotkeeper.reconcile.intake import Accepted
     from spotkeeper.reconcile.round import RoundResult
+    from spotkeeper.reconcile.store_api import Store
     from spotkeeper.spec.generation import Sync, SyncReply
     from spotkeeper.spec.stack import StackState
 
-DEADLINE_S = 50.0  # of a request's cloud calls; the platform ends it at 60
 TICK = ""  # the flight of a tick; no job has this id
 _OURS = re.compile(r"/v1/(?:sync|tick|event|health|poke/[a-z0-9]{8})\Z")
 BOOT = re.compile(r"[-a-z0-9]{1,64}\Z")
@@ -136,6 +138,14 @@ def _door() -> Door:
     return Door(Runtime(settings_from_env()))
 
 
+@dataclass(frozen=True)
+class Visit:
+    """What goes through the layers with a request: how long it may work, and what the log is to say of it."""
+
+    deadline: Deadline
+    note: dict[str, object] = field(default_factory=dict)
+
+
 class Door:
     """All requests of one process."""
 
@@ -146,45 +156,51 @@ class Door:
     def handle(self, request: Request) -> Answer:
         """One request; never raises."""
         started = time.monotonic()
-        note: dict[str, object] = {}
+        visit = self._visit()
         headers = dict(HEADERS)
         try:
-            body, status = self._route(request, note), 200
+            body, status = self._route(request, visit), 200
         except RefusedError as error:
             body, status = {"error": error.refusal.value}, STATUS[error.refusal]
-            note["reason"] = str(error)
+            visit.note["reason"] = str(error)
             if error.allow:
                 headers["Allow"] = error.allow
         except Exception as error:
             # The outermost frame: whatever it was, the caller hears one word and the log the rest.
             refusal = _refusal_of(error)
             body, status = {"error": refusal.value}, STATUS[refusal]
-            note["reason"] = f"{type(error).__name__}: {error}"
+            visit.note["reason"] = f"{type(error).__name__}: {error}"
             if refusal is Refusal.INTERNAL:
                 log.exception("a request failed", extra={"path": _shape(request.path)})
-        quiet = status == 200 and "ended" not in note
+        quiet = status == 200 and "ended" not in visit.note
         log.log(
             logging.DEBUG if quiet else logging.INFO if status < 500 else logging.WARNING,
             "%s %s",
             request.method if request.method.isalpha() and len(request.method) < 10 else "?",
             _shape(request.path),
-            extra={"status": status, "ms": round((time.monotonic() - started) * 1000), **note},
+            extra={"status": status, "ms": round((time.monotonic() - started) * 1000), **visit.note},
         )
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return msgspec.json.encode(body), status, headers
 
-    def _route(self, request: Request, note: dict[str, object]) -> Mapping[str, object] | Struct:
-        handler, method = self._handler(request.path, note)
+    def _visit(self) -> Visit:
+        return Visit(Deadline(REQUEST_S, self.runtime.monotonic))
+
+    def _store(self, visit: Visit) -> Store:
+        return self.runtime.store.until(visit.deadline)
+
+    def _route(self, request: Request, visit: Visit) -> Mapping[str, object] | Struct:
+        handler, method = self._handler(request.path, visit)
         if request.method != method:
             raise RefusedError(Refusal.METHOD, allow=method)
         if method == "GET":
             return {"ok": True}
-        return handler(request, note)
+        return handler(request, visit)
 
     def _handler(
-        self, path: str, note: dict[str, object]
-    ) -> tuple[Callable[[Request, dict[str, object]], Mapping[str, object] | Struct], str]:
+        self, path: str, visit: Visit
+    ) -> tuple[Callable[[Request, Visit], Mapping[str, object] | Struct], str]:
         if path == "/v1/sync":
             return self._sync, "POST"
         if path == "/v1/tick":
@@ -195,50 +211,50 @@ class Door:
             return self._sync, "GET"
         job = path.removeprefix("/v1/poke/")
         if job != path and JOB_ID.match(job):
-            note["job"] = job
+            visit.note["job"] = job
             return self._poke, "POST"
         raise RefusedError(Refusal.NOT_FOUND)
 
     # -- agents
 
-    def _sync(self, request: Request, note: dict[str, object]) -> SyncReply:
+    def _sync(self, request: Request, visit: Visit) -> SyncReply:
         from spotkeeper.spec.generation import Sync
 
         data = _body(request)
-        stack = self._stack()
+        stack = self._stack(visit)
         if not stack.node_identity:
             raise RefusedError(Refusal.UNAVAILABLE, "stack/pools.json names no node_identity: nobody can be believed")
         who = self._agent(request, stack)
-        note["caller"] = who.name or who.uid
+        visit.note["caller"] = who.name or who.uid
         sync = parse(data, Sync)
         if not BOOT.match(sync.boot) or (sync.job is not None and not JOB_ID.match(sync.job)):
             raise RefusedError(Refusal.INVALID, "boot or job of another form")
-        return self._answer(stack, self._speaker(who, sync, stack), sync, note)
+        return self._answer(stack, self._speaker(who, sync, stack, visit), sync, visit)
 
-    def _answer(self, stack: StackState, who: Speaker, sync: Sync, note: dict[str, object]) -> SyncReply:
+    def _answer(self, stack: StackState, who: Speaker, sync: Sync, visit: Visit) -> SyncReply:
         """Store what is said; a round where it is news (or its time has come); then the answer."""
         from spotkeeper.reconcile.document import reply
         from spotkeeper.reconcile.intake import accept
         from spotkeeper.spec.generation import Sync
 
-        store, clock = self.runtime.store, self.runtime.clock
+        store, clock = self._store(visit), self.runtime.clock
         said = accept(store, stack, who, sync, clock.now())
         # A static node that has just been granted says hello by speaking, which is news once more.
         for _ in range(2):
-            if not said.new and not self._overdue(said, sync.pending):
+            if not said.new and not self._overdue(store, said, sync.pending):
                 break
             if said.job is None:
-                self._run_tick(note)
+                self._run_tick(visit)
             else:
-                self._run_round(stack, said.job, note)
+                self._run_round(stack, said.job, visit)
             said = accept(store, stack, who, Sync(sync.boot, sync.ver, sync.job), clock.now())
             if not said.new:
                 break
         record = said.record
-        spec = self.runtime.spec(record) if record is not None else None
+        spec = self.runtime.spec(record, store) if record is not None else None
         return reply(record, spec, stack, who, sync, said.grant)
 
-    def _overdue(self, said: Accepted, pending: bool) -> bool:
+    def _overdue(self, store: Store, said: Accepted, pending: bool) -> bool:
         """Whether something only waits for the clock, or for a holder of the lease who is silent by now.
 
         Not asked for a job at rest that nobody waits for: its ticks are enough.
@@ -247,53 +263,53 @@ class Door:
 
         if said.job is None or said.record is None or (at_rest(said.record) and not pending):
             return False
-        due = self.runtime.store.read_due(said.job)
+        due = store.read_due(said.job)
         return due is not None and due <= self.runtime.clock.now()
 
     # -- those who ask for rounds
 
-    def _tick(self, request: Request, note: dict[str, object]) -> Ticked:
+    def _tick(self, request: Request, visit: Visit) -> Ticked:
         from spotkeeper.reconcile import alarm
         from spotkeeper.reconcile.store_api import CorruptError
 
-        _nothing(self._hinted(request, note))
+        _nothing(self._hinted(request, visit))
         try:
-            return self._run_tick(note)
+            return self._run_tick(visit)
         except CorruptError as error:  # the stack itself: no job can be looked after
-            alarm.unreadable(self.runtime.store, error)
+            alarm.unreadable(self._store(visit), error)
             raise
 
-    def _poke(self, request: Request, note: dict[str, object]) -> Poked:
+    def _poke(self, request: Request, visit: Visit) -> Poked:
         data = _body(request)
-        note["caller"] = self._invoker(request).email
+        visit.note["caller"] = self._invoker(request).email
         _nothing(data)
-        done = self._run_round(self._stack(), str(note["job"]), note)
+        done = self._run_round(self._stack(visit), str(visit.note["job"]), visit)
         if done is None:
             return Poked("busy")
         if done.record is None and done.ended.value == "absent":
             raise RefusedError(Refusal.NOT_FOUND, "no such job")
         return Poked(done.ended.value, done.rounds)
 
-    def _event(self, request: Request, note: dict[str, object]) -> Ticked:
+    def _event(self, request: Request, visit: Visit) -> Ticked:
         """A hint. What cannot be read is set aside and answered well: a push that fails comes back for days."""
-        data = self._hinted(request, note)
-        stack = self._stack()
+        data = self._hinted(request, visit)
+        stack = self._stack(visit)
         try:
             job = job_of_event(data, stack.stack, stack.project)
         except BodyError as error:
-            note["reason"] = str(error)
-            self.runtime.store.quarantine(data.decode("utf-8", "backslashreplace"))
+            visit.note["reason"] = str(error)
+            self._store(visit).quarantine(data.decode("utf-8", "backslashreplace"))
             return Ticked(0)
         if job is None:
             return Ticked(0)
-        note["job"] = job
-        done = self._run_round(stack, job, note)
+        visit.note["job"] = job
+        done = self._run_round(stack, job, visit)
         return Ticked(1, busy=done is None)
 
-    def _hinted(self, request: Request, note: dict[str, object]) -> bytes:
+    def _hinted(self, request: Request, visit: Visit) -> bytes:
         """The body of a tick or an event, from somebody who may ask for rounds."""
         data = _body(request)
-        note["caller"] = self._hint(request).email
+        visit.note["caller"] = self._hint(request).email
         return data
 
     # -- who speaks: by tokens. ``lambda_.py`` has another way
@@ -306,7 +322,7 @@ class Door:
         """
         return self.runtime.verifier.agent(_authorization(request), stack.node_identity, stack.project)
 
-    def _speaker(self, who: Who, sync: Sync, stack: StackState) -> Speaker:
+    def _speaker(self, who: Who, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
         """What the node is called: Google's word. Nothing of the body."""
         from spotkeeper.reconcile.document import Speaker
 
@@ -321,44 +337,46 @@ class Door:
 
     # -- rounds
 
-    def _run_round(self, stack: StackState, job: str, note: dict[str, object]) -> RoundResult | None:
+    def _run_round(self, stack: StackState, job: str, visit: Visit) -> RoundResult | None:
         """A round, or None where this process is at it; whoever comes meanwhile is covered by it."""
-        from spotkeeper.reconcile.round import Ended, run_round
+        from spotkeeper.reconcile.round import Ended, hand_on, run_round
 
-        runtime = self.runtime
-        cloud = Deadlined(runtime.cloud(stack), runtime.clock, DEADLINE_S)
+        runtime, store, deadline = self.runtime, self._store(visit), visit.deadline
+        cloud = Deadlined(runtime.cloud(stack), runtime.clock, deadline)
+        options = replace(runtime.options(), deadline=deadline)
+        tired = False
 
         def work() -> RoundResult:
-            return run_round(runtime.store, cloud, job, runtime.clock, runtime.options())
+            return run_round(store, cloud, job, runtime.clock, options)
 
         def covered(done: RoundResult) -> bool:
             # Another process holds the lease: to look whether it still does is cheaper than to list what it lists.
-            return done.ended is not Ended.BUSY and set(runtime.store.list_facts(job)) <= done.facts
+            return done.ended is not Ended.BUSY and set(store.list_facts(job)) <= done.facts
 
-        done = self.flights.run(job, work, covered)
-        note["job"] = job
-        note["ended"] = done.ended.value if done is not None else "busy"
+        def out_of_time() -> bool:
+            nonlocal tired
+            tired = deadline.left() < AGAIN_S
+            return tired
+
+        done = self.flights.run(job, work, covered, out_of_time)
+        if tired and done is not None:
+            hand_on(store, job, runtime.clock, options, done.facts)
+        visit.note["job"] = job
+        visit.note["ended"] = done.ended.value if done is not None else "busy"
         if done is not None:
-            note.update(rounds=done.rounds, passes=done.passes, writes=done.writes, calls=done.calls)
+            visit.note.update(rounds=done.rounds, passes=done.passes, writes=done.writes, calls=done.calls)
         return done
 
-    def _run_tick(self, note: dict[str, object]) -> Ticked:
-        from spotkeeper.reconcile.sweep import TickResult, tick
-
-        runtime = self.runtime
-        cloud = Deadlined(runtime.cloud(self._stack()), runtime.clock, DEADLINE_S)
-
-        def work() -> TickResult:
-            return tick(runtime.store, cloud, runtime.clock, runtime.options())
-
-        done = self.flights.run(TICK, work, lambda _: True)
+    def _run_tick(self, visit: Visit) -> Ticked:
+        self._stack(visit)
+        done = self.flights.run(TICK, lambda: self.runtime.tick(visit.deadline), lambda _: True)
         if done is None:
             return Ticked(0, busy=True)
-        note.update(ended="tick", jobs=done.jobs)
+        visit.note.update(ended="tick", jobs=done.jobs)
         return Ticked(done.jobs, len(done.failed))
 
-    def _stack(self) -> StackState:
-        stack = self.runtime.stack()
+    def _stack(self, visit: Visit) -> StackState:
+        stack = self.runtime.stack(self._store(visit))
         if stack is None:
             raise RefusedError(Refusal.UNAVAILABLE, "no stack/pools.json in the bucket")
         if stack.stack != self.runtime.settings.stack:

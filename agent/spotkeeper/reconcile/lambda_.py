@@ -25,7 +25,7 @@ from msgspec import Struct
 from spotkeeper.reconcile import auth_aws
 from spotkeeper.reconcile.auth import Caller, Who
 from spotkeeper.reconcile.body import MAX_BODY, BodyError
-from spotkeeper.reconcile.http import HEADERS, Answer, Door, Request, Ticked
+from spotkeeper.reconcile.http import HEADERS, Answer, Door, Request, Ticked, Visit
 from spotkeeper.reconcile.runtime import Runtime, settings_from_env
 from spotkeeper.spec import codec, names
 
@@ -134,22 +134,22 @@ class LambdaDoor(Door):
 
     def _hinted_by(self, event: dict[str, Any]) -> Ticked:
         """A round of the job whose node it names, a tick for the schedule; anything else is set aside."""
-        stack = self._stack()
-        note: dict[str, object] = {}
+        visit = self._visit()
+        stack = self._stack(visit)
         try:
             hint = codec.convert(event, BridgeEvent)
         except msgspec.ValidationError:
             hint = BridgeEvent("")
         if hint.source not in SOURCES or (hint.source != TICK and hint.account != stack.project):
-            self.runtime.store.quarantine(repr(sorted(event))[:1000])
+            self._store(visit).quarantine(repr(sorted(event))[:1000])
             return Ticked(0)
         if hint.source == TICK:
-            return self._run_tick(note)
+            return self._run_tick(visit)
         node = self._listed(hint.detail.instance, stack) if auth_aws.is_instance(hint.detail.instance) else None
         owned = names.parse_vm_name(node.name) if node is not None else None
         if owned is None:
             return Ticked(0)
-        return Ticked(1, busy=self._run_round(stack, owned.job, note) is None)
+        return Ticked(1, busy=self._run_round(stack, owned.job, visit) is None)
 
     # -- who speaks
 
@@ -157,11 +157,11 @@ class LambdaDoor(Door):
         uid = auth_aws.instance(_iam(request), stack.project, stack.node_identity)
         return Who(uid, "", "", stack.project, stack.node_identity)
 
-    def _speaker(self, who: Who, sync: Sync, stack: StackState) -> Speaker:
+    def _speaker(self, who: Who, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
         """Its name by its id. The body's job says which record to read first, and is believed nothing else."""
         from spotkeeper.reconcile.document import Speaker
 
-        held = self.runtime.store.read_record(sync.job) if sync.job is not None else None
+        held = self._store(visit).read_record(sync.job) if sync.job is not None else None
         node = named(held.value, stack.stack, who.uid) if held is not None else None
         node = node or self._listed(who.uid, stack)
         return Speaker(who.uid, node.name, node.zone) if node else Speaker(who.uid, "", "")

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from typing import Protocol
 from uuid import uuid4
 
-from spotkeeper.reconcile.store_api import Store, StoreError
+from spotkeeper.reconcile.store_api import CorruptError, Store, StoreError
 
 WHOLE_S = 75.0  # without a beat: the function's timeout and 15 s
 SHORT_S = 4.0  # with one
 BEAT_S = 1.5  # Google takes one write a second to an object
+TROUBLE_S = 2.0  # virtual; after a round that the bucket interrupted, the next is due
 
 Every = Callable[[float, Callable[[], object]], Callable[[], None]]  # (seconds, work) -> what ends it
 
@@ -50,6 +51,11 @@ class Lease:
         stop = self.every(BEAT_S, self.take) if self.every is not None else _nothing
         try:
             yield
+        except CorruptError:  # it is told, and waits for a person: nobody need hurry
+            raise
+        except StoreError:
+            self.due = self.clock.now() + TROUBLE_S  # who went away because of this round counted on it
+            raise
         finally:
             stop()
             self._give_back()

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.store_api import StoreError
 
 # One alphabet for all stores, so that no store percent-encodes a name another takes as it is.
@@ -54,6 +55,9 @@ class Objects(Protocol):
     A read or write that fails for a passing reason is retried once. After a lost answer a conditional
     write can thereby meet itself: ``ConflictError`` does not prove that somebody else wrote.
     """
+
+    def until(self, deadline: Deadline) -> Objects:
+        """The same store, which begins no request after that (``UnavailableError``)."""
 
     def get(self, key: str) -> Blob | None:
         """The object, or None. Strongly consistent after a write."""
@@ -104,11 +108,13 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def open_objects(url: str, endpoint: str | None = None) -> Objects:
+def open_objects(url: str, endpoint: str | None = None, brief: bool = False) -> Objects:
     """The store behind ``SPOTKEEPER_BUCKET``: ``gs://name``, ``s3://name[/prefix]`` or ``sqlite:///path``.
 
     Args:
         endpoint: root of the store's HTTP API, where it is not the cloud's own.
+        brief: for the function, whose requests have a deadline: a call ends within ``deadline.CALL_S``. Without
+            it a call may take the time of an upload.
 
     Raises:
         ValueError: the address is none of these.
@@ -121,5 +127,5 @@ def open_objects(url: str, endpoint: str | None = None) -> Objects:
     if parts.scheme in ("s3", "gs") and parts.netloc:
         from spotkeeper.reconcile.objects_obstore import open_bucket
 
-        return open_bucket(url, endpoint)
+        return open_bucket(url, endpoint, brief)
     raise ValueError(f"SPOTKEEPER_BUCKET={url!r}: want gs://<bucket>, s3://<bucket> or sqlite:///<absolute path>")

@@ -10,6 +10,8 @@ import builtins
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 import obstore
 from obstore import exceptions
 
+from spotkeeper.reconcile.deadline import NEVER, Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, RefusedError, UnavailableError, check_key, check_prefix
 
 if TYPE_CHECKING:
@@ -26,26 +29,40 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PARALLEL = 8  # reads of small objects at once
 DELETES = 32  # at once: a large gang's end leaves thousands of facts, and a round has a minute
-TIMEOUT_S = 15  # per request; a round has 50 s in all
-_RETRY: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=2 * TIMEOUT_S)}
+TRIES = 5  # of a refused request, with pauses from 0.1 s on: Google takes one write a second to an object
 
 
-def open_bucket(url: str, endpoint: str | None = None) -> ObstoreObjects:
+@dataclass(frozen=True)
+class Patience:
+    """Seconds. A call ends ``answer_s + again_s`` after its beginning at the latest (and is made twice)."""
+
+    answer_s: float  # for one request, to its last byte
+    again_s: float  # from a call's beginning; later than that a failed request is not repeated
+
+
+BRIEF = Patience(5.0, 2.0)
+LONG = Patience(15.0, 10.0)
+
+
+def open_bucket(url: str, endpoint: str | None = None, brief: bool = False) -> ObstoreObjects:
     """``s3://bucket[/prefix]`` or ``gs://bucket[/prefix]``, with the machine's own identity.
 
     Args:
         endpoint: another root of the same API (a test's S3, a private endpoint). With plain
             ``http://`` GCS requests go unsigned: a token must never cross an unencrypted line.
+        brief: see ``objects.open_objects``.
     """
     parts = urlsplit(url)
-    options: ClientConfig = {"timeout": timedelta(seconds=TIMEOUT_S), "connect_timeout": timedelta(seconds=5)}
+    patience = BRIEF if brief else LONG
+    options: ClientConfig = {"timeout": timedelta(seconds=patience.answer_s), "connect_timeout": timedelta(seconds=5)}
+    retry: RetryConfig = {"max_retries": TRIES - 1, "retry_timeout": timedelta(seconds=patience.again_s)}
     if endpoint and endpoint.startswith("http://"):
         options["allow_http"] = True
     prefix = parts.path.strip("/") or None
     if parts.scheme == "s3":
         s3: S3Config = {"endpoint": endpoint} if endpoint else {}
         bucket = obstore.store.S3Store(
-            parts.netloc, prefix=prefix, config=s3, client_options=options, retry_config=_RETRY
+            parts.netloc, prefix=prefix, config=s3, client_options=options, retry_config=retry
         )
         return ObstoreObjects(bucket, "e_tag")
     gcs: GCSConfig = {"base_url": endpoint} if endpoint else {}
@@ -57,7 +74,7 @@ def open_bucket(url: str, endpoint: str | None = None) -> ObstoreObjects:
         prefix=prefix,
         config=gcs,
         client_options=options,
-        retry_config=_RETRY,
+        retry_config=retry,
         credential_provider=_nobody if unsigned else None,
     )
     return ObstoreObjects(store, "version")
@@ -77,6 +94,12 @@ class ObstoreObjects:
     def __init__(self, store: ObjectStore, field: str = "e_tag") -> None:
         self._store = store
         self._field = field
+        self._deadline = NEVER
+
+    def until(self, deadline: Deadline) -> ObstoreObjects:
+        mine = copy(self)
+        mine._deadline = deadline
+        return mine
 
     def get(self, key: str) -> Blob | None:
         return self._get(key, {})
@@ -95,7 +118,7 @@ class ObstoreObjects:
             return Blob(bytes(result.bytes()), self._tag(key, result.meta), str(result.meta["e_tag"] or ""))
 
         try:
-            return _twice(key, read)
+            return self._twice(key, read)
         except FileNotFoundError:
             return None
 
@@ -128,11 +151,14 @@ class ObstoreObjects:
 
     def list(self, prefix: str, start: str = "") -> builtins.list[str]:
         check_prefix(prefix)
-        return _twice(prefix, lambda: self._listed(prefix, prefix + start) if start else self._folder(prefix))
+        return self._twice(prefix, lambda: self._listed(prefix, prefix + start) if start else self._folder(prefix))
 
     def _folder(self, prefix: str) -> builtins.list[str]:
-        pages = obstore.list(self._store, prefix=prefix or None, chunk_size=1000)
-        return sorted(str(meta["path"]) for page in pages for meta in page)
+        found: builtins.list[str] = []
+        for page in obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
+            found += (str(meta["path"]) for meta in page)
+            self._in_time(prefix)
+        return sorted(found)
 
     def _listed(self, prefix: str, begin: str) -> builtins.list[str]:
         """From there on, until a key begins otherwise: the stores list in order. obstore's prefix is a folder only."""
@@ -143,11 +169,12 @@ class ObstoreObjects:
             found += [key for key in keys if key.startswith(begin)]
             if keys and keys[-1] > begin and not keys[-1].startswith(begin):
                 break
+            self._in_time(prefix)
         return sorted(found)
 
     def delete(self, key: str) -> None:
         try:
-            _twice(key, lambda: obstore.delete(self._store, check_key(key)))
+            self._twice(key, lambda: obstore.delete(self._store, check_key(key)))
         except FileNotFoundError:
             return
 
@@ -167,25 +194,30 @@ class ObstoreObjects:
             return self._tag(key, obstore.put(self._store, check_key(key), data, mode=mode, use_multipart=multipart))
 
         try:
-            return _twice(key, write)
+            return self._twice(key, write)
         except FileNotFoundError as error:  # S3 answers 404 to If-Match on a missing key
             raise ConflictError(f"{key}: gone since it was read") from error
+
+    def _twice(self, key: str, call: Callable[[], T]) -> T:
+        """Once more after an error that may pass; obstore does so by itself before a connection's first byte only."""
+        self._in_time(key)
+        try:
+            with _translated(key):
+                return call()
+        except UnavailableError:
+            self._in_time(key)
+            with _translated(key):
+                return call()
+
+    def _in_time(self, key: str) -> None:
+        if self._deadline.up:
+            raise UnavailableError(f"{key}: not asked for, this request's time is up")
 
     def _tag(self, key: str, meta: object) -> str:
         tag = meta[self._field]  # type: ignore[index]
         if not tag:
             raise RefusedError(f"{key}: the store gave no {self._field}; it has no conditional writes")
         return str(tag)
-
-
-def _twice(key: str, call: Callable[[], T]) -> T:
-    """Once more after an error that may pass; obstore does so by itself before a connection's first byte only."""
-    try:
-        with _translated(key):
-            return call()
-    except UnavailableError:
-        with _translated(key):
-            return call()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, RefusedError, UnavailableError, check_key, check_prefix
 
 BUSY_S = 10.0  # a writer holds the lock for milliseconds; more means a stopped process
@@ -37,6 +38,10 @@ class SqliteObjects:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._local = threading.local()
+
+    def until(self, deadline: Deadline) -> SqliteObjects:
+        """Itself: nobody ends a request of the cloud on one machine, and a lock is waited for ``BUSY_S`` at most."""
+        return self
 
     def get(self, key: str) -> Blob | None:
         check_key(key)

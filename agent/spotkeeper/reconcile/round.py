@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from dataclasses import replace as changed
 from enum import Enum
 from typing import Protocol
 from uuid import uuid4
@@ -18,6 +19,7 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alarm, market
+from spotkeeper.reconcile.deadline import AGAIN_S, NEVER, Deadline
 from spotkeeper.reconcile.decide import Decision, Seen, Times
 from spotkeeper.reconcile.lease import Every, Lease
 from spotkeeper.reconcile.ledger import Writer
@@ -37,7 +39,7 @@ AGAIN = 4  # times that a round out of passes, or with new facts, starts over un
 BURST = 8  # new facts while a round ran that are the middle of a burst; small gangs never wait
 BURST_WAITS = 4
 PARALLEL = 16
-CALL_DEADLINE_S = 20.0  # real seconds for one call; a round must end within the function's 60
+CALL_DEADLINE_S = 20.0  # real seconds for one call
 UNKNOWN = Held(Alloc(), "")  # in the place of an allocation that cannot be read; decide() is told that it is blind
 SETTLE_S = 1.1  # GCS takes one write a second to an object: after it, late reports are seen
 
@@ -87,7 +89,7 @@ class Options:
     sleep: Callable[[float], None] = time.sleep
     writer: Writer = field(default_factory=Writer)
     parallel: int = PARALLEL
-    monotonic: Callable[[], float] = time.monotonic
+    deadline: Deadline = NEVER  # of the request that a round is made for
     every: Every | None = None  # how a round's lease is renewed while it runs; None: it is not, and lasts longer
 
 
@@ -107,7 +109,8 @@ def run_round(
 
     Reports that arrive while it runs are covered before it returns: the facts are listed again under the
     lease, and once more after it was given back and ``settle_s`` has passed. A reporter that finds the
-    lease taken may therefore go (BUSY), and 10 or 10,000 reports at once cost two rounds.
+    lease taken may therefore go (BUSY), and 10 or 10,000 reports at once cost two rounds. Where reports never
+    end, the round does, in the time of its request: what it leaves is due, and whoever asks next begins with it.
 
     ``snapshot``: of the tick, which lists the cloud once for all jobs.
 
@@ -128,6 +131,7 @@ def _leased(
     store: Store, cloud: Cloud, job: str, clock: Now, options: Options, snapshot: Snapshot | None
 ) -> RoundResult:
     rounds = 0
+    store = store.until(options.deadline)
     while True:
         lease = Lease(store, job, clock, options.every)
         if not lease.take():
@@ -137,16 +141,30 @@ def _leased(
             lease.due = result.due
         snapshot = None
         rounds += result.rounds
+        result = changed(result, rounds=rounds)
         if result.ended is not Ended.QUIET:
-            return replace_rounds(result, rounds)
+            return result
         if result.writes and not result.published:  # a gang that has just been put together waits for nobody
             options.sleep(options.settle_s)
-        if set(store.list_facts(job)) <= result.facts or rounds > PASSES:
-            return replace_rounds(result, rounds)
+        if options.deadline.left() < AGAIN_S or rounds > PASSES:
+            hand_on(store, job, clock, options, result.facts)
+            return result
+        if set(store.list_facts(job)) <= result.facts:
+            return result
 
 
-def replace_rounds(result: RoundResult, rounds: int) -> RoundResult:
-    return RoundResult(**{**result.__dict__, "rounds": rounds})
+def hand_on(store: Store, job: str, clock: Now, options: Options, covered: frozenset[Fact]) -> None:
+    """Nobody here has time for reports that came in at last: a round of theirs is due at once, for who asks next.
+
+    Where somebody has the lease, he looks for them when he gives it back.
+    """
+    store = store.until(options.deadline)
+    if set(store.list_facts(job)) <= covered:
+        return
+    lease = Lease(store, job, clock, options.every)
+    if lease.take():
+        with lease.held():
+            lease.due = clock.now()
 
 
 def _covered(
@@ -168,12 +186,12 @@ def _covered(
             total.published or result.published,
         )
         snapshot = None
-        if result.ended is Ended.UNFINISHED:
+        if result.ended is Ended.UNFINISHED and options.deadline.left() >= AGAIN_S:
             continue
         if result.ended is not Ended.QUIET:
             break
         known = set(store.list_facts(job))
-        if known <= result.facts:
+        if known <= result.facts or options.deadline.left() < AGAIN_S:
             break
         _let_in(store, job, len(known), len(known - result.facts), options)
     return total
@@ -182,7 +200,7 @@ def _covered(
 def _let_in(store: Store, job: str, known: int, new: int, options: Options) -> None:
     """A burst is under way: wait for its end, or every few hundred reports would have a round of their own."""
     for _ in range(BURST_WAITS):
-        if new < BURST:
+        if new < BURST or options.deadline.left() < AGAIN_S:
             return
         options.sleep(options.settle_s)
         now = len(store.list_facts(job))
@@ -276,7 +294,7 @@ class Round:
             if at.todo is Todo.WRITE:
                 token = self._write(held, at.decision)
                 if token is None:
-                    return self._result(Ended.LOST, at, None)
+                    return self._result(Ended.LOST, at, self.clock.now() + self.times.soon_s)
                 held = token
                 at = at.wrote(held.value)
                 if at.wants_hellos:

@@ -12,16 +12,18 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from spotkeeper.clock import Clock
+from spotkeeper.reconcile.deadline import LOOK_S, Deadline
 
 if TYPE_CHECKING:
     from spotkeeper.reconcile.auth import Verifier
     from spotkeeper.reconcile.pace import Bucket
     from spotkeeper.reconcile.round import Options
     from spotkeeper.reconcile.store_api import Store
+    from spotkeeper.reconcile.sweep import TickResult
     from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
     from spotkeeper.spec.job import JobSpec
     from spotkeeper.spec.market import PriceRun
@@ -94,6 +96,7 @@ class Runtime:
 
     def __init__(self, settings: Settings, store: Store | None = None, cloud: Cloud | None = None) -> None:
         self.settings = settings
+        self.monotonic: Callable[[], float] = time.monotonic  # of deadlines, in real seconds
         self._lock = threading.RLock()
         self._store = store
         self._fixed_cloud = cloud
@@ -114,7 +117,7 @@ class Runtime:
             if self._store is None:
                 from spotkeeper.reconcile.store import open_store
 
-                self._store = open_store(self.settings.bucket, self.settings.bucket_endpoint)
+                self._store = open_store(self.settings.bucket, self.settings.bucket_endpoint, brief=True)
             return self._store
 
     @property
@@ -159,7 +162,22 @@ class Runtime:
                 self._cloud = stack, Paced(open_gce(stack, self.clock, self.settings.compute_endpoint), self._pace)
             return self._cloud[1]
 
-    def stack(self) -> StackState | None:
+    def tick(self, deadline: Deadline) -> TickResult:
+        """All jobs of the stack, once, in that time; there is no other way to a tick.
+
+        Raises:
+            SettingsError, StoreError: the stack is not there, or the bucket did not answer.
+        """
+        from spotkeeper.reconcile.sweep import TickResult, tick
+
+        store = self.store.until(deadline)
+        stack = self.stack(store)
+        if stack is None:
+            return TickResult()
+        cloud = Deadlined(self.cloud(stack), self.clock, deadline)
+        return tick(store, cloud, self.clock, replace(self.options(), deadline=deadline))
+
+    def stack(self, store: Store | None = None) -> StackState | None:
         """The stack, at most ``STACK_TTL_S`` old; where it makes no sense, as this process last read it.
 
         So agents are answered while somebody mends it; rounds read it afresh, and decide nothing.
@@ -168,25 +186,25 @@ class Runtime:
 
         with self._lock:
             last = self._stack
-            if last is not None and time.monotonic() - last[0] < STACK_TTL_S:
+            if last is not None and self.monotonic() - last[0] < STACK_TTL_S:
                 return last[1]
         try:
-            stack = self.store.read_stack()
+            stack = (store or self.store).read_stack()
         except CorruptError:
             if last is None:
                 raise
             stack = last[1]
         with self._lock:
-            self._stack = None if stack is None else (time.monotonic(), stack)
+            self._stack = None if stack is None else (self.monotonic(), stack)
         return stack
 
-    def spec(self, record: Record) -> JobSpec | None:
+    def spec(self, record: Record, store: Store | None = None) -> JobSpec | None:
         """A job's spec; it never changes under its hash."""
         key = (record.job, record.spec_sha256)
         with self._lock:
             if key in self._specs:
                 return self._specs[key]
-        spec = self.store.read_spec(record.job, record.spec_key())
+        spec = (store or self.store).read_spec(record.job, record.spec_key())
         if spec is not None:
             with self._lock:
                 self._specs[key] = spec
@@ -196,16 +214,18 @@ class Runtime:
 
 
 class Deadlined:
-    """A cloud for one request: when its time is up, calls are not made but put off to the next round."""
+    """A cloud for one request: when its time is up, calls are not made but put off to the next round.
 
-    def __init__(self, cloud: Cloud, clock: Clock, seconds: float) -> None:
-        self._cloud, self._clock = cloud, clock
-        self._ends = time.monotonic() + seconds
+    A look that has no time to come to an end is not begun: one of nothing proves nothing.
+    """
+
+    def __init__(self, cloud: Cloud, clock: Clock, deadline: Deadline) -> None:
+        self._cloud, self._clock, self._left = cloud, clock, deadline.left
 
     def list(self, stack: str) -> Listing:
         from spotkeeper.spec.cloud import Listing
 
-        return self._cloud.list(stack) if self._left() > 0 else Listing((), ())
+        return self._cloud.list(stack) if self._left() >= LOOK_S else Listing((), ())
 
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
         left = self._left()
@@ -219,9 +239,6 @@ class Deadlined:
             return Result(action, Class.THROTTLED, "put off: this request's time is up", self._clock.now())
         return self._cloud.perform(action, min(deadline_s, left))
 
-    def _left(self) -> float:
-        return self._ends - time.monotonic()
-
 
 class Flights:
     """One round of a job at a time in this process; who comes meanwhile goes, and is covered.
@@ -233,11 +250,14 @@ class Flights:
         self._lock = threading.Lock()
         self._again: dict[str, bool] = {}
 
-    def run(self, key: str, work: Callable[[], T], covered: Callable[[T], bool]) -> T | None:
+    def run(
+        self, key: str, work: Callable[[], T], covered: Callable[[T], bool], tired: Callable[[], bool] = lambda: False
+    ) -> T | None:
         """Do the work, or None where it is being done.
 
         Whoever was sent away while it ran may have brought news after the work last looked: then it is
-        done once more, unless ``covered`` says that nothing is new.
+        done once more, unless ``covered`` says that nothing is new. Once ``tired``, whoever does it leaves it
+        to the next to come, and need not have covered those who came before: that is for the caller to see to.
         """
         with self._lock:
             if key in self._again:
@@ -247,6 +267,10 @@ class Flights:
         try:
             done = work()
             while self._called_again(key):
+                if tired():
+                    with self._lock:
+                        del self._again[key]
+                    return done
                 if not covered(done):
                     done = work()
             return done

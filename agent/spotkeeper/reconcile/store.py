@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.reconcile import paths
+from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, Objects, open_objects
 from spotkeeper.reconcile.recent import Recent
 from spotkeeper.reconcile.store_api import HOURS_KEPT, CorruptError, Held, NewerError, StaticHello, StoreError
@@ -58,9 +59,9 @@ class _Lease(Struct, frozen=True, omit_defaults=True):
     due: float | None = None
 
 
-def open_store(url: str, endpoint: str | None = None) -> ObjectStore:
+def open_store(url: str, endpoint: str | None = None, brief: bool = False) -> ObjectStore:
     """The store behind ``SPOTKEEPER_BUCKET``; see :func:`spotkeeper.reconcile.objects.open_objects`."""
-    return ObjectStore(open_objects(url, endpoint))
+    return ObjectStore(open_objects(url, endpoint, brief))
 
 
 def decode(data: bytes, kind: type[T], path: str) -> T:
@@ -116,9 +117,13 @@ def decode_versioned(data: bytes, kind: type[T], path: str) -> T:
 class ObjectStore:
     """Implements ``store_api.Store``; the rules there hold here."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, recent: Recent | None = None) -> None:
         self._objects = objects
-        self._recent = Recent()
+        self._recent = recent or Recent()
+
+    def until(self, deadline: Deadline) -> ObjectStore:
+        objects = self._objects.until(deadline)
+        return self if objects is self._objects else ObjectStore(objects, self._recent)
 
     # -- the record
 

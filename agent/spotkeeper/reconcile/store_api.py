@@ -18,6 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
@@ -103,6 +104,12 @@ class OfferSeen(Struct, frozen=True, omit_defaults=True):
 
 class Store(Protocol):
     """The bucket of one stack."""
+
+    def until(self, deadline: Deadline) -> Store:
+        """This bucket for one request: what is asked of it after that is not asked (:class:`StoreError`).
+
+        What is asked before may take ``deadline.CALL_S`` longer.
+        """
 
     # -- the record of a job: jobs/<job>/rec
     def read_record(self, job: str) -> Held[Record] | None: ...

@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace as changed
 from typing import TypeVar
 from uuid import NAMESPACE_OID, uuid5
 
 from msgspec import Struct
 
 from spotkeeper.reconcile import alarm, market
+from spotkeeper.reconcile.deadline import BEGIN_S
 from spotkeeper.reconcile.round import Ended, Now, Options, RoundResult, Snapshot, bury, run_round
 from spotkeeper.reconcile.store_api import CorruptError, Held, Store, StoreError
 from spotkeeper.spec.cloud import Cloud, Listing
 from spotkeeper.spec.record import Alloc, Outcome, Phase, Rank, Record
 
 T = TypeVar("T")
-TICK_S = 40.0  # real seconds in which a tick begins rounds; the platform ends it at 60, a call may take 10 of them
 TICK_EVERY_S = 60.0
 STRIDE = 7919  # jobs by which the turns move on at each tick
 ROUNDS_AT_ONCE = 8
@@ -41,12 +42,13 @@ class TickResult(Struct, frozen=True):
 def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None) -> TickResult:
     """Rounds of all jobs that may have something to do, from one listing, then the sweep.
 
-    Bounded in time: rounds that it cannot begin within ``TICK_S`` are the next tick's, in another order.
+    Ends within the deadline of ``options``, whatever the bucket and the cloud take: rounds that it has no time to
+    begin are the next tick's, in another order; one that is cut short ends as failed, and the next repeats it.
 
     Jobs: those in ``active/``, those with a grant, and those that a listed machine or disk names.
     """
-    options = options or Options()
-    began = options.monotonic()
+    options = _no_wait(options or Options())
+    store = store.until(options.deadline)
     stack = store.read_stack()
     if stack is None:
         return TickResult()
@@ -62,7 +64,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
     late: list[str] = []
 
     def one(job: str) -> RoundResult | None:
-        if options.monotonic() - began > TICK_S:
+        if options.deadline.left() < BEGIN_S:
             late.append(job)
             return None
         held = before.get(job)
@@ -83,7 +85,7 @@ def _round(
 ) -> RoundResult | None:
     """One job's, which stops nobody else's."""
     try:
-        result = run_round(store, cloud, job, clock, _no_wait(options), fresh)
+        result = run_round(store, cloud, job, clock, options, fresh)
     except StoreError as error:
         log.warning("round of %s: %s", job, error)
         failed.append(job)
@@ -128,15 +130,7 @@ def _read(store: Store, job: str, failed: list[str]) -> Held[Record] | None:
 
 def _no_wait(options: Options) -> Options:
     """A tick serves many jobs: reports that come in meanwhile start rounds of their own."""
-    return Options(
-        times=options.times,
-        settle_s=0.0,
-        call_deadline_s=options.call_deadline_s,
-        sleep=options.sleep,
-        writer=options.writer,
-        parallel=options.parallel,
-        every=options.every,
-    )
+    return changed(options, settle_s=0.0)
 
 
 def _labelled(listing: Listing) -> set[str]:
