@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
-from spotkeeper.reconcile.round import Ended, Snapshot, run_round
+from spotkeeper.reconcile.document import Speaker
+from spotkeeper.reconcile.intake import accept
+from spotkeeper.reconcile.round import Ended, Snapshot, bury, run_round
 from spotkeeper.reconcile.store import CorruptError
 from spotkeeper.reconcile.store_api import Held, StoreError
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec.cloud import Disk, Vm, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.generation import FactIn, Sync
 from spotkeeper.spec.job import Ask, AskKind
-from spotkeeper.spec.record import Alloc, Grant, Outcome, Phase, Record
+from spotkeeper.spec.record import Alloc, Grant, Outcome, Phase, Rank, Record
 
 from tests.reconcile.world import JOB, Drive, Machine, World
 
@@ -92,11 +96,102 @@ def test_a_job_that_is_done_is_buried_by_the_next_tick_where_its_round_died() ->
     assert world.store.cas_record(done, world.memory.read_record(JOB).token)  # type: ignore[union-attr]
     world.store.put_name(done.name, JOB)
     world.store.put_ask(JOB, ask)
+    assert world.store.list_facts(JOB)
     tick(world.store, world, world, world.options)
     assert world.store.read_name(done.name) is None
     assert world.store.list_asks(JOB) == ()
     assert world.store.active_jobs() == ()
     assert world.store.read_tomb(JOB) == world.t
+    held = {(grant.rank, grant.attempt) for grant in world.store.read_alloc().value.grants}
+    assert all((fact.rank, fact.attempt) in held for fact in world.store.list_facts(JOB))
+
+
+class CutError(BaseException):
+    """The process ends here."""
+
+
+def test_facts_of_a_job_that_is_done_go_although_its_round_dies_before_it_deletes_them() -> None:
+    world = World(nodes=1, steps=20)
+    world.submit()
+    real, real_cas = world.memory.delete_facts, world.memory.cas_record
+
+    def cut(job: str, facts: tuple[Fact, ...]) -> None:
+        if world.record().phase is Phase.DONE:
+            world.memory.delete_facts = real  # type: ignore[method-assign]
+            raise CutError
+        real(job, facts)
+
+    def cas_record(record: Record, token: str) -> str | None:
+        if record.phase is Phase.DONE:
+            world.store.put_fact(JOB, Fact("u", "b", 0, 1, 0, Kind.FREED, "1"))
+        return real_cas(record, token)
+
+    world.memory.delete_facts, world.memory.cas_record = cut, cas_record  # type: ignore[method-assign]
+    with pytest.raises(CutError):
+        world.until(lambda: False, 600)
+    assert world.record().phase is Phase.DONE and world.store.list_facts(JOB)
+    world.memory.leases.clear()
+    world.run(130)
+    assert world.store.list_facts(JOB) == ()
+    assert world.store.active_jobs() == ()
+
+
+def test_the_word_of_a_static_node_outlives_its_job_until_its_grant_is_given_back() -> None:
+    """And goes then, although the round that gave the grant back dies at once: the grant was all that ticks had."""
+    world = trained()
+    world._remove(world.member(0))
+    world.drives.clear()
+    done = replace(world.record(), ver=world.record().ver + 1, nonce="n", phase=Phase.DONE, ranks=(Rank(top=1),))
+    assert world.store.cas_record(done, world.memory.read_record(JOB).token)  # type: ignore[union-attr]
+    alloc, version = world.memory.alloc
+    world.memory.alloc = (Alloc(alloc.ver, "", (Grant(JOB, 0, 1, "node:far"),)), version + 1)
+    world.memory.facts.clear()
+    word = Fact("u", "b", 0, 1, 0, Kind.DROPPED, "0")
+    world.store.put_fact(JOB, word)
+    bury(world.store, done, world.t)
+    assert world.store.list_facts(JOB) == (word,)
+    assert world.store.active_jobs() == ()
+    real = world.memory.cas_alloc
+
+    def cut(grants: Alloc, token: str) -> str | None:
+        assert real(grants, token)
+        raise CutError
+
+    world.memory.cas_alloc = cut  # type: ignore[method-assign]
+    with pytest.raises(CutError):
+        tick(world.store, world, world, world.options)
+    world.memory.cas_alloc = real  # type: ignore[method-assign]
+    world.memory.leases.clear()
+    assert world.store.read_alloc().value.grants == ()
+    world.t += 60
+    tick(world.store, world, world, world.options)
+    assert world.store.list_facts(JOB) == ()
+    assert world.store.active_jobs() == ()
+
+
+def test_what_is_said_of_a_job_that_is_being_buried_is_found_by_a_tick_or_not_kept_at_all() -> None:
+    """A request that read the record before the end, and whose process dies after it has stored the fact."""
+    world = trained()
+    agent = world.member(0)
+    ending = replace(world.record(), phase=Phase.END)
+    done = replace(ending, ver=ending.ver + 1, nonce="n", phase=Phase.DONE, ranks=(Rank(top=1),))
+    assert world.store.cas_record(done, world.memory.read_record(JOB).token)  # type: ignore[union-attr]
+    world.memory.alloc = (Alloc(), world.memory.alloc[1] + 1)
+    bury(world.store, done, world.t)
+    assert (world.store.list_facts(JOB), world.store.active_jobs()) == ((), ())
+    who = Speaker(agent.vm.uid, agent.vm.name, agent.vm.zone)
+    said = Sync("boot", facts=(FactIn(Kind.FREED, value="0"),))
+    stack = world.memory.stack
+    assert stack is not None
+    assert not accept(world.store, stack, who, said, world.t).new, "the record is read afresh"
+    world.memory.read_record = lambda _: Held(replace(ending, ranks=(Rank(top=1),)), "old")  # type: ignore[method-assign]
+    assert accept(world.store, stack, who, said, world.t).new
+    del world.memory.read_record
+    assert world.store.list_facts(JOB)
+    world._remove(agent)
+    world.drives.clear()
+    tick(world.store, world, world, world.options)
+    assert (world.store.list_facts(JOB), world.store.active_jobs()) == ((), ())
 
 
 def test_facts_of_dropped_attempts_go_and_those_of_live_ones_stay() -> None:

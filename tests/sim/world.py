@@ -214,6 +214,7 @@ class World:
         out += [f"grant {g.job} r{g.rank} a{g.attempt}" for g in self.store.read_alloc().value.grants]
         out += [f"active/{job}" for job in self.store.active_jobs()]
         out += [f"ask {job}" for job in self.jobs if self.store.list_asks(job)]
+        out += [f"fact {fact.key()} of {job}" for job in self.jobs for fact in self.store.list_facts(job)]
         out += [f"name {job.spec.name}" for job in self.jobs.values() if self.store.read_name(job.spec.name)]
         phases = {job: self.record(job).phase for job in self.jobs}
         out += [f"job {job} is {phase.value}" for job, phase in phases.items() if phase is not Phase.DONE]

@@ -16,7 +16,7 @@ from spotkeeper.spec import names
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import FactIn, Progress, Sync
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Grant, Record, SlotState
+from spotkeeper.spec.record import Grant, Phase, Record, SlotState
 from spotkeeper.spec.stack import StackState
 
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
@@ -107,6 +107,8 @@ def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
 
 
 def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync: Sync, now: float) -> bool:
+    if record.phase is Phase.DONE:  # nobody looks into its folder any more
+        return False
     new = False
     for place_in, said in enumerate(sync.facts[:MAX_FACTS]):
         fact = _fact(record, where, who, sync.boot, said)
@@ -117,6 +119,8 @@ def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync:
             continue
         if fact.kind is Kind.HELLO:
             _forget_boots(store, record, where, fact)
+        if record.phase is Phase.END:
+            store.set_active(record.job)  # it may be DONE and buried by now; what is left here is a tick's then
         stored = store.put_fact(record.job, fact)
         if stored and fact.kind in SAVING:
             store.append_ledger(record.job, _saving(fact, now + place_in * INSTANT_S))

@@ -328,6 +328,9 @@ class Round:
 
     def _grants(self, alloc: Held[Alloc], decision: Decision) -> Held[Alloc] | None:
         assert decision.grants is not None
+        if self.held is not None and self.held.value.phase is Phase.DONE:
+            # Its last grant may be all that brings ticks here; its word for it is still to be deleted (``bury``).
+            self.store.set_active(self.job)
         self.options.writer.write(self.store, self.job, decision.noted)
         wanted = replace(decision.grants, nonce=uuid4().hex)
         token = self.store.cas_alloc(wanted, alloc.token)
@@ -369,12 +372,21 @@ class Round:
 
 
 def bury(store: Store, record: Record, at: float) -> None:
-    """A job that is DONE gives up its name and asks, its marker last: who dies halfway leaves it to the next tick."""
+    """A job that is DONE gives up its name, asks and facts; its marker last: who dies halfway leaves it to a tick."""
     store.put_tomb(record.job, at)
     store.delete_name(record.name, record.job)
     for ask in store.list_asks(record.job):
         store.delete_ask(record.job, ask.id)
+    store.delete_facts(record.job, _said_in_vain(store, record.job))
     store.clear_active(record.job)
+
+
+def _said_in_vain(store: Store, job: str) -> tuple[Fact, ...]:
+    """Facts of a job that is DONE; not those of a static node that still holds its grant, which its word gives back."""
+    facts = store.list_facts(job)
+    grants = store.read_alloc().value.grants if facts else ()
+    held = {(grant.rank, grant.attempt) for grant in grants if grant.job == job}
+    return tuple(fact for fact in facts if (fact.rank, fact.attempt) not in held)
 
 
 def seen_with(seen: Seen, **changes: object) -> Seen:
