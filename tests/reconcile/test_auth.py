@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jwt
@@ -10,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from spotkeeper.reconcile import auth
 from spotkeeper.reconcile.auth import AuthError, Caller, KeySet, KeysUnavailableError, Verifier, Who
+from spotkeeper.reconcile.wire import Answer
 
 from tests.reconcile import identities as ids
 from tests.reconcile.identities import NOW, bearer, claims, machine, part
@@ -389,3 +393,76 @@ class TestKeySet:
     def test_keys_come_by_tls_or_from_this_machine(self, url: str) -> None:
         with pytest.raises(ValueError, match="SPOTKEEPER_JWKS"):
             KeySet(url)
+
+
+class Slow(KeySet):
+    """A key set whose endpoint answers when told to. ``asked``: when it has been asked."""
+
+    def __init__(self) -> None:
+        super().__init__("https://keys.example/certs")
+        self.asked, self.answer = threading.Event(), threading.Event()
+        self.calls = 0
+        self.status = 200
+        self.answer.set()
+        self._wire = self  # type: ignore[assignment]
+
+    def call(self, *_: object) -> Answer:
+        self.calls += 1
+        self.asked.set()
+        assert self.answer.wait(60)
+        return Answer(self.status, json.dumps({"keys": [ids.public_jwk("one"), ids.public_jwk("new")]}).encode())
+
+
+class TestSlowKeySet:
+    def test_while_one_request_fetches_the_others_are_served_from_what_is_known(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keys = Slow()
+        known = keys.key("one")
+        monkeypatch.setattr(auth, "KEYS_FRESH_S", -1.0)
+        monkeypatch.setattr(auth, "REFETCH_S", -1.0)
+        keys.asked.clear()
+        keys.answer.clear()
+        with ThreadPoolExecutor(1) as pool:
+            fetching = pool.submit(keys.key, "one")
+            assert keys.asked.wait(60)
+            assert [keys.key("one") for _ in range(20)] == [known] * 20
+            assert not fetching.done()
+            keys.answer.set()
+            assert fetching.result(60) is not None
+        assert keys.calls == 2
+
+    def test_a_key_that_is_not_known_is_waited_for_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        keys = Slow()
+        keys.answer.clear()
+        monkeypatch.setattr(auth, "WAIT_S", 0.01)
+        with ThreadPoolExecutor(1) as pool:
+            fetching = pool.submit(keys.key, "one")
+            assert keys.asked.wait(60)
+            with pytest.raises(KeysUnavailableError):
+                keys.key("one")
+            monkeypatch.setattr(auth, "WAIT_S", 60.0)
+            found: list[Any] = []
+            waiting = threading.Thread(target=lambda: found.append(keys.key("new")))
+            waiting.start()
+            keys.answer.set()
+            waiting.join(60)
+            assert len(found) == 1
+            assert fetching.result(60) is not None
+        assert keys.calls == 1, "all of them have one answer"
+
+    def test_keys_are_fetched_anew_before_they_are_too_old_and_a_failure_harms_nobody_until_then(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keys = Slow()
+        keys.key("one")
+        keys.status = 503
+        monkeypatch.setattr(auth, "KEYS_FRESH_S", -1.0)
+        assert keys.key("one") is not None
+        assert keys.calls == 1, "not more often than once a minute"
+        monkeypatch.setattr(auth, "REFETCH_S", -1.0)
+        assert keys.key("one") is not None
+        assert keys.calls == 2
+        monkeypatch.setattr(auth, "KEYS_TTL_S", -1.0)
+        with pytest.raises(KeysUnavailableError):
+            keys.key("one")

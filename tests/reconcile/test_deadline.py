@@ -5,14 +5,19 @@ Time is virtual: every sleep and every call of the bucket adds to it, and nothin
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import obstore
 import pytest
+from spotkeeper.clock import Clock
 from spotkeeper.reconcile import gce, objects_obstore
 from spotkeeper.reconcile.deadline import AGAIN_S, CALL_S, LOOK_S, PLATFORM_S, REQUEST_S, Deadline
+from spotkeeper.reconcile.gce_api import MetadataToken, NoAnswerError
 from spotkeeper.reconcile.objects_obstore import BRIEF, ObstoreObjects
 from spotkeeper.reconcile.round import Ended, Options, run_round
 from spotkeeper.reconcile.runtime import Flights, Runtime, Settings
@@ -210,3 +215,31 @@ def test_a_tick_ends_before_the_platform_ends_it(latency_s: float, monkeypatch: 
     except StoreError as error:
         assert "time is up" in str(error)
     assert time.now() - began <= REQUEST_S + CALL_S <= PLATFORM_S
+
+
+class Hung(MetadataToken):
+    """A metadata server that answers when told to. Keeps the time that each question was given."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock(), "metadata.invalid")
+        self.asked, self.answer = threading.Event(), threading.Event()
+        self.given: list[float] = []
+
+    def _fetch(self, deadline_s: float) -> None:
+        self.given.append(deadline_s)
+        self.asked.set()
+        assert self.answer.wait(60)
+        self._value, self._until = "token", math.inf
+
+
+def test_a_call_does_not_wait_for_another_s_access_token_longer_than_it_has() -> None:
+    token = Hung()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(token, 20.0)
+        assert token.asked.wait(60)
+        for left_s in (0.0, -1.0, 0.01):
+            with pytest.raises(NoAnswerError):
+                token(left_s)
+        token.answer.set()
+        assert first.result(60) == "token" == token(5.0)
+    assert len(token.given) == 1 and token.given[0] <= 20.0

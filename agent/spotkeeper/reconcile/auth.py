@@ -14,6 +14,7 @@ have one header only; their hints are taken on the platform's word while there i
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -41,9 +42,11 @@ MAX_TOKEN = 8192
 MAX_KEYS = 32
 MAX_KEY_SET = 256 * 1024
 MIN_KEY_BITS = 2048
-KEYS_TTL_S = 3600.0  # real seconds, as the next two
+KEYS_TTL_S = 3600.0  # real seconds, as those below
+KEYS_FRESH_S = 3000.0  # older keys serve on while one request fetches them anew
 REFETCH_S = 60.0  # at most one fetch per minute for key ids nobody knows
 FETCH_DEADLINE_S = 5.0
+WAIT_S = 6.0  # for a fetch of another request
 AGAIN_S = 5.0  # after a fetch that failed: requests must not queue up behind one another's deadlines
 
 _BEARER = re.compile(r"[Bb]earer ([-A-Za-z0-9_]+\.[-A-Za-z0-9_]+\.[-A-Za-z0-9_]+)\Z")
@@ -125,6 +128,9 @@ class _Jwks(Struct, frozen=True):
 class KeySet:
     """The issuer's public keys: kept for an hour at most, fetched once more for a key id that is new.
 
+    One request at a time fetches, and no lock is held meanwhile. Known keys serve the others: they wait, for
+    ``WAIT_S`` at the most, only for a key that is not known, or not any more.
+
     Raises:
         ValueError: an address that is neither https nor on this machine.
     """
@@ -141,6 +147,7 @@ class KeySet:
         self._fetched: float | None = None
         self._tried: float | None = None
         self._failed: float | None = None
+        self._fetching: threading.Event | None = None  # set when the fetch under way has ended
 
     def key(self, kid: str) -> PyJWK:
         """The key of this id.
@@ -149,24 +156,49 @@ class KeySet:
             AuthError: the issuer has none of this id.
             KeysUnavailableError: the key set does not answer and what we have is too old.
         """
-        with self._lock:
-            if self._stale() or (kid not in self._keys and self._may_try()):
+        began = time.monotonic()
+        ended, mine = self._joined(kid)
+        if ended is not None and mine:
+            try:
                 self._fetch()
+            finally:
+                with self._lock:
+                    self._fetching = None
+                ended.set()
+        elif ended is not None:
+            ended.wait(WAIT_S)
+        with self._lock:
+            news = self._fetched is not None and self._fetched >= began
+            if not news and self._age() > KEYS_TTL_S:
+                raise KeysUnavailableError("the key set does not answer")
             found = self._keys.get(kid)
         if found is None:
             raise AuthError("unknown key id")
         return found
 
-    def _stale(self) -> bool:
-        return self._fetched is None or time.monotonic() - self._fetched > KEYS_TTL_S
+    def _joined(self, kid: str) -> tuple[threading.Event | None, bool]:
+        """The fetch that this request makes (True) or waits for; None where what is known is enough."""
+        with self._lock:
+            now, age, known = time.monotonic(), self._age(), kid in self._keys
+            useless = age > KEYS_TTL_S or not known
+            if self._fetching is not None:
+                return (self._fetching, False) if useless else (None, False)
+            rested = now - (self._tried if self._tried is not None else -math.inf) > REFETCH_S
+            if age > KEYS_TTL_S:
+                due = self._failed is None or now - self._failed >= AGAIN_S
+            else:
+                due = rested and (not known or age > KEYS_FRESH_S)
+            if not due:
+                return None, False
+            self._tried = now
+            self._fetching = threading.Event()
+            return self._fetching, True
 
-    def _may_try(self) -> bool:
-        return self._tried is None or time.monotonic() - self._tried > REFETCH_S
+    def _age(self) -> float:
+        return math.inf if self._fetched is None else time.monotonic() - self._fetched
 
     def _fetch(self) -> None:
-        self._tried = time.monotonic()
-        if self._failed is not None and self._stale() and self._tried - self._failed < AGAIN_S:
-            raise KeysUnavailableError("did not answer a moment ago")
+        """Once, within ``FETCH_DEADLINE_S``; what fails leaves the keys as they are."""
         try:
             answer = self._wire.call("GET", self._path, {"Accept": "application/json"}, None, FETCH_DEADLINE_S)
             if answer.status != 200 or len(answer.body) > MAX_KEY_SET:
@@ -174,11 +206,11 @@ class KeySet:
             keys = _usable(codec.decode(answer.body, _Jwks).keys)
         except (NoAnswerError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("key set: %s", error)
-            self._failed = time.monotonic()
-            if self._stale():
-                raise KeysUnavailableError(str(error)) from error
+            with self._lock:
+                self._failed = time.monotonic()
             return
-        self._keys, self._fetched, self._failed = keys, time.monotonic(), None
+        with self._lock:
+            self._keys, self._fetched, self._failed = keys, time.monotonic(), None
 
 
 def _usable(listed: tuple[_Jwk, ...]) -> dict[str, PyJWK]:

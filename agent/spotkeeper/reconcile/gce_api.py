@@ -42,10 +42,20 @@ class MetadataToken:
         self._until = 0.0
 
     def __call__(self, deadline_s: float) -> str:
-        with self._lock:
+        """The token. One call fetches it; the others wait for it, each for its own time at most.
+
+        Raises:
+            NoAnswerError: it does not come in time.
+        """
+        ends = time.monotonic() + deadline_s
+        if not self._lock.acquire(timeout=max(0.0, deadline_s)):
+            raise NoAnswerError("no access token in time: the metadata server keeps another call waiting")
+        try:
             if not self._value or self._clock.now() > self._until - TOKEN_EARLY_S:
-                self._fetch(deadline_s)
+                self._fetch(max(0.001, ends - time.monotonic()))
             return self._value
+        finally:
+            self._lock.release()
 
     def drop(self) -> None:
         """The token was refused: ask for another next time."""
