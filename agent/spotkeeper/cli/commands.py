@@ -253,7 +253,8 @@ def reconcile(stack: str | None, *, once: bool, as_json: bool) -> None:
     if not once:
         raise CliError("only one tick at a time", Exit.USAGE, "spotkeeper reconcile --once")
     done = tick(find_target(stack))
-    emit(done, as_json, f"{done.jobs} unfinished jobs reconciled")
+    late = f"; no time was left for {len(done.late)} of them: run it again" if done.late else ""
+    emit(done, as_json, f"{done.jobs} unfinished jobs reconciled{late}")
 
 
 def repair(what: str, stack: str | None, *, as_json: bool) -> None:

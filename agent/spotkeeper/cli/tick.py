@@ -1,7 +1,7 @@
 """``reconcile --once``: one tick from this shell, with the caller's own identity.
 
-The same code as the function's, on the same bucket; where both run at once, every write
-is conditional and one of them is merely wasteful.
+The function's own tick, on the same bucket: paced, ended in time, under leases that are renewed. Where both run at
+once, every write is conditional and one of them is merely wasteful.
 """
 
 from __future__ import annotations
@@ -13,22 +13,29 @@ from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.target import Target
+from spotkeeper.clock import Clock
+from spotkeeper.reconcile.deadline import REQUEST_S, Deadline
 from spotkeeper.reconcile.gce import Gce, open_gce
 from spotkeeper.reconcile.gce_api import DEFAULT_ENDPOINT, Api, MetadataToken, NoAnswerError
 from spotkeeper.reconcile.repair import RepairError, rebuild_alloc
-from spotkeeper.reconcile.sweep import tick as run_tick
+from spotkeeper.reconcile.runtime import Runtime, Settings
 from spotkeeper.spec.record import Alloc
 from spotkeeper.spec.stack import StackState
 
 TOKEN_S = 1800.0  # gcloud's tokens hold for an hour; asking again costs a second
+LOGIN_S = 30.0  # for gcloud
 
 
 class Ticked(Struct, frozen=True):
-    """``failed``: jobs whose round the bucket interrupted; ``orphans``: jobs that had machines but no record."""
+    """``failed``: jobs whose round was interrupted; ``orphans``: jobs that had machines but no record.
+
+    ``late``: jobs that this tick had no time for.
+    """
 
     jobs: int
     orphans: tuple[str, ...]
     failed: tuple[str, ...]
+    late: tuple[str, ...] = ()
 
 
 class GcloudToken(MetadataToken):
@@ -37,7 +44,7 @@ class GcloudToken(MetadataToken):
     def _fetch(self, deadline_s: float) -> None:
         try:
             done = subprocess.run(
-                ["gcloud", "auth", "print-access-token"], capture_output=True, text=True, timeout=30, check=False
+                ["gcloud", "auth", "print-access-token"], capture_output=True, text=True, timeout=LOGIN_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoAnswerError(f"gcloud: {error}") from None
@@ -53,13 +60,9 @@ def tick(target: Target) -> Ticked:
         CliError: the stack is not of a cloud this can reach, or nobody is logged in.
         StoreError: the bucket.
     """
-    store = target.store()
-    state = target.state(store)
-    try:
-        done = run_tick(store, _cloud(target, state), target.clock)
-    except NoAnswerError as error:
-        raise CliError(f"the cloud did not answer: {error}", Exit.FAILED, "gcloud auth login") from None
-    return Ticked(done.jobs, done.orphans, done.failed)
+    runtime = _runtime(target)
+    done = runtime.tick(Deadline(REQUEST_S, runtime.monotonic))
+    return Ticked(done.jobs, done.orphans, done.failed, done.late)
 
 
 def repair_alloc(target: Target) -> Alloc:
@@ -69,22 +72,32 @@ def repair_alloc(target: Target) -> Alloc:
         CliError: it cannot or need not be done; says why.
         StoreError: the bucket.
     """
-    store = target.store()
-    state = target.state(store)
+    runtime = _runtime(target)
+    state = target.state(runtime.store)
     try:
-        return rebuild_alloc(store, _cloud(target, state), target.clock.now())
+        return rebuild_alloc(runtime.store, runtime.cloud(state), target.clock.now())
     except RepairError as error:
         raise CliError(str(error), Exit.REFUSED) from None
-    except NoAnswerError as error:
-        raise CliError(f"the cloud did not answer: {error}", Exit.FAILED, "gcloud auth login") from None
 
 
-def _cloud(target: Target, state: StackState) -> Gce:
+def _runtime(target: Target) -> Runtime:
+    """What the function holds, in this shell; the cloud is reached as the target says, and can be."""
+    state = target.state(target.store())
     if state.cloud != "gcp":
         raise CliError(
             f"{state.stack} is a stack of {state.cloud}; only gcp can be reconciled from a shell", Exit.USAGE
         )
-    endpoint = target.compute_endpoint or os.environ.get("SPOTKEEPER_COMPUTE_ENDPOINT")
+    endpoint = target.compute_endpoint or os.environ.get("SPOTKEEPER_COMPUTE_ENDPOINT") or None
+    settings = Settings(state.stack, target.bucket, target.clock, compute_endpoint=endpoint)
     if endpoint or "GCE_METADATA_HOST" in os.environ:
-        return open_gce(state, target.clock, endpoint)
-    return Gce(state, Api(DEFAULT_ENDPOINT, GcloudToken(target.clock)), target.clock)
+        return Runtime(settings, open_cloud=open_gce)
+    token = GcloudToken(target.clock)
+    try:
+        token(LOGIN_S)  # without it every look would come back empty, and the tick would seem to have been made
+    except NoAnswerError as error:
+        raise CliError(f"the cloud cannot be asked: {error}", Exit.FAILED, "gcloud auth login") from None
+
+    def as_user(stack: StackState, clock: Clock, _: str | None = None) -> Gce:
+        return Gce(stack, Api(DEFAULT_ENDPOINT, token), clock)
+
+    return Runtime(settings, open_cloud=as_user)

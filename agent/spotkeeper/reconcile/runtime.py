@@ -94,12 +94,24 @@ def spare_the_collector() -> None:
 class Runtime:
     """Opens things on first use. Thread-safe."""
 
-    def __init__(self, settings: Settings, store: Store | None = None, cloud: Cloud | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store | None = None,
+        cloud: Cloud | None = None,
+        open_cloud: Callable[[StackState, Clock, str | None], Cloud] | None = None,
+    ) -> None:
+        """
+        Args:
+            cloud: in the place of the stack's, and not paced.
+            open_cloud: how the stack's is reached (stack, clock, endpoint), where not by the machine's own identity.
+        """
         self.settings = settings
         self.monotonic: Callable[[], float] = time.monotonic  # of deadlines, in real seconds
         self._lock = threading.RLock()
         self._store = store
         self._fixed_cloud = cloud
+        self._open_cloud = open_cloud
         self._pace: Bucket | None = None
         self._cloud: tuple[StackState, Cloud] | None = None
         self._verifier: Verifier | None = None
@@ -158,8 +170,8 @@ class Runtime:
                 from spotkeeper.reconcile.pace import Bucket, Paced
 
                 self._pace = self._pace or Bucket()  # one for the process, whatever becomes of the stack
-
-                self._cloud = stack, Paced(open_gce(stack, self.clock, self.settings.compute_endpoint), self._pace)
+                found = (self._open_cloud or open_gce)(stack, self.clock, self.settings.compute_endpoint)
+                self._cloud = stack, Paced(found, self._pace)
             return self._cloud[1]
 
     def tick(self, deadline: Deadline) -> TickResult:

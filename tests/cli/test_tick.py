@@ -1,0 +1,63 @@
+"""``reconcile --once`` is the function's own tick: paced, ended in time, under leases that are renewed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spotkeeper.reconcile import sweep
+from spotkeeper.reconcile.deadline import REQUEST_S
+from spotkeeper.reconcile.lease import in_thread
+from spotkeeper.reconcile.pace import Paced
+from spotkeeper.reconcile.round import Options
+from spotkeeper.reconcile.runtime import Deadlined
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.reconcile.sweep import TickResult
+
+from tests.cli.conftest import Cli
+
+NOBODY = "http://127.0.0.1:1/compute/v1"
+
+
+def test_it_works_as_the_function_does(
+    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
+    assert cli("submit", folder / "job.yaml").code == 0
+    made: list[tuple[Any, Options]] = []
+    real = sweep.tick
+
+    def tick(bucket: Any, cloud: Any, clock: Any, options: Options) -> TickResult:
+        made.append((cloud, options))
+        return real(bucket, cloud, clock, options)
+
+    monkeypatch.setattr(sweep, "tick", tick)
+    done = cli("reconcile", "--once", "--json")
+    assert done.code == 0 and json.loads(done.out)["jobs"] == 1
+    ((cloud, options),) = made
+    assert isinstance(cloud, Deadlined) and isinstance(cloud._cloud, Paced)
+    assert options.every is in_thread, "a lease that nobody renews holds others up for 75 s"
+    assert options.deadline.left() <= REQUEST_S
+
+
+def test_what_it_had_no_time_for_is_told(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
+    monkeypatch.setattr(sweep, "tick", lambda *_: TickResult(3, late=("abcd2345", "wxyz2345")))
+    done = cli("reconcile", "--once")
+    assert done.out == "3 unfinished jobs reconciled; no time was left for 2 of them: run it again\n"
+
+
+@pytest.mark.parametrize("argv", [("reconcile", "--once"), ("repair", "alloc")])
+def test_who_is_not_logged_in_is_told_so_and_no_tick_is_made(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
+) -> None:
+    """Looks without a token come back empty: the tick would have seemed to be made."""
+    monkeypatch.delenv("SPOTKEEPER_COMPUTE_ENDPOINT", raising=False)
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    before = store.list("")
+    done = cli(*argv)
+    assert (done.code, done.out) == (1, "")
+    assert "gcloud" in done.err and "try: gcloud auth login" in done.err
+    assert store.list("") == before
