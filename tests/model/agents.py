@@ -40,9 +40,16 @@ def _add(papers: Papers, *facts: Fact) -> Papers:
 
 
 def steps(
-    sky: Sky, v: V, record: Record, papers: Papers, stack: StackState, faults: frozenset[str], wishes: frozenset[str]
+    sky: Sky,
+    v: V,
+    record: Record,
+    papers: Papers,
+    stack: StackState,
+    faults: frozenset[str],
+    wishes: frozenset[str],
+    blind: bool,
 ) -> Iterator[Said]:
-    """What the agent of one machine may do next."""
+    """What the agent of one machine may do next. ``blind``: a zone may not answer, then or later."""
     if v.life in (Life.STOPPING, Life.DEAD) or v.hung:
         return
     where = place(record, stack, Speaker(v.uid, v.name, v.zone))
@@ -58,7 +65,7 @@ def steps(
     if what is Role.STANDBY and v.alive:
         yield Said(f"{v.uid} stops training: it is no member", clouds.put(sky, v, alive=False), papers)
     if where is not None and where.cur:
-        yield from _mounted(sky, v, papers)
+        yield from _mounted(sky, v, papers, blind)
     if what is Role.MEMBER:
         yield from _member(sky, v, record, papers, faults, wishes)
 
@@ -84,13 +91,15 @@ def _notices(sky: Sky, v: V, papers: Papers, faults: frozenset[str]) -> Iterator
         yield Said(f"{v.uid} is under notice", warned, _add(papers, notice), fault=1)
 
 
-def _mounted(sky: Sky, v: V, papers: Papers) -> Iterator[Said]:
+def _mounted(sky: Sky, v: V, papers: Papers, blind: bool) -> Iterator[Said]:
+    """What was on the disk when it was mounted. Where every zone answers, nobody listens to a blank one's word."""
     disk = next((d for d in sky.disks if d.user == v.uid), None)
     if disk is None:
         return
     attached = fact(v, Kind.ATTACHED, str(disk.number))
-    if attached not in papers.facts:
-        said = [attached, fact(v, Kind.HOLDS, f"{disk.commit}-0")] if disk.commit else [attached]
+    found = disk.commit > 0 and not (v.writes and disk.commit == v.gen)  # else it wrote that itself, since
+    if attached not in papers.facts and (blind or found):
+        said = [attached, fact(v, Kind.HOLDS, f"{disk.commit}-0")] if found else [attached]
         yield Said(f"{v.uid} mounts its disk and says what is on it", sky, _add(papers, *said))
 
 
@@ -108,20 +117,18 @@ def _member(
         here = fact(v, Kind.HERE, str(record.ver), record.gen)
         if here not in papers.facts:
             yield Said(f"{v.uid} answers the roll call", sky, _add(papers, here))
-    if v.gen < record.gen and not v.alive:
+    if v.gen < record.gen:  # stops first, if it still trains: what can happen in between can happen before as well
         slot = record.ranks[v.rank].cur
         writes = slot is not None and slot.disk and any(d.user == v.uid for d in sky.disks)
         began = clouds.put(sky, v, gen=record.gen, alive=True, writes=writes)
         yield Said(f"{v.uid} trains in generation {record.gen}", began, papers, why=begun(began, record, papers, v.job))
-    elif v.gen < record.gen:  # a generation that replaces a running one: stop first
-        yield Said(f"{v.uid} ends generation {v.gen}", clouds.put(sky, v, alive=False), papers)
     elif v.alive:
         yield from _exits(sky, v, record, papers, faults, wishes)
 
 
 def _kept(sky: Sky, v: V) -> list[Fact]:
     """What is on its disk now: said with the end of a generation."""
-    commits = [d.commit for d in sky.disks if d.user == v.uid and d.commit]
+    commits = [d.commit for d in sky.disks if d.user == v.uid and d.commit > 0]
     return [fact(v, Kind.HOLDS, f"{commits[0]}-0")] if commits and v.writes else []
 
 

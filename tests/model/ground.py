@@ -6,12 +6,13 @@ known by what it will do (its pass, see ``spotkeeper.reconcile.passes``), not by
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from spotkeeper.reconcile.decide import Draft, Seen, calls
 from spotkeeper.reconcile.passes import Pass, Todo
 from spotkeeper.spec.cloud import CreateDisk, InsertVm, Listing, Result
-from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.job import Checkpoint, JobSpec, Nodes, Retry
 from spotkeeper.spec.record import Alloc, Phase, Rank, Record
 from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
@@ -109,6 +110,8 @@ class Ground:
         self._tidied: dict[tuple[int, int, int, int, int], int] = {}
         self._calm: dict[tuple[tuple[int, ...], int], int] = {}
         self._heard: dict[tuple[int, int], int] = {}
+        self._listened: dict[tuple[int, int], int] = {}
+        self.blinds = may_be_blind(story)
 
     # -- worlds
 
@@ -211,8 +214,24 @@ class Ground:
             if of is None:
                 return papers
             live = {(i, slot.attempt) for i in range(len(of.ranks)) for slot in live_slots(of, i)}
-            facts = frozenset(f for f in old.facts if (f.rank, f.attempt) in live or f.kind in LAST_WORDS)
+            facts = lasting(f for f in old.facts if (f.rank, f.attempt) in live or f.kind in LAST_WORDS)
             found = self._heard[key] = self.papers(old._replace(facts=facts))
+        return found
+
+    def listened(self, record: int, papers: int) -> int:
+        """What a round that holds this record makes of papers: less than what a world must keep (``matters``).
+
+        Agents remember by their facts what they have said, so a world has them all; a round that has read them,
+        and all it may still write, depends on these alone.
+        """
+        key = (record, papers)
+        found = self._listened.get(key)
+        if found is None:
+            old, of = self.papers[self.heard(record, papers)], self.records[record]
+            if of is None:
+                return papers
+            facts = frozenset(matters(of, old.facts, self.blinds))
+            found = self._listened[key] = self.papers(old._replace(facts=facts))
         return found
 
     # -- passes
@@ -240,7 +259,7 @@ class Ground:
 
     def future(self, ref: Ref) -> int:
         """The round that holds this, by what it will do; 0 where that is nothing."""
-        ref = ref._replace(papers=self.heard(ref.record, ref.papers))
+        ref = ref._replace(papers=self.listened(ref.record, ref.papers))
         found = self._future.get(ref)
         if found is None:
             found = self._future[ref] = self._plan(ref)
@@ -280,8 +299,8 @@ class Ground:
         return self.rounds(Round("call", ref.job, (ref.record, at.calls, (), keep, tidy)))
 
     def _tidies(self, ref: Ref, at: Pass) -> int:
-        stale, asks = frozenset(at.decision.stale), frozenset(ask.id for ask in at.asks_over)
-        return self.rounds(Round("tidy", ref.job, (stale, asks))) if stale or asks else 0
+        stale = frozenset(at.decision.stale)
+        return self.rounds(Round("tidy", ref.job, (stale,))) if stale else 0
 
 
 def _stack(story: Story) -> StackState:
@@ -306,12 +325,63 @@ def _spec(story: Story) -> JobSpec:
     )
 
 
+def may_be_blind(story: Story) -> bool:
+    """Whether a zone may not answer."""
+    return "blind" in {*story.kinds, *story.pair}
+
+
+def matters(record: Record, facts: frozenset[Fact], blind: bool) -> Iterator[Fact]:
+    """Those that a round holding this record, or one that it makes of it, may still decide by.
+
+    A hello of the boot that was admitted, or of one before it, brings nobody in; a live attempt's words about
+    generations before the record's own end nothing; that a disk is attached is listed, unless its zone is silent.
+    """
+    slots = [(index, slot) for index in range(len(record.ranks)) for slot in live_slots(record, index)]
+    boots = {(i, slot.attempt, boot) for i, slot in slots if slot.boot for boot in (slot.boot, *slot.past)}
+    live = {(i, slot.attempt) for i, slot in slots}
+    for fact in facts:
+        match fact.kind:
+            case Kind.HELLO:
+                over = (fact.rank, fact.attempt, fact.boot) in boots
+            case Kind.RELEASED | Kind.EXIT:
+                over = fact.gen < record.gen and (fact.rank, fact.attempt) in live
+            case Kind.ATTACHED:
+                over = not blind
+            case _:
+                over = False
+        if not over:
+            yield fact
+
+
+def lasting(facts: Iterable[Fact]) -> frozenset[Fact]:
+    """Without notices that were withdrawn, and of what is on a machine's disk the newest only."""
+    every = frozenset(facts)
+    spared = {_told(f) for f in every if f.kind is Kind.REPRIEVE}
+    newest: dict[tuple[str, str, int], int] = {}
+    for f in every:
+        if f.kind is Kind.HOLDS:
+            newest[_told(f)[:3]] = max(newest.get(_told(f)[:3], 0), _commit(f))
+    return frozenset(
+        f
+        for f in every
+        if not (f.kind in (Kind.NOTICE, Kind.REPRIEVE) and _told(f) in spared)
+        and not (f.kind is Kind.HOLDS and _commit(f) < newest[_told(f)[:3]])
+    )
+
+
+def _told(fact: Fact) -> tuple[str, str, int, str]:
+    return fact.uid, fact.boot, fact.attempt, fact.value
+
+
+def _commit(fact: Fact) -> int:
+    return int(fact.value.partition("-")[0])
+
+
 def _over(v: V) -> V:
     """A machine that is no attempt's: it may write until it is gone, say that it lets go, and power off."""
-    told = v._replace(noticed=min(v.noticed, 1))
     if v.life < Life.STOPPING:
-        return told
-    told = told._replace(noticed=0, hung=False, boot=0)
+        return v._replace(noticed=min(v.noticed, 1))
+    told = v._replace(noticed=0, hung=False, boot=0)
     return told if v.alive else told._replace(gen=0, writes=False)
 
 

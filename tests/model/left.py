@@ -27,6 +27,7 @@ class Left(Ground):
     def relearn(self) -> None:
         """After a failed ``recheck``, or for another story: what is left of rounds is asked anew."""
         self._left.clear()
+        self._listened.clear()
 
     def _born(self, step: Step) -> Step:
         return step._replace(round=self.left(step.round, step.world))
@@ -48,9 +49,7 @@ class Left(Ground):
         if at.kind == "write":
             return 0 if self.story.cas and at.data[0] != records[at.job] else number
         if at.kind == "tidy":
-            facts, asks = at.data
-            here = self.papers[papers[at.job]]
-            return number if facts & here.facts or any(ask.id in asks for ask in here.asks) else 0
+            return number if at.data[0] & self.papers[papers[at.job]].facts else 0
         if at.kind == "grant":
             stale = self.story.cas and at.data[3] == "" and self._of(at) != records[at.job]
             return self._grant_left(at, number, alloc) if stale else number

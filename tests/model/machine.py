@@ -15,7 +15,7 @@ from spotkeeper.spec.record import Phase, Record
 
 from tests.model import agents
 from tests.model import sky as clouds
-from tests.model.ground import Round, Step, Unpacked
+from tests.model.ground import Round, Step, Unpacked, may_be_blind
 from tests.model.left import may_forget
 from tests.model.rounds import NONE, Rounds
 from tests.model.story import Story
@@ -34,9 +34,10 @@ class Machine(Rounds):
         """The same machine for a story that differs in its faults and wishes only."""
         same = {"name": "", "faults": 0, "wishes": 0, "kinds": NONE, "asks": NONE, "pair": (), "states": 0}
         assert story._replace(**same) == self.story._replace(**same)
-        if may_forget(story) != self.forgets:
-            self.forgets = may_forget(story)
+        if (may_forget(story), may_be_blind(story)) != (self.forgets, self.blinds):
+            self.forgets, self.blinds = may_forget(story), may_be_blind(story)
             self.relearn()
+            self._env.clear()
         self.story = story
         self._bound.clear()
         return self
@@ -150,7 +151,9 @@ class Machine(Rounds):
         for v in world.sky.vms:
             record = world.records[v.job]
             if record is not None and (self.ec2 or v.life is not Life.COMING):
-                for said in agents.steps(world.sky, v, record, world.papers[v.job], self.stack, kinds, asks):
+                for said in agents.steps(
+                    world.sky, v, record, world.papers[v.job], self.stack, kinds, asks, self.blinds
+                ):
                     yield v.job, said
         yield from agents.node_steps(world.sky, world.records, world.papers, world.alloc, self.stack)
         for job, record in enumerate(world.records):

@@ -28,7 +28,7 @@ class Rounds(Left):
     def __init__(self, story: Story) -> None:
         super().__init__(story)
         self._moves: dict[tuple[int, int, str], list[Step]] = {}
-        self._when: dict[tuple[int, int, int], tuple[Moment, tuple[Moment, ...]]] = {}
+        self._when: dict[tuple[int, int, int], tuple[Moment, ...]] = {}
 
     def relearn(self) -> None:
         super().relearn()
@@ -67,7 +67,7 @@ class Rounds(Left):
             return records[job]
         if read is Read.FACTS:
             at = passes.READS.index(Read.RECORD)
-            return self.heard(got[at], papers[job]) if at < len(got) else papers[job]
+            return self.listened(got[at], papers[job]) if at < len(got) else papers[job]
         if read is Read.ALLOC:
             return (alloc, self.skies[sky].node) if self.story.static else (alloc, None)
         return (self._look(world, self.zones), Moment.FRESH)
@@ -87,27 +87,32 @@ class Rounds(Left):
             look = got[Read.LISTING][0] if looked else self._look(number, answered)
             ref = Ref(at.job, record, got[Read.FACTS], alloc, look, moment, True, self._idle(record, node))
             after = self.future(ref)
-            if after and after not in seen:  # a fault that changes nothing is no other story
-                seen.add(after)
-                stale = (
-                    f", having read {', '.join(r.value for r in passes.READS[: len(at.data)])} earlier"
-                    if at.data
-                    else ""
-                )
-                tidies = next(self._tidy(found, number, kinds)) if (found := self._is_tidy(after)) else None
-                world, then = (number, after) if tidies is None else (tidies.world, 0)
-                does = "" if tidies is None else ", and tidies what is over"
-                yield Step(f"a round of job {at.job} looks{say}{stale}{does}", world, then, fault)
+            if after in seen:  # a fault that changes nothing is no other story
+                continue
+            seen.add(after)
+            read = ", ".join(r.value for r in passes.READS[: len(at.data)])
+            looks = f"a round of job {at.job} looks{say}{f', having read {read} earlier' if read else ''}"
+            found = self.rounds[after]
+            if found is not None and found.kind != "tidy":
+                yield Step(looks, number, after, fault)
+            elif (tidied := self._tidied_by(at.job, number, record, found)) != number:
+                yield Step(f"{looks}, and tidies what is over", tidied, 0, fault)
 
-    def _is_tidy(self, number: int) -> Round | None:
-        found = self.rounds[number]
-        return found if found is not None and found.kind == "tidy" else None
+    def _tidied_by(self, job: int, number: int, record: int, found: Round | None) -> int:
+        """The world when a round that rests has thrown away facts, and asks that its record has taken in."""
+        stale = found.data[0] if found is not None else NONE
+        world, of = self.world(number), self.records[record]
+        assert of is not None
+        papers = world.papers[job]
+        asks = tuple(ask for ask in papers.asks if ask.id not in of.asks_done or of.phase in rules.OVER)
+        left = papers._replace(facts=papers.facts - stale, asks=asks)
+        return number if left == papers else self.intern(world._replace(papers=changed(world.papers, job, left)))
 
     def _views(
         self, number: int, at: Round, kinds: frozenset[str]
     ) -> Iterator[tuple[str, int, Moment, frozenset[str]]]:
         """How a look may come out: (say, cost, which deadlines have passed, which zones answered)."""
-        now, natural = self._times(number, at.job)
+        now, *natural = self._times(number, at.job)
         yield "", 0, now, self.zones
         for moment in natural:
             yield f" {moment.value}", 0, moment, self.zones
@@ -120,27 +125,29 @@ class Rounds(Left):
             if len(self.zones) > 1:
                 yield "; no zone answers", 1, now, NONE
 
-    def _times(self, number: int, job: int) -> tuple[Moment, tuple[Moment, ...]]:
-        """(how late it is, the deadlines that may have passed although nothing is wrong)."""
+    def _times(self, number: int, job: int) -> tuple[Moment, ...]:
+        """How late it is, and the deadlines that may have passed although nothing is wrong."""
         records, _, _, sky = self.worlds[number]
         key = (job, records[job], sky)
         found = self._when.get(key)
         if found is None:
             world = self.world(number)
-            found = self._when[key] = (self._now(world, job), tuple(self._natural(world, job)))
+            late = max((v.noticed for v in world.sky.vms if v.job == job and slot_of(world.records[job], v)), default=0)
+            now = Moment.PAST if late == 2 else Moment.FRESH
+            found = self._when[key] = (now, *(each for each in self._natural(world, job) if each is not now))
         return found
 
-    def _now(self, world: World, job: int) -> Moment:
-        """How late it is for the machine under notice that is nearest to its end."""
-        late = max((v.noticed for v in world.sky.vms if v.job == job and slot_of(world.records[job], v)), default=0)
-        return {2: Moment.URGENT, 3: Moment.PAST}.get(late, Moment.FRESH)
-
     def _natural(self, world: World, job: int) -> Iterator[Moment]:
-        """Deadlines that pass without anything being wrong: those of what is under way."""
+        """Deadlines that pass without anything being wrong: those of what is under way.
+
+        Whether a notice's deadline is near is no part of a world: nobody but a look can tell, and clocks differ.
+        """
         record = world.records[job]
         if record is None:
             return
         mine = [(v, slot) for v in world.sky.vms if v.job == job and (slot := slot_of(record, v)) is not None]
+        if max((v.noticed for v, _ in mine), default=0) == 1:
+            yield Moment.URGENT
         if record.dry_since is not None:
             yield Moment.DRY
         if any(rank.refused for rank in record.ranks):
@@ -215,13 +222,8 @@ class Rounds(Left):
         return self.future(ref._replace(results=(*ref.results, *every, *results)))
 
     def _tidy(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
-        stale, asks = at.data
-        world = self.world(number)
-        papers = world.papers[at.job]
-        kept = tuple(ask for ask in papers.asks if ask.id not in asks)
-        left = papers._replace(facts=papers.facts - stale, asks=kept)
-        after = self.intern(world._replace(papers=changed(world.papers, at.job, left)))
-        yield Step("the round tidies what is over", after, 0)
+        record, *_ = self.worlds[number]
+        yield Step("the round tidies what is over", self._tidied_by(at.job, number, record[at.job], at), 0)
 
     def _sweep(self, job: int, number: int) -> Iterator[Step]:
         if self.story.lost_records:

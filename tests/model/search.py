@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tests.model.ground import Step, Unpacked
+from tests.model.ground import Step, Unpacked, may_be_blind
 from tests.model.machine import Machine
 from tests.model.settle import Settler
 from tests.model.story import Story
@@ -155,8 +155,11 @@ class Search:
     def __init__(self, story: Story, before: Search | None = None) -> None:
         """``before``: a search whose story differs in its faults and wishes only; what it has learnt is used."""
         self.story = story
+        self.blinds = may_be_blind(story)
         self.machine = Machine(story) if before is None else before.machine.turned(story)
-        self.settler = Settler(self.machine) if before is None else before.settler
+        self.settler = (
+            Settler(self.machine) if before is None or before.blinds != self.machine.blinds else before.settler
+        )
         self.env = Table(lambda key: self.machine.env(key >> 3, (key >> 1) & 3, key & 1))
         self.moves = Table(self._moves_of)
         self.stale: dict[int, list[int]] = {}

@@ -6,6 +6,8 @@ sweep runs, every agent moves; and when nothing moves any more but all is not we
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from spotkeeper.spec.record import Hold, Phase, Record
 
 from tests.model import agents
@@ -162,7 +164,7 @@ class Settler:
             said = next(
                 (
                     said
-                    for said in agents.steps(world.sky, v, record, world.papers[v.job], self.machine.stack, NONE, NONE)
+                    for said in self._would(world, v, record)
                     if "powers off" not in said.say and "finished" not in said.say
                 ),
                 None,
@@ -174,6 +176,10 @@ class Settler:
             papers = tuple(said.papers if j == v.job else p for j, p in enumerate(world.papers))
             world = world._replace(sky=said.sky, papers=papers)
         return world, ""
+
+    def _would(self, world: World, v: clouds.V, record: Record) -> Iterator[agents.Said]:
+        stack, papers = self.machine.stack, world.papers[v.job]
+        return agents.steps(world.sky, v, record, papers, stack, NONE, NONE, self.machine.blinds)
 
     # -- what "well" means
 

@@ -27,7 +27,7 @@ from spotkeeper.spec.cloud import (
 )
 from spotkeeper.spec.model import Model
 
-from tests.model.values import JOBS, POOL, D, Life, P, Sky, V
+from tests.model.values import JOBS, POOL, TORN, D, Life, P, Sky, V
 
 
 class Done(NamedTuple):
@@ -147,10 +147,11 @@ def _snapshot(sky: Sky, action: CreateSnapshot) -> Sky:
     source = [
         d for d in sky.disks if (d.job, d.rank, d.number, d.zone) == (job, action.rank, action.number, action.zone)
     ]
-    new = P(job, action.rank, action.copy, source[0].commit if source else 0)
-    if not source or any(p.name == new.name for p in sky.snaps):
+    if not source or any(p.number == action.copy and (p.job, p.rank) == (job, action.rank) for p in sky.snaps):
         return sky
-    return sky._replace(snaps=sky.snaps | {new})
+    writer = sky.vm(source[0].user) if source[0].user else None
+    commit = TORN if writer is not None and writer.alive else source[0].commit
+    return sky._replace(snaps=sky.snaps | {P(job, action.rank, action.copy, commit)})
 
 
 # -- what happens by itself
@@ -182,9 +183,8 @@ def drift(sky: Sky, ec2: bool, faults: frozenset[str]) -> Iterator[Done]:
             continue
         if v.noticed:
             yield Done(f"{v.uid} is taken at its deadline", put(sky, v, life=Life.STOPPING))
-            if v.noticed < 3:
-                say = "is near" if v.noticed == 1 else "has passed"
-                yield Done(f"the deadline of {v.uid} {say}", put(sky, v, noticed=v.noticed + 1))
+        if v.noticed == 1:
+            yield Done(f"the deadline of {v.uid} has passed", put(sky, v, noticed=2))
         if "killed" in faults:
             yield Done(f"{v.uid} is taken without notice", put(sky, v, life=Life.STOPPING), fault=1)
         if "hangs" in faults and not v.hung:

@@ -26,6 +26,7 @@ JOBS = ("abcd2345", "efgh2345")
 UIDS = ("00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002")
 NODE = names.static_node_name(STACK, STATIC_POOL, 0)
 NOW, URGENT, DEADLINE, PAST = 0.0, 495.0, 500.0, 1000.0
+TORN = -1  # the commit of a copy that was made while its disk was being written: nothing can be had from it
 T = TypeVar("T")
 
 
@@ -51,7 +52,7 @@ class V(NamedTuple):
     gen: int = 0
     alive: bool = False
     writes: bool = False  # its generation began with its disk attached
-    noticed: int = 0  # 1: under notice, 2: its deadline is near, 3: it has passed, and the machine is still there
+    noticed: int = 0  # 1: under notice; 2: its deadline has passed, and the machine is still there
     hung: bool = False
 
     @property
@@ -68,7 +69,7 @@ class V(NamedTuple):
 
 
 class D(NamedTuple):
-    """A disk: who holds it (a unique id), and the newest commit on it (a generation; 0: blank)."""
+    """A disk: who holds it (a unique id), and the newest commit on it (a generation; 0: blank; or ``TORN``)."""
 
     job: int
     rank: int
