@@ -5,18 +5,22 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from spotkeeper.cli.submit import PORT_BLOCK, PORT_END, PORT_FIRST, free_port_block
+from spotkeeper.reconcile import sweep
+from spotkeeper.reconcile.round import Options
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.reconcile.store_api import StoreError
-from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.cloud import Action, Class, Listing, Result
+from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 
-from tests.cli.conftest import Cli
+from tests.cli.conftest import STACK, Cli
 
 
 def submitted(cli: Cli, file: Path) -> str:
@@ -119,8 +123,101 @@ def test_a_crash_at_any_write_is_mended_by_submitting_again(
     assert (done.code, done.err) == (1, "error: the bucket: cut off\n")
     job = submitted(cli, folder / "job.yaml")
     assert store.read_name("first") == job
-    assert store.active_jobs() == (job,)
+    assert job in store.active_jobs()
     assert store.read_record(job) is not None
+    _tick(store, sweep.GIVEN_UP_S + 1.0)
+    assert store.active_jobs() == (job,), "a day later, what is left of the one that was cut off is gone"
+    assert folders(store) == {job} | done_records(store)
+
+
+@pytest.mark.parametrize("verb", ["put_spec", "put", "put_name", "append_ledger", "create_record"])
+def test_what_a_submission_leaves_that_nobody_finishes_is_deleted_after_a_day(
+    cli: Cli, store: ObjectStore, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*args: Any) -> Any:
+        raise StoreError("cut off")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(ObjectStore, verb, dies)
+        assert cli("submit", folder / "job.yaml").code == 1
+    (job,) = store.active_jobs()
+    before = [store.list(folder) for folder in ("jobs/", "names/", "active/")]
+    _tick(store, sweep.GIVEN_UP_S - 100.0)
+    assert [store.list(folder) for folder in ("jobs/", "names/", "active/")] == before, "it may still be finished"
+    _tick(store, sweep.GIVEN_UP_S + 100.0)
+    left = [path for path in store.list("jobs/") if "/ledger/" not in path]
+    assert left == [f"jobs/{job}/rec"], "the record of its end: a shell that wakes up finds it there"
+    assert store.list("names/") == store.list("active/") == ()
+    assert submitted(cli, folder / "job.yaml") != job
+
+
+def test_a_submission_that_wakes_up_when_it_was_given_up_runs_nothing(
+    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ObjectStore.create_record
+    asleep: list[str] = []
+
+    def slow(self: ObjectStore, record: Record) -> bool:
+        if not asleep:
+            asleep.append("")
+            _tick(store, sweep.GIVEN_UP_S + 100.0)
+        return real(self, record)
+
+    monkeypatch.setattr(ObjectStore, "create_record", slow)
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 4
+    assert store.active_jobs() == ()
+    assert store.read_name("first") is None
+
+
+def test_a_job_that_has_run_is_not_given_up_though_its_record_was_deleted(
+    cli: Cli, store: ObjectStore, folder: Path
+) -> None:
+    job = submitted(cli, folder / "job.yaml")
+    store.append_ledger(job, Entry(at=2.0, id="g1", event=Event.GENERATION))
+    store.delete(f"jobs/{job}/rec")
+    before = store.list("jobs/")
+    _tick(store, sweep.GIVEN_UP_S + 100.0)
+    assert store.list("jobs/") == before
+
+
+class Nothing:
+    """A cloud without anything in it, where all zones answer."""
+
+    def list(self, stack: str) -> Listing:
+        return Listing((), (), (), frozenset(STACK.zones()))
+
+    def price_history(self, pool: str, deadline_s: float) -> None:
+        return None
+
+    def perform(self, action: Action, deadline_s: float) -> Result:
+        return Result(action, Class.CAPACITY)
+
+
+class Later:
+    """So many seconds from now."""
+
+    scale = 1.0
+
+    def __init__(self, seconds: float) -> None:
+        self.at = time.time() + seconds
+
+    def now(self) -> float:
+        return self.at
+
+
+def _tick(store: ObjectStore, later_s: float) -> None:
+    sweep.tick(store, Nothing(), Later(later_s), Options(settle_s=0.0, parallel=1))
+
+
+def folders(store: ObjectStore) -> set[str]:
+    return {path.split("/")[1] for path in store.list("jobs/")}
+
+
+def done_records(store: ObjectStore) -> set[str]:
+    """Jobs of which nothing is there but the record of their end."""
+    jobs = folders(store)
+    return {job for job in jobs if store.list(f"jobs/{job}/") == (f"jobs/{job}/rec",)}
 
 
 def test_two_shells_that_submit_the_same_have_one_job(

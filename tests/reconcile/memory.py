@@ -27,6 +27,7 @@ class MemoryStore:
         self.alloc: tuple[Alloc, int] = (Alloc(), 0)
         self.asks: dict[str, dict[str, Ask]] = {}
         self.active: set[str] = set()
+        self.since: dict[str, float | None] = {}
         self.leases: dict[str, tuple[str, float, float | None]] = {}
         self.ledgers: dict[str, dict[tuple[float, str], Entry]] = {}
         self.specs: dict[str, JobSpec] = {}
@@ -108,8 +109,13 @@ class MemoryStore:
     def active_jobs(self) -> tuple[str, ...]:
         return tuple(sorted(self.active))
 
-    def set_active(self, job: str) -> None:
-        self.active.add(job)
+    def set_active(self, job: str, since: float | None = None) -> None:
+        if job not in self.active:
+            self.active.add(job)
+            self.since[job] = since
+
+    def active_since(self, job: str) -> float | None:
+        return self.since.get(job) if job in self.active else None
 
     def clear_active(self, job: str) -> None:
         self.active.discard(job)

@@ -142,6 +142,17 @@ def test_a_tick_without_time_leaves_whole_rounds_to_the_next_and_nobody_waits_fo
     assert min(served.values()) >= 4
 
 
+def test_a_job_whose_name_nobody_knows_is_buried_though_its_id_is_no_name() -> None:
+    """An id stands for the name then; one that begins with a digit made every tick fail from there on."""
+    _, store = site(1)
+    for job in ("2hxst234", "ghxst234"):
+        store.set_active(job)
+        assert store.create_record(Record(job, "u", job, "", 1.0, nonce="n", phase=Phase.DONE, ranks=(Rank(),)))
+    result = tick(store, Cloud(), Clock(), Options(settle_s=0.0, parallel=1))
+    assert not result.failed
+    assert store.active_jobs() == (name(0),)
+
+
 @pytest.mark.parametrize("ended", [200, 20_000])
 def test_ended_jobs_cost_a_tick_nothing(ended: int) -> None:
     shelf, store = site(3, ended)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import uuid
 
 from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.reconcile import paths
+from spotkeeper.reconcile import round as round_
 from spotkeeper.reconcile.decide.sizes import refusal
-from spotkeeper.reconcile.round import bury
 from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.report.view import JobView, job_view, last_crash
 from spotkeeper.spec.job import Ask, AskKind
@@ -116,27 +115,12 @@ def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple
 def withdraw(store: Store, name: str, now: float) -> str | None:
     """End a submission that was cut off before its record: nothing ever ran. Its job's id, or None.
 
-    The record of its end is create-only, as the submission's own: where that one comes first after all, it is
-    an ordinary job, and is cancelled as one.
+    Where its record comes first after all, it is an ordinary job, and is cancelled as one.
     """
     job = store.read_name(name) if JOB_NAME.match(name) else None
     if job is None or store.read_record(job) is not None:
         return None
-    end = Record(
-        job=job,
-        uid=str(uuid.uuid4()),
-        name=name,
-        spec_sha256="",
-        created=now,
-        nonce=secrets.token_hex(8),
-        phase=Phase.DONE,
-        outcome=Outcome.CANCELLED,
-        reason="cancelled before it was submitted whole",
-    )
-    if not store.create_record(end):
-        return None
-    bury(store, end, now)
-    return job
+    return job if round_.withdraw(store, job, name, now, "cancelled before it was submitted whole") else None
 
 
 def ask(
@@ -165,7 +149,7 @@ def ask(
         raise CliError(f"{record.name} ({record.job}) {why}", Exit.REFUSED)
     spec = store.read_spec(record.job, record.spec_key()) if nodes is not None else None
     if spec is not None and nodes is not None and (why := refusal(spec, nodes)):
-        raise CliError(f"{record.name} ({record.job}) cannot have {nodes} machines: {why}", Exit.REFUSED)
+        raise CliError(f"{record.name} ({record.job}) cannot have {machines(nodes)}: {why}", Exit.REFUSED)
     wish = Ask(
         id=f"{kind.value}-{secrets.token_hex(4)}",
         kind=kind,

@@ -1,9 +1,10 @@
 """Submitting a job: the order of writes that makes a crash at any point harmless.
 
-``spec.json``, ``source``, ``names/<name>`` (create-only), ``active/<job>``, ``rec``
-(create-only). Before ``rec`` nothing runs; ``active`` comes before it because ticks find
-jobs there, and an entry without a record is skipped by them. Whoever submits the same
-content again finishes what an interrupted submission began.
+``active/<job>`` (with the time), ``spec.json``, ``source``, ``names/<name>`` (create-only),
+``rec`` (create-only). Before ``rec`` nothing runs. ``active`` is first because ticks find
+jobs there: one without a record is left alone for a day, then its files are deleted, at no
+cost to ticks. Until then, whoever submits the same content again finishes what an
+interrupted submission began, once it has its name.
 """
 
 from __future__ import annotations
@@ -56,16 +57,18 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Su
             return Submitted(job, spec.name, new=False, holds=record.reason if record.phase is Phase.HOLD else None)
     else:
         job = new_job_id()
+        store.set_active(job, now)
         store.put_spec(job, full)
     if source is not None:
         store.put(paths.source(job, source.sha256), source.tar)
     if earlier is None and not store.put_name(spec.name, job):
         for path in store.list(paths.folder(job)):
             store.delete(path)
+        store.clear_active(job)
         raise CliError(
             f"{spec.name}: another submission of this name came first", Exit.REFUSED, "submit again to see it"
         )
-    store.set_active(job)
+    store.set_active(job, now)  # of an earlier submission it may be gone
     store.append_ledger(job, Entry(at=now, id="submitted.job", event=Event.SUBMITTED))
     if not store.create_record(_record(store, job, full, digest, now)):
         theirs = store.read_record(job)

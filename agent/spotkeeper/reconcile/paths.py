@@ -70,6 +70,11 @@ def source(job: str, sha256: str) -> str:
     return folder(job) + f"source/{_sha(sha256)}"
 
 
+def is_submitted(job: str, path: str) -> bool:
+    """Whether it is one of the files that a submission brings."""
+    return path == spec(job) or path.startswith(folder(job) + "source/")
+
+
 def record(job: str) -> str:
     return folder(job) + "rec"
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile import alarm, market
+from spotkeeper.reconcile import alarm, market, paths
 from spotkeeper.reconcile.deadline import AGAIN_S, NEVER, Deadline
 from spotkeeper.reconcile.decide import Decision, Seen, Times
 from spotkeeper.reconcile.lease import Every, Lease
@@ -29,7 +29,8 @@ from spotkeeper.spec.cloud import Action, Class, Cloud, InsertVm, Listing, Resul
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
-from spotkeeper.spec.record import Alloc, Phase, Record
+from spotkeeper.spec.names import JOB_NAME
+from spotkeeper.spec.record import Alloc, Outcome, Phase, Record
 from spotkeeper.spec.stack import StackState
 
 log = logging.getLogger("spotkeeper.reconcile")
@@ -374,11 +375,29 @@ class Round:
 def bury(store: Store, record: Record, at: float) -> None:
     """A job that is DONE gives up its name, asks and facts; its marker last: who dies halfway leaves it to a tick."""
     store.put_tomb(record.job, at)
-    store.delete_name(record.name, record.job)
+    if not record.ranks:  # it was never submitted whole (``withdraw``): nobody will want its files
+        for path in store.list(paths.folder(record.job)):
+            if paths.is_submitted(record.job, path):
+                store.delete(path)
+    if JOB_NAME.match(record.name):  # where nobody knows it, an id stands for it, and may begin with a digit
+        store.delete_name(record.name, record.job)
     for ask in store.list_asks(record.job):
         store.delete_ask(record.job, ask.id)
     store.delete_facts(record.job, _said_in_vain(store, record.job))
     store.clear_active(record.job)
+
+
+def withdraw(store: Store, job: str, name: str, at: float, why: str) -> bool:
+    """End a submission that came to no record: nothing ever ran. False: its record came first after all.
+
+    The record of its end is create-only, as the submission's own. Its files go, with its name and its marker.
+    """
+    nonce = uuid4().hex
+    end = Record(job, str(uuid4()), name, "", at, nonce=nonce, phase=Phase.DONE, outcome=Outcome.CANCELLED, reason=why)
+    if not store.create_record(end):
+        return False
+    bury(store, end, at)
+    return True
 
 
 def _said_in_vain(store: Store, job: str) -> tuple[Fact, ...]:

@@ -184,8 +184,15 @@ class ObjectStore:
         found = (path.removeprefix(paths.ACTIVE) for path in self._objects.list(paths.ACTIVE))
         return tuple(job for job in found if JOB_ID.match(job))
 
-    def set_active(self, job: str) -> None:
-        self._create(paths.active(job), b"")
+    def set_active(self, job: str, since: float | None = None) -> None:
+        self._create(paths.active(job), b"" if since is None else msgspec.json.encode(since))
+
+    def active_since(self, job: str) -> float | None:
+        blob = self._objects.get(paths.active(job))
+        try:
+            return decode(blob.data, float, paths.active(job)) if blob is not None and blob.data else None
+        except CorruptError:  # as good as none
+            return None
 
     def clear_active(self, job: str) -> None:
         self._objects.delete(paths.active(job))

@@ -152,7 +152,11 @@ class Store(Protocol):
     # -- active/<job>
     def active_jobs(self) -> tuple[str, ...]: ...
 
-    def set_active(self, job: str) -> None: ...
+    def set_active(self, job: str, since: float | None = None) -> None:
+        """Create-only. ``since``: of a submission, when it began."""
+
+    def active_since(self, job: str) -> float | None:
+        """When its submission began; None where the marker does not say, or is not there."""
 
     def clear_active(self, job: str) -> None: ...
 

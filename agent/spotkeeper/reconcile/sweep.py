@@ -16,15 +16,16 @@ from uuid import NAMESPACE_OID, uuid5
 
 from msgspec import Struct
 
-from spotkeeper.reconcile import alarm, market
+from spotkeeper.reconcile import alarm, market, paths
 from spotkeeper.reconcile.deadline import BEGIN_S
-from spotkeeper.reconcile.round import Ended, Now, Options, RoundResult, Snapshot, bury, run_round
+from spotkeeper.reconcile.round import Ended, Now, Options, RoundResult, Snapshot, bury, run_round, withdraw
 from spotkeeper.reconcile.store_api import CorruptError, Held, Store, StoreError
 from spotkeeper.spec.cloud import Cloud, Listing
 from spotkeeper.spec.record import Alloc, Outcome, Phase, Rank, Record
 
 T = TypeVar("T")
 TICK_EVERY_S = 60.0
+GIVEN_UP_S = 86_400.0  # virtual; a submission takes minutes, and may be finished later by submitting again
 STRIDE = 7919  # jobs by which the turns move on at each tick
 ROUNDS_AT_ONCE = 8
 
@@ -72,11 +73,13 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: Options | None = None)
         fresh = Snapshot(held, listing, known_offers) if held is not None and job not in orphans else None
         return _round(store, cloud, job, clock, options, fresh, failed)
 
-    jobs = _turns([job for job in [*known, *labelled] if job not in failed], clock.now())
+    blank = {job for job in known if before[job] is None} - set(orphans)  # being submitted, or given up
+    _withdraw(store, clock, sorted(blank & set(active) - set(failed)))
+    jobs = _turns([job for job in [*known, *labelled] if job not in blank and job not in failed], clock.now())
     results = [result for result in _at_once(one, jobs, options) if result is not None]
     if late:
         log.warning("%d of %d jobs wait for the next tick: this one has no time left", len(late), len(jobs))
-    _retire(store, clock, active, before)
+    _retire(store, clock, active, before, failed)
     return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results), tuple(late))
 
 
@@ -189,12 +192,33 @@ def _end_record(job: str, listing: Listing, alloc: Alloc, now: float) -> Record 
     )
 
 
-def _retire(store: Store, clock: Now, active: Iterable[str], before: Mapping[str, Held[Record] | None]) -> None:
+def _withdraw(store: Store, clock: Now, jobs: Iterable[str]) -> None:
+    """Submissions that began a day ago and never came to a record: their shell is gone, and left its files here."""
+    for job in jobs:
+        since = store.active_since(job)
+        if since is None or clock.now() - since < GIVEN_UP_S or len(store.list(paths.ledger(job))) > 1:
+            continue  # with a history it has run: somebody has deleted its record
+        try:
+            spec = store.read_spec(job)
+        except CorruptError:
+            spec = None
+        name = spec.name if spec is not None else job
+        if withdraw(store, job, name, clock.now(), "it was never submitted whole"):
+            log.warning("job %s: its submission was given up a day ago; its files are deleted", job)
+
+
+def _retire(
+    store: Store, clock: Now, active: Iterable[str], before: Mapping[str, Held[Record] | None], failed: list[str]
+) -> None:
     """Active jobs that were DONE when the tick began: a round died between their record and their burial."""
     for job in active:
         held = before.get(job)
         if held is not None and held.value.phase is Phase.DONE:
-            bury(store, held.value, clock.now())
+            try:
+                bury(store, held.value, clock.now())
+            except StoreError as error:
+                log.warning("burial of %s: %s", job, error)
+                failed.append(job)
 
 
 __all__ = ["TickResult", "tick"]
