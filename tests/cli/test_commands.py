@@ -118,6 +118,8 @@ def test_a_resize_names_a_size_that_the_job_file_allows(cli: Cli, store: ObjectS
     assert refused.code == 4
     assert "5 is not within nodes: {min: 1, max: 4}" in refused.err
     assert len(store.list_asks(JOB)) == 1
+    store.put_spec(JOB, JobSpec("first", ("train.py",), nodes=Nodes(2, 4)))
+    assert "cannot have 1 machine: 1 is not within" in cli("resize", "first", "1").err
 
 
 @pytest.mark.parametrize(

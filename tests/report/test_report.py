@@ -104,7 +104,7 @@ def test_on_demand_only_uses_the_list_price_of_what_was_had() -> None:
 
 def test_nothing_known_is_nothing_spent() -> None:
     found = money((), STACK, now=HOUR)
-    assert (found.spent, found.on_demand_only, found.saved_percent) == (0.0, 0.0, 0.0)
+    assert (found.spent, found.on_demand_only, found.saved_percent) == (0.0, 0.0, None)
 
 
 def test_a_recovery_from_a_notice() -> None:
@@ -174,6 +174,26 @@ def test_money_is_rounded_to_what_matters(amount: float, text: str) -> None:
 @pytest.mark.parametrize(("percent", "text"), [(70.6, "71 % saved"), (-0.4, "0 % saved"), (-9.2, "9 % more")])
 def test_what_was_not_saved_is_said_so(percent: float, text: str) -> None:
     assert saved(percent) == text
+
+
+@pytest.mark.parametrize("now", [50.0, 100.0, 699.0])
+def test_nothing_is_said_of_savings_before_a_job_has_trained_for_a_while(now: float) -> None:
+    """A machine that never joined is paid for beside the one that trains: at first that is all there is to compare."""
+    ledger = (intent(0.0, 0, 1, price=9.0), *(one for one in NOTICED if one.at <= now))
+    view = job_view(a_record(), None, ledger, STACK, now)
+    assert view.money.spent > 0.0
+    assert msgspec.json.decode(msgspec.json.encode(view))["money"]["saved_percent"] is None
+    for text in (printed(live(view)), printed(status(view)), printed(report(view)), printed(job_table([view]))):
+        assert "%" not in text
+    assert "too early to say what was saved" in printed(status(view))
+
+
+def test_savings_are_said_once_it_has_trained_for_ten_minutes_or_ended() -> None:
+    begun = tuple(one for one in NOTICED if one.at <= 100.0)
+    assert money(begun, STACK, 700.0).saved_percent is not None
+    assert money((*begun, entry(Event.STOP, 400.0)), STACK, 9 * HOUR).saved_percent is None, "it stands still"
+    assert money((*begun, entry(Event.END, 400.0)), STACK, 9 * HOUR).saved_percent is not None
+    assert money((intent(0.0, 0, 1), entry(Event.END, 400.0)), STACK, 9 * HOUR).saved_percent is None
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ HOUR_S = 3600.0
 ENDS = (Event.END, Event.DONE)
 PricesByPool = Mapping[str, Prices]
 NO_PRICES: PricesByPool = MappingProxyType({})
+TELLS_S = 600.0  # of training (virtual): before that the share that was saved speaks of boots only
 STOPS = (Event.STOP, Event.CRASH, Event.HOLD)  # a member's loss writes a STOP beside it
 
 
@@ -72,14 +73,16 @@ class Money:
     spot: float
     on_demand: float
     static: float
+    tells: bool = False  # the job has trained for long enough, or to its end
 
     @property
     def saved(self) -> float:
         return self.on_demand_only - self.spent
 
     @property
-    def saved_percent(self) -> float:
-        return 100.0 * self.saved / self.on_demand_only if self.on_demand_only > 0 else 0.0
+    def saved_percent(self) -> float | None:
+        """Of ``on_demand_only``; None where that says nothing yet."""
+        return 100.0 * self.saved / self.on_demand_only if self.tells and self.on_demand_only > 0 else None
 
 
 # One pass writes all its events at one moment: causes come before what they lead to.
@@ -162,7 +165,17 @@ def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices:
         spot=by_model[Model.SPOT],
         on_demand=by_model[Model.ON_DEMAND],
         static=by_model[Model.STATIC],
+        tells=_tells(entries, now),
     )
+
+
+def _tells(entries: tuple[Entry, ...], now: float) -> bool:
+    began = next((entry.at for entry in entries if entry.event is Event.GENERATION), None)
+    if began is None:
+        return False
+    over = next((entry.at for entry in entries if entry.event in ENDS), None)
+    trained_s = seconds(minus([(began, now if over is None else over)], stopped(entries, now)))
+    return trained_s >= (TELLS_S if over is None else 1.0)
 
 
 def _on_demand_only(

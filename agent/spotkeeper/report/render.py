@@ -127,10 +127,11 @@ def hold_lines(view: JobView) -> list[str]:
 
 
 def money_line(view: JobView) -> str:
-    """``spent $0.1234, on-demand only $0.4321: 71 % saved``."""
+    """``spent $0.1234, on-demand only $0.4321: 71 % saved``; before it has trained for a while, what was spent."""
     money = view.money
-    line = f"spent {usd(money.spent)}, on-demand only {usd(money.on_demand_only)}"
-    return line + (f": {saved(money.saved_percent)}" if money.on_demand_only > 0 else "")
+    if money.saved_percent is None:
+        return f"spent {usd(money.spent)}, too early to say what was saved"
+    return f"spent {usd(money.spent)}, on-demand only {usd(money.on_demand_only)}: {saved(money.saved_percent)}"
 
 
 def saved(percent: float) -> str:
@@ -186,7 +187,7 @@ def job_table(views: Iterable[JobView]) -> Table:
             "-" if view.loss is None else f"{view.loss:.4f}",
             str(view.preemptions.total),
             usd(view.money.spent),
-            f"{view.money.saved_percent:.0f} %",
+            "-" if view.money.saved_percent is None else f"{view.money.saved_percent:.0f} %",
             duration(view.elapsed_s),
         )
     return table

@@ -65,12 +65,15 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
 
 
 class MoneyView(Struct, frozen=True):
-    """USD."""
+    """USD. ``saved_percent``: of ``on_demand_only``; null until the job has trained for ten minutes, or ended.
+
+    A boot is paid for and trains nothing, so at first the share would speak of the boots only.
+    """
 
     spent: float
     on_demand_only: float
     saved: float
-    saved_percent: float
+    saved_percent: float | None
 
 
 class RecoveryView(Struct, frozen=True, omit_defaults=True):
