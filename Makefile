@@ -15,7 +15,7 @@ help:
 	@echo "make model  every state of small worlds, and every rule taken away in turn; writes .spotkeeper/model.json"
 	@echo "make soak   10,000 virtual days on recorded markets with every fault at once; writes .spotkeeper/soak.json"
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
-	@echo "make security  all bad input: 99 classes and 100,000 generated bodies; writes .spotkeeper/security.json"
+	@echo "make security  all bad input: 99 classes and 100,000 generated bodies; whole, it writes .spotkeeper/security.json"
 	@echo "make setup  .venv from requirements.lock; all others begin with it"
 	@echo "make lint   ruff and shellcheck        make types  mypy"
 	@echo "make lock   requirements.lock anew     make clean  remove .venv and caches"

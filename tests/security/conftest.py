@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.security.site import Site
+from tests.security.table import TABLE
 from tests.security.tally import TALLY
 
 
@@ -19,5 +20,5 @@ def site() -> Iterator[Site]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if TALLY.classes or TALLY.bodies.sent:
-        TALLY.write()
         terminalreporter.write_line(TALLY.line())
+        terminalreporter.write_line(TALLY.write(len(TABLE)))

@@ -1,4 +1,4 @@
-"""What was run, for the closing line and ``.spotkeeper/security.json``."""
+"""What was run, for the closing line and ``.spotkeeper/security.json``, which is of whole runs only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+BODIES = 100_000  # of a whole run
 FILE = Path(__file__).resolve().parents[2] / ".spotkeeper" / "security.json"
 
 
@@ -37,10 +38,21 @@ class Tally:
             f"median {bodies.median_ms:.2f} ms, p99 {bodies.p99_ms:.2f} ms"
         )
 
-    def write(self) -> None:
-        FILE.parent.mkdir(exist_ok=True)
-        whole = {"cases": sum(self.classes.values()), **asdict(self)}
-        FILE.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n")
+    def missing(self, classes: int) -> str:
+        """What a whole run of so many classes has and this one has not; nothing where it is whole."""
+        ran, sent = len(self.classes) + len(self.failed), self.bodies.sent
+        out = [f"{ran} of {classes} classes"] if ran != classes else []
+        return ", ".join(out + ([f"{sent} of {BODIES} bodies"] if sent < BODIES else []))
+
+    def write(self, classes: int, file: Path = FILE) -> str:
+        """Keep it, if it is whole: a part must not stand where all of it stood. What was done, in words."""
+        if missing := self.missing(classes):
+            return f"{file.name} is left as it was: {missing} were run"
+        file.parent.mkdir(exist_ok=True)
+        times = {"median_ms": self.bodies.median_ms, "p99_ms": self.bodies.p99_ms}
+        whole = {"cases": sum(self.classes.values()), **times, **asdict(self)}
+        file.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n")
+        return f"written to {file.parent.name}/{file.name}"
 
 
 TALLY = Tally()

@@ -18,12 +18,13 @@ from typing import Any
 
 from spotkeeper.spec.facts import Kind
 
+from tests.security import tally
 from tests.security.cases_body import GOOD
 from tests.security.cases_meaning import VM, push, resource
 from tests.security.site import CANARY, JOB, OTHER, Shot, Site
 from tests.security.tally import TALLY, Bodies
 
-BODIES = int(os.environ.get("SECURITY_BODIES", "100000"))
+BODIES = int(os.environ.get("SECURITY_BODIES", str(tally.BODIES)))
 SEED = int(os.environ.get("SECURITY_SEED", "20261121"))
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**53, 2**53 + 1, 2**63, 2**64, -(2**63), 1.5, 1e308, -0.0, 1e-320),
