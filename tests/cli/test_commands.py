@@ -73,6 +73,21 @@ def test_status_shows_the_end_of_the_log_of_a_job_that_crashed(cli: Cli, store: 
     assert json.loads(cli("status", "first", "--json").out)["crash_log"][-1] == "ZeroDivisionError"
 
 
+@pytest.mark.parametrize("command", ["status", "watch"])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_logs_lines_are_whole_however_long(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, command: str, terminal: bool
+) -> None:
+    line = '  File "/srv/' + "a-long-folder/" * 20 + 'train.py", line 7, in <module>'
+    a_job(store, phase=Phase.HOLD, hold=Hold.FAILURE, hold_ends=9e9, budget=Budget(crashes=4))
+    store.append_ledger(JOB, Entry(at=50.0, id="crash.g2", event=Event.CRASH, gen=2, rank=1, cause="crash"))
+    store.put(f"jobs/{JOB}/logs/1/2.log", f"{line}\nboom\n".encode())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    lines = cli(command, "first").out.splitlines()
+    assert [lines.count(each) for each in (line, "boom")] == [1, 1]
+    assert sum("boom" in each for each in lines) == 1, "it is told once"
+
+
 def test_a_crash_that_was_got_over_is_not_shown(cli: Cli, store: ObjectStore) -> None:
     a_job(store, gen=3)
     store.append_ledger(JOB, Entry(at=50.0, id="crash.g2", event=Event.CRASH, gen=2, rank=0))

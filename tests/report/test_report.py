@@ -404,6 +404,26 @@ def test_what_is_printed_fits_and_says_what_matters() -> None:
     assert "first" in printed(job_table([view]))
 
 
+LONG = '  File "/srv/' + "a-long-folder/" * 12 + 'train.py", line 7, in <module>'
+
+
+def test_the_lines_of_a_log_are_printed_as_they_are() -> None:
+    """A path that is broken, or stands in a box, cannot be copied."""
+    view = job_view(held(), None, (), STACK, 600.0, (LONG, "boom"))
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(status(view), crop=False)
+    assert {LONG, "boom"} <= set(capture.get().splitlines())
+    assert max(len(line) for line in capture.get().splitlines() if line != LONG) <= 80
+
+
+def test_the_live_view_keeps_its_box_and_leaves_the_log_to_its_end() -> None:
+    between = job_view(a_record(stop=True), None, (), STACK, 600.0, (LONG, "boom"))
+    text = printed(live(between))
+    assert "boom" in text and 'File "/srv/' in text and max(len(line) for line in text.splitlines()) <= 110
+    assert "boom" not in printed(live(job_view(held(), None, (), STACK, 600.0, (LONG, "boom"))))
+
+
 @pytest.mark.parametrize(
     ("seconds_", "text"), [(None, "-"), (0.4, "0s"), (59.4, "59s"), (200, "3m20s"), (7500, "2h05m"), (273600, "3d04h")]
 )

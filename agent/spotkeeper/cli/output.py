@@ -20,7 +20,7 @@ def emit(value: object, as_json: bool, text: RenderableType | str) -> None:
     elif isinstance(text, str):
         print(text)
     else:
-        console().print(text)
+        console().print(text, crop=False)  # a log's lines are as long as they are; all else fits itself
 
 
 def emit_line(value: object) -> None:

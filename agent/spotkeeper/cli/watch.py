@@ -28,14 +28,17 @@ def watch(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], No
 def _live(look: Callable[[], JobView], wait: Callable[[float], None]) -> JobView:
     from rich.live import Live
 
-    from spotkeeper.report.render import live
+    from spotkeeper.report.render import crash_log, live
 
+    out = console()
     view = look()
-    with Live(live(view), console=console(), auto_refresh=False) as screen:
+    with Live(live(view), console=out, auto_refresh=False) as screen:
         while not view.stands():
             wait(EVERY_S)
             view = look()
             screen.update(live(view), refresh=True)
+    if view.crash_log:
+        out.print(crash_log(view), crop=False)
     return view
 
 

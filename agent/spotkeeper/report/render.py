@@ -41,6 +41,7 @@ _RESUMES = {
     Hold.FAILURE: (", with a fresh crash budget", "a mended script or job file"),
     Hold.SPEND: (", for as much again (max_usd)", "another max_usd, or other files"),
 }
+LOG_TITLE = "the last lines of the log:"
 _QUIET = frozenset({Event.GONE, Event.ASK, Event.ROLL})
 
 
@@ -232,14 +233,20 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
     if view.nodes:
         body += [Text(), node_table(view.nodes)]
     body += [Text(), events]
-    if view.crash_log:
-        body.append(crash_panel(view))
+    if view.crash_log and not view.stands():  # then `crash_log` follows the box, whole
+        body.append(Text(LOG_TITLE, style="bold red"))
+        body += [Text(line, no_wrap=True, overflow="ellipsis") for line in view.crash_log]
     body += [Text(line) for line in hold_lines(view)]
     return Panel(Group(*body), title=escape(title(view)), title_align="left", border_style=style)
 
 
-def crash_panel(view: JobView) -> RenderableType:
-    return Panel(Text("\n".join(view.crash_log)), title="last lines of the log", title_align="left", border_style="red")
+def crash_log(view: JobView) -> RenderableType:
+    """The end of the log as it was written: no box and no break of ours, so that a path can be copied whole.
+
+    To be printed with ``crop=False``.
+    """
+    lines = (Text(line, no_wrap=True, overflow="ignore") for line in view.crash_log)
+    return Group(Text(LOG_TITLE, style="bold red"), *lines, Text())
 
 
 def status(view: JobView) -> RenderableType:
@@ -249,7 +256,7 @@ def status(view: JobView) -> RenderableType:
     if view.nodes:
         parts.append(node_table(view.nodes))
     if view.crash_log:
-        parts.append(crash_panel(view))
+        parts.append(crash_log(view))
     parts += [Text(line) for line in hold_lines(view)]
     return Group(*parts)
 
