@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -77,7 +78,8 @@ class Process:
 
     def __init__(self, function: Function) -> None:
         self.dead = False
-        world = function.world
+        self.frozen = 0  # it stands still: its thread that renews a lease too
+        self.function, world = function, function.world
 
         def tap(verb: str, before: bool) -> None:
             function.passes(self, verb, before)
@@ -86,8 +88,34 @@ class Process:
         settings = Settings(stack=world.stack.stack, bucket="", clock=world.engine)  # type: ignore[arg-type]
         runtime = Runtime(settings, store, cloud)  # type: ignore[arg-type]
         runtime._verifier = _Believes()  # type: ignore[assignment]
-        runtime._options = Options(sleep=function.sleep, parallel=1, settle_s=world.settle_s)
+        every = self.every if world.beats else None
+        runtime._options = Options(sleep=function.sleep, parallel=1, settle_s=world.settle_s, every=every)
         self.door = Door(runtime)
+
+    def every(self, seconds: float, work: Callable[[], object]) -> Callable[[], None]:
+        """As ``lease.in_thread``: a thread of this process, which dies and freezes with it."""
+        engine, ended = self.function.world.engine, False
+
+        def beat() -> None:
+            if ended or self.dead:
+                return
+            try:
+                if not self.frozen:
+                    self.function.counts["beat"] += 1
+                    work()
+            except StoreError:
+                pass  # it is renewed the next time, or runs out
+            except Killed:
+                self.function.end(self)
+                return
+            engine.after(seconds, beat)
+
+        def stop() -> None:
+            nonlocal ended
+            ended = True
+
+        engine.after(seconds, beat)
+        return stop
 
 
 class Function:
@@ -132,7 +160,7 @@ class Function:
             self._pass("", process, number)
             data, status, _ = process.door.handle(_Request("POST", path, body, headers))
         except Killed:
-            self._end(process)
+            self.end(process)
             return None
         finally:
             self._deep -= 1
@@ -177,7 +205,9 @@ class Function:
             self.kills += 1
             raise Killed
         if self._at == self.stall_at or (effect and self.stall_rate and self.random.random() < self.stall_rate):
+            process.frozen += 1
             self.nested(self.stall_s if self._at == self.stall_at else self.random.uniform(1.0, 60.0))
+            process.frozen -= 1
             if process.dead:
                 raise Killed
 
@@ -185,7 +215,7 @@ class Function:
         """Points are counted from here on."""
         self._at = -1
 
-    def _end(self, process: Process) -> None:
+    def end(self, process: Process) -> None:
         process.dead = True
         if process in self._processes:
             self._processes.remove(process)

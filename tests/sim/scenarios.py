@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spotkeeper.reconcile.lease import BEAT_S
 from spotkeeper.spec.job import AskKind
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Outcome, Phase
@@ -21,6 +22,7 @@ from tests.sim.world import ZONES, Job, World, small_stack
 JOB = "abcd2345"
 INTERVAL_S = 60.0
 ROUGH = int(INTERVAL_S + SAVE_S) + 2  # steps of a second each: what an unannounced end may cost
+LOOK_S = BEAT_S + 0.5
 CONVERGED_S = 3600.0
 CLEAN_S = 300.0  # two ticks, a lease that nobody gives back, and a machine's way out
 
@@ -86,6 +88,7 @@ class Told:
     points: list[Point] = field(default_factory=list)
     requests: int = 0
     looks: int = 0
+    beats: int = 0  # renewals of a lease
     took_s: float = 0.0
     remarks: list[str] = field(default_factory=list)
 
@@ -97,13 +100,17 @@ def perform(
     lost: int | None = None,
     but: str = "nothing",
     seed: int = 7,
+    shipped: bool = False,
 ) -> Told:
     """Play it, with something done to the function from the moment on at which the story begins.
 
     ``lost``: steps that may be done again, where that is not what the story promises. ``but``: a property that
-    what is done takes away.
+    what is done takes away. ``shipped``: leases as the function ships them, and looks that take long enough for them
+    to be renewed; otherwise they last 75 s, and nothing takes time.
     """
-    world = World(stack=small_stack(3, on_demand=scenario.on_demand), seed=seed)
+    stack = small_stack(3, on_demand=scenario.on_demand)
+    world = World(stack=stack, seed=seed, look_s=LOOK_S if shipped else 0.0)
+    world.beats = shipped
     world.meter.counts = world.function.counts
     play = Play(world, Job(JOB, None, world, 0, 1.0, 1.0))  # type: ignore[arg-type]
     if not scenario.fresh:
@@ -122,6 +129,7 @@ def perform(
         scenario.act(play)
     converged = world.until(lambda: scenario.done(play), CONVERGED_S)
     told.requests, told.looks = function.requests - first, function.counts["list"] - looks
+    told.beats = function.counts["beat"]
     told.took_s = world.engine.t - begun
     _calm(function, world)
     if not converged:

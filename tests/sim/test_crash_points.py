@@ -9,7 +9,7 @@ Sieve's three classes of faults of controllers (https://www.usenix.org/conferenc
 * **missed event**: each request in turn never arrives.
 
 From each point the story must reach its end with no safety property broken, no more steps lost than promised, and
-nothing left over: no machine, disk, snapshot, grant, marker, name or ask.
+nothing left over: no machine, disk, snapshot, grant, marker, name, ask or fact.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ import pytest
 from spotkeeper.reconcile import sweep
 from spotkeeper.reconcile.decide import calls, slots
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.lease import SHORT_S
 
-from tests.sim.scenarios import ROUGH, SCENARIOS, Scenario, Told, perform
+from tests.sim.scenarios import LOOK_S, ROUGH, SCENARIOS, Scenario, Told, perform
 from tests.sim.world import World
 
 ids = [scenario.name for scenario in SCENARIOS]
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=ids)
 LEAST = 15  # effects of the shortest story
 LEAST_OF_ALL = 400
+SLICE = 7
+FAST_POLL_S = 2.0  # of an agent that waits, and its turn
 
 
 def effects(told: Told) -> list[int]:
@@ -114,6 +117,43 @@ def test_every_look_in_turn_shows_an_old_listing(scenario: Scenario) -> None:
             if told.why:
                 why[look, versions] = told.why
     assert why == {}
+
+
+# -- leases as they are shipped: 4 s, renewed while a round runs
+
+
+@each
+def test_killed_while_its_lease_is_renewed(scenario: Scenario) -> None:
+    """Every seventh effect, another of them in each story; the function takes over within seconds, not after 75."""
+    undisturbed = perform(scenario, shipped=True)
+    assert undisturbed.why == ""
+    first = SCENARIOS.index(scenario) % SLICE
+    why = {}
+    for at in effects(undisturbed)[first::SLICE]:
+        told = perform(scenario, kill(at), shipped=True)
+        if told.why:
+            why[at] = told.why
+    assert why == {}
+
+
+@each
+def test_frozen_while_its_lease_is_renewed(scenario: Scenario) -> None:
+    """Its thread stands still too: another takes the lease over, and meets it when it goes on."""
+    points = effects(perform(scenario, shipped=True))
+    first = (SCENARIOS.index(scenario) + 3) % SLICE
+    why = {at: told.why for at in points[first::SLICE] if (told := perform(scenario, freeze(at), shipped=True)).why}
+    assert why == {}
+
+
+def test_a_dead_holder_of_a_renewed_lease_is_missed_within_seconds() -> None:
+    """With the long lease the same story takes more than a minute longer, where the process dies in its rounds."""
+    scenario = next(s for s in SCENARIOS if s.name == "notice")
+    undisturbed = perform(scenario, shipped=True)
+    assert undisturbed.beats > 0
+    took = [perform(scenario, kill(at), shipped=True).took_s for at in effects(undisturbed)[::SLICE]]
+    assert max(took) <= undisturbed.took_s + SHORT_S + LOOK_S + FAST_POLL_S
+    long = [perform(scenario, kill(at)).took_s for at in effects(well(scenario))[::SLICE]]
+    assert max(long) > max(took) + 30.0, "the leases differ"
 
 
 # -- what is broken is seen

@@ -125,6 +125,7 @@ class World:
         self.store = SimStore(stack, self)
         self.cloud = Cloud(self, random.Random(seed + 1), delays or Delays())  # noqa: S311
         self.look_s = look_s
+        self.beats = False  # whether leases are short and renewed, as the function ships them; otherwise they last 75 s
         self.settle_s, self.events, self.hang_share = settle_s, events, hang_share
         self.function = Function(self, random.Random(seed + 2))  # noqa: S311
         self.times = times or Times().under(stack.fallback)
