@@ -11,7 +11,7 @@ import jsonschema
 import msgspec
 import pytest
 from spotkeeper.cli.jobs import resume_waits
-from spotkeeper.cli.watch import added, news, watch
+from spotkeeper.cli.watch import added, follow, news, watch
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.generation import Progress
@@ -285,6 +285,15 @@ def test_logs_of_a_job_that_holds_say_so_and_end(cli: Cli, store: ObjectStore) -
     assert "holds" not in cli("logs", "first", "--rank", "1", "--json").err
 
 
+def test_a_new_generation_has_a_log_of_its_own() -> None:
+    """Its first words may be those of the one before it: they are told again."""
+    looks = iter([(0, ""), (1, "begin\n"), (1, "begin\nstep 1\n"), (2, "begin\n"), (2, "begin\n")])
+    over = iter([False, False, False, False, True])
+    told: list[tuple[int, str]] = []
+    follow(lambda: next(looks), lambda: next(over), lambda gen, text: told.append((gen, text)), lambda _: None)
+    assert told == [(1, "begin\n"), (1, "step 1\n"), (2, "begin\n")]
+
+
 def test_watch_fails_with_a_job_that_failed(cli: Cli, store: ObjectStore) -> None:
     a_job(store, phase=Phase.END, outcome=Outcome.FAILED, reason="exit 93")
     done = cli("watch", "first")
@@ -300,7 +309,7 @@ def test_watch_fails_with_a_job_that_failed(cli: Cli, store: ObjectStore) -> Non
     [
         (["status", "nobody"], 3, "error: nobody: no such job"),
         (["status", "frist"], 3, "error: frist: no such job (did you mean first?)"),
-        (["logs", "first", "--follow", "--json"], 2, "error: --follow prints text: leave out --json"),
+        (["logs", "first", "--rank", "9", "--follow"], 3, "error: rank 9: first has ranks 0 to 1"),
         (["schema", "jbo"], 2, "error: jbo: want job or stack (did you mean job?)"),
         (["reconcile"], 2, "error: only one tick at a time"),
         (["submit", "none.yaml"], 2, "error: none.yaml: no such file"),

@@ -50,9 +50,10 @@ def test_no_command_with_a_stack_is_left_out() -> None:
     assert with_stack == set(ARGUMENTS)
 
 
+@pytest.mark.parametrize("more", ["", "--json"])
 @pytest.mark.parametrize("argv", ALL, ids=" ".join)
-def test_a_stack_that_nothing_knows_is_missing(cli: Cli, nowhere: Path, argv: tuple[str, ...]) -> None:
-    done = cli(*words(argv, nowhere), "--stack", "nosuch")
+def test_a_stack_that_nothing_knows_is_missing(cli: Cli, nowhere: Path, argv: tuple[str, ...], more: str) -> None:
+    done = cli(*words(argv, nowhere), *more.split(), "--stack", "nosuch")
     assert (done.code, done.out) == (3, "")
     assert "no stack nosuch" in done.err and "  try: " in done.err
 
@@ -84,9 +85,12 @@ def test_a_bucket_without_a_stack_is_missing(cli: Cli, store: ObjectStore, folde
     assert "holds no stack" in done.err
 
 
+@pytest.mark.parametrize("more", ["", "--json"])
 @pytest.mark.parametrize("argv", OF_JOBS, ids=" ".join)
-def test_a_job_that_is_none_is_missing(cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]) -> None:
-    done = cli(*words(argv, folder))
+def test_a_job_that_is_none_is_missing(
+    cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...], more: str
+) -> None:
+    done = cli(*words(argv, folder), *more.split())
     assert (done.code, done.out) == (3, "")
     assert "first: no such job" in done.err
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from spotkeeper.cli import jobs
 from spotkeeper.cli.errors import CliError, Exit
-from spotkeeper.cli.output import emit, note
+from spotkeeper.cli.output import emit, emit_line, note
 from spotkeeper.cli.pack import Source, pack
 from spotkeeper.cli.poke import poke
 from spotkeeper.cli.submit import submit as submit_job
@@ -174,14 +174,16 @@ def logs(job: str, rank: int, gen: int | None, stack: str | None, *, follow: boo
         if not as_json:
             _note_hold(record)
         return
-    if as_json:
-        raise CliError("--follow prints text: leave out --json", Exit.USAGE)
+    jobs.check_rank(record, rank)  # it may have no log yet, but must be one that can have
     from spotkeeper.cli.watch import follow as follow_log
 
-    follow_log(
-        lambda: jobs.log_text(store, record, rank, gen)[1] if jobs.has_log(store, record, rank) else "",
-        lambda: _stands(store, record.job),
-    )
+    def read() -> tuple[int, str]:
+        return jobs.log_text(store, record, rank, gen) if jobs.has_log(store, record, rank) else (0, "")
+
+    def tell(found: int, text: str) -> None:
+        emit_line(LogText(record.job, rank, found, text)) if as_json else print(text, end="", flush=True)
+
+    follow_log(read, lambda: _stands(store, record.job), tell)
     _note_hold(jobs.find_job(store, record.job))
 
 
@@ -254,7 +256,9 @@ def reconcile(stack: str | None, *, once: bool, as_json: bool) -> None:
         raise CliError("only one tick at a time", Exit.USAGE, "spotkeeper reconcile --once")
     done = tick(find_target(stack))
     late = f"; no time was left for {len(done.late)} of them: run it again" if done.late else ""
-    emit(done, as_json, f"{done.jobs} unfinished jobs reconciled{late}")
+    emit(done, as_json, f"{done.jobs} unfinished job{'' if done.jobs == 1 else 's'} reconciled{late}")
+    if done.failed:
+        raise CliError(f"rounds were cut off: {', '.join(done.failed)}", Exit.FAILED, "run it again")
 
 
 def repair(what: str, stack: str | None, *, as_json: bool) -> None:

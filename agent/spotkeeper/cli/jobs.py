@@ -195,8 +195,7 @@ def log_text(store: Store, record: Record, rank: int, gen: int | None = None) ->
     Raises:
         CliError: no log, or no such rank.
     """
-    if not 0 <= rank < max(1, len(record.ranks)):
-        raise CliError(f"rank {rank}: {record.name} has ranks 0 to {len(record.ranks) - 1}", Exit.MISSING)
+    check_rank(record, rank)
     gens = _gens(store, record, rank)
     if not gens or (gen is not None and gen not in gens):
         which = f" of generation {gen}" if gen is not None else ""
@@ -208,6 +207,17 @@ def log_text(store: Store, record: Record, rank: int, gen: int | None = None) ->
         raise CliError(f"{record.name}: rank {rank} has no log{which}{'' if over else ' yet'}", Exit.MISSING, remedy)
     chosen = gens[-1] if gen is None else gen
     return chosen, (store.get(paths.log(record.job, rank, chosen)) or b"").decode("utf-8", "replace")
+
+
+def check_rank(record: Record, rank: int) -> None:
+    """
+    Raises:
+        CliError: the job has no such rank.
+    """
+    last = max(1, len(record.ranks)) - 1
+    if not 0 <= rank <= last:
+        ranks = f"ranks 0 to {last}" if last else "only rank 0"
+        raise CliError(f"rank {rank}: {record.name} has {ranks}", Exit.MISSING)
 
 
 def has_log(store: Store, record: Record, rank: int) -> bool:

@@ -17,7 +17,8 @@ from spotkeeper.cli.local import app as local_app
 
 EPILOG = (
     "Exit codes: 0 well; 1 the job, the cloud or the bucket failed; 2 a wrong option or job file; "
-    "3 no such stack, job or log; 4 refused, it would clash with what is there."
+    "3 no such stack, job or log; 4 refused, it would clash with what is there. "
+    "Errors are words on standard error, with `--json` too."
 )
 
 app = typer.Typer(
@@ -75,6 +76,8 @@ def submit(
     Submitting the same file and source again while the job runs prints the same job;
     other content under the same name is refused.
 
+    With `--watch --json`: what `spotkeeper watch --json` prints.
+
     Examples: `spotkeeper submit job.yaml --watch`, `spotkeeper submit job.yaml --check`
     """
     from spotkeeper.cli import commands
@@ -125,6 +128,8 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """The end of what a rank's processes printed (64 KB of each; whole logs stay on the machine).
+
+    With `--follow --json`: one line for each piece, in the order of the log.
 
     Example: `spotkeeper logs first --rank 1 --follow`
     """

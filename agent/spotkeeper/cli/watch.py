@@ -62,15 +62,23 @@ def _lines(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], N
     return view
 
 
-def follow(read: Callable[[], str], over: Callable[[], bool], wait: Callable[[float], None] = time.sleep) -> None:
-    """Print a log as it grows. It is a tail that is uploaded anew: only what is new is printed."""
-    shown = ""
+def follow(
+    read: Callable[[], tuple[int, str]],
+    over: Callable[[], bool],
+    tell: Callable[[int, str], None],
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Tell a log as it grows. It is a tail that is uploaded anew: only what is new is told.
+
+    ``read``: the newest generation that has a log, and the log; each generation has one of its own.
+    """
+    shown, of = "", 0
     while True:
         last = over()
-        text = read()
-        sys.stdout.write(news(shown, text))
-        sys.stdout.flush()
-        shown = text
+        gen, text = read()
+        if new := news(shown if gen == of else "", text):
+            tell(gen, new)
+        shown, of = text, gen
         if last:
             return
         wait(EVERY_S)

@@ -1,0 +1,110 @@
+"""`--json`: one document, or for streams one a line, and nothing else on standard output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from spotkeeper.cli import tick
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Alloc, Grant, Hold, Outcome, Phase
+
+from tests.cli.conftest import Cli, Done
+from tests.cli.test_commands import JOB, a_job
+
+# What a process may print: quotes, a NUL, a colour, a byte that is no UTF-8, no end of line.
+LOG = b'say "hi"\n\x00\x1b[31mred\x1b[0m \xff \xe2\x82\xac\\\ncut of'
+TEXT = LOG.decode("utf-8", "replace")
+
+
+def document(done: Done, code: int = 0) -> Any:
+    assert done.code == code, done.err
+    return json.loads(done.out)
+
+
+@pytest.fixture
+def ended(store: ObjectStore) -> ObjectStore:
+    a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED, reason="every member exited with 0")
+    store.append_ledger(JOB, Entry(at=1.0, id="a", event=Event.SUBMITTED))
+    store.append_ledger(JOB, Entry(at=2.0, id="b", event=Event.END, cause="succeeded", detail='"quoted"\n'))
+    store.put(f"jobs/{JOB}/logs/0/2.log", LOG)
+    return store
+
+
+def test_logs(cli: Cli, ended: ObjectStore) -> None:
+    assert document(cli("logs", "first", "--json")) == {"job": JOB, "rank": 0, "gen": 2, "text": TEXT}
+
+
+def test_logs_that_are_followed_are_a_line_for_each_piece(cli: Cli, ended: ObjectStore) -> None:
+    done = cli("logs", "first", "--follow", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert [json.loads(line) for line in done.out.split("\n")[:-1]] == [{"job": JOB, "rank": 0, "gen": 2, "text": TEXT}]
+
+
+def test_watch(cli: Cli, ended: ObjectStore) -> None:
+    done = cli("watch", "first", "--json")
+    assert (done.code, done.err) == (0, "")
+    *events, view = [json.loads(line) for line in done.out.split("\n")[:-1]]
+    assert [event["event"] for event in events] == ["submitted", "end"]
+    assert view["outcome"] == "succeeded"
+
+
+def test_submit_and_watch_prints_what_watch_does(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    job = document(cli("submit", folder / "job.yaml", "--json"))["job"]
+    held = store.read_record(job)
+    assert held is not None
+    over = msgspec.structs.replace(held.value, phase=Phase.HOLD, hold=Hold.FAILURE, hold_ends=9e9, nonce="n2")
+    assert store.cas_record(over, held.token)
+    done = cli("submit", folder / "job.yaml", "--watch", "--json")
+    *events, view = [json.loads(line) for line in done.out.splitlines()]
+    assert (done.code, [event["event"] for event in events], view["phase"]) == (1, ["submitted"], "hold")
+
+
+def test_render_of_a_stack_and_of_a_job(cli: Cli, folder: Path) -> None:
+    stack = document(cli("render", "--json"))
+    job = document(cli("render", folder / "job.yaml", "--json"))
+    assert [one["name"] for one in (*stack, *job)] == ["startup-script", "shutdown-script", "command", "environment"]
+    assert all(one["text"] for one in (*stack, *job))
+
+
+@pytest.mark.parametrize("failed", [(), (JOB,)])
+def test_reconcile(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, failed: tuple[str, ...]) -> None:
+    """A round that was cut off is told in the document, and is no success."""
+    monkeypatch.setattr(tick, "tick", lambda target: tick.Ticked(2, ("orphaned",), failed))
+    done = cli("reconcile", "--once", "--json")
+    found = document(done, code=1 if failed else 0)
+    assert (found["jobs"], found["orphans"], found["failed"]) == (2, ["orphaned"], list(failed))
+    assert ("rounds were cut off: abcdefgh" in done.err) == bool(failed)
+
+
+def test_repair(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Alloc(3, "n", (Grant(JOB, 0, 1, "slot:workers"),))
+    monkeypatch.setattr(tick, "repair_alloc", lambda target: made)
+    assert document(cli("repair", "alloc", "--json"))["grants"][0]["job"] == JOB
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (("logs", "first", "--rank", "9"), 3),
+        (("logs", "first", "--gen", "9"), 3),
+        (("logs", "first", "--rank", "9", "--follow"), 3),
+        (("watch", "nobody"), 3),
+        (("render", "absent.yaml"), 2),
+        (("render", "Pulumi.absent.yaml"), 2),
+        (("reconcile",), 2),
+        (("reconcile", "--once"), 1),
+        (("repair", "record"), 2),
+        (("repair", "alloc"), 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_an_error_leaves_standard_output_empty(cli: Cli, ended: ObjectStore, argv: tuple[str, ...], code: int) -> None:
+    """Nobody is logged in here, so the cloud does not answer."""
+    done = cli(*argv, "--json")
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith("error: ")
