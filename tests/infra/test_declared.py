@@ -14,6 +14,7 @@ from spotkeeper.spec.stack import StackState
 
 from infra.gcp.identity import CHANGE, LOOK
 from tests.infra.conftest import Declared
+from tests.scale.burst import CONCURRENCY, INSTANCES
 
 Declaration = dict[str, Declared]
 GOLDEN = Path(__file__).with_name("local.golden")
@@ -184,13 +185,20 @@ def test_the_functions_environment(local: Declaration) -> None:
         "SPOTKEEPER_INVOKERS": "sk-local-ck@spotkeeper-test.iam.gserviceaccount.com",
         "SPOTKEEPER_COMPUTE_ENDPOINT": "http://127.0.0.1:9/compute/v1",
         "SPOTKEEPER_JWKS": "http://127.0.0.1:9/local/v1/jwks",
+        "THREADS": str(CONCURRENCY),
     }
+
+
+def test_the_function_takes_as_many_reports_at_once_as_its_bursts_are_tested_with(local: Declaration) -> None:
+    service = one(local, "gcp:cloudfunctionsv2/function:Function", "function")["serviceConfig"]
+    assert (service["maxInstanceCount"], service["maxInstanceRequestConcurrency"]) == (INSTANCES, CONCURRENCY)
+    assert service["availableCpu"] == "1", "the platform takes no concurrency with less"
 
 
 def test_a_real_stack_leaves_googles_addresses_to_the_function(example: Declaration) -> None:
     service = one(example, "gcp:cloudfunctionsv2/function:Function", "function")["serviceConfig"]
     assert sorted(service["environmentVariables"]) == [
-        *("SPOTKEEPER_AUDIENCE", "SPOTKEEPER_BUCKET", "SPOTKEEPER_INVOKERS", "SPOTKEEPER_STACK")
+        *("SPOTKEEPER_AUDIENCE", "SPOTKEEPER_BUCKET", "SPOTKEEPER_INVOKERS", "SPOTKEEPER_STACK", "THREADS")
     ]
     assert service["environmentVariables"]["SPOTKEEPER_INVOKERS"].endswith(",ml-infra@acme.dev")
 
