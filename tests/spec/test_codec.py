@@ -51,6 +51,12 @@ def test_nothing_else_hands_a_type_to_msgspec() -> None:
     assert found == ["agent/spotkeeper/spec/codec.py"]
 
 
+@pytest.mark.parametrize("text", [b'"\xff"', b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b'"\\ud800"', b"1e999"])
+def test_whatever_is_no_json_is_the_one_error_that_callers_know(text: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        codec.decode(text, object)
+
+
 def test_strict_is_the_default_and_lax_takes_numbers_written_as_texts() -> None:
     with pytest.raises(msgspec.ValidationError):
         codec.decode(b'"7"', int)

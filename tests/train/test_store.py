@@ -100,6 +100,29 @@ def test_sizes_are_enough_for_a_report_but_not_for_a_load(tmp_path: Path) -> Non
         store.read_into(tmp_path, manifest, STATE, memoryview(bytearray(manifest.files[0].bytes)))
 
 
+def test_a_write_that_the_disk_takes_in_part_is_a_full_disk_and_no_commit(tmp_path: Path) -> None:
+    """A disk that fills up, like this limit, takes the first bytes without a word: half a COMMIT was published."""
+    make(tmp_path, Commit(1, 5))
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from spotkeeper.train import store; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); "
+        "store.replace(Path(sys.argv[1]), bytes(150))"
+    )
+    target = tmp_path / "1-5" / COMMIT
+    done = subprocess.run([sys.executable, "-c", code, target], capture_output=True, text=True, check=False)
+    assert "File too large" in done.stderr
+    assert store.newest(tmp_path).commit == Commit(1, 5), "the older one stays as it was"
+
+
+@pytest.mark.parametrize("name", ["007-5", "7-05", "\u00b2-1", "\u0667-1", "7-5 ", "-7-5", "7--5", "+7-5", "7_0-5"])
+def test_a_name_that_is_not_ours_is_no_checkpoint(tmp_path: Path, name: str) -> None:
+    """``007-5`` was taken for ``7-5``, which could then not be moved away: no generation could save there again."""
+    (tmp_path / name).mkdir()
+    make(tmp_path, Commit(1, 5))
+    assert store.scan(tmp_path) == [Commit(1, 5)]
+    assert store.quarantine_incomplete(tmp_path) == []
+
+
 def test_quarantine_keeps_the_last_few(tmp_path: Path) -> None:
     for step in range(4):
         (make(tmp_path, Commit(1, step)) / COMMIT).unlink()

@@ -336,8 +336,13 @@ def test_spool_forgets_an_old_job_but_not_the_word_that_drops_it(tmp_path: Path)
     assert box.waiting() == (FactIn(Kind.DROPPED, 3, attempt=4),)
 
 
-def test_damaged_spool_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "facts.json").write_text('{"boot": "b", "fac')
+# What a power cut, another program or a flipped bit leaves of a small file.
+DAMAGED = [b"", b'{"boot": "b", "fac', b'{"boot": "\xff"}', bytes(64), b"[" * 100_000, b"null", b"\xff\xfe"]
+
+
+@pytest.mark.parametrize("left", DAMAGED)
+def test_damaged_spool_is_no_obstacle(tmp_path: Path, left: bytes) -> None:
+    (tmp_path / "facts.json").write_bytes(left)
     box = sync.Outbox(tmp_path, "b", QUIET)
     assert box.waiting() == ()
     assert box.add(FactIn(Kind.HELLO))
@@ -437,6 +442,15 @@ def test_a_boot_has_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SPOTKEEPER_INIT_PID", "42")
     assert settings.boot_id(tmp_path) != first
     (tmp_path / "boot").unlink()
+
+
+@pytest.mark.parametrize("left", DAMAGED)
+def test_damaged_state_and_boot_id_are_made_anew(tmp_path: Path, left: bytes) -> None:
+    (tmp_path / "agent.json").write_bytes(left)
+    assert Saved.read(tmp_path, "b") == Saved("b")
+    (tmp_path / "boot").write_bytes(left)
+    boot = settings.boot_id(tmp_path)
+    assert boot == settings.boot_id(tmp_path) != ""
 
 
 def test_saved_state_is_of_one_boot(tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ def decode(data: bytes | str, kind: type[T], *, strict: bool = True) -> T:
     Raises:
         msgspec.DecodeError: no JSON, or (``ValidationError``) of another shape.
     """
-    return _decoder(kind, strict).decode(data)
+    try:
+        return _decoder(kind, strict).decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these two through as they are
+        raise msgspec.DecodeError(f"no JSON: {error}") from None
 
 
 def convert(plain: object, kind: type[T], *, strict: bool = True) -> T:

@@ -115,7 +115,8 @@ class Commit:
         gen, dash, step = text.partition("-")
         if not dash or not all(part.isascii() and part.isdigit() for part in (gen, step)):
             return None
-        return cls(int(gen), int(step))
+        commit = cls(int(gen), int(step))
+        return commit if str(commit) == text else None  # "007-5" names no checkpoint of ours
 
 
 class ControlError(Exception):

@@ -216,7 +216,8 @@ def replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        os.write(fd, data)
+        while data:  # a disk that fills up takes a part, and says so with the next
+            data = data[os.write(fd, data) :]
         os.fsync(fd)
     finally:
         os.close(fd)

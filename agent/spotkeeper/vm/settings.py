@@ -111,7 +111,7 @@ def boot_id(run: Path) -> str:
     this = f"{kernel}/{os.environ.get('SPOTKEEPER_INIT_PID', '1')}"
     path = run / "boot"
     try:
-        boot, _, of = path.read_text().strip().partition(" ")
+        boot, _, of = path.read_text(errors="replace").strip().partition(" ")
         if of == this and boot:
             return boot
     except OSError:
