@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from spotkeeper.train import client
 from spotkeeper.train.checkpoint import Image, State
-from spotkeeper.train.control import Commit
+from spotkeeper.train.control import Commit, Fault
 from spotkeeper.train.restore import restore
 from spotkeeper.train.store import SKELETON, STATE, FileSum, Manifest
 
@@ -67,3 +69,15 @@ def test_a_copy_with_one_flipped_bit_is_refused(part: int, name: str, at: int) -
 
     with pytest.raises(RuntimeError, match=rf"{name} of 1-5 arrived damaged from rank 1; start again"):
         restore(Peer(flip), None, None, None)
+
+
+def test_a_copy_comes_whole_though_this_nodes_saver_has_gone(tmp_path: Path) -> None:
+    saver = client.start(tmp_path / "saver")
+    trainer = client.Client.connect(tmp_path / "saver")
+    hello = trainer.hello(tmp_path / "ckpt", 2, 2)
+    saver.kill()
+    saver.wait()
+    restored, _ = restore(Peer(lambda *_: None), tmp_path / "ckpt", trainer, hello)
+    assert restored is not None and restored.lost is not None
+    assert restored.lost.fault is Fault.SAVER_LOST and restored.source == "rank 1"
+    assert torch.equal(restored.state.model["weight"], SENT.model["weight"])  # type: ignore[index]

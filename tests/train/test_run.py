@@ -15,6 +15,7 @@ import pytest
 import spotkeeper
 import torch
 from spotkeeper.train import client, store
+from spotkeeper.train import run as run_module
 from spotkeeper.train.control import NAME, Commit, Control, Fault, Result, State, Want, read_result
 from spotkeeper.train.run import Run
 from torch import nn
@@ -318,14 +319,38 @@ def test_training_goes_on_when_saves_fail(
     assert "checkpoint 5-4 was not saved" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("held", ["memory", "disk"])
+def test_a_saver_lost_while_the_state_is_restored_costs_no_start(
+    agent: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, held: str
+) -> None:
+    """After its greeting, before its memory is used: the whole generation ended as a crash of the script."""
+    with pytest.raises(SystemExit):
+        generation(at(6, lambda: agent.request(Want.SAVE_STOP, time.time() + 30)))
+    if held == "disk":
+        _kill_saver(tmp_path / "saver")
+        client.start(tmp_path / "saver")
+    real = run_module.restore
+
+    def bereft(*args: Any) -> Any:
+        assert (args[3].held is not None) == (held == "memory")
+        _kill_saver(tmp_path / "saver")
+        return real(*args)
+
+    monkeypatch.setattr(run_module, "restore", bereft)
+    monkeypatch.setenv("SPOTKEEPER_GEN", "6")
+    Control.create(tmp_path / "run" / NAME).close()
+    _, run = generation(lambda *_: None)
+    assert run.steps_done == 16 and agent.restored == Commit(5, 6)
+    assert agent.fault is Fault.SAVER_LOST and "saver lost" in capsys.readouterr().err
+
+
 def test_a_lost_saver_is_told_and_a_new_one_used(agent: Control, tmp_path: Path, capsys: Any) -> None:
     processes: list[Any] = []
 
     def check(run: Run, _: Things) -> None:
         if run.steps_done == 3:
             run.save()
-            os.kill(_pid_of(tmp_path / "saver"), signal.SIGKILL)
-            _gone(tmp_path / "saver")
+            _kill_saver(tmp_path / "saver")
         if run.steps_done == 4:
             agent.request(Want.SAVE)
         if run.steps_done == 6:
@@ -403,6 +428,11 @@ def _pid_of(path: Path) -> int:
             if str(path).encode() in argv:
                 return int(entry.name)
     raise AssertionError(f"no saver at {path}")
+
+
+def _kill_saver(path: Path) -> None:
+    os.kill(_pid_of(path), signal.SIGKILL)
+    _gone(path)
 
 
 def _gone(path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spotkeeper.train import store
 from spotkeeper.train.checkpoint import State, extent, lay_out_of, thaw
-from spotkeeper.train.client import Client, Hello
+from spotkeeper.train.client import Client, Hello, SaverError
 from spotkeeper.train.control import Commit
 from spotkeeper.train.gang import Gang
 from spotkeeper.train.saver import Stretch
@@ -26,12 +26,16 @@ from spotkeeper.train.store import Manifest, Skipped
 
 @dataclass(frozen=True)
 class Restored:
-    """What this rank starts from. ``source``: "memory", "disk", or "rank N"."""
+    """What this rank starts from. ``source``: "memory", "disk", or "rank N".
+
+    ``lost``: the saver went meanwhile, so the image lies in memory of this process alone.
+    """
 
     state: State
     manifest: Manifest
     stretches: tuple[Stretch, ...]
     source: str
+    lost: SaverError | None = None
 
 
 class _Local:
@@ -44,6 +48,7 @@ class _Local:
         self.candidates: list[Commit] = []
         self.skipped: list[Skipped] = []
         self.source = "disk"
+        self.lost: SaverError | None = None
         for commit in store.scan(folder) if folder else ():
             try:
                 self.candidates.append(store.read(folder or "", commit).commit)
@@ -52,13 +57,27 @@ class _Local:
 
     def memory(self, size: int) -> memoryview:
         """The saver's warm memory where there is one."""
-        return memoryview(self._client.stage(size) if self._client else mmap.mmap(-1, size))
+        if self._client is not None:
+            try:
+                return memoryview(self._client.stage(size))
+            except SaverError as error:
+                self._lose(error)
+        return memoryview(mmap.mmap(-1, size))
+
+    def _lose(self, error: SaverError) -> None:
+        """Without it this rank can save nothing for now, but it can start: only the warm memory is gone."""
+        self._client, self.lost = None, error
 
     def load(self, commit: Commit) -> tuple[Manifest, memoryview] | None:
         """Read and check one of the candidates; None (and a reason in ``skipped``) where it does not hold."""
         if self._held is not None and self._held.commit == commit and self._client is not None:
-            self.source = "memory"
-            return self._held, memoryview(self._client.memory(extent(lay_out_of(self._held))))
+            try:
+                memory = memoryview(self._client.memory(extent(lay_out_of(self._held))))
+            except SaverError as error:
+                self._lose(error)
+            else:
+                self.source = "memory"
+                return self._held, memory
         assert self._folder is not None
         try:
             manifest = store.read(self._folder, commit)
@@ -101,13 +120,13 @@ def restore(
         source = next(holder for holder, rank in pairs if rank == gang.rank)
         stretches = lay_out_of(Manifest.from_bytes(proofs[source]))
         memory = _receive(gang, source, Manifest.from_bytes(proofs[source]), local.memory(extent(stretches)))
-        return Restored(thaw(memory, stretches), manifest, stretches, f"rank {source}"), local.skipped
+        return Restored(thaw(memory, stretches), manifest, stretches, f"rank {source}", local.lost), local.skipped
     manifest, memory = mine
     stretches = lay_out_of(manifest)
     for holder, rank in pairs:
         if holder == gang.rank:
             _send(gang, rank, memory, stretches)
-    return Restored(thaw(memory, stretches), manifest, stretches, local.source), local.skipped
+    return Restored(thaw(memory, stretches), manifest, stretches, local.source, local.lost), local.skipped
 
 
 def _send(gang: Gang, to: int, memory: memoryview, stretches: tuple[Stretch, ...]) -> None:

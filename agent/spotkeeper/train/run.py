@@ -316,12 +316,14 @@ class Run:
             rng.restore(local["rng"])
         else:
             rng.seed_all(self._seed, self._step, self._gang.rank)
-        if self._writer.writes:
-            if restored.source.startswith("rank"):
-                self._writer.copy(manifest, restored.stretches)
-            else:
-                self._writer.commit = manifest.commit
-                self._control.committed(manifest.commit, manifest.saved_at)
+        received = restored.source.startswith("rank")
+        if restored.lost is not None:
+            self._writer.lose(restored.lost)
+        elif received:
+            self._writer.copy(manifest, restored.stretches)
+        if self._writer.writes and not received:
+            self._writer.commit = manifest.commit
+            self._control.committed(manifest.commit, manifest.saved_at)
         if self._gang.local_rank == 0:
             self._control.resumed(manifest.commit)
             resized = "" if same_world else f", {manifest.world} ranks then, {self._gang.world} now: reseeded"

@@ -87,7 +87,7 @@ class Writer:
         try:
             self._connect(0.0)
         except SaverError as error:
-            self._lose(error)
+            self.lose(error)
 
     def warm(self, state: State) -> None:
         """Have memory for this state made ready, while training goes on."""
@@ -95,7 +95,7 @@ class Writer:
             if self._client is not None:
                 self._client.reserve(Image(state).size)
         except SaverError as error:
-            self._lose(error)
+            self.lose(error)
 
     def save(self, state: State, manifest: Manifest) -> None:
         """Stage and ask; returns when the state may change again."""
@@ -114,7 +114,7 @@ class Writer:
                 image.copy_to(memory)
                 self._client.save(manifest, image.stretches)
         except SaverError as error:
-            self._lose(error)
+            self.lose(error)
 
     def copy(self, manifest: Manifest, stretches: tuple[Stretch, ...]) -> None:
         """Make a checkpoint durable that a peer sent into the staging memory."""
@@ -123,7 +123,7 @@ class Writer:
                 self._began = time.monotonic()
                 self._client.save(manifest, stretches)
         except SaverError as error:
-            self._lose(error)
+            self.lose(error)
 
     def poll(self) -> None:
         """Hear of the end of a save. About a microsecond."""
@@ -131,7 +131,7 @@ class Writer:
             try:
                 self._hear(self._client.poll())
             except SaverError as error:
-                self._lose(error)
+                self.lose(error)
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is being written, or ``timeout_s`` have passed."""
@@ -139,7 +139,7 @@ class Writer:
             try:
                 self._hear(self._client.wait(timeout_s))
             except SaverError as error:
-                self._lose(error)
+                self.lose(error)
 
     def close(self) -> None:
         if self._client is not None:
@@ -157,7 +157,8 @@ class Writer:
         elif isinstance(event, Failed):
             self._tell(event.fault, f"checkpoint {event.commit} was not saved: {event.why}")
 
-    def _lose(self, error: SaverError) -> None:
+    def lose(self, error: SaverError) -> None:
+        """A request came to nothing: told, and tried anew with the next save."""
         self._tell(error.fault, str(error))
         if error.fault is Fault.SAVER_LOST and self._client is not None:
             self._client.close()
