@@ -110,6 +110,25 @@ def test_reports_that_never_end_do_not_hold_a_request(at_once: int) -> None:
     assert run_round(besieged.store, besieged.world, JOB, besieged.world, besieged.options).ended is not Ended.BUSY
 
 
+def test_what_a_round_has_done_stands_though_nobody_can_be_told_of_what_it_left() -> None:
+    besieged = Besieged(1)
+    real = besieged.world.memory.list_facts
+
+    def list_facts(job: str) -> tuple[Fact, ...]:
+        if besieged.deadline.left() < AGAIN_S and besieged.store.read_due(JOB) is None:
+            raise StoreError("503")
+        return real(job)
+
+    real_look = besieged.world.list
+
+    def look(stack: str) -> Listing:
+        besieged.time.sleep(REQUEST_S)
+        return real_look(stack)
+
+    besieged.world.memory.list_facts, besieged.world.list = list_facts, look  # type: ignore[method-assign]
+    assert run_round(besieged.store, besieged.world, JOB, besieged.world, besieged.options).ended is Ended.QUIET
+
+
 def test_a_process_that_is_asked_without_end_hands_its_turn_on() -> None:
     flights, time = Flights(), Time()
     deadline = Deadline(REQUEST_S, time.now)

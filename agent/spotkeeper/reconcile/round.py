@@ -24,7 +24,7 @@ from spotkeeper.reconcile.decide import Decision, Seen, Times
 from spotkeeper.reconcile.lease import Every, Lease
 from spotkeeper.reconcile.ledger import Writer
 from spotkeeper.reconcile.passes import READS, Pass, Read, Todo
-from spotkeeper.reconcile.store_api import CorruptError, Held, OfferSeen, Store
+from spotkeeper.reconcile.store_api import CorruptError, Held, OfferSeen, Store, StoreError
 from spotkeeper.spec.cloud import Action, Class, Cloud, InsertVm, Listing, Result
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
@@ -160,12 +160,15 @@ def hand_on(store: Store, job: str, clock: Now, options: Options, covered: froze
     Where somebody has the lease, he looks for them when he gives it back.
     """
     store = store.until(options.deadline)
-    if set(store.list_facts(job)) <= covered:
-        return
-    lease = Lease(store, job, clock, options.every)
-    if lease.take():
-        with lease.held():
-            lease.due = clock.now()
+    try:
+        if set(store.list_facts(job)) <= covered:
+            return
+        lease = Lease(store, job, clock, options.every)
+        if lease.take():
+            with lease.held():
+                lease.due = clock.now()
+    except StoreError as error:  # what was done stands
+        log.warning("reports of %s may wait for the next tick: %s", job, error)
 
 
 def _covered(
