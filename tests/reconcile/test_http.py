@@ -26,7 +26,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.reconcile import http as door_module
 from spotkeeper.reconcile import pace, paths
 from spotkeeper.reconcile.body import BodyError, parse
-from spotkeeper.reconcile.deadline import Deadline
+from spotkeeper.reconcile.deadline import LOOK_S, Deadline
 from spotkeeper.reconcile.hints import job_of_event
 from spotkeeper.reconcile.http import STATUS, Door, Refusal
 from spotkeeper.reconcile.logs import JsonLines
@@ -373,7 +373,7 @@ class TestTrouble:
         assert sync(door, HELLO)[0] == 500
         assert site.google.asked == []
 
-    def test_a_cloud_that_hangs_is_left_to_the_next_round(self) -> None:
+    def test_a_cloud_that_hangs_is_left_to_the_next_round(self, caplog: pytest.LogCaptureFixture) -> None:
         class Slow:
             def list(self, stack: str) -> Listing:
                 raise AssertionError("not asked")
@@ -384,9 +384,11 @@ class TestTrouble:
             def perform(self, action: Action, deadline_s: float) -> Result:
                 raise AssertionError("not asked")
 
-        cloud = Deadlined(Slow(), CLOCK, Deadline(0.0))
+        cloud = Deadlined(Slow(), CLOCK, Deadline(LOOK_S - 0.1))
         assert cloud.list("demo").answered == frozenset(), "proves nothing"
-        assert cloud.perform(DeleteDisk("d", "z"), 20).kind is Class.THROTTLED
+        assert "no time is left for a look" in caplog.text
+        over = Deadlined(Slow(), CLOCK, Deadline(0.0))
+        assert over.perform(DeleteDisk("d", "z"), 20).kind is Class.THROTTLED
 
     @pytest.mark.parametrize("path", ["/v1/tick", f"/v1/poke/{JOB}"])
     def test_a_request_whose_time_is_up_asks_the_cloud_nothing(

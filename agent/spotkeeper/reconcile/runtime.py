@@ -7,6 +7,7 @@ process may end at any moment.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STACK_TTL_S = 5.0  # real seconds for which an answer may be made from the stack as last read; rounds read it afresh
 SPECS_KEPT = 64
+
+log = logging.getLogger("spotkeeper.reconcile")
 
 
 class SettingsError(ValueError):
@@ -237,7 +240,10 @@ class Deadlined:
     def list(self, stack: str) -> Listing:
         from spotkeeper.spec.cloud import Listing
 
-        return self._cloud.list(stack) if self._left() >= LOOK_S else Listing((), ())
+        if self._left() < LOOK_S:
+            log.warning("no time is left for a look at the cloud: nothing is decided about losses")
+            return Listing((), ())
+        return self._cloud.list(stack)
 
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
         left = self._left()
