@@ -129,8 +129,15 @@ def test_an_allocation_that_came_to_harm_is_made_anew(shell: Shell) -> None:
     with sqlite3.connect(shell.folder / ".spotkeeper" / "local" / "bucket.sqlite") as bucket:
         bucket.execute("INSERT OR REPLACE INTO objects VALUES ('stack/alloc', ?, 1000000)", (b"{",))
     assert "spotkeeper repair alloc" in shell("status").stderr
-    assert "grants" in shell.json("repair", "alloc")
+    assert shell.json("repair", "alloc")["ver"] >= 1
     assert "alloc" not in shell("status").stderr
+
+
+@pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf"])
+def test_a_clock_that_cannot_run_starts_no_cloud(tmp_path: Path, scale: str) -> None:
+    done = Shell(tmp_path)("local", "up", "--scale", scale)
+    assert (done.returncode, done.stderr) == (2, f"error: scale {float(scale)}: want a number above 0\n")
+    assert Shell(tmp_path)("local", "status").returncode == 3
 
 
 def test_without_a_cloud_here_the_message_says_how_to_start_one(tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ class LocalCloud:
         with _lock(folder):
             config = _read_config(folder)
             if config is None:
-                if scale <= 0:
-                    raise ValueError(f"scale {scale}: must be above 0")
+                if not 0 < scale < float("inf"):  # nor is it nan
+                    raise ValueError(f"scale {scale}: want a number above 0")
                 Market.load(market, zones, epoch=0.0, seed=seed, per_zone=per_zone, calm_s=calm_s)
                 now = time.time()
                 config = Config(
