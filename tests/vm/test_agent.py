@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -189,6 +190,29 @@ def test_killed_agent_finds_its_job_again_and_says_what_was_unsaid(fake: Fake, m
     vm.serve(document(2, 1, (vm.member(),), DocState.SAVE_STOP, deadline=time.time() + 20), obedient(vm))
     released = fake.wait_fact(vm.uid, Kind.RELEASED, 1)
     assert int(released.value) > before
+    assert vm.log().count('"job.start"') == 1
+
+
+@pytest.mark.parametrize("left", ["nothing", "an older state"])
+def test_killed_agent_whose_state_is_lost_finds_its_job_by_the_launcher(fake: Fake, machine: Make, left: str) -> None:
+    """It took the running generation for one to be started, failed to, and ended it as a crash of the job."""
+    vm = machine()
+    run = obedient(vm)
+    begin(fake, vm, run, gen=3)
+    vm.kill()
+    state = vm.run_folder / "agent.json"
+    if left == "nothing":
+        state.write_bytes(b"\xff")
+    else:  # a full disk kept the newer ones from being written
+        state.write_bytes(re.sub(rb'"started":3,"ended":-1', b'"started":2,"ended":2', state.read_bytes()))
+        assert b'"ended":2' in state.read_bytes()
+    before = step_of(vm, 3)
+    vm.start()
+    wait_until(lambda: '"job.adopt"' in vm.log())
+    wait_until(lambda: step_of(vm, 3) > before + 5)
+    vm.serve(document(4, 3, (vm.member(),), DocState.SAVE_STOP, deadline=time.time() + 20), run)
+    assert int(fake.wait_fact(vm.uid, Kind.RELEASED, 3).value) > before
+    assert not [fact for fact in fake.kinds(vm.uid) if fact[0] == "exit"]
     assert vm.log().count('"job.start"') == 1
 
 

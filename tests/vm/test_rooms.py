@@ -12,12 +12,15 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from spotkeeper.clock import Clock
+from spotkeeper.reconcile.intake import MAX_FACTS
+from spotkeeper.spec import codec
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import FactIn, Role, SyncReply
+from spotkeeper.spec.generation import FactIn, Progress, Role, Sync, SyncReply
 from spotkeeper.spec.redact import redact
 from spotkeeper.train.control import Commit, Control, Fault, State
 from spotkeeper.vm import disk as disks
@@ -379,6 +382,52 @@ def test_what_the_function_refuses_does_not_hold_up_the_rest(fake: Fake, tmp_pat
     assert [fact.gen for _, fact in fake.facts] == [2]
 
 
+class Picky:
+    """Looks at no more facts than the real function, and refuses a body with a progress or with the ``bad`` fact."""
+
+    def __init__(self, bad: FactIn | None = None) -> None:
+        self.bad = bad
+        self.heard: list[FactIn] = []
+
+    def sync(self, body: Sync) -> SyncReply:
+        if body.progress is not None or self.bad in body.facts:
+            raise sync.RefusedError("HTTP 400")
+        self.heard += body.facts[:MAX_FACTS]
+        return SyncReply(Role.UNKNOWN)
+
+
+def picky_syncer(folder: Path, function: Picky) -> tuple[sync.Syncer, sync.Outbox]:
+    box = sync.Outbox(folder, "b", QUIET)
+    client: Any = function
+    return sync.Syncer(client, box, "b", lambda _: None, Clock(), QUIET), box
+
+
+def test_a_long_outages_facts_are_all_heard(tmp_path: Path) -> None:
+    """Those beyond what the function looks at counted as told."""
+    assert sync.AT_ONCE == MAX_FACTS
+    function = Picky()
+    syncer, box = picky_syncer(tmp_path, function)
+    facts = [FactIn(Kind.SLOW, 1, str(step)) for step in range(2 * MAX_FACTS + 1)]
+    for fact in facts:
+        syncer.say(fact)
+    while box.waiting():
+        syncer._exchange()
+    assert function.heard == facts
+
+
+def test_a_refusal_costs_only_what_was_wrong(tmp_path: Path) -> None:
+    """An exit beside a progress that the function cannot believe was never heard of."""
+    function = Picky(bad=FactIn(Kind.FULL, 1))
+    syncer, box = picky_syncer(tmp_path, function)
+    facts = [FactIn(Kind.EXIT, 1, "7"), FactIn(Kind.FULL, 1), FactIn(Kind.RELEASED, 1, "9")]
+    for fact in facts:
+        syncer.say(fact)
+    syncer.want(1, JOB, True, Progress(gen=1, step=1, at=0.0))
+    for _ in range(5):
+        syncer._exchange()
+    assert box.waiting() == () and function.heard == [facts[0], facts[2]]
+
+
 def test_what_takes_long_is_asked_for_less_often_and_another_document_is_another_wait(tmp_path: Path) -> None:
     class Hands(Clock):
         at = 1000.0
@@ -535,6 +584,24 @@ def test_only_the_lowest_member_reports_at_commits_and_once_a_minute(tmp_path: P
         control.committed(Commit(1, 5))
         news = lowest.progress(control, 61.0)
         assert news is not None and (news.commit_gen, news.commit_step) == (1, 5)
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0xBF, 0xFF])
+@pytest.mark.parametrize("word", range(8, 25))
+def test_a_job_that_tramples_on_its_control_file_is_no_trouble_to_others(tmp_path: Path, word: int, byte: int) -> None:
+    """The agent ended at every look; and a progress that the function refuses takes the facts beside it along."""
+    with Control.create(tmp_path / "ctl") as control:
+        control.state = State.TRAINING
+        control.stepped(5)
+        with (tmp_path / "ctl").open("r+b") as file:
+            file.seek(8 * word)
+            file.write(bytes([byte]) * 8)
+        reporter = report.Reporter(1, True)
+        told = reporter.progress(control, 1.0, last=True)
+        if told is not None:
+            codec.decode(msgspec.json.encode(told), Progress)
+        reporter.facts(control)
+        report.late(control)
 
 
 def test_stall_and_full_disk_are_facts(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ import time
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 SIZE = 256
 MAGIC = int.from_bytes(b"SKCTL\0\0\1", "little")
@@ -206,7 +206,7 @@ class Control:
 
     @property
     def want(self) -> Want:
-        return Want(self._words[1])
+        return _known(Want, self._words[1], Want.NONE)
 
     @property
     def deadline(self) -> float:
@@ -229,7 +229,7 @@ class Control:
 
     @property
     def state(self) -> State:
-        return State(self._words[8])
+        return _known(State, self._words[8], State.STARTING)
 
     @state.setter
     def state(self, value: State) -> None:
@@ -319,7 +319,7 @@ class Control:
 
     @property
     def fault(self) -> Fault:
-        return Fault(self._words[19])
+        return _known(Fault, self._words[19], Fault.WRITE_FAILED)
 
     @fault.setter
     def fault(self, value: Fault) -> None:
@@ -356,6 +356,17 @@ class Control:
     @property
     def restored(self) -> Commit | None:
         return _unpack(self._words[24])
+
+
+E = TypeVar("E", bound=IntEnum)
+
+
+def _known(kind: type[E], word: int, other: E) -> E:
+    """What a word says; ``other`` where it says nothing: a job that tramples on its file must not end its agent."""
+    try:
+        return kind(word)
+    except ValueError:
+        return other
 
 
 def _pack(commit: Commit) -> int:

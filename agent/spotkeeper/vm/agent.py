@@ -378,7 +378,10 @@ class Agent:
     def _launcher_up(self, gen: int | None, code: int | None) -> None:
         """A fresh launcher has run nothing. One that an agent before this one used may hold our child."""
         saved = self._saved
-        if saved.started <= saved.ended or self._super.child is not None:
+        if self._super.child is not None:
+            return
+        if saved.started <= saved.ended:
+            self._find_again(gen, code)
             return
         if gen == saved.started and saved.assignment is not None and saved.run is not None:
             adopted = self._super.adopt(saved.assignment.job, gen, saved.run.nproc, saved.run.grace_s)
@@ -391,6 +394,18 @@ class Agent:
             self._launcher.quit()  # a run that cannot be steered is none
         self._super.sweep()
         self._lost(saved.started)
+
+    def _find_again(self, gen: int | None, code: int | None) -> None:
+        """What was written down was lost, or is old (a full disk): a launcher that runs a generation knows better."""
+        assignment, run = self._saved.assignment, self._saved.run
+        if gen is None or code is not None or assignment is None or run is None:
+            return
+        self._log("job.found", gen=gen)
+        if self._super.adopt(assignment.job, gen, run.nproc, run.grace_s):
+            self._save(started=gen)
+            self._become(State.RUNNING)
+        else:
+            self._launcher.quit()  # a run that cannot be steered is none
 
     def _launcher_lost(self, reason: str, text: str) -> None:
         self._log("launcher.lost", reason=reason)

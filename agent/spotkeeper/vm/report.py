@@ -18,6 +18,7 @@ STALL_FACTOR = 10.0
 STALL_MIN_S = 30.0  # real; a first step compiles, a loader starts its workers
 UNSAVED = {Fault.WRITE_FAILED: "write-failed", Fault.SAVER_LOST: "saver-lost"}
 TIMES = 4  # that a generation's trouble with saving is told as over; trouble that keeps coming back stays told
+MOST = 1 << 40  # steps; the function takes no number that it cannot believe, nor what is said beside it
 LATE_FACTOR = 3.0
 LATE_MIN_S = 1.0  # real
 
@@ -49,15 +50,15 @@ class Reporter:
         self.told_at, self.told_commit, self.told_first = now, commit, first
         return Progress(
             gen=self.gen,
-            step=control.step,
+            step=min(control.step, MOST),
             at=now,
-            samples_per_s=control.samples_per_s or None,
-            step_s=control.step_s or None,
+            samples_per_s=_amount(control.samples_per_s),
+            step_s=_amount(control.step_s),
             loss=control.loss,
             commit_gen=None if commit is None else commit.gen,
             commit_step=None if commit is None else commit.step,
-            save_s=control.save_s or None,
-            total_steps=control.total_steps or None,
+            save_s=_amount(control.save_s),
+            total_steps=min(control.total_steps, MOST) or None,
         )
 
     def facts(self, control: Control) -> list[FactIn]:
@@ -84,6 +85,11 @@ class Reporter:
 def late(control: Control) -> bool:
     """Whether the step under way takes three times the median: something may be about to be said."""
     return control.step_s > 0 and _age(control) > max(LATE_MIN_S, LATE_FACTOR * control.step_s)
+
+
+def _amount(value: float) -> float | None:
+    """A measure that means something: the job writes them, and may write anything."""
+    return value if 0.0 < value < MOST else None
 
 
 def _age(control: Control) -> float:

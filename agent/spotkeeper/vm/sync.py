@@ -31,6 +31,7 @@ POLL_FLOOR_S = 0.5  # real
 PENDING_FLOOR_S = 0.1  # real
 CONNECT_S = 3.0
 ANSWER_S = 30.0  # a sync with new facts waits for a round with its cloud calls
+AT_ONCE = 32  # facts; the function looks at no more of one sync
 
 
 def pending_s(waited: float) -> float:
@@ -191,6 +192,7 @@ class Syncer(threading.Thread):
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._want = Want()
+        self._at_once = AT_ONCE
         self._awaited: tuple[tuple[int, str | None], float] | None = None  # what is awaited, since when (virtual)
 
     def say(self, fact: FactIn, *, again: bool = False) -> None:
@@ -234,14 +236,12 @@ class Syncer(threading.Thread):
     def _exchange(self) -> None:
         with self._lock:
             want, self._want = self._want, replace(self._want, progress=None)
-        facts = self._outbox.waiting()
+        facts = self._outbox.waiting()[: self._at_once]
         body = Sync(self._boot, want.ver, want.job, facts, want.progress, want.pending)
         try:
             reply = self._client.sync(body)
         except RefusedError as error:
-            # Said again it would be refused again, and hold up the facts behind it.
-            self._log("sync.refused", error=str(error), facts=[fact.kind.value for fact in facts])
-            self._outbox.told(facts)
+            self._refused(str(error), facts, want.progress)
             return
         except SyncError as error:
             self._log.once("sync", "sync.trouble", error=str(error))
@@ -251,4 +251,24 @@ class Syncer(threading.Thread):
             return
         self._log.over("sync", "sync.well")
         self._outbox.told(facts)
+        self._go_on()
         self._post(Answered(reply))
+
+    def _refused(self, error: str, facts: tuple[FactIn, ...], progress: Progress | None) -> None:
+        """Said again it would be refused again, and hold up the facts behind it; so what is wrong goes, and no more.
+
+        The progress first, which is void (``_exchange`` has taken it); then the facts go one by one.
+        """
+        self._log("sync.refused", error=error, facts=[fact.kind.value for fact in facts], progress=progress is not None)
+        if progress is None and len(facts) > 1:
+            self._at_once = 1
+        elif progress is None:
+            self._outbox.told(facts)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """What still waits does not wait for the end of a pause."""
+        if self._outbox.waiting():
+            self._wake.set()
+        else:
+            self._at_once = AT_ONCE
