@@ -12,6 +12,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -541,6 +542,44 @@ Traceback (most recent call last):
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 train.py FAILED
 """
+
+
+def test_a_job_that_prints_for_weeks_does_not_fill_the_machines_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``/run`` is memory; once it was full, the job's next line failed, and so did all that the agent writes."""
+    monkeypatch.setattr(logs, "KEPT_BYTES", 1 << 20)
+    path = tmp_path / "logs/x/attempt_0/0/stdout.log"
+    path.parent.mkdir(parents=True)
+    (tmp_path / logs.LAUNCHER_LOG).symlink_to(path)  # what is no log of ours is not touched
+    uploads: list[bytes] = []
+    bucket: Any = SimpleNamespace(write=lambda _, content: uploads.append(content))
+    uploader = logs.Uploader(bucket, Clock(), QUIET)
+    with path.open("wb") as job:
+        for number in range(8):
+            job.write(b"%07d\n" % number * (1 << 17))
+            job.flush()
+            uploader._upload(logs.Task("log", tmp_path), b"")
+    assert path.stat().st_size == 8 << 20, "its writer goes on where it was"
+    assert path.stat().st_blocks * 512 <= 3 << 20
+    assert path.read_bytes().endswith(b"0000006\n" + b"0000007\n" * (1 << 17))
+    assert uploads[-1].endswith(b"0000007\n") and b"\0" not in uploads[-1]
+
+
+def test_exit_files_of_no_sense_and_folders_that_go_do_not_end_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs/x/0").mkdir(parents=True)
+    (tmp_path / "logs/x/0/stderr.log").write_text("its last words")
+    (tmp_path / "exit.0").write_bytes(b"\xff\xfe")
+    assert b"its last words" in logs.collect(tmp_path)
+    uploader = logs.Uploader(Any, Clock(), QUIET)  # type: ignore[arg-type]
+
+    def gone(*_: object) -> bytes:
+        raise FileNotFoundError("logs/x")
+
+    monkeypatch.setattr(logs, "collect", gone)
+    assert uploader._upload(logs.Task("log", tmp_path), b"sent") == b"sent"
 
 
 def test_a_failed_jobs_log_ends_with_what_the_first_to_fail_said(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def logs(
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """The end of what a rank's processes printed (64 KB of each; whole logs stay on the machine).
+    """The end of what a rank's processes printed (64 KB of each; the last 64 MB stay on the machine).
 
     With `--follow --json`: one line for each piece, in the order of the log.
 

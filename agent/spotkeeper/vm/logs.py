@@ -1,12 +1,17 @@
 """The tail of a job's output, carried to ``jobs/<job>/logs/<rank>/<gen>.log`` by a thread of its own.
 
 Bounded on purpose: what a person wants first is the end, and a job that prints a
-gigabyte must not fill the bucket. Whole logs stay on the machine until it goes.
+gigabyte must not fill the bucket; nor ``/run``, which is memory, and in which job and agent
+keep all that they must write to go on. More of it stays on the machine until it goes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import queue
+import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +22,11 @@ from spotkeeper.vm.storage import Bucket, StorageError
 
 TAIL_BYTES = 64 << 10  # of each file
 TOTAL_BYTES = 512 << 10  # of one upload
+KEPT_BYTES = 64 << 20  # of each file, on the machine; at times twice as much
 EVERY_S = 15.0  # virtual, while the job prints
 FLOOR_S = 1.0  # real
 LAUNCHER_LOG = "torchrun.log"
+_PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ def _first_to_fail_last(folder: Path, path: Path) -> tuple[bool, float, int]:
     rank = _local_rank(path)
     left = folder / f"exit.{rank}"
     try:
-        if left.read_text().strip() != "0":
+        if left.read_bytes().strip() != b"0":
             return True, -left.stat().st_mtime, rank
     except OSError:  # killed, or it still runs
         pass
@@ -91,6 +98,21 @@ def _tail(path: Path) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def trim(folder: Path) -> None:
+    """Give back what long logs take, but for their ends. Their writers do not notice: sizes stay as they are."""
+    for path in (folder / LAUNCHER_LOG, *(folder / "logs").rglob("std*.log")):
+        with contextlib.suppress(OSError):  # gone meanwhile; a file system without holes
+            fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                found = os.fstat(fd)
+                if stat.S_ISREG(found.st_mode) and found.st_blocks * 512 > 2 * KEPT_BYTES:
+                    ctypes.CDLL(None).fallocate(
+                        fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(found.st_size - KEPT_BYTES)
+                    )
+            finally:
+                os.close(fd)
 
 
 class Uploader(threading.Thread):
@@ -139,7 +161,11 @@ class Uploader(threading.Thread):
                 self._idle.set()
 
     def _upload(self, task: Task, sent: bytes) -> bytes:
-        content = collect(task.folder, task.extra)
+        try:
+            trim(task.folder)
+            content = collect(task.folder, task.extra)
+        except OSError:  # the job's folder goes while it is being read
+            return sent
         if content == sent or not content:
             return sent
         try:
