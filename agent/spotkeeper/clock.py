@@ -51,6 +51,10 @@ class Clock:
         """Virtual unix time, seconds."""
         return self.virtual_epoch + (time.time() - self.real_epoch) * self.scale
 
+    def steady(self) -> float:
+        """Virtual seconds since some moment of this boot, for durations: nobody sets this clock right, or wrong."""
+        return time.monotonic() * self.scale
+
     def real_s(self, virtual_s: float) -> float:
         """How many real seconds a virtual duration takes."""
         return virtual_s / self.scale

@@ -26,6 +26,7 @@ from spotkeeper.spec.redact import redact
 from spotkeeper.train.control import Commit, Control, Fault, State
 from spotkeeper.vm import disk as disks
 from spotkeeper.vm import logs, notice, report, settings, supervisor, sync
+from spotkeeper.vm.agent import Agent
 from spotkeeper.vm.disk import Disk, DiskError
 from spotkeeper.vm.lease import BootWatch, Lease
 from spotkeeper.vm.log import Log
@@ -33,6 +34,7 @@ from spotkeeper.vm.metadata import Instance, Metadata, MetadataError
 from spotkeeper.vm.notice import Cause, Notice
 from spotkeeper.vm.saved import Assignment, Saved
 from spotkeeper.vm.sdnotify import notify
+from spotkeeper.vm.settings import Settings
 from spotkeeper.vm.source import SourceError, fetch
 from spotkeeper.vm.storage import Bucket, StorageError
 
@@ -315,6 +317,51 @@ def test_boot_watchdog(tmp_path: Path) -> None:
     watch.disarm()
     assert not watch.over(1e12)
     assert (tmp_path / "known").exists(), "the startup script's timer sees it too"
+
+
+def an_agent(folder: Path) -> Agent:
+    settings_ = Settings("s", "http://f", "b", "http://b", "1", f"sk-s-{JOB}-r0000-a1", "z", "127.0.0.1", 120.0, False,
+                         folder, "boot")  # fmt: skip
+    settings_.run.mkdir(parents=True)
+    clock = Clock()
+    return Agent(settings_, Metadata(clock, "127.0.0.1:1"), clock, QUIET)
+
+
+@pytest.mark.parametrize("by_s", [-1e6, 1e6])
+def test_a_wall_clock_that_is_set_is_no_outage_and_no_longer_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    """Set right after a boot, it powered the machine off: alone for longer than its lease, it seemed."""
+    agent = an_agent(tmp_path)
+    real, steady = time.time, time.monotonic
+    monkeypatch.setattr(time, "time", lambda: real() + by_s)
+    agent._check_lease()
+    assert agent._leaving is None
+    monkeypatch.setattr(time, "monotonic", lambda: steady() + 2 * 120 * 60)
+    agent._check_lease()
+    assert agent._leaving is not None
+
+
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_a_stop_takes_its_time_whatever_the_wall_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    """Set back, nobody ended a job that hung, for as long as it had been set back; set on, no job could save."""
+    sent: list[int] = []
+    launcher: Any = SimpleNamespace(signal=lambda _, number: sent.append(number), kill=lambda _: sent.append(9))
+    one = supervisor.Supervisor(tmp_path, tmp_path, launcher, QUIET)
+    with Control.create(tmp_path / "ctl") as control:
+        control.state = State.TRAINING
+        one.child = supervisor.Child(1, tmp_path, 1, 25.0, control)
+        one.save_and_stop(None)
+        real, steady = time.time, time.monotonic
+        monkeypatch.setattr(time, "time", lambda: real() + by_s)
+        one.tick()
+        assert sent == []
+        for late_s, number in ((24.5, 15), (60.0, 9)):
+            monkeypatch.setattr(time, "monotonic", lambda late_s=late_s: steady() + late_s)
+            one.tick()
+            assert sent[-1] == number
 
 
 # ---------------------------------------------------------------- spool

@@ -141,15 +141,15 @@ class Agent:
         self._launcher = Launcher(settings.run, job_path(), post, log)
         self._ready = Ready(settings, bucket, self._launcher, self._helper)
         self._super = Supervisor(settings.run, templates_path(), self._launcher, log)
-        self._lease = Lease(clock.now())
-        self._boot_watch = BootWatch(clock.now(), clock.scale, settings.run / "known")
+        self._lease = Lease(clock.steady())
+        self._boot_watch = BootWatch(clock.steady(), clock.scale, settings.run / "known")
         self._saved = Saved.read(settings.run, settings.boot)
         self._state = State.BOOT
         self._doc: Generation | None = None
         self._reporter: report.Reporter | None = None
         self._leaving: Leaving | None = None
         self._notice_saved = False  # the save at the notice has been asked for
-        self._repeat_at = 0.0  # virtual
+        self._repeat_at = 0.0  # steady
         self._exit: int | None = None
 
     def terminate(self) -> None:
@@ -266,7 +266,7 @@ class Agent:
     # ------------------------------------------------------------------ what the function says
 
     def _answered(self, reply: SyncReply) -> None:
-        self._lease.renew(self._clock.now(), reply.lease_minutes)
+        self._lease.renew(self._clock.steady(), reply.lease_minutes)
         if reply.role is not Role.UNKNOWN:
             self._boot_watch.disarm()
         if self._leaving is not None:
@@ -307,7 +307,7 @@ class Agent:
 
     def _repeat(self) -> None:
         """Until a machine is admitted the function takes only its hello: say again what is still so."""
-        now = self._clock.now()
+        now = self._clock.steady()
         if now < self._repeat_at:
             return
         self._repeat_at = now + POLL_S
@@ -331,10 +331,10 @@ class Agent:
         return None
 
     def _check_lease(self) -> None:
-        if self._boot_watch.over(self._clock.now()) and not self._set.static and self._saved.assignment is None:
+        if self._boot_watch.over(self._clock.steady()) and not self._set.static and self._saved.assignment is None:
             self._start_leaving("nobody has taken it in since its boot", Then.POWER_OFF)
             return
-        if not self._lease.over(self._clock.now()):
+        if not self._lease.over(self._clock.steady()):
             self._log.over("lease", "lease.well")
             return
         self._log.once("lease", "lease.over", minutes=self._lease.minutes)

@@ -1,7 +1,8 @@
 """The money fuses: a machine that its function has forgotten, or never knew, stops paying for itself.
 
 The lease is renewed by every answer of the function. A shorter outage stops no
-training; at the lease's end the job is saved and the machine powered off.
+training; at the lease's end the job is saved and the machine powered off. Both count steady
+seconds: a machine whose wall clock is set right after its boot has not been alone for years.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 @dataclass
 class Lease:
-    """``heard``: virtual time of the last answer (at first: of the agent's start)."""
+    """``heard``: steady virtual time of the last answer (at first: of the agent's start)."""
 
     heard: float
     minutes: int = 120
@@ -37,7 +38,7 @@ class BootWatch:
     file that disarms it. It lies in ``/run``, so every boot is watched anew.
     """
 
-    started: float  # virtual unix seconds
+    started: float  # steady virtual seconds
     scale: float
     mark: Path
     known: bool = False

@@ -112,14 +112,14 @@ class Metadata:
             MetadataError: no token could be had.
         """
         token, expires = self._access
-        if token and expires - self._clock.now() > EXPIRY_MARGIN_S:
+        if token and expires - self._clock.steady() > EXPIRY_MARGIN_S:
             return token
         text = self._get("instance/service-accounts/default/token", {})[0]
         try:
             answer = codec.decode(text, _Access)
         except msgspec.DecodeError as error:
             raise MetadataError(f"access token: {error}") from None
-        self._access = (answer.access_token, self._clock.now() + answer.expires_in)
+        self._access = (answer.access_token, self._clock.steady() + answer.expires_in)
         return answer.access_token
 
     def _get(self, path: str, query: dict[str, str], answer_s: float = ANSWER_S) -> tuple[bytes, str]:

@@ -45,7 +45,7 @@ class Reporter:
             return None
         commit, first = control.commit, control.first_step_at > 0
         news = commit != self.told_commit or first != self.told_first
-        if not (news or last or now - self.told_at >= EVERY_S):
+        if not (news or last or not 0 <= now - self.told_at < EVERY_S):  # below 0: the clock was set
             return None
         self.told_at, self.told_commit, self.told_first = now, commit, first
         return Progress(

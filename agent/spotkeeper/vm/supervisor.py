@@ -69,7 +69,7 @@ class Node:
 
 @dataclass
 class Child:
-    """A generation that runs here. Times are real seconds (``time.time``)."""
+    """A generation that runs here. Times are real seconds (``time.monotonic``): of two clocks, the one nobody sets."""
 
     gen: int
     folder: Path
@@ -153,7 +153,7 @@ class Supervisor:
             return False
         self.child = Child(gen, folder, nproc, grace_s, control)
         if control.want is Want.SAVE_STOP:
-            self._asked(self.child, control.deadline + TERM_S)
+            self._asked(self.child, time.monotonic() + control.deadline - time.time() + TERM_S)
         self._log("job.adopt", gen=gen)
         return True
 
@@ -170,18 +170,19 @@ class Supervisor:
         child = self.child
         if child is None or child.stop is Stop.KILLED:
             return
-        until = deadline if deadline is not None else time.time() + child.grace_s
+        now, wall = time.monotonic(), time.time()
+        until = now + (child.grace_s if deadline is None else deadline - wall)
         if child.saving and until >= child.kill_at - 0.5:
             return
         self._asked(child, until)
-        child.control.request(Want.SAVE_STOP, child.term_at)
-        self._log("job.save_stop", gen=child.gen, step=child.control.step, within_s=round(until - time.time(), 2))
+        child.control.request(Want.SAVE_STOP, wall + child.term_at - now)
+        self._log("job.save_stop", gen=child.gen, step=child.control.step, within_s=round(until - now, 2))
 
     def _asked(self, child: Child, until: float) -> None:
         """The job's own deadline is that of SIGTERM, a little before the end, so that SIGTERM can still do good."""
         child.saving = True
         child.kill_at = until
-        child.term_at = until - min(TERM_S, 0.2 * max(0.0, until - time.time()))
+        child.term_at = until - min(TERM_S, 0.2 * max(0.0, until - time.monotonic()))
         child.stop = child.stop or Stop.ASKED
 
     def discard(self) -> None:
@@ -200,7 +201,7 @@ class Supervisor:
         child = self.child
         if child is None or child.stop is Stop.KILLED:
             return
-        now = time.time()
+        now = time.monotonic()
         if self._workers_done(child, now):
             self._kill(child)
         elif child.stop is Stop.ASKED and (now >= child.term_at or child.control.state is State.STARTING):
