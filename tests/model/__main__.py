@@ -31,7 +31,7 @@ EACH_S = 6.0  # of one combination: 1,260 of them, of which most are small, or h
 KILL_S = 180.0  # of one mutant
 BOUND = (
     "1 rank, 2 zones, 2 rounds at once that may stall for ever between any two steps; each fault as often as it is "
-    "named, the wish once; attempts numbered up to 2 + faults + 2 x wishes"
+    "named, the wish once; attempts numbered up to 2 + faults + wishes"
 )
 Json = dict[str, Any]
 

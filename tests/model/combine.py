@@ -28,6 +28,10 @@ class Combination(NamedTuple):
     def name(self) -> str:
         return " + ".join((*self.faults, *([self.wish] if self.wish else []))) or "all well"
 
+    @property
+    def size(self) -> int:
+        return len(self.faults) + len(self.wish[:1])
+
     def parts(self) -> Iterator[Combination]:
         """Those with one thing less."""
         if self.wish:
@@ -51,10 +55,10 @@ class Combination(NamedTuple):
 
 
 def every() -> tuple[Combination, ...]:
-    """All of them, so that each comes after its parts."""
+    """All of them, so that each comes after its parts; and beside others with which it can share what was learnt."""
     faults = [chosen for n in (0, 1, 2) for chosen in combinations_with_replacement(sorted(FAULTS), n)]
     found = [Combination(chosen, wish) for chosen in faults for wish in ("", *sorted(WISHES))]
-    return tuple(sorted(found, key=lambda one: len(one.faults) + len(one.wish[:1])))
+    return tuple(sorted(found, key=lambda one: (one.size, "blind" in one.faults, "forgotten" in one.faults)))
 
 
 def run(cloud: str, limit_s: float) -> Iterator[tuple[Combination, Found | None]]:

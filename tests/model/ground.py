@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from spotkeeper.reconcile.decide import Draft, Seen, calls
 from spotkeeper.reconcile.passes import Pass, Todo
-from spotkeeper.spec.cloud import CreateDisk, InsertVm, Listing, Result
+from spotkeeper.spec.cloud import Class, InsertVm, Listing, Result
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.job import Checkpoint, JobSpec, Nodes, Retry
 from spotkeeper.spec.record import Alloc, Phase, Rank, Record
@@ -47,7 +47,7 @@ from tests.model.values import (
     times,
 )
 
-WRITES = 12  # of one round, without a call in between
+WRITES = 24  # of one round, with those after the worst answers to its calls
 # What a look finds overdue is not what the same round asks for anew.
 _ONCE = (Moment.BOOT, Moment.ROLL, Moment.SILENT, Moment.DRY, Moment.THAWED)
 LAST_WORDS = (Kind.FREED, Kind.RELEASED, Kind.DROPPED)  # of an attempt that is over, and still listened to
@@ -65,6 +65,9 @@ class Ref(NamedTuple):
     first: bool = True
     node: N | None = None
     results: tuple[Result, ...] = ()
+
+
+Then = tuple[tuple[Class, int], ...]  # what a round does after each answer to its one insert
 
 
 class Round(NamedTuple):
@@ -295,8 +298,25 @@ class Ground:
         if at.todo is Todo.REST:
             return self._tidies(ref, at)
         tidy = 0  # whoever looks next tidies: what is over stays over, so a stale tidying is no other story
-        keep = ref if any(isinstance(a, InsertVm | CreateDisk) for a in at.calls) else None
-        return self.rounds(Round("call", ref.job, (ref.record, at.calls, (), keep, tidy)))
+        keep = self._answers(ref, at)
+        return self.rounds(Round("call", ref.job, (ref.record if keep else -1, at.calls, (), keep, tidy)))
+
+    def _answers(self, ref: Ref, at: Pass) -> Then | Ref | None:
+        """What is kept of a round for its calls' answers: what it does after each. Only an insert is ever refused.
+
+        With more than one insert (in a gang) there are many answers; then it is known by what it saw.
+        """
+        inserts = [action for action in at.calls if isinstance(action, InsertVm)]
+        if len(inserts) != 1:
+            return ref if inserts else None
+        kinds = (Class.DEAD_KEY, Class.CAPACITY) if self.ec2 else (Class.DEAD_KEY,)
+        return tuple((kind, self.answered(ref, at, (Result(inserts[0], kind),))) for kind in kinds)
+
+    def answered(self, ref: Ref, at: Pass, results: tuple[Result, ...]) -> int:
+        """The round when all its calls are made; those without a result were accepted."""
+        made = {result.action for result in results}
+        every = tuple(Result(action, Class.ACCEPTED) for action in at.calls if action not in made)
+        return self.future(ref._replace(results=(*ref.results, *every, *results)))
 
     def _tidies(self, ref: Ref, at: Pass) -> int:
         stale = frozenset(at.decision.stale)

@@ -6,6 +6,7 @@ stall are over long before they notice.
 
 from __future__ import annotations
 
+from spotkeeper.reconcile.passes import Todo
 from spotkeeper.spec.cloud import Class, Result
 
 from tests.model import sky as clouds
@@ -58,17 +59,27 @@ class Left(Ground):
         return number
 
     def _calls_left(self, at: Round, number: int, record: int, sky: Sky, world: int) -> int:
-        made, todo, results, ref, _ = at.data
+        made, todo, results, keep, tidy = at.data
+        if made not in (-1, record) and not isinstance(keep, Ref) and self.story.cas:
+            # It writes the record no more: what is left after an answer is what else it would do.
+            then = tuple((kind, 0 if self._writes(after) else after) for kind, after in keep)
+            some = any(after for _, after in then)
+            at = at._replace(data=(-1, todo, results if some else (), then if some else None, tidy))
+            number, made, keep = self.rounds(at), -1, at.data[3]
         rest, got = [], list(results)
         for action in todo:
             kind = clouds.spent(sky, action, self.forgets)
-            if kind is None or (kind is Class.DEAD_KEY and ref is not None and made == record):
+            if kind is None or (kind is Class.DEAD_KEY and keep is not None and made == record):
                 rest.append(action)
             elif kind is not Class.ACCEPTED:
                 got.append(Result(action, kind))
         if len(rest) == len(todo):
             return number
         return self.left(self._after_call(at, tuple(rest), tuple(got)), world)
+
+    def _writes(self, number: int) -> bool:
+        found = self.rounds[number]
+        return found is not None and found.kind == "write"
 
     # -- rounds whose record is old
 
@@ -102,8 +113,13 @@ class Left(Ground):
         return found
 
     def _dies(self, key: Ref, alloc: int) -> bool:
-        then = self.rounds[self.future(key._replace(alloc=alloc))]
-        return then is None or then.kind == "write"
+        ref = key._replace(alloc=alloc)
+        ref = ref._replace(papers=self.listened(ref.record, ref.papers))
+        known = self._future.get(ref)
+        if known is not None:
+            return not known or self._writes(known)
+        at = self.make(ref)  # the first pass is enough: what it would do after a write that is lost is no matter
+        return at.todo is Todo.WRITE or (at.todo is Todo.REST and not at.decision.stale)
 
     def recheck(self) -> bool:
         """Whether what was taken to be over still is, now that there are grants nobody had thought of."""

@@ -211,15 +211,14 @@ class Rounds(Left):
                 yield Step(f"the round {done.say}", after, on, done.fault, 0, why)
 
     def _after_call(self, at: Round, rest: tuple[Action, ...], results: tuple[Result, ...]) -> int:
-        record, _, _, ref, tidy = at.data
+        record, _, _, keep, tidy = at.data
         if rest:
-            return self.rounds(Round("call", at.job, (record, rest, results, ref, tidy)))
-        if not results or ref is None:
+            return self.rounds(Round("call", at.job, (record, rest, results, keep, tidy)))
+        if not results or keep is None:
             return int(tidy)
-        made = {result.action for result in results}
-        calls = self.make(ref).calls
-        every = tuple(Result(action, Class.ACCEPTED) for action in calls if action not in made)
-        return self.future(ref._replace(results=(*ref.results, *every, *results)))
+        if isinstance(keep, Ref):
+            return self.answered(keep, self.make(keep), results)
+        return next(number for kind, number in keep if kind is results[0].kind)
 
     def _tidy(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
         record, *_ = self.worlds[number]

@@ -21,10 +21,11 @@ from tests.model.ground import Step, Unpacked, may_be_blind
 from tests.model.machine import Machine
 from tests.model.settle import Settler
 from tests.model.story import Story
+from tests.model.values import Interner
 
 Tell = Callable[[int, int], None]  # states so far, states in the newest layer
 States = npt.NDArray[np.int64]
-W_BITS, R_BITS = 22, 18
+W_BITS, R_BITS = 20, 19
 CHUNK = 400_000
 MEMORY_MB = 2900  # of one search; two run at once
 
@@ -163,11 +164,15 @@ class Search:
         self.env = Table(lambda key: self.machine.env(key >> 3, (key >> 1) & 3, key & 1))
         self.moves = Table(self._moves_of)
         self.stale: dict[int, list[int]] = {}
+        self.used: Interner[int] = Interner()  # rounds that states have; the machine has thought of many more
+        self.used(0)
         self.layers: list[States] = []
         self.settled = np.zeros(1 << W_BITS, np.bool_)
 
     def _moves_of(self, key: int) -> list[Step]:
-        return self.machine.acts((key >> 2) & ((1 << R_BITS) - 1), key >> (R_BITS + 2), key & 3)
+        mine = self.used[(key >> 2) & ((1 << R_BITS) - 1)]
+        steps = self.machine.acts(mine, key >> (R_BITS + 2), key & 3)
+        return [step._replace(round=self.used(step.round)) for step in steps]
 
     def run(self, limit_s: float = 1e9, states: int = 0, tell: Tell | None = None) -> Found:
         begin = time.process_time()
@@ -209,20 +214,14 @@ class Search:
     def roomy(self) -> bool:
         """Whether another search may go on with these numbers."""
         machine = self.machine
-        return (
-            len(machine.worlds.values) < 0.3 * (1 << W_BITS)
-            and len(machine.rounds.values) < 0.5 * (1 << R_BITS)
-            and _memory_mb() < MEMORY_MB / 2
-        )
+        return len(machine.worlds.values) < 0.3 * (1 << W_BITS) and _memory_mb() < MEMORY_MB / 2
 
     def _limit(self, states: int, bound: int, taken: float, limit_s: float) -> str:
         if states > bound:
             return f"{bound:,} states"
         if taken > limit_s:
             return f"{limit_s:.0f} s"
-        if len(self.machine.worlds.values) > 0.9 * (1 << W_BITS) or len(self.machine.rounds.values) > 0.9 * (
-            1 << R_BITS
-        ):
+        if len(self.machine.worlds.values) > 0.9 * (1 << W_BITS) or len(self.used.values) > 0.9 * (1 << R_BITS):
             return "as many worlds or rounds as a packed state can name"
         return f"{MEMORY_MB} MB of memory" if _memory_mb() > MEMORY_MB else ""
 
@@ -257,13 +256,17 @@ class Search:
         return after, source, step
 
     def _environment(self, at: Fields) -> tuple[States, States, States]:
-        key = (at.world << 3) | (at.faults << 1) | at.wishes
+        key = (at.world << 3) | (self._may(at.faults) << 1) | at.wishes
         source, step = self.env.rows(key)
         world, _, fault, wish = (column[step] for column in self.env.columns())
         old = at.take(source)
         new = old._replace(world=world, faults=old.faults - fault, wishes=old.wishes - wish)
         rows, new = self._others(old.world, new, both=True)
         return new.pack(), source[rows], step[rows]
+
+    def _may(self, faults: States) -> States:
+        """What decides which steps there are: which of a pair may still happen; else whether one may."""
+        return faults if self.story.pair else np.minimum(faults, 1)
 
     def _rounds(self, at: Fields) -> Iterator[tuple[States, States, States]]:
         alike = at.first == at.second
@@ -275,7 +278,7 @@ class Search:
             moving, other = (mine.first, mine.second) if which == 0 else (mine.second, mine.first)
             if self.story.rounds == 1:
                 moving, other = mine.second, mine.first
-            key = (((mine.world << R_BITS) | moving) << 2) | mine.faults
+            key = (((mine.world << R_BITS) | moving) << 2) | self._may(mine.faults)
             source, step = self.moves.rows(key)
             world, after, fault, _ = (column[step] for column in self.moves.columns())
             old = mine.take(source)
@@ -284,7 +287,8 @@ class Search:
             yield new.pack(), rows[source[kept]], -1 - step[kept]
 
     def _deaths(self, at: Fields) -> Iterator[tuple[States, States, States]]:
-        dies = np.array([r is not None and r.kind != "read" for r in self.machine.rounds.values], np.bool_)
+        every = [self.machine.rounds[number] for number in self.used.values]
+        dies = np.array([each is not None and each.kind != "read" for each in every], np.bool_)
         for mine, other in ((at.first, at.second), (at.second, at.first)):
             rows = np.nonzero((at.deaths > 0) & dies[mine])[0]
             old = at.take(rows)
@@ -326,7 +330,8 @@ class Search:
         found = self.stale.get(key)
         if found is None:
             number, worlds = key & ((1 << R_BITS) - 1), key >> R_BITS
-            found = self.stale[key] = self.machine.stale(number, worlds >> W_BITS, worlds & ((1 << W_BITS) - 1))
+            became = self.machine.stale(self.used[number], worlds >> W_BITS, worlds & ((1 << W_BITS) - 1))
+            found = self.stale[key] = [self.used(each) for each in became]
         return found
 
     # -- what breaks, and the way there

@@ -96,8 +96,6 @@ def _insert(sky: Sky, action: InsertVm, ec2: bool, faults: frozenset[str]) -> It
         yield Done(what, sky._replace(vms=sky.vms | {born}, keys=sky.keys | {key}))
         if "refused" in faults and ec2:
             yield Done(f"{what}: no capacity", sky, Class.CAPACITY, 1)
-        if "forbidden" in faults:
-            yield Done(f"{what}: refused for good", sky, Class.PERMANENT, 1)
     elif there and not (ec2 and all(v.life in (Life.STOPPING, Life.DEAD) for v in there)):
         yield Done(f"{what}, which is there", sky)
     else:

@@ -46,7 +46,7 @@ class Story(NamedTuple):
         Two rounds that race for ever, each granting what the other burns, use up one number after the other,
         and nothing else changes; so numbers end a little above what faults and wishes use up.
         """
-        return 2 + self.faults + 2 * self.wishes
+        return 2 + self.faults + self.wishes
 
     @property
     def budget(self) -> int:
