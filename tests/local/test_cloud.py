@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spotkeeper.local import procs
+from spotkeeper.local import procs, sources
 from spotkeeper.local.cloud import LocalCloud, LocalCloudError, Upkeep
 from spotkeeper.local.views import VmView
 
@@ -136,6 +136,19 @@ def test_a_keeper_killed_leaves_the_cloud_running_and_up_brings_a_new_one(fresh:
     LocalCloud.up(fresh.folder)
     assert server_pid(fresh) == server  # adopted, not doubled
     kill_server(fresh)
+
+
+def test_up_after_an_update_runs_the_new_code_and_the_vms_go_on(fresh: LocalCloud) -> None:
+    """The function of the new code was deployed beside a control plane of the old one, which knew less."""
+    server = server_pid(fresh)
+    (fresh.folder / sources.FILE).write_text("of another day")
+    LocalCloud.up(fresh.folder)
+    assert server_pid(fresh) != server
+    assert healthy(fresh)
+    assert sources.of(fresh.folder) == sources.digest()
+    again = server_pid(fresh)
+    LocalCloud.up(fresh.folder)
+    assert server_pid(fresh) == again
 
 
 def kill_both(cloud: LocalCloud) -> None:

@@ -29,7 +29,7 @@ import requests
 from msgspec import Struct
 
 from spotkeeper.clock import Clock
-from spotkeeper.local import catalog, procs, views
+from spotkeeper.local import catalog, procs, sources, views
 from spotkeeper.local.catalog import Timing
 from spotkeeper.local.functions import free_port
 from spotkeeper.local.host import AGENT, PASSED
@@ -100,7 +100,7 @@ class LocalCloud:
         project: str = catalog.PROJECT,
         timing: Timing | None = None,
     ) -> LocalCloud:
-        """Start a cloud in ``folder``, or find the one that is there: again changes nothing.
+        """Start a cloud in ``folder``, or find the one that is there: again changes nothing but its code.
 
         A folder that was brought down without a purge goes on where it was, with its old settings.
 
@@ -141,6 +141,8 @@ class LocalCloud:
             try:
                 if cloud.fresh:
                     cloud._start_keeper()
+                elif sources.of(folder) != sources.digest():
+                    cloud._renew()
                 cloud._wait_healthy()
             except BaseException:  # Ctrl-C too: whoever called has no cloud yet that could be taken down
                 if healing:  # the VMs were here before, and go on without it
@@ -289,6 +291,16 @@ class LocalCloud:
                 start_new_session=True,
             )
         write_pid(self.folder / KEEPER, process.pid)
+
+    def _renew(self) -> None:
+        """A control plane of other code than is here now gives way to one of this; VMs go on meanwhile."""
+        pid = _pid(self.folder / PID_FILE)
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGKILL)  # as its keeper expects of any end
+        end = time.monotonic() + UP_S
+        while _pid(self.folder / PID_FILE) in (None, pid) and time.monotonic() < end:
+            time.sleep(0.02)
 
     def _wait_healthy(self) -> None:
         end = time.monotonic() + UP_S

@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from spotkeeper.clock import Clock
-from spotkeeper.local import batch, guestview
+from spotkeeper.local import batch, guestview, sources
 from spotkeeper.local.admin import Admin, refused
 from spotkeeper.local.cloudparts import Parts
 from spotkeeper.local.compute_api import ComputeApi
@@ -276,6 +276,7 @@ def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     plane = ControlPlane(folder)
+    (folder / sources.FILE).write_text(sources.digest())
     sock = bind("127.0.0.1", plane.world.config.port)
     plane.server.run(sockets=[sock])
 

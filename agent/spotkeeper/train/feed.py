@@ -75,7 +75,7 @@ def open_feed(
     if micro is not None:
         raise DataError(
             f"{type(loader).__name__} has no indices to divide among ranks whose number may change; "
-            "use a map-style data set, or give the job one number of nodes and attach() no global_batch"
+            "use a map-style data set, or submit it under another name with one number of nodes and no global_batch"
         )
     return _Iterated(loader, position, local, gang)
 
