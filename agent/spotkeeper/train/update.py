@@ -24,7 +24,8 @@ Clip = float | Callable[[], object]
 _OWN_STEP = (
     "this run's world may change, but the script calls optimizer.step() itself: where the batch does not divide "
     "evenly, gradients would be wrong. Write run.backward(loss) for loss.backward(), and run.step() for "
-    "optimizer.step(), scheduler.step() and optimizer.zero_grad(); or submit it under another name with one number of nodes"
+    "optimizer.step(), scheduler.step() and optimizer.zero_grad(); or submit it under another name with one "
+    "number of nodes"
 )
 
 
