@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from spotkeeper.cli.main import app
+from spotkeeper.reconcile.objects import UnavailableError
 from spotkeeper.reconcile.store import ObjectStore
 
 from tests.cli.conftest import Cli
@@ -111,3 +112,29 @@ def test_a_job_file_that_is_missing_or_wrong_is_the_callers(
         done = cli(*argv, folder / name)
         assert (done.code, done.out) == (2, ""), name
         assert done.err.startswith("error: ") and name in done.err
+
+
+@pytest.mark.parametrize(
+    ("words_", "says"),
+    [
+        (
+            "stack/pools.json: Generic GCS error: Error performing GET http://169.254.169.254/computeMetadata/...: 403",
+            ("no login to GCS", "gcloud auth application-default login"),
+        ),
+        (
+            "k: Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token",
+            ("no login to S3", "aws"),
+        ),
+        ("k: Generic GCS error: connection refused", ("k: Generic GCS error: connection refused",)),
+    ],
+)
+def test_a_shell_without_a_login_is_told_so(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, words_: str, says: tuple[str, ...]
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise UnavailableError(words_)
+
+    monkeypatch.setattr(ObjectStore, "read_stack", unreachable)
+    done = cli("status")
+    assert (done.code, done.out) == (1, "")
+    assert all(part in done.err for part in says), done.err

@@ -324,8 +324,17 @@ def _known(error: Exception) -> int | None:
         case CorruptError():
             return _fail(f"the bucket: {error}", Exit.FAILED, error.remedy)
         case StoreError():
-            return _fail(f"the bucket: {error}", Exit.FAILED)
+            return _fail(*_no_login(str(error)))
     return None
+
+
+def _no_login(text: str) -> tuple[str, Exit, str]:
+    """A shell without a login asks the metadata server that only a machine of the cloud has."""
+    logins = {"GCS": "gcloud auth application-default login", "S3": "aws sso login, or AWS_ACCESS_KEY_ID and the like"}
+    store = next((store for store in logins if f"Generic {store}" in text), "")
+    if store and "169.254.169.254" in text:
+        return f"the bucket: this shell has no login to {store}", Exit.FAILED, logins[store]
+    return f"the bucket: {text}", Exit.FAILED, ""
 
 
 def _fail(message: str, code: Exit, remedy: str = "") -> int:
