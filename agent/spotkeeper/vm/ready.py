@@ -85,8 +85,13 @@ class Ready:
         return True
 
     def end_saver(self, hurry: bool) -> bool:
-        """True once it is gone. It finishes the save in hand, unless there is no time (``hurry``)."""
+        """True once it is gone. It finishes the save in hand, unless there is no time (``hurry``).
+
+        One that does not answer may still be coming up, or going.
+        """
         saver = saver_pid(self._set.run)
+        if saver is None and self._saver is not None and self._saver.poll() is None:
+            saver = self._saver.pid
         if saver is None:
             return True
         with contextlib.suppress(ProcessLookupError):
