@@ -106,6 +106,7 @@ def bound(number: int) -> str:
         f"at most {s.faults} fault(s), {s.wishes} wish(es)",
         f"attempts numbered up to {s.numbers}",
         "stalls between all reads" if s.split else "stalls after the first read",
+        "rounds of ticks as well" if s.ticks else "",
     ]
     return ", ".join(part for part in parts if part)
 

@@ -71,7 +71,7 @@ Then = tuple[tuple[Class, int], ...]  # what a round does after each answer to i
 
 
 class Round(NamedTuple):
-    """A round under way. ``kind``: read, write, grant, call, tidy; ``data`` is what it carries."""
+    """A round under way. ``kind``: read, tick (reads in a tick's order), write, grant, call, tidy, orphan."""
 
     kind: str
     job: int

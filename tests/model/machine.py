@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from spotkeeper.reconcile import passes
+from spotkeeper.reconcile.passes import Read
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.record import Phase, Record
 
@@ -56,7 +57,7 @@ class Machine(Rounds):
                 continue  # rounds are alike
             before = number
             others = (*rounds[:index], *rounds[index + 1 :])
-            if deaths and number and self.rounds.values[number].kind != "read":  # type: ignore[union-attr]
+            if deaths and number and self.rounds.values[number].kind not in ("read", "tick"):  # type: ignore[union-attr]
                 yield "a round dies", (world, tuple(sorted((0, *others))), faults, wishes, deaths - 1), ""
             for step in self.acts(number, world, faults):
                 for after in self._after(others, world, step.world):
@@ -90,7 +91,7 @@ class Machine(Rounds):
         as well read it later. So a round is not there until it has seen something that has changed since. A
         write whose record is no more the one it read is lost: it is over.
         """
-        if before == after or self.worlds[before][:3] == self.worlds[after][:3]:
+        if before == after or (self.worlds[before][:3] == self.worlds[after][:3] and not self.story.ticks):
             yield rounds
             return
         options = [self.stale(number, before, after) for number in rounds]
@@ -101,20 +102,30 @@ class Machine(Rounds):
 
     def stale(self, number: int, before: int, after: int) -> list[int]:
         """What may have become of a round meanwhile."""
-        old = self.worlds[before]
         at = self.rounds[number]
-        if at is not None and at.kind != "read":
+        if at is not None and at.kind not in ("read", "tick"):
             return [self.left(number, after)]
         out = [number]
         for job in range(self.story.jobs) if at is None else (at.job,):
-            got = () if at is None else at.data
-            for read in passes.READS[len(got) : -1]:
-                got = (*got, self._value(read, job, before, got))
-                if self._value(read, job, after, got) != got[-1] and (self.story.split or read is passes.READS[0]):
-                    if old[0][job] and self.records[old[0][job]] is None:
-                        break
-                    out.append(self.rounds(Round("read", job, got)))
-        return out
+            for kind, order in self._orders(at):
+                out += self._early(Round(kind, job, () if at is None else at.data), order, before, after)
+        return list(dict.fromkeys(out))
+
+    def _orders(self, at: Round | None) -> list[tuple[str, tuple[Read, ...]]]:
+        """In which orders a round may go on reading: whoever has read its record only, in either."""
+        orders = [("read", passes.READS)] if at is None or at.kind == "read" else []
+        first = at is None or at.kind == "tick" or len(at.data) == 1
+        return [*orders, ("tick", passes.TICK_READS)] if self.story.ticks and first else orders
+
+    def _early(self, at: Round, order: tuple[Read, ...], before: int, after: int) -> Iterator[int]:
+        """The round when it has read, the moment before, something that has changed now."""
+        got = at.data
+        for read in order[len(got) : -1]:
+            got = (*got, self._value(read, at.job, before, got))
+            if self._value(read, at.job, after, got) != got[-1] and (self.story.split or read is order[0]):
+                if (record := self.worlds[before][0][at.job]) and self.records[record] is None:
+                    break
+                yield self.rounds(Round(at.kind if len(got) > 1 else "read", at.job, got))
 
     def env(self, world: int, faults: int, wishes: int) -> list[Step]:
         """What may happen with so much of the faults and wishes left."""

@@ -52,6 +52,7 @@ class Rounds(Left):
             return
         steps: dict[str, Callable[[Round, int, bool], Iterator[Step]]] = {
             "read": self._read,
+            "tick": self._read,
             "write": self._write,
             "grant": self._grant,
             "call": self._call,
@@ -74,14 +75,15 @@ class Rounds(Left):
 
     def _read(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
         """The rest of the shipped ``READS``, and what the round makes of it."""
-        got = dict(zip(passes.READS, at.data, strict=False))
-        for read in passes.READS[len(at.data) :]:
+        order = passes.TICK_READS if at.kind == "tick" else passes.READS
+        got = dict(zip(order, at.data, strict=False))
+        looked = Read.LISTING in got
+        for read in order[len(at.data) :]:
             got[read] = self._value(read, at.job, number, tuple(got.values()))
         record: int = got[Read.RECORD]
         if self.records[record] is None:
             return
         alloc, node = got[Read.ALLOC]
-        looked = passes.READS.index(Read.LISTING) < len(at.data)
         seen: set[int] = set()
         for say, fault, moment, answered in self._views(number, at, kinds):
             look = got[Read.LISTING][0] if looked else self._look(number, answered)
@@ -90,7 +92,7 @@ class Rounds(Left):
             if after in seen:  # a fault that changes nothing is no other story
                 continue
             seen.add(after)
-            read = ", ".join(r.value for r in passes.READS[: len(at.data)])
+            read = ", ".join(r.value for r in order[: len(at.data)])
             looks = f"a round of job {at.job} looks{say}{f', having read {read} earlier' if read else ''}"
             found = self.rounds[after]
             if found is not None and found.kind != "tidy":

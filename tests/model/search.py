@@ -288,7 +288,7 @@ class Search:
 
     def _deaths(self, at: Fields) -> Iterator[tuple[States, States, States]]:
         every = [self.machine.rounds[number] for number in self.used.values]
-        dies = np.array([each is not None and each.kind != "read" for each in every], np.bool_)
+        dies = np.array([each is not None and each.kind not in ("read", "tick") for each in every], np.bool_)
         for mine, other in ((at.first, at.second), (at.second, at.first)):
             rows = np.nonzero((at.deaths > 0) & dies[mine])[0]
             old = at.take(rows)

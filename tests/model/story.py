@@ -32,6 +32,7 @@ class Story(NamedTuple):
     kinds: frozenset[str] = FAULTS
     asks: frozenset[str] = WISHES
     split: bool = True
+    ticks: bool = False  # a round may be a tick's, which looks at the cloud before it reads facts and grants
     spread: bool = False
     lost_records: bool = False
     cas: bool = True  # False: the store's compare-and-swap is taken away (a mutant's story)

@@ -12,6 +12,7 @@ from tests.model.story import FAULTS, Story
 
 CLOUDS = ("gce", "ec2")
 NO_FORGETTING = FAULTS - {"forgotten"}
+KILLED = frozenset({"killed"})
 CALLS = frozenset({"SILENT", "ROLL", "crashes", "hangs"})
 LOSSES = frozenset({"killed", "noticed", "reboots", "hangs"})
 
@@ -19,6 +20,7 @@ LOSSES = frozenset({"killed", "noticed", "reboots", "hangs"})
 def _one(cloud: str) -> tuple[Story, ...]:
     """World (a) on one cloud, all kinds at once, beyond what ``combine`` searches one by one."""
     base = Story("", cloud=cloud)
+    ticks = base._replace(ticks=True, kinds=FAULTS - {"noticed"})
     return (
         base._replace(name="any one fault, one round", wishes=0, faults=1, rounds=1, deaths=1),
         base._replace(name="any one wish, one round", faults=0, rounds=1, deaths=1),
@@ -28,6 +30,8 @@ def _one(cloud: str) -> tuple[Story, ...]:
         base._replace(name="all well, two rounds, three deaths", faults=0, wishes=0, deaths=3),
         base._replace(name="any one fault, two rounds", wishes=0, faults=1),
         base._replace(name="any one wish, two rounds", faults=0),
+        ticks._replace(name="ticks beside rounds, any one fault but a notice", wishes=0, faults=1),
+        ticks._replace(name="ticks beside rounds, any one wish", faults=0),
     )
 
 
@@ -113,7 +117,8 @@ SLICE = (
         for story in (
             Story("any one fault, one round", cloud, wishes=0, faults=1, rounds=1),
             Story("all well, two rounds", cloud, wishes=0, faults=0),
-            Story("a machine is taken, two rounds", cloud, wishes=0, faults=1, kinds=frozenset({"killed"})),
+            Story("a machine is taken, two rounds", cloud, wishes=0, faults=1, kinds=KILLED),
+            Story("a machine is taken, ticks beside rounds", cloud, wishes=0, faults=1, kinds=KILLED, ticks=True),
             Story("any one wish, one round", cloud, faults=0, rounds=1),
             Story(
                 "two ranks, one is taken",
@@ -124,7 +129,7 @@ SLICE = (
                 rounds=1,
                 faults=1,
                 wishes=0,
-                kinds=frozenset({"killed"}),
+                kinds=KILLED,
                 split=False,
             ),
             Story("two jobs, one slot", cloud, jobs=2, cap=1, zones=("a",), faults=0, wishes=0, split=False),

@@ -36,6 +36,8 @@ class Read(str, Enum):
 
 # To declare a loss, the record must be older than the look at the cloud (rule 3): what it names was there then.
 READS = (Read.RECORD, Read.FACTS, Read.ALLOC, Read.LISTING)
+# A tick looks at the cloud once, for all its jobs; each of its rounds then reads its facts and the allocation.
+TICK_READS = (Read.RECORD, Read.LISTING, Read.FACTS, Read.ALLOC)
 
 
 class Todo(str, Enum):

@@ -225,7 +225,7 @@ class Round:
         self.seen: Seen | None = None
 
     def run(self, snapshot: Snapshot | None = None) -> RoundResult:
-        """Read in the order of ``READS``, then make passes. A tick's snapshot was read in that order too."""
+        """Read in the order of ``READS``, then make passes. With a tick's snapshot it is that of ``TICK_READS``."""
         stack = self.store.read_stack()
         for read in READS:
             if stack is None or not self._read(read, stack, snapshot):

@@ -30,8 +30,8 @@ def decide(record: Record, seen: Seen) -> Decision:
 
     Grants come before the record that needs them, so that a loss and its new intent are one write.
 
-    ``seen`` must have been read in this order: record, facts, allocation, listing. The new record has
-    ``ver + 1``; its nonce is the writer's to set.
+    ``seen`` must have been read in the order of ``passes.READS`` or ``passes.TICK_READS``: the record first.
+    The new record has ``ver + 1``; its nonce is the writer's to set.
     """
     draft = Draft(record, seen)
     _rooms(draft)
