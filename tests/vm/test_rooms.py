@@ -367,11 +367,14 @@ def test_a_stop_takes_its_time_whatever_the_wall_clock_says(
 def test_a_saver_that_does_not_answer_yet_is_not_taken_for_gone(tmp_path: Path) -> None:
     """Its machine said "freed", and the saver came up after that word."""
     agent = an_agent(tmp_path)
-    with subprocess.Popen(["sleep", "600"]) as starting:
-        agent._ready._saver = starting
+    starting = agent._ready._saver = subprocess.Popen(["sleep", "60"])
+    try:
         assert not agent._ready.end_saver(hurry=False)
         starting.wait(10)
         assert agent._ready.end_saver(hurry=False)
+    finally:
+        starting.kill()
+        starting.wait()
 
 
 # ---------------------------------------------------------------- spool
