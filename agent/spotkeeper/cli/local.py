@@ -40,14 +40,20 @@ def up(
 
 
 @app.command()
-def down(folder: Folder = HERE, as_json: Json = False) -> None:
+def down(
+    folder: Folder = HERE,
+    force: Annotated[bool, typer.Option("--force", help="Ask no stack: end every process, remove the folder.")] = False,
+    as_json: Json = False,
+) -> None:
     """Destroy the stack, stop every VM and the cloud, and check that nothing is left.
 
-    Example: `spotkeeper local down`
+    A cloud that cannot do that any more, its bucket damaged or its disk full, goes with `--force`.
+
+    Examples: `spotkeeper local down`, `spotkeeper local down --force`
     """
     from spotkeeper.cli import localcloud
 
-    localcloud.down(folder, as_json=as_json)
+    localcloud.down(folder, force=force, as_json=as_json)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +40,8 @@ class Done(Struct, frozen=True):
 
 
 @contextmanager
-def failures() -> Iterator[None]:
-    """The cloud's own errors, in words and with an exit code."""
+def failures(remedy: str = "mend it and run spotkeeper local up again") -> Iterator[None]:
+    """The cloud's own errors, in words and with an exit code. ``remedy``: what helps a stack that cannot be changed."""
     from spotkeeper.local.cloud import LocalCloudError
     from spotkeeper.local.deploy import DeployError
     from spotkeeper.local.single import BusyError
@@ -52,9 +53,7 @@ def failures() -> Iterator[None]:
     except LocalCloudError as error:
         raise CliError(str(error), Exit.FAILED) from None
     except DeployError as error:
-        raise CliError(
-            f"the stack {STACK}: {error}", Exit.FAILED, "mend it and run spotkeeper local up again"
-        ) from None
+        raise CliError(f"the stack {STACK}: {error}", Exit.FAILED, remedy) from None
     except ValueError as error:
         raise CliError(str(error), Exit.USAGE) from None
 
@@ -128,14 +127,19 @@ def scale_words(cloud: LocalCloud) -> str:
     return f"its clock is {cloud.clock.scale:g} times as fast"
 
 
-def down(folder: Path, *, as_json: bool) -> None:
+def down(folder: Path, *, force: bool = False, as_json: bool) -> None:
     from spotkeeper.local import deploy
     from spotkeeper.local.cloud import LocalCloud
     from spotkeeper.local.deploy.show import Printer
     from spotkeeper.local.single import only_one
 
     folder = attach(folder).folder
-    with failures(), only_one(folder, "spotkeeper local down", "look at it: spotkeeper local status"):
+    remedy = f"pull the plug, which asks no stack: spotkeeper local down --force --folder {shlex.quote(str(folder))}"
+    with failures(remedy), only_one(folder, "spotkeeper local down", "look at it: spotkeeper local status"):
+        if force:
+            ended = attach(folder).down(purge=True)
+            emit(ended, as_json, "the cloud was ended by force; no VM, disk or process is left")
+            return
         cloud = LocalCloud.up(folder)  # a drain needs a control plane that answers
         if as_json:
             deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)

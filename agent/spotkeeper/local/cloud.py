@@ -115,7 +115,8 @@ class LocalCloud:
             ValueError: a setting makes no sense.
         """
         folder = folder.resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # its bucket holds jobs' variables, its VMs' folders their output
         with _lock(folder):
             config = _read_config(folder)
             if config is None:
