@@ -175,7 +175,7 @@ class Ground:
         heard = self.papers[self.heard(record, papers)]
         left = self.papers(heard._replace(facts=heard.facts - over))
         if left != papers:
-            assert _same(at, self.make(ref._replace(papers=left))), "a fact that is forgotten decides something"
+            assert same(at, self.make(ref._replace(papers=left))), "a fact that is forgotten decides something"
         return left
 
     def world(self, number: int) -> World:
@@ -405,7 +405,7 @@ def _over(v: V) -> V:
     return told if v.alive else told._replace(gen=0, writes=False)
 
 
-def _same(one: Pass, other: Pass) -> bool:
+def same(one: Pass, other: Pass) -> bool:
     """Whether two passes do the same, but for the tidying."""
     a, b = one.decision, other.decision
     return (a.record, a.grants, a.actions) == (b.record, b.grants, b.actions)

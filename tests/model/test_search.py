@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.model import mutants
+from tests.model.ground import Ground, Ref, same
 from tests.model.machine import Machine
 from tests.model.mutants import MUTANTS, SLICE
 from tests.model.mutate import Finder, Mutant, Patch
@@ -102,3 +103,22 @@ def test_a_way_is_told_from_the_first_step_to_the_last() -> None:
     way = search_._way(len(search_.layers) - 2, last)
     assert len(way) == len(search_.layers) - 2
     assert "looks" in way[0]
+
+
+@pytest.mark.parametrize("cloud", ["gce", "ec2"])
+def test_what_a_round_forgets_it_does_not_decide_by(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every decision is made twice: from all that was read, and from what a round is known by."""
+    shipped, doubted = Ground.future, set[Ref]()
+
+    def future(self: Ground, ref: Ref) -> int:
+        short = ref._replace(papers=self.listened(ref.record, ref.papers))
+        if short != ref and ref not in doubted:
+            doubted.add(ref)
+            assert same(self.make(ref), self.make(short))
+        return shipped(self, ref)
+
+    monkeypatch.setattr(Ground, "future", future)
+    kinds = frozenset({"noticed", "reboots", "SILENT", "ROLL", "crashes", "blind"})
+    found = search(Story("any of these", cloud, faults=1, wishes=0, rounds=1, kinds=kinds))
+    assert found.whole and found.why == ""
+    assert len(doubted) > 30
