@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -276,6 +277,17 @@ def test_launcher_outlives_its_agent_and_is_found_again(bench: Callable[[str], B
         again.start(2, [], {}, one.folder, one.folder / "log")
     again.kill(1)
     assert one.wait_end(10).code == 137
+
+
+def test_a_killed_launcher_that_is_not_quite_gone_costs_one_more_start(bench: Callable[[str], Bench]) -> None:
+    """It still held the folder, so its successor left; nobody came, and training waited for three minutes."""
+    one = bench("exec")
+    with (one.folder / "launcher.lock").open("w") as dying:
+        fcntl.flock(dying, fcntl.LOCK_EX)
+        one.launcher.begin(launcher_kind(one.run(ENDS), one.folder / "src"))
+        log = one.folder / "launcher.log"
+        wait_until(lambda: log.exists() and "another launcher" in log.read_text(), 30)
+    assert isinstance(one.events.get(timeout=30), LauncherUp), one.lines
 
 
 def test_another_environment_gets_another_launcher(bench: Callable[[str], Bench]) -> None:

@@ -177,8 +177,10 @@ class Launcher:
             sock = self._try_connect()
             if sock is not None and (status := self._greet(sock, kind)):
                 return self._welcome(sock, status)
-            if (code := process.poll()) not in (None, 0):  # 0: another one is coming up
+            if code := process.poll():
                 raise LaunchError(f"the launcher ended with {code} before it was ready")
+            if code == 0:  # another one holds the folder: it is coming up, or was killed and is not quite gone
+                self._process = process = self._spawn(kind)
             time.sleep(RETRY_S)
         process.kill()
         raise LaunchError(f"the launcher was not ready after {WARM_S:.0f} s")
