@@ -151,6 +151,16 @@ def test_up_after_an_update_runs_the_new_code_and_the_vms_go_on(fresh: LocalClou
     assert server_pid(fresh) == again
 
 
+def test_damaged_books_keep_no_cloud_from_its_end(tmp_path: Path) -> None:
+    cloud = LocalCloud.up(tmp_path / "cloud", scale=100)
+    cloud.down()
+    (cloud.folder / "state.sqlite").write_bytes(b"no book at all " * 300)
+    with pytest.raises(LocalCloudError, match="down --force"):
+        cloud.down()
+    assert cloud.down(purge=True).vms == 0
+    assert not cloud.folder.exists()
+
+
 def kill_both(cloud: LocalCloud) -> None:
     os.kill(keeper_pid(cloud), 9)
     os.kill(server_pid(cloud), 9)

@@ -14,11 +14,12 @@ import os
 import secrets
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -236,10 +237,15 @@ class LocalCloud:
         with _lock(self.folder):
             guests = len(self._guests())
             self._end()
-            left = LeftOver(*self._books(), guests)  # the books stay as they are, and nobody writes in them any more
+            try:
+                books = self._books()  # they stay as they are, and nobody writes in them any more
+            except LocalCloudError:
+                if not purge:
+                    raise
+                books = 0, 0  # nobody will read them any more either
         if purge:
             shutil.rmtree(self.folder, ignore_errors=True)
-        return left
+        return LeftOver(*books, guests)
 
     def _end(self) -> None:
         _end_keeper(self.folder)
@@ -260,16 +266,21 @@ class LocalCloud:
         return LeftOver(*self._books(), len(self._guests()))
 
     def _books(self) -> tuple[int, int]:
-        """VMs, and disks with snapshots."""
+        """VMs, and disks with snapshots.
+
+        Raises:
+            LocalCloudError: they are damaged.
+        """
         from spotkeeper.local.state import State
 
         path = self.folder / "state.sqlite"
         if not path.exists():
             return 0, 0
-        state = State(path)
-        vms, disks = state.count("instances"), state.count("disks") + state.count("snapshots")
-        state.close()
-        return vms, disks
+        try:
+            with closing(State(path)) as state:
+                return state.count("instances"), state.count("disks") + state.count("snapshots")
+        except sqlite3.DatabaseError as error:
+            raise LocalCloudError(f"{path}: {error}; end it: spotkeeper local down --force") from None
 
     def _guests(self) -> set[int]:
         ours = procs.marked(procs.mark(procs.CLOUD, self.config.uid))
