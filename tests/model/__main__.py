@@ -11,6 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -83,6 +84,7 @@ def combined(limit_s: float, total_s: float) -> Json:
         "total_s": total_s,
         "violations": sum(row["violation"] != "" for row in rows),
         "tried": [row for row in rows if row["states"]],
+        "untried": dict(Counter(row["stopped"] for row in rows if not row["states"])),
         "open": [f"{row['cloud']}: {row['name']}" for row in rows if not row["exhausted"]],
     }
 
@@ -185,7 +187,8 @@ def finish(part: Json) -> int:
         print(f"combinations: {combos['exhausted']} of {combos['total']} exhausted ({combos['bound']})")
         tried = [f"{row['cloud']}: {row['name']}" for row in combos["tried"] if not row["exhausted"]]
         print(f"  open after {combos['limit_s']:.0f} s each: {'; '.join(tried) or 'none'}")
-        print(f"  and {len(combos['open']) - len(tried)} more that were not tried, as most hold one of these")
+        for why, count in combos.get("untried", {}).items():
+            print(f"  and {count} more that were not tried: {why}")
     whole = sum(row["exhausted"] for row in worlds)
     print(
         f"{len(worlds)} more worlds, {whole} exhausted; {summary['states']:,} states in all, "

@@ -237,6 +237,11 @@ class Settler:
         room = self.machine.story.cap + (1 if self.machine.story.static else 0)
         live = sum(slot is not None for rank in record.ranks for slot in (rank.cur, rank.next))
         held = sum(g.job == JOBS[job] for g in world.alloc.grants)
+        lent, node = agents.grant_of(world.alloc), world.sky.node
+        if record.reason.startswith("waiting for static node") and lent is not None and lent.job != JOBS[job]:
+            # Its newest checkpoint is there and nowhere else, and another job works there: it waits, and says so.
+            alone = node is not None and node.commits[job] == world.papers[job].newest
+            return alone and not live and not held and not any(v.job == job for v in world.sky.vms)
         vms = sum(v.job == job for v in world.sky.vms)
         return others + len(record.ranks) > room and live == held and vms <= held
 
