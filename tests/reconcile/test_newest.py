@@ -62,6 +62,7 @@ def test_whoever_knows_that_the_newest_is_lost_says_so_and_it_goes_on_without() 
     assert "--go-back" in world.record().reason
     lost = world.newest
     world.ask(AskKind.RESUME, go_back=True)
+    assert "refused" not in refused(world)
     world.until(world.training, 600)
     world.run(5)
     assert world.started[-1][1] is None, "it begins anew"
@@ -72,12 +73,27 @@ def test_whoever_knows_that_the_newest_is_lost_says_so_and_it_goes_on_without() 
 
 
 def test_nobody_gives_up_what_nobody_was_asked_for() -> None:
-    """A plain resume of a job that runs is refused, and one with --go-back is no word about later checkpoints."""
+    """A job that trains is not told to go back: the word is refused, and changes nothing."""
     world = trained(World(nodes=1))
     world.ask(AskKind.RESUME, go_back=True)
+    assert "waits for no checkpoint" in refused(world)
+    assert world.record().given_up == ""
     assert world.training()
     paused(world)
     resumed(world)
+
+
+def test_to_go_back_is_no_wish_to_lose_what_can_be_had() -> None:
+    """Said of a pause: its own disk has the newest, and an idle static node an older one."""
+    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
+    resized(world, 1)
+    world.run(70)
+    paused(world)
+    newest = world.newest
+    world.ask(AskKind.RESUME, go_back=True)
+    world.until(world.training, 1200)
+    world.run(5)
+    assert world.started[-1][1] == newest
 
 
 def test_a_gang_whose_newest_checkpoint_is_on_a_static_node_stays_in_its_zone() -> None:

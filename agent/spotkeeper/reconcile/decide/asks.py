@@ -78,6 +78,10 @@ def _resume(draft: Draft, ask: Ask) -> str:
         refused, changed = files.adopt(draft, ask.spec_sha256)
         if refused:
             return refused
+    holds = draft.record.phase is Phase.HOLD
+    waits = any(rank.cur is None and kept.bound(draft, at) for at, rank in enumerate(draft.ranks[: draft.size()]))
+    if not holds and not draft.record.pause and not (ask.go_back and waits):
+        return "it is not on hold" + (", and waits for no checkpoint" if ask.go_back else "")
     fuses.forgive(draft)
     lost = kept.newest(draft) if ask.go_back else None
     if lost is not None:
@@ -86,9 +90,8 @@ def _resume(draft: Draft, ask: Ask) -> str:
     if draft.record.pause:
         draft.set(pause="")
         return ""
-    if draft.record.phase is not Phase.HOLD:
-        return "" if lost is not None and draft.record.vacant() else "it is not on hold"
-    draft.release("resume", changed)
+    if holds:
+        draft.release("resume", changed)
     return ""
 
 

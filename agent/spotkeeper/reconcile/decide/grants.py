@@ -57,7 +57,10 @@ def fill(draft: Draft, index: int, which: str) -> None:
     if why := fuses.bars(draft, index):
         fuses.tell(draft, index, why)
         return
-    options = [offer for offer in _options(draft, index, which) if kept.may_take(draft, index, offer.node)]
+    options = _options(draft, index, which)
+    home = [offer for offer in options if kept.may_take(draft, index, offer.node)]
+    if home or not kept.given_up(draft):
+        options = home
     attempt = draft.ranks[index].top + 1
     while (grant := draft.view.grant(index, attempt)) is not None:
         found = next((offer for offer in options if alloc.resource(offer) == grant.resource), None)

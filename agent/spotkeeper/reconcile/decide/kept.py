@@ -16,13 +16,18 @@ from spotkeeper.spec.record import Rank, Slot
 
 
 def newest(draft: Draft) -> Commit | None:
-    """The newest commit that anybody reported. None: there is none yet, or a user has given it up."""
+    """The newest commit that anybody reported; None: there is none yet."""
     progress = draft.seen.progress
     known = draft.view.newest_held or (0, 0)
     if progress is not None and progress.commit_gen is not None and progress.commit_step is not None:
         known = max(known, (progress.commit_gen, progress.commit_step))
-    given_up = parse_commit(draft.record.given_up) or (0, 0)
-    return known if draft.record.gen and known > given_up else None
+    return known if draft.record.gen and known > (0, 0) else None
+
+
+def given_up(draft: Draft) -> bool:
+    """Whether a user said that the job shall go on without the newest commit, where that cannot be had."""
+    commit = newest(draft)
+    return commit is not None and commit <= (parse_commit(draft.record.given_up) or (0, 0))
 
 
 def text(commit: Commit) -> str:
@@ -54,7 +59,7 @@ def behind(draft: Draft, ready: Iterable[int]) -> bool:
     state every rank has its part, and takes none but its home: that one of them has the newest says enough.
     """
     commit = newest(draft)
-    if commit is None:
+    if commit is None or given_up(draft):
         return False
     slots = [(index, slot) for index in ready if (slot := draft.ranks[index].cur)]
     return not any(
@@ -79,7 +84,7 @@ def may_take(draft: Draft, index: int, node: str | None) -> bool:
 def pinned(draft: Draft) -> str | None:
     """The static node that alone keeps the newest checkpoint, so that the gang cannot leave its zone."""
     commit = newest(draft)
-    if commit is None:
+    if commit is None or given_up(draft):
         return None
     homes = [rank.node for rank in draft.ranks[: draft.size()] if _keeps(rank, commit)]
     return None if not homes or None in homes else homes[0]
@@ -88,7 +93,7 @@ def pinned(draft: Draft) -> str | None:
 def bound(draft: Draft, index: int) -> str | None:
     """The static node without which this vacant rank may not go on, where there is one."""
     node = draft.ranks[index].node
-    return node if node is not None and not may_take(draft, index, None) else None
+    return node if node is not None and not given_up(draft) and not may_take(draft, index, None) else None
 
 
 def _keeps(rank: Rank, commit: Commit) -> bool:
