@@ -404,6 +404,28 @@ def test_what_is_printed_fits_and_says_what_matters() -> None:
     assert "first" in printed(job_table([view]))
 
 
+@pytest.mark.parametrize("width", [40, 80, 110, 160, 300])
+def test_a_long_reason_takes_no_name_and_no_number_away(width: int) -> None:
+    reason = "waiting for static node rack-7: it alone has the newest checkpoint (generation 3, step 1200) " * 2
+    progress = Progress(gen=3, step=123456, at=1.0, loss=2.1130)
+    waits = job_view(a_record(reason=reason.strip(), name="a-job-with-a-name"), progress, NOTICED, STACK, 600.0)
+    other = job_view(a_record(job="hgfedcba", name="other"), progress, NOTICED, STACK, 600.0)
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(job_table([waits, other]), crop=False)
+    text = capture.get()
+    head, *lines = text.splitlines()
+    for title in ("job", "name", "state", "nodes", "gen", "step", "spent"):
+        assert title in head.split()
+    for view, line in zip((waits, other), lines, strict=False):
+        for word in (view.job, view.name, "trains", "2/4", "3", "123456", usd(view.money.spent)):
+            assert word in line.split()
+    assert waits.reason in " ".join(text.split()), "and nothing of the reason is lost"
+    assert "…" not in text
+    if width >= 80:
+        assert max(len(line) for line in text.splitlines()) <= width
+
+
 LONG = '  File "/srv/' + "a-long-folder/" * 12 + 'train.py", line 7, in <module>'
 
 

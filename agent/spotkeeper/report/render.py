@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -90,15 +92,20 @@ def training_line(view: JobView) -> str:
     return "  ".join(parts)
 
 
-def state_word(view: JobView) -> str:
-    """One or two words, and the reason where there is one."""
-    word = "trains" if view.gen else "starts"
+def phase_word(view: JobView) -> str:
+    """One word."""
     if view.outcome is not None:
-        word = view.outcome.value
-    elif view.phase is Phase.HOLD:
-        word = "holds"
-    elif view.stopping:
-        word = "regroups"
+        return view.outcome.value
+    if view.phase is Phase.HOLD:
+        return "holds"
+    if view.stopping:
+        return "regroups"
+    return "trains" if view.gen else "starts"
+
+
+def state_word(view: JobView) -> str:
+    """One word, and the reason where there is one."""
+    word = phase_word(view)
     if view.reason.startswith(word):
         return view.reason
     return f"{word} ({view.reason})" if view.reason else word
@@ -171,27 +178,71 @@ def preempted(view: JobView) -> str:
     return count(told.total, "preemption") + (f" ({told.announced} announced)" if told.total else "")
 
 
-def job_table(views: Iterable[JobView]) -> Table:
+_COLUMNS = ("job", "name", "state", "nodes", "gen", "step", "loss", "preempted", "spent", "saved", "since")
+_SPARE = ("loss", "preempted", "saved", "since")  # on a narrow terminal they go, in this order; `status JOB` says them
+
+
+@dataclass(frozen=True)
+class JobTable:
+    """One line a job. Names and numbers are whole at any width: where it is narrow, the reasons go below, each
+    on lines of its own, and then the spare columns; a terminal that is narrower still breaks the lines.
+    """
+
+    views: tuple[JobView, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self._table(_COLUMNS, state_word)
+        if self._width(console, options, whole) <= options.max_width:
+            yield whole
+            return
+        left, table = list(_COLUMNS), self._table(_COLUMNS, phase_word)
+        for spare in _SPARE:
+            if self._width(console, options, table) <= options.max_width:
+                break
+            left.remove(spare)
+            table = self._table(left, phase_word)
+        width = max(options.max_width, self._width(console, options, table))
+        yield from console.render(table, options.update(width=width))
+        for view in self.views:
+            if state_word(view) != phase_word(view):
+                yield Text(f"{view.name} ({view.job}): {view.reason}")
+
+    def _table(self, columns: Iterable[str], state: Callable[[JobView], str]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for title in columns:
+            table.add_column(title, justify="left" if title in ("job", "name", "state") else "right", no_wrap=True)
+        for view in self.views:
+            cells = {**_cells(view), "state": state(view)}
+            table.add_row(*(cells[title] for title in columns))
+        return table
+
+    @staticmethod
+    def _width(console: Console, options: ConsoleOptions, table: Table) -> int:
+        return Measurement.get(console, options.update(width=_WIDE), table).maximum
+
+
+_WIDE = 10_000  # more than any table wants
+
+
+def _cells(view: JobView) -> dict[str, str]:
+    training = sum(node.state in (NodeState.TRAINING, NodeState.NOTICE) for node in view.nodes)
+    return {
+        "job": view.job,
+        "name": view.name,
+        "nodes": f"{training}/{len({node.rank for node in view.nodes})}",
+        "gen": str(view.gen),
+        "step": "-" if view.step is None else str(view.step),
+        "loss": "-" if view.loss is None else f"{view.loss:.4f}",
+        "preempted": str(view.preemptions.total),
+        "spent": usd(view.money.spent),
+        "saved": "-" if view.money.saved_percent is None else f"{view.money.saved_percent:.0f} %",
+        "since": duration(view.elapsed_s),
+    }
+
+
+def job_table(views: Iterable[JobView]) -> RenderableType:
     """What ``spotkeeper status`` prints: one line a job."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("job", "name", "state", "nodes", "gen", "step", "loss", "preempted", "spent", "saved", "since"):
-        table.add_column(title, justify="left" if title in ("job", "name", "state") else "right", no_wrap=True)
-    for view in views:
-        training = sum(node.state in (NodeState.TRAINING, NodeState.NOTICE) for node in view.nodes)
-        table.add_row(
-            view.job,
-            view.name,
-            state_word(view),
-            f"{training}/{len({node.rank for node in view.nodes})}",
-            str(view.gen),
-            "-" if view.step is None else str(view.step),
-            "-" if view.loss is None else f"{view.loss:.4f}",
-            str(view.preemptions.total),
-            usd(view.money.spent),
-            "-" if view.money.saved_percent is None else f"{view.money.saved_percent:.0f} %",
-            duration(view.elapsed_s),
-        )
-    return table
+    return JobTable(tuple(views))
 
 
 def recovery_table(recoveries: Iterable[RecoveryView]) -> Table:
