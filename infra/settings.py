@@ -163,7 +163,7 @@ class Reconcile(Struct, frozen=True, forbid_unknown_fields=True):
     memory_mb: Annotated[int, Meta(ge=256, le=4096)] = 512
     timeout_s: Annotated[int, Meta(ge=60, le=3600)] = 120  # a request works for most of 60 (reconcile/deadline.py)
     runtime: Literal["python311", "python312", "python313"] = "python311"
-    invokers: tuple[str, ...] = ()  # members who may tick and poke besides the schedule: `user:a@b.c`
+    invokers: tuple[str, ...] = ()  # who may tick and poke besides the schedule: `user:a@b.c`, `serviceAccount:...`
 
 
 class Agent(Struct, frozen=True, forbid_unknown_fields=True):
@@ -357,11 +357,13 @@ def function_timeout(s: Settings) -> Iterator[Problem]:
 
 
 def people(s: Settings) -> Iterator[Problem]:
-    kinds = ("user", "group", "serviceAccount")
+    kinds = ("user", "serviceAccount")
     for index, member in enumerate(s.reconcile.invokers):
         path = join("reconcile.invokers", index)
         kind, _, address = member.partition(":")
-        if kind not in kinds:
+        if kind in ("group", "domain"):
+            yield problem(path, f"a token does not tell its caller's {kind}: name each user or service account", member)
+        elif kind not in kinds:
             yield problem(path, f"want <kind>:<address>, kind one of {', '.join(kinds)}", member, nearest(kind, kinds))
         elif not _EMAIL.match(address):
             yield problem(path, "has no e-mail address behind the colon", member)

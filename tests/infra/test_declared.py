@@ -200,7 +200,7 @@ def test_a_real_stack_leaves_googles_addresses_to_the_function(example: Declarat
     assert sorted(service["environmentVariables"]) == [
         *("SPOTKEEPER_AUDIENCE", "SPOTKEEPER_BUCKET", "SPOTKEEPER_INVOKERS", "SPOTKEEPER_STACK", "THREADS")
     ]
-    assert service["environmentVariables"]["SPOTKEEPER_INVOKERS"].endswith(",ml-infra@acme.dev")
+    assert service["environmentVariables"]["SPOTKEEPER_INVOKERS"].endswith(",kim@acme.dev")
 
 
 def test_the_tick_says_who_it_is_and_never_retries(local: Declaration) -> None:

@@ -148,8 +148,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"reconcile.timeout_s": 600}, "reconcile.timeout_s: 600: is longer than five ticks"),
     (
         {"reconcile.invokers": ["usr:me@acme.dev"]},
-        'reconcile.invokers[0]: "usr:me@acme.dev": want <kind>:<address>, kind one of user, group, serviceAccount '
+        'reconcile.invokers[0]: "usr:me@acme.dev": want <kind>:<address>, kind one of user, serviceAccount '
         "(did you mean user?)",
+    ),
+    (
+        {"reconcile.invokers": ["user:me@acme.dev", "group:ml@acme.dev"]},
+        'reconcile.invokers[1]: "group:ml@acme.dev": a token does not tell its caller\'s group: '
+        "name each user or service account",
+    ),
+    (
+        {"reconcile.invokers": ["domain:acme.dev"]},
+        'reconcile.invokers[0]: "domain:acme.dev": a token does not tell its caller\'s domain: '
+        "name each user or service account",
     ),
     ({"reconcile.invokers": ["user:me"]}, 'reconcile.invokers[0]: "user:me": has no e-mail address behind the colon'),
     ({"alerts.email": "nobody"}, 'alerts.email: "nobody": is no e-mail address'),
@@ -220,3 +230,9 @@ def test_the_stack_files_of_the_checkout_are_right(name: str) -> None:
     endpoint = "http://127.0.0.1:9" if name == "local" else None
     settings = from_config(read_config(STACKS / f"Pulumi.{name}.yaml", endpoint), "demo")
     assert [pool.kind for pool in settings.pools] == ["static", "spot"]
+
+
+def test_the_example_stack_puts_one_kind_of_gpu_into_a_gang() -> None:
+    """A job takes nodes of every pool unless it names some."""
+    settings = from_config(read_config(STACKS / "Pulumi.example-gcp.yaml"), "demo")
+    assert len({pool.machine.type for pool in settings.pools}) == 1
