@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from spotkeeper.report.events import describe
 from spotkeeper.report.money import attempts, first_of_each, money, stopped
 from spotkeeper.report.recovery import recoveries
-from spotkeeper.report.render import count, duration, job_table, live, report, saved, status, usd
+from spotkeeper.report.render import count, duration, job_table, live, report, saved, status, training_line, usd
 from spotkeeper.report.spans import minus, seconds, union
 from spotkeeper.report.view import JobView, NodeState, job_view
 from spotkeeper.spec.generation import Progress
@@ -424,6 +424,24 @@ def test_a_long_reason_takes_no_name_and_no_number_away(width: int) -> None:
     assert "…" not in text
     if width >= 80:
         assert max(len(line) for line in text.splitlines()) <= width
+
+
+@pytest.mark.parametrize(
+    ("over", "step", "total", "line", "cell"),
+    [
+        ({}, 586, 600, "step 586/600", "586"),
+        ({"phase": Phase.DONE, "outcome": Outcome.SUCCEEDED}, 586, 600, "last reported: step 586/600", "586+"),
+        ({"phase": Phase.END, "outcome": Outcome.SUCCEEDED}, 586, None, "last reported: step 586", "586+"),
+        ({"phase": Phase.DONE, "outcome": Outcome.SUCCEEDED}, 600, 600, "step 600/600", "600"),
+        ({"phase": Phase.DONE, "outcome": Outcome.CANCELLED}, 586, 600, "last reported: step 586/600", "586"),
+    ],
+)
+def test_the_last_report_of_a_job_that_is_over_is_not_taken_for_its_end(
+    over: dict[str, object], step: int, total: int | None, line: str, cell: str
+) -> None:
+    view = job_view(a_record(**over), Progress(gen=3, step=step, at=1.0, total_steps=total), NOTICED, STACK, 9 * HOUR)
+    assert training_line(view) == f"generation 3  {line}"
+    assert cell in printed(job_table([view])).splitlines()[1].split()
 
 
 LONG = '  File "/srv/' + "a-long-folder/" * 12 + 'train.py", line 7, in <module>'

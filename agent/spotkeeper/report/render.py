@@ -82,9 +82,11 @@ def title(view: JobView) -> str:
 
 
 def training_line(view: JobView) -> str:
+    """``generation 4  step 1200/4000  loss 2.1130``; of a job that is over, what it reported last, and that it did."""
     parts = [f"generation {view.gen}"]
     if view.step is not None:
-        parts.append(f"step {view.step}" + (f"/{view.total_steps}" if view.total_steps else ""))
+        step = f"step {view.step}" + (f"/{view.total_steps}" if view.total_steps else "")
+        parts.append(f"last reported: {step}" if _stale(view) else step)
     if view.loss is not None:
         parts.append(f"loss {view.loss:.4f}")
     if view.samples_per_s is not None:
@@ -101,6 +103,21 @@ def phase_word(view: JobView) -> str:
     if view.stopping:
         return "regroups"
     return "trains" if view.gen else "starts"
+
+
+def _stale(view: JobView) -> bool:
+    """Whether steps may have come after the last report: one comes a minute, and none with the end.
+
+    A script may end before its total, so the total says nothing of where a job that succeeded ended.
+    """
+    return view.over() and view.step is not None and view.step != view.total_steps
+
+
+def step_word(view: JobView) -> str:
+    """``1200``; ``586+`` where a job that succeeded reported that step last."""
+    if view.step is None:
+        return "-"
+    return f"{view.step}+" if view.outcome is Outcome.SUCCEEDED and _stale(view) else str(view.step)
 
 
 def state_word(view: JobView) -> str:
@@ -231,7 +248,7 @@ def _cells(view: JobView) -> dict[str, str]:
         "name": view.name,
         "nodes": f"{training}/{len({node.rank for node in view.nodes})}",
         "gen": str(view.gen),
-        "step": "-" if view.step is None else str(view.step),
+        "step": step_word(view),
         "loss": "-" if view.loss is None else f"{view.loss:.4f}",
         "preempted": str(view.preemptions.total),
         "spent": usd(view.money.spent),
