@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -273,6 +276,29 @@ JOB_CASES = [
 @pytest.mark.parametrize(("text", "message"), JOB_CASES, ids=[case[1][9:60] for case in JOB_CASES])
 def test_wrong_job_file(folder: Path, text: str, message: str) -> None:
     assert complaint(folder, text) == message
+
+
+@pytest.mark.parametrize("form", ["command: {}", "command: ['{}']"])
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("train.py --lr 1", ["train.py", "--lr", "1"]),
+        ("python train.py", ["train.py"]),
+        ("/opt/venv/bin/python3.11 -u train.py --lr 1", ["train.py", "--lr", "1"]),
+        ("python -m my.package --lr 1", ["-m", "my.package", "--lr", "1"]),
+        ("torchrun --nproc-per-node 8 train.py", ["train.py"]),
+        ("bash run.sh", None),
+        ("cd code && python train.py", None),
+    ],
+)
+def test_what_is_advised_for_a_command_is_accepted(
+    folder: Path, form: str, line: str, advice: list[str] | None
+) -> None:
+    found = re.search(r"(\[[^]]*\])$", complaint(folder, f"name: first\n{form.format(line)}\nsource: code\n"))
+    assert (ast.literal_eval(found[1]) if found else None) == advice
+    if advice:
+        spec = load_yaml(f"name: first\ncommand: {json.dumps(advice)}\nsource: code\n", JobSpec)
+        assert check_job(spec, STACK, folder=folder, now=NOW) is spec
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_their_kind(folder: Path) -> None:

@@ -8,12 +8,12 @@ the source folder, never at a cloud: a wrong file is refused before anything is 
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from spotkeeper.spec.command import SHELL_WORDS, argv, runner
 from spotkeeper.spec.job import JobSpec, deadline_at
 from spotkeeper.spec.names import JOB_NAME, POOL_NAME, STACK_NAME
 from spotkeeper.spec.parse import Problem, SpecError, join, nearest, problem
@@ -33,13 +33,6 @@ TORCHRUN_SETS = frozenset(
 )
 _SECRET_LOOKING = re.compile(r"(API_?KEY|PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|AUTH_TOKEN|(HF|GITHUB)_TOKEN)\Z")
 _SECRET_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]{0,127}\Z")
-_SHELL_WORDS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "&", "2>&1"})
-_RUNNERS = {
-    "python": "`python:` names the interpreter",
-    "torchrun": "Spotkeeper runs torchrun itself",
-    "bash": "it runs Python under torchrun",
-    "sh": "it runs Python under torchrun",
-}
 
 
 @dataclass(frozen=True)
@@ -92,31 +85,23 @@ def command_words(job: JobContext) -> Iterator[Problem]:
     """An argv, not a shell line; the script itself, not what runs it."""
     command = job.spec.command
     if _sentence(command):
-        try:
-            words = shlex.split(command[0])
-        except ValueError:
-            words = command[0].split()
-        yield problem("command", f"is one text with spaces, want one entry per word: {list(words)}", list(command))
+        such = f": {list(words)}" if (words := argv(command[0])) else ""
+        yield problem("command", f"is one text with spaces, want one entry per word{such}", list(command))
         return
     for index, word in enumerate(command):
-        if word in _SHELL_WORDS:
+        if word in SHELL_WORDS:
             yield problem(join("command", index), "no shell runs the command: put the steps into a script", word)
         if "\0" in word:
             yield problem(join("command", index), "contains a NUL character")
     if not command[0]:
         yield problem("command[0]", "is empty, want the script's name")
-    if why := _runner(command[0]):
+    if why := runner(command[0]):
         script = next((word for word in command[1:] if word.endswith(".py")), None)
         yield problem("command[0]", f"want the script: {why}", command[0], script)
 
 
 def _sentence(command: tuple[str, ...]) -> bool:
     return len(command) == 1 and len(command[0].split()) > 1
-
-
-def _runner(word: str) -> str | None:
-    """Why this word, which runs scripts, is none."""
-    return _RUNNERS.get(Path(word).name.rstrip("0123456789."))
 
 
 def interpreter(job: JobContext) -> Iterator[Problem]:
@@ -220,14 +205,14 @@ def _unsent(folder: Path, command: tuple[str, ...]) -> Iterator[Problem]:
     script = command[0]
     if _named(folder, script):
         yield problem("command[0]", "lies beside the job file, but no `source` sends it: add `source: .`", script)
-    elif not (_sentence(command) or _runner(script) or not script or script.startswith(("/", "-"))):
+    elif not (_sentence(command) or runner(script) or not script or script.startswith(("/", "-"))):
         what = "no `source` sends it: add `source: .`, or name the script by its absolute path on the machines"
         yield problem("command[0]", what, script)
 
 
 def _script(folder: Path, spec: JobSpec) -> Iterator[Problem]:
     script = spec.command[0]
-    if not script.endswith(".py") or script.startswith("/") or _named(folder, script):
+    if _sentence(spec.command) or not script.endswith(".py") or script.startswith("/") or _named(folder, script):
         return
     hint = nearest(
         script, [str(p.relative_to(folder)) for p in list(folder.glob("*.py")) + list(folder.glob("*/*.py"))]

@@ -27,6 +27,7 @@ import msgspec
 from msgspec import inspect
 
 from spotkeeper.spec import codec
+from spotkeeper.spec.command import argv
 
 T = TypeVar("T")
 
@@ -218,7 +219,8 @@ def _wrong(obj: object, want: inspect.Type, path: str) -> Problem:
     if isinstance(obj, str) and isinstance(want, inspect.IntType | inspect.FloatType) and _number(obj):
         message += ", without quotes"
     if isinstance(obj, str) and obj and isinstance(want, inspect.VarTupleType | inspect.ListType):
-        message += f", such as {shown(obj.split())}"
+        words = argv(obj) if path == "command" else obj.split()
+        message += f", such as {shown(words)}" if words else ""
     if isinstance(obj, (bool, int, float)) and isinstance(want, inspect.StrType):
         message += ": put it in quotes"
     return Problem(path, message, shown(obj))
