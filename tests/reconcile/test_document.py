@@ -137,7 +137,12 @@ def test_a_static_nodes_role_comes_from_its_grant() -> None:
 
 def test_an_ended_job_supersedes_everyone() -> None:
     ended = record(phase=Phase.END, ranks=(Rank(top=1), Rank(top=2), Rank(top=4)))
-    assert reply(ended, None, STACK, dynamic(0, 1), say()).role is Role.SUPERSEDED
+    answer = reply(ended, None, STACK, dynamic(0, 1), say())
+    assert (answer.role, answer.over) == (Role.SUPERSEDED, True)
+    kept = reply(replace(ended, keep_disks=True), None, STACK, dynamic(0, 1), say())
+    assert (kept.role, kept.over) == (Role.SUPERSEDED, False)
+    holds = reply(replace(ended, phase=Phase.HOLD), None, STACK, dynamic(0, 1), say())
+    assert (holds.role, holds.over) == (Role.SUPERSEDED, False)
 
 
 def test_the_document_comes_only_when_it_is_newer_and_the_run_with_it() -> None:

@@ -255,7 +255,8 @@ def test_lease_is_checkpointed_and_paid_no_longer_but_a_short_outage_stops_nothi
 
 def test_static_node_drops_its_job_and_goes_idle(fake: Fake, machine: Make) -> None:
     vm = machine(name="sk-test-steady-s0", clock=f"{time.time()}:{time.time()}:8")
-    vm.attach_disk()
+    kept = vm.attach_disk() / JOB / "ckpt" / "1-5"
+    kept.mkdir(parents=True)
     fake.reply(vm.uid, SyncReply(Role.IDLE))
     vm.start()
     wait_until(lambda: '"idle"' in vm.log())
@@ -273,6 +274,10 @@ def test_static_node_drops_its_job_and_goes_idle(fake: Fake, machine: Make) -> N
     vm.serve(document(1, 1, (vm.member(disk=True),)), run, disk=0)  # another grant, a lower version: all anew
     vm.fake.reply(vm.uid, msgspec.structs.replace(fake.replies[vm.uid], attempt=2))
     wait_until(lambda: vm.log().count('"job.start"') == 2, 40)
+    assert kept.is_dir(), "the job held, or went on elsewhere: its checkpoints stay"
+    fake.reply(vm.uid, SyncReply(Role.SUPERSEDED, JOB, 0, 2, over=True))
+    wait_until(lambda: any(f.kind is Kind.DROPPED and f.attempt == 2 for _, f in fake.facts), 40)
+    assert not kept.parents[1].exists(), "it is over: a static node's disk would fill with the jobs of years"
 
 
 def test_machine_going_down_saves_reports_and_ends(fake: Fake, machine: Make) -> None:

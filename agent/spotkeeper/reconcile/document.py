@@ -178,6 +178,7 @@ def reply(
         return SyncReply(Role.UNKNOWN, lease_minutes=stack.lease_minutes)
     slot = where.slot
     fresh = record.ver > sync.ver
+    over = record.phase in (Phase.END, Phase.DONE) and not record.keep_disks
     wants_run = spec is not None and slot is not None and (fresh or what is Role.STANDBY)
     return SyncReply(
         role=what,
@@ -188,6 +189,7 @@ def reply(
         doc=generation(record, spec, stack) if fresh else None,
         run=job_run(spec, nproc(spec, stack, slot.pool)) if wants_run and spec and slot else None,
         lease_minutes=stack.lease_minutes,
+        over=over,
     )
 
 

@@ -124,3 +124,4 @@ class SyncReply(Struct, frozen=True, omit_defaults=True):
     doc: Generation | None = None  # None: nothing newer than `ver`
     run: JobRun | None = None  # with every doc, and for a standby
     lease_minutes: int = 120
+    over: bool = False  # the job has ended and its disks go: a static node deletes what it has of it

@@ -116,6 +116,7 @@ class Leaving:
     save: bool
     deadline: float | None = None  # real unix seconds, of the save
     attempt: int | None = None  # as the function knows it: an earlier boot's, where this one has none
+    over: bool = False  # its job has ended: what a static node's disk has of it goes too
     began: float | None = None  # monotonic, once the job has ended
     unmounted: bool = False
     said_at: float | None = None  # monotonic
@@ -277,7 +278,7 @@ class Agent:
                     self._say(Kind.HELLO, gen=0, again=True)
             case Role.SUPERSEDED:
                 then = Then.IDLE if self._set.static else Then.POWER_OFF
-                self._start_leaving("superseded", then, attempt=reply.attempt)
+                self._start_leaving("superseded", then, attempt=reply.attempt, over=reply.over)
             case Role.IDLE:
                 if self._saved.assignment is None:
                     self._become(State.IDLE)
@@ -571,10 +572,17 @@ class Agent:
         self._start_leaving("the machine goes down", Then.EXIT, save=True, deadline=time.time() + 0.8 * left_s)
 
     def _start_leaving(
-        self, why: str, then: Then, *, save: bool = False, deadline: float | None = None, attempt: int | None = None
+        self,
+        why: str,
+        then: Then,
+        *,
+        save: bool = False,
+        deadline: float | None = None,
+        attempt: int | None = None,
+        over: bool = False,
     ) -> None:
         self._log("leave", why=why, then=then.value)
-        self._leaving = Leaving(why, then, save, deadline, attempt)
+        self._leaving = Leaving(why, then, save, deadline, attempt, over)
 
     def _leave(self, leaving: Leaving) -> None:
         """One step of letting go; called until there is nothing left to do."""
@@ -586,9 +594,14 @@ class Agent:
         if not self._end_helpers(leaving):
             return
         if not leaving.unmounted:
-            self._mounting.unmount()
+            self._mounting.unmount(self._ended_job() if leaving.over else None)
             return
         self._say_goodbye(leaving)
+
+    def _ended_job(self) -> Path | None:
+        """A static node's disk outlives its jobs: what it has of one that is over. A rank's disk goes as a whole."""
+        assignment = self._saved.assignment
+        return self._set.mount / assignment.job if self._set.static and assignment is not None else None
 
     def _end_helpers(self, leaving: Leaving) -> bool:
         """End launcher and saver; True once both are gone, so that nothing uses the disk."""

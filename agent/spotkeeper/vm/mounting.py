@@ -5,6 +5,7 @@ For the loop's thread. What takes time (mkfs, mount, reading the checkpoints' ma
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Protocol
@@ -101,11 +102,13 @@ class Mounting:
             self.newest = max(commit, self.newest or commit)
             self._say(Kind.HOLDS, str(self.newest), gen=gen)
 
-    def unmount(self) -> None:
-        """For good; :class:`Unmounted` follows."""
+    def unmount(self, over: Path | None = None) -> None:
+        """For good; :class:`Unmounted` follows. ``over``: a folder on it that nobody wants any more."""
         disk, number = self._disk, self.number or 0
 
         def unmount() -> Unmounted:
+            if over is not None:
+                shutil.rmtree(over, ignore_errors=True)
             disk.unmount()
             return Unmounted(number)
 
