@@ -11,6 +11,7 @@ import jsonschema
 import msgspec
 import pytest
 from spotkeeper.cli.jobs import resume_waits
+from spotkeeper.cli.target import find_target
 from spotkeeper.cli.watch import added, follow, news, watch
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.report.view import JobView
@@ -351,6 +352,19 @@ def test_without_a_stack_the_message_names_both_ways(cli: Cli, tmp_path: Path, m
     monkeypatch.setenv("SPOTKEEPER_BUCKET", "gs://somewhere")  # and no stack: never the local one by surprise
     done = cli("status")
     assert (done.code, "no stack is named" in done.err) == (2, True)
+
+
+def test_the_bucket_that_is_advised_is_accepted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack's output is the bucket's name (``infra/__main__.py``); the address has its scheme before it."""
+    monkeypatch.delenv("SPOTKEEPER_BUCKET", raising=False)
+    advice = cli("status", "--stack", "pr od").err.splitlines()[-1].removeprefix("  try: ")
+    script = f'pulumi() {{ [ "$*" = "stack output bucket --stack pr od" ] && echo sk-acme-prod; }}; {advice}'
+    told = subprocess.run(
+        ["/bin/sh", "-c", f'{script}; printf %s "$SPOTKEEPER_BUCKET"'], capture_output=True, text=True, check=True
+    ).stdout
+    assert told == "gs://sk-acme-prod"
+    monkeypatch.setenv("SPOTKEEPER_BUCKET", told)
+    assert find_target("prod").store() is not None
 
 
 def test_a_bucket_without_a_stack_or_with_a_wrong_address(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from spotkeeper.cli.localcloud import note_upkeep
+from spotkeeper.clock import Clock
 from spotkeeper.local import procs
-from spotkeeper.local.cloud import LocalCloud
+from spotkeeper.local.cloud import LocalCloud, LocalCloudError
+from spotkeeper.local.world import Config
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -133,6 +138,26 @@ def test_an_allocation_that_came_to_harm_is_made_anew(shell: Shell) -> None:
     assert "spotkeeper repair alloc" in shell("status").stderr
     assert shell.json("repair", "alloc")["ver"] >= 1
     assert "alloc" not in shell("status").stderr
+
+
+def test_the_commands_that_help_a_cloud_name_its_folder_as_a_shell_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my cloud; it's $HOME"
+    folder.mkdir()
+    config = Config("0" * 8, 1, Clock(0.0, 0.0, 1.0).to_env())
+    (folder / "cloud.json").write_bytes(msgspec.json.encode(config))
+    (folder / "state.sqlite").write_text("no books " * 99)
+    said: list[str] = []
+    note_upkeep(folder)
+    said.append(capsys.readouterr().err)
+    for call in (LocalCloud.status, LocalCloud.left_over):
+        with pytest.raises(LocalCloudError) as caught:
+            call(LocalCloud.attach(folder))
+        said.append(str(caught.value))
+    for text in said:
+        command = text[text.rindex("spotkeeper local") :]
+        assert shlex.split(command)[-2:] == ["--folder", str(folder)]
 
 
 @pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf"])

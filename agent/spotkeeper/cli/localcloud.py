@@ -84,7 +84,8 @@ def note_upkeep(folder: Path) -> None:
         Upkeep.UNWATCHED: "has lost its keeper: it goes on, but nobody would start its control plane again",
     }
     if cloud.upkeep in words:
-        note(f"the cloud in {cloud.folder} {words[cloud.upkeep]}\n  try: spotkeeper local up --folder {cloud.folder}")
+        again = f"spotkeeper local up --folder {shlex.quote(str(cloud.folder))}"
+        note(f"the cloud in {cloud.folder} {words[cloud.upkeep]}\n  try: {again}")
 
 
 def local_target(folder: Path) -> Target:

@@ -8,6 +8,7 @@ in a folder above.
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +62,7 @@ class Target:
             raise CliError(
                 f"{self.bucket} belongs to the stack {state.stack}, not to {self.stack}",
                 Exit.MISSING,
-                "set SPOTKEEPER_BUCKET to the output `bucket` of that stack: pulumi stack output bucket",
+                export_bucket(self.stack),
             )
         return state
 
@@ -92,13 +93,18 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
         raise CliError(
             f"no stack {name}: SPOTKEEPER_BUCKET is not set{here}",
             Exit.MISSING,
-            f"export SPOTKEEPER_BUCKET=$(pulumi stack output bucket --stack {name})",
+            export_bucket(name),
         )
     raise CliError(
         "no stack: neither SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are set nor is there a .spotkeeper/local here",
         Exit.MISSING,
         "on this machine: spotkeeper local up; in a cloud: export SPOTKEEPER_STACK=... SPOTKEEPER_BUCKET=gs://...",
     )
+
+
+def export_bucket(stack: str) -> str:
+    """The command that names a stack's bucket: its output `bucket` is the bare name."""
+    return f"export SPOTKEEPER_BUCKET=gs://$(pulumi stack output bucket --stack {shlex.quote(stack)})"
 
 
 def local_folder(start: Path) -> Path | None:

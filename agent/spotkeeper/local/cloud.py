@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -280,7 +281,8 @@ class LocalCloud:
             with closing(State(path)) as state:
                 return state.count("instances"), state.count("disks") + state.count("snapshots")
         except sqlite3.DatabaseError as error:
-            raise LocalCloudError(f"{path}: {error}; end it: spotkeeper local down --force") from None
+            end = f"spotkeeper local down --force --folder {shlex.quote(str(self.folder))}"
+            raise LocalCloudError(f"{path}: {error}; end it: {end}") from None
 
     def _guests(self) -> set[int]:
         ours = procs.marked(procs.mark(procs.CLOUD, self.config.uid))
@@ -340,7 +342,7 @@ class LocalCloud:
         except requests.RequestException as error:
             raise LocalCloudError(
                 f"the cloud in {self.folder} does not answer ({type(error).__name__}); "
-                f"start it: spotkeeper local up --folder {self.folder}"
+                f"start it: spotkeeper local up --folder {shlex.quote(str(self.folder))}"
             ) from None
         if not answer.ok:
             raise LocalCloudError(_message(answer))
