@@ -276,14 +276,40 @@ def test_watch_fails_with_a_job_that_holds_because_it_failed(cli: Cli, store: Ob
 
 def test_logs_of_a_job_that_holds_say_so_and_end(cli: Cli, store: ObjectStore) -> None:
     failed(store)
-    for more in ((), ("--follow",)):
+    for more, said in (((), ()), (("--follow",), ("generation 2, which failed:",))):
         done = cli("logs", "first", "--rank", "1", *more)
         assert (done.code, done.out) == (0, "this does not fit\n")
         assert done.err.splitlines() == [
+            *said,
             "first holds (rank 1 exited with 93)",
             "  try: spotkeeper resume first, or spotkeeper cancel first",
         ]
     assert "holds" not in cli("logs", "first", "--rank", "1", "--json").err
+
+
+def test_a_followed_log_says_which_generation_speaks(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after a resume the newest log is still that of the crash."""
+    failed(store)
+    cli("resume", "first")
+    looks = 0
+
+    def goes_on(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            store.put(f"jobs/{JOB}/logs/1/3.log", b"step 1\n")
+            return
+        held = store.read_record(JOB)
+        assert held is not None
+        over = msgspec.structs.replace(held.value, phase=Phase.END, outcome=Outcome.SUCCEEDED, nonce="n2")
+        assert store.cas_record(over, held.token)
+
+    monkeypatch.setattr(follow, "__defaults__", (goes_on,))
+    done = cli("logs", "first", "--rank", "1", "--follow")
+    assert done.out == "this does not fit\nstep 1\n"
+    assert done.err.splitlines() == ["generation 2, which failed:", "generation 3:"]
 
 
 def test_a_new_generation_has_a_log_of_its_own() -> None:
@@ -293,6 +319,12 @@ def test_a_new_generation_has_a_log_of_its_own() -> None:
     told: list[tuple[int, str]] = []
     follow(lambda: next(looks), lambda: next(over), lambda gen, text: told.append((gen, text)), lambda _: None)
     assert told == [(1, "begin\n"), (1, "step 1\n"), (2, "begin\n")]
+
+
+def test_a_watched_job_that_somebody_cancelled_needs_no_advice(cli: Cli, store: ObjectStore) -> None:
+    a_job(store, phase=Phase.END, outcome=Outcome.CANCELLED, reason="cancelled by me")
+    done = cli("watch", "first")
+    assert (done.code, done.err) == (1, f"error: first ({JOB}) was cancelled\n")
 
 
 def test_watch_fails_with_a_job_that_failed(cli: Cli, store: ObjectStore) -> None:

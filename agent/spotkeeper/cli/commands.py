@@ -20,7 +20,7 @@ from spotkeeper.report.view import JobView
 from spotkeeper.spec.check import check_job
 from spotkeeper.spec.job import AskKind, JobSpec
 from spotkeeper.spec.parse import SpecError, load_located, nearest
-from spotkeeper.spec.record import Hold, Phase, Record
+from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 from spotkeeper.spec.stack import StackState
 
 
@@ -155,6 +155,8 @@ def watch_job(job: str, stack: str | None, *, as_json: bool) -> None:
         raise CliError(f"{who} has spent its max_usd and holds", code, f"{remedy} (for as much again)")
     if why is not None:
         raise CliError(f"{who} failed and holds", code, f"spotkeeper logs {record.job}, then {remedy} [JOB.YAML]")
+    if held is not None and held.value.outcome is Outcome.CANCELLED:
+        raise CliError(f"{who} was cancelled", code)  # by a person, who knows why
     raise CliError(f"{who} did not succeed", code, f"spotkeeper logs {record.job}")
 
 
@@ -180,8 +182,16 @@ def logs(job: str, rank: int, gen: int | None, stack: str | None, *, follow: boo
     def read() -> tuple[int, str]:
         return jobs.log_text(store, record, rank, gen) if jobs.has_log(store, record, rank) else (0, "")
 
+    told: set[int] = set()
+
     def tell(found: int, text: str) -> None:
-        emit_line(LogText(record.job, rank, found, text)) if as_json else print(text, end="", flush=True)
+        if as_json:
+            emit_line(LogText(record.job, rank, found, text))
+            return
+        if found not in told:
+            told.add(found)
+            note(jobs.whose_log(store, record, found))
+        print(text, end="", flush=True)
 
     follow_log(read, lambda: _stands(store, record.job), tell)
     _note_hold(jobs.find_job(store, record.job))

@@ -224,6 +224,12 @@ def has_log(store: Store, record: Record, rank: int) -> bool:
     return bool(_gens(store, record, rank))
 
 
+def whose_log(store: Store, record: Record, gen: int) -> str:
+    """What is told before a generation's log, so that a failure that is over is not taken for a new one."""
+    crash = last_crash((*store.list_ledger(record.job), *record.outbox))
+    return f"generation {gen}, which failed:" if crash is not None and crash.gen == gen else f"generation {gen}:"
+
+
 def _gens(store: Store, record: Record, rank: int) -> list[int]:
     """Generations whose log of this rank is kept, in order."""
     prefix = paths.log(record.job, rank, 0).rpartition("/")[0] + "/"
