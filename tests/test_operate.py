@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from spotkeeper.cli.target import LOCAL
 from spotkeeper.reconcile.decide import Times, fuses
 from spotkeeper.spec.record import Hold
 
@@ -79,3 +80,10 @@ def test_figures_on_the_page_are_those_of_the_code() -> None:
         in PAGE
     )
     assert (fuses.SHARE, fuses.AT_LEAST, times.breaker_s, times.breaker_window_s) == (0.2, 2, 120.0, 60.0)
+
+
+def test_the_page_says_where_the_one_machine_cloud_has_the_functions_log() -> None:
+    """`local/functions.py` writes it; the glob on the page is what finds it."""
+    text = (ROOT / "agent" / "spotkeeper" / "local" / "functions.py").read_text("utf-8")
+    assert 'folder / "serial" / f"function-{name}.log"' in text
+    assert f"{LOCAL}/serial/function-*.log" in QUOTED
