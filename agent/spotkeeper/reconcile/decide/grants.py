@@ -140,7 +140,8 @@ def _wait(draft: Draft, index: int, reason: str) -> None:
 def _options(draft: Draft, index: int, which: str) -> list[Offer]:
     rank = draft.ranks[index]
     if which == "cur":
-        return [*_static(draft), *(choice.offer for choice in choices(draft, rank, _home(draft, rank)))]
+        home = None if draft.seen.spec and draft.seen.spec.spread else draft.record.zone
+        return [*_static(draft, home), *(choice.offer for choice in choices(draft, rank, _home(draft, rank)))]
     assert rank.cur is not None
     models = (Model.SPOT,) if rank.wish == "spot" and rank.cur.notice is None else ()
     return [choice.offer for choice in choices(draft, rank, rank.cur.zone, models)]
@@ -214,11 +215,10 @@ def cold(draft: Draft, offer: Offer) -> bool:
     )
 
 
-def _static(draft: Draft) -> list[Offer]:
-    """Idle static nodes that are listed, running, and granted to nobody (or to this very attempt)."""
+def _static(draft: Draft, zone: str | None) -> list[Offer]:
+    """Static nodes of a zone that are listed and running; whom they are granted to is the caller's to look at."""
     spec, view = draft.seen.spec, draft.view
     assert spec is not None
-    zone = None if spec.spread else draft.record.zone
     boots = {hello.node: hello.uid for hello in draft.seen.hellos}
     out = []
     for offer in static_offers(spec, draft.seen.stack, draft.seen.hellos, zone):
@@ -234,22 +234,41 @@ def _static(draft: Draft) -> list[Offer]:
 def _zone(draft: Draft) -> None:
     """One zone for the gang, unless it spreads: a static node's, else that of the best offer.
 
-    Before the first generation there is no data: a zone that refused is left for the next one.
+    Before the first generation there is no data: a zone that refused is left for the next one, and any for a node.
     """
     record, spec = draft.record, draft.seen.spec
     assert spec is not None
     if spec.spread:
         return
+    if not record.gen and not any(rank.cur for rank in draft.ranks) and (zone := _idle_zone(draft)) is not None:
+        _settle(draft, zone)
+        return
     pinned = any(rank.cur is not None and rank.cur.node for rank in draft.ranks)
     if record.zone is not None and (record.gen or pinned or not _all_refused(draft)):
-        return
-    nodes = [offer for offer in _static(draft) if draft.held.room(draft.seen.stack, offer)]
-    if record.zone is None and nodes:
-        draft.set(zone=nodes[-1].zone)
         return
     zone = _best_zone(draft)
     if zone is not None and zone != record.zone:
         _settle(draft, zone)
+
+
+def _idle_zone(draft: Draft) -> str | None:
+    """Where a gang that has nothing yet had better begin: at a static node that idles; None: where it was going to.
+
+    It may have gone where offers are since the node was busy or not up yet. Nodes that do not do for the whole gang
+    call it back only while the rest may be had beside them: it is bound to their zone then.
+    """
+    record, ranks = draft.record, draft.ranks
+    live = [one for one in draft.view.own_grants() if one.rank < len(ranks) and one.attempt > ranks[one.rank].top]
+    ours = {grant.resource for grant in live}  # granted in this very round: still to be taken
+    nodes = _static(draft, None)
+    zones = [o.zone for o in nodes if alloc.resource(o) in ours or draft.held.room(draft.seen.stack, o)]
+    if record.zone in zones or not zones:
+        return None
+    refused = {key for rank in draft.ranks for key in rank.refused}
+    if record.zone is None or zones.count(zones[-1]) >= draft.size():
+        return zones[-1]
+    offers = choices(draft, Rank(), zones[-1])
+    return zones[-1] if any(choice.offer.key() not in refused for choice in offers) else None
 
 
 def _all_refused(draft: Draft) -> bool:
