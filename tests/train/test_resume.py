@@ -139,6 +139,16 @@ def test_no_peer_has_it_whole_so_all_use_the_older(tmp_path: Path, references: A
     assert finals(job) == references["conv", 1]
 
 
+def test_more_ranks_go_on_from_one(tmp_path: Path) -> None:
+    job = Job(tmp_path / "out", events=(Event(4, 0, "stop"),))
+    with Gang(tmp_path / "gang", job, nodes=2) as gang:
+        gang.nodes = 1
+        gang.run(1)
+        gang.nodes = 2
+        assert gang.run(2)[0].code == 0, gang.log(0, 2)
+        assert ", 1 rank then, 2 now: reseeded" in gang.log(0, 2)
+
+
 def test_fewer_ranks_go_on_with_the_same_batches(tmp_path: Path) -> None:
     """Every global batch holds the same samples, whoever trains on them; only their split changes."""
     job = Job(tmp_path / "out", events=(Event(4, 0, "stop"),), seen=tmp_path / "seen")

@@ -326,7 +326,7 @@ class Run:
             self._control.committed(manifest.commit, manifest.saved_at)
         if self._gang.local_rank == 0:
             self._control.resumed(manifest.commit)
-            resized = "" if same_world else f", {manifest.world} ranks then, {self._gang.world} now: reseeded"
+            resized = "" if same_world else f", {_ranks(manifest.world)} then, {self._gang.world} now: reseeded"
             say(f"generation {self._gen}: resumed from {manifest.commit} ({restored.source}{resized})")
 
     # ------------------------------------------------------------ the loop
@@ -495,6 +495,10 @@ class Run:
     def _set_state(self, phase: Phase) -> None:
         if self._gang.local_rank == 0:
             self._control.state = phase
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _versions() -> dict[str, str]:
