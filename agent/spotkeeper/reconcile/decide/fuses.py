@@ -116,10 +116,17 @@ def step(draft: Draft) -> None:
     if not spent_up(draft) or draft.record.pause or draft.record.phase is not Phase.RUN:
         return
     assert draft.seen.spec is not None
-    why = f"max_usd: ${draft.seen.spec.max_usd:.2f} is spent, as estimated"
+    why = _told(draft, draft.seen.spec.max_usd or 0.0)
     draft.set(pause=why)
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "spend")
     draft.log(Event.FUSE, f"v{draft.before.ver + 1}.spend", cause="spend", detail=why)
+
+
+def _told(draft: Draft, cap: float) -> str:
+    """What is spent, and of which allowance: after a resume for as much again, the job file's cap is not the sum."""
+    spent, before = _spent(draft), draft.record.fuses.forgiven
+    again = f" since it was resumed at ${before:.2f}" if before else ""
+    return f"max_usd: ${cap:.2f} is spent{again}, ${spent:.2f} in all, as estimated"
 
 
 def spent_up(draft: Draft) -> bool:
@@ -153,10 +160,10 @@ def _spent(draft: Draft) -> float:
 
 
 def _slots(record: Record) -> Iterator[Slot]:
-    """Machines that cost: a static node costs the same without the job."""
+    """Machines that cost, static nodes included: the cap is on the sum that the job's status shows."""
     for rank in record.ranks:
         for slot in (rank.cur, rank.next):
-            if slot is not None and slot.node is None:
+            if slot is not None:
                 yield slot
 
 

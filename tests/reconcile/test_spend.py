@@ -1,0 +1,45 @@
+"""``max_usd`` holds a job at the sum that its status shows: boots, crashes and static nodes included."""
+
+from __future__ import annotations
+
+import pytest
+from spotkeeper.spec.job import AskKind, Retry
+from spotkeeper.spec.record import Hold, Phase
+
+from tests.reconcile.world import World, stack
+
+
+def holding(world: World) -> bool:
+    return world.record().phase is Phase.HOLD
+
+
+@pytest.mark.parametrize("static", [0, 1], ids=["spot", "static"])
+def test_a_job_that_crashes_again_and_again_is_held_by_its_cap(static: int) -> None:
+    """Static nodes cost by their list price, as in the job's report: a crash loop on one is no free loop."""
+    world = World(nodes=1, the_stack=stack(static=static), max_usd=0.01, retry=Retry(crashes=1000))
+    world.crashing = 1000
+    world.run(10)
+    world.submit()
+    world.until(lambda: holding(world), 600)
+    record = world.record()
+    assert record.hold is Hold.SPEND and record.budget.crashes > 0
+    assert 0.01 <= record.fuses.spent < 0.015
+
+
+def test_a_machine_that_never_comes_up_spends_too() -> None:
+    world = World(nodes=1, max_usd=0.01, boot_s=100_000.0)
+    world.submit()
+    world.until(lambda: holding(world), 300)  # at 0.30 an hour after two minutes; ticks look once a minute
+    assert world.record().hold is Hold.SPEND and world.record().gen == 0
+
+
+def test_a_second_hold_tells_what_is_spent_in_all() -> None:
+    world = World(nodes=1, max_usd=0.1)
+    world.submit()
+    world.until(lambda: holding(world), 2400)
+    assert world.record().reason.startswith("max_usd: $0.10 is spent, $0.10 in all")
+    world.ask(AskKind.RESUME)
+    world.until(world.training, 600)
+    world.until(lambda: holding(world), 2400)
+    assert world.record().hold is Hold.SPEND
+    assert "$0.10 is spent since it was resumed at $0.10, $0.20 in all" in world.record().reason
