@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.document import Speaker
@@ -14,6 +16,7 @@ from spotkeeper.spec.cloud import Disk, Vm, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import FactIn, Sync
 from spotkeeper.spec.job import Ask, AskKind
+from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Alloc, Grant, Outcome, Phase, Rank, Record
 
 from tests.reconcile.world import JOB, Drive, Machine, World
@@ -52,6 +55,34 @@ def test_a_disk_without_a_record_is_kept() -> None:
     assert (disk.name, "z-b") in world.drives
     assert world.record(GHOST).phase is Phase.DONE
     assert world.record(GHOST).ranks[2].disk_top == 4
+
+
+def test_a_record_that_was_deleted_is_told_once_and_the_disks_that_stay_by_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They bill until a person has looked: an alarm, not a warning, and no word that nothing is left."""
+    world = trained()
+    for rank in (0, 1):
+        disk = Disk(f"sk-t-{GHOST}-r000{rank}-d1", "z-b", GHOST, rank, 1)
+        world.drives[disk.name, "z-b"] = Drive(disk, world.t)
+    with caplog.at_level(logging.INFO):
+        world.run(190)
+    told = [line for line in caplog.records if GHOST in line.getMessage()]
+    assert [line.levelname for line in told] == ["ERROR"]
+    assert told[0].getMessage() == (
+        f"ALARM: job {GHOST} has machines, disks or grants but no record: it is ended, its machines go; "
+        f"2 disks kept, which bill: sk-t-{GHOST}-r0000-d1 (z-b), sk-t-{GHOST}-r0001-d1 (z-b)"
+    )
+    (done,) = world.events(Event.DONE, job=GHOST)
+    assert done.detail == f"but 2 disks kept, which bill: sk-t-{GHOST}-r0000-d1, sk-t-{GHOST}-r0001-d1"
+    assert "its disks are kept" in world.record(GHOST).reason
+
+
+def test_a_job_that_leaves_nothing_says_no_more_than_that() -> None:
+    world = World(nodes=1, steps=20)
+    world.submit()
+    world.until(lambda: world.record().phase is Phase.DONE, 600)
+    assert [entry.detail for entry in world.events(Event.DONE)] == [""]
 
 
 def test_a_grant_without_a_record_is_released() -> None:

@@ -26,6 +26,7 @@ from spotkeeper.spec.record import Alloc, Outcome, Phase, Rank, Record
 T = TypeVar("T")
 TICK_EVERY_S = 60.0
 GIVEN_UP_S = 86_400.0  # virtual; a submission takes minutes, and may be finished later by submitting again
+NAMED = 8  # disks by name in an alarm
 STRIDE = 7919  # jobs by which the turns move on at each tick
 ROUNDS_AT_ONCE = 8
 
@@ -153,10 +154,19 @@ def _orphans(store: Store, clock: Now, listing: Listing, jobs: list[str], failed
             continue
         record = _end_record(job, listing, alloc, clock.now())
         if record is not None and store.create_record(record):
-            log.warning("job %s has machines, disks or grants but no record: ending it", job)
+            _tell(job, listing)
             store.set_active(job)
             out.append(job)
     return out
+
+
+def _tell(job: str, listing: Listing) -> None:
+    """Once a job: its record's creation is. Only a person can say what its disks are worth."""
+    kept = sorted(f"{disk.name} ({disk.zone})" for disk in listing.disks if disk.job == job)
+    named = ", ".join(kept[:NAMED]) + (", ..." if len(kept) > NAMED else "")
+    disks = f"{len(kept)} disk{'s' * (len(kept) > 1)} kept, which bill: {named}" if kept else "no disk of it is known"
+    text = "ALARM: job %s has machines, disks or grants but no record: it is ended, its machines go; %s"
+    log.error(text, job, disks, extra={"job": job})
 
 
 def _end_record(job: str, listing: Listing, alloc: Alloc, now: float) -> Record | None:
@@ -186,7 +196,7 @@ def _end_record(job: str, listing: Listing, alloc: Alloc, now: float) -> Record 
         nonce=uid,
         phase=Phase.END,
         outcome=Outcome.CANCELLED,
-        reason="its record was missing",
+        reason="its record was missing: its machines go, its disks are kept",
         ranks=tuple(ranks),
         keep_disks=True,
     )

@@ -11,6 +11,8 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Phase
 
+NAMED = 8  # disks by name in one entry
+
 
 def step(draft: Draft) -> None:
     """END -> DONE when every zone answered and nothing is left; a hung static node is not waited for."""
@@ -22,4 +24,14 @@ def step(draft: Draft) -> None:
     if view.vms or disks or view.snapshots or slots:
         return
     draft.set(phase=Phase.DONE)
-    draft.log(Event.DONE, "job", cause=record.outcome.value if record.outcome else None)
+    cause = record.outcome.value if record.outcome else None
+    draft.log(Event.DONE, "job", cause=cause, detail=_kept(draft))
+
+
+def _kept(draft: Draft) -> str:
+    """Which disks stay, and bill: how many, and the first few by name."""
+    disks = sorted(disk.name for same in draft.view.disks.values() for disk in same)
+    if not disks:
+        return ""
+    more = f" and {len(disks) - NAMED} more" if len(disks) > NAMED else ""
+    return f"but {len(disks)} disk{'s' * (len(disks) > 1)} kept, which bill: {', '.join(disks[:NAMED])}{more}"
