@@ -47,7 +47,7 @@ QUARANTINE_BYTES = 4096
 log = logging.getLogger(__name__)
 
 
-class _Format(Struct, frozen=True):
+class _Document(Struct, frozen=True):
     v: int | None = None
 
 
@@ -73,7 +73,7 @@ def decode(data: bytes, kind: type[T], path: str) -> T:
     try:
         return codec.decode(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
-        raise CorruptError(f"{path}: not a {kind.__name__}: {error}", path, said=_cut(data)) from error
+        raise CorruptError(f"{path}: not a {kind.__name__.strip("_")}: {error}", path, said=_cut(data)) from error
 
 
 def _cut(data: bytes) -> str:
@@ -106,7 +106,7 @@ def _unpacked(data: bytes, path: str) -> bytes:
 def decode_versioned(data: bytes, kind: type[T], path: str) -> T:
     """The inverse of :func:`encode_versioned`."""
     data = _unpacked(data, path)
-    found = decode(data, _Format, path).v
+    found = decode(data, _Document, path).v
     if found is not None and found > FORMAT:
         raise NewerError(f"{path}: format {found}, this Spotkeeper knows {FORMAT}: a newer one wrote it", path)
     if found != FORMAT:
