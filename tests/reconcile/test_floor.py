@@ -66,3 +66,33 @@ def test_nodes_that_are_too_few_do_not_call_a_gang_back_to_a_zone_that_refused_t
     assert before != "z-a"
     world.run(120)
     assert world.record().zone == before and all(model is Model.SPOT for model, _ in wants(world))
+
+
+def test_a_job_that_waits_says_for_what_though_another_has_the_node() -> None:
+    """A node that is taken is no cap of a pool; and a job that waits for capacity remembers since when."""
+    world = full(World(nodes=1, the_stack=stack(static=1)))
+    world.run(10)
+    world.submit()
+    world.until(world.training)
+    for number, (spec, reason) in enumerate(
+        (
+            ({"max_on_demand": 0}, "waiting for spot capacity in z-c: the job's own max_on_demand is 0"),
+            ({"policy": "on-demand", "max_on_demand": 0}, "waiting: the job's own max_on_demand is 0"),
+            ({"policy": "spot", "max_on_demand": 0}, "waiting for capacity in z-c"),
+            ({"pools": ("fix",)}, "waiting for a static node: other jobs have them, or they are down"),
+        ),
+        start=2,
+    ):
+        job = f"bcde234{number}"
+        world.spec = replace(world.spec, **{"max_on_demand": None, "policy": "balanced", "pools": (), **spec})
+        world.submit(job)
+        world.run(30)
+        assert world.record(job).reason == reason
+        assert (world.record(job).dry_since is None) is ("pools" in spec)
+
+
+def test_pools_at_their_caps_are_told_as_such() -> None:
+    world = World(nodes=2, the_stack=stack(max_nodes=1))
+    world.submit()
+    world.run(30)
+    assert world.record().reason == "waiting: the stack's pools are at their caps"

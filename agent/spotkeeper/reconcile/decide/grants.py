@@ -73,7 +73,7 @@ def fill(draft: Draft, index: int, which: str) -> None:
         if draft.held.room(draft.seen.stack, offer):
             draft.want(Grant(draft.record.job, index, attempt, alloc.resource(offer), draft.now))
             return
-    _waiting(draft, index, bool(options))
+    _waiting(draft, index, any(offer.node is None for offer in options))
 
 
 def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) -> None:
@@ -119,13 +119,32 @@ def _waiting(draft: Draft, index: int, capped: bool) -> None:
         return
     if capped:
         reason = "waiting: the stack's pools are at their caps"
+    elif not _buys(draft):
+        capped, reason = True, "waiting for a static node: other jobs have them, or they are down"
     else:
-        reason = f"waiting for capacity in {draft.record.zone or 'any zone'}"
+        reason = _dry(draft)
         if rank.refused and draft.now >= rank.refused_at + draft.times.cold_s:
             draft.put(index, refused=())
     _wait(draft, index, reason)
     if not capped and draft.record.dry_since is None:
         draft.set(dry_since=draft.now)
+
+
+def _buys(draft: Draft) -> bool:
+    """Whether the job may have machines other than static nodes at all."""
+    spec, pools = draft.seen.spec, draft.seen.stack.pools
+    return spec is not None and any(
+        pool.kind != "static" and (not spec.pools or pool.name in spec.pools) for pool in pools
+    )
+
+
+def _dry(draft: Draft) -> str:
+    """No offer is left: all were refused, or the job's own limit leaves none but spot."""
+    spec, where = draft.seen.spec, draft.record.zone or "any zone"
+    if spec is None or spec.max_on_demand is None or spec.policy == "spot" or _on_demand_left(draft) > 0:
+        return f"waiting for capacity in {where}"
+    what = "waiting" if spec.policy == "on-demand" else f"waiting for spot capacity in {where}"
+    return f"{what}: the job's own max_on_demand is {spec.max_on_demand}"
 
 
 def _wait(draft: Draft, index: int, reason: str) -> None:
