@@ -73,7 +73,7 @@ def decode(data: bytes, kind: type[T], path: str) -> T:
     try:
         return codec.decode(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
-        raise CorruptError(f"{path}: not a {kind.__name__.strip("_")}: {error}", path, said=_cut(data)) from error
+        raise CorruptError(f"{path}: not a {kind.__name__.strip('_')}: {error}", path, said=_cut(data)) from error
 
 
 def _cut(data: bytes) -> str:
