@@ -165,8 +165,12 @@ def _tell(job: str, listing: Listing) -> None:
     kept = sorted(f"{disk.name} ({disk.zone})" for disk in listing.disks if disk.job == job)
     named = ", ".join(kept[:NAMED]) + (", ..." if len(kept) > NAMED else "")
     disks = f"{len(kept)} disk{'s' * (len(kept) > 1)} kept, which bill: {named}" if kept else "no disk of it is known"
-    text = "ALARM: job %s has machines, disks or grants but no record: it is ended, its machines go; %s"
-    log.error(text, job, disks, extra={"job": job})
+    log.error(
+        "ALARM: job %s has machines, disks or grants but no record: it is ended, its machines go; %s",
+        job,
+        disks,
+        extra={"job": job},
+    )
 
 
 def _end_record(job: str, listing: Listing, alloc: Alloc, now: float) -> Record | None:

@@ -143,8 +143,9 @@ def _dry(draft: Draft) -> str:
     spec, where = draft.seen.spec, draft.record.zone or "any zone"
     if spec is None or spec.max_on_demand is None or spec.policy == "spot" or _on_demand_left(draft) > 0:
         return f"waiting for capacity in {where}"
-    what = "waiting" if spec.policy == "on-demand" else f"waiting for spot capacity in {where}"
-    return f"{what}: the job's own max_on_demand is {spec.max_on_demand}"
+    if spec.policy == "on-demand":
+        return f"waiting: the job's own max_on_demand is {spec.max_on_demand}"
+    return f"waiting for spot capacity in {where}: the job's own max_on_demand is {spec.max_on_demand}"
 
 
 def _wait(draft: Draft, index: int, reason: str) -> None:
