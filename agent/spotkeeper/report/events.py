@@ -47,7 +47,7 @@ _TEXTS: dict[Event, str] = {
     Event.RESUME: "the job goes on",
     Event.ASK: "asked",
     Event.END: "ended",
-    Event.DONE: "no VM and no disk of it is left",
+    Event.DONE: "no machine of it is left",
 }
 
 
