@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,18 @@ def test_the_name_of_a_finished_job_is_free(cli: Cli, store: ObjectStore, folder
     assert store.read_name("first") == second
 
 
+def before_the_record(patch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
+    """A submission's last write, its record's, is late: that happens once before it."""
+    real, todo = ObjectStore.create_record, [what]
+
+    def late(self: ObjectStore, record: Record) -> bool:
+        if todo:
+            todo.pop()()
+        return real(self, record)
+
+    patch.setattr(ObjectStore, "create_record", late)
+
+
 @pytest.mark.parametrize("verb", ["put_spec", "put", "put_name", "set_active", "append_ledger", "create_record"])
 def test_a_crash_at_any_write_is_mended_by_submitting_again(
     cli: Cli, store: ObjectStore, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch
@@ -154,16 +167,7 @@ def test_what_a_submission_leaves_that_nobody_finishes_is_deleted_after_a_day(
 def test_a_submission_that_wakes_up_when_it_was_given_up_runs_nothing(
     cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = ObjectStore.create_record
-    asleep: list[str] = []
-
-    def slow(self: ObjectStore, record: Record) -> bool:
-        if not asleep:
-            asleep.append("")
-            _tick(store, sweep.GIVEN_UP_S + 100.0)
-        return real(self, record)
-
-    monkeypatch.setattr(ObjectStore, "create_record", slow)
+    before_the_record(monkeypatch, lambda: _tick(store, sweep.GIVEN_UP_S + 100.0))
     done = cli("submit", folder / "job.yaml")
     assert done.code == 4
     assert store.active_jobs() == ()
@@ -223,38 +227,22 @@ def done_records(store: ObjectStore) -> set[str]:
 def test_two_shells_that_submit_the_same_have_one_job(
     cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = ObjectStore.create_record
     other: list[str] = []
-
-    def slow(self: ObjectStore, record: Record) -> bool:
-        if not other:
-            other.append("")
-            other.append(submitted(cli, folder / "job.yaml"))
-        return real(self, record)
-
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(ObjectStore, "create_record", slow)
-        assert submitted(cli, folder / "job.yaml") == other[1]
-    assert store.active_jobs() == (other[1],)
+        before_the_record(meanwhile, lambda: other.append(submitted(cli, folder / "job.yaml")))
+        assert submitted(cli, folder / "job.yaml") == other[0]
+    assert store.active_jobs() == (other[0],)
 
 
 def test_a_job_that_is_cancelled_while_it_is_submitted_never_runs(
     cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cancel comes after everything but the record: a record written after it would run, and have no name."""
-    real = ObjectStore.create_record
     said: list[str] = []
-
-    def slow(self: ObjectStore, record: Record) -> bool:
-        if not said:
-            said.append("")
-            said.append(cli("cancel", "first").out)
-        return real(self, record)
-
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(ObjectStore, "create_record", slow)
+        before_the_record(meanwhile, lambda: said.append(cli("cancel", "first").out))
         done = cli("submit", folder / "job.yaml")
-    assert said[1].endswith("its unfinished submission is withdrawn\n")
+    assert said[0].endswith("its unfinished submission is withdrawn\n")
     assert done.code == 4
     assert "somebody cancelled it meanwhile" in done.err
     assert store.active_jobs() == ()

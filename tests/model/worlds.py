@@ -84,16 +84,9 @@ RESIZED = Story(
 )
 
 # A static node may hold an older checkpoint than the rank's own disk, or none: it is no bargain then.
-STALE_NODE = Story(
-    "a rank leaves a static node, the other pauses and goes on",
-    ranks=2,
-    cap=5,
-    zones=("a",),
-    rounds=1,
-    faults=0,
+STALE_NODE = RESIZED._replace(
+    name="a rank leaves a static node, the other pauses and goes on",
     asks=frozenset({"resize", "pause"}),
-    least=1,
-    split=False,
     static=True,
 )
 BLANK_NODE = Story(

@@ -11,13 +11,21 @@ from spotkeeper.spec.job import AskKind, Nodes
 from spotkeeper.spec.record import Phase
 
 from tests.reconcile.test_resize import refused, resized, trained
-from tests.reconcile.world import World, stack
+from tests.reconcile.world import Machine, World, stack
 
 
 def paused(world: World) -> None:
     world.ask(AskKind.PAUSE)
     world.until(lambda: world.record().phase is Phase.HOLD)
     world.run(90)
+
+
+def paused_without_its_node(world: World) -> Machine:
+    """The static node on which it trained alone is gone for good while it pauses."""
+    paused(world)
+    (node,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    node.status, node.agent = VmStatus.DEAD, None
+    return node
 
 
 def resumed(world: World) -> None:
@@ -53,9 +61,7 @@ def test_a_static_node_that_never_saw_the_job_is_none_either() -> None:
 
 def test_whoever_knows_that_the_newest_is_lost_says_so_and_it_goes_on_without() -> None:
     world = trained(World(nodes=1, the_stack=stack(static=1)))
-    paused(world)
-    (node,) = (machine for machine in world.machines.values() if not machine.vm.job)
-    node.status, node.agent = VmStatus.DEAD, None
+    paused_without_its_node(world)
     world.ask(AskKind.RESUME)
     world.run(300)
     assert not world.training()
@@ -98,9 +104,7 @@ def test_to_go_back_is_no_wish_to_lose_what_can_be_had() -> None:
 
 def test_a_gang_whose_newest_checkpoint_is_on_a_static_node_stays_in_its_zone() -> None:
     world = trained(World(nodes=1, the_stack=stack(static=1)))
-    paused(world)
-    (node,) = (machine for machine in world.machines.values() if not machine.vm.job)
-    node.status, node.agent = VmStatus.DEAD, None
+    node = paused_without_its_node(world)
     world.ask(AskKind.RESUME)
     world.run(60)
     world.ask(AskKind.MOVE, zone="z-b")

@@ -157,9 +157,8 @@ def _leased(
 def hand_on(store: Store, job: str, clock: Now, options: Options, covered: frozenset[Fact]) -> None:
     """Nobody here has time for reports that came in at last: a round of theirs is due at once, for who asks next.
 
-    Where somebody has the lease, he looks for them when he gives it back.
+    Where somebody has the lease, he looks for them when he gives it back. ``store``: the request's own, with its end.
     """
-    store = store.until(options.deadline)
     try:
         if set(store.list_facts(job)) <= covered:
             return

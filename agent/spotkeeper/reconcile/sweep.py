@@ -20,13 +20,12 @@ from spotkeeper.reconcile import alarm, market, paths
 from spotkeeper.reconcile.deadline import BEGIN_S
 from spotkeeper.reconcile.round import Ended, Now, Options, RoundResult, Snapshot, bury, run_round, withdraw
 from spotkeeper.reconcile.store_api import CorruptError, Held, Store, StoreError
-from spotkeeper.spec.cloud import Cloud, Listing
+from spotkeeper.spec.cloud import Cloud, Listing, disks_kept
 from spotkeeper.spec.record import Alloc, Outcome, Phase, Rank, Record
 
 T = TypeVar("T")
 TICK_EVERY_S = 60.0
 GIVEN_UP_S = 86_400.0  # virtual; a submission takes minutes, and may be finished later by submitting again
-NAMED = 8  # disks by name in an alarm
 STRIDE = 7919  # jobs by which the turns move on at each tick
 ROUNDS_AT_ONCE = 8
 
@@ -162,13 +161,11 @@ def _orphans(store: Store, clock: Now, listing: Listing, jobs: list[str], failed
 
 def _tell(job: str, listing: Listing) -> None:
     """Once a job: its record's creation is. Only a person can say what its disks are worth."""
-    kept = sorted(f"{disk.name} ({disk.zone})" for disk in listing.disks if disk.job == job)
-    named = ", ".join(kept[:NAMED]) + (", ..." if len(kept) > NAMED else "")
-    disks = f"{len(kept)} disk{'s' * (len(kept) > 1)} kept, which bill: {named}" if kept else "no disk of it is known"
+    disks = disks_kept(f"{disk.name} ({disk.zone})" for disk in listing.disks if disk.job == job)
     log.error(
         "ALARM: job %s has machines, disks or grants but no record: it is ended, its machines go; %s",
         job,
-        disks,
+        disks or "no disk of it is known",
         extra={"job": job},
     )
 

@@ -7,6 +7,7 @@ implements :class:`Cloud` and nothing more.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol, Union
 
@@ -48,6 +49,18 @@ class Disk(Struct, frozen=True, gc=False):
     number: int
     users: tuple[str, ...] = ()  # names of VMs that hold it
     ready: bool = True
+
+
+NAMED = 8  # disks by name where all that stay are told of
+
+
+def disks_kept(names: Iterable[str]) -> str:
+    """How disks that stay are told of, in the ledger and in alarms; empty: there is none."""
+    known = sorted(names)
+    if not known:
+        return ""
+    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    return f"{len(known)} disk{'s' * (len(known) > 1)} kept, which bill: {', '.join(known[:NAMED])}{more}"
 
 
 class Snapshot(Struct, frozen=True):

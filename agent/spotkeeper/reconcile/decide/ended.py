@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from spotkeeper.reconcile import alloc
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.spec.cloud import disks_kept
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Phase
-
-NAMED = 8  # disks by name in one entry
 
 
 def step(draft: Draft) -> None:
@@ -29,9 +28,5 @@ def step(draft: Draft) -> None:
 
 
 def _kept(draft: Draft) -> str:
-    """Which disks stay, and bill: how many, and the first few by name."""
-    disks = sorted(disk.name for same in draft.view.disks.values() for disk in same)
-    if not disks:
-        return ""
-    more = f" and {len(disks) - NAMED} more" if len(disks) > NAMED else ""
-    return f"but {len(disks)} disk{'s' * (len(disks) > 1)} kept, which bill: {', '.join(disks[:NAMED])}{more}"
+    told = disks_kept(disk.name for same in draft.view.disks.values() for disk in same)
+    return f"but {told}" if told else ""

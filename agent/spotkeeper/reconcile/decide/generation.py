@@ -98,13 +98,13 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
     When the machines of the missing disks have waited long enough, one will do that holds the newest commit
     anybody reported. What was committed in the minute between that report and the loss may be done again.
     """
-    progress, held = draft.seen.progress, draft.view.holds(index, slot)
-    if held is None or progress is None or progress.commit_gen is None or progress.commit_step is None:
+    held, commit = draft.view.holds(index, slot), kept.committed(draft)
+    if held is None or commit is None:
         return False
     waits = [r.cur.since for i, r in enumerate(draft.ranks) if r.cur and not draft.view.attached(i, r.disk, r.cur)]
     if draft.now < max([draft.record.stop_since, *waits]) + draft.times.disk_s:
         return False
-    return held >= (progress.commit_gen, progress.commit_step)
+    return held >= commit
 
 
 def _fresh(draft: Draft, ready: list[int]) -> set[int]:
@@ -134,7 +134,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         since = rank.cur.since if rank.cur.state is SlotState.MEMBER else draft.now
         disk = draft.view.attached(index, rank.disk, rank.cur)
         cur = replace(rank.cur, state=SlotState.MEMBER, since=since, disk=disk, holds=index in fresh)
-        ranks[index] = replace(rank, cur=cur, refused=(), **_home(gen, cur))
+        ranks[index] = replace(rank, cur=cur, refused=(), **_remembers(gen, cur))
     draft.set(
         gen=gen,
         gen_since=draft.now,
@@ -151,7 +151,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
     draft.log(Event.GENERATION, f"g{gen}", cause=cause, detail=count)
 
 
-def _home(gen: int, cur: Slot) -> dict[str, Any]:
+def _remembers(gen: int, cur: Slot) -> dict[str, Any]:
     """What a rank remembers of its membership when its machine is gone: where its checkpoints are."""
     if not cur.disk:
         return {}

@@ -122,7 +122,7 @@ def _waiting(draft: Draft, index: int, capped: bool) -> None:
     elif not _buys(draft):
         capped, reason = True, "waiting for a static node: other jobs have them, or they are down"
     else:
-        reason = _dry(draft)
+        reason = _no_offers(draft)
         if rank.refused and draft.now >= rank.refused_at + draft.times.cold_s:
             draft.put(index, refused=())
     _wait(draft, index, reason)
@@ -138,7 +138,7 @@ def _buys(draft: Draft) -> bool:
     )
 
 
-def _dry(draft: Draft) -> str:
+def _no_offers(draft: Draft) -> str:
     """No offer is left: all were refused, or the job's own limit leaves none but spot."""
     spec, where = draft.seen.spec, draft.record.zone or "any zone"
     if spec is None or spec.max_on_demand is None or spec.policy == "spot" or _on_demand_left(draft) > 0:
@@ -161,13 +161,13 @@ def _options(draft: Draft, index: int, which: str) -> list[Offer]:
     rank = draft.ranks[index]
     if which == "cur":
         home = None if draft.seen.spec and draft.seen.spec.spread else draft.record.zone
-        return [*_static(draft, home), *(choice.offer for choice in choices(draft, rank, _home(draft, rank)))]
+        return [*_static(draft, home), *(choice.offer for choice in choices(draft, rank, _home_zone(draft, rank)))]
     assert rank.cur is not None
     models = (Model.SPOT,) if rank.wish == "spot" and rank.cur.notice is None else ()
     return [choice.offer for choice in choices(draft, rank, rank.cur.zone, models)]
 
 
-def _home(draft: Draft, rank: Rank) -> str | None:
+def _home_zone(draft: Draft, rank: Rank) -> str | None:
     """The zone a rank is bound to: its gang's, or that of its own disk in a job that spreads."""
     spec = draft.seen.spec
     if spec is not None and spec.spread:

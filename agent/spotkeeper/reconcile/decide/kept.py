@@ -17,11 +17,16 @@ from spotkeeper.spec.record import Rank, Slot
 
 def newest(draft: Draft) -> Commit | None:
     """The newest commit that anybody reported; None: there is none yet."""
-    progress = draft.seen.progress
-    known = draft.view.newest_held or (0, 0)
-    if progress is not None and progress.commit_gen is not None and progress.commit_step is not None:
-        known = max(known, (progress.commit_gen, progress.commit_step))
+    known = max(draft.view.newest_held or (0, 0), committed(draft) or (0, 0))
     return known if draft.record.gen and known > (0, 0) else None
+
+
+def committed(draft: Draft) -> Commit | None:
+    """The last commit that the progress of the job tells of; None: it tells of none."""
+    progress = draft.seen.progress
+    if progress is None or progress.commit_gen is None or progress.commit_step is None:
+        return None
+    return progress.commit_gen, progress.commit_step
 
 
 def given_up(draft: Draft) -> bool:
