@@ -117,6 +117,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
     cidr: str = "10.40.0.0/16"
     public_ip: bool = False  # needed only by jobs that read from outside the cloud
+    ssh: Literal["none", "iap"] = "none"  # iap: people log in through Google's Identity-Aware Proxy, by OS Login
 
 
 class Bucket(Struct, frozen=True, forbid_unknown_fields=True):

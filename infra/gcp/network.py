@@ -1,7 +1,7 @@
 """The stack's network: one subnetwork, private, whose machines talk to each other and to Google.
 
 No NAT and no public address unless asked for: private access reaches storage and the
-function, and costs nothing.
+function, and costs nothing. Nobody from outside may connect, unless people's log-in is asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import pulumi_gcp as gcp
 
 from infra import naming
 from infra.settings import Settings
+
+# https://cloud.google.com/iap/docs/using-tcp-forwarding: what its connections come from. It asks who somebody is.
+IAP_RANGE = "35.235.240.0/20"
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class Network(pulumi.ComponentResource):
             name=f"{called}-inside",
             network=network.id,
             direction="INGRESS",
-            source_tags=[naming.stack(settings.stack)],
-            target_tags=[naming.stack(settings.stack)],
+            source_tags=[called],
+            target_tags=[called],
             allows=[
                 gcp.compute.FirewallAllowArgs(protocol="tcp"),
                 gcp.compute.FirewallAllowArgs(protocol="udp"),
@@ -57,4 +60,16 @@ class Network(pulumi.ComponentResource):
         )
         self.subnetwork = subnetwork.self_link
         self.parts: list[pulumi.Resource] = [network, subnetwork, inside]
+        if settings.network.ssh == "iap":
+            ssh = gcp.compute.Firewall(
+                "ssh-iap",
+                name=f"{called}-ssh-iap",
+                network=network.id,
+                direction="INGRESS",
+                source_ranges=[IAP_RANGE],
+                target_tags=[called],
+                allows=[gcp.compute.FirewallAllowArgs(protocol="tcp", ports=["22"])],
+                opts=child,
+            )
+            self.parts.append(ssh)
         self.register_outputs({"subnetwork": self.subnetwork})

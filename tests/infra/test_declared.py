@@ -166,6 +166,16 @@ def test_no_machine_has_a_public_address(local: Declaration) -> None:
         assert "sourceRanges" not in wall.properties
 
 
+def test_people_log_in_where_the_stack_file_says_so_and_through_googles_proxy_only(example: Declaration) -> None:
+    outer = [
+        wall.properties for wall in of(example, "gcp:compute/firewall:Firewall") if "sourceRanges" in wall.properties
+    ]
+    (ssh,) = outer
+    assert ssh["sourceRanges"] == ["35.235.240.0/20"]
+    assert ssh["allows"] == [{"protocol": "tcp", "ports": ["22"]}]
+    assert ssh["targetTags"] == one(example, "gcp:compute/firewall:Firewall", "inside")["targetTags"]
+
+
 def test_one_placement_policy_for_each_zone(local: Declaration) -> None:
     policies = of(local, "gcp:compute/resourcePolicy:ResourcePolicy")
     assert [p.name for p in sorted(policies, key=lambda p: p.name)] == [f"sk-local-burst-{z}" for z in "abc"]
