@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import resource
 import signal
@@ -19,7 +20,8 @@ import pytest
 from spotkeeper.train import saver, store
 from spotkeeper.train.client import Client, Durable, Failed, SaverError, new_manifest
 from spotkeeper.train.control import Commit, Fault
-from spotkeeper.train.saver import PAGE, Stretch
+from spotkeeper.train.messages import Stretch
+from spotkeeper.train.saver import PAGE
 from spotkeeper.train.store import Place
 
 GANG = (Place(0, 0, 0, True),)
@@ -401,6 +403,64 @@ def _await(condition, limit_s: float = 20.0) -> None:  # type: ignore[no-untyped
     while not condition():
         assert time.monotonic() < end, "did not happen in time"
         time.sleep(0.005)
+
+
+def _asks_to_save(commit: Commit, *stretches: dict[str, object]) -> bytes:
+    manifest = new_manifest(commit, GANG, {}).to_bytes().decode()
+    return json.dumps({"op": "save", "manifest": manifest, "stretches": stretches}).encode()
+
+
+GARBAGE = (
+    b"\xff\x00 no JSON",
+    b"[" * 100_000,
+    b"7",
+    b"{}",
+    b'{"op": "dance"}',
+    b'{"op": ["hello"]}',
+    b'{"op": "hello", "folder": "/x", "gen": "7", "keep": 2}',
+    b'{"op": "hello", "folder": 5, "gen": 7, "keep": 2}',
+    b'{"op": "hello", "folder": "a\\u0000b", "gen": 7, "keep": 2}',
+    b'{"op": "hello", "folder": "/x", "gen": 7, "keep": true}',
+    b'{"op": "reserve", "bytes": -1}',
+    b'{"op": "reserve", "bytes": 1e9}',
+    b'{"op": "reserve", "bytes": 9999999999999999999999}',
+    b'{"op": "save", "manifest": 1, "stretches": []}',
+    b'{"op": "save", "manifest": "{}", "stretches": []}',
+    _asks_to_save(Commit("../../x", 1)),  # type: ignore[arg-type]
+    _asks_to_save(Commit(9, 1), {"name": "../x", "offset": 0, "bytes": 1}),
+    _asks_to_save(Commit(9, 1), {"name": "x", "offset": 0, "bytes": "1"}),
+    _asks_to_save(Commit(9, 1), {"name": "x"}),
+    _asks_to_save(Commit(9, 1), {"name": "x", "offset": PAGE // 2, "bytes": 1}),
+    _asks_to_save(Commit(9, 1), {"name": "x", "offset": 0, "bytes": 1 << 62}),
+)
+
+
+def test_garbage_ends_its_own_connection_and_no_other(client: Client, tmp_path: Path) -> None:
+    """A saver that ended would take the staged state, and the save in hand, with it."""
+    folder = tmp_path / "ckpt"
+    client.hello(folder, 1, 2)
+    stage(client, Commit(1, 1))
+    client.wait(10)
+    for garbage in GARBAGE:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            with saver.address(tmp_path / "saver") as name:
+                other.connect(name)
+            other.settimeout(20)
+            if b'"save"' in garbage:  # fenced like any other writer, it would not even be looked at
+                hello = {"op": "hello", "folder": str(tmp_path / "other"), "gen": 1, "keep": 2}
+                other.send(json.dumps(hello).encode())
+                assert json.loads(other.recv(1 << 20))["event"] == "hello"
+                other.send(b'{"op": "reserve", "bytes": 4096}')
+                assert json.loads(other.recv(1 << 20))["event"] == "buffer"
+            other.send(garbage)
+            assert other.recv(100) == b"", garbage[:80]
+    assert store.complete(folder) == [Commit(1, 1)]
+    with contextlib.closing(Client.connect(tmp_path / "saver")) as another:
+        another.hello(folder, 2, 2)
+        stage(another, Commit(2, 2))
+        another.wait(10)
+    assert store.complete(folder) == [Commit(2, 2), Commit(1, 1)]
+    assert store.complete(tmp_path / "other") == []
 
 
 def test_the_socket_is_for_its_owner_only(tmp_path: Path) -> None:

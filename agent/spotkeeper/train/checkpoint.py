@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 import torch
 
-from spotkeeper.train.saver import PAGE, Stretch
+from spotkeeper.train.messages import Stretch
+from spotkeeper.train.saver import PAGE
 from spotkeeper.train.store import SKELETON, STATE, Manifest
 
 _ALIGN = 64  # bytes; a cache line, and more than any dtype wants

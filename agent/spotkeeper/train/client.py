@@ -21,7 +21,8 @@ from typing import Any
 
 from spotkeeper.train import saver
 from spotkeeper.train.control import Commit, Fault
-from spotkeeper.train.saver import MESSAGE, Stretch, address, round_up
+from spotkeeper.train.messages import Stretch
+from spotkeeper.train.saver import MESSAGE, address, round_up
 from spotkeeper.train.store import Manifest, Place, Skipped
 
 

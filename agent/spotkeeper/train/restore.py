@@ -20,7 +20,7 @@ from spotkeeper.train.checkpoint import State, extent, lay_out_of, thaw
 from spotkeeper.train.client import Client, Hello, SaverError
 from spotkeeper.train.control import Commit
 from spotkeeper.train.gang import Gang
-from spotkeeper.train.saver import Stretch
+from spotkeeper.train.messages import Stretch
 from spotkeeper.train.store import Manifest, Skipped
 
 

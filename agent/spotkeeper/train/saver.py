@@ -25,6 +25,7 @@ save     manifest, stretches            durable (seconds), or failed (fault, why
 A message of a trainer whose generation is older than the newest that said hello, or than
 what is on the disk, is refused: a writer of an old generation never starts. (The checkpoint
 may be of an older generation than its writer: a copy received from a peer keeps its name.)
+What is no message at all ends its connection, and nothing else.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from typing import Any
 
 from spotkeeper.train import store
 from spotkeeper.train.control import Commit, Fault
+from spotkeeper.train.messages import Hello, Message, MessageError, Reserve, Save, Stage, Stretch, parse
 from spotkeeper.train.store import FileSum, Manifest
 
 PAGE = 4096
@@ -62,15 +64,6 @@ _CHUNK = 16 << 20
 MESSAGE = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Bytes of the memory file that make one file. ``offset`` is a multiple of PAGE."""
-
-    name: str
-    offset: int
-    bytes: int
 
 
 class _Buffer:
@@ -87,6 +80,10 @@ class _Buffer:
         if size > self.size:
             os.posix_fallocate(self.fd, 0, size)
             self.size = size
+
+    def covers(self, stretch: Stretch) -> bool:
+        whole = stretch.offset % PAGE == 0
+        return whole and stretch.offset + max(PAGE, round_up(stretch.bytes)) <= self.size
 
     def close(self) -> None:
         os.close(self.fd)
@@ -156,25 +153,31 @@ class Server:
             except ConnectionError:
                 data = b""
             if not data:
-                self._selector.unregister(peer.sock)
-                peer.sock.close()
-                self._peers.remove(peer)
+                self._drop(peer)
                 return
-            self._handle(peer, json.loads(data))
+            try:
+                self._handle(peer, parse(data))
+            except MessageError as error:
+                print(f"saver: a connection is closed for what it said: {str(error)[:200]}", file=sys.stderr)
+                self._drop(peer)
+                return
 
-    def _handle(self, peer: _Peer, message: dict[str, Any]) -> None:
-        if message["op"] == "hello":
-            self._hello(peer, Path(message["folder"]), message["gen"], message["keep"])
-            return
+    def _drop(self, peer: _Peer) -> None:
+        self._selector.unregister(peer.sock)
+        peer.sock.close()
+        self._peers.remove(peer)
+
+    def _handle(self, peer: _Peer, message: Message) -> None:
         fence = "" if peer.gen == self._gen else f"generation {self._gen} has spoken, this is {peer.gen}"
-        match message["op"]:
-            case "reserve":
-                self._reserve(peer, message["bytes"], fence)
-            case "stage" if not fence:
+        match message:
+            case Hello(folder, gen, keep):
+                self._hello(peer, folder, gen, keep)
+            case Reserve(size):
+                self._reserve(peer, size, fence)
+            case Stage() if not fence:
                 self._buffer.held = None
-            case "save":
-                manifest = Manifest.from_bytes(message["manifest"].encode())
-                self._save(peer, manifest, tuple(Stretch(**part) for part in message["stretches"]), fence)
+            case Save(manifest, stretches):
+                self._save(peer, manifest, stretches, fence)
 
     def _hello(self, peer: _Peer, folder: Path, gen: int, keep: int) -> None:
         if gen < self._gen:
@@ -224,6 +227,8 @@ class Server:
             if fence or peer.folder is None:
                 _send(peer.sock, answer | {"event": "failed", "fault": int(Fault.FENCED), "why": fence})
                 return
+            if not all(map(self._buffer.covers, stretches)):
+                raise MessageError(f"{commit}: a stretch lies outside the memory")
             written = _write_checkpoint(peer.folder, manifest, self._buffer, stretches)
         except OSError as error:
             _send(

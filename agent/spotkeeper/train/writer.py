@@ -13,8 +13,8 @@ from pathlib import Path
 from spotkeeper.train.checkpoint import Image, State
 from spotkeeper.train.client import Client, Durable, Failed, Hello, SaverError
 from spotkeeper.train.control import Commit, Control, Fault
+from spotkeeper.train.messages import Stretch
 from spotkeeper.train.pace import Pace
-from spotkeeper.train.saver import Stretch
 from spotkeeper.train.settings import Settings
 from spotkeeper.train.store import Manifest
 
