@@ -699,8 +699,8 @@ def test_a_job_that_tramples_on_its_control_file_is_no_trouble_to_others(tmp_pat
         told = reporter.progress(control, 1.0, last=True)
         if told is not None:
             codec.decode(msgspec.json.encode(told), Progress)
-        reporter.facts(control)
-        report.late(control)
+        reporter.facts(control, 1.0)
+        reporter.late(control, 2.0)
 
 
 def test_stall_and_full_disk_are_facts(tmp_path: Path) -> None:
@@ -708,21 +708,39 @@ def test_stall_and_full_disk_are_facts(tmp_path: Path) -> None:
         reporter = report.Reporter(2, False)
         control.state = State.TRAINING
         control.step_s = 4.0
-        control.stepped(9, time.time() - 13)
-        assert report.late(control)
-        assert reporter.facts(control) == []
-        control.stepped(9, time.time() - 41)
-        assert reporter.facts(control) == [FactIn(Kind.SLOW, 2, "9")]
+        control.stepped(9, 1e9)
+        assert not reporter.late(control, 100.0)
+        assert reporter.late(control, 113.0)
+        assert reporter.facts(control, 113.0) == []
+        assert reporter.facts(control, 141.0) == [FactIn(Kind.SLOW, 2, "9")]
         control.state = State.STOPPING  # the save takes its time; nothing stalls
-        assert reporter.facts(control) == []
+        assert reporter.facts(control, 141.0) == []
         control.fault = Fault.DISK_FULL
-        assert reporter.facts(control) == [FactIn(Kind.FULL, 2)]
+        assert reporter.facts(control, 141.0) == [FactIn(Kind.FULL, 2)]
         control.fault = Fault.WRITE_FAILED
-        assert reporter.facts(control) == [FactIn(Kind.UNSAVED, 2, "write-failed")]
+        assert reporter.facts(control, 141.0) == [FactIn(Kind.UNSAVED, 2, "write-failed")]
         control.fault = Fault.SAVER_LOST
-        assert reporter.facts(control) == [FactIn(Kind.UNSAVED, 2, "saver-lost")]
+        assert reporter.facts(control, 141.0) == [FactIn(Kind.UNSAVED, 2, "saver-lost")]
         control.fault = Fault.FENCED  # a newer generation has the folder: no news for anybody
-        assert reporter.facts(control) == []
+        assert reporter.facts(control, 141.0) == []
+
+
+@pytest.mark.parametrize("set_by", [-1e8, -3600.0, 3600.0, 1e8])
+def test_a_wall_clock_that_is_set_makes_no_step_late_and_hides_no_stall(tmp_path: Path, set_by: float) -> None:
+    with Control.create(tmp_path / "ctl") as control:
+        reporter = report.Reporter(2, False)
+        control.state = State.TRAINING
+        control.step_s = 1.0
+        for second in range(3):
+            control.stepped(second, time.time())
+            assert not reporter.late(control, 100.0 + second) and not reporter.facts(control, 100.0 + second)
+        control.stepped(3, time.time() + set_by)
+        assert not reporter.late(control, 103.0) and not reporter.facts(control, 103.0)
+        assert not reporter.late(control, 104.0)
+        assert reporter.late(control, 107.0)
+        assert reporter.facts(control, 134.0) == [FactIn(Kind.SLOW, 2, "3")]
+        control.stepped(4, time.time() + set_by)
+        assert not reporter.late(control, 135.0)
 
 
 def test_the_end_of_trouble_with_saving_is_a_fact_a_few_times(tmp_path: Path) -> None:
@@ -733,13 +751,13 @@ def test_the_end_of_trouble_with_saving_is_a_fact_a_few_times(tmp_path: Path) ->
         for _ in range(report.TIMES + 2):
             for fault in (Fault.DISK_FULL, Fault.FENCED, Fault.NONE, Fault.NONE):
                 control.fault = fault
-                said += reporter.facts(control)
+                said += reporter.facts(control, 141.0)
         told = [(fact.kind, fact.value) for fact in dict.fromkeys(said)]
         want = [(kind, str(which)) for which in range(report.TIMES) for kind in (Kind.FULL, Kind.SAVED)]
         assert told == [*want, (Kind.FULL, str(report.TIMES))], "then it stays told: no two facts for every save"
         assert len(said) == 2 * report.TIMES + 2
         control.fault = Fault.SAVER_LOST
-        assert reporter.facts(control) == [FactIn(Kind.UNSAVED, 2, f"saver-lost-{report.TIMES}")]
+        assert reporter.facts(control, 141.0) == [FactIn(Kind.UNSAVED, 2, f"saver-lost-{report.TIMES}")]
 
 
 # ---------------------------------------------------------------- small parts

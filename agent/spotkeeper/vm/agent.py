@@ -256,8 +256,8 @@ class Agent:
         child, progress, slow = self._super.child, None, False
         if child is not None and self._reporter is not None:
             progress = self._reporter.progress(child.control, self._clock.now())
-            slow = report.late(child.control)
-            for fact in self._reporter.facts(child.control):
+            slow = self._reporter.late(child.control, time.monotonic())
+            for fact in self._reporter.facts(child.control, time.monotonic()):
                 self._sync.say(fact)
         pending = self._state in _AWAITING or self._saved.notice is not None or slow
         job = self._saved.assignment.job if self._saved.assignment else None

@@ -6,7 +6,6 @@ Reads the control file; decides nothing.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from spotkeeper.spec.facts import Kind
@@ -34,6 +33,8 @@ class Reporter:
     told_first: bool = False
     troubled: bool = False  # a save failed, and none has succeeded since
     times: int = 0  # that saving was in trouble, and is no more
+    step_at: float = 0.0  # the job's word for when a step ended: only whether it changes counts
+    step_seen: float = 0.0  # monotonic, when it was first read here: nobody sets that clock
 
     @classmethod
     def of(cls, doc: Generation, rank: int) -> Reporter:
@@ -61,12 +62,27 @@ class Reporter:
             total_steps=min(control.total_steps, MOST) or None,
         )
 
-    def facts(self, control: Control) -> list[FactIn]:
-        """A full disk, another trouble with saving, the end of such trouble, or a step that does not end."""
+    def facts(self, control: Control, now: float) -> list[FactIn]:
+        """A full disk, another trouble with saving, the end of such trouble, or a step that does not end.
+
+        ``now``: monotonic seconds, here and below.
+        """
         found = self._saving(control.fault)
-        if _age(control) > max(STALL_MIN_S, STALL_FACTOR * control.step_s):
+        if self._age(control, now) > max(STALL_MIN_S, STALL_FACTOR * control.step_s):
             found.append(FactIn(Kind.SLOW, self.gen, str(control.step)))
         return found
+
+    def late(self, control: Control, now: float) -> bool:
+        """Whether the step under way takes three times the median: something may be about to be said."""
+        return control.step_s > 0 and self._age(control, now) > max(LATE_MIN_S, LATE_FACTOR * control.step_s)
+
+    def _age(self, control: Control, now: float) -> float:
+        """Real seconds since the last step was seen to have ended, 0 where none is under way."""
+        if control.step_at != self.step_at:
+            self.step_at, self.step_seen = control.step_at, now
+        if control.state is not State.TRAINING or control.step_at <= 0:
+            return 0.0
+        return now - self.step_seen
 
     def _saving(self, fault: Fault) -> list[FactIn]:
         which = f"-{self.times}" if self.times else ""
@@ -82,18 +98,6 @@ class Reporter:
         return [FactIn(Kind.SAVED, self.gen, str(self.times - 1))]
 
 
-def late(control: Control) -> bool:
-    """Whether the step under way takes three times the median: something may be about to be said."""
-    return control.step_s > 0 and _age(control) > max(LATE_MIN_S, LATE_FACTOR * control.step_s)
-
-
 def _amount(value: float) -> float | None:
     """A measure that means something: the job writes them, and may write anything."""
     return value if 0.0 < value < MOST else None
-
-
-def _age(control: Control) -> float:
-    """Real seconds since the last step ended, 0 where none is under way."""
-    if control.state is not State.TRAINING or control.step_at <= 0:
-        return 0.0
-    return time.time() - control.step_at
