@@ -262,6 +262,22 @@ def test_a_wrong_job_file_writes_nothing(cli: Cli, store: ObjectStore, folder: P
     assert store.list("") == before
 
 
+def test_a_wrong_job_file_is_told_though_there_is_no_stack(
+    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET"):
+        monkeypatch.delenv(name, raising=False)
+    (folder / "job.yaml").write_text("name: First\ncommand: [train.py]\nsource: cod\n")
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 3
+    first, second, third, remedy = done.err.splitlines()
+    assert first.startswith('error: job.yaml:1: name: "First"') and second.startswith(
+        'error: job.yaml:3: source: "cod"'
+    )
+    assert third.startswith("error: no stack") and remedy.startswith("  try: ")
+
+
 def test_check_writes_nothing(cli: Cli, store: ObjectStore, folder: Path) -> None:
     before = store.list("")
     done = cli("submit", folder / "job.yaml", "--check")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spotkeeper.cli.commands import read_job
+from spotkeeper.spec.jobfile import read_job
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
-from spotkeeper.cli.commands import read_job
 from spotkeeper.cli.jobs import ask, log_text, view_of
 from spotkeeper.cli.localcloud import STACK, STACK_FILE, local_target
 from spotkeeper.cli.mend import resume_with
@@ -32,6 +31,7 @@ from spotkeeper.reconcile.store_api import Store
 from spotkeeper.report.events import describe
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.job import AskKind, JobSpec
+from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from spotkeeper.cli.commands import read_job
 from spotkeeper.cli.pack import pack
 from spotkeeper.reconcile import paths
+from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Outcome
 

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from spotkeeper.spec.check import JOB_VALIDATORS, POOL_VALIDATORS, JobContext, check_job, check_stack
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.parse import SpecError, load_located, load_yaml
+from spotkeeper.spec.jobfile import read_job
+from spotkeeper.spec.parse import SpecError, load_yaml
 from spotkeeper.spec.stack import Price, StackState, StaticNode
 
 from tests.spec.samples import PRICES, STACK, ZONES, pool
@@ -35,11 +36,7 @@ def complaint(folder: Path, text: str, stack: StackState = STACK) -> str:
     file = folder / "job.yaml"
     file.write_text(text)
     with pytest.raises(SpecError) as caught:
-        spec, locate = load_located(file, JobSpec)
-        try:
-            check_job(spec, stack, folder=folder, now=NOW)
-        except SpecError as error:
-            raise locate(error) from None
+        read_job(file, stack, NOW)
     return str(caught.value)
 
 
@@ -49,8 +46,7 @@ def test_a_good_job_is_well(folder: Path) -> None:
         "deadline: 6h\ncheckpoint: {interval_s: 60, keep: 3}\n"
     )
     (folder / "job.yaml").write_text(text)
-    spec, _ = load_located(folder / "job.yaml", JobSpec)
-    assert check_job(spec, STACK, folder=folder, now=NOW) is spec
+    spec = read_job(folder / "job.yaml", STACK, NOW)
     assert spec.size().min == 2
     assert spec.command == ("/opt/train.py",)
 
@@ -58,8 +54,7 @@ def test_a_good_job_is_well(folder: Path) -> None:
 @pytest.mark.parametrize("words", ["-m, my.package", "/opt/train.py"])
 def test_a_job_without_source_runs_what_the_machines_have(folder: Path, words: str) -> None:
     (folder / "job.yaml").write_text(f"name: first\ncommand: [{words}]\n")
-    spec, _ = load_located(folder / "job.yaml", JobSpec)
-    assert check_job(spec, STACK, folder=folder, now=NOW) is spec
+    assert read_job(folder / "job.yaml", STACK, NOW).source is None
 
 
 LONG = "x" * 5000
@@ -77,7 +72,7 @@ JOB_CASES = [
     (GOOD + "---\nname: b\n", "job.yaml:3: but found another document"),
     (GOOD + "1: a\n", "job.yaml:1: 1: a key must be a text: put it in quotes"),
     # --- keys
-    ("nme: first\ncommand: [train.py]\n", "job.yaml:1: nme: unknown key (did you mean name?)"),
+    ("nme: first\ncommand: [/opt/train.py]\n", "job.yaml:1: nme: unknown key (did you mean name?)"),
     (GOOD + "checkpiont: {keep: 2}\n", "job.yaml:3: checkpiont: unknown key (did you mean checkpoint?)"),
     (GOOD + "secret: {A: b}\n", f"job.yaml:3: secret: unknown key, want one of {OFFERED}"),
     (GOOD + "source_sha: ab\n", f"job.yaml:3: source_sha: unknown key, want one of {OFFERED}"),
@@ -88,12 +83,12 @@ JOB_CASES = [
         "job.yaml:3: checkpoint.every: unknown key, want one of replicated, interval_s, keep",
     ),
     (GOOD + "retry: {crash: 3}\n", "job.yaml:3: retry.crash: unknown key (did you mean crashes?)"),
-    ("command: [train.py]\n", "job.yaml:1: name: missing, want a text"),
+    ("command: [/opt/train.py]\n", "job.yaml:1: name: missing, want a text"),
     ("name: first\n", "job.yaml:1: command: missing, want a list of texts with at least 1"),
     (GOOD + "nodes: {min: 1}\n", "job.yaml:3: nodes.max: missing, want a whole number"),
     # --- types
-    ("name: 12\ncommand: [train.py]\n", "job.yaml:1: name: 12: want a text: put it in quotes"),
-    ("name:\ncommand: [train.py]\n", "job.yaml:1: name: empty, want a text"),
+    ("name: 12\ncommand: [/opt/train.py]\n", "job.yaml:1: name: 12: want a text: put it in quotes"),
+    ("name:\ncommand: [/opt/train.py]\n", "job.yaml:1: name: empty, want a text"),
     (
         "name: first\ncommand: train.py --lr 1\n",
         'job.yaml:2: command: "train.py --lr 1": want a list of texts with at least 1,'
@@ -310,6 +305,51 @@ def test_all_problems_are_told_at_once_in_the_order_of_their_kind(folder: Path) 
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        (  # types, what fields mean together, the source folder, and the stack
+            "name: First\ncommand: [trian.py]\nsource: code\nnodes: {min: 9, max: 8}\nnproc: two\npools: [worker]\n"
+            "policy: spot\nmax_on_demand: 2\nspred: true\nenv: {LR: 0.1, lr: '1'}\ncheckpoint: {keep: 1}\n",
+            [
+                'job.yaml:5: nproc: "two": want a whole number',
+                "job.yaml:9: spred: unknown key (did you mean spread?)",
+                "job.yaml:10: env.LR: 0.1: want a text: put it in quotes",
+                "job.yaml:11: checkpoint.keep: 1: must be at least 2",
+                'job.yaml:1: name: "First": want a letter, then letters, digits and -, at most 40, all lower case '
+                "(did you mean first?)",
+                "job.yaml:4: nodes.min: 9: is above nodes.max (8)",
+                "job.yaml:10: env.lr: want a name of A-Z, 0-9 and _, at most 64, no digit first (did you mean LR?)",
+                "job.yaml:8: max_on_demand: 2: allows what `policy: spot` forbids: remove one",
+                'job.yaml:2: command[0]: "trian.py": no such file in `source` (code) (did you mean train.py?)',
+                'job.yaml:6: pools[0]: "worker": the stack prod has no such pool (did you mean workers?)',
+            ],
+        ),
+        (  # what only a wrong field could tell is not guessed: the source that was meant, the number of nodes
+            "name: first\ncommand: [train.py]\nsorce: code\nnodes: many\nmax_on_demand: 5\n",
+            [
+                "job.yaml:3: sorce: unknown key (did you mean source?)",
+                'job.yaml:4: nodes: "many": want a whole number or a mapping with min, max',
+            ],
+        ),
+        (
+            "name: first\ncommand: [train.py]\nsource: cod\npools: [7]\n"
+            "policy: on-demand\nmax_on_demand: 0\nnodes: 0\n",
+            [
+                "job.yaml:4: pools[0]: 7: want a text: put it in quotes",
+                "job.yaml:7: nodes: 0: must be at least 1",
+                "job.yaml:6: max_on_demand: 0: forbids what `policy: on-demand` asks for: remove one",
+                'job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
+            ],
+        ),
+        ("[1, 2]\n", ["job.yaml:1: [1, 2]: want a mapping with name, command, nodes, pools, ..."]),
+    ],
+    ids=["all", "unknown", "partly", "none"],
+)
+def test_a_field_that_makes_no_sense_hides_nothing_of_the_others(folder: Path, text: str, messages: list[str]) -> None:
+    assert complaint(folder, text).splitlines() == messages
+
+
 def test_a_gang_that_no_zone_can_hold(folder: Path) -> None:
     apart = msgspec.structs.replace(
         STACK,
@@ -345,14 +385,14 @@ def test_files_that_are_none(tmp_path: Path, make: object, message: str) -> None
     path = tmp_path / "job.yaml"
     make(path)  # type: ignore[operator]
     with pytest.raises(SpecError) as caught:
-        load_located(path, JobSpec)
+        read_job(path, None, NOW)
     assert str(caught.value) == message.format(path=path)
 
 
 def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(GOOD)
     with pytest.raises(SpecError, match=r"jobs\.yaml: no such file \(did you mean job\.yaml\?\)"):
-        load_located(tmp_path / "jobs.yaml", JobSpec)
+        read_job(tmp_path / "jobs.yaml", None, NOW)
 
 
 def test_deep_nesting_is_an_error_and_no_crash() -> None:

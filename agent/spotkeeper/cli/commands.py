@@ -15,11 +15,11 @@ from spotkeeper.cli.pack import Source, pack
 from spotkeeper.cli.poke import poke
 from spotkeeper.cli.submit import submit as submit_job
 from spotkeeper.cli.target import Target, find_target
-from spotkeeper.reconcile.store_api import CorruptError, Store
+from spotkeeper.reconcile.store_api import CorruptError, Store, StoreError
 from spotkeeper.report.view import JobView
-from spotkeeper.spec.check import check_job
 from spotkeeper.spec.job import AskKind, JobSpec
-from spotkeeper.spec.parse import SpecError, load_located, nearest
+from spotkeeper.spec.jobfile import read_job
+from spotkeeper.spec.parse import SpecError, nearest
 from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 from spotkeeper.spec.stack import StackState
 
@@ -41,24 +41,8 @@ class LogText(Struct, frozen=True):
     text: str
 
 
-def read_job(file: Path, stack: StackState | None, now: float) -> JobSpec:
-    """A job file, checked as far as can be without a cloud.
-
-    Raises:
-        SpecError: everything that is wrong, with the file's lines.
-    """
-    spec, locate = load_located(file, JobSpec)
-    try:
-        return check_job(spec, stack, folder=file.resolve().parent, now=now)
-    except SpecError as error:
-        raise locate(error) from None
-
-
 def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: bool) -> None:
-    target = find_target(stack)
-    store = target.store()
-    state = target.state(store)
-    spec = read_job(file, state, target.clock.now())
+    target, store, state, spec = _stack_and_job(stack, file)
     source = _pack(file, spec)
     if check:
         emit(spec, as_json, f"{file}: {spec.name} is well" + (f", {source.files} files to send" if source else ""))
@@ -78,6 +62,26 @@ def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: 
     follow = f"follow it: spotkeeper watch {done.name}"
     held = f"go on: spotkeeper resume {done.name}; end it with its checkpoints: spotkeeper cancel {done.name}"
     emit(done, as_json, f"{text}\n{follow if done.holds is None else held}")
+
+
+def _stack_and_job(stack: str | None, file: Path) -> tuple[Target, Store, StackState, JobSpec]:
+    """The stack, and the job file checked against it.
+
+    Raises:
+        CliError, StoreError: there is no such stack; what is wrong with the file even so is told before.
+        SpecError: everything that is wrong with the file.
+    """
+    try:
+        target = find_target(stack)
+        store = target.store()
+        state = target.state(store)
+    except (CliError, StoreError):
+        try:
+            read_job(file, None, 0.0)
+        except SpecError as error:
+            note("\n".join(f"error: {line}" for line in str(error).splitlines()))
+        raise
+    return target, store, state, read_job(file, state, target.clock.now())
 
 
 def _pack(file: Path, spec: JobSpec) -> Source | None:
@@ -244,11 +248,8 @@ def resume(job: str, file: Path | None, stack: str | None, *, go_back: bool, as_
         return
     from spotkeeper.cli.mend import resume_with
 
-    target = find_target(stack)
-    store = target.store()
-    state = target.state(store)
+    target, store, state, spec = _stack_and_job(stack, file)
     record = jobs.find_job(store, job)
-    spec = read_job(file, state, target.clock.now())
     source = _pack(file, spec)
     by, now = getpass.getuser(), target.clock.now()
     wish, changed = resume_with(store, record, spec, source, state, now, by, go_back=go_back)

@@ -7,6 +7,7 @@ the source folder, never at a cloud: a wrong file is refused before anything is 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotkeeper.spec.command import SHELL_WORDS, argv, runner
-from spotkeeper.spec.job import JobSpec, deadline_at
+from spotkeeper.spec.job import JobSpec, UnknownError, deadline_at
 from spotkeeper.spec.names import JOB_NAME, POOL_NAME, STACK_NAME
 from spotkeeper.spec.parse import Problem, SpecError, join, nearest, problem
 from spotkeeper.spec.stack import PoolState, StackState
@@ -60,11 +61,20 @@ def check_job(
     Raises:
         SpecError: everything that is.
     """
-    context = JobContext(spec, stack, folder, now)
-    problems = [found for validator in JOB_VALIDATORS for found in validator(context)]
+    problems = job_problems(JobContext(spec, stack, folder, now))
     if problems:
         raise SpecError(problems)
     return spec
+
+
+def job_problems(job: JobContext) -> list[Problem]:
+    """All that is wrong with a job; of one that is known in part, what needs no other part to be said."""
+    problems: list[Problem] = []
+    for validator in JOB_VALIDATORS:
+        with contextlib.suppress(UnknownError):
+            for problem in validator(job):
+                problems.append(problem)
+    return problems
 
 
 def job_name(job: JobContext) -> Iterator[Problem]:
@@ -167,13 +177,12 @@ def deadline(job: JobContext) -> Iterator[Problem]:
 
 def policy_fits(job: JobContext) -> Iterator[Problem]:
     spec = job.spec
-    most = spec.size().max
-    if spec.max_on_demand is not None and spec.max_on_demand > most:
-        yield problem("max_on_demand", f"is above the number of nodes ({most})", spec.max_on_demand)
     if spec.policy == "on-demand" and spec.max_on_demand == 0:
         yield problem("max_on_demand", "forbids what `policy: on-demand` asks for: remove one", 0)
     if spec.policy == "spot" and spec.max_on_demand:
         yield problem("max_on_demand", "allows what `policy: spot` forbids: remove one", spec.max_on_demand)
+    if spec.max_on_demand is not None and spec.max_on_demand > (most := spec.size().max):
+        yield problem("max_on_demand", f"is above the number of nodes ({most})", spec.max_on_demand)
 
 
 def source_hash(job: JobContext) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
 HOLD_DAYS = 14.0
 
@@ -81,6 +81,20 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     def size(self) -> Nodes:
         return Nodes(self.nodes, self.nodes) if isinstance(self.nodes, int) else self.nodes
+
+
+class UnknownError(Exception):
+    """Somebody reads a field of a job file that makes no sense."""
+
+
+class PartialJob(JobSpec, frozen=True):
+    """A job file of which some fields make no sense. They are ``UNSET``; to read one is an :class:`UnknownError`."""
+
+    def __getattribute__(self, name: str) -> object:
+        value: object = super().__getattribute__(name)
+        if value is UNSET:
+            raise UnknownError(name)
+        return value
 
 
 def spec_sha256(spec: JobSpec) -> str:

@@ -18,7 +18,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -105,9 +105,7 @@ def convert(obj: object, type: type[T], *, where: str = "") -> T:
     Raises:
         SpecError: everything that does not fit, all at once.
     """
-    problems: list[Problem] = []
-    _check(obj, inspect.type_info(type), where, problems)
-    if problems:
+    if problems := problems_of(obj, type, where):
         raise SpecError(problems)
     try:
         return codec.convert(obj, type)
@@ -115,6 +113,13 @@ def convert(obj: object, type: type[T], *, where: str = "") -> T:
         message, _, path = str(error).partition(" - at `$")
         inner = path.rstrip("`").lstrip(".")
         raise SpecError([Problem(f"{where}.{inner}".strip("."), message)]) from None
+
+
+def problems_of(obj: object, type: type[T], where: str = "") -> list[Problem]:
+    """Everything about plain values that is not a ``type``. Arguments as for :func:`convert`."""
+    problems: list[Problem] = []
+    _check(obj, inspect.type_info(type), where, problems)
+    return problems
 
 
 def load(source: Path | str, type: type[T]) -> T:
@@ -152,25 +157,11 @@ def load_yaml(text: str, type: type[T], where: str = "") -> T:
     Raises:
         SpecError: syntax (with its line), duplicate keys, or what does not fit.
     """
-    return _load(text, type, where)[0]
-
-
-def load_located(file: Path, type: type[T]) -> tuple[T, Callable[[SpecError], SpecError]]:
-    """A file as a ``type``, and what gives errors of later checks the file's name and lines.
-
-    Raises:
-        SpecError: as :func:`load`.
-    """
-    value, lines = _load(read_text(file), type, file.name)
-    return value, lambda error: located(error, file.name, lines)
-
-
-def _load(text: str, type: type[T], where: str) -> tuple[T, Mapping[str, int]]:
     from spotkeeper.spec.yamltext import read
 
     document, lines = read(text, where)
     try:
-        return convert(document, type), lines
+        return convert(document, type)
     except SpecError as error:
         raise located(error, where, lines) from None
 

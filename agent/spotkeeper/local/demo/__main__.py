@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.live import Live
 
-from spotkeeper.cli.commands import read_job
 from spotkeeper.cli.jobs import log_text, view_of
 from spotkeeper.cli.localcloud import STACK, STACK_FILE, local_target
 from spotkeeper.cli.pack import Source, pack
@@ -39,6 +38,7 @@ from spotkeeper.reconcile.store_api import Store
 from spotkeeper.report.preemptions import preemptions
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 
 ROOT = Path(__file__).resolve().parents[4]
