@@ -270,6 +270,7 @@ def test_static_node_drops_its_job_and_goes_idle(fake: Fake, machine: Make) -> N
     wait_until(lambda: vm.log().count('"now": "idle"') == 2)
     assert [command_of(pid) for pid in vm.processes() if "spotkeeper.vm " not in command_of(pid)] == []
     assert not (vm.root / "mnt/sk-data").exists()
+    wait_until(lambda: not (vm.root / "var/lib/spotkeeper/src").exists())  # it lives for months, with many sources
     assert vm.init is not None and vm.init.poll() is None, "a static node stays on"
     vm.serve(document(1, 1, (vm.member(disk=True),)), run, disk=0)  # another grant, a lower version: all anew
     vm.fake.reply(vm.uid, msgspec.structs.replace(fake.replies[vm.uid], attempt=2))

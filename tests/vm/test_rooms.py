@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import tarfile
@@ -35,7 +36,7 @@ from spotkeeper.vm.notice import Cause, Notice
 from spotkeeper.vm.saved import Assignment, Saved
 from spotkeeper.vm.sdnotify import notify
 from spotkeeper.vm.settings import Settings
-from spotkeeper.vm.source import SourceError, fetch
+from spotkeeper.vm.source import SourceError, fetch, forget_all
 from spotkeeper.vm.storage import Bucket, StorageError
 
 from tests.vm.fakes import JOB, Fake, document, source
@@ -197,6 +198,32 @@ def test_source_is_fetched_once_by_its_hash(fake: Fake, bucket: Bucket, tmp_path
     assert fetch(bucket, JOB, sha256, tmp_path / "src") == folder
     assert sorted(path.name for path in (tmp_path / "src").iterdir()) == [sha256]
     assert list(fetch(bucket, JOB, None, tmp_path / "src").iterdir()) == []
+
+
+def test_sources_go_whole_or_not_at_all(
+    fake: Fake, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that dies between two files leaves nothing that passes for a source, and the next one ends it."""
+    sha256 = source(fake, {"train.py": "print(1)", "sub/data.txt": "d"})
+    fetch(bucket, JOB, sha256, tmp_path / "src")
+    (tmp_path / "src/tmpx.tar").write_bytes(b"a fetch that was cut short")
+
+    class KilledError(BaseException):
+        pass
+
+    def rmtree(path: Path, **_: object) -> None:
+        for left in path.rglob("train.py"):
+            left.unlink()
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", rmtree)
+        with pytest.raises(KilledError):
+            forget_all(tmp_path / "src")
+    assert (fetch(bucket, JOB, sha256, tmp_path / "src") / "train.py").read_text() == "print(1)"
+    forget_all(tmp_path / "src")
+    forget_all(tmp_path / "src")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_source_of_another_hash_is_not_used(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:

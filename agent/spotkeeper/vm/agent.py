@@ -29,11 +29,13 @@ from spotkeeper.vm.events import (
     ChildEnded,
     Event,
     Failed,
+    Helped,
     LauncherLost,
     LauncherUp,
     Mounted,
     Observed,
     SourceReady,
+    SourcesGone,
     Terminated,
     Unmounted,
 )
@@ -220,9 +222,19 @@ class Agent:
                 self._launcher_lost(reason, text)
             case ChildEnded(gen, code, left):
                 self._child_ended(gen, code, left)
+            case SourceReady() | SourcesGone() | Mounted() | Unmounted() | Failed():
+                self._helped(event)
+            case Terminated():
+                self._terminated()
+
+    def _helped(self, event: Helped) -> None:
+        """The helper's thread has done a piece of work, or failed at it."""
+        match event:
             case SourceReady(_, folder):
                 self._helper.done("source")
                 self._ready.source = folder
+            case SourcesGone():
+                self._helper.done("sources")
             case Mounted():
                 self._helper.done("mount")
                 self._mounting.mounted(event)
@@ -236,8 +248,6 @@ class Agent:
                 self._helper.done(what, error)
                 if what == "mount":
                     self._mounting.failed(self._disk_number(), why)
-            case Terminated():
-                self._terminated()
 
     def _advance(self) -> None:
         """Compare what is wanted with what is there; start what is missing."""
@@ -629,6 +639,7 @@ class Agent:
             self._forget_job()
             self._save(assignment=None, run=None, started=-1, ended=-1)
             self._sync.assigned(None)
+            self._ready.forget_sources()
             self._become(State.IDLE)
             return
         if leaving.then is Then.POWER_OFF:

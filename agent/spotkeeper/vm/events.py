@@ -57,6 +57,11 @@ class SourceReady:
 
 
 @dataclass(frozen=True)
+class SourcesGone:
+    """Of the job that this machine let go of, and of those before it."""
+
+
+@dataclass(frozen=True)
 class Mounted:
     """``number`` of the disk, and the newest complete checkpoint on it (``<gen>-<step>``)."""
 
@@ -83,6 +88,5 @@ class Terminated:
     """SIGTERM to the agent itself."""
 
 
-Event = Union[
-    Observed, Answered, LauncherUp, LauncherLost, ChildEnded, SourceReady, Mounted, Unmounted, Failed, Terminated
-]
+Helped = Union[SourceReady, SourcesGone, Mounted, Unmounted, Failed]
+Event = Union[Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]

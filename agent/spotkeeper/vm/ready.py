@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from spotkeeper.spec.generation import JobRun
-from spotkeeper.vm.events import SourceReady
+from spotkeeper.vm.events import SourceReady, SourcesGone
 from spotkeeper.vm.helper import Helper
 from spotkeeper.vm.launch import Launcher, saver_pid, start_saver
 from spotkeeper.vm.settings import Settings, job_path
-from spotkeeper.vm.source import fetch
+from spotkeeper.vm.source import fetch, forget_all
 from spotkeeper.vm.storage import Bucket
 from spotkeeper.vm.supervisor import launcher_kind
 
@@ -32,6 +32,7 @@ class Ready:
     def __init__(self, settings: Settings, bucket: Bucket, launcher: Launcher, helper: Helper) -> None:
         self.source: Path | None = None
         self._set = settings
+        self._sources = settings.state / "src"
         self._bucket = bucket
         self._launcher = launcher
         self._helper = helper
@@ -45,7 +46,7 @@ class Ready:
     def prepare(self, job: str, run: JobRun) -> None:
         """Start what is missing, one after the other; called until all is there, and after."""
         if self.source is None:
-            folder, bucket, sha256 = self._set.state / "src", self._bucket, run.source_sha256
+            folder, bucket, sha256 = self._sources, self._bucket, run.source_sha256
             self._helper.do("source", lambda: SourceReady(sha256, fetch(bucket, job, sha256, folder)))
             return
         self._keep_saver()
@@ -101,3 +102,13 @@ class Ready:
     def forget_job(self) -> None:
         self.source = None
         self._greet_by, self._launch_failed = None, False
+
+    def forget_sources(self) -> None:
+        """Nothing of any job runs here, and none is assigned. A fetch for the next one waits behind this."""
+        folder = self._sources
+
+        def forget() -> SourcesGone:
+            forget_all(folder)
+            return SourcesGone()
+
+        self._helper.do("sources", forget)

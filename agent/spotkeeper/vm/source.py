@@ -1,10 +1,12 @@
 """A job's source: fetched by its hash, verified before anything of it is used, unpacked safely.
 
-Unpacked once per hash; a folder that is there under its final name is complete.
+Unpacked once per hash; a folder that is there under its final name is complete. A static node lives for
+months: once it has let go of a job, it keeps none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -43,6 +45,21 @@ def fetch(bucket: Bucket, job: str, sha256: str | None, folder: Path) -> Path:
             raise SourceError(f"jobs/{job}/source/{sha256}: its hash is {digest.hexdigest()}; not unpacked")
         _unpack(Path(file.name), target)
     return target
+
+
+def forget_all(folder: Path) -> None:
+    """Delete all sources, also what a kill has left half done. For a machine on which no job runs.
+
+    First they lose their names, all at once: half of a source must never be taken for the whole.
+
+    Raises:
+        OSError: something of an earlier time cannot be deleted.
+    """
+    gone = folder.with_name(f"{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _unpack(archive: Path, target: Path) -> None:
