@@ -42,18 +42,29 @@ def up(
 @app.command()
 def down(
     folder: Folder = HERE,
-    force: Annotated[bool, typer.Option("--force", help="Ask no stack: end every process, remove the folder.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nobody, though jobs that are not over lose their checkpoints.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Pull the plug: ask neither you nor the stack, end every process of it, remove its folder."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Destroy the stack, stop every VM and the cloud, and check that nothing is left.
 
-    A cloud that cannot do that any more, its bucket damaged or its disk full, goes with `--force`.
+    The checkpoints of its jobs go with it. Where jobs are not over (they run, were paused, or hold) it names them and
+    asks first; without a terminal it refuses. `--yes` answers.
 
-    Examples: `spotkeeper local down`, `spotkeeper local down --force`
+    A cloud that cannot destroy its stack any more, its bucket damaged or its disk full, goes with `--force`.
+
+    Examples: `spotkeeper local down`, `spotkeeper local down --yes`, `spotkeeper local down --force`
     """
     from spotkeeper.cli import localcloud
 
-    localcloud.down(folder, force=force, as_json=as_json)
+    localcloud.down(folder, yes=yes, force=force, as_json=as_json)
 
 
 @app.command()

@@ -128,19 +128,27 @@ def scale_words(cloud: LocalCloud) -> str:
     return f"its clock is {cloud.clock.scale:g} times as fast"
 
 
-def down(folder: Path, *, force: bool = False, as_json: bool) -> None:
+def down(folder: Path, *, yes: bool = False, force: bool = False, as_json: bool) -> None:
+    from spotkeeper.cli.ending import agree
     from spotkeeper.local import deploy
     from spotkeeper.local.cloud import LocalCloud
     from spotkeeper.local.deploy.show import Printer
     from spotkeeper.local.single import only_one
+    from spotkeeper.reconcile.store_api import StoreError
 
     folder = attach(folder).folder
-    remedy = f"pull the plug, which asks no stack: spotkeeper local down --force --folder {shlex.quote(str(folder))}"
+    here = f"--folder {shlex.quote(str(folder))}"
+    remedy = f"pull the plug, which asks no stack: spotkeeper local down --force {here}"
     with failures(remedy), only_one(folder, "spotkeeper local down", "look at it: spotkeeper local status"):
         if force:
             ended = attach(folder).down(purge=True)
             emit(ended, as_json, "the cloud was ended by force; no VM, disk or process is left")
             return
+        if not yes:
+            try:
+                agree(local_target(folder), f"spotkeeper local down --yes {here}", ask=not as_json)
+            except StoreError as error:
+                raise CliError(f"the bucket: {error}", Exit.FAILED, remedy) from None
         cloud = LocalCloud.up(folder)  # a drain needs a control plane that answers
         if as_json:
             deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)

@@ -1,0 +1,122 @@
+"""`spotkeeper local down` names the jobs that would lose their checkpoints, and asks; `--yes` and `--force` do not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from spotkeeper.clock import Clock
+from spotkeeper.local import deploy
+from spotkeeper.local.cloud import LocalCloud
+from spotkeeper.local.world import Config
+from spotkeeper.reconcile.store import ObjectStore, open_store
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import Ask, AskKind
+from spotkeeper.spec.record import Hold, Outcome, Phase, Rank, Record
+
+from tests.cli.conftest import Cli
+
+REACHED = "error: the stack local: the end of the stack has begun\n"
+NAMED = [
+    "error: these jobs are not over, and lose their checkpoints with the cloud:",
+    "error:   works (bbbb2345)  trains, step 306",
+    "error:   waits (cccc2345)  holds (paused), no step reported yet",
+]
+
+
+def record(job: str, name: str, **over: object) -> Record:
+    made = Record(job=job, uid=job, name=name, spec_sha256="", created=1.0, nonce="n", ranks=(Rank(),), port_base=20000)
+    return msgspec.structs.replace(made, **over)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a cloud without any process, with a job that is over and one that somebody has cancelled."""
+    folder = tmp_path / "my cloud"
+    folder.mkdir()
+    config = Config("0" * 12, 1, Clock(0.0, 0.0, 1.0).to_env())
+    (folder / "cloud.json").write_bytes(msgspec.json.encode(config))
+
+    def begun(*_: object) -> None:
+        raise deploy.DeployError("the end of the stack has begun")
+
+    monkeypatch.setattr(deploy, "destroy", begun)
+    monkeypatch.setattr(LocalCloud, "up", LocalCloud.attach)
+    put(bucket(folder), record("aaaa2345", "over", phase=Phase.DONE, outcome=Outcome.SUCCEEDED))
+    put(bucket(folder), record("dddd2345", "cancelled", gen=1))
+    bucket(folder).put_ask("dddd2345", Ask("cancel-1", AskKind.CANCEL, 2.0))
+    return folder
+
+
+def bucket(folder: Path) -> ObjectStore:
+    return open_store(f"sqlite://{folder / 'bucket.sqlite'}")
+
+
+def put(store: ObjectStore, made: Record) -> None:
+    store.set_active(made.job, made.created)
+    assert store.create_record(made)
+
+
+def two_jobs(folder: Path) -> None:
+    store = bucket(folder)
+    put(store, record("bbbb2345", "works", gen=3, created=2.0))
+    store.put_progress("bbbb2345", Progress(at=5.0, gen=3, step=306))
+    put(store, record("cccc2345", "waits", phase=Phase.HOLD, hold=Hold.PAUSE, reason="paused", created=3.0))
+
+
+def at_a_terminal(patch: pytest.MonkeyPatch, answer: Callable[..., bool]) -> None:
+    for stream in (sys.stdin, sys.stderr):
+        patch.setattr(stream, "isatty", lambda: True)
+    patch.setattr(typer, "confirm", answer)
+
+
+def test_a_cloud_whose_jobs_are_all_over_goes_without_a_question(cli: Cli, here: Path) -> None:
+    done = cli("local", "down", "--folder", here)
+    assert (done.code, done.err[: len(REACHED)]) == (1, REACHED)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_without_a_terminal_it_refuses_and_names_the_jobs(cli: Cli, here: Path, more: tuple[str, ...]) -> None:
+    two_jobs(here)
+    done = cli("local", "down", "--folder", here, *more)
+    assert (done.code, done.out) == (4, "")
+    yes = f"spotkeeper local down --yes --folder '{here}'"
+    remedy = f"  try: wait for them, end them (spotkeeper cancel JOB), or: {yes}"
+    assert done.err.splitlines() == [*NAMED, remedy]
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_at_a_terminal_it_asks(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, agreed: bool) -> None:
+    two_jobs(here)
+    at_a_terminal(monkeypatch, lambda *_, **__: agreed)
+    done = cli("local", "down", "--folder", here)
+    assert [line for line in done.err.splitlines() if "2345" in line] == [line[len("error: ") :] for line in NAMED[1:]]
+    assert (REACHED in done.err) == agreed
+    assert done.code == (1 if agreed else 4)
+    assert agreed or done.err.endswith("error: nothing was changed\n")
+
+
+def test_yes_asks_nobody(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_jobs(here)
+    at_a_terminal(monkeypatch, lambda *_, **__: pytest.fail("asked"))
+    assert cli("local", "down", "--yes", "--folder", here).err.startswith(REACHED)
+
+
+def test_a_job_whose_record_cannot_be_read_is_named_too(cli: Cli, here: Path) -> None:
+    two_jobs(here)
+    bucket(here).put("jobs/cccc2345/rec", b"{")
+    done = cli("local", "down", "--folder", here)
+    assert done.code == 4 and "error:   cccc2345: its record cannot be read" in done.err.splitlines()
+
+
+def test_a_bucket_that_cannot_be_read_names_the_way_out(cli: Cli, here: Path) -> None:
+    for path in here.glob("bucket.sqlite*"):
+        path.write_bytes(b"no database" * 1000)
+    done = cli("local", "down", "--folder", here)
+    assert done.code == 1 and f"spotkeeper local down --force --folder '{here}'" in done.err
+    done = cli("local", "down", "--force", "--folder", here)
+    assert (done.code, here.exists()) == (0, False)
