@@ -49,6 +49,24 @@ def test_what_it_had_no_time_for_is_told(cli: Cli, store: ObjectStore, monkeypat
     assert done.out == "3 unfinished jobs reconciled; no time was left for 2 of them: run it again\n"
 
 
+def test_what_every_round_meets_is_told_once(
+    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
+    for name in ("one", "two", "three"):
+        (folder / "job.yaml").write_text(f"name: {name}\ncommand: [train.py]\nsource: code\n")
+        assert cli("submit", folder / "job.yaml").code == 0
+    store.put("stack/alloc", b"{")
+    for _ in range(2):  # the second run tells it anew
+        done = cli("reconcile", "--once")
+        assert done.code == 0
+        assert sum("ALARM: stack/alloc" in line for line in done.err.splitlines()) == 1, done.err
+    store.put(f"jobs/{store.active_jobs()[0]}/rec", b"{")
+    done = cli("reconcile", "--once")
+    assert done.err.count("ALARM: jobs/") == 1 and done.code == 1
+    assert "try: mend what an ALARM above names" in done.err
+
+
 @pytest.mark.parametrize("argv", [("reconcile", "--once"), ("repair", "alloc")])
 def test_who_is_not_logged_in_is_told_so_and_no_tick_is_made(
     cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]

@@ -269,7 +269,8 @@ def reconcile(stack: str | None, *, once: bool, as_json: bool) -> None:
     late = f"; no time was left for {len(done.late)} of them: run it again" if done.late else ""
     emit(done, as_json, f"{done.jobs} unfinished job{'' if done.jobs == 1 else 's'} reconciled{late}")
     if done.failed:
-        raise CliError(f"rounds were cut off: {', '.join(done.failed)}", Exit.FAILED, "run it again")
+        remedy = "mend what an ALARM above names, if there is one; then run it again"
+        raise CliError(f"rounds were cut off: {', '.join(done.failed)}", Exit.FAILED, remedy)
 
 
 def repair(what: str, stack: str | None, *, as_json: bool) -> None:

@@ -6,8 +6,11 @@ once, every write is conditional and one of them is merely wasteful.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import subprocess
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -61,8 +64,34 @@ def tick(target: Target) -> Ticked:
         StoreError: the bucket.
     """
     runtime = _runtime(target)
-    done = runtime.tick(Deadline(REQUEST_S, runtime.monotonic))
+    with _told_once():
+        done = runtime.tick(Deadline(REQUEST_S, runtime.monotonic))
     return Ticked(done.jobs, done.orphans, done.failed, done.late)
+
+
+class _Once(logging.StreamHandler):  # type: ignore[type-arg]
+    """Standard error, where a line that was told is not told again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if line not in self._told:
+            self._told.add(line)
+            super().emit(record)
+
+
+@contextlib.contextmanager
+def _told_once() -> Iterator[None]:
+    """Each round tells of what it meets; one document that all of them meet is one thing to mend."""
+    log, handler = logging.getLogger("spotkeeper"), _Once()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def repair_alloc(target: Target) -> Alloc:
