@@ -36,6 +36,7 @@ from spotkeeper.train.control import Control, State
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["sleep", "987"], start_new_session=True)
 subprocess.Popen(["setsid", "sh", "-c", "sleep 986 & sleep 985"])
+subprocess.Popen(["env", "-i", "setsid", "sh", "-c", "setsid sleep 983 & setsid sleep 982 & exit"])
 multiprocessing.get_context("fork").Process(target=time.sleep, args=(984,)).start()
 control = Control.open(os.environ["SPOTKEEPER_RUN"] + "/ctl")
 control.state = State.TRAINING

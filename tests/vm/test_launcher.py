@@ -20,7 +20,8 @@ import pytest
 from spotkeeper.spec.generation import JobRun, Member
 from spotkeeper.train.control import Control
 from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
-from spotkeeper.vm.launch import NODE, Launcher, LaunchError, sweep
+from spotkeeper.vm.launch import Launcher, LaunchError, sweep
+from spotkeeper.vm.launcher.process import NODE
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.settings import job_path, templates_path
 from spotkeeper.vm.supervisor import Ending, Node, Supervisor, launcher_kind
@@ -200,7 +201,8 @@ def test_worker_finds_its_world_the_same_under_both_launchers(zygote: Bench, col
 
 @pytest.mark.parametrize("victim", ["torchrun", "rank", "discard", "stop order"])
 def test_nothing_of_a_generation_survives(zygote: Bench, victim: str) -> None:
-    """Whoever is killed: the rank, its forked child, its subprocess, and a daemon that has left its session."""
+    """Whoever is killed: the rank, its forked child, its subprocess, a daemon that has left its session, and
+    one that has blanked its environment and has no parent any more."""
     family, rank = stubborn(zygote)
     if victim == "torchrun":
         os.kill(zygote.torchrun(), signal.SIGKILL)
@@ -259,10 +261,10 @@ def _family(one: Bench) -> list[int]:
 
 
 def _whole_family(one: Bench) -> list[int] | None:
-    """The family once all have come up: torchrun, the rank, its forked child, and three sleeps."""
+    """The family once all have come up: torchrun, the rank, its forked child, three sleeps, and two daemons."""
     pids = _family(one)
     sleeps = sum(command_of(pid).startswith("sleep 98") for pid in pids)
-    return pids if sleeps == 3 and len(pids) >= 6 else None
+    return pids if sleeps == 5 and len(pids) >= 8 else None
 
 
 def test_launcher_outlives_its_agent_and_is_found_again(bench: Callable[[str], Bench]) -> None:

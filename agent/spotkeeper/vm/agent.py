@@ -619,7 +619,8 @@ class Agent:
             leaving.began = time.monotonic()
             self._launcher.quit()
             self._super.sweep()
-        return self._ready.end_saver(hurry=time.monotonic() - leaving.began > SAVER_END_S)
+        hurry = time.monotonic() - leaving.began > SAVER_END_S
+        return self._ready.end_saver(hurry) and (self._launcher.gone or hurry)
 
     def _say_goodbye(self, leaving: Leaving) -> None:
         assignment = self._saved.assignment

@@ -12,6 +12,8 @@ import contextlib
 import hashlib
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import struct
@@ -28,15 +30,16 @@ from msgspec import Struct
 
 from spotkeeper.spec import codec
 from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
+from spotkeeper.vm.launcher.process import NODE, REAP_S
 from spotkeeper.vm.launcher.server import SOCKET
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.power import has_systemd
 
 KEY = "SPOTKEEPER_LAUNCHER_KEY"  # what the launcher was started for; another key needs another launcher
-NODE = "SPOTKEEPER_NODE"  # mark of all that the launcher starts: the sweep finds it in /proc/*/environ
 WARM_S = 180.0  # real; importing torch from a fresh disk on a busy machine
 ANSWER_S = 5.0  # real
 RETRY_S = 0.05  # real
+GUARD_S = REAP_S + 2.0  # real; the guard gives up on a process that does not end
 LOG = "launcher.log"
 SAVER_SOCKET = "saver.sock"
 
@@ -72,6 +75,7 @@ class _Line(Struct, frozen=True):
     ok: bool | None = None
     error: str = ""
     pid: int = 0
+    guard: int = 0
     key: str = ""
     run: _Run | None = None
     event: str = ""
@@ -94,12 +98,18 @@ class Launcher:
         self._socket: socket.socket | None = None
         self._answers: list[_Line] = []
         self._answered = threading.Condition()
-        self._process: subprocess.Popen[bytes] | None = None  # as started here
+        self._process: subprocess.Popen[bytes] | None = None  # the guard, as started here
+        self._guard: int | None = None  # a descriptor of the guard
         self.pid = 0
 
     @property
     def up(self) -> bool:
         return self._socket is not None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is left of the last one, nor of what it ran."""
+        return self.pid == 0 and (self._process is None or self._process.poll() is not None)
 
     def begin(self, kind: Kind) -> None:
         """Find or start a launcher of this kind. :class:`LauncherUp` follows, and :class:`LauncherLost` at its end.
@@ -125,12 +135,12 @@ class Launcher:
         self._ask({"op": "kill", "gen": gen})
 
     def quit(self) -> None:
-        """End the launcher, and with it what it runs; also one that is still coming up."""
+        """End the launcher, and with it what it runs; also one that is still coming up. Then it is ``gone``."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+            self._process.terminate()  # never SIGKILL: it has yet to end what its launcher leaves
 
     def _ask(self, message: dict[str, object]) -> _Line:
         sock = self._socket
@@ -163,8 +173,9 @@ class Launcher:
         except OSError as error:
             reason = str(error)
         self._socket = None
-        self.pid = 0
         sock.close()
+        self._await_guard()
+        self.pid = 0
         self._post(LauncherLost(reason, _tail(self._folder / LOG)))
 
     def _connect(self, kind: Kind) -> socket.socket:
@@ -182,7 +193,7 @@ class Launcher:
             if code == 0:  # another one holds the folder: it is coming up, or was killed and is not quite gone
                 self._process = process = self._spawn(kind)
             time.sleep(RETRY_S)
-        process.kill()
+        process.terminate()
         raise LaunchError(f"the launcher was not ready after {WARM_S:.0f} s")
 
     def _try_connect(self) -> socket.socket | None:
@@ -218,11 +229,20 @@ class Launcher:
 
     def _welcome(self, sock: socket.socket, status: _Line) -> socket.socket:
         self.pid = status.pid
+        with contextlib.suppress(OSError):  # it is gone, so the launcher has no parent to wait for
+            self._guard = os.pidfd_open(status.guard) if status.guard else None
         self._socket = sock
         self._log("launcher.up", pid=status.pid)
         run = status.run
         self._post(LauncherUp(run.gen if run else None, run.code if run else None))
         return sock
+
+    def _await_guard(self) -> None:
+        """What the launcher ran has ended when its guard has: only then may another generation begin."""
+        if self._guard is not None:
+            select.select([self._guard], [], [], GUARD_S)
+            os.close(self._guard)
+            self._guard = None
 
     def _read(self, sock: socket.socket) -> None:
         for raw in sock.makefile("rb"):
@@ -240,14 +260,16 @@ class Launcher:
         path = str(self._job_path)
         env["PYTHONPATH"] = f"{path}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else path
         env[KEY] = kind.key()
-        env[NODE] = str(self._folder)
         env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a zygote must never initialise CUDA
-        command = [kind.python, "-m", f"spotkeeper.vm.launcher.{kind.mode}", str(self._folder)]
+        if shutil.which(kind.python, path=env.get("PATH")) is None:
+            raise LaunchError(f"cannot start {kind.python}: no such program")
+        guard = [sys.executable, "-BIS", str(self._job_path / "spotkeeper/vm/launcher/guard.py"), str(self._folder)]
+        command = [*guard, kind.python, "-m", f"spotkeeper.vm.launcher.{kind.mode}", str(self._folder)]
         self._log("launcher.start", mode=kind.mode, python=kind.python)
         try:
             return spawn("spotkeeper-launcher", command, env, self._folder / LOG, delegate=True)
         except OSError as error:
-            raise LaunchError(f"cannot start {kind.python}: {error.strerror}") from None
+            raise LaunchError(f"cannot start a launcher: {error.strerror}") from None
 
 
 def saver_pid(folder: Path) -> int | None:

@@ -9,8 +9,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from pathlib import Path
 
+NODE = "SPOTKEEPER_NODE"  # mark of all that a launcher starts: the agent's sweep finds it in /proc/*/environ
+GUARD = "SPOTKEEPER_GUARD"  # the pid of the launcher's parent, where that is a guard
+REAP_S = 5.0  # a process in uninterruptible sleep must not hold up the report of an exit
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -48,6 +52,27 @@ def children() -> list[int]:
     return [pid for pid in _all_pids() if _parent_of(pid) == os.getpid()]  # a kernel without CONFIG_PROC_CHILDREN
 
 
+def reap_dead() -> dict[int, int]:
+    """Exit codes (negative: signal) of the children that have ended, by pid."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
+
+
+def kill_children() -> int:
+    """End and reap every child, and the orphans that become ours meanwhile. Returns how many are left."""
+    until = time.monotonic() + REAP_S
+    while (left := children()) and time.monotonic() < until:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not reap_dead():
+            time.sleep(0.002)
+    return len(left)
+
+
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - no Path per process
 
@@ -58,3 +83,8 @@ def _parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, IndexError, ValueError):
         return -1
+
+
+def shell_code(code: int) -> int:
+    """As a shell shows it: a process killed by signal n gives 128 + n."""
+    return 128 - code if code < 0 else code

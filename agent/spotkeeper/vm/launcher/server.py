@@ -4,7 +4,7 @@ A launcher outlives the agent that started it: a restarted agent connects again 
 asks for ``status``. One JSON object a line, both ways:
 
     -> {"op": "status"}
-    <- {"ok": true, "pid": 7, "mode": "zygote", "key": "9f2c", "run": {"gen": 3, "pid": 9, "code": null}}
+    <- {"ok": true, "pid": 7, "guard": 6, "mode": "zygote", "key": "9f2c", "run": {"gen": 3, "pid": 9, "code": null}}
     -> {"op": "start", "gen": 4, "args": [...], "env": {...}, "cwd": "...", "log": "..."}
     <- {"ok": true, "pid": 12}                  or {"ok": false, "error": "generation 3 still runs"}
     -> {"op": "signal", "gen": 4, "signal": 15} to torchrun
@@ -25,17 +25,14 @@ import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spotkeeper.vm.launcher.process import become_subreaper, children
-from spotkeeper.vm.launcher.torchrun import shell_code
+from spotkeeper.vm.launcher.process import GUARD, become_subreaper, kill_children, reap_dead, shell_code
 
 SOCKET = "launcher.sock"
 LOCK = "launcher.lock"
-REAP_S = 5.0  # a process in uninterruptible sleep must not hold up the report of an exit
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,8 @@ class Server:
     def _status(self) -> dict[str, object]:
         run = None if self.run is None else {"gen": self.run.gen, "pid": self.run.pid, "code": self.run.code}
         key = os.environ.get("SPOTKEEPER_LAUNCHER_KEY", "")  # what its agent started it for
-        return {"ok": True, "pid": os.getpid(), "mode": self.mode, "key": key, "run": run}
+        guard = os.getppid() if os.environ.get(GUARD) == str(os.getppid()) else 0
+        return {"ok": True, "pid": os.getpid(), "guard": guard, "mode": self.mode, "key": key, "run": run}
 
     def _start(self, start: Start) -> dict[str, object]:
         if self.run is not None and self.run.code is None:
@@ -199,40 +197,19 @@ class Server:
         return self._signal(gen, signal.SIGKILL)
 
     def _reap(self) -> None:
-        ended = _reap_dead()
+        ended = reap_dead()
         run = self.run
         if run is None or run.code is not None or run.pid not in ended:
             return
         cgroup = Cgroup.own()
         if cgroup is not None:
             cgroup.kill(run.gen)
-        left = _kill_children()
+        left = kill_children()
         if cgroup is not None:
             cgroup.remove(run.gen)
         run.code = shell_code(ended[run.pid])
         for client in list(self.clients):
             self._send(client, {"event": "exit", "gen": run.gen, "code": run.code, "left": left})
-
-
-def _reap_dead() -> dict[int, int]:
-    """Exit codes (negative: signal) of the children that have ended, by pid."""
-    ended: dict[int, int] = {}
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
-    return ended
-
-
-def _kill_children() -> int:
-    """End and reap every child, and the orphans that become ours meanwhile. Returns how many are left."""
-    until = time.monotonic() + REAP_S
-    while (left := children()) and time.monotonic() < until:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if not _reap_dead():
-            time.sleep(0.002)
-    return len(left)
 
 
 @dataclass(frozen=True)

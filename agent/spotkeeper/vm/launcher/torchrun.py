@@ -11,6 +11,7 @@ import sys
 import traceback
 
 from spotkeeper.train.errors import NO_RESTART
+from spotkeeper.vm.launcher.process import shell_code
 
 
 def run(args: list[str]) -> int:
@@ -39,10 +40,6 @@ def run(args: list[str]) -> int:
         traceback.print_exc()
         return 1
     return 0
-
-
-def shell_code(code: int) -> int:
-    return 128 - code if code < 0 else code
 
 
 if __name__ == "__main__":
