@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
+from spotkeeper.cli.errors import Exit
 from spotkeeper.cli.jobs import resume_waits
 from spotkeeper.cli.target import find_target
 from spotkeeper.cli.watch import added, follow, news, watch
@@ -241,6 +243,54 @@ def test_watch_prints_each_event_once_and_ends_with_the_job(
     assert out.count("generation 1 trains") == 1
     assert "succeeded" in out
     assert looks == 3
+
+
+ALT_SCREEN = re.compile("\x1b\\[\\?1049h(.*?)\x1b\\[\\?1049l", re.DOTALL)
+
+
+@pytest.mark.parametrize("end", ["over", "ctrl-c"])
+@pytest.mark.parametrize("height", [12, 24])
+def test_a_watch_leaves_its_last_view_in_the_scrollback_once_and_nothing_else(
+    store: ObjectStore,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    height: int,
+    end: str,
+) -> None:
+    """A Ctrl-C that the terminal echoes, a resize, a view that is higher than the screen: each left a border there."""
+    from spotkeeper.cli.jobs import view_of
+
+    record = a_job(store)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("LINES", str(height))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    looks = 0
+
+    def look() -> JobView:
+        nonlocal looks
+        looks += 1
+        store.append_ledger(JOB, Entry(at=float(looks), id=f"{looks}", event=Event.GENERATION, gen=looks))
+        over = {"phase": Phase.END, "outcome": Outcome.SUCCEEDED} if looks == 12 else {}
+        return view_of(store, msgspec.structs.replace(record, **over), None, 10.0)
+
+    def wait(_: float) -> None:
+        if looks == 11 and end == "ctrl-c":
+            raise KeyboardInterrupt
+
+    if end == "over":
+        assert watch(look, as_json=False, wait=wait) is Exit.OK
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            watch(look, as_json=False, wait=wait)
+    out = capsys.readouterr().out
+    (live,) = ALT_SCREEN.findall(out)
+    left = ALT_SCREEN.sub("", out)
+    assert (left.count("╭"), left.count("╰")) == (1, 1)
+    assert ("succeeded" in left) == (end == "over")
+    frames = live.split("╭")[1:]
+    assert len(frames) == (12 if end == "over" else 11)
+    for number, frame in enumerate(frames, 1):
+        assert frame.count("\n") < height and f"generation {number} trains" in frame, "the newest event is in view"
 
 
 def failed(store: ObjectStore) -> Record:
