@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.document import Speaker, generation, job_run, reply
-from spotkeeper.reconcile.intake import MAX_FACTS, accept
+from spotkeeper.reconcile.intake import MAX_FACTS, accept, ended
+from spotkeeper.reconcile.store_api import CorruptError, Held, StoreError
 from spotkeeper.report.view import job_view
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import DocState, FactIn, Progress, Role, Sync
@@ -311,6 +312,36 @@ def test_a_static_node_that_is_wanted_says_hello_by_speaking() -> None:
     out.cas_alloc(replace(out.read_alloc().value, grants=(Grant(JOB, 2, 5, f"node:{NODE}"),)), "")
     assert accept(out, STACK, Speaker("u2", NODE, "z-a"), say(boot="b2"), 5.0).new
     assert out.list_facts(JOB) == (Fact("u2", "b2", 2, 5, 0, Kind.HELLO, "0"),)
+
+
+class Damaged(MemoryStore):
+    """Some of its records cannot be read."""
+
+    def read_record(self, job: str) -> Held[Record] | None:
+        if job == "damaged2":
+            raise CorruptError("jobs/damaged2/rec: no record")
+        if job == "outage22":
+            raise StoreError("HTTP 503")
+        return super().read_record(job)
+
+
+def test_a_static_node_deletes_only_what_a_readable_record_says_is_over() -> None:
+    """Whatever else is answered here destroys checkpoints that somebody may still want."""
+    out = Damaged(STACK)
+    jobs = {
+        "done2222": record(phase=Phase.DONE),
+        "keeps222": record(phase=Phase.DONE, keep_disks=True),
+        "ending22": record(phase=Phase.END),
+        "onhold22": record(phase=Phase.HOLD),
+        "running2": record(),
+    }
+    for job, one in jobs.items():
+        out.create_record(replace(one, job=job, nonce=job))
+    out.put_tomb("deleted2", 1.0)  # by hand, and to delete a record is to keep its disks
+    asked = (*jobs, "deleted2", "nobody22", "damaged2", "outage22")
+    assert ended(out, STACK, Speaker("u2", NODE, "z-a"), asked) == ("done2222",)
+    assert ended(out, STACK, Speaker("u2", "sk-t-fix-s9", "z-a"), asked) == ()
+    assert ended(out, STACK, dynamic(0, 1), asked) == (), "its disk goes as a whole"
 
 
 def test_only_a_job_that_may_change_its_size_says_how_large_it_gets() -> None:

@@ -42,7 +42,7 @@ from spotkeeper.reconcile.store_api import StoreError
 from spotkeeper.spec.cloud import Action, Class, DeleteDisk, Listing, Result
 from spotkeeper.spec.generation import Role, Sync, SyncReply
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.record import Rank, Record
+from spotkeeper.spec.record import Phase, Rank, Record
 from spotkeeper.spec.redact import redact
 from werkzeug.test import EnvironBuilder
 
@@ -163,6 +163,19 @@ class TestStory:
         (hello,) = site.runtime.store.list_static_hellos()
         assert (hello.node, hello.uid, hello.boot) == ("sk-demo-floor-s0", "77", "b-1")
 
+    def test_a_static_node_asks_which_of_its_jobs_are_over(
+        self, site: Site, door: Door, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, token = site.runtime.store, vm_token("sk-demo-floor-s0", "77")
+        assert "ended" not in sync(door, Sync("b-1", kept=(JOB, "zzzz9999")), token)[1], "it runs"
+        held = store.read_record(JOB)
+        assert held is not None
+        assert store.cas_record(msgspec.structs.replace(held.value, phase=Phase.DONE), held.token)
+        assert sync(door, Sync("b-1", kept=(JOB, "zzzz9999")), token)[1]["ended"] == [JOB]
+        with monkeypatch.context() as patch:
+            patch.setattr(type(site.runtime.store), "read_record", None)
+            assert sync(door, Sync("b-1"), token)[0] == 200, "who asks nothing costs nothing"
+
     def test_the_body_never_says_who_speaks(self, site: Site, door: Door) -> None:
         """A VM of another job names ours: it is told of its own job only."""
         status, reply = sync(door, Sync("b-1", job=JOB), vm_token("sk-demo-zzzz9999-r0000-a1"))
@@ -268,6 +281,9 @@ BAD_BODIES: dict[str, bytes] = {
     "ver NaN": b'{"boot":"b-1","ver":NaN}',
     "job a path": b'{"boot":"b-1","job":"../x"}',
     "job upper": b'{"boot":"b-1","job":"ABCD2345"}',
+    "kept no job": b'{"boot":"b-1","kept":["../../xx"]}',
+    "kept with a line": b'{"boot":"b-1","kept":["abcd234\\n"]}',
+    "kept too many": b'{"boot":"b-1","kept":[' + b",".join([b'"abcd2345"'] * 33) + b"]}",
     "facts no list": b'{"boot":"b-1","facts":{}}',
     "fact unknown": b'{"boot":"b-1","facts":[{"kind":"explode"}]}',
     "fact with a uid": b'{"boot":"b-1","facts":[{"kind":"hello","uid":"1"}]}',

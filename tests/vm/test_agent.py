@@ -281,6 +281,32 @@ def test_static_node_drops_its_job_and_goes_idle(fake: Fake, machine: Make) -> N
     assert not kept.parents[1].exists(), "it is over: a static node's disk would fill with the jobs of years"
 
 
+def test_static_node_deletes_what_it_has_of_jobs_that_ended_elsewhere(fake: Fake, machine: Make) -> None:
+    """Only the node that serves a job hears of its end; the disk of one that had served it kept it for ever."""
+    vm = machine(name="sk-test-steady-s0", clock=f"{time.time()}:{time.time()}:8")
+    disk = vm.attach_disk()
+    for folder in ("over2222/ckpt/1-5", "lives222/ckpt/1-5", "datasets/ours"):
+        (disk / folder).mkdir(parents=True)
+    fake.reply(vm.uid, SyncReply(Role.IDLE))
+    vm.start()
+    fake.wait_sync(vm.uid)
+    run = obedient(vm)
+    ended = ("over2222", "datasets", JOB)  # a function that has gone mad
+    vm.fake.reply(
+        vm.uid, SyncReply(Role.MEMBER, JOB, 0, 1, doc=document(1, 1, (vm.member(True),)), run=run, ended=ended)
+    )
+    wait_until(lambda: step_of(vm, 1) > 0, 40)
+    wait_until(lambda: not (disk / "over2222").exists())
+    asked = [said.kept for _, said in fake.syncs if said.kept]
+    assert asked == [("lives222", "over2222")], "once, and not of its own job, nor of what is no job's"
+    (disk / JOB / "ckpt/1-1").mkdir(parents=True)
+    fake.reply(vm.uid, SyncReply(Role.SUPERSEDED, JOB, 0, 1))
+    fake.wait_fact(vm.uid, Kind.DROPPED)
+    fake.reply(vm.uid, SyncReply(Role.IDLE, ended=(JOB,)))
+    wait_until(lambda: vm.log().count('"now": "idle"') == 2)
+    assert sorted(path.name for path in disk.iterdir()) == [JOB, "datasets", "lives222"]
+
+
 def test_machine_going_down_saves_reports_and_ends(fake: Fake, machine: Make) -> None:
     vm = machine()
     begin(fake, vm, obedient(vm))

@@ -29,9 +29,12 @@ from spotkeeper.vm import disk as disks
 from spotkeeper.vm import logs, notice, report, settings, supervisor, sync
 from spotkeeper.vm.agent import Agent
 from spotkeeper.vm.disk import Disk, DiskError
+from spotkeeper.vm.events import Dropped
+from spotkeeper.vm.kept import EVERY_S, Kept
 from spotkeeper.vm.lease import BootWatch, Lease
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.metadata import Instance, Metadata, MetadataError
+from spotkeeper.vm.mounting import Mounting
 from spotkeeper.vm.notice import Cause, Notice
 from spotkeeper.vm.saved import Assignment, Saved
 from spotkeeper.vm.sdnotify import notify
@@ -179,6 +182,33 @@ def test_folder_of_the_local_cloud_is_linked_and_unlinked(tmp_path: Path) -> Non
     assert not one.mounted()
     assert (tmp_path / "store/x").read_text() == "kept"
     one.unmount()  # again: nothing to do
+
+
+class AtOnce:
+    """A helper that does what it is asked before it returns."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def do(self, what: str, work: Any) -> None:
+        self.events.append(work())
+
+
+@pytest.mark.parametrize("serving", [True, False])
+def test_what_is_left_of_jobs_that_are_over_goes_and_a_disk_at_rest_rests_again(tmp_path: Path, serving: bool) -> None:
+    store = tmp_path / "store"
+    for folder in ("over2222/ckpt/1-5", "lives222/ckpt/1-5", "datasets/ours", "lost+found"):
+        (store / folder).mkdir(parents=True)
+    (tmp_path / "dev").symlink_to(store)
+    one, helper = Disk(tmp_path / "dev", tmp_path / "mnt/sk-data", QUIET), AtOnce()
+    mounting = Mounting(one, helper, lambda *_, **__: None, Clock(), QUIET)  # type: ignore[arg-type]
+    if serving:
+        mounting.look(0, one.point / JOB / "ckpt", True)
+        assert helper.events.pop().jobs == ("lives222", "over2222")
+    mounting.drop(("over2222",))
+    assert helper.events == [Dropped(("over2222",))]
+    assert one.mounted() == serving
+    assert sorted(path.name for path in store.iterdir()) == ["datasets", "lives222", "lost+found"]
 
 
 # ---------------------------------------------------------------- source
@@ -471,14 +501,14 @@ def test_what_the_function_refuses_does_not_hold_up_the_rest(fake: Fake, tmp_pat
 
 
 class Picky:
-    """Looks at no more facts than the real function, and refuses a body with a progress or with the ``bad`` fact."""
+    """Looks at no more facts than the real function; refuses a progress, a question and the ``bad`` fact."""
 
     def __init__(self, bad: FactIn | None = None) -> None:
         self.bad = bad
         self.heard: list[FactIn] = []
 
     def sync(self, body: Sync) -> SyncReply:
-        if body.progress is not None or self.bad in body.facts:
+        if body.progress is not None or body.kept or self.bad in body.facts:
             raise sync.RefusedError("HTTP 400")
         self.heard += body.facts[:MAX_FACTS]
         return SyncReply(Role.UNKNOWN)
@@ -511,9 +541,40 @@ def test_a_refusal_costs_only_what_was_wrong(tmp_path: Path) -> None:
     for fact in facts:
         syncer.say(fact)
     syncer.want(1, JOB, True, Progress(gen=1, step=1, at=0.0))
-    for _ in range(5):
+    syncer.ask((JOB,))  # a function of before it could be asked knows no such key
+    for _ in range(6):
         syncer._exchange()
     assert box.waiting() == () and function.heard == [facts[0], facts[2]]
+
+
+def test_what_says_nothing_is_not_sent() -> None:
+    """A newer agent is understood by the function of before, which takes no key that it does not know."""
+    assert msgspec.json.encode(Sync("b")) == b'{"boot":"b"}'
+
+
+def test_what_a_disk_keeps_is_asked_about_in_turn_and_seldom() -> None:
+    kept = Kept()
+    jobs = [f"job{number:05d}" for number in range(70)]
+    assert kept.question(0.0, None) == ()
+    kept.found(jobs)
+    first = kept.question(10.0, jobs[3])
+    assert first == tuple(job for job in jobs if job != jobs[3])[:32]
+    assert kept.question(10.0 + EVERY_S - 1, None) == ()
+    later = [kept.question(10.0 + EVERY_S * hour, None) for hour in (1, 2)]
+    assert set().union(first, *later) == set(jobs), "each of them in its turn"
+    kept.found(jobs)
+    assert kept.question(10.0 + EVERY_S * 2 + 1, None), "a disk that is looked at anew is asked about at once"
+
+
+def test_an_answer_deletes_nothing_but_what_was_asked_about_and_is_not_served() -> None:
+    kept = Kept()
+    kept.found(["a0000000", "b0000000"])
+    kept.left("c0000000")
+    asked = ("a0000000", "b0000000")
+    assert kept.over(asked, ("a0000000", "c0000000", "..", "", "d0000000"), None) == ("a0000000",)
+    assert kept.over(asked, asked, "a0000000") == ("b0000000",)
+    kept.gone(("b0000000",))
+    assert kept.over(asked, asked, None) == ("a0000000",)
 
 
 def test_what_takes_long_is_asked_for_less_often_and_another_document_is_another_wait(tmp_path: Path) -> None:

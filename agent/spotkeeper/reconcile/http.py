@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace as replace_struct
 
 from spotkeeper.reconcile.body import MAX_BODY, BodyError, parse
 from spotkeeper.reconcile.deadline import AGAIN_S, REQUEST_S, Deadline
@@ -227,14 +228,15 @@ class Door:
         who = self._agent(request, stack)
         visit.note["caller"] = who.name or who.uid
         sync = parse(data, Sync)
-        if not BOOT.match(sync.boot) or (sync.job is not None and not JOB_ID.match(sync.job)):
+        jobs = sync.kept if sync.job is None else (sync.job, *sync.kept)
+        if not BOOT.match(sync.boot) or not all(map(JOB_ID.match, jobs)):
             raise RefusedError(Refusal.INVALID, "boot or job of another form")
         return self._answer(stack, self._speaker(who, sync, stack, visit), sync, visit)
 
     def _answer(self, stack: StackState, who: Speaker, sync: Sync, visit: Visit) -> SyncReply:
         """Store what is said; a round where it is news (or its time has come); then the answer."""
         from spotkeeper.reconcile.document import reply
-        from spotkeeper.reconcile.intake import accept
+        from spotkeeper.reconcile.intake import accept, ended
         from spotkeeper.spec.generation import Sync
 
         store, clock = self._store(visit), self.runtime.clock
@@ -252,7 +254,8 @@ class Door:
                 break
         record = said.record
         spec = self.runtime.spec(record, store) if record is not None else None
-        return reply(record, spec, stack, who, sync, said.grant)
+        answer = reply(record, spec, stack, who, sync, said.grant)
+        return replace_struct(answer, ended=ended(store, stack, who, sync.kept)) if sync.kept else answer
 
     def _overdue(self, store: Store, said: Accepted, pending: bool) -> bool:
         """Whether something only waits for the clock, or for a holder of the lease who is silent by now.

@@ -11,10 +11,10 @@ from msgspec import Struct
 
 from spotkeeper.reconcile.alloc import node_of
 from spotkeeper.reconcile.document import Place, Speaker, place
-from spotkeeper.reconcile.store_api import CorruptError, StaticHello, Store
+from spotkeeper.reconcile.store_api import CorruptError, StaticHello, Store, StoreError
 from spotkeeper.spec import names
 from spotkeeper.spec.facts import Fact, Kind
-from spotkeeper.spec.generation import FactIn, Progress, Sync
+from spotkeeper.spec.generation import MAX_KEPT, FactIn, Progress, Sync
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Grant, Phase, Record, SlotState
 from spotkeeper.spec.stack import StackState
@@ -52,9 +52,32 @@ def accept(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float
     return Accepted(owned.job, record, None, new)
 
 
+def ended(store: Store, stack: StackState, who: Speaker, kept: tuple[str, ...]) -> tuple[str, ...]:
+    """Of these jobs, those whose files a static node shall delete. The answer destroys, so it wants proof.
+
+    That is a record which says DONE (no record goes back from there) and nothing of disks that stay. A record that
+    cannot be read now proves nothing; nor does one that is not there: whoever deletes a record keeps the disks.
+    """
+    if not _is_static(stack, who):
+        return ()
+    return tuple(job for job in kept[:MAX_KEPT] if _is_over(store, job))
+
+
+def _is_over(store: Store, job: str) -> bool:
+    try:
+        held = store.read_record(job)
+    except StoreError:
+        return False
+    return held is not None and held.value.phase is Phase.DONE and not held.value.keep_disks
+
+
+def _is_static(stack: StackState, who: Speaker) -> bool:
+    return any(node.name == who.name for pool in stack.pools for node in pool.nodes)
+
+
 def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
     """A static node: granted to a job, or idle. It answers for one grant at a time."""
-    if not any(node.name == who.name for pool in stack.pools for node in pool.nodes):
+    if not _is_static(stack, who):
         return Accepted()
     grants = _grants(store, who)
     if not grants:

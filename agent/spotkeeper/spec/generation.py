@@ -17,6 +17,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]  # beyond it, readers of JSON disag
 Amount = Annotated[float, Meta(ge=0)]
 BootId = Annotated[str, Meta(pattern="^[-a-z0-9]{1,64}$")]
 JobId = Annotated[str, Meta(pattern="^[a-z0-9]{8}$")]
+MAX_KEPT = 32  # jobs asked about in one sync
 
 
 class DocState(str, Enum):
@@ -104,8 +105,11 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     total_steps: Count | None = None
 
 
-class Sync(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agent sends. ``ver``: the document version it has (0: none)."""
+class Sync(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What an agent sends. ``ver``: the document version it has (0: none).
+
+    What says nothing is left out, so that a function which does not know a newer field yet takes the rest.
+    """
 
     boot: BootId
     ver: Count = 0
@@ -113,6 +117,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     facts: tuple[FactIn, ...] = ()
     progress: Progress | None = None
     pending: bool = False  # it waits for an answer to what it said, and asks often
+    kept: Annotated[tuple[JobId, ...], Meta(max_length=MAX_KEPT)] = ()  # whose files a static node has; asked seldom
 
 
 class SyncReply(Struct, frozen=True, omit_defaults=True):
@@ -125,3 +130,4 @@ class SyncReply(Struct, frozen=True, omit_defaults=True):
     run: JobRun | None = None  # with every doc, and for a standby
     lease_minutes: int = 120
     over: bool = False  # the job has ended and its disks go: a static node deletes what it has of it
+    ended: tuple[str, ...] = ()  # of those in ``kept``: the same

@@ -27,6 +27,7 @@ from spotkeeper.vm.disk import Disk
 from spotkeeper.vm.events import (
     Answered,
     ChildEnded,
+    Dropped,
     Event,
     Failed,
     Helped,
@@ -40,6 +41,7 @@ from spotkeeper.vm.events import (
     Unmounted,
 )
 from spotkeeper.vm.helper import Helper
+from spotkeeper.vm.kept import Kept
 from spotkeeper.vm.launch import SAVER_SOCKET, Launcher, LaunchError
 from spotkeeper.vm.lease import BootWatch, Lease
 from spotkeeper.vm.log import Log
@@ -141,6 +143,7 @@ class Agent:
         self._helper = Helper(post, log)
         self._uploader = Uploader(bucket, clock, log)
         self._mounting = Mounting(Disk(settings.device, settings.mount, log), self._helper, self._say, clock, log)
+        self._kept = Kept()
         self._launcher = Launcher(settings.run, job_path(), post, log)
         self._ready = Ready(settings, bucket, self._launcher, self._helper)
         self._super = Supervisor(settings.run, templates_path(), self._launcher, log)
@@ -212,8 +215,9 @@ class Agent:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Answered(reply):
+            case Answered(reply, asked):
                 self._answered(reply)
+                self._drop_ended(asked, reply.ended)
             case Observed(instance):
                 self._observed(instance)
             case LauncherUp(gen, code):
@@ -222,7 +226,7 @@ class Agent:
                 self._launcher_lost(reason, text)
             case ChildEnded(gen, code, left):
                 self._child_ended(gen, code, left)
-            case SourceReady() | SourcesGone() | Mounted() | Unmounted() | Failed():
+            case SourceReady() | SourcesGone() | Mounted() | Unmounted() | Dropped() | Failed():
                 self._helped(event)
             case Terminated():
                 self._terminated()
@@ -238,12 +242,17 @@ class Agent:
             case Mounted():
                 self._helper.done("mount")
                 self._mounting.mounted(event)
+                self._kept.found(event.jobs)
                 self._tell_disk()
             case Unmounted():
                 self._helper.done("unmount")
                 self._mounting.number = None
                 if self._leaving is not None:
                     self._leaving.unmounted = True
+            case Dropped(jobs):
+                self._helper.done("drop")
+                self._log("disk.dropped", jobs=jobs)
+                self._kept.gone(jobs)
             case Failed(what, error, why):
                 self._helper.done(what, error)
                 if what == "mount":
@@ -272,6 +281,8 @@ class Agent:
         pending = self._state in _AWAITING or self._saved.notice is not None or slow
         job = self._saved.assignment.job if self._saved.assignment else None
         self._sync.want(self._doc.ver if self._doc else 0, job, pending, progress)
+        if self._set.static and (question := self._kept.question(self._clock.steady(), job)):
+            self._sync.ask(question)
         notify("WATCHDOG=1")
 
     # ------------------------------------------------------------------ what the function says
@@ -296,6 +307,13 @@ class Agent:
                     self._start_leaving("its job is over", Then.IDLE)
             case Role.STANDBY | Role.MEMBER:
                 self._assigned(reply)
+
+    def _drop_ended(self, asked: tuple[str, ...], ended: tuple[str, ...]) -> None:
+        """Jobs that ended while their checkpoints lay here and this node served another, or none."""
+        serving = self._saved.assignment.job if self._saved.assignment else None
+        over = self._kept.over(asked, ended, serving)
+        if over and self._set.static and self._leaving is None:
+            self._mounting.drop(over)
 
     def _assigned(self, reply: SyncReply) -> None:
         if reply.job is None or reply.rank is None or reply.attempt is None:
@@ -638,6 +656,8 @@ class Agent:
         self._leaving = None
         if leaving.then is Then.IDLE:
             self._forget_job()
+            if leaving.over and assignment is not None:
+                self._kept.gone((assignment.job,))
             self._save(assignment=None, run=None, started=-1, ended=-1)
             self._sync.assigned(None)
             self._ready.forget_sources()
@@ -651,6 +671,7 @@ class Agent:
         """Another job, another attempt: nothing of the last one counts."""
         assignment = self._saved.assignment
         if assignment is not None:
+            self._kept.left(assignment.job)
             shutil.rmtree(self._set.run / assignment.job, ignore_errors=True)
         self._doc = None
         self._reporter = None

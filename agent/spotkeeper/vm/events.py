@@ -20,9 +20,10 @@ class Observed:
 
 @dataclass(frozen=True)
 class Answered:
-    """The function answered."""
+    """The function answered. ``asked``: the jobs of which it was asked whether they are over."""
 
     reply: SyncReply
+    asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,23 @@ class SourcesGone:
 
 @dataclass(frozen=True)
 class Mounted:
-    """``number`` of the disk, and the newest complete checkpoint on it (``<gen>-<step>``)."""
+    """``number`` of the disk, the newest complete checkpoint on it (``<gen>-<step>``), and all jobs that have some."""
 
     number: int
     newest: str | None
+    jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Unmounted:
     number: int
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A static node's disk has nothing of these jobs any more."""
+
+    jobs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -88,5 +97,5 @@ class Terminated:
     """SIGTERM to the agent itself."""
 
 
-Helped = Union[SourceReady, SourcesGone, Mounted, Unmounted, Failed]
+Helped = Union[SourceReady, SourcesGone, Mounted, Unmounted, Dropped, Failed]
 Event = Union[Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from spotkeeper.clock import Clock
 from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.names import JOB_ID
 from spotkeeper.train.control import Commit
 from spotkeeper.train.store import newest
 from spotkeeper.vm.disk import Disk, Why
-from spotkeeper.vm.events import Mounted, Unmounted
+from spotkeeper.vm.events import Dropped, Mounted, Unmounted
 from spotkeeper.vm.helper import Helper
 from spotkeeper.vm.log import Log
 
@@ -60,7 +61,7 @@ class Mounting:
         def mount() -> Mounted:
             disk.mount()
             commit = newest(ckpt, hashes=False).commit
-            return Mounted(number, None if commit is None else str(commit))
+            return Mounted(number, None if commit is None else str(commit), _jobs(disk.point))
 
         self._helper.do("mount", mount)
 
@@ -114,7 +115,33 @@ class Mounting:
 
         self._helper.do("unmount", unmount)
 
+    def drop(self, jobs: tuple[str, ...]) -> None:
+        """Delete what is left of jobs that are over; :class:`Dropped` follows. A disk that rests is woken for it."""
+        disk = self._disk
+
+        def drop() -> Dropped:
+            mounted = disk.mounted()
+            disk.mount()
+            for job in jobs:
+                shutil.rmtree(disk.point / job, ignore_errors=True)
+            left = _jobs(disk.point)
+            if not mounted:
+                disk.unmount()
+            return Dropped(tuple(job for job in jobs if job not in left))
+
+        self._helper.do("drop", drop)
+
     def forget_job(self) -> None:
         """What is mounted stays so; what the last job had on it counts no more."""
         self.newest = None
         self._tries, self._absent_since = 0, None
+
+
+def _jobs(mount: Path) -> tuple[str, ...]:
+    """Whose checkpoints a disk has. A folder of the user's own has none, whatever its name."""
+    try:
+        return tuple(
+            sorted(path.name for path in mount.iterdir() if JOB_ID.match(path.name) and (path / "ckpt").is_dir())
+        )
+    except OSError:
+        return ()

@@ -193,6 +193,7 @@ class Syncer(threading.Thread):
         self._wake = threading.Event()
         self._want = Want()
         self._at_once = AT_ONCE
+        self._kept: tuple[str, ...] = ()
         self._awaited: tuple[tuple[int, str | None], float] | None = None  # what is awaited, since when (virtual)
 
     def say(self, fact: FactIn, *, again: bool = False) -> None:
@@ -206,6 +207,11 @@ class Syncer(threading.Thread):
 
     def unsaid(self) -> int:
         return len(self._outbox.waiting())
+
+    def ask(self, kept: tuple[str, ...]) -> None:
+        """Ask once which of these jobs are over; the :class:`Answered` says of which it was asked."""
+        with self._lock:
+            self._kept = kept
 
     def want(self, ver: int, job: str | None, pending: bool, progress: Progress | None = None) -> None:
         """Becoming pending, or having progress, does not wait for the end of a long pause."""
@@ -236,12 +242,13 @@ class Syncer(threading.Thread):
     def _exchange(self) -> None:
         with self._lock:
             want, self._want = self._want, replace(self._want, progress=None)
+            kept = self._kept
         facts = self._outbox.waiting()[: self._at_once]
-        body = Sync(self._boot, want.ver, want.job, facts, want.progress, want.pending)
+        body = Sync(self._boot, want.ver, want.job, facts, want.progress, want.pending, kept)
         try:
             reply = self._client.sync(body)
         except RefusedError as error:
-            self._refused(str(error), facts, want.progress)
+            self._refused(str(error), facts, want.progress, kept)
             return
         except SyncError as error:
             self._log.once("sync", "sync.trouble", error=str(error))
@@ -251,16 +258,25 @@ class Syncer(threading.Thread):
             return
         self._log.over("sync", "sync.well")
         self._outbox.told(facts)
+        self._answered(kept)
         self._go_on()
-        self._post(Answered(reply))
+        self._post(Answered(reply, kept))
 
-    def _refused(self, error: str, facts: tuple[FactIn, ...], progress: Progress | None) -> None:
+    def _answered(self, kept: tuple[str, ...]) -> None:
+        with self._lock:
+            if self._kept == kept:
+                self._kept = ()
+
+    def _refused(self, error: str, facts: tuple[FactIn, ...], progress: Progress | None, kept: tuple[str, ...]) -> None:
         """Said again it would be refused again, and hold up the facts behind it; so what is wrong goes, and no more.
 
-        The progress first, which is void (``_exchange`` has taken it); then the facts go one by one.
+        The question and the progress first, which are void: an older function knows no such question, and
+        ``_exchange`` has taken the progress. Then the facts go one by one.
         """
         self._log("sync.refused", error=error, facts=[fact.kind.value for fact in facts], progress=progress is not None)
-        if progress is None and len(facts) > 1:
+        if kept:
+            self._answered(kept)
+        elif progress is None and len(facts) > 1:
             self._at_once = 1
         elif progress is None:
             self._outbox.told(facts)
