@@ -173,15 +173,18 @@ def test_without_a_cloud_here_the_message_says_how_to_start_one(tmp_path: Path) 
     assert "spotkeeper local up" in done.stderr
 
 
-def test_a_cloud_that_cannot_destroy_its_stack_any_more_ends_by_force(tmp_path: Path) -> None:
+@pytest.mark.parametrize("harmed", ["bucket.sqlite", "cloud.json"])
+def test_a_cloud_that_cannot_destroy_its_stack_any_more_ends_by_force(tmp_path: Path, harmed: str) -> None:
     """With a damaged bucket `down` failed at every try, and a folder removed by hand left its processes."""
     folder = tmp_path / ".spotkeeper" / "local"
     cloud = LocalCloud.up(folder)
     mark = procs.mark(procs.CLOUD, cloud.config.uid)
     try:
         assert folder.stat().st_mode & 0o077 == 0, "other users of this machine have no business in jobs' variables"
-        (folder / "bucket.sqlite").write_bytes(b"no database" * 1000)
+        (folder / harmed).write_bytes(b"no database" * 1000)
         assert procs.marked(mark)
+        done = Shell(tmp_path)("local", "down")
+        assert done.returncode in (1, 3) and f"local down --force --folder {folder}" in done.stderr
         done = Shell(tmp_path)("local", "down", "--force")
         assert (done.returncode, done.stderr) == (0, "")
         assert not folder.exists() and not procs.marked(mark)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spotkeeper.local import procs, sources
-from spotkeeper.local.cloud import LocalCloud, LocalCloudError, Upkeep
+from spotkeeper.local import procs, sources, wreck
+from spotkeeper.local.cloud import DamagedError, LeftOver, LocalCloud, LocalCloudError, Upkeep
 from spotkeeper.local.views import VmView
 
 from tests.local.client import SPOT, Api, eventually
@@ -74,8 +75,9 @@ def test_attach_to_nothing_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(LocalCloudError, match="spotkeeper local up"):
         LocalCloud.attach(tmp_path)
     (tmp_path / "cloud.json").write_text("{")
-    with pytest.raises(LocalCloudError, match=r"cloud\.json"):
+    with pytest.raises(DamagedError, match=r"cloud\.json: .*; end it: spotkeeper local down --force --folder"):
         LocalCloud.attach(tmp_path)
+    assert wreck.end(tmp_path) == LeftOver(0, 0, 0) and not tmp_path.exists()
 
 
 @pytest.mark.parametrize(("setting", "says"), [({"scale": 0}, "scale"), ({"market": "none"}, "market")])
@@ -159,6 +161,30 @@ def test_damaged_books_keep_no_cloud_from_its_end(tmp_path: Path) -> None:
         cloud.down()
     assert cloud.down(purge=True).vms == 0
     assert not cloud.folder.exists()
+
+
+@pytest.mark.parametrize("harm", ["damaged", "gone", "damaged, and only its VM lives"])
+def test_a_cloud_that_is_no_longer_known_ends_whole_and_nobody_else_does(fresh: LocalCloud, harm: str) -> None:
+    """To remove its folder, as was advised, left all of its processes."""
+    api = Api(fresh.compute_endpoint)
+    beating(fresh, api)
+    reader = subprocess.Popen(["sh", "-c", "read _", str(fresh.folder)], stdin=subprocess.PIPE)
+    try:
+        if "only its VM" in harm:
+            kill_both(fresh)
+        if harm == "gone":
+            (fresh.folder / "cloud.json").unlink()
+        else:
+            (fresh.folder / "cloud.json").write_bytes(b'{"uid": 7')
+        with pytest.raises(DamagedError, match="down --force"):
+            LocalCloud.attach(fresh.folder)
+        assert wreck.end(fresh.folder).processes > 0
+        assert procs.marked(procs.mark(procs.CLOUD, fresh.config.uid)) == set()
+        assert not fresh.folder.exists() and reader.poll() is None
+    finally:
+        fresh.folder.mkdir(exist_ok=True)  # the fixture ends the cloud once more
+        reader.kill()
+        reader.wait()
 
 
 def kill_both(cloud: LocalCloud) -> None:

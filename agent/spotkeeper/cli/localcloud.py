@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,12 +66,15 @@ def attach(folder: Path) -> LocalCloud:
     """
     from spotkeeper.local.cloud import LocalCloud, LocalCloudError
 
-    if folder == LOCAL:  # not named: the one that is here or above
-        folder = local_folder(Path.cwd()) or folder
     try:
-        return LocalCloud.attach(folder)
+        return LocalCloud.attach(_named(folder))
     except LocalCloudError as error:
         raise CliError(str(error), Exit.MISSING) from None
+
+
+def _named(folder: Path) -> Path:
+    """Where no folder is named, that of the cloud that is here or above."""
+    return local_folder(Path.cwd()) or folder if folder == LOCAL else folder
 
 
 def note_upkeep(folder: Path) -> None:
@@ -133,17 +136,15 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, as_json: bool)
     from spotkeeper.local import deploy
     from spotkeeper.local.cloud import LocalCloud
     from spotkeeper.local.deploy.show import Printer
-    from spotkeeper.local.single import only_one
     from spotkeeper.reconcile.store_api import StoreError
 
+    if force:
+        _pull_the_plug(_named(folder), as_json)
+        return
     folder = attach(folder).folder
     here = f"--folder {shlex.quote(str(folder))}"
     remedy = f"pull the plug, which asks no stack: spotkeeper local down --force {here}"
-    with failures(remedy), only_one(folder, "spotkeeper local down", "look at it: spotkeeper local status"):
-        if force:
-            ended = attach(folder).down(purge=True)
-            emit(ended, as_json, "the cloud was ended by force; no VM, disk or process is left")
-            return
+    with failures(remedy), _alone(folder):
         if not yes:
             try:
                 agree(local_target(folder), f"spotkeeper local down --yes {here}", ask=not as_json)
@@ -160,6 +161,38 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, as_json: bool)
         words = f"{left.vms} VMs, {left.disks} disks, {left.processes} processes"
         raise CliError(f"left over, and ended by force: {words}", Exit.FAILED)
     emit(left, as_json, "the cloud is down; no VM, disk or process is left")
+
+
+def _pull_the_plug(folder: Path, as_json: bool) -> None:
+    from spotkeeper.local import wreck
+
+    _cloud_unless_wreck(folder)
+    with failures(), _alone(folder):
+        cloud = _cloud_unless_wreck(folder)  # another may have ended it meanwhile
+        ended = cloud.down(purge=True) if cloud is not None else wreck.end(folder)
+    emit(ended, as_json, "the cloud was ended by force; no VM, disk or process is left")
+
+
+def _cloud_unless_wreck(folder: Path) -> LocalCloud | None:
+    """The cloud in ``folder``; None for one of which nothing can be read.
+
+    Raises:
+        CliError: there is none.
+    """
+    from spotkeeper.local.cloud import DamagedError, LocalCloud, LocalCloudError
+
+    try:
+        return LocalCloud.attach(folder)
+    except DamagedError:
+        return None
+    except LocalCloudError as error:
+        raise CliError(str(error), Exit.MISSING) from None
+
+
+def _alone(folder: Path) -> AbstractContextManager[None]:
+    from spotkeeper.local.single import only_one
+
+    return only_one(folder, "spotkeeper local down", "look at it: spotkeeper local status")
 
 
 def status(folder: Path, *, as_json: bool) -> None:

@@ -52,6 +52,10 @@ class LocalCloudError(Exception):
     """The cloud could not be brought up or does not answer; the message says what to do."""
 
 
+class DamagedError(LocalCloudError):
+    """What the cloud is cannot be read any more, and processes of it may run; ``wreck`` ends them."""
+
+
 class Upkeep(Enum):
     """What keeps a cloud going. Its VMs go on in every case, but nobody decides anything for them when STOPPED.
 
@@ -281,8 +285,7 @@ class LocalCloud:
             with closing(State(path)) as state:
                 return state.count("instances"), state.count("disks") + state.count("snapshots")
         except sqlite3.DatabaseError as error:
-            end = f"spotkeeper local down --force --folder {shlex.quote(str(self.folder))}"
-            raise LocalCloudError(f"{path}: {error}; end it: {end}") from None
+            raise LocalCloudError(f"{path}: {error}; {_end_of(self.folder)}") from None
 
     def _guests(self) -> set[int]:
         ours = procs.marked(procs.mark(procs.CLOUD, self.config.uid))
@@ -373,15 +376,22 @@ def _lock(folder: Path) -> Iterator[None]:
 def _read_config(folder: Path) -> Config | None:
     """
     Raises:
-        LocalCloudError: the file is damaged.
+        DamagedError: the file is, or it is gone while the cloud runs. To remove the folder would leave processes.
     """
     path = folder / CONFIG
     try:
         return codec.decode(path.read_bytes(), Config)
     except FileNotFoundError:
-        return None
+        if not _keeper_runs(folder):
+            return None
+        trouble = "is gone, but its cloud runs"
     except msgspec.DecodeError as error:
-        raise LocalCloudError(f"{path}: {error}; remove the folder and start again") from None
+        trouble = str(error)
+    raise DamagedError(f"{path}: {trouble}; {_end_of(folder)}, and start again")
+
+
+def _end_of(folder: Path) -> str:
+    return f"end it: spotkeeper local down --force --folder {shlex.quote(str(folder))}"
 
 
 def _write_config(folder: Path, config: Config) -> None:
@@ -411,4 +421,4 @@ def _end_keeper(folder: Path) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-__all__ = ["LeftOver", "LocalCloud", "LocalCloudError", "Upkeep"]
+__all__ = ["DamagedError", "LeftOver", "LocalCloud", "LocalCloudError", "Upkeep"]

@@ -26,22 +26,24 @@ def mark(name: str, value: str) -> bytes:
 
 def marked(wanted: bytes) -> set[int]:
     """Living processes with this variable in the environment they were started with."""
-    found = set()
-    for pid in _pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - hot path
-                environ = file.read()
-        except OSError:
-            continue  # gone, or another user's
-        if wanted in environ.split(b"\0"):
-            found.add(pid)
-    return found
+    return {pid for pid in living() if wanted in _read(pid, "environ")}
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The variables it was started with."""
+    pairs = (item.decode(errors="replace").partition("=") for item in _read(pid, "environ"))
+    return {name: value for name, _, value in pairs}
+
+
+def arguments(pid: int) -> list[str]:
+    """Its command line."""
+    return [word.decode(errors="replace") for word in _read(pid, "cmdline")]
 
 
 def descendants(root: int) -> set[int]:
     """All living children of children of ``root``, itself not included."""
     children: dict[int, list[int]] = {}
-    for pid in _pids():
+    for pid in living():
         fields = _stat(pid)
         if fields is not None and fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(pid)
@@ -75,7 +77,7 @@ def kill_all(wanted: bytes, root: int | None = None, spare: Iterable[int] = ()) 
     hit: set[int] = set()
     for _ in range(_SWEEPS):
         victims = (marked(wanted) | (descendants(root) if root else set())) - kept
-        if root and start_time(root) is not None and wanted in _environ(root):
+        if root and start_time(root) is not None and wanted in _read(root, "environ"):
             victims |= {root} - kept
         if not victims:
             return len(hit)
@@ -100,10 +102,11 @@ def _wait_gone(pids: set[int]) -> None:
             os.close(fd)
 
 
-def _environ(pid: int) -> list[bytes]:
+def _read(pid: int, name: str) -> list[bytes]:
+    """The parts of /proc/<pid>/``name``, which NULs end; none of a process that is gone or another user's."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
-            return file.read().split(b"\0")
+        with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123 - hot path
+            return file.read().removesuffix(b"\0").split(b"\0")
     except OSError:
         return []
 
@@ -117,7 +120,7 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
-def _pids() -> Iterator[int]:
+def living() -> Iterator[int]:
     for entry in os.listdir("/proc"):  # noqa: PTH208 - hot path
         if entry.isdigit():
             yield int(entry)
