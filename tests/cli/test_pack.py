@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from spotkeeper.cli import pack as pack_module
 from spotkeeper.cli.errors import CliError
 from spotkeeper.cli.pack import pack
 from spotkeeper.vm.source import extract
@@ -99,3 +100,57 @@ def test_an_agent_can_unpack_it(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(pack(source).tar)) as tar:
         extract(tar, tmp_path / "out")
     assert (tmp_path / "out" / "sub" / "up.py").read_text() == "x"
+
+
+@pytest.mark.parametrize("rule", ["!", "\\"])
+def test_an_ignore_rule_that_is_none_is_named_with_its_line(tmp_path: Path, rule: str) -> None:
+    write(tmp_path, a_dot_py="x")
+    (tmp_path / ".gitignore").write_text(f"*.log\n{rule}\n")
+    with pytest.raises(CliError, match=r"\.gitignore:2: .* is no ignore rule"):
+        pack(tmp_path)
+
+
+def test_a_link_that_leads_back_to_itself_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, a_dot_py="x")
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    try:
+        (tmp_path / "one").resolve()
+    except RuntimeError:  # Python before 3.13; later ones take it for a link to nothing
+        with pytest.raises(CliError, match="one is a link to two, which leads back to it"):
+            pack(tmp_path)
+
+
+def test_a_file_that_goes_away_meanwhile_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, a_dot_py="x", b_dot_py="x")
+    sizes = pack_module._check_size
+
+    def goes(folder: Path, found: list[str], limit_bytes: int) -> None:
+        (folder / "b.py").unlink(missing_ok=True)
+        sizes(folder, found, limit_bytes)
+
+    monkeypatch.setattr(pack_module, "_check_size", goes)
+    with pytest.raises(CliError, match=r"b\.py: cannot be read: No such file") as caught:
+        pack(tmp_path)
+    assert "submit again" in caught.value.remedy
+
+
+def test_a_folder_that_cannot_be_listed_is_not_left_out_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, a_dot_py="x", sub__b_dot_py="x")
+    scan = os.scandir
+
+    def refuse(path: str) -> object:
+        if Path(path).name == "sub":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root may read everything, so the kernel would not refuse
+    with pytest.raises(CliError, match=r"sub: cannot be read: Permission denied"):
+        pack(tmp_path)
+
+
+def test_the_git_file_of_a_worktree_stays_behind(tmp_path: Path) -> None:
+    write(tmp_path, a_dot_py="x", _dot_git="gitdir: elsewhere", sub___dot_git="gitdir: elsewhere")
+    assert names(pack(tmp_path).tar) == ["a.py"]

@@ -69,6 +69,23 @@ JOB_CASES = [
     ("name: first\ncommand: [a\n", "job.yaml:3: expected ',' or ']', but got '<stream end>'"),
     (GOOD + "name: other\n", "job.yaml:3: name: given twice (first in line 1): remove one"),
     ("name: &n first\ncommand: [*n]\n", "job.yaml:2: aliases (*name) are not read: write the value out"),
+    (GOOD + "nodes: !!int 3\n", "job.yaml:3: tags (!name) are not read: remove it"),
+    (GOOD + "seed: 0o9\n", 'job.yaml:3: seed: "0o9": want a whole number'),
+    (GOOD + f"grace_s: {'1' * 5000}\n", "job.yaml:3: grace_s: inf: want a finite number"),
+    (GOOD + f"nodes: 0x{'f' * 5000}\n", "job.yaml:3: nodes: Infinity: want a whole number or a mapping with min, max"),
+    (
+        GOOD + 'env: {A: "\\ud800"}\n',
+        "job.yaml:3: env.A: holds half a character (a lone surrogate): remove it",
+    ),
+    (
+        'name: first\ncommand: [train.py, "\\ud800"]\nsource: code\n',
+        "job.yaml:2: command[1]: holds half a character (a lone surrogate): remove it",
+    ),
+    (GOOD + 'source: "code\\0"\n', 'job.yaml:3: source: "code\\u0000": cannot be a folder: embedded null byte'),
+    (
+        GOOD + f"source: {'x' * 300}\n",
+        f'job.yaml:3: source: "{"x" * 56}...: cannot be a folder: File name too long',
+    ),
     (GOOD + "---\nname: b\n", "job.yaml:3: but found another document"),
     (GOOD + "1: a\n", "job.yaml:1: 1: a key must be a text: put it in quotes"),
     # --- keys

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore import GitIgnorePatternError
 
 from spotkeeper.cli.errors import CliError, Exit
 
 LIMIT_BYTES = 256 * 1024 * 1024  # every VM fetches it at every boot
 ALWAYS_OUT = GitIgnoreSpec.from_lines(
     [
-        *(".git/", ".hg/", ".svn/", ".venv/", ".spotkeeper/", ".DS_Store", ".ipynb_checkpoints/"),
+        *(".git", ".hg/", ".svn/", ".venv/", ".spotkeeper/", ".DS_Store", ".ipynb_checkpoints/"),
         *("__pycache__/", "*.pyc", ".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
     ]
 )
@@ -42,8 +43,20 @@ def pack(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Source:
     """The folder's tar.
 
     Raises:
-        CliError: too large, empty, a link that leads out, a file that cannot be read.
+        CliError: too large, empty, a link that leads out, an ignore rule that is none, what cannot be read or
+            goes away meanwhile.
     """
+    try:
+        return _pack(folder, limit_bytes)
+    except OSError as error:
+        raise CliError(
+            f"{error.filename or folder}: cannot be read: {error.strerror}",
+            Exit.USAGE,
+            "mend it or name it in .spotkeeperignore; if something writes there now, submit again when it is done",
+        ) from None
+
+
+def _pack(folder: Path, limit_bytes: int) -> Source:
     names = sorted(_names(folder))
     if not names:
         raise CliError(f"{folder}: no file is left to send after the ignore rules", Exit.USAGE)
@@ -59,7 +72,7 @@ def pack(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Source:
 def _names(folder: Path) -> Iterator[str]:
     """Paths of files and links, relative, with slashes."""
     rules: dict[str, GitIgnoreSpec] = {}
-    for root, folders, files in os.walk(folder):
+    for root, folders, files in os.walk(folder, onerror=_refuse):
         here = PurePosixPath(Path(root).relative_to(folder).as_posix())
         rules[here.as_posix()] = _rules(Path(root))
         links = [name for name in folders if (Path(root) / name).is_symlink()]
@@ -70,12 +83,30 @@ def _names(folder: Path) -> Iterator[str]:
                 yield path
 
 
+def _refuse(error: OSError) -> None:
+    """Python would leave a folder that cannot be read out, and say nothing."""
+    raise error
+
+
 def _rules(folder: Path) -> GitIgnoreSpec:
     for name in (".spotkeeperignore", ".gitignore"):
         file = folder / name
         if file.is_file():
-            return GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8", errors="replace").splitlines())
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            try:
+                return GitIgnoreSpec.from_lines(lines)
+            except GitIgnorePatternError:
+                raise CliError(_no_rule(file, lines), Exit.USAGE, "mend the line or remove it") from None
     return GitIgnoreSpec.from_lines([])
+
+
+def _no_rule(file: Path, lines: list[str]) -> str:
+    for number, line in enumerate(lines, 1):
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except GitIgnorePatternError:
+            return f"{file}:{number}: {line!r} is no ignore rule"
+    return f"{file}: holds what is no ignore rule"
 
 
 def _ignored(path: str, rules: dict[str, GitIgnoreSpec]) -> bool:
@@ -118,15 +149,12 @@ def _mb(size: int) -> str:
 def _add(tar: tarfile.TarFile, folder: Path, name: str) -> None:
     path = folder / name
     info = tarfile.TarInfo(name)
-    try:
-        if path.is_symlink():
-            _check_link(folder, path, name)
-            info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
-            tar.addfile(info)
-            return
-        data = path.read_bytes()
-    except OSError as error:
-        raise CliError(f"{path}: cannot be read: {error.strerror}", Exit.USAGE) from None
+    if path.is_symlink():
+        _check_link(folder, path, name)
+        info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
+        tar.addfile(info)
+        return
+    data = path.read_bytes()
     info.size = len(data)
     info.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
     tar.addfile(info, io.BytesIO(data))
@@ -134,7 +162,12 @@ def _add(tar: tarfile.TarFile, folder: Path, name: str) -> None:
 
 def _check_link(folder: Path, path: Path, name: str) -> None:
     target = path.readlink()
-    if target.is_absolute() or not (path.parent / target).resolve().is_relative_to(folder.resolve()):
+    try:
+        leads = (path.parent / target).resolve()
+    except RuntimeError:  # so says Python before 3.13
+        what = f"{folder}: {name} is a link to {target}, which leads back to it"
+        raise CliError(what, Exit.USAGE, "remove the link, or name it in .spotkeeperignore") from None
+    if target.is_absolute() or not leads.is_relative_to(folder.resolve()):
         raise CliError(
             f"{folder}: {name} is a link to {target}, outside the folder",
             Exit.USAGE,

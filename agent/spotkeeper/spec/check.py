@@ -136,7 +136,7 @@ def env_names(job: JobContext) -> Iterator[Problem]:
 def env_values(job: JobContext) -> Iterator[Problem]:
     """Values are never repeated in a message: people paste secrets here."""
     for name, value in job.spec.env.items():
-        size = len(value.encode())
+        size = len(value.encode(errors="surrogatepass"))
         if size > ENV_VALUE_BYTES:
             yield problem(
                 join("env", name), f"has {size} bytes, at most {ENV_VALUE_BYTES}: put it into a file of `source`"
@@ -196,8 +196,14 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
     if job.spec.source is None:
         yield from _unsent(job.folder, job.spec.command)
         return
-    folder = (job.folder / job.spec.source).resolve()
-    if not folder.exists():
+    try:
+        folder = (job.folder / job.spec.source).resolve()
+        there = folder.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # no permission, too long, a NUL; a loop of links
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        yield problem("source", f"cannot be a folder: {why}", job.spec.source)
+        return
+    if not there:
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         hint = nearest(folder.name, siblings)
         yield problem("source", "no such folder (relative to the job file)", job.spec.source, hint)
@@ -231,7 +237,10 @@ def _script(folder: Path, spec: JobSpec) -> Iterator[Problem]:
 
 def _named(folder: Path, script: str) -> bool:
     """Whether the script is a file of this folder, named as from there."""
-    return not script.startswith("/") and (folder / script).is_file()
+    try:
+        return not script.startswith("/") and (folder / script).is_file()
+    except OSError:  # too long for a name, or in a folder that cannot be read
+        return False
 
 
 def pools_exist(job: JobContext) -> Iterator[Problem]:

@@ -350,6 +350,9 @@ def _check_number(obj: object, want: inspect.IntType | inspect.FloatType, path: 
 
 def _check_text(obj: object, want: inspect.StrType, path: str, out: list[Problem]) -> None:
     assert isinstance(obj, str)
+    if any("\ud800" <= letter <= "\udfff" for letter in obj):
+        out.append(Problem(path, "holds half a character (a lone surrogate): remove it"))
+        return
     if want.min_length and len(obj) < want.min_length:
         out.append(Problem(path, "must not be empty" if not obj else f"want at least {want.min_length} characters"))
     if want.max_length is not None and len(obj) > want.max_length:

@@ -14,8 +14,9 @@ import yaml
 from spotkeeper.spec.parse import Problem, SpecError, join
 
 _INT = re.compile(r"[-+]?[0-9]+\Z")
-_BASED = re.compile(r"0[xo][0-9a-fA-F]+\Z")
+_BASED = re.compile(r"0(x[0-9a-fA-F]+|o[0-7]+)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_DIGITS = 300  # a longer number is infinite: no field has room for it, and Python refuses to print it
 _WORDS: dict[str, object] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -50,6 +51,10 @@ class _NoAlias(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             mark = self.get_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs leave it out
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not read: write the value out", problem_mark=mark)
+        tag = getattr(self.peek_event(), "tag", None)  # type: ignore[no-untyped-call]
+        if tag is not None:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="tags (!name) are not read: remove it", problem_mark=mark)
         return super().compose_node(parent, index)
 
 
@@ -94,8 +99,8 @@ def _scalar(node: yaml.ScalarNode) -> object:
         return text
     if text in _WORDS:
         return _WORDS[text]
-    if _INT.match(text):
-        return int(text)
-    if _BASED.match(text):
-        return int(text, 0)
+    if _INT.match(text) or _BASED.match(text):
+        if len(text) > _DIGITS:
+            return float("-inf" if text.startswith("-") else "inf")
+        return int(text, 0) if _BASED.match(text) else int(text)
     return float(text) if _FLOAT.match(text) else text
