@@ -51,7 +51,7 @@ ENDS = '''
 """Ends as it is told."""
 import os, signal, sys
 how = sys.argv[1]
-print("about to end by", how, flush=True)
+print("about to end by", how)  # not flushed: what it said stays, however it ends
 if how == "raise":
     raise RuntimeError("on purpose")
 if how == "kill":

@@ -98,7 +98,9 @@ def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 @contextlib.contextmanager
 def closing_bench(folder: Path, mode: str) -> Iterator[Bench]:
     bench = Bench(folder, mode)
-    yield bench
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONUNBUFFERED", raising=False)  # no machine's environment has it either
+        yield bench
     bench.launcher.quit()
     sweep(bench.folder, set())
 

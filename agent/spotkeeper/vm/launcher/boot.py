@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import hashlib
 import importlib.util
+import io
 import multiprocessing
 import os
 import random
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> None:
     _default_signals()
     if forked:
         atexit._clear()  # those of the zygote are not ours to run
+        _say_at_once()
     _seed()
     _set_threads()
     code = _run_user(argv)
@@ -73,6 +75,17 @@ def _default_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _say_at_once() -> None:
+    """What is printed is in the log at once: a machine that is taken away flushes nothing.
+
+    PYTHONUNBUFFERED, which the agent sets, is for interpreters that are yet to start; the zygote's has long.
+    """
+    if os.environ.get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)
 
 
 def _seed() -> None:
