@@ -293,6 +293,13 @@ def render(file: Path | None, stack: str | None, *, as_json: bool) -> None:
     emit(texts, as_json, "\n".join(f"===== {one.name}\n{one.text}" for one in texts))
 
 
+def plan(file: Path | None, stack: str | None, *, as_json: bool) -> None:
+    from spotkeeper.cli import plan as planning
+
+    planned = planning.plan(file, stack)
+    emit(planned, as_json, "" if as_json else "\n".join(planning.lines(planned)))
+
+
 def schema(document: str) -> None:
     from spotkeeper.spec.schema import Document, schema_text
 

@@ -261,6 +261,28 @@ def render(
 
 
 @app.command()
+def plan(
+    stack_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--stack-file", metavar="FILE", help="A stack file, Pulumi.NAME.yaml; else the stack's own."),
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Show every resource that `pulumi up` would make for a stack file: type, name, inputs. Asks no cloud.
+
+    Needs no `pulumi` command, no login and no stack that is up; what is wrong with the file is said with line, value
+    and remedy. Secrets are masked; what only the cloud can tell reads `(known after up)`. What an update would
+    change, `pulumi preview` says.
+
+    Examples: `spotkeeper plan --stack-file infra/stacks/Pulumi.prod.yaml`, `spotkeeper plan --json | jq '.[].type'`
+    """
+    from spotkeeper.cli import commands
+
+    commands.plan(stack_file, stack, as_json=as_json)
+
+
+@app.command()
 def schema(
     document: Annotated[str, typer.Argument(metavar="job|stack", help="Which document.", show_default=False)],
     as_json: Json = False,

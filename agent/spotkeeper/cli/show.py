@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -12,6 +14,9 @@ from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.spec.generation import DocState, Generation, Member
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.parse import Problem, SpecError, located, nearest, read_text
+
+if TYPE_CHECKING:
+    from infra.settings import Settings
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 _SETTING = re.compile(r'^config\["(?:spotkeeper:)?([^"]+)"\]')
@@ -25,31 +30,53 @@ class Rendered(Struct, frozen=True):
     text: str
 
 
+@dataclass(frozen=True)
+class StackFile:
+    """A stack's name, its flat configuration as Pulumi's engine would hand it on, and what that means."""
+
+    name: str
+    config: dict[str, str]
+    settings: Settings
+
+
 def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
     """Startup and shutdown scripts of a stack file (the local one's, if none is named).
 
     Raises:
-        SpecError: the stack file is wrong; with its lines.
-        CliError: no such stack; or no checkout is at hand, so there is no stack file and no template.
+        SpecError, CliError: as :func:`read_stack_file`.
     """
-    try:
-        from infra import boot, settings
-        from spotkeeper.local.deploy.config import read_config
-    except ImportError:
-        raise CliError(
-            "the scripts are made by `infra`, which is not here", Exit.MISSING, "run it in a checkout"
-        ) from None
-    path = file or _stack_file(stack or os.environ.get("SPOTKEEPER_STACK", "") or "local")
-    lines = _lines(path)
-    name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
-    try:
-        scripts = boot.render(settings.from_config(read_config(path, STAND_IN if name == "local" else None), name))
-    except SpecError as error:
-        raise located(error, path.name, lines) from None
+    settings = read_stack_file(file, stack, "spotkeeper render FILE").settings
+    from infra import boot
+
+    scripts = boot.render(settings)
     return (Rendered("startup-script", scripts.startup), Rendered("shutdown-script", scripts.shutdown))
 
 
-def _stack_file(stack: str) -> Path:
+def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFile:
+    """A stack file, checked; ``other``: the command that names one, for who has it elsewhere.
+
+    Raises:
+        SpecError: the stack file is wrong; with its lines.
+        CliError: no such stack; or no checkout is at hand, so there is no stack file and no program.
+    """
+    try:
+        from infra import settings
+        from spotkeeper.local.deploy.config import read_config
+    except ImportError:
+        raise CliError(
+            "the stack is made by `infra`, which is not here", Exit.MISSING, "run it in a checkout"
+        ) from None
+    path = file or _stack_file(stack or os.environ.get("SPOTKEEPER_STACK", "") or "local", other)
+    lines = _lines(path)
+    name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
+    config = read_config(path, STAND_IN if name == "local" else None)
+    try:
+        return StackFile(name, config, settings.from_config(config, name))
+    except SpecError as error:
+        raise located(error, path.name, lines) from None
+
+
+def _stack_file(stack: str, other: str) -> Path:
     """
     Raises:
         CliError: the checkout has no stack of this name.
@@ -60,7 +87,7 @@ def _stack_file(stack: str) -> Path:
         return folder / f"Pulumi.{stack}.yaml"
     near = nearest(stack, names)
     hint = f" (did you mean {near}?)" if near else f" (there are {', '.join(names)})"
-    raise CliError(f"no stack {stack} in {folder}{hint}", Exit.MISSING, "name its file: spotkeeper render FILE")
+    raise CliError(f"no stack {stack} in {folder}{hint}", Exit.MISSING, f"name its file: {other}")
 
 
 def _lines(path: Path) -> dict[str, int]:

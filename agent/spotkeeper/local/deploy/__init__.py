@@ -2,8 +2,8 @@
 
 One table (``table.py``) says which calls a resource type makes; two drivers use it: the
 real engine with a stand-in provider, where the ``pulumi`` command is installed, and an
-in-process runner where it is not. Both give the same cloud. Nothing here is used for a
-real cloud, and nothing here knows what the program declares.
+in-process runner where it is not. Both give the same cloud. Nothing here is used to
+change a real cloud, and nothing here knows what the program declares.
 """
 
 from __future__ import annotations

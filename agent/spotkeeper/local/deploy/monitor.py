@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pulumi
+from pulumi.output import Unknown
 from pulumi.runtime import rpc
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks
 
@@ -33,7 +34,7 @@ class Monitor(MockMonitor):
     def make(self) -> tuple[str | None, dict[str, Any]]:
         """Make what this thread's request declares."""
         request = self._request.now
-        inputs = plain(rpc.deserialize_properties(request.object))
+        inputs = plain(rpc.deserialize_properties(request.object), masked=self._run.shown is not None)
         inputs.pop("__provider", None)
         entry = Entry(
             urn=self.make_urn(request.parent, request.type, request.name),
@@ -60,17 +61,22 @@ class _Cloud(Mocks):
         return self._monitor.make()
 
 
-def plain(value: Any) -> Any:
-    """Pulumi's wire knows floats only, wraps secrets, and has objects for files: as JSON would say it."""
+def plain(value: Any, masked: bool = False) -> Any:  # noqa: PLR0911 - one for each kind
+    """Pulumi's wire knows floats only, wraps secrets, and has objects for files: as JSON would say it.
+
+    ``masked``: as people may see it, without what is secret, and with words for what no preview can know.
+    """
     match value:
         case {"value": inner} if SECRET in value:
-            return plain(inner)
+            return "[secret]" if masked else plain(inner)
         case dict():
-            return {key: plain(item) for key, item in value.items() if item is not None}
+            return {key: plain(item, masked) for key, item in value.items() if item is not None}
         case list():
-            return [plain(item) for item in value]
+            return [plain(item, masked) for item in value]
         case float() if value.is_integer():
             return int(value)
         case pulumi.FileAsset():
             return str(value.path)
+        case Unknown() if masked:
+            return "(known after up)"
     return value

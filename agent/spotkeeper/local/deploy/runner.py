@@ -61,6 +61,21 @@ def preview(stack: str, config_file: Path, endpoint: str, folder: Path, on_event
     return run.result({})
 
 
+def declared(stack: str, config: dict[str, str]) -> tuple[Entry, ...]:
+    """What the program declares for a stack of a real cloud too, in its order: no cloud is asked, nothing is noted.
+
+    Inputs as ``pulumi preview`` would show them: secrets masked, what only a cloud can tell left open (``monitor``).
+
+    Raises:
+        DeployError: the program failed.
+    """
+    place = Place(config.get("gcp:project", ""), config.get("spotkeeper:region", ""))
+    state = State(Path(os.devnull), stack, place.project, place.region)
+    run = Run(state, Api(""), place, lambda _: None, dry=True, shown=[])
+    run.program(stack, config)
+    return tuple(run.shown or ())
+
+
 def destroy(stack: str, endpoint: str, folder: Path, on_event: OnEvent) -> DeployResult:
     """See :func:`spotkeeper.local.deploy.destroy`."""
     state = State.load(folder / _STATE)
@@ -89,6 +104,7 @@ class Run:
     place: Place
     on_event: OnEvent
     dry: bool
+    shown: list[Entry] | None = None  # where only what is declared counts: here, for people
     declared: set[str] = field(default_factory=set)
     replaced: list[Entry] = field(default_factory=list)  # old halves, deleted once nothing refers to them
     changes: Counter[Op] = field(default_factory=Counter)
@@ -107,6 +123,8 @@ class Run:
     def declare(self, entry: Entry) -> tuple[str, Json]:
         """Make, change or leave alone one resource; its id and all its outputs."""
         self.declared.add(entry.urn)
+        if self.shown is not None:
+            self.shown.append(entry)
         if not entry.custom:
             old = self.state.get(entry.urn)
             self._step(Op.SAME if old else Op.CREATE, entry, lambda: None)
