@@ -33,11 +33,16 @@ app = typer.Typer(
 A first run on this machine, no account needed: `spotkeeper local up`, then
 `spotkeeper submit examples/gpt/job.yaml --watch`, then `spotkeeper local down`.
 
-In a cloud, name the stack once: `export SPOTKEEPER_STACK=prod SPOTKEEPER_BUCKET=gs://...`
-(both are outputs of `pulumi up`).""",
+In a cloud, name the stack once (here `prod`), in the folder where it was brought up:
+`export SPOTKEEPER_STACK=prod SPOTKEEPER_BUCKET=gs://$(pulumi stack output bucket --stack prod)`
+
+The words: a *job* trains on some machines, its *ranks* (from 0). Each change of machines is a new *generation*, which
+goes on from the newest checkpoint. A *stack* is what `pulumi up` made for a team; its *pools* say which machines
+there are.""",
 )
 
-app.add_typer(local_app, name="local")
+JOBS, STACKS = "Your jobs", "For those who run a stack"
+app.add_typer(local_app, name="local", rich_help_panel="Without a cloud")
 
 Stack = Annotated[
     Optional[str],  # noqa: UP045  # typer reads this at run time
@@ -61,17 +66,21 @@ def spotkeeper(
 ) -> None: ...
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def submit(
     file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)],
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch it until it ends.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only check the file; nothing is written.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check the file against the stack; nothing is sent or started.")
+    ] = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
     """Check a job file, send its source folder, and start the job.
 
-    The smallest job file: `name: first`, `command: [train.py]`, `source: .`
+    The smallest job file: `name: first`, `command: [train.py]`, `source: .`; for three machines `nodes: 3` as well.
+    All fields: docs/train.md, or `spotkeeper schema job`. The script needs two lines of ours to survive a preemption:
+    `run = spotkeeper.attach(model=model, optimizer=optimizer)` and `for batch in run.steps(loader, epochs=3):`
 
     Submitting the same file and source again while the job runs prints the same job;
     other content under the same name is refused.
@@ -85,7 +94,7 @@ def submit(
     commands.submit(file, stack, watch=watch, check=check, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def status(
     job: Annotated[
         Optional[str],  # noqa: UP045
@@ -104,7 +113,7 @@ def status(
     commands.status(job, stack, finished=finished, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def watch(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     """Follow a job until it ends, or holds because it failed: machines, step, loss, money, every event.
 
@@ -118,16 +127,19 @@ def watch(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     commands.watch_job(job, stack, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def logs(
     job: Job,
-    rank: Annotated[int, typer.Option("--rank", "-r", help="Which machine's output.")] = 0,
-    gen: Annotated[Optional[int], typer.Option("--gen", "-g", help="Which generation's; else the newest.")] = None,  # noqa: UP045
+    rank: Annotated[int, typer.Option("--rank", "-r", help="Which machine's output: 0 to nodes - 1.")] = 0,
+    gen: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--gen", "-g", help="Which generation's (status shows the current one); else the newest."),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """The end of what a rank's processes printed (64 KB of each; the last 64 MB stay on the machine).
+    """The end of what one machine's processes printed (64 KB of each; the last 64 MB stay on the machine).
 
     With `--follow --json`: one line for each piece, in the order of the log.
 
@@ -138,9 +150,11 @@ def logs(
     commands.logs(job, rank, gen, stack, follow=follow, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def report(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     """Every recovery of a job, and what it cost against on-demand machines.
+
+    A recovery: what was lost, announced or not, how long training stood still, what replaced it.
 
     Examples: `spotkeeper report first`, `spotkeeper report first --json`
     """
@@ -149,7 +163,7 @@ def report(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     commands.report(job, stack, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def cancel(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     """End a job: its machines, disks and checkpoints are deleted (`keep_disks: true` keeps the disks).
 
@@ -160,7 +174,7 @@ def cancel(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     commands.ask_job(job, "cancel", stack, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def pause(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     """Save, give the machines back, keep the disks. `spotkeeper resume` goes on at the same step.
 
@@ -171,7 +185,7 @@ def pause(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     commands.ask_job(job, "pause", stack, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def resize(
     job: Job,
     nodes: Annotated[int, typer.Argument(metavar="NODES", min=1, help="How many machines it shall have.")],
@@ -189,7 +203,7 @@ def resize(
     commands.ask_job(job, "resize", stack, as_json=as_json, nodes=nodes)
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def resume(
     job: Job,
     file: Annotated[
@@ -223,16 +237,22 @@ def resume(
     commands.resume(job, file, stack, go_back=go_back, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=STACKS)
 def reconcile(
-    once: Annotated[bool, typer.Option("--once", help="One tick: a round of every unfinished job.")] = False,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="Required: one look at every job, then it ends. The schedule does it again and again."
+        ),
+    ] = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """Run a tick from this shell, as the schedule does in the cloud.
+    """Look after every unfinished job once, from this shell, as the stack's function does each minute.
 
-    For a stack whose function is down, and for reading what a round does. Safe beside
-    the function: every decision is a compare-and-swap. Needs your own cloud credentials.
+    Replaces what is lost, starts what was submitted, deletes what is over. For a stack whose function is down, and for
+    reading along what a look does. Safe beside the function: every decision is a compare-and-swap. Needs your own cloud
+    credentials. An ALARM on standard error is for a person to mend, and is told once.
 
     Example: `spotkeeper reconcile --once`
     """
@@ -241,7 +261,7 @@ def reconcile(
     commands.reconcile(stack, once=once, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=STACKS)
 def render(
     file: Annotated[
         Optional[Path],  # noqa: UP045
@@ -260,11 +280,15 @@ def render(
     commands.render(file, stack, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=STACKS)
 def plan(
     stack_file: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--stack-file", metavar="FILE", help="A stack file, Pulumi.NAME.yaml; else the stack's own."),
+        typer.Option(
+            "--stack-file",
+            metavar="FILE",
+            help="A stack file, Pulumi.NAME.yaml; else that of the stack in infra/stacks.",
+        ),
     ] = None,
     stack: Stack = None,
     as_json: Json = False,
@@ -282,7 +306,7 @@ def plan(
     commands.plan(stack_file, stack, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=JOBS)
 def schema(
     document: Annotated[str, typer.Argument(metavar="job|stack", help="Which document.", show_default=False)],
     as_json: Json = False,
@@ -297,7 +321,7 @@ def schema(
     commands.schema(document)
 
 
-@app.command()
+@app.command(rich_help_panel=STACKS)
 def repair(
     what: Annotated[str, typer.Argument(metavar="alloc", help="What to make anew.", show_default=False)],
     stack: Stack = None,
