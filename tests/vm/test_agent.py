@@ -171,14 +171,18 @@ def test_metadata_trouble_is_no_news(fake: Fake, machine: Make) -> None:
     assert [kind for kind, _, _ in fake.kinds(vm.uid)].count("notice") == 1
 
 
-def test_killed_agent_finds_its_job_again_and_says_what_was_unsaid(fake: Fake, machine: Make) -> None:
+@pytest.mark.parametrize("spooled", [True, False])
+def test_killed_agent_finds_its_job_again_and_says_what_was_unsaid(fake: Fake, machine: Make, spooled: bool) -> None:
+    """Killed before its notice reached the spool, it was taken for one that had been said, and never was."""
     vm = machine()
     begin(fake, vm, obedient(vm))
     boot = vm.boot
     fake.function_status = 500
     fake.instance(vm.uid, vm.name, preempted="TRUE")
-    wait_until(lambda: '"notice"' in vm.log())
+    wait_until(lambda: '"kind": "notice"' in vm.log())
     vm.kill()
+    if not spooled:
+        (vm.root / "var/lib/spotkeeper/spool/facts.json").unlink()
     before = step_of(vm, 1)
     wait_until(lambda: step_of(vm, 1) > before + 5)  # the job does not notice
     fake.function_status = 200

@@ -47,6 +47,10 @@ from tests.vm.fakes import JOB, Fake, document, source
 QUIET = Log(write=lambda _: None)
 
 
+class KilledError(BaseException):
+    """At this very moment."""
+
+
 # ---------------------------------------------------------------- disk
 
 
@@ -238,9 +242,6 @@ def test_sources_go_whole_or_not_at_all(
     fetch(bucket, JOB, sha256, tmp_path / "src")
     (tmp_path / "src/tmpx.tar").write_bytes(b"a fetch that was cut short")
 
-    class KilledError(BaseException):
-        pass
-
     def rmtree(path: Path, **_: object) -> None:
         for left in path.rglob("train.py"):
             left.unlink()
@@ -382,6 +383,31 @@ def an_agent(folder: Path) -> Agent:
     settings_.run.mkdir(parents=True)
     clock = Clock()
     return Agent(settings_, Metadata(clock, "127.0.0.1:1"), clock, QUIET)
+
+
+@pytest.mark.parametrize("what", ["its job ended", "its launcher is gone", "its notice is withdrawn"])
+def test_what_an_agent_has_not_said_when_it_is_killed_is_said_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Written down as said, and not yet in the spool, an end was never heard of: its job stood still for good."""
+    agent = an_agent(tmp_path)
+    agent._save(assignment=Assignment(JOB, 0, 1), started=3, notice=PREEMPTED)
+
+    def say(*_: object, **__: object) -> None:
+        raise KilledError
+
+    monkeypatch.setattr(agent._sync, "say", say)
+    with pytest.raises(KilledError):
+        if what == "its job ended":
+            (tmp_path / "gen").mkdir()
+            agent._super.child = supervisor.Child(3, tmp_path / "gen", 1, 5.0, Control.create(tmp_path / "gen/ctl"))
+            agent._child_ended(3, 0, 0)
+        elif what == "its launcher is gone":
+            agent._lost(3)
+        else:
+            agent._observed(seen())
+    saved = Saved.read(agent._set.run, "boot")
+    assert (saved.ended, saved.notice) == (-1, PREEMPTED)
 
 
 @pytest.mark.parametrize("by_s", [-1e6, 1e6])

@@ -2,7 +2,8 @@
 
 Threads bring events (``events.py``); this loop alone acts on them. It is level-triggered:
 after every event it compares what the document wants with what is there, so a restarted
-agent continues like one that never died. It writes no record, and touches no other machine.
+agent continues like one that never died: an end is said (and spooled) before it is written
+down as said. It writes no record, and touches no other machine.
 """
 
 from __future__ import annotations
@@ -183,6 +184,8 @@ class Agent:
         if self._saved.assignment is not None:
             self._log("agent.again", job=self._saved.assignment.job, started=self._saved.started)
             self._ready.greet_when_warm()  # the one before may have died before it said so
+        if self._saved.notice is not None:
+            self._say(Kind.NOTICE, str(self._saved.notice.deadline))  # written down, but said?
         if self._set.static:
             self._say(Kind.HELLO, gen=0)
         self._sync.start()
@@ -452,8 +455,8 @@ class Agent:
             self._lost(doc.gen, 1)
 
     def _lost(self, gen: int, code: int = KILLED) -> None:
-        self._save(ended=gen)
         self._say(Kind.EXIT, str(code), gen=gen)
+        self._save(ended=gen)
 
     # ------------------------------------------------------------------ the child
 
@@ -522,10 +525,10 @@ class Agent:
         if ending is None:
             return
         self._reporter = None
-        self._save(ended=gen)
-        self._become(State.STOPPED)
         if not ending.discarded:
             self._say_ending(ending)
+        self._save(ended=gen)
+        self._become(State.STOPPED)
         self._sync.want(self._doc.ver if self._doc else 0, child.folder.parent.name, True, last)
         self._uploader.rest()
 
@@ -554,8 +557,8 @@ class Agent:
         change = notices.observe(known, instance, self._set.notice_s, now)
         if change.withdrawn is not None:
             self._log("notice.withdrawn", cause=change.withdrawn.cause.value)
-            self._save(notice=None)
             self._say(Kind.REPRIEVE, str(change.withdrawn.deadline))
+            self._save(notice=None)
         if change.given is not None:
             self._give(change.given)
 
