@@ -270,6 +270,8 @@ class Machine:
     def light_python(self) -> str:
         """Give the machine an interpreter that starts the light launcher instead of one that imports torch."""
         path = self.root / "light-python"
+        if path.exists():
+            return str(path)  # written anew, it could not be executed meanwhile (ETXTBSY), or would be empty
         path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {REPO}/tests/vm/light_launcher.py "$3"\n')
         path.chmod(0o755)
         return str(path)
