@@ -86,6 +86,16 @@ def test_destroy_goes_backwards_and_drains_first(cloud: Cloud, tmp_path: Path) -
     assert order.index("subnetwork") < len(order) - 1 - order[::-1].index("network")
 
 
+def test_a_destroy_drains_before_it_removes_what_a_later_up_added(cloud: Cloud, tmp_path: Path) -> None:
+    up(cloud, tmp_path)
+    up(cloud, tmp_path, changed(tmp_path, "name: burst", "name: blast"))
+    seen: list[Event] = []
+    destroy(cloud, tmp_path, seen)
+    order = [event.name for event in seen if event.done]
+    assert order.index("push") < order.index("drain") < order.index("sk-local-blast-a")
+    assert order.index("drain") < order.index("local-blast-spot")
+
+
 def test_an_inert_destroy_is_no_error(cloud: Cloud, tmp_path: Path) -> None:
     assert destroy(cloud, tmp_path).empty and cloud.calls == []
 

@@ -44,7 +44,10 @@ def up(stack: str, config_file: Path, endpoint: str, folder: Path, on_event: OnE
     state = State.load(path) or State(path, stack, place.project, place.region)
     run = Run(state, Api(endpoint.rstrip("/")), place, on_event, dry=False)
     run.forget_unfinished()
-    outputs = run.program(stack, config)
+    try:
+        outputs = run.program(stack, config)
+    finally:
+        run.put_in_order()
     run.remove_undeclared()
     state.export(outputs)
     return run.result(outputs)
@@ -105,7 +108,7 @@ class Run:
     on_event: OnEvent
     dry: bool
     shown: list[Entry] | None = None  # where only what is declared counts: here, for people
-    declared: set[str] = field(default_factory=set)
+    declared: dict[str, str] = field(default_factory=dict)  # URN -> type, each after what it depends on
     replaced: list[Entry] = field(default_factory=list)  # old halves, deleted once nothing refers to them
     changes: Counter[Op] = field(default_factory=Counter)
     _told: threading.Lock = field(default_factory=threading.Lock)
@@ -122,7 +125,7 @@ class Run:
 
     def declare(self, entry: Entry) -> tuple[str, Json]:
         """Make, change or leave alone one resource; its id and all its outputs."""
-        self.declared.add(entry.urn)
+        self.declared[entry.urn] = entry.type
         if self.shown is not None:
             self.shown.append(entry)
         if not entry.custom:
@@ -145,6 +148,13 @@ class Run:
         else:
             self.replaced.append(old)
         return self._create(Op.REPLACE, entry)
+
+    def put_in_order(self) -> None:
+        """Each after what it depends on, so that a destroy, which goes backwards, meets the drain first: what an
+        earlier program left, or this one added, is removed when no machine can use it any more."""
+        urns = list(self.declared)
+        drain = next((at for at, type_ in enumerate(self.declared.values()) if type_ == table.DRAIN), len(urns))
+        self.state.arrange(urns[:drain], urns[drain:])
 
     def remove_undeclared(self) -> None:
         """What the program no longer says goes, last made first; then the old halves of replacements."""

@@ -7,6 +7,7 @@ leaves a trace that the next one follows.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,15 @@ class State:
         with self._lock:
             others = [old for old in self._file.entries if old.urn != entry.urn]
             self._write(entries=(*others, entry))
+
+    def arrange(self, first: Sequence[str], last: Sequence[str]) -> None:
+        """Put the URNs of ``first`` before all others, and those of ``last`` behind them."""
+        with self._lock:
+            entries = {entry.urn: entry for entry in self._file.entries}
+            between = [urn for urn in entries if urn not in first and urn not in last]
+            order = [entries[urn] for urn in (*first, *between, *last) if urn in entries]
+            if tuple(order) != self._file.entries:
+                self._write(entries=tuple(order))
 
     def drop(self, urn: str) -> None:
         with self._lock:
