@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 from spotkeeper.spec.names import POOL_NAME, STACK_NAME
-from spotkeeper.spec.parse import Problem, SpecError, convert, join, nearest, problem
+from spotkeeper.spec.parse import Problem, SpecError, convert, join, nearest, problem, problems_of
 from spotkeeper.spec.stack import Fallback as FallbackState
 from spotkeeper.spec.stack import Price
 
@@ -262,15 +262,47 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
     if problems:
         raise SpecError(problems)
     given = {key: value for key, value in plain.items() if not (key == "budget" and value == {})}
-    settings = _complete(convert({**given, "stack": stack, "project": project}, Settings))
-    problems = [found for rule in RULES for found in rule(settings)]
-    for index, pool in enumerate(settings.pools):
-        where = join("pools", index)
+    document: dict[str, object] = {**given, "stack": stack, "project": project}
+    problems = problems_of(document, Settings)
+    settings, places, unknown = _well(document, problems)
+    if settings is None:
+        raise SpecError(problems)
+    told = [found for rule in RULES for found in rule(settings)]
+    for place, pool in zip(places, settings.pools, strict=True):
+        where = join("pools", place)
         for pool_rule in POOL_RULES:
-            problems += [Problem(f"{where}.{p.path}", p.message, p.value, p.hint) for p in pool_rule(pool, settings)]
+            told += [Problem(f"{where}.{p.path}", p.message, p.value, p.hint) for p in pool_rule(pool, settings)]
+    problems += [found for found in told if _head(found.path) not in unknown]
     if problems:
         raise SpecError(problems)
     return settings
+
+
+def _well(document: dict[str, object], problems: list[Problem]) -> tuple[Settings | None, list[int], set[str]]:
+    """(the settings without what is of a wrong type, the places of their pools, the keys of which nothing is known).
+
+    So a field of a wrong type hides no combination that cannot work. None: too little of them is left.
+    """
+    wrong = {found.path for found in problems}
+    unknown = {_head(path) for path in wrong if not path.startswith("pools[")}
+    unknown |= {found.hint for found in problems if found.path in document and found.hint}  # a key spelt wrong
+    pools = document.get("pools")
+    each = list(enumerate(pools)) if isinstance(pools, list | tuple) else []
+    well = [(at, pool) for at, pool in each if not any(_head(path, 2) == join("pools", at) for path in wrong)]
+    stand_in = {"cloud": "gcp", "region": "", "image": ""}
+    known = {key: value for key, value in document.items() if key not in unknown}
+    try:
+        settings = convert({**stand_in, **known, "pools": [pool for _, pool in well]}, Settings)
+    except SpecError:
+        if not problems:
+            raise
+        return None, [], unknown
+    return _complete(settings), [at for at, _ in well], unknown
+
+
+def _head(path: str, parts: int = 1) -> str:
+    """The first parts of a path: ``limits``, ``pools``; with two of them, ``pools[1]``."""
+    return "".join(re.findall(r"\[?[^.\[]+", path)[:parts])
 
 
 def _complete(settings: Settings) -> Settings:

@@ -182,6 +182,22 @@ def test_all_problems_come_at_once() -> None:
     assert len(caught.value.problems) == 3
 
 
+def test_a_field_of_a_wrong_type_hides_no_combination_that_cannot_work() -> None:
+    """Nor is anything said that follows only from its absence: nobody knows what it would have been."""
+    first = pool(max_on_demand=9) | {"pools.0.size": "two", "limits.lease_minutes": "long", "alerts.email": "x"}
+    with pytest.raises(SpecError) as caught:
+        read({**first, "bucket": {"on_destroy": 3}, "image": 7, "fallbak": {}}, stack="production")
+    assert sorted(found.path for found in caught.value.problems) == [
+        "alerts.email",
+        "bucket.on_destroy",
+        "fallbak",
+        "image",
+        "limits.lease_minutes",
+        "pools[0].size",
+        "pools[1].max_on_demand",
+    ]
+
+
 @pytest.mark.parametrize(
     ("stack", "project", "message"),
     [
