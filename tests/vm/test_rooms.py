@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from spotkeeper.vm.agent import Agent
 from spotkeeper.vm.disk import Disk, DiskError
 from spotkeeper.vm.events import Dropped
 from spotkeeper.vm.kept import EVERY_S, Kept
+from spotkeeper.vm.launcher import output
 from spotkeeper.vm.lease import BootWatch, Lease
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.metadata import Instance, Metadata, MetadataError
@@ -42,7 +44,7 @@ from spotkeeper.vm.settings import Settings
 from spotkeeper.vm.source import SourceError, fetch, forget_all
 from spotkeeper.vm.storage import Bucket, StorageError
 
-from tests.vm.fakes import JOB, Fake, document, source
+from tests.vm.fakes import JOB, Fake, document, source, wait_until
 
 QUIET = Log(write=lambda _: None)
 
@@ -722,7 +724,7 @@ def test_a_job_that_prints_for_weeks_does_not_fill_the_machines_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``/run`` is memory; once it was full, the job's next line failed, and so did all that the agent writes."""
-    monkeypatch.setattr(logs, "KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr(output, "KEPT_BYTES", 1 << 20)
     path = tmp_path / "logs/x/attempt_0/0/stdout.log"
     path.parent.mkdir(parents=True)
     (tmp_path / logs.LAUNCHER_LOG).symlink_to(path)  # what is no log of ours is not touched
@@ -738,6 +740,35 @@ def test_a_job_that_prints_for_weeks_does_not_fill_the_machines_memory(
     assert path.stat().st_blocks * 512 <= 3 << 20
     assert path.read_bytes().endswith(b"0000006\n" + b"0000007\n" * (1 << 17))
     assert uploads[-1].endswith(b"0000007\n") and b"\0" not in uploads[-1]
+
+
+LOUD = """
+import os, subprocess, sys
+from spotkeeper.vm.launcher import output
+output.KEPT_BYTES = 1 << 20
+output.bound()
+try:
+    os.wait()
+except ChildProcessError:
+    print("no child but its own")
+for number in range(16):
+    os.write(1, b"%07d\\n" % number * (1 << 17))
+subprocess.run(["sh", "-c", "echo from a child; echo an error >&2"])
+print("the last line", flush=True)
+"""
+
+
+def test_a_job_that_prints_a_gigabyte_a_second_is_kept_short_while_it_prints(tmp_path: Path) -> None:
+    """Nobody looks here: a log that is cut every 15 s had filled the memory before the first look."""
+    out, err = tmp_path / "stdout.log", tmp_path / "stderr.log"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        env = os.environ | {"PYTHONPATH": str(settings.job_path())}
+        subprocess.run([sys.executable, "-c", LOUD], stdout=stdout, stderr=stderr, env=env, check=True)
+    wait_until(lambda: out.read_bytes().endswith(b"the last line\n") and err.read_text())
+    assert out.stat().st_size > 16 << 20
+    assert out.stat().st_blocks * 512 <= 3 << 20
+    assert out.read_bytes().endswith(b"0000015\n" * 1000 + b"from a child\nthe last line\n")
+    assert err.read_text() == "an error\n"
 
 
 def test_exit_files_of_no_sense_and_folders_that_go_do_not_end_the_agent(

@@ -8,7 +8,6 @@ keep all that they must write to go on. More of it stays on the machine until it
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 import stat
@@ -17,16 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotkeeper.clock import Clock
+from spotkeeper.vm.launcher import output
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.storage import Bucket, StorageError
 
 TAIL_BYTES = 64 << 10  # of each file
 TOTAL_BYTES = 512 << 10  # of one upload
-KEPT_BYTES = 64 << 20  # of each file, on the machine; at times twice as much
 EVERY_S = 15.0  # virtual, while the job prints
 FLOOR_S = 1.0  # real
 LAUNCHER_LOG = "torchrun.log"
-_PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 
 @dataclass(frozen=True)
@@ -101,16 +99,14 @@ def _tail(path: Path) -> bytes:
 
 
 def trim(folder: Path) -> None:
-    """Give back what long logs take, but for their ends. Their writers do not notice: sizes stay as they are."""
+    """Give back what long logs take, but for their ends: torchrun's, and what is written past the pipes."""
     for path in (folder / LAUNCHER_LOG, *(folder / "logs").rglob("std*.log")):
         with contextlib.suppress(OSError):  # gone meanwhile; a file system without holes
             fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 found = os.fstat(fd)
-                if stat.S_ISREG(found.st_mode) and found.st_blocks * 512 > 2 * KEPT_BYTES:
-                    ctypes.CDLL(None).fallocate(
-                        fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(found.st_size - KEPT_BYTES)
-                    )
+                if stat.S_ISREG(found.st_mode) and found.st_blocks * 512 > 2 * output.KEPT_BYTES:
+                    output.keep_end(fd, found.st_size)
             finally:
                 os.close(fd)
 

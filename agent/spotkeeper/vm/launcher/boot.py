@@ -1,6 +1,6 @@
 """The first lines of every worker, under either launcher: torchrun's script is this file.
 
-It ties the worker's life to torchrun's, gives signals back their defaults, seeds
+It bounds what the worker's log takes, ties its life to torchrun's, gives signals back their defaults, seeds
 every generator from (job uid, rank), runs the user's script as ``__main__`` and writes
 its exit code to ``exit.<local rank>`` in the run folder. Standard library and torch only.
 
@@ -24,6 +24,7 @@ import threading
 from pathlib import Path
 
 from spotkeeper.train.errors import NO_RESTART, ScriptError
+from spotkeeper.vm.launcher import output
 from spotkeeper.vm.launcher.process import die_with_parent
 
 
@@ -33,6 +34,7 @@ def main(argv: list[str]) -> None:
     The user's exception too: raised on, it would be told a second time, with torchrun's frames around it.
     """
     forked = multiprocessing.parent_process() is not None
+    output.bound()
     _tie_down()
     _default_signals()
     if forked:

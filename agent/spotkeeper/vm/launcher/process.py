@@ -12,8 +12,11 @@ import signal
 import time
 from pathlib import Path
 
+from spotkeeper.vm.launcher.output import is_carrier
+
 NODE = "SPOTKEEPER_NODE"  # mark of all that a launcher starts: the agent's sweep finds it in /proc/*/environ
 GUARD = "SPOTKEEPER_GUARD"  # the pid of the launcher's parent, where that is a guard
+DRAIN_S = 1.0  # a pipe holds 64 KB
 REAP_S = 5.0  # a process in uninterruptible sleep must not hold up the report of an exit
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -62,10 +65,16 @@ def reap_dead() -> dict[int, int]:
 
 
 def kill_children() -> int:
-    """End and reap every child, and the orphans that become ours meanwhile. Returns how many are left."""
-    until = time.monotonic() + REAP_S
-    while (left := children()) and time.monotonic() < until:
+    """End and reap every child, and the orphans that become ours meanwhile. Returns how many are left.
+
+    Last those that carry what the others have printed: they come to its end by themselves.
+    """
+    began = time.monotonic()
+    while (left := children()) and time.monotonic() < began + REAP_S:
+        patient = time.monotonic() < began + DRAIN_S
         for pid in left:
+            if patient and is_carrier(pid):
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if not reap_dead():

@@ -201,11 +201,10 @@ class Server:
         run = self.run
         if run is None or run.code is not None or run.pid not in ended:
             return
+        left = kill_children()
         cgroup = Cgroup.own()
         if cgroup is not None:
             cgroup.kill(run.gen)
-        left = kill_children()
-        if cgroup is not None:
             cgroup.remove(run.gen)
         run.code = shell_code(ended[run.pid])
         for client in list(self.clients):

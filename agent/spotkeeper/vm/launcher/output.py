@@ -1,0 +1,86 @@
+"""What a worker prints goes through a pipe into its log file, which is kept short while it is written.
+
+The files lie in memory (``/run``), with what job and agent must write to go on; a loop that prints a gigabyte a
+second fills it between any two looks of anybody. A small process per worker reads the pipe: it belongs to the
+launcher, which lets it come to the end of the pipe before it is ended. Standard library only; Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import stat
+
+KEPT_BYTES = 64 << 20  # of each file, from its end; at times twice as much
+NAME = "sk-output"  # of the process, as /proc/<pid>/comm shows it
+_PIECE = 64 << 10  # what a pipe holds
+_PR_SET_NAME = 15
+_PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+def keep_end(fd: int, size: int) -> None:
+    """Give back what all but the last ``KEPT_BYTES`` of a file take. Nobody notices: its size stays as it is."""
+    ctypes.CDLL(None).fallocate(fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(max(0, size - KEPT_BYTES)))
+
+
+def bound() -> None:
+    """Put a pipe between this process and the files that its standard output and error are, if they are."""
+    files = [fd for fd in (1, 2) if stat.S_ISREG(os.fstat(fd).st_mode)]
+    if not files:
+        return
+    pipes = {fd: os.pipe() for fd in files}
+    child = os.fork()
+    if child == 0:
+        # Forked twice, so that it is the launcher's child: the user's code may wait for all of its own.
+        if os.fork() == 0:
+            _carry({read: fd for fd, (read, _) in pipes.items()})
+        os._exit(0)
+    os.waitpid(child, 0)
+    for fd, (read, write) in pipes.items():
+        os.dup2(write, fd)
+        os.close(write)
+        os.close(read)
+
+
+def is_carrier(pid: int) -> bool:
+    """Whether a process carries a worker's output: it ends by itself, soon after the last that writes."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:  # noqa: PTH123 - asked often
+            return file.read().strip() == NAME
+    except OSError:
+        return False
+
+
+def _carry(files: dict[int, int]) -> None:
+    """Until nobody can write any more. Never returns."""
+    try:
+        _close_all_but({*files, *files.values()})  # such as the pipe by whose end torchrun knows that the worker died
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # meant for those who print
+        sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd in files.values()}
+        holes = dict(sizes)  # up to where a file was looked at
+        while files:
+            for read in select.select(list(files), [], [])[0]:
+                fd = files[read]
+                piece = os.read(read, _PIECE)
+                if not piece:
+                    del files[read]
+                    continue
+                with contextlib.suppress(OSError):  # a full disk: what is printed is lost, and the job goes on
+                    sizes[fd] += os.write(fd, piece)
+                if sizes[fd] - holes[fd] >= KEPT_BYTES:
+                    holes[fd] = sizes[fd]
+                    keep_end(fd, sizes[fd])
+    finally:
+        os._exit(0)
+
+
+def _close_all_but(keep: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - no Path per descriptor
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(int(name))
