@@ -234,10 +234,15 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
         SpecError: everything that is wrong with it.
     """
     plain: dict[str, object] = {}
+    wrong: list[Problem] = []
     for name, text in config.items():
         namespace, _, key = name.partition(":")
         if namespace == NAMESPACE:
             plain[key] = _value(key, text)
+        elif nearest(namespace, (NAMESPACE,)):
+            wrong.append(Problem(name, "unknown key", hint=f"{NAMESPACE}:{key}"))
+    if wrong:  # nobody would read them: a limit of a misspelt namespace would be none
+        raise SpecError(wrong)
     return parse(plain, stack=stack, project=config.get("gcp:project", ""))
 
 

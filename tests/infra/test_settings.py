@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,3 +253,42 @@ def test_the_example_stack_puts_one_kind_of_gpu_into_a_gang() -> None:
     """A job takes nodes of every pool unless it names some."""
     settings = from_config(read_config(STACKS / "Pulumi.example-gcp.yaml"), "demo")
     assert len({pool.machine.type for pool in settings.pools}) == 1
+
+
+TOP = "config:\n  gcp:project: local\n  spotkeeper:cloud: gcp\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Pulumi.dev.yaml: empty, want a mapping with config"),
+        ("config: hello\n", 'Pulumi.dev.yaml:1: config: "hello": want a mapping of names to'),
+        ("config:\n\tgcp:project: local\n", "Pulumi.dev.yaml:2: a tab cannot indent YAML: use spaces"),
+        (TOP + "  gcp:project: other\n", 'Pulumi.dev.yaml:4: config["gcp:project"]: given twice (first in line 2)'),
+        (TOP + "  cloud: gcp\n", "Pulumi.dev.yaml: spotkeeper:cloud: given twice, with and without its namespace"),
+    ],
+)
+def test_a_file_that_is_no_stack_file_is_said_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "Pulumi.dev.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        read_config(file)
+    assert message in str(caught.value)
+
+
+def test_a_stack_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"Pulumi\.dev\.yaml: no such file"):
+        read_config(tmp_path / "Pulumi.dev.yaml")
+
+
+def test_a_key_without_namespace_is_the_projects_and_a_date_is_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "Pulumi.dev.yaml"
+    file.write_text("config:\n  region: us-east1\n  spotkeeper:labels: {since: 2026-01-01}\n")
+    config = read_config(file)
+    assert config["spotkeeper:region"] == "us-east1"
+    assert config["spotkeeper:labels"] == '{"since": "2026-01-01"}'
+
+
+def test_a_misspelt_namespace_is_told() -> None:
+    with pytest.raises(SpecError, match=r"spotkeper:limits: unknown key \(did you mean spotkeeper:limits\?\)"):
+        from_config({"spotkeper:limits": "{}"}, "dev")

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from spotkeeper.spec import codec
+from spotkeeper.spec.parse import Problem, SpecError, load
 
 ROOT = Path(__file__).resolve().parents[4]
 PROJECT_FILE = ROOT / "Pulumi.yaml"
@@ -33,7 +34,7 @@ def read_config(config_file: Path, endpoint: str | None = None) -> dict[str, str
     """Flat configuration (``spotkeeper:pools`` -> JSON), defaults of ``Pulumi.yaml`` included.
 
     Raises:
-        OSError, msgspec.DecodeError, msgspec.ValidationError: the file cannot be read.
+        SpecError: the file is missing, no YAML, or no stack file; with its lines.
     """
     project = codec.convert(msgspec.yaml.decode(PROJECT_FILE.read_bytes()), _Project)
     values = {f"{NAMESPACE}:{key}": known.default for key, known in project.config.items() if known.default is not None}
@@ -43,12 +44,21 @@ def read_config(config_file: Path, endpoint: str | None = None) -> dict[str, str
 
 def stack_config(config_file: Path, endpoint: str | None = None) -> dict[str, object]:
     """What the stack file says, plus where this cloud answers."""
-    values = codec.convert(msgspec.yaml.decode(config_file.read_bytes()), _Stack).config
+    values = _of_this_project(load(config_file, _Stack).config, config_file.name)
     if endpoint is None:
         return values
     given = values.get(f"{NAMESPACE}:endpoints")
     written = dict(given) if isinstance(given, Mapping) else {}
     return {**values, f"{NAMESPACE}:endpoints": {**addresses(endpoint), **written}}
+
+
+def _of_this_project(config: Mapping[str, object], file: str) -> dict[str, object]:
+    """A key without a namespace is the project's, as Pulumi has it."""
+    short = {f"{NAMESPACE}:{key}": value for key, value in config.items() if ":" not in key}
+    if twice := sorted(short.keys() & config.keys()):
+        raise SpecError([Problem(key, "given twice, with and without its namespace: remove one", source=file)
+                         for key in twice])  # fmt: skip
+    return {**{key: value for key, value in config.items() if ":" in key}, **short}
 
 
 def addresses(endpoint: str) -> dict[str, str]:
