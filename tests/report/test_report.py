@@ -69,6 +69,15 @@ def test_money_of_a_noticed_machine() -> None:
     assert found.saved_percent == pytest.approx(100 * (1 - found.spent / found.on_demand_only))
 
 
+def test_a_spot_price_of_a_pool_that_is_gone_is_no_on_demand_price() -> None:
+    """The pool was renamed under a job: the machine it had there does not make on-demand as cheap as spot."""
+    renamed = tuple(
+        msgspec.structs.replace(one, pool="gone") if one.event is Event.INTENT and one.attempt == 1 else one
+        for one in NOTICED
+    )
+    assert money(renamed, STACK, now=9 * HOUR) == money(NOTICED, STACK, now=9 * HOUR)
+
+
 def test_what_still_runs_is_paid_until_now() -> None:
     found = money((intent(0.0, 0, 1), entry(Event.ADMITTED, 60.0, 0, 1)), STACK, now=HOUR)
     assert found.spent == pytest.approx(1.0)

@@ -183,15 +183,24 @@ def _on_demand_only(
 ) -> float:
     idle = stopped(entries, now)
     total = 0.0
+    listed = {machine: _list_price(machine, stack) for machine in machines}
+    least = min((price for price in listed.values() if price is not None), default=None)
     for rank in {machine.rank for machine in machines}:
         of_rank = [machine for machine in machines if machine.rank == rank]
         needed = seconds(minus(union(machine.span(now) for machine in of_rank), idle))
-        total += needed / HOUR_S * min(_list_price(machine, stack) for machine in of_rank)
+        known = [price for machine in of_rank if (price := listed[machine]) is not None]
+        own = min(machine.price for machine in of_rank) if least is None else least
+        total += needed / HOUR_S * min(known, default=own)
     return total
 
 
-def _list_price(machine: Attempt, stack: StackState | None) -> float:
-    """The on-demand price of what the rank had; its own price where the stack tells none."""
+def _list_price(machine: Attempt, stack: StackState | None) -> float | None:
+    """The on-demand price of such a machine. None: one on spot, of a pool that the stack has no longer.
+
+    Its spot price would be no comparison. What the rank's other machines cost is one, or those of another rank.
+    """
     pool = stack.pool(machine.pool) if stack else None
     price = pool.prices.get(machine.zone) if pool else None
-    return price.on_demand if price else machine.price
+    if price is None:
+        return None if machine.model is Model.SPOT else machine.price
+    return price.on_demand
