@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -244,6 +245,22 @@ def test_a_pid_that_another_process_has_now_is_not_ours(fresh: LocalCloud) -> No
     assert again.fresh and healthy(again)
     (fresh.folder / "keeper.pid").write_text(f"{os.getpid()} 12345\n")
     again.down()  # would kill this very test
+
+
+def test_a_purge_that_is_killed_leaves_no_half_of_a_cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(folder: Path, **how: bool) -> None:
+        if folder.exists():
+            raise KeyboardInterrupt
+
+    first = LocalCloud.up(tmp_path / "cloud", scale=100)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        first.down(purge=True)
+    assert not first.folder.exists(), "nobody takes what is left for a cloud"
+    second = LocalCloud.up(first.folder, scale=100)
+    assert second.config.uid != first.config.uid
+    second.down(purge=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_down_ends_every_vm_and_says_what_was_there(fresh: LocalCloud) -> None:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -122,6 +122,7 @@ class LocalCloud:
         """
         folder = folder.resolve()
         folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(_removed(folder), ignore_errors=True)
         folder.mkdir(mode=0o700, exist_ok=True)  # its bucket holds jobs' variables, its VMs' folders their output
         with _lock(folder):
             config = _read_config(folder)
@@ -249,7 +250,7 @@ class LocalCloud:
                     raise
                 books = 0, 0  # nobody will read them any more either
         if purge:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            _remove(self.folder)
         return LeftOver(*books, guests)
 
     def _end(self) -> None:
@@ -363,6 +364,21 @@ def _session() -> requests.Session:
     session = requests.Session()
     session.trust_env = False  # a proxy has no way to this machine's loopback
     return session
+
+
+def _removed(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.spotkeeper-removed")
+
+
+def _remove(folder: Path) -> None:
+    """First out of the way, which is all or nothing: who is killed in the middle leaves no half of a cloud, and
+    what lies there then goes with the next ``up`` or ``down``."""
+    removed = _removed(folder)
+    shutil.rmtree(removed, ignore_errors=True)
+    with suppress(OSError):  # such as a mount point, which stays where it is
+        folder.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
