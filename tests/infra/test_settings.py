@@ -140,6 +140,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"network.cidr": "10.0.0.0/33"}, 'network.cidr: "10.0.0.0/33": is no address range'),
     ({"network.cidr": "8.8.8.0/24"}, 'network.cidr: "8.8.8.0/24": want a private IPv4 range'),
+    (
+        {"network.cidr": "127.0.0.0/8"},
+        'network.cidr: "127.0.0.0/8": want a private IPv4 range, within one of 10.0.0.0/8',
+    ),
+    ({"network.cidr": "169.254.0.0/16"}, 'network.cidr: "169.254.0.0/16": want a private IPv4 range'),
+    ({"labels": {f"l{i}": "x" for i in range(57)}}, "labels: are 57: a resource has 64 labels at most"),
     ({"network.cidr": "10.0.0.0/29"}, 'network.cidr: "10.0.0.0/29": has too few addresses for 9 nodes'),
     (
         {"reconcile.tick_minutes": 5, "limits.lease_minutes": 10},

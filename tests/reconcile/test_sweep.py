@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from msgspec.structs import replace
+from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.document import Speaker
 from spotkeeper.reconcile.intake import accept
 from spotkeeper.reconcile.round import Ended, Snapshot, bury, run_round
@@ -127,10 +128,13 @@ def test_a_job_that_is_done_is_buried_by_the_next_tick_where_its_round_died() ->
     assert world.store.cas_record(done, world.memory.read_record(JOB).token)  # type: ignore[union-attr]
     world.store.put_name(done.name, JOB)
     world.store.put_ask(JOB, ask)
+    for digit in "ab":  # the second by a resume with other files
+        world.store.put(paths.source(JOB, digit * 64), b"tar")
     assert world.store.list_facts(JOB)
     tick(world.store, world, world, world.options)
     assert world.store.read_name(done.name) is None
     assert world.store.list_asks(JOB) == ()
+    assert world.store.list(paths.sources(JOB)) == ()
     assert world.store.active_jobs() == ()
     assert world.store.read_tomb(JOB) == world.t
     held = {(grant.rank, grant.attempt) for grant in world.store.read_alloc().value.grants}

@@ -69,6 +69,18 @@ JOB_CASES = [
     ("name: first\ncommand: [a\n", "job.yaml:3: expected ',' or ']', but got '<stream end>'"),
     (GOOD + "name: other\n", "job.yaml:3: name: given twice (first in line 1): remove one"),
     ("name: &n first\ncommand: [*n]\n", "job.yaml:2: aliases (*name) are not read: write the value out"),
+    (
+        f"name: first\ncommand: [/opt/train.py, {'x' * 140_000}]\n",
+        "job.yaml:2: command[1]: is 140,000 bytes long, and no system takes more than 131,071",
+    ),
+    (
+        'name: first\ncommand: ["/opt/a.py\\n"]\n',
+        'job.yaml:2: command[0]: "/opt/a.py\\n": has blanks around the script\'s name (did you mean /opt/a.py?)',
+    ),
+    (
+        GOOD + "deadline: 9999999d\n",
+        'job.yaml:3: deadline: "9999999d": is more than ten years away: leave it out for a job without a deadline',
+    ),
     (GOOD + "nodes: !!int 3\n", "job.yaml:3: tags (!name) are not read: remove it"),
     (GOOD + "seed: 0o9\n", 'job.yaml:3: seed: "0o9": want a whole number'),
     (GOOD + f"grace_s: {'1' * 5000}\n", "job.yaml:3: grace_s: inf: want a finite number"),

@@ -65,14 +65,13 @@ def spec(job: str, sha256: str = "") -> str:
     return folder(job) + (f"spec-{_sha(sha256)}.json" if sha256 else "spec.json")
 
 
+def sources(job: str) -> str:
+    return folder(job) + "source/"
+
+
 def source(job: str, sha256: str) -> str:
     """The job's source tar; ``jobs/<job>/source/<sha256>`` as ``JobRun.source_sha256`` says."""
-    return folder(job) + f"source/{_sha(sha256)}"
-
-
-def is_submitted(job: str, path: str) -> bool:
-    """Whether it is one of the files that a submission brings."""
-    return path == spec(job) or path.startswith(folder(job) + "source/")
+    return sources(job) + _sha(sha256)
 
 
 def record(job: str) -> str:

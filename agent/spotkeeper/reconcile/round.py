@@ -375,12 +375,15 @@ class Round:
 
 
 def bury(store: Store, record: Record, at: float) -> None:
-    """A job that is DONE gives up its name, asks and facts; its marker last: who dies halfway leaves it to a tick."""
+    """A job that is DONE gives up its name, asks, facts and source (up to 256 MiB, which nobody will run again).
+
+    Its marker last: who dies halfway leaves it to a tick.
+    """
     store.put_tomb(record.job, at)
-    if not record.ranks:  # it was never submitted whole (``withdraw``): nobody will want its files
-        for path in store.list(paths.folder(record.job)):
-            if paths.is_submitted(record.job, path):
-                store.delete(path)
+    for path in store.list(paths.sources(record.job)):
+        store.delete(path)
+    if not record.ranks:  # it was never submitted whole (``withdraw``): nobody will want its job file
+        store.delete(paths.spec(record.job))
     if JOB_NAME.match(record.name):  # where nobody knows it, an id stands for it, and may begin with a digit
         store.delete_name(record.name, record.job)
     for ask in store.list_asks(record.job):

@@ -22,6 +22,7 @@ from spotkeeper.spec.stack import PoolState, StackState
 
 ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,63}\Z")
 ENV_VALUE_BYTES = 4096
+WORD_BYTES = 131_071  # of one argument: Linux's MAX_ARG_STRLEN, less its NUL
 RESERVED_PREFIX = "SPOTKEEPER_"
 # Set by torchrun for every process: a value from the job file would break the rendezvous.
 TORCHRUN_SETS = frozenset(
@@ -103,8 +104,13 @@ def command_words(job: JobContext) -> Iterator[Problem]:
             yield problem(join("command", index), "no shell runs the command: put the steps into a script", word)
         if "\0" in word:
             yield problem(join("command", index), "contains a NUL character")
+        if len(word.encode()) > WORD_BYTES:
+            at = join("command", index)
+            yield Problem(at, f"is {len(word.encode()):,} bytes long, and no system takes more than {WORD_BYTES:,}")
     if not command[0]:
         yield problem("command[0]", "is empty, want the script's name")
+    elif command[0] != command[0].strip():
+        yield problem("command[0]", "has blanks around the script's name", command[0], command[0].strip())
     if why := runner(command[0]):
         script = next((word for word in command[1:] if word.endswith(".py")), None)
         yield problem("command[0]", f"want the script: {why}", command[0], script)

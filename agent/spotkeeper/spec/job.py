@@ -105,6 +105,7 @@ def spec_sha256(spec: JobSpec) -> str:
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([mhd])\Z")
 _SPAN_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+LONGEST_S = 10 * 365 * 86400.0
 
 
 def deadline_at(text: str, submitted: float) -> float:
@@ -115,7 +116,9 @@ def deadline_at(text: str, submitted: float) -> float:
     """
     span = _SPAN.match(text.strip())
     if span:
-        return submitted + float(span[1]) * _SPAN_S[span[2]]
+        if (length := float(span[1]) * _SPAN_S[span[2]]) > LONGEST_S:
+            raise ValueError("is more than ten years away: leave it out for a job without a deadline")
+        return submitted + length
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
