@@ -33,7 +33,7 @@ _PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]\Z")
 _LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+\Z")
-PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")  # RFC 1918
+PRIVATE = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))  # RFC 1918
 LABELS = 56
 _LEAST_TICKS_OF_LEASE = 3  # one lost tick, or two, must not power machines off
 
@@ -371,8 +371,8 @@ def network_range(s: Settings) -> Iterator[Problem]:
     except ValueError as error:
         yield problem("network.cidr", f"is no address range: {error}", s.network.cidr)
         return
-    if network.version != 4 or not any(network.subnet_of(ipaddress.ip_network(r)) for r in PRIVATE):
-        yield problem("network.cidr", f"want a private IPv4 range, within one of {', '.join(PRIVATE)}", s.network.cidr)
+    if not isinstance(network, ipaddress.IPv4Network) or not any(network.subnet_of(each) for each in PRIVATE):
+        yield problem("network.cidr", f"want a private IPv4 range, within one of {', '.join(map(str, PRIVATE))}", s.network.cidr)
     elif network.num_addresses - 4 < sum(pool.size for pool in s.pools):  # Compute Engine keeps 4 of them
         nodes = sum(pool.size for pool in s.pools)
         yield problem("network.cidr", f"has too few addresses for {nodes} nodes", s.network.cidr)
