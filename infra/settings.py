@@ -372,7 +372,9 @@ def network_range(s: Settings) -> Iterator[Problem]:
         yield problem("network.cidr", f"is no address range: {error}", s.network.cidr)
         return
     if not isinstance(network, ipaddress.IPv4Network) or not any(network.subnet_of(each) for each in PRIVATE):
-        yield problem("network.cidr", f"want a private IPv4 range, within one of {', '.join(map(str, PRIVATE))}", s.network.cidr)
+        yield problem(
+            "network.cidr", f"want a private IPv4 range, within one of {', '.join(map(str, PRIVATE))}", s.network.cidr
+        )
     elif network.num_addresses - 4 < sum(pool.size for pool in s.pools):  # Compute Engine keeps 4 of them
         nodes = sum(pool.size for pool in s.pools)
         yield problem("network.cidr", f"has too few addresses for {nodes} nodes", s.network.cidr)
