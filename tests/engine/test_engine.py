@@ -82,8 +82,9 @@ def test_a_new_image_replaces_templates_before_it_deletes_them(cloud: Cloud, tmp
 
 def test_a_refusal_of_the_cloud_reaches_the_user_and_a_second_up_goes_on(cloud: Cloud, tmp_path: Path) -> None:
     cloud.refuse["zones/us-central1-a/instances"] = 403
-    with pytest.raises(DeployError, match="refused: zones/us-central1-a/instances"):
+    with pytest.raises(DeployError, match="refused: zones/us-central1-a/instances") as caught:
         up(cloud, tmp_path, "pulumi")
+    assert 'File "' not in str(caught.value), "the cloud's words, not where in the provider they were heard"
     cloud.refuse.clear()
     assert up(cloud, tmp_path, "pulumi").changes[Op.CREATE] >= 1
     deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")

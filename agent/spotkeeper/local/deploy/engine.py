@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -30,6 +31,8 @@ _OPS = {
     "delete": Op.DELETE, "delete-replaced": Op.DELETE, "discard-replaced": Op.DELETE, "same": Op.SAME,
 }  # fmt: skip
 _STACK = "pulumi:pulumi:Stack"
+# What Pulumi's SDK puts around a provider's words: where in the provider they were heard.
+_SDKS_WORDS = re.compile(r"\AUnexpected <class 'Exception'>: |:\n  File \".*\Z", re.DOTALL)
 
 
 def up(stack: str, config_file: Path, endpoint: str, folder: Path, on_event: OnEvent) -> DeployResult:
@@ -123,7 +126,7 @@ class Engine:
             for event in _events(process.stdout, notes):
                 hearing.hear(event, notes)
         if process.returncode:
-            raise DeployError(f"pulumi {words[0]} failed:\n" + "\n".join(notes[-_TAIL:]))
+            raise DeployError(f"pulumi {words[0]} failed:\n" + "\n".join(hearing.refused or notes[-_TAIL:]))
         return hearing.changes
 
     def result(self, changes: Mapping[Op, int]) -> DeployResult:
@@ -190,12 +193,16 @@ class _Hearing:
         self._began: dict[str, float] = {}
         self._done: set[tuple[str, Op]] = set()
         self.changes: Counter[Op] = Counter()
+        self.refused: list[str] = []  # what resources failed of: the program that is ended by it has its own words
 
     def hear(self, event: dict[str, Any], notes: list[str]) -> None:
         if "diagnosticEvent" in event:
             found = event["diagnosticEvent"]
             if found.get("severity") in ("error", "info#err"):
-                notes.append(str(found.get("message", "")).strip())
+                said = _SDKS_WORDS.sub("", str(found.get("message", ""))).strip()
+                notes.append(said)
+                if found.get("urn") and f"::{_STACK}::" not in found["urn"] and said:
+                    self.refused.append(said)
         for kind in ("resourcePreEvent", "resOutputsEvent", "resOpFailedEvent"):
             if kind in event:
                 self._step(kind, event[kind]["metadata"])
