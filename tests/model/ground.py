@@ -198,11 +198,10 @@ class Ground:
             found = self._looks[key] = self.listings(listing(self.skies[sky], answered, self.ec2, home))
         return found
 
-    def _idle(self, record: int, node: N | None) -> N | None:
-        """The node as the round read it: it looks for idle nodes only where a rank is vacant."""
-        found = self.records[record]
-        vacant = found is not None and any(rank.cur is None for rank in found.ranks)
-        return N(boot=node.boot) if node is not None and vacant else None
+    @staticmethod
+    def _idle(node: N | None) -> N | None:
+        """The node as the round read it."""
+        return None if node is None else N(boot=node.boot)
 
     def heard(self, record: int, papers: int) -> int:
         """Papers without what a decision on this record does not listen to.
@@ -283,13 +282,10 @@ class Ground:
             why = rules.judged(at, self.records[after])
             if after == ref.record or self._depth > WRITES:  # nothing changed but moments; or something always does
                 why = "L6: writes the record for nothing" if after == ref.record else "L6: writes without end"
-                return self.rounds(Round("write", ref.job, (ref.record, after, 0, None, why)))
+                return self.rounds(Round("write", ref.job, (ref.record, after, 0, why)))
             moment = Moment.FRESH if ref.moment in _ONCE else ref.moment
             then = ref._replace(record=after, first=True, moment=moment)
-            wrote = at.wrote(decision.record)
-            late = then if wrote.wants_hellos and self.story.static else None
-            done = 0 if late else self.future(then)
-            return self.rounds(Round("write", ref.job, (ref.record, after, done, late, why)))
+            return self.rounds(Round("write", ref.job, (ref.record, after, self.future(then), why)))
         if at.todo is Todo.GRANT:
             assert decision.grants is not None
             alloc = self.allocs(plain_alloc(decision.grants))

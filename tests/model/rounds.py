@@ -87,7 +87,7 @@ class Rounds(Left):
         seen: set[int] = set()
         for say, fault, moment, answered in self._views(number, at, kinds):
             look = got[Read.LISTING][0] if looked else self._look(number, answered)
-            ref = Ref(at.job, record, got[Read.FACTS], alloc, look, moment, True, self._idle(record, node))
+            ref = Ref(at.job, record, got[Read.FACTS], alloc, look, moment, True, self._idle(node))
             after = self.future(ref)
             if after in seen:  # a fault that changes nothing is no other story
                 continue
@@ -167,7 +167,7 @@ class Rounds(Left):
             yield Moment.SILENT if record.roll is None else Moment.ROLL
 
     def _write(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
-        before, after, done, late, why = at.data
+        before, after, done, why = at.data
         world = self.world(number)
         old, new = self.records[before], self.records[after]
         assert old is not None and new is not None
@@ -175,8 +175,6 @@ class Rounds(Left):
             return  # lost; by then it is over
         wrong = why or rules.written(world, at.job, world.records[at.job] or old, new)
         written = self.intern(self._forgets(world._replace(records=changed(world.records, at.job, new)), at.job))
-        if late is not None:
-            done = self.future(late._replace(node=self._idle(after, world.sky.node)))
         yield Step(f"the round writes the record of job {at.job}: {rules.change(old, new)}", written, done, why=wrong)
 
     def _forgets(self, world: World, job: int) -> World:

@@ -96,7 +96,7 @@ class Settler:
         if machine.records[records[job]] is None:
             return self._orphan(number, job)
         look = machine._look(number, machine.zones)
-        node = machine._idle(records[job], machine.skies[sky].node)
+        node = machine._idle(machine.skies[sky].node)
         at = machine.future(Ref(job, records[job], papers[job], alloc, look, moment, True, node))
         for _ in range(PASSES):
             if not at:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
+from spotkeeper.spec.job import AskKind, Nodes
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import Price, StackState
 
+from tests.reconcile.test_resize import resized, trained
 from tests.reconcile.world import JOB, ZONES, World, stack
 
 SECOND = "bcde2345"
@@ -89,6 +92,70 @@ def test_a_job_that_waits_says_for_what_though_another_has_the_node() -> None:
         world.run(30)
         assert world.record(job).reason == reason
         assert (world.record(job).dry_since is None) is ("pools" in spec)
+
+
+def taken(world: World, since: int) -> list[tuple[int | None, Model | None]]:
+    """What was wanted after the first few, and not refused."""
+    refused = {(entry.rank, entry.attempt) for entry in world.events(Event.REFUSED)}
+    wanted = world.events(Event.INTENT)[since:]
+    return sorted((e.rank, e.model) for e in wanted if (e.rank, e.attempt) not in refused)  # type: ignore[type-var]
+
+
+def beside_an_idle_node(nodes: int) -> World:
+    """An elastic job of so many ranks; the one that trained on the static node is parked, so the node idles."""
+    world = trained(World(nodes=Nodes(1, 4), the_stack=stack(static=1)))
+    resized(world, nodes)
+    world.run(100)
+    assert all(rank.cur is None or rank.cur.node is None for rank in world.record().ranks)
+    return world
+
+
+def test_ranks_that_come_back_take_the_node_that_idles() -> None:
+    """The round that takes the resize in sees the node, though no rank was vacant when it began to read."""
+    world = beside_an_idle_node(2)
+    before = len(world.events(Event.INTENT))
+    resized(world, 4)
+    assert taken(world, before) == [(2, Model.SPOT), (3, Model.STATIC)]
+
+
+@pytest.mark.parametrize("notice_s", [None, 20.0, 120.0])
+def test_who_loses_its_machine_takes_the_node_that_idles(notice_s: float | None) -> None:
+    """Spot is gone everywhere, with and without a notice: one rank may leave its disk, the other keeps the newest."""
+    world = beside_an_idle_node(2)
+    before, newest = len(world.events(Event.INTENT)), world.newest
+    for zone in ZONES:
+        world.capacity[zone, Model.SPOT] = 0
+    for rank in (0, 1):
+        world.preempt(rank, notice_s)
+    world.until(lambda: world.training() and world.record().gen > 2 and len(world.record().members) == 2, 600)
+    assert sorted(model for _, model in taken(world, before)) == [Model.ON_DEMAND, Model.STATIC]
+    world.run(5)
+    assert newest is not None and world.started[-1][1] is not None and world.started[-1][1] >= newest
+
+
+def test_a_rank_alone_with_the_newest_checkpoint_is_not_sent_to_a_node_without_it() -> None:
+    world = beside_an_idle_node(1)
+    before = len(world.events(Event.INTENT))
+    world.preempt(0, 60.0)
+    world.until(lambda: world.training() and world.record().gen > 2, 600)
+    assert taken(world, before) == [(0, Model.SPOT)]
+
+
+def test_a_rank_on_demand_goes_to_a_node_that_idles_by_now() -> None:
+    """Another job had it; spot stays sold out."""
+    world = full(World(nodes=1, the_stack=stack(static=1)))
+    world.run(10)
+    world.submit()
+    world.until(world.training)
+    world.spec = replace(world.spec, nodes=2)
+    world.capacity["z-a", Model.ON_DEMAND] = 9
+    world.submit(SECOND)
+    world.until(lambda: world.training(SECOND))
+    assert {m.vm.model for m in world.dynamic()} == {Model.ON_DEMAND}
+    world.ask(AskKind.CANCEL)
+    world.until(lambda: any(r.cur and r.cur.node for r in world.record(SECOND).ranks), 3600)
+    world.until(lambda: world.training(SECOND))
+    assert sorted(world.member(rank, SECOND).vm.model for rank in (0, 1)) == [Model.ON_DEMAND, Model.STATIC]
 
 
 def test_pools_at_their_caps_are_told_as_such() -> None:

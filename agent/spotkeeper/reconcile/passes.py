@@ -19,7 +19,7 @@ from enum import Enum
 from functools import cached_property
 
 from spotkeeper.reconcile.decide import Decision, Seen, decide
-from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
+from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.spec.cloud import Action, Result
 from spotkeeper.spec.job import Ask
 from spotkeeper.spec.record import Alloc, Phase, Record
@@ -74,16 +74,10 @@ class Pass:
             return Todo.GRANT
         return Todo.CALL if self.calls else Todo.REST
 
-    def wrote(self, record: Record, hellos: tuple[StaticHello, ...] | None = None) -> Pass:
-        """The record was written. ``hellos``: of static nodes, where they were not read before."""
+    def wrote(self, record: Record) -> Pass:
+        """The record was written."""
         spec = self.seen.files.get(record.spec_sha256, self.seen.spec)  # a resume may have brought another
-        seen = replace(self.seen, spec=spec, grants_first=True)
-        return Pass(record, seen if hellos is None else replace(seen, hellos=hellos))
-
-    @property
-    def wants_hellos(self) -> bool:
-        """Whether a rank is vacant now, and nobody has looked for static nodes."""
-        return self.record.vacant() and not self.seen.hellos
+        return Pass(record, replace(self.seen, spec=spec, grants_first=True))
 
     def granted(self, alloc: Alloc, won: bool) -> Pass:
         """``alloc`` is what is there now. After a lost race, what was decided must not wait for a grant."""

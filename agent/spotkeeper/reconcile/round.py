@@ -267,7 +267,7 @@ class Round:
             files=self._files(record, asks),
             alloc=(alloc or UNKNOWN).value,
             blind=alloc is None,
-            hellos=self.store.list_static_hellos() if record.vacant() else (),
+            hellos=self.store.list_static_hellos() if any(pool.nodes for pool in stack.pools) else (),
             progress=progress,
             save_s=_save_s(progress, self.clock.scale),
             draining=self.store.draining(),
@@ -300,8 +300,6 @@ class Round:
                     return self._result(Ended.LOST, at, self.clock.now() + self.times.soon_s)
                 held = token
                 at = at.wrote(held.value)
-                if at.wants_hellos:
-                    at = at.wrote(held.value, self.store.list_static_hellos())
             elif at.todo is Todo.GRANT:
                 swapped = self._grants(alloc, at.decision)
                 alloc = swapped or self.store.read_alloc()

@@ -101,7 +101,7 @@ class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     disk_top: int = 0
     cur: Slot | None = None
     next: Slot | None = None
-    wish: str | None = None  # a recorded wish for a swap: "spot" (return to spot), "user"
+    wish: str | None = None  # a recorded wish for a swap: "spot" (return to spot, or to a node that idles), "user"
     copy: int | None = None  # number of the disk that a zone move is filling
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
     refused_at: float = 0.0  # when the newest of them was refused; they count until they are cold no more
@@ -201,10 +201,6 @@ class Record(Struct, frozen=True, omit_defaults=True):
     def wanted(self) -> int:
         """How many ranks are to be filled. Those above are parked: no machine, their counters kept."""
         return len(self.ranks) if self.size is None else min(self.size, len(self.ranks))
-
-    def vacant(self) -> bool:
-        """Whether a rank that is wanted has no machine."""
-        return any(rank.cur is None for rank in self.ranks[: self.wanted()])
 
 
 class Grant(Struct, frozen=True, omit_defaults=True, gc=False):

@@ -58,7 +58,8 @@ def fill(draft: Draft, index: int, which: str) -> None:
         fuses.tell(draft, index, why)
         return
     options = _options(draft, index, which)
-    home = [offer for offer in options if kept.may_take(draft, index, offer.node)]
+    allowed = kept.may_take if which == "cur" else kept.may_follow
+    home = [offer for offer in options if allowed(draft, index, offer.node)]
     if home or not kept.given_up(draft):
         options = home
     attempt = draft.ranks[index].top + 1
@@ -79,7 +80,7 @@ def fill(draft: Draft, index: int, which: str) -> None:
 def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) -> None:
     """Zone, model, pool and disk are fixed here, before any call (rule 8)."""
     rank = draft.ranks[index]
-    cause = _cause(rank, which)
+    cause = _cause(rank, which, offer)
     slot = Slot(
         attempt=attempt,
         state=SlotState.INTENT,
@@ -100,12 +101,12 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) ->
     draft.log(Event.INTENT, key, rank=index, slot=slot, price=offer.price, cause=cause, detail=offer.node or "")
 
 
-def _cause(rank: Rank, which: str) -> str:
+def _cause(rank: Rank, which: str, offer: Offer) -> str:
     if which == "cur":
         return rank.cause
     if rank.cur is not None and rank.cur.notice is not None:
         return "loss" if rank.cur.cut else "notice"
-    return "swap to spot" if rank.wish == "spot" else "swap"
+    return "swap to spot" if offer.model is Model.SPOT and rank.wish == "spot" else "swap"
 
 
 def _waiting(draft: Draft, index: int, capped: bool) -> None:
@@ -164,7 +165,7 @@ def _options(draft: Draft, index: int, which: str) -> list[Offer]:
         return [*_static(draft, home), *(choice.offer for choice in choices(draft, rank, _home_zone(draft, rank)))]
     assert rank.cur is not None
     models = (Model.SPOT,) if rank.wish == "spot" and rank.cur.notice is None else ()
-    return [choice.offer for choice in choices(draft, rank, rank.cur.zone, models)]
+    return [*_static(draft, rank.cur.zone), *(choice.offer for choice in choices(draft, rank, rank.cur.zone, models))]
 
 
 def _home_zone(draft: Draft, rank: Rank) -> str | None:
@@ -223,6 +224,15 @@ def warm_spot(draft: Draft, index: int) -> bool:
         return False
     found = choices(draft, replace(rank, refused=()), rank.cur.zone, (Model.SPOT,))
     return any(not cold(draft, choice.offer) for choice in found)
+
+
+def idle_node(draft: Draft, index: int) -> bool:
+    """Whether a static node idles in the zone of this rank's machine that may take the rank."""
+    rank = draft.ranks[index]
+    if rank.cur is None or draft.seen.spec is None or draft.seen.draining or draft.seen.blind:
+        return False
+    nodes = [offer for offer in _static(draft, rank.cur.zone) if draft.held.room(draft.seen.stack, offer)]
+    return any(kept.may_follow(draft, index, offer.node) for offer in nodes)
 
 
 def cold(draft: Draft, offer: Offer) -> bool:

@@ -86,6 +86,18 @@ def may_take(draft: Draft, index: int, node: str | None) -> bool:
     return not keepers or (node is not None and any(other.node == node for other in keepers))
 
 
+def may_follow(draft: Draft, index: int, node: str | None) -> bool:
+    """Whether a successor of this rank's machine may train there: it begins from what is saved until then.
+
+    Where nothing is saved yet, that will be on the disks of the members, and another one must bring it along.
+    """
+    if newest(draft) is not None or node == draft.ranks[index].node or not draft.record.gen:
+        return may_take(draft, index, node)
+    if _sharded(draft):
+        return not draft.ranks[index].wrote
+    return any(at != index and slot.disk and _at_home(draft.ranks[at]) for at, slot in draft.members())
+
+
 def pinned(draft: Draft) -> str | None:
     """The static node that alone keeps the newest checkpoint, so that the gang cannot leave its zone."""
     commit = newest(draft)
@@ -107,8 +119,9 @@ def _keeps(rank: Rank, commit: Commit) -> bool:
 
 
 def _at_home(rank: Rank) -> bool:
-    """Its machine is where its checkpoints are, or it has none yet and its own disk waits for any."""
-    return rank.node is None if rank.cur is None else rank.cur.node == rank.node
+    """Its machine and its successor are where its checkpoints are; without any, its own disk waits for them."""
+    slots = [slot for slot in (rank.cur, rank.next) if slot is not None]
+    return all(slot.node == rank.node for slot in slots) if slots else rank.node is None
 
 
 def _sharded(draft: Draft) -> bool:

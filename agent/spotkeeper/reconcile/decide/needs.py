@@ -6,7 +6,7 @@ or when the time left reaches the measured save time plus a margin; one CAS prom
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.decide import grants, slots
+from spotkeeper.reconcile.decide import grants, kept, slots
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.model import Model
@@ -33,7 +33,7 @@ def needed(rank: Rank) -> bool:
 
 
 def _spot_again(draft: Draft) -> None:
-    """The bout is over and nothing says that spot is cold: wish for it."""
+    """The bout is over, and nothing says that spot is cold, or a static node idles: wish for it."""
     record, spec = draft.record, draft.seen.spec
     if record.stop or not record.gen or spec is None or spec.policy not in ("balanced", "spot", "shuffle"):
         return
@@ -42,7 +42,9 @@ def _spot_again(draft: Draft) -> None:
     if record.pause or record.move or any(needed(rank) for rank in draft.ranks):
         return
     for index, rank in enumerate(draft.ranks):
-        if slots.is_model(rank.cur, Model.ON_DEMAND) and grants.warm_spot(draft, index):
+        if not slots.is_model(rank.cur, Model.ON_DEMAND):
+            continue
+        if grants.warm_spot(draft, index) or grants.idle_node(draft, index):
             draft.put(index, wish="spot", refused=())
 
 
@@ -88,5 +90,9 @@ def _promote(draft: Draft) -> None:
         following = rank.next
         if not needed(rank) or following is None or following.state is not SlotState.ADMITTED or rank.cur is None:
             continue
-        if rank.cur.state is not SlotState.MEMBER or halted:
+        if rank.cur.state is SlotState.MEMBER and not halted:
+            continue
+        if kept.may_take(draft, index, following.node):
             draft.promote(index, following.cause or "notice")
+        else:  # what was saved by now is not there
+            slots.drop_next(draft, index)

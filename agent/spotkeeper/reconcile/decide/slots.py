@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import fuses
+from spotkeeper.reconcile.decide import fuses, kept
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer, Result
@@ -208,8 +208,9 @@ def lose(draft: Draft, index: int, cause: str) -> None:
 
 def replace_cur(draft: Draft, index: int, cause: str) -> None:
     rank = draft.ranks[index]
-    if rank.next is not None and rank.cur is not None and rank.next.zone == rank.cur.zone:
-        draft.promote(index, rank.next.cause or cause)
+    following = rank.next if rank.cur is not None and rank.next and rank.next.zone == rank.cur.zone else None
+    if following is not None and kept.may_take(draft, index, following.node):
+        draft.promote(index, following.cause or cause)
     else:
         draft.vacate(index, cause)
 
