@@ -13,12 +13,15 @@ import msgspec
 import pytest
 from spotkeeper.cli.errors import Exit
 from spotkeeper.cli.jobs import resume_waits
+from spotkeeper.cli.logs import follow
+from spotkeeper.cli.logtext import News, added
 from spotkeeper.cli.target import find_target
-from spotkeeper.cli.watch import added, follow, news, watch
+from spotkeeper.cli.watch import watch
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import AskKind, JobSpec, Nodes
+from spotkeeper.spec.joblog import Part, join
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Budget, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
@@ -210,15 +213,55 @@ def test_a_log_that_grows_and_loses_its_beginning_is_printed_once() -> None:
     assert added("abc", "abcdef") == "def"
     lines = "".join(f"step {n}\n" for n in range(1000))
     assert added(lines, lines[500:] + "new\n") == "new\n"
-    assert added("abc", "xyz") == "xyz"
+    assert added("abc", "xyz") == "... some of it left out\nxyz"
+
+
+def stdout(start: int, text: bytes, rank: int = 0) -> Part:
+    return Part(f"rank {rank} (sk-prod-{JOB}-r000{rank}-a1) stdout", text, start, "/run/0/stdout.log")
+
+
+HEAD = f"--- rank 0 (sk-prod-{JOB}-r0000-a1) stdout\n"
 
 
 def test_of_a_log_of_several_files_only_what_is_new_is_printed() -> None:
-    before = "--- local rank 0 stdout\nstep 1\n--- local rank 0 stderr\nwarning\n"
-    after = "--- local rank 0 stdout\nstep 1\nstep 2\n--- local rank 0 stderr\nwarning\n"
-    assert news(before, after) == "--- local rank 0 stdout\nstep 2\n"
-    assert news("", after) == after
-    assert news(after, after) == ""
+    warned = Part("rank 0 (x) stderr", b"warning\n", 0, "/run/0/stderr.log")
+    news, log = News(), (0, 1)
+    first = news.of(log, join([stdout(0, b"step 1\n"), warned]))
+    assert first == f"{HEAD}step 1\n--- rank 0 (x) stderr\nwarning\n"
+    assert news.of(log, join([stdout(0, b"step 1\nst"), warned])) == f"{HEAD}st", "another file speaks again"
+    assert news.of(log, join([stdout(0, b"step 1\nstep 2\n"), warned])) == "ep 2\n"
+    assert news.of(log, join([stdout(0, b"step 1\nstep 2\n"), warned])) == ""
+    assert news.of((0, 2), join([stdout(0, b"step 1\n")])) == f"{HEAD}step 1\n", "each generation has its own"
+
+
+def test_what_a_followed_log_never_had_is_said_where_it_is_missing() -> None:
+    """3,000 lines between two looks: the store has the last 64 KB of them."""
+    news, log = News(), (0, 1)
+    assert news.of(log, join([stdout(0, b"--- step 1\n")])) == f"{HEAD}--- step 1\n", "a job may print such lines"
+    gap = "... 1.2 MB left out; whole on the machine: /run/0/stdout.log\n"
+    assert news.of(log, join([stdout(1_200_011, b"step 9\n")])) == f"{gap}step 9\n", "and its heading only once"
+    assert news.of(log, join([stdout(1_200_018, b"step 10\n")])) == "step 10\n"
+    later = news.of(log, join([stdout(80_000_000, b"step 99\n")]))
+    assert later == "... 78.8 MB left out; its last 67.1 MB on the machine: /run/0/stdout.log\nstep 99\n"
+
+
+def test_logs_of_all_ranks_and_how_to_read_the_whole_of_them(cli: Cli, store: ObjectStore) -> None:
+    a_job(store)
+    for rank in (0, 1):
+        store.put(f"jobs/{JOB}/logs/{rank}/2.log", join([stdout(2048 * rank, b"said\n", rank)]))
+    store.put(f"jobs/{JOB}/logs/1/1.log", b"older\n")
+    done = cli("logs", "first", "--rank", "all")
+    second = "... 2.0 KB left out; whole on the machine: /run/0/stdout.log"
+    other = f"--- rank 1 (sk-prod-{JOB}-r0001-a1) stdout\n"
+    assert done.out == f"{HEAD}said\n{other}{second}\nsaid\n"
+    assert done.err == f"sk-prod-{JOB}-r0001-a1 is no machine of the job any more: what was left out went with it\n"
+    assert [one["rank"] for one in json.loads(cli("logs", "first", "--rank", "all", "--json").out)] == [0, 1]
+    store.put(f"jobs/{JOB}/logs/0/2.log", join([stdout(2048, b"said\n")]))
+    assert cli("logs", "first").err == (
+        f"all of it: gcloud compute ssh sk-prod-{JOB}-r0000-a1 --zone us-central1-a --tunnel-through-iap"
+        " --command 'sudo cat /run/0/stdout.log'\n"
+    )
+    assert cli("logs", "first", "--rank", "every").code == 2
 
 
 def test_watch_prints_each_event_once_and_ends_with_the_job(
@@ -360,15 +403,6 @@ def test_a_followed_log_says_which_generation_speaks(
     done = cli("logs", "first", "--rank", "1", "--follow")
     assert done.out == "this does not fit\nstep 1\n"
     assert done.err.splitlines() == ["generation 2, which failed:", "generation 3:"]
-
-
-def test_a_new_generation_has_a_log_of_its_own() -> None:
-    """Its first words may be those of the one before it: they are told again."""
-    looks = iter([(0, ""), (1, "begin\n"), (1, "begin\nstep 1\n"), (2, "begin\n"), (2, "begin\n")])
-    over = iter([False, False, False, False, True])
-    told: list[tuple[int, str]] = []
-    follow(lambda: next(looks), lambda: next(over), lambda gen, text: told.append((gen, text)), lambda _: None)
-    assert told == [(1, "begin\n"), (1, "step 1\n"), (2, "begin\n")]
 
 
 def test_a_watched_job_that_somebody_cancelled_needs_no_advice(cli: Cli, store: ObjectStore) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
-from spotkeeper.cli.jobs import ask, log_text, view_of
+from spotkeeper.cli.jobs import ask, log_data, view_of
 from spotkeeper.cli.localcloud import STACK, STACK_FILE, local_target
 from spotkeeper.cli.mend import resume_with
 from spotkeeper.cli.pack import Source, pack
@@ -248,7 +248,7 @@ class Run:
 
     def weights(self) -> str | None:
         """The hash that rank 0 printed at its end."""
-        return proof.weights_in(log_text(self.stage.store, self.record(), 0)[1])
+        return proof.weights_in(log_data(self.stage.store, self.record(), 0)[1].decode(errors="replace"))
 
     def weights_left_alone(self, folder: Path, nproc: int) -> str:
         """The same without any cloud, and not slowed down."""

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 from spotkeeper.clock import Clock
 from spotkeeper.reconcile.intake import MAX_FACTS
-from spotkeeper.spec import codec
+from spotkeeper.spec import codec, joblog
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import FactIn, Progress, Role, Sync, SyncReply
 from spotkeeper.spec.redact import redact
@@ -707,8 +707,29 @@ def test_logs_are_the_ends_and_bounded(tmp_path: Path) -> None:
     (tmp_path / logs.LAUNCHER_LOG).write_bytes(b"torchrun says")
     text = logs.collect(tmp_path, "why").decode()
     assert len(text) < 3 * logs.TAIL_BYTES
-    order = ["torchrun says", "local rank 0 stdout", "end 0", "end 1", "trouble 0", "trouble 1", "why"]
+    order = ["torchrun says", "local rank 0, stdout", "end 0", "end 1", "trouble 0", "trouble 1", "why"]
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+
+
+def test_a_log_says_which_bytes_of_which_file_of_whom_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "logs/run_x/attempt_0/0/stdout.log"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"".join(b"line %d\n" % number for number in range(20_000)) + b"--- no heading: \xff")
+    for extra in ("", "why"):
+        (found, *rest) = joblog.split(logs.collect(tmp_path, extra, logs.whose(2, "sk-x-r0002-a1")))
+        assert (found.title, found.path) == ("rank 2 (sk-x-r0002-a1) stdout", str(path))
+        assert found.text == path.read_bytes()[found.start :] and found.text.startswith(b"line "), "whole lines"
+        assert [part.text.decode() for part in rest] == [extra] * bool(extra)
+
+
+def test_many_ranks_share_an_upload(tmp_path: Path) -> None:
+    for rank in range(16):
+        path = tmp_path / f"logs/run_x/attempt_0/{rank}/stdout.log"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"line\n" * 20_000)
+    data = logs.collect(tmp_path)
+    assert len(joblog.split(data)) == 16, "none is cut off, nor its heading"
+    assert len(data) < logs.TOTAL_BYTES * 1.05
 
 
 TORCHRUN = """W1121 05:58 api.py:1028] Sending process 26 closing signal SIGTERM

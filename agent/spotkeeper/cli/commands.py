@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from spotkeeper.cli import jobs
 from spotkeeper.cli.errors import CliError, Exit
-from spotkeeper.cli.output import emit, emit_line, note
+from spotkeeper.cli.output import emit, note
 from spotkeeper.cli.pack import Source, pack
 from spotkeeper.cli.poke import poke
 from spotkeeper.cli.submit import submit as submit_job
@@ -32,13 +32,6 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     ask: str
     id: str
     changed: tuple[str, ...] = ()
-
-
-class LogText(Struct, frozen=True):
-    job: str
-    rank: int
-    gen: int
-    text: str
 
 
 def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: bool) -> None:
@@ -171,47 +164,11 @@ def _look(target: Target, store: Store, state: StackState, record: Record) -> Jo
     return jobs.view_of(store, held.value, state, target.clock.now())
 
 
-def logs(job: str, rank: int, gen: int | None, stack: str | None, *, follow: bool, as_json: bool) -> None:
-    _, store = _open(stack)
-    record = jobs.find_job(store, job)
-    if not follow:
-        found, text = jobs.log_text(store, record, rank, gen)
-        emit(LogText(record.job, rank, found, text), as_json, text.rstrip("\n"))
-        if not as_json:
-            _note_hold(record)
-        return
-    jobs.check_rank(record, rank)  # it may have no log yet, but must be one that can have
-    from spotkeeper.cli.watch import follow as follow_log
+def logs(job: str, rank: str, gen: int | None, stack: str | None, *, follow: bool, as_json: bool) -> None:
+    from spotkeeper.cli.logs import logs as show
 
-    def read() -> tuple[int, str]:
-        return jobs.log_text(store, record, rank, gen) if jobs.has_log(store, record, rank) else (0, "")
-
-    told: set[int] = set()
-
-    def tell(found: int, text: str) -> None:
-        if as_json:
-            emit_line(LogText(record.job, rank, found, text))
-            return
-        if found not in told:
-            told.add(found)
-            note(jobs.whose_log(store, record, found))
-        print(text, end="", flush=True)
-
-    follow_log(read, lambda: _stands(store, record.job), tell)
-    _note_hold(jobs.find_job(store, record.job))
-
-
-def _stands(store: Store, job: str) -> bool:
-    """Whether its log grows no more: it is over, or holds because it failed and nobody has resumed it."""
-    record = jobs.find_job(store, job)
-    waits = record.hold_ends is not None and not jobs.resume_waits(store, record)
-    return record.outcome is not None or waits
-
-
-def _note_hold(record: Record) -> None:
-    if record.phase is Phase.HOLD:
-        resume, cancel = f"spotkeeper resume {record.name}", f"spotkeeper cancel {record.name}"
-        note(f"{record.name} holds ({record.reason})\n  try: {resume}, or {cancel}")
+    target, store = _open(stack)
+    show(target, store, jobs.find_job(store, job), rank, gen, follow=follow, as_json=as_json)
 
 
 def report(job: str, stack: str | None, *, as_json: bool) -> None:

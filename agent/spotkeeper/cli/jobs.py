@@ -7,6 +7,7 @@ import secrets
 
 from msgspec import Struct
 
+from spotkeeper.cli import logtext
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile import round as round_
@@ -108,7 +109,7 @@ def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple
     for rank in ranks:
         data = store.get(paths.log(record.job, rank, crash.gen or record.gen))
         if data:
-            return tuple(data.decode("utf-8", "replace").rstrip().splitlines()[-CRASH_LINES:])
+            return tuple(logtext.whole(data).rstrip().splitlines()[-CRASH_LINES:])
     return ()
 
 
@@ -189,14 +190,14 @@ def refuse_over(record: Record) -> None:
         raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)
 
 
-def log_text(store: Store, record: Record, rank: int, gen: int | None = None) -> tuple[int, str]:
-    """The newest (or a given) generation's log of a rank: its generation and text.
+def log_data(store: Store, record: Record, rank: int, gen: int | None = None) -> tuple[int, bytes]:
+    """The newest (or a given) generation's log of a rank: its generation and what is stored (``spec.joblog``).
 
     Raises:
         CliError: no log, or no such rank.
     """
     check_rank(record, rank)
-    gens = _gens(store, record, rank)
+    gens = log_gens(store, record, rank)
     if not gens or (gen is not None and gen not in gens):
         which = f" of generation {gen}" if gen is not None else ""
         over = record.phase in (Phase.END, Phase.DONE)
@@ -206,7 +207,7 @@ def log_text(store: Store, record: Record, rank: int, gen: int | None = None) ->
             remedy = "another --rank: this one printed nothing" if over else "a log appears once something is printed"
         raise CliError(f"{record.name}: rank {rank} has no log{which}{'' if over else ' yet'}", Exit.MISSING, remedy)
     chosen = gens[-1] if gen is None else gen
-    return chosen, (store.get(paths.log(record.job, rank, chosen)) or b"").decode("utf-8", "replace")
+    return chosen, store.get(paths.log(record.job, rank, chosen)) or b""
 
 
 def check_rank(record: Record, rank: int) -> None:
@@ -220,17 +221,13 @@ def check_rank(record: Record, rank: int) -> None:
         raise CliError(f"rank {rank}: {record.name} has {ranks}", Exit.MISSING)
 
 
-def has_log(store: Store, record: Record, rank: int) -> bool:
-    return bool(_gens(store, record, rank))
-
-
 def whose_log(store: Store, record: Record, gen: int) -> str:
     """What is told before a generation's log, so that a failure that is over is not taken for a new one."""
     crash = last_crash((*store.list_ledger(record.job), *record.outbox))
     return f"generation {gen}, which failed:" if crash is not None and crash.gen == gen else f"generation {gen}:"
 
 
-def _gens(store: Store, record: Record, rank: int) -> list[int]:
+def log_gens(store: Store, record: Record, rank: int) -> list[int]:
     """Generations whose log of this rank is kept, in order."""
     prefix = paths.log(record.job, rank, 0).rpartition("/")[0] + "/"
     stems = (path[len(prefix) :].removesuffix(".log") for path in store.list(prefix))

@@ -130,7 +130,9 @@ def watch(job: Job, stack: Stack = None, as_json: Json = False) -> None:
 @app.command(rich_help_panel=JOBS)
 def logs(
     job: Job,
-    rank: Annotated[int, typer.Option("--rank", "-r", help="Which machine's output: 0 to nodes - 1.")] = 0,
+    rank: Annotated[
+        str, typer.Option("--rank", "-r", metavar="N|all", help="Which machine's output: 0 to nodes - 1, or all.")
+    ] = "0",
     gen: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option("--gen", "-g", help="Which generation's (status shows the current one); else the newest."),
@@ -139,11 +141,14 @@ def logs(
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """The end of what one machine's processes printed (64 KB of each; the last 64 MB stay on the machine).
+    """The end of what one machine's processes printed: 64 KB of each, carried here every 15 s while they print.
 
-    With `--follow --json`: one line for each piece, in the order of the log.
+    What is left out is said where it is missing, with the file that has it: it is on the machine (its last 64 MB), for
+    as long as the machine is there, and can be read there.
 
-    Example: `spotkeeper logs first --rank 1 --follow`
+    With `--follow --json`: one line for each piece, in the order of the log. With `--rank all --json`: a list.
+
+    Examples: `spotkeeper logs first --rank 1 --follow`, `spotkeeper logs first --rank all`
     """
     from spotkeeper.cli import commands
 

@@ -46,7 +46,7 @@ from spotkeeper.vm.kept import Kept
 from spotkeeper.vm.launch import SAVER_SOCKET, Launcher, LaunchError
 from spotkeeper.vm.lease import BootWatch, Lease
 from spotkeeper.vm.log import Log
-from spotkeeper.vm.logs import Task, Uploader, object_name
+from spotkeeper.vm.logs import Task, Uploader, object_name, whose
 from spotkeeper.vm.memory import give_back
 from spotkeeper.vm.metadata import Instance, Metadata, Watcher
 from spotkeeper.vm.mounting import Mounting
@@ -548,7 +548,8 @@ class Agent:
         assignment = self._saved.assignment
         if assignment is not None:
             folder = self._super.folder(assignment.job, gen)
-            self._uploader.follow(Task(object_name(assignment.job, assignment.rank, gen), folder, extra))
+            who = whose(assignment.rank, self._set.name)
+            self._uploader.follow(Task(object_name(assignment.job, assignment.rank, gen), folder, extra, who))
 
     # ------------------------------------------------------------------ notices and the end
 

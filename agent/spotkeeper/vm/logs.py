@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotkeeper.clock import Clock
+from spotkeeper.spec.joblog import Part, join
 from spotkeeper.vm.launcher import output
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.storage import Bucket, StorageError
 
 TAIL_BYTES = 64 << 10  # of each file
-TOTAL_BYTES = 512 << 10  # of one upload
+TOTAL_BYTES = 512 << 10  # of one upload, shared out evenly where there are many files
 EVERY_S = 15.0  # virtual, while the job prints
 FLOOR_S = 1.0  # real
 LAUNCHER_LOG = "torchrun.log"
@@ -29,35 +30,36 @@ LAUNCHER_LOG = "torchrun.log"
 
 @dataclass(frozen=True)
 class Task:
-    """``extra``: text that no file holds, such as why the job could not be started."""
+    """``who``: the machine, for people. ``extra``: text that no file holds, such as why the job could not start."""
 
     name: str
     folder: Path
     extra: str = ""
+    who: str = "this machine"
 
 
 def object_name(job: str, rank: int, gen: int) -> str:
     return f"jobs/{job}/logs/{rank}/{gen}.log"
 
 
-def collect(folder: Path, extra: str = "") -> bytes:
-    """What torchrun and the ranks of this node printed last.
+def whose(rank: int, node: str) -> str:
+    return f"rank {rank} ({node})"
+
+
+def collect(folder: Path, extra: str = "", who: str = "this machine") -> bytes:
+    """What torchrun and the ranks of this node printed last (``spec.joblog``).
 
     Errors come last, where a reader looks first; of several ranks' errors, those of the rank that failed
     before the others: theirs tell only that it is gone.
     """
     ranks = sorted((folder / "logs").rglob("*/stdout.log"), key=_local_rank)
     errors = sorted((folder / "logs").rglob("*/stderr.log"), key=lambda path: _first_to_fail_last(folder, path))
-    parts = []
-    for path in (folder / LAUNCHER_LOG, *ranks, *errors):
-        tail = _tail(path)
-        if path.name == LAUNCHER_LOG:
-            tail = _without_children(tail)
-        if tail.strip():
-            parts.append(f"--- {_title(path)}\n".encode() + tail)
+    files = (folder / LAUNCHER_LOG, *ranks, *errors)
+    limit = min(TAIL_BYTES, TOTAL_BYTES // len(files))
+    parts = [_end(path, _title(path, who, len(ranks)), limit) for path in files]
     if extra:
-        parts.append(extra.encode())
-    return b"\n".join(parts)[-TOTAL_BYTES:]
+        parts.append(Part("", extra.encode()))
+    return join(part for part in parts if part.text.strip())
 
 
 def _without_children(log: bytes) -> bytes:
@@ -84,18 +86,26 @@ def _first_to_fail_last(folder: Path, path: Path) -> tuple[bool, float, int]:
     return False, 0.0, rank
 
 
-def _title(path: Path) -> str:
-    return path.name if path.name == LAUNCHER_LOG else f"local rank {path.parent.name} {path.stem}"
+def _title(path: Path, who: str, ranks: int) -> str:
+    if path.name == LAUNCHER_LOG:
+        return f"{who} {path.stem}"
+    return f"{who}, local rank {path.parent.name}, {path.stem}" if ranks > 1 else f"{who} {path.stem}"
 
 
-def _tail(path: Path) -> bytes:
+def _end(path: Path, title: str, limit: int) -> Part:
+    """The last whole lines of a file; of a line that is longer than ``limit`` bytes, its end."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            return file.read()
+            start = max(0, file.seek(0, 2) - limit)
+            file.seek(start)
+            text = file.read(limit)
     except OSError:
-        return b""
+        return Part(title, b"")
+    begins = text.find(b"\n", 0, -1) + 1 if start else 0
+    text = text[begins:]
+    if path.name == LAUNCHER_LOG:
+        text = _without_children(text)
+    return Part(title, text, start + begins, str(path))
 
 
 def trim(folder: Path) -> None:
@@ -159,7 +169,7 @@ class Uploader(threading.Thread):
     def _upload(self, task: Task, sent: bytes) -> bytes:
         try:
             trim(task.folder)
-            content = collect(task.folder, task.extra)
+            content = collect(task.folder, task.extra, task.who)
         except OSError:  # the job's folder goes while it is being read
             return sent
         if content == sent or not content:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.live import Live
 
-from spotkeeper.cli.jobs import log_text, view_of
+from spotkeeper.cli.jobs import log_data, view_of
 from spotkeeper.cli.localcloud import STACK, STACK_FILE, local_target
 from spotkeeper.cli.pack import Source, pack
 from spotkeeper.cli.poke import poke
@@ -150,7 +150,7 @@ class Demo:
         with Watcher(cloud.folder / "vms", job) as watcher:
             self.train(cloud, store, job, watcher)
             record = self.outcome(store, job)
-        weights = proof.weights_in(log_text(store, record, 0)[1])
+        weights = proof.weights_in(log_data(store, record, 0)[1].decode(errors="replace"))
         bill = cloud.bill().bill
         ledger = (*store.list_ledger(job), *record.outbox)
         left = self.destroy(cloud)
