@@ -78,6 +78,35 @@ def test_whoever_knows_that_the_newest_is_lost_says_so_and_it_goes_on_without() 
     resumed(world)
 
 
+def forgotten(world: World) -> None:
+    """Every copy of every checkpoint is damaged: no disk holds any that is complete."""
+    for drive in world.drives.values():
+        drive.held.clear()
+
+
+def test_a_hold_for_a_checkpoint_names_the_remedy_and_tries_ever_more_seldom() -> None:
+    """Each try boots machines for nothing: only a person, or a disk that comes back, can change it."""
+    world = trained(World(nodes=1))
+    paused(world)
+    forgotten(world)
+    world.ask(AskKind.RESUME)
+    waits = []
+    for _ in range(8):
+        world.until(lambda: world.record().phase is Phase.HOLD, 1200)
+        assert world.record().reason.endswith("To go on without it: spotkeeper resume job-abcd2345 --go-back")
+        until = world.record().hold_until
+        assert until is not None
+        waits.append(until - world.t)
+        world.run(90)
+        world.t = until - 1
+        world.until(lambda: world.record().phase is Phase.RUN, 120)
+    assert [round(b / a) for a, b in zip(waits, waits[1:], strict=False)][:3] == [2, 2, 2]
+    assert waits[-1] == waits[-2] == 86400.0
+    world.ask(AskKind.RESUME, go_back=True)
+    assert "refused" not in refused(world)
+    world.until(world.training, 600)
+
+
 def test_nobody_gives_up_what_nobody_was_asked_for() -> None:
     """A job that trains is not told to go back: the word is refused, and changes nothing."""
     world = trained(World(nodes=1))

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide import kept
-from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.draft import DAY_S, Draft
 from spotkeeper.reconcile.decide.needs import needed
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.ledger import Event
@@ -35,7 +35,8 @@ def step(draft: Draft) -> None:
     if not kept.behind(draft, ready):
         _publish(draft, ready)
     elif len(ready) == draft.size() and draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:
-        draft.hold(Hold.CLOUD, _lacking(draft, ready), until=draft.now + draft.times.hold_s)
+        wait = min(DAY_S, draft.times.hold_s * 2**draft.record.holds)  # each try boots the gang, for a bill
+        draft.hold(Hold.CLOUD, _lacking(draft, ready), until=draft.now + wait)
 
 
 def _ready(draft: Draft, index: int, rank: Rank) -> bool:
@@ -74,7 +75,8 @@ def _lacking(draft: Draft, ready: list[int]) -> str:
     assert commit is not None
     told = [held for index in ready if (slot := draft.ranks[index].cur) and (held := draft.view.holds(index, slot))]
     there = f"the newest there is {kept.text(max(told))}" if told else "there is none on any of them"
-    return f"no machine to be had holds the newest checkpoint, {kept.text(commit)}; {there}"
+    lacks = f"no machine to be had holds the newest checkpoint, {kept.text(commit)}; {there}"
+    return f"{lacks}. To go on without it: {kept.remedy(draft)}"
 
 
 def _waits(draft: Draft, ready: list[int]) -> list[float]:

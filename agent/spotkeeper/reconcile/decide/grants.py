@@ -115,7 +115,7 @@ def _waiting(draft: Draft, index: int, capped: bool) -> None:
     if rank.cur is not None:
         return
     if node := kept.bound(draft, index):
-        only = "it alone has the newest checkpoint (resume --go-back: without it)"
+        only = f"it alone has the newest checkpoint; to go on without it: {kept.remedy(draft)}"
         _wait(draft, index, f"waiting for static node {node}: {only}")
         return
     if capped:

@@ -39,6 +39,11 @@ def text(commit: Commit) -> str:
     return f"{commit[0]}-{commit[1]}"
 
 
+def remedy(draft: Draft) -> str:
+    """What a person types who knows that it will not come back."""
+    return f"spotkeeper resume {draft.record.name} --go-back"
+
+
 def holds(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether the newest commit is on this machine's disk, beyond doubt.
 
