@@ -42,6 +42,7 @@ RETRY_S = 0.05  # real
 GUARD_S = REAP_S + 2.0  # real; the guard gives up on a process that does not end
 LOG = "launcher.log"
 SAVER_SOCKET = "saver.sock"
+SERVICE = "spotkeeper.service"  # the agent's own unit (templates/boot)
 
 # The agent's own: the job must not see its path, nor speak to systemd in its name.
 _NOT_FOR_JOBS = ("PYTHONPATH", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
@@ -301,6 +302,9 @@ def spawn(
     if has_systemd():
         # A scope runs as our child, with our environment (nothing in argv), in a cgroup of its own.
         options = ["--scope", f"--unit={unit}-{os.getpid()}-{time.monotonic_ns()}", "--collect", "--quiet"]
+        # Units stop in the inverse of their order of start. Without one, a machine that goes down sends SIGTERM to
+        # the job and to the agent at once, and the job is gone before the agent has had it save.
+        options.append(f"--property=Before={SERVICE}")
         if delegate:
             options.append("--property=Delegate=yes")
             env = env | {"SPOTKEEPER_DELEGATED": "1"}
