@@ -210,7 +210,8 @@ def _torchrun(root: Path, number: int, port: int) -> Iterator[subprocess.Popen[b
     command = [
         *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={NODES - 1}:{NODES}", "--nproc-per-node=1"),
         *("--max-restarts=10", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench"),
-        *(f"--rdzv-conf={ELASTIC_CONF}", f"--local-addr=127.0.1.{number + 1}", str(root / "train.py")),
+        *(f"--rdzv-conf={ELASTIC_CONF}", f"--local-addr=127.0.1.{number + 1}"),
+        *(f"--log-dir={root / 'logs'}", str(root / "train.py")),
     ]
     env = os.environ | {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from spotkeeper.local.demo import proof
@@ -37,3 +38,12 @@ def test_a_run_that_is_stopped_takes_its_workers_along() -> None:
 def test_the_last_hash_of_a_log_counts() -> None:
     assert proof.weights_in(f"weights {'a' * 64}\nagain: weights {'b' * 64}\n") == "b" * 64
     assert proof.weights_in("weights unknown") is None
+
+
+def test_the_undisturbed_run_leaves_nothing_beside_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun makes a folder for logs where temporary files go, unless it is told of another."""
+    (elsewhere := tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(elsewhere))
+    (tmp_path / "train.py").write_text(f"print('weights {'c' * 64}')\n")
+    assert proof.left_alone(tmp_path, ("train.py",), 1, {}, tmp_path / "alone") == "c" * 64
+    assert list(elsewhere.glob("torchelastic_*")) == []

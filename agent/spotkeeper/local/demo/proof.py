@@ -121,7 +121,7 @@ def left_alone(source: Path, command: tuple[str, ...], nproc: int, env: dict[str
         RuntimeError: it failed, took too long, or printed no hash; the end of its log is in the message.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", f"--log-dir={folder}"]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("SPOTKEEPER_")}
     package = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
