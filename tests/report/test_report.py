@@ -10,13 +10,24 @@ from rich.console import Console, RenderableType
 from spotkeeper.report.events import describe
 from spotkeeper.report.money import attempts, first_of_each, money, stopped
 from spotkeeper.report.recovery import recoveries
-from spotkeeper.report.render import count, duration, job_table, live, report, saved, status, training_line, usd
+from spotkeeper.report.render import (
+    count,
+    duration,
+    job_table,
+    live,
+    loss_word,
+    report,
+    saved,
+    status,
+    training_line,
+    usd,
+)
 from spotkeeper.report.spans import minus, seconds, union
 from spotkeeper.report.view import JobView, NodeState, job_view
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Hold, Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.record import LACKS_NEWEST, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
 
 from tests.spec.samples import STACK, ZONES
@@ -164,6 +175,14 @@ def test_a_crash_and_a_swap_have_their_causes() -> None:
     assert told == [("crash", 10.0, False), ("swap", 10.0, True)]
 
 
+LOSSES = {2.113: "2.1130", -0.5: "-0.5000", 0.0: "0.0000", 0.0123456: "0.01235", 1e-5: "1e-05", 1.23456e-5: "1.235e-05"}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_small_loss_is_not_shown_as_none(loss: float) -> None:
+    assert loss_word(loss) == LOSSES[loss]
+
+
 def test_a_pause_is_no_recovery_but_a_loss_beside_it_is() -> None:
     pause = (entry(Event.STOP, 200.0, cause="pause"), entry(Event.HOLD, 210.0, cause="pause"))
     assert recoveries((generation(100.0, 1), *pause, generation(900.0, 2)), now=950.0) == ()
@@ -309,6 +328,34 @@ def test_a_job_held_for_its_money_names_both_ways_to_more() -> None:
         "the same with another max_usd, or other files:  spotkeeper resume first JOB.YAML",
         "to end it (its disks and their checkpoints are deleted):  spotkeeper cancel first",
     ]
+
+
+@pytest.mark.parametrize(
+    ("commit", "line"),
+    [
+        (1, "to go on from the newest checkpoint (step 1), with a fresh crash budget:  spotkeeper resume first"),
+        (None, "to begin anew, for no checkpoint was reported, with a fresh crash budget:  spotkeeper resume first"),
+    ],
+)
+def test_the_newest_checkpoint_has_its_step_beside_the_job_s(commit: int | None, line: str) -> None:
+    progress = Progress(gen=3, step=50, at=1.0, total_steps=200, commit_gen=commit and 3, commit_step=commit)
+    text = printed(status(job_view(held(), progress, (), STACK, now=HOUR)))
+    assert line in text.splitlines()
+    assert ("step 50/200 (checkpoint: 1)" in text) == (commit == 1)
+
+
+def test_where_the_newest_checkpoint_cannot_be_had_the_command_that_helps_is_named_once() -> None:
+    progress = Progress(gen=3, step=50, at=1.0, commit_gen=3, commit_step=48)
+    record = held(Hold.CLOUD, reason=f"{LACKS_NEWEST}, 3-48; there is none on any of them", hold_until=HOUR * 2)
+    view = job_view(record, progress, (), STACK, now=HOUR)
+    for text in (printed(status(view)), printed(live(view))):
+        assert "to go on from an older checkpoint that can be had, or anew:  spotkeeper resume first --go-back" in text
+        assert "the newest checkpoint (step 48)" not in text
+        assert "spotkeeper resume first JOB.YAML --go-back" in text
+    assert view.hold is not None and view.hold.resume == "spotkeeper resume first --go-back"
+    named = msgspec.structs.replace(record, reason=f"{record.reason}: spotkeeper resume first --go-back")
+    text = printed(status(job_view(named, progress, (), STACK, now=HOUR)))
+    assert " ".join(text.split()).count("spotkeeper resume first --go-back") == 1
 
 
 def test_a_warning_stands_until_that_very_rank_saves_again() -> None:

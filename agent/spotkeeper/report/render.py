@@ -66,6 +66,11 @@ def usd(amount: float) -> str:
     return f"${amount:,.2f}" if abs(amount) >= 1 else f"${amount:.4f}"
 
 
+def loss_word(loss: float) -> str:
+    """``2.1130``, ``0.01234``, ``1.234e-05``: at least four digits that say something, however small it is."""
+    return f"{loss:.4f}" if loss == 0.0 or abs(loss) >= 0.1 else f"{loss:.4g}"
+
+
 def count(number: int, noun: str) -> str:
     """``1 crash``, ``2 crashes``, ``0 preemptions``."""
     plural = "" if number == 1 else "es" if noun.endswith("sh") else "s"
@@ -82,13 +87,17 @@ def title(view: JobView) -> str:
 
 
 def training_line(view: JobView) -> str:
-    """``generation 4  step 1200/4000  loss 2.1130``; of a job that is over, what it reported last, and that it did."""
+    """``generation 4  step 1200/4000 (checkpoint: 1150)  loss 2.1130``.
+
+    Of a job that is over, what it reported last, and that it did.
+    """
     parts = [f"generation {view.gen}"]
     if view.step is not None:
         step = f"step {view.step}" + (f"/{view.total_steps}" if view.total_steps else "")
-        parts.append(f"last reported: {step}" if _stale(view) else step)
+        saved_at = f" (checkpoint: {view.commit_step})" if view.commit_step is not None and not view.over() else ""
+        parts.append(f"last reported: {step}" if _stale(view) else step + saved_at)
     if view.loss is not None:
-        parts.append(f"loss {view.loss:.4f}")
+        parts.append(f"loss {loss_word(view.loss)}")
     if view.samples_per_s is not None:
         parts.append(f"{view.samples_per_s:,.0f} samples/s")
     return "  ".join(parts)
@@ -145,10 +154,20 @@ def hold_lines(view: JobView) -> list[str]:
     if hold.resuming:
         return [*lines, "asked to resume: the next round does it"]
     with_what, other = _RESUMES.get(hold.kind, ("", "other files"))
-    lines.append(f"to go on from the newest checkpoint{with_what}:  {hold.resume}")
+    if hold.resume not in view.reason:
+        lines.append(f"{_from_where(view)}{with_what}:  {hold.resume}")
     lines.append(f"the same with {other}:  {hold.mend}")
     lines.append(f"to end it ({disks}):  {hold.cancel}")
     return lines
+
+
+def _from_where(view: JobView) -> str:
+    if view.hold is not None and view.hold.go_back:
+        return "to go on from an older checkpoint that can be had, or anew"
+    if view.step is not None and view.commit_step is None:
+        return "to begin anew, for no checkpoint was reported"
+    at = f" (step {view.commit_step})" if view.commit_step is not None else ""
+    return f"to go on from the newest checkpoint{at}"
 
 
 def money_line(view: JobView) -> str:
@@ -249,7 +268,7 @@ def _cells(view: JobView) -> dict[str, str]:
         "nodes": f"{training}/{len({node.rank for node in view.nodes})}",
         "gen": str(view.gen),
         "step": step_word(view),
-        "loss": "-" if view.loss is None else f"{view.loss:.4f}",
+        "loss": "-" if view.loss is None else loss_word(view.loss),
         "preempted": str(view.preemptions.total),
         "spent": usd(view.money.spent),
         "saved": "-" if view.money.saved_percent is None else f"{view.money.saved_percent:.0f} %",
