@@ -256,7 +256,7 @@ STEPS = (
             Patch(DECIDE + "kept", "    if commit is None or node == rank.node:\n", "    if True:\n"),
             Patch(
                 DECIDE + "kept",
-                "    if commit is None or given_up(draft):\n        return False\n",
+                "    return not given_up(draft) and lacks(draft, ready)\n",
                 "    if True:\n        return False\n",
             ),
         ),

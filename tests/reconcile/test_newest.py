@@ -6,12 +6,16 @@ after all of its machines were given up, a machine that costs nothing is no barg
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 from spotkeeper.spec.cloud import VmStatus
 from spotkeeper.spec.job import AskKind, Nodes
+from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Phase
 
 from tests.reconcile.test_resize import refused, resized, trained
-from tests.reconcile.world import Machine, World, stack
+from tests.reconcile.world import JOB, Machine, World, stack
 
 
 def paused(world: World) -> None:
@@ -100,11 +104,58 @@ def test_a_hold_for_a_checkpoint_names_the_remedy_and_tries_ever_more_seldom() -
         world.run(90)
         world.t = until - 1
         world.until(lambda: world.record().phase is Phase.RUN, 120)
-    assert [round(b / a) for a, b in zip(waits, waits[1:], strict=False)][:3] == [2, 2, 2]
+    assert [round(b / a) for a, b in itertools.pairwise(waits)][:3] == [2, 2, 2]
     assert waits[-1] == waits[-2] == 86400.0
     world.ask(AskKind.RESUME, go_back=True)
     assert "refused" not in refused(world)
     world.until(world.training, 600)
+
+
+def test_to_go_back_is_taken_while_the_job_regroups() -> None:
+    """A pause, every copy damaged, a resume: it boots machines, and its user knows better. Where it begins is told."""
+    world = trained(World(nodes=1))
+    paused(world)
+    forgotten(world)
+    world.ask(AskKind.RESUME)
+    world.run(60)
+    assert world.record().phase is Phase.RUN and not world.training()
+    world.ask(AskKind.RESUME, go_back=True)
+    assert "refused" not in refused(world)
+    world.until(world.training, 100)
+    without = f"without checkpoint {world.record().given_up}"
+    assert world.events(Event.RESUME)[-1].detail == f"{without} if that cannot be had"
+    assert world.events(Event.GENERATION)[-1].detail == f"1 node, {without}, anew, from step 0"
+
+
+def out_of_reach(world: World, rank: int) -> None:
+    """Another machine holds the disk of this rank, and never lets go."""
+    (node,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    (drive,) = (drive for drive in world.drives.values() if drive.disk.job and drive.disk.rank == rank)
+    drive.user = node.vm.uid
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_to_go_back_helps_where_the_disk_with_the_newest_is_out_of_reach(nodes: int) -> None:
+    world = trained(World(nodes=nodes, the_stack=stack(static=1), static="never"))
+    paused(world)
+    newest = world.newest
+    assert newest is not None
+    for (_, _), drive in world.drives.items():
+        if drive.disk.rank == 1 and drive.disk.job:
+            drive.held[JOB] = [commit for commit in drive.held[JOB] if commit <= (1, 20)]
+    out_of_reach(world, 0)
+    world.ask(AskKind.RESUME)
+    world.run(900)
+    assert not world.training()
+    world.ask(AskKind.RESUME, go_back=True)
+    assert "refused" not in refused(world)
+    world.until(world.training, 900)
+    world.run(100)
+    origin = world.started[-1][1]
+    assert (origin is None) if nodes == 1 else (origin is not None and origin < newest)
+    words = "anew, from step 0" if origin is None else f"from {origin[0]}-{origin[1]}"
+    assert world.events(Event.GENERATION)[-1].detail.endswith(f", {words}")
+    assert world.newest is not None and world.newest > newest
 
 
 def test_nobody_gives_up_what_nobody_was_asked_for() -> None:

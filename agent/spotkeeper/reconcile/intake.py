@@ -213,7 +213,8 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
     """Only a member of the newest generation reports the job's progress.
 
     The time is the function's, and that of the first report of a step: so a gang that stands still (one of
-    it never came up) grows silent, although its lowest member goes on reporting.
+    it never came up) grows silent, although its lowest member goes on reporting. One that uploads its output
+    does not: its agent gives up by itself where the bucket takes nothing.
     """
     progress = sync.progress
     if progress is None or where is None or where.slot is None or not where.cur or progress.gen != record.gen:
@@ -226,6 +227,7 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
         before = None  # this report writes it anew
     commit = progress if progress.commit_gen is not None or before is None else before  # of an older generation
     still = before is not None and (before.gen, before.step) == (progress.gen, progress.step)
+    still = still and progress.uploading_s is None
     told = Progress(
         gen=progress.gen,
         step=progress.step,
@@ -237,5 +239,6 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
         commit_step=commit.commit_step,
         save_s=None if progress.save_s is None else min(progress.save_s, MAX_SAVE_S),
         total_steps=progress.total_steps,
+        uploading_s=progress.uploading_s,
     )
     store.put_progress(record.job, told)

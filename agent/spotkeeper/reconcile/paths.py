@@ -117,6 +117,19 @@ def log(job: str, rank: int, gen: int) -> str:
     return folder(job) + f"logs/{rank}/{gen}.log"
 
 
+def outputs(job: str) -> str:
+    """What the job left: of each rank its list (``spec.output``), and its files in a folder beside it."""
+    return folder(job) + "out/"
+
+
+def output_list(job: str, rank: int) -> str:
+    return outputs(job) + f"{rank}.json"
+
+
+def output_file(job: str, rank: int, file: str) -> str:
+    return outputs(job) + f"{rank}/{file}"
+
+
 def static_node(node: str) -> str:
     return f"{STATIC}{_word(node)}/"
 

@@ -79,19 +79,19 @@ def _resume(draft: Draft, ask: Ask) -> str:
         if refused:
             return refused
     holds = draft.record.phase is Phase.HOLD
-    waits = any(rank.cur is None and kept.bound(draft, at) for at, rank in enumerate(draft.ranks[: draft.size()]))
-    if not holds and not draft.record.pause and not (ask.go_back and waits):
+    if not holds and not draft.record.pause and not (ask.go_back and kept.lacking(draft)):
         return "it is not on hold" + (", and waits for no checkpoint" if ask.go_back else "")
     fuses.forgive(draft)
     lost = kept.newest(draft) if ask.go_back else None
     if lost is not None:
         draft.set(given_up=kept.text(lost))
-        changed = ", ".join(filter(None, (changed, f"without checkpoint {kept.text(lost)}")))
-    if draft.record.pause:
-        draft.set(pause="")
-        return ""
+        changed = ", ".join(filter(None, (changed, f"without checkpoint {kept.text(lost)} if that cannot be had")))
     if holds:
         draft.release("resume", changed)
+        return ""
+    draft.set(pause="")
+    if lost is not None:
+        draft.log(Event.RESUME, f"v{draft.before.ver + 1}", cause="resume", detail=changed)
     return ""
 
 

@@ -31,6 +31,7 @@ def step(draft: Draft) -> None:
     if not ready or not (len(ready) == draft.size() or _smaller(draft, ready)):
         return
     if not _disks(draft, ready):
+        _renew(draft, ready)
         return
     if not kept.behind(draft, ready):
         _publish(draft, ready)
@@ -99,14 +100,31 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
 
     When the machines of the missing disks have waited long enough, one will do that holds the newest commit
     anybody reported. What was committed in the minute between that report and the loss may be done again.
+    Where a user gave the newest commit up, any disk will do.
     """
-    held, commit = draft.view.holds(index, slot), kept.committed(draft)
-    if held is None or commit is None:
+    held, commit, given_up = draft.view.holds(index, slot), kept.committed(draft), kept.given_up(draft)
+    if not given_up and (held is None or commit is None):
         return False
     waits = [r.cur.since for i, r in enumerate(draft.ranks) if r.cur and not draft.view.attached(i, r.disk, r.cur)]
     if draft.now < max([draft.record.stop_since, *waits]) + draft.times.disk_s:
         return False
-    return held >= commit
+    return given_up or (held is not None and commit is not None and held >= commit)
+
+
+def _renew(draft: Draft, ready: list[int]) -> None:
+    """A user gave up what is on disks of which none can be had, for other machines hold them: new ones instead."""
+    waited = draft.now >= max(_waits(draft, ready)) + draft.times.disk_s
+    if not kept.given_up(draft) or len(ready) < draft.size() or not waited:
+        return
+    own = [(index, draft.ranks[index], slot) for index in ready if (slot := draft.ranks[index].cur)]
+    disks = [draft.view.disk(index, rank.disk, slot.zone) for index, rank, slot in own if slot.node is None]
+    if len(disks) < len(own) or not all(disk is not None and disk.users for disk in disks):
+        return
+    if any(draft.view.attached(index, rank.disk, slot) for index, rank, slot in own):
+        return
+    for index, rank, _ in own:
+        number = rank.disk_top + 1
+        draft.put(index, disk=number, disk_top=number, node=None, wrote=0, held=0)
 
 
 def _fresh(draft: Draft, ready: list[int]) -> set[int]:
@@ -128,7 +146,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
     gen = record.gen + 1
     ranks = list(draft.ranks)
     fresh = _fresh(draft, ready)
-    cause = _cause(draft, ready)
+    cause, origin = _cause(draft, ready), _origin(draft, ready)
     for index, rank in enumerate(ranks):
         if index not in ready or rank.cur is None:
             ranks[index] = replace(rank, cur=replace(rank.cur, disk=False, holds=False)) if rank.cur else rank
@@ -150,7 +168,15 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         holds=0,
     )
     count = f"{len(ready)} node" + ("" if len(ready) == 1 else "s")
-    draft.log(Event.GENERATION, f"g{gen}", cause=cause, detail=count)
+    draft.log(Event.GENERATION, f"g{gen}", cause=cause, detail=f"{count}{origin}")
+
+
+def _origin(draft: Draft, ready: list[int]) -> str:
+    """Where a generation goes on from, if that is not the newest commit: a user gave it up."""
+    commit = kept.newest(draft)
+    if commit is None or not kept.given_up(draft) or not kept.lacks(draft, ready):
+        return ""
+    return ", ".join(["", f"without checkpoint {kept.text(commit)}", *filter(None, [kept.origin(draft, ready)])])
 
 
 def _remembers(gen: int, cur: Slot) -> dict[str, Any]:

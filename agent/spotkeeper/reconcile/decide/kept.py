@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import Commit, parse_commit
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.record import Rank, Slot
+from spotkeeper.spec.record import Phase, Rank, Slot
 
 
 def newest(draft: Draft) -> Commit | None:
@@ -63,18 +63,41 @@ def holds(draft: Draft, index: int, slot: Slot) -> bool:
 
 
 def behind(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether these would begin from an older checkpoint than the newest known, or anew.
+    """Whether these would begin from an older checkpoint than the newest known, or anew, and nobody said they may."""
+    return not given_up(draft) and lacks(draft, ready)
+
+
+def lacks(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether none of these holds the newest commit.
 
     So it is until disks are mounted; and so it stays where the only copy is where none of them is. Of sharded
     state every rank has its part, and takes none but its home: that one of them has the newest says enough.
     """
     commit = newest(draft)
-    if commit is None or given_up(draft):
+    if commit is None:
         return False
     slots = [(index, slot) for index in ready if (slot := draft.ranks[index].cur)]
     return not any(
         holds(draft, index, slot) or (draft.view.holds(index, slot) or (0, 0)) >= commit for index, slot in slots
     )
+
+
+def lacking(draft: Draft) -> bool:
+    """Whether the job regroups, and no machine that it has holds the newest commit (yet)."""
+    record = draft.record
+    if record.phase is not Phase.RUN or not record.gen or not record.stop:
+        return False
+    return lacks(draft, range(draft.size()))
+
+
+def origin(draft: Draft, ready: Iterable[int]) -> str:
+    """Where a generation begins without the newest commit, in words; "" where nobody has looked on every disk."""
+    slots = [(index, slot) for index in ready if (slot := draft.ranks[index].cur)]
+    there = [(i, slot) for i, slot in slots if draft.view.attached(i, draft.ranks[i].disk, slot)]
+    if not all(draft.view.said(index, slot, Kind.ATTACHED) for index, slot in there):
+        return ""
+    told = max((held for index, slot in there if (held := draft.view.holds(index, slot))), default=None)
+    return f"from {text(told)}" if told is not None else "anew, from step 0"
 
 
 def may_take(draft: Draft, index: int, node: str | None) -> bool:
