@@ -27,7 +27,7 @@ from spotkeeper.report.view import JobView, NodeState, job_view
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import LACKS_NEWEST, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
+from spotkeeper.spec.record import Hold, Outcome, Phase, Rank, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
 
 from tests.spec.samples import STACK, ZONES
@@ -346,16 +346,13 @@ def test_the_newest_checkpoint_has_its_step_beside_the_job_s(commit: int | None,
 
 def test_where_the_newest_checkpoint_cannot_be_had_the_command_that_helps_is_named_once() -> None:
     progress = Progress(gen=3, step=50, at=1.0, commit_gen=3, commit_step=48)
-    record = held(Hold.CLOUD, reason=f"{LACKS_NEWEST}, 3-48; there is none on any of them", hold_until=HOUR * 2)
-    view = job_view(record, progress, (), STACK, now=HOUR)
-    for text in (printed(status(view)), printed(live(view))):
-        assert "to go on from an older checkpoint that can be had, or anew:  spotkeeper resume first --go-back" in text
-        assert "the newest checkpoint (step 48)" not in text
-        assert "spotkeeper resume first JOB.YAML --go-back" in text
-    assert view.hold is not None and view.hold.resume == "spotkeeper resume first --go-back"
-    named = msgspec.structs.replace(record, reason=f"{record.reason}: spotkeeper resume first --go-back")
-    text = printed(status(job_view(named, progress, (), STACK, now=HOUR)))
-    assert " ".join(text.split()).count("spotkeeper resume first --go-back") == 1
+    remedy = "spotkeeper resume first --go-back"
+    why = f"no machine to be had holds the newest checkpoint, 3-48. To go on without it: {remedy}"
+    view = job_view(held(Hold.CLOUD, reason=why, hold_until=HOUR * 2), progress, (), STACK, now=HOUR)
+    text = " ".join(printed(status(view)).split())
+    assert text.count(remedy) == 1 and "spotkeeper resume first JOB.YAML --go-back" in text
+    assert "to go on from the newest" not in text
+    assert view.hold is not None and view.hold.resume == remedy
 
 
 def test_a_warning_stands_until_that_very_rank_saves_again() -> None:

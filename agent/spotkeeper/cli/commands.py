@@ -16,6 +16,7 @@ from spotkeeper.cli.poke import poke
 from spotkeeper.cli.submit import submit as submit_job
 from spotkeeper.cli.target import Target, find_target
 from spotkeeper.reconcile.store_api import CorruptError, Store, StoreError
+from spotkeeper.report.held import resume as resume_command
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.job import AskKind, JobSpec
 from spotkeeper.spec.jobfile import read_job
@@ -53,8 +54,11 @@ def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: 
         watch_job(done.job, stack, as_json=as_json)
         return
     follow = f"follow it: spotkeeper watch {done.name}"
-    held = f"go on: spotkeeper resume {done.name}; end it with its checkpoints: spotkeeper cancel {done.name}"
-    emit(done, as_json, f"{text}\n{follow if done.holds is None else held}")
+    emit(done, as_json, f"{text}\n{follow if done.holds is None else _ways_out(jobs.find_job(store, done.job))}")
+
+
+def _ways_out(record: Record) -> str:
+    return f"go on: {resume_command(record)}; end it with its checkpoints: spotkeeper cancel {record.name}"
 
 
 def _stack_and_job(stack: str | None, file: Path) -> tuple[Target, Store, StackState, JobSpec]:
@@ -165,10 +169,11 @@ def _look(target: Target, store: Store, state: StackState, record: Record) -> Jo
 
 
 def logs(job: str, rank: str, gen: int | None, stack: str | None, *, follow: bool, as_json: bool) -> None:
-    from spotkeeper.cli.logs import logs as show
+    from spotkeeper.cli import logs as reading
 
+    wanted = reading.wanted(rank)
     target, store = _open(stack)
-    show(target, store, jobs.find_job(store, job), rank, gen, follow=follow, as_json=as_json)
+    reading.logs(target, store, jobs.find_job(store, job), wanted, gen, follow=follow, as_json=as_json)
 
 
 def report(job: str, stack: str | None, *, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from spotkeeper.cli.logtext import News
 from spotkeeper.cli.output import emit, emit_line, note
 from spotkeeper.cli.target import Target
 from spotkeeper.reconcile.store_api import Store
+from spotkeeper.report.held import resume
 from spotkeeper.spec.joblog import Part
 from spotkeeper.spec.names import vm_name
 from spotkeeper.spec.record import Phase, Record
@@ -32,9 +33,10 @@ class LogText(Struct, frozen=True):
 
 
 def logs(
-    target: Target, store: Store, record: Record, rank: str, gen: int | None, *, follow: bool, as_json: bool
+    target: Target, store: Store, record: Record, rank: int | None, gen: int | None, *, follow: bool, as_json: bool
 ) -> None:
-    """
+    """Of one rank; None: of all.
+
     Raises:
         CliError: no such rank; no log of it, unless it is followed.
     """
@@ -44,7 +46,7 @@ def logs(
         _follow(store, record, ranks, gen, news, as_json)
         record = jobs.find_job(store, record.job)
     else:
-        _once(store, record, ranks, gen, news, as_json, every=rank == ALL)
+        _once(store, record, ranks, gen, news, as_json, every=rank is None)
     if not as_json:
         for title, part in news.gaps.items():
             _note_where(target, record, title, part)
@@ -52,13 +54,24 @@ def logs(
         _note_hold(record)
 
 
-def _ranks(record: Record, word: str) -> list[int]:
+def wanted(word: str) -> int | None:
+    """What ``--rank`` says; None: all of them.
+
+    Raises:
+        CliError: it is neither a number nor ``all``.
+    """
     if word == ALL:
-        return list(range(max(1, len(record.ranks))))
-    if not word.isdecimal():
+        return None
+    if not (word.isascii() and word.isdecimal() and len(word) < 10):
         raise CliError(f"--rank {word}: want a rank's number, or {ALL}", Exit.USAGE)
-    jobs.check_rank(record, int(word))
-    return [int(word)]
+    return int(word)
+
+
+def _ranks(record: Record, rank: int | None) -> list[int]:
+    if rank is None:
+        return list(range(max(1, len(record.ranks))))
+    jobs.check_rank(record, rank)
+    return [rank]
 
 
 def _once(
@@ -136,5 +149,5 @@ def _note_where(target: Target, record: Record, title: str, part: Part) -> None:
 
 def _note_hold(record: Record) -> None:
     if record.phase is Phase.HOLD:
-        resume, cancel = f"spotkeeper resume {record.name}", f"spotkeeper cancel {record.name}"
-        note(f"{record.name} holds ({record.reason})\n  try: {resume}, or {cancel}")
+        cancel = f"spotkeeper cancel {record.name}"
+        note(f"{record.name} holds ({record.reason})\n  try: {resume(record)}, or {cancel}")

@@ -28,11 +28,26 @@ class HoldView(Struct, frozen=True, omit_defaults=True):
     ends_in_s: float | None = None  # until it ends by itself
     keep_disks: bool = False  # the disks stay when it ends
     resuming: bool = False  # somebody asked to resume; the next round takes it in
+    go_back: bool = False  # the newest checkpoint cannot be had: only an older one, or none; the reason says `resume`
 
 
 def mend(name: str) -> str:
     """The command that goes on with a job, from its checkpoints, with other files."""
     return f"spotkeeper resume {name} JOB.YAML"
+
+
+def resume(record: Record) -> str:
+    """The command that goes on with a job that holds, with the files it has."""
+    return _back(record) if goes_back(record) else f"spotkeeper resume {record.name}"
+
+
+def goes_back(record: Record) -> bool:
+    """Whether its newest checkpoint cannot be had, as the reason says, with the command: a plain resume holds again."""
+    return record.hold is Hold.CLOUD and _back(record) in record.reason
+
+
+def _back(record: Record) -> str:
+    return f"spotkeeper resume {record.name} --go-back"
 
 
 def hold_view(
@@ -44,8 +59,8 @@ def hold_view(
     sizes, prices = _disks(entries, stack)
     return HoldView(
         kind=record.hold,
-        resume=f"spotkeeper resume {record.name}",
-        mend=mend(record.name),
+        resume=resume(record),
+        mend=mend(record.name) + (" --go-back" if goes_back(record) else ""),
         cancel=f"spotkeeper cancel {record.name}",
         disks=len(sizes),
         disk_gb=sum(size or 0 for size in sizes),
@@ -54,6 +69,7 @@ def hold_view(
         ends_in_s=_left(record.hold_ends, now),
         keep_disks=record.keep_disks,
         resuming=resuming,
+        go_back=goes_back(record),
     )
 
 

@@ -154,7 +154,7 @@ def hold_lines(view: JobView) -> list[str]:
     if hold.resuming:
         return [*lines, "asked to resume: the next round does it"]
     with_what, other = _RESUMES.get(hold.kind, ("", "other files"))
-    if hold.resume not in view.reason:
+    if not hold.go_back:
         lines.append(f"{_from_where(view)}{with_what}:  {hold.resume}")
     lines.append(f"the same with {other}:  {hold.mend}")
     lines.append(f"to end it ({disks}):  {hold.cancel}")
@@ -162,8 +162,6 @@ def hold_lines(view: JobView) -> list[str]:
 
 
 def _from_where(view: JobView) -> str:
-    if view.hold is not None and view.hold.go_back:
-        return "to go on from an older checkpoint that can be had, or anew"
     if view.step is not None and view.commit_step is None:
         return "to begin anew, for no checkpoint was reported"
     at = f" (step {view.commit_step})" if view.commit_step is not None else ""
