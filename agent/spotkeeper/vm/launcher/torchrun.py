@@ -6,6 +6,7 @@ by the ``exec`` launcher. Standard library and torch only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -26,6 +27,7 @@ def run(args: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ["SPOTKEEPER_PARENT"] = str(os.getpid())
+    _leave_in_turn()
     try:
         torchrun.main(args)
     except ChildFailedError as error:
@@ -40,6 +42,31 @@ def run(args: list[str]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _leave_in_turn() -> None:
+    """Of all nodes whose workers have ended well, only the first waits for the others: it has the store.
+
+    torchrun has every node wait, and the first one's end then breaks off the others' wait: thirty lines of C++ frames
+    at the end of the log of a job that succeeded. Which node succeeded its own exit code tells.
+    """
+    from torch.distributed.elastic.agent.server import api
+    from torch.distributed.elastic.utils import store
+
+    check_in = getattr(store, "_barrier_nonblocking", None)
+    if check_in is None:  # before torch 2.4
+        return
+    wait = api.SimpleElasticAgent._exit_barrier
+
+    def leave(agent: api.SimpleElasticAgent) -> None:
+        group = agent._worker_group
+        if group.group_rank == 0:
+            wait(agent)
+            return
+        with contextlib.suppress(RuntimeError):  # the store is gone: nobody waits for this node
+            check_in(agent._store, group.group_world_size, api._TERMINAL_STATE_SYNC_ID)
+
+    api.SimpleElasticAgent._exit_barrier = leave
 
 
 if __name__ == "__main__":
