@@ -157,6 +157,7 @@ def _node(env: dict[str, str], job: Job, nodes: int, nproc: int, node: int, port
     _die_with_parent()
     os.register_at_fork(after_in_child=_die_with_parent)
     os.environ.update(env)
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -172,6 +173,7 @@ def _node(env: dict[str, str], job: Job, nodes: int, nproc: int, node: int, port
         monitor_interval=0.02,
         start_method="fork",
         local_addr="127.0.0.1",
+        logs_specs=DefaultLogsSpecs(log_dir=f"{env['SPOTKEEPER_RUN']}/logs"),
     )
     try:
         elastic_launch(config, _work)(job, *work)
