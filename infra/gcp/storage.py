@@ -2,7 +2,7 @@
 
 Pulumi writes three: the agent's bundle, the function's source, and ``stack/pools.json``
 (``pools.py``).
-Machines may read what they run and write logs and checkpoints, nothing else.
+Machines may read what they run and write logs, checkpoints and outputs, nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Access:
 
 
 def node_access(bucket: str) -> tuple[Access, ...]:
-    """What a machine may touch: its program, its job's source; and write its logs and checkpoints."""
+    """What a machine may touch: its program, its job's source; and write its logs, checkpoints and output."""
     objects = f"projects/_/buckets/{bucket}/objects"
     return (
         Access("bundles", "roles/storage.objectViewer", f'resource.name.startsWith("{objects}/bundles/")'),
@@ -38,6 +38,7 @@ def node_access(bucket: str) -> tuple[Access, ...]:
         ),
         Access("logs", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/logs/") != ""'),
         Access("ckpt", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/ckpt/") != ""'),
+        Access("out", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/out/") != ""'),
     )
 
 

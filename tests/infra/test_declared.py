@@ -312,7 +312,7 @@ def test_only_the_nodes_identity_may_be_handed_out(local: Declaration) -> None:
     assert [d.properties["serviceAccountId"].rsplit("/", 1)[1].partition("@")[0] for d in users] == ["sk-local-vm"]
 
 
-def test_machines_write_logs_and_checkpoints_only(local: Declaration) -> None:
+def test_machines_write_logs_checkpoints_and_outputs_only(local: Declaration) -> None:
     access = of(local, "gcp:storage/bucketIAMMember:BucketIAMMember")
     of_nodes = {d.name: d.properties for d in access if d.name.startswith("node-")}
     assert {name: p["role"].rsplit(".", 1)[1] for name, p in of_nodes.items()} == {
@@ -320,6 +320,7 @@ def test_machines_write_logs_and_checkpoints_only(local: Declaration) -> None:
         "node-source": "objectViewer",
         "node-logs": "objectUser",
         "node-ckpt": "objectUser",
+        "node-out": "objectUser",
     }
     for name, properties in of_nodes.items():
         assert f"/{name.removeprefix('node-')}/" in properties["condition"]["expression"]

@@ -69,9 +69,16 @@ def test_a_vm_reaches_its_own_paths_and_no_other(cloud: LocalCloud, api: Api, bu
     assert get(cloud, "jobs/abcdefgh/source/cd", mine).status_code == 200
     assert put(cloud, "jobs/abcdefgh/logs/0/1.log", b"line", mine) == 200
     assert put(cloud, "jobs/abcdefgh/ckpt/1-5/COMMIT", b"x", mine) == 200
+    assert put(cloud, "jobs/abcdefgh/out/0/model.pt", b"weights", mine) == 200
     for key in ("jobs/otherjob/source/cd", "jobs/abcdefgh/rec", "stack/alloc", "jobs/abcdefgh/source/../rec"):
         assert get(cloud, key, mine).status_code in (400, 403), key
-    for key in ("jobs/abcdefgh/rec", "jobs/otherjob/logs/0/1.log", "bundles/ab.tar", "jobs/abcdefgh/source/cd"):
+    for key in (
+        "jobs/abcdefgh/rec",
+        "jobs/otherjob/logs/0/1.log",
+        "jobs/otherjob/out/0.json",
+        "bundles/ab.tar",
+        "jobs/abcdefgh/source/cd",
+    ):
         assert put(cloud, key, b"evil", mine) == 403, key
     url = f"{cloud.endpoint}/storage/v1/b/{BUCKET}/o/bundles%2Fab.tar"
     assert requests.delete(url, headers=mine, timeout=10).status_code == 403

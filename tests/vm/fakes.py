@@ -45,6 +45,8 @@ class Fake:
         self.facts: list[tuple[str, FactIn]] = []
         self.progress: list[Progress] = []
         self.objects: dict[str, bytes] = {}
+        self.sent: list[str] = []  # names of all uploads, also of those that were refused
+        self.storage_status: Callable[[str], int] = lambda name: 200  # of the upload of this name
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -139,7 +141,8 @@ class Fake:
         path, query = urlsplit(handler.path).path, parse_qs(urlsplit(handler.path).query)
         if path.startswith("/storage/v1/b/bucket/o/"):
             content = self.objects.get(unquote(path.rpartition("/")[2]))
-            _answer(handler, 404 if content is None else 200, content or b"")
+            body = content if content is None or query.get("alt") == ["media"] else _about(content)
+            _answer(handler, 404 if body is None else 200, body or b"")
             return
         uid = handler.uid  # type: ignore[attr-defined]
         if handler.headers.get("Metadata-Flavor") != "Google":
@@ -166,10 +169,14 @@ class Fake:
     def post(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         split = urlsplit(handler.path)
         if split.path == "/upload/storage/v1/b/bucket/o":
+            name = parse_qs(split.query)["name"][0]
             with self.changed:
-                self.objects[parse_qs(split.query)["name"][0]] = body
+                self.sent.append(name)
+                status = self.storage_status(name)
+                if status == 200:
+                    self.objects[name] = body
                 self.changed.notify_all()
-            _answer(handler, 200, b"{}")
+            _answer(handler, status, _about(body))
             return
         token = handler.headers.get("Authorization", "")
         if self.function_status != 200:
@@ -197,6 +204,12 @@ def _answer(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: 
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         handler.wfile.write(body)
+
+
+def _about(content: bytes) -> bytes:
+    """What the storage API says of an object."""
+    md5 = base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
+    return json.dumps({"kind": "storage#object", "size": str(len(content)), "md5Hash": md5}).encode()
 
 
 def _claims(audience: str) -> str:

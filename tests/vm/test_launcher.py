@@ -61,7 +61,8 @@ class Bench:
             self.up(run)
         self.gen += 1
         doc = document(self.gen, self.gen, (Member(0, 1, "1", "b", "127.0.0.1", run.nproc),), port=port)
-        node = Node(0, 0, "127.0.0.1", self.folder / "src", self.folder / "saver.sock", self.folder / "ckpt", late=True)
+        ckpt, out = self.folder / "ckpt", self.folder / "out"
+        node = Node(0, 0, "127.0.0.1", self.folder / "src", self.folder / "saver.sock", ckpt, out, late=True)
         self.supervisor.start(doc, run, node)
         return self.supervisor.folder(doc.job, self.gen)
 

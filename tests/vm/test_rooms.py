@@ -971,7 +971,7 @@ def test_torchrun_arguments(tmp_path: Path) -> None:
     members = tuple(Member(rank, 1, str(rank), "b", f"10.0.0.{rank}", 4) for rank in (2, 5))
     doc = document(9, 7, members, port=20007)
     run = JobRun("j", ("train.py", "--say", 'a "b" {{ c }}'), None, nproc=4, grace_s=25.5)
-    node = supervisor.Node(5, 1, "10.0.0.5", tmp_path, tmp_path / "s", tmp_path / "ckpt", late=True)
+    node = supervisor.Node(5, 1, "10.0.0.5", tmp_path, tmp_path / "s", tmp_path / "ckpt", tmp_path / "out", late=True)
     args = supervisor.torchrun_args(settings.templates_path(), doc, run, node, tmp_path / "r")
     for want in (
         "--nnodes=2",

@@ -120,7 +120,7 @@ def job_texts(spec: JobSpec) -> tuple[Rendered, ...]:
     run = job_run(spec, spec.nproc or 1)
     doc = _example(spec, run.nproc)
     source, saver = Path("/var/lib/spotkeeper/src/SOURCE"), Path("/run/spotkeeper/saver.sock")
-    node = Node(0, 0, doc.master, source, saver, Path("/mnt/sk-data/JOB/ckpt"))
+    node = Node(0, 0, doc.master, source, saver, Path("/mnt/sk-data/JOB/ckpt"), Path("/mnt/sk-data/JOB/out"))
     folder = Path(PurePosixPath("/run/spotkeeper/JOB/1"))
     words = torchrun_args(templates, doc, run, node, folder)
     variables = environment(doc, run, node, folder)

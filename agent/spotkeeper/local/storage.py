@@ -1,11 +1,13 @@
 """The bucket over HTTP, as VMs and the deployment use it: media reads, media uploads, deletes, one bucket.
 
 The objects are the SQLite twin's, the very file the function reads. A VM is let in by its access token and
-only to what its identity may touch: its program, its job's source, its job's logs and checkpoints.
+only to what its identity may touch: its program, its job's source, its job's logs, checkpoints and output.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +28,8 @@ from spotkeeper.reconcile.objects import BadKeyError, Objects
 from spotkeeper.reconcile.objects_sqlite import SqliteObjects
 from spotkeeper.spec.names import LABEL_JOB
 
-_READ = re.compile(r"bundles/[^/]+\Z|jobs/(?P<job>[^/]+)/(?:source|logs|ckpt)/.+\Z")
-_WRITE = re.compile(r"jobs/(?P<job>[^/]+)/(?:logs|ckpt)/.+\Z")
+_READ = re.compile(r"bundles/[^/]+\Z|jobs/(?P<job>[^/]+)/(?:source|logs|ckpt|out)/.+\Z")
+_WRITE = re.compile(r"jobs/(?P<job>[^/]+)/(?:logs|ckpt|out)/.+\Z")
 
 
 class Buckets:
@@ -97,7 +99,7 @@ class StorageApi:
                 self._buckets.objects().delete(key)
                 return Response(status_code=204)
             if request.query_params.get("alt") != "media":
-                return _json(_metadata(bucket, key, len(blob.data), blob.tag))
+                return _json(_metadata(bucket, key, blob.data, blob.tag))
             headers = {"x-goog-generation": blob.tag, "ETag": blob.tag}
             return Response(blob.data, media_type="application/octet-stream", headers=headers)
         except (ApiError, BadKeyError) as error:
@@ -114,7 +116,7 @@ class StorageApi:
             self._bucket(bucket)
             data = await request.body()
             tag = self._buckets.objects().put(key, data)
-            return _json(_metadata(bucket, key, len(data), tag))
+            return _json(_metadata(bucket, key, data, tag))
         except (ApiError, BadKeyError) as error:
             return _refused(error)
 
@@ -145,8 +147,10 @@ class StorageApi:
             raise ApiError(403, "forbidden", f"{principal.email} does not have {verb} access to the object {key}.")
 
 
-def _metadata(bucket: str, key: str, size: int, tag: str) -> JsonObject:
-    return {"kind": "storage#object", "bucket": bucket, "name": key, "size": str(size), "generation": tag}
+def _metadata(bucket: str, key: str, data: bytes, tag: str) -> JsonObject:
+    md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+    about: JsonObject = {"kind": "storage#object", "bucket": bucket, "name": key, "generation": tag}
+    return {**about, "size": str(len(data)), "md5Hash": md5}
 
 
 def _json(body: JsonObject) -> Response:

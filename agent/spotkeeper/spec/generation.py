@@ -95,7 +95,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 
     gen: Count
     step: Count
-    at: Amount  # virtual unix seconds; as stored: when this step was first reported
+    at: Amount  # virtual unix seconds; as stored: when this step was first reported, or the upload last
     samples_per_s: Amount | None = None
     step_s: Amount | None = None  # median, real seconds
     loss: float | None = None
@@ -103,6 +103,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     commit_step: Count | None = None
     save_s: Amount | None = None  # measured time from save to durable, real seconds
     total_steps: Count | None = None
+    uploading_s: Amount | None = None  # the job has ended well, and its output has been on its way for so long
 
 
 class Sync(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ import queue
 import shutil
 import time
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from enum import Enum
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 
 from spotkeeper.clock import Clock
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import DocState, FactIn, Generation, Member, Role, SyncReply
+from spotkeeper.spec.generation import DocState, FactIn, Generation, Member, Progress, Role, SyncReply
 from spotkeeper.train.control import Commit
 from spotkeeper.vm import notice as notices
 from spotkeeper.vm import power, report
@@ -36,6 +37,7 @@ from spotkeeper.vm.events import (
     LauncherUp,
     Mounted,
     Observed,
+    OutputThere,
     SourceReady,
     SourcesGone,
     Terminated,
@@ -50,6 +52,7 @@ from spotkeeper.vm.logs import Task, Uploader, object_name, whose
 from spotkeeper.vm.memory import give_back
 from spotkeeper.vm.metadata import Instance, Metadata, Watcher
 from spotkeeper.vm.mounting import Mounting
+from spotkeeper.vm.output import FAILED, Outputs
 from spotkeeper.vm.ready import Ready
 from spotkeeper.vm.render import RenderError
 from spotkeeper.vm.saved import Assignment, Saved
@@ -82,7 +85,7 @@ class State(Enum):
     STANDBY    RUNNING    a document lists it, and source, launcher and disk are there
     RUNNING    SAVING     save_stop; its own notice runs out; lease over; machine going down
     RUNNING    RUNNING    a newer generation lists it: end the old one, start the new one
-    RUNNING    STOPPED    the job ended by itself (said as exit, or released)
+    RUNNING    STOPPED    the job ended by itself (said as exit, or released); what it left is in the bucket
     SAVING     STOPPED    the processes are gone (said as released)
     STOPPED    RUNNING    a newer generation lists it
     any        SUPERSEDED superseded or done: end, unmount, say freed (static: dropped)
@@ -148,6 +151,8 @@ class Agent:
         self._launcher = Launcher(settings.run, job_path(), post, log)
         self._ready = Ready(settings, bucket, self._launcher, self._helper)
         self._super = Supervisor(settings.run, templates_path(), self._launcher, log)
+        carrier = Helper(post, log, "output")  # its own: a mount must not wait for an upload
+        self._output = Outputs(bucket, carrier, settings.mount, settings.state / "out", clock, log)
         self._lease = Lease(clock.steady())
         self._boot_watch = BootWatch(clock.steady(), clock.scale, settings.run / "known")
         self._saved = Saved.read(settings.run, settings.boot)
@@ -155,6 +160,7 @@ class Agent:
         self._doc: Generation | None = None
         self._reporter: report.Reporter | None = None
         self._leaving: Leaving | None = None
+        self._unsaid: Ending | None = None  # of a job that ended well: said once its output is in the bucket
         self._notice_saved = False  # the save at the notice has been asked for
         self._repeat_at = 0.0  # steady
         self._exit: int | None = None
@@ -179,6 +185,7 @@ class Agent:
     def _begin(self) -> None:
         Watcher(self._metadata, lambda seen: self._inbox.put(Observed(seen)), self._clock, self._log).start()
         self._helper.start()
+        self._output.helper.start()
         self._uploader.start()
         self._become(State.HELLO)
         if self._saved.assignment is not None:
@@ -208,7 +215,7 @@ class Agent:
             return tick
         if self._leaving is not None or self._state in (State.STANDBY, State.STOPPED):
             pause = PAUSE_AWAITING_S
-        elif self._super.child is not None:
+        elif self._super.child is not None or self._unsaid is not None:
             pause = PAUSE_RUNNING_S
         else:
             pause = PAUSE_IDLE_S
@@ -229,7 +236,7 @@ class Agent:
                 self._launcher_lost(reason, text)
             case ChildEnded(gen, code, left):
                 self._child_ended(gen, code, left)
-            case SourceReady() | SourcesGone() | Mounted() | Unmounted() | Dropped() | Failed():
+            case SourceReady() | SourcesGone() | Mounted() | Unmounted() | Dropped() | OutputThere() | Failed():
                 self._helped(event)
             case Terminated():
                 self._terminated()
@@ -256,6 +263,12 @@ class Agent:
                 self._helper.done("drop")
                 self._log("disk.dropped", jobs=jobs)
                 self._kept.gone(jobs)
+            case OutputThere():
+                if self._output.done(event):
+                    self._ended(0, "\n".join(f"not kept of SPOTKEEPER_OUTPUT: {line}" for line in event.left_out))
+            case Failed("output", error, _):
+                if why_not := self._output.failed(error):
+                    self._ended(FAILED, f"spotkeeper: {why_not}")
             case Failed(what, error, why):
                 self._helper.done(what, error)
                 if what == "mount":
@@ -270,6 +283,7 @@ class Agent:
             self._prepare()
             self._look_at_disk()
             self._drive_child()
+            self._carry_output()
             self._heed_notice()
         self._super.tick()
 
@@ -281,6 +295,8 @@ class Agent:
             slow = self._reporter.late(child.control, time.monotonic())
             for fact in self._reporter.facts(child.control, time.monotonic()):
                 self._sync.say(fact)
+        elif self._unsaid is not None:
+            progress = self._output.beat()
         pending = self._state in _AWAITING or self._saved.notice is not None or slow
         job = self._saved.assignment.job if self._saved.assignment else None
         self._sync.want(self._doc.ver if self._doc else 0, job, pending, progress)
@@ -410,7 +426,7 @@ class Agent:
     def _launcher_up(self, gen: int | None, code: int | None) -> None:
         """A fresh launcher has run nothing. One that an agent before this one used may hold our child."""
         saved = self._saved
-        if self._super.child is not None:
+        if self._super.child is not None or self._unsaid is not None:
             return
         if saved.started <= saved.ended:
             self._find_again(gen, code)
@@ -496,8 +512,8 @@ class Agent:
             return
         self._log.over("disk", "disk.there")
         ckpt = self._ckpt(assignment.job)
-        saver = self._set.run / SAVER_SOCKET
-        node = Node(assignment.rank, index, member.address, self._ready.source, saver, ckpt, late=not member.disk)
+        saver, out = self._set.run / SAVER_SOCKET, self._output.folder(assignment.job, disk=member.disk)
+        node = Node(assignment.rank, index, member.address, self._ready.source, saver, ckpt, out, late=not member.disk)
         self._save(started=doc.gen)  # before: an agent that dies now finds a generation that did not end well
         try:
             self._super.start(doc, run, node)
@@ -521,16 +537,41 @@ class Agent:
         if left:
             self._log("job.left", gen=gen, count=left)
         last = reporter.progress(child.control, self._clock.now(), last=True) if reporter else None
+        life = report.Reporter(gen, True).progress(child.control, self._clock.now(), last=True)
         ending = self._super.ended(gen, code)
         if ending is None:
             return
-        self._reporter = None
+        self._reporter, self._unsaid = None, ending
+        job, rank = child.folder.parent.name, self._rank()
+        self._sync.want(self._doc.ver if self._doc else 0, job, True, last)
+        if not (ending.well and self._output.begin(job, rank, gen, life or Progress(gen, 0, self._clock.now()))):
+            self._ended(ending.code)
+
+    def _ended(self, code: int, words: str = "") -> None:
+        """All that the end of the job asks for is done: it is said, and written down. ``words``: for its log."""
+        ending, self._unsaid = self._unsaid, None
+        if ending is None:
+            return
+        if words:
+            self._follow_log(ending.gen, words)
         if not ending.discarded:
-            self._say_ending(ending)
-        self._save(ended=gen)
+            self._say_ending(changed(ending, code=code))
+        self._save(ended=ending.gen)
         self._become(State.STOPPED)
-        self._sync.want(self._doc.ver if self._doc else 0, child.folder.parent.name, True, last)
         self._uploader.rest()
+
+    def _carry_output(self) -> None:
+        """Until what the job left is in the bucket, unless a newer generation begins: that ends the job anew."""
+        ending, doc = self._unsaid, self._doc
+        if ending is None:
+            return
+        if doc is not None and doc.gen > ending.gen:
+            self._output.drop()
+            if not self._output.busy:  # the next one writes to the same folder
+                self._unsaid = changed(ending, discarded=True)
+                self._ended(ending.code)
+            return
+        self._output.go_on()
 
     def _say_ending(self, ending: Ending) -> None:
         if ending.commit is not None:
@@ -622,6 +663,8 @@ class Agent:
             self._become(State.SAVING if leaving.save else State.SUPERSEDED)
             self._super.save_and_stop(leaving.deadline) if leaving.save else self._super.discard()
             return
+        if not self._end_output(leaving):
+            return
         self._become(State.SUPERSEDED)
         if not self._end_helpers(leaving):
             return
@@ -629,6 +672,15 @@ class Agent:
             self._mounting.unmount(self._ended_job() if leaving.over else None)
             return
         self._say_goodbye(leaving)
+
+    def _end_output(self, leaving: Leaving) -> bool:
+        """True once nothing reads the job's files for the bucket. A machine that goes down uses the time it has."""
+        if self._unsaid is not None and leaving.deadline is not None and time.time() < leaving.deadline:
+            self._carry_output()
+            return False
+        self._unsaid = None
+        self._output.drop()
+        return not self._output.busy
 
     def _ended_job(self) -> Path | None:
         """A static node's disk outlives its jobs: what it has of one that is over. A rank's disk goes as a whole."""
@@ -677,8 +729,10 @@ class Agent:
         if assignment is not None:
             self._kept.left(assignment.job)
             shutil.rmtree(self._set.run / assignment.job, ignore_errors=True)
+            self._output.drop()
+            self._output.forget(assignment.job)
         self._doc = None
-        self._reporter = None
+        self._reporter = self._unsaid = None
         self._ready.forget_job()
         self._mounting.forget_job()
         self._save(started=-1, ended=-1, run=None)

@@ -84,6 +84,15 @@ class Dropped:
 
 
 @dataclass(frozen=True)
+class OutputThere:
+    """All that a generation left in its output folder is in the bucket; ``left_out``: but for that, and why."""
+
+    gen: int
+    files: int
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Failed:
     """A piece of the helper's work failed; ``what`` names the piece, which is tried again. ``why``: of a disk."""
 
@@ -97,5 +106,5 @@ class Terminated:
     """SIGTERM to the agent itself."""
 
 
-Helped = Union[SourceReady, SourcesGone, Mounted, Unmounted, Dropped, Failed]
+Helped = Union[SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, Failed]
 Event = Union[Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]

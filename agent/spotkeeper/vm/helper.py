@@ -1,4 +1,4 @@
-"""One thread for the agent's slow work (mount, fetch, unmount), so that the loop never waits.
+"""Threads for the agent's slow work (mount, fetch, unmount; a job's output), so that the loop never waits.
 
 Each piece has a name; a name that is at work, or failed a moment ago, is not taken again.
 """
@@ -22,8 +22,8 @@ RETRY_S = 1.0  # real, after a failure
 class Helper(threading.Thread):
     """``do`` and ``done`` are for the loop's thread."""
 
-    def __init__(self, post: Callable[[Event], None], log: Log) -> None:
-        super().__init__(name="helper", daemon=True)
+    def __init__(self, post: Callable[[Event], None], log: Log, name: str = "helper") -> None:
+        super().__init__(name=name, daemon=True)
         self._post = post
         self._log = log
         self._work: queue.SimpleQueue[tuple[str, Callable[[], Event]]] = queue.SimpleQueue()

@@ -1,12 +1,19 @@
-"""The bucket, through its JSON API with the machine's token: read sources, write logs. Nothing else."""
+"""The bucket, through its JSON API with the machine's token: read sources, write logs and outputs. Nothing else."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import quote
 
+import msgspec
 import requests
+from msgspec import Struct
 
+from spotkeeper.spec import codec
 from spotkeeper.vm.metadata import Metadata, MetadataError
 
 CONNECT_S = 5.0
@@ -16,6 +23,29 @@ CHUNK = 1 << 18
 
 class StorageError(Exception):
     """No usable answer; try again."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object that is there. ``md5``: in hex; "" where the store does not say (it was composed of parts)."""
+
+    size: int
+    md5: str
+
+
+class Readable(Protocol):
+    """What :meth:`Bucket.send` takes: a file, or something that looks at each piece of one."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class _Object(Struct, frozen=True):
+    """What the API says of an object, as far as it matters here."""
+
+    size: str = ""
+    md5: str = msgspec.field(default="", name="md5Hash")  # base64
 
 
 class Bucket:
@@ -32,10 +62,13 @@ class Bucket:
         Raises:
             StorageError: it is not there, or the answer broke off.
         """
-        url = f"{self._root}/storage/v1/b/{self._bucket}/o/{quote(name, safe='')}"
         try:
             with requests.get(
-                url, params={"alt": "media"}, headers=self._headers(), stream=True, timeout=(CONNECT_S, ANSWER_S)
+                self._url(name),
+                params={"alt": "media"},
+                headers=self._headers(),
+                stream=True,
+                timeout=(CONNECT_S, ANSWER_S),
             ) as answer:
                 if answer.status_code != 200:
                     raise StorageError(f"{name}: HTTP {answer.status_code}")
@@ -43,24 +76,65 @@ class Bucket:
         except requests.RequestException as error:
             raise StorageError(f"{name}: {type(error).__name__}") from None
 
+    def find(self, name: str) -> Stored | None:
+        """What is there under this name.
+
+        Raises:
+            StorageError: that cannot be told.
+        """
+        query = {"fields": "size,md5Hash"}
+        try:
+            answer = requests.get(self._url(name), params=query, headers=self._headers(), timeout=(CONNECT_S, ANSWER_S))
+        except requests.RequestException as error:
+            raise StorageError(f"{name}: {type(error).__name__}") from None
+        return None if answer.status_code == 404 else _stored(name, answer)
+
+    def send(self, name: str, content: Readable) -> Stored:
+        """Make or replace an object, piece by piece, whatever its size; what the bucket then says of it.
+
+        Raises:
+            StorageError: it was not taken; an object that was there is as it was.
+        """
+        return _stored(name, self._post(name, content, "application/octet-stream"))
+
     def write(self, name: str, content: bytes) -> None:
-        """Make or replace an object.
+        """Make or replace a small object of text.
 
         Raises:
             StorageError: it was not taken.
         """
-        url = f"{self._root}/upload/storage/v1/b/{self._bucket}/o"
-        query = {"uploadType": "media", "name": name}
-        headers = self._headers() | {"Content-Type": "text/plain; charset=utf-8"}
-        try:
-            answer = requests.post(url, params=query, data=content, headers=headers, timeout=(CONNECT_S, ANSWER_S))
-        except requests.RequestException as error:
-            raise StorageError(f"{name}: {type(error).__name__}") from None
+        answer = self._post(name, content, "text/plain; charset=utf-8")
         if answer.status_code != 200:
             raise StorageError(f"{name}: HTTP {answer.status_code}")
+
+    def _post(self, name: str, content: Readable | bytes, kind: str) -> requests.Response:
+        url = f"{self._root}/upload/storage/v1/b/{self._bucket}/o"
+        query = {"uploadType": "media", "name": name}
+        headers = self._headers() | {"Content-Type": kind}
+        try:
+            return requests.post(url, params=query, data=content, headers=headers, timeout=(CONNECT_S, ANSWER_S))
+        except requests.RequestException as error:
+            raise StorageError(f"{name}: {type(error).__name__}") from None
+
+    def _url(self, name: str) -> str:
+        return f"{self._root}/storage/v1/b/{self._bucket}/o/{quote(name, safe='')}"
 
     def _headers(self) -> dict[str, str]:
         try:
             return {"Authorization": f"Bearer {self._metadata.access_token()}"}
         except MetadataError as error:
             raise StorageError(str(error)) from None
+
+
+def _stored(name: str, answer: requests.Response) -> Stored:
+    """
+    Raises:
+        StorageError: it was refused, or the answer makes no sense.
+    """
+    if answer.status_code != 200:
+        raise StorageError(f"{name}: HTTP {answer.status_code}")
+    try:
+        said = codec.decode(answer.content, _Object)
+        return Stored(int(said.size), base64.b64decode(said.md5, validate=True).hex())
+    except (msgspec.DecodeError, ValueError, binascii.Error):
+        raise StorageError(f"{name}: an answer that is none") from None

@@ -56,7 +56,10 @@ class Stop(Enum):
 
 @dataclass(frozen=True)
 class Node:
-    """What of this machine a generation needs. ``ckpt``: its checkpoints, writable at once unless ``late``."""
+    """What of this machine a generation needs. ``ckpt``: its checkpoints, writable at once unless ``late``.
+
+    ``output``: where the job leaves what is to be kept of it.
+    """
 
     slot: int
     index: int
@@ -64,6 +67,7 @@ class Node:
     source: Path
     saver: Path
     ckpt: Path
+    output: Path
     late: bool = False  # its disk is not attached yet
 
 
@@ -94,6 +98,11 @@ class Ending:
     discarded: bool
     result: Result | None
     commit: Commit | None
+
+    @property
+    def well(self) -> bool:
+        """The job is through, as far as this machine can say."""
+        return self.code == 0 and not self.stopped and not self.discarded
 
     @property
     def stopped(self) -> bool:
@@ -331,6 +340,7 @@ def environment(doc: Generation, run: JobRun, node: Node, folder: Path) -> dict[
         "SPOTKEEPER_GEN": str(doc.gen),
         "SPOTKEEPER_SLOT": str(node.slot),
         "SPOTKEEPER_SAVER": str(node.saver),
+        "SPOTKEEPER_OUTPUT": str(node.output),
         "SPOTKEEPER_KEEP": str(run.keep),
         "SPOTKEEPER_SEED": str(run.seed),
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
