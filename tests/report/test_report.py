@@ -23,7 +23,8 @@ from spotkeeper.report.render import (
     usd,
 )
 from spotkeeper.report.spans import minus, seconds, union
-from spotkeeper.report.view import JobView, NodeState, job_view
+from spotkeeper.report.view import JobView, NodeState, Site, job_view
+from spotkeeper.spec.cloud import disks_kept
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
@@ -355,6 +356,65 @@ def test_where_the_newest_checkpoint_cannot_be_had_the_command_that_helps_is_nam
     assert view.hold is not None and view.hold.resume == remedy
 
 
+def test_a_job_that_trains_and_tells_of_no_new_step_says_for_how_long() -> None:
+    progress = Progress(gen=3, step=50, at=1000.0, step_s=2.0, samples_per_s=9.0)
+
+    def look(now: float, scale: float = 1.0, **over: object) -> JobView:
+        return job_view(a_record(**over), progress, (), STACK, now=now, site=Site(scale))
+
+    quiet = look(1720.0)
+    assert quiet.no_new_step_s == 720.0 and "no new step for 12m00s" in printed(status(quiet))
+    assert "no new step" not in printed(status(look(1180.0)))
+    assert look(1300.0, scale=20.0).no_new_step_s is None, "a step of 2 real seconds takes 40 of this clock's"
+    assert look(1720.0, gen=4, gen_since=1500.0).no_new_step_s == 220.0, "since its generation began"
+    for over in ({"stop": True}, {"phase": Phase.HOLD, "hold": Hold.PAUSE}, {"phase": Phase.END}, {"gen": 0}):
+        view = look(1720.0, **over)
+        assert (view.no_new_step_s, view.samples_per_s) == (None, None), "nothing trains, so nothing has a rate"
+
+
+def test_on_a_clock_of_its_own_it_is_said_what_is_of_which_clock() -> None:
+    progress = Progress(gen=3, step=50, at=590.0, samples_per_s=9.0)
+    view = job_view(a_record(), progress, (), STACK, now=600.0, site=Site(20.0, local=True))
+    assert "9 samples/s (real time)" in training_line(view)
+    assert "since: on the cloud's clock, 20x" in printed(job_table([view]))
+    assert "10m00s since submission on the cloud's clock, 20x" in " ".join(
+        line.strip("│ ") for line in printed(live(view)).splitlines()
+    )
+    usual = job_view(a_record(), progress, NOTICED, STACK, now=600.0)
+    for text in (printed(live(usual)), printed(status(usual)), printed(job_table([usual]))):
+        assert "clock" not in text and "real" not in text
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_disk_that_outlives_its_job_is_named_wherever_the_job_is(local: bool) -> None:
+    done = entry(Event.DONE, 2 * HOUR, cause="succeeded", detail=f"but {disks_kept(['sk-prod-abcdefgh-r0000-d0'])}")
+    over = a_record(phase=Phase.DONE, outcome=Outcome.SUCCEEDED, ranks=(Rank(),), members=(), keep_disks=True)
+    view = job_view(over, None, (done,), STACK, now=9 * HOUR, site=Site(local=local))
+    assert view.disks_kept == "1 disk kept, which bill: sk-prod-abcdefgh-r0000-d0"
+    for text in (printed(status(view)), printed(report(view)), printed(live(view)), printed(job_table([view]))):
+        assert view.disks_kept in text
+    how = "spotkeeper local down deletes them" if local else "--filter=labels.sk-job=abcdefgh)"
+    assert how in printed(status(view)) and how in printed(report(view))
+    assert job_view(over, None, (entry(Event.DONE, 1.0),), STACK, now=9 * HOUR).disks_kept == ""
+
+
+def test_a_machine_that_is_given_back_has_its_name() -> None:
+    gone = (entry(Event.GONE, 5.0, 1, 1, detail="slot:workers"), entry(Event.GONE, 5.0, 1, 2, detail="node:sk-prod-s0"))
+    told = [line.text for line in job_view(a_record(), None, gone, STACK, now=9.0).events]
+    assert told == [
+        "rank 1: old machine given back: sk-prod-abcdefgh-r0001-a1",
+        "rank 1: old machine given back: sk-prod-s0",
+    ]
+    assert describe(gone[0]) == "rank 1: old machine given back (attempt 1)", "of a stack that cannot be read"
+
+
+def test_what_was_not_saved_reads_alike_in_the_table() -> None:
+    dear = (intent(0.0, 0, 1, price=3.3), *NOTICED[1:4], entry(Event.END, HOUR + 5))
+    view = job_view(a_record(), None, dear, STACK, now=2 * HOUR)
+    assert saved(view.money.saved_percent or 0.0) == "10 % more"
+    assert "10 % more" in printed(job_table([view]))
+
+
 def test_a_warning_stands_until_that_very_rank_saves_again() -> None:
     def told(*entries: Entry) -> list[str]:
         return [line.partition(":")[0] for line in job_view(a_record(), None, entries, STACK, now=99.0).warnings]
@@ -492,7 +552,9 @@ def test_a_long_reason_takes_no_name_and_no_number_away(width: int) -> None:
 def test_the_last_report_of_a_job_that_is_over_is_not_taken_for_its_end(
     over: dict[str, object], step: int, total: int | None, line: str, cell: str
 ) -> None:
-    view = job_view(a_record(**over), Progress(gen=3, step=step, at=1.0, total_steps=total), NOTICED, STACK, 9 * HOUR)
+    view = job_view(
+        a_record(**over), Progress(gen=3, step=step, at=9 * HOUR, total_steps=total), NOTICED, STACK, 9 * HOUR
+    )
     assert training_line(view) == f"generation 3  {line}"
     assert cell in printed(job_table([view])).splitlines()[1].split()
 

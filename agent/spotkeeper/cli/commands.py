@@ -94,11 +94,11 @@ def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool)
     state = _known_state(target, store)
     now = target.clock.now()
     if job is not None:
-        view = jobs.view_of(store, jobs.find_job(store, job), state, now)
+        view = jobs.view_of(store, jobs.find_job(store, job), state, now, target.site())
         emit(view, as_json, render.status(view))
         return
     found = jobs.all_jobs(store, finished)
-    views = [jobs.view_of(store, record, state, now) for record in found.records]
+    views = [jobs.view_of(store, record, state, now, target.site()) for record in found.records]
     for one in found.unreadable:
         note(f"{one.job}: unreadable, and left alone: {one.unreadable}\n  try: {one.remedy}")
     text = f"no unfinished job in {target.stack} (finished ones: spotkeeper status --all)"
@@ -165,7 +165,7 @@ def _look(target: Target, store: Store, state: StackState, record: Record) -> Jo
     held = store.read_record(record.job)
     if held is None:
         raise CliError(f"{record.job}: its record is gone", Exit.MISSING)
-    return jobs.view_of(store, held.value, state, target.clock.now())
+    return jobs.view_of(store, held.value, state, target.clock.now(), target.site())
 
 
 def logs(job: str, rank: str, gen: int | None, stack: str | None, *, follow: bool, as_json: bool) -> None:
@@ -182,7 +182,7 @@ def report(job: str, stack: str | None, *, as_json: bool) -> None:
     target = find_target(stack)
     store = target.store()
     state = target.state(store)
-    view = jobs.view_of(store, jobs.find_job(store, job), state, target.clock.now())
+    view = jobs.view_of(store, jobs.find_job(store, job), state, target.clock.now(), target.site())
     emit(view, as_json, render.report(view))
 
 

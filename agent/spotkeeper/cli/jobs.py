@@ -13,7 +13,7 @@ from spotkeeper.reconcile import paths
 from spotkeeper.reconcile import round as round_
 from spotkeeper.reconcile.decide.sizes import refusal
 from spotkeeper.reconcile.store_api import CorruptError, Store
-from spotkeeper.report.view import JobView, job_view, last_crash
+from spotkeeper.report.view import CLOUD, JobView, Site, job_view, last_crash
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Entry
 from spotkeeper.spec.market import Prices
@@ -76,7 +76,7 @@ def all_jobs(store: Store, finished: bool) -> Found:
     return Found(tuple(records), tuple(unreadable))
 
 
-def view_of(store: Store, record: Record, stack: StackState | None, now: float) -> JobView:
+def view_of(store: Store, record: Record, stack: StackState | None, now: float, site: Site = CLOUD) -> JobView:
     """Five reads of the bucket; one more for the log of a job whose own code failed, one for a job that holds."""
     ledger = (*store.list_ledger(record.job), *record.outbox)
     progress = None
@@ -84,7 +84,7 @@ def view_of(store: Store, record: Record, stack: StackState | None, now: float) 
         progress = store.read_progress(record.job)
     waits = record.phase is Phase.HOLD and resume_waits(store, record)
     log = _crash_log(store, record, ledger)
-    return job_view(record, progress, ledger, stack, now, log, waits, prices_of(store, stack))
+    return job_view(record, progress, ledger, stack, now, log, waits, prices_of(store, stack), site)
 
 
 def prices_of(store: Store, stack: StackState | None) -> dict[str, Prices]:

@@ -18,6 +18,7 @@ from spotkeeper.clock import Clock
 
 if TYPE_CHECKING:
     from spotkeeper.reconcile.store_api import Store
+    from spotkeeper.report.view import Site
     from spotkeeper.spec.stack import StackState
 
 LOCAL = Path(".spotkeeper") / "local"
@@ -34,6 +35,11 @@ class Target:
     local: Path | None = None
     function_url: str = ""
     compute_endpoint: str = ""  # root of the Compute API, where it is not the cloud's own
+
+    def site(self) -> Site:
+        from spotkeeper.report.view import Site
+
+        return Site(self.clock.scale, self.local is not None)
 
     def store(self) -> Store:
         """The bucket.

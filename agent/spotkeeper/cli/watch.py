@@ -74,7 +74,7 @@ class Fitted:
 
 
 def _lines(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None]) -> JobView:
-    from spotkeeper.report.render import event_line, headline, hold_lines, money_line
+    from spotkeeper.report.render import event_line, headline, hold_lines, kept_lines, money_line
 
     told: set[str] = set()
     while True:
@@ -89,5 +89,7 @@ def _lines(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], N
     if as_json:
         emit_line(view)
         return view
-    print("\n".join([headline(view), money_line(view), *view.crash_log, *hold_lines(view)]), flush=True)
+    print(
+        "\n".join([headline(view), money_line(view), *view.crash_log, *hold_lines(view), *kept_lines(view)]), flush=True
+    )
     return view

@@ -8,7 +8,9 @@ from msgspec import Struct
 
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
+from spotkeeper.spec.names import vm_name
 
+NODE = "node:"  # how a grant of a static node begins
 _MODEL = {Model.SPOT: "spot", Model.ON_DEMAND: "on-demand", Model.STATIC: "static"}
 
 
@@ -34,7 +36,7 @@ _TEXTS: dict[Event, str] = {
     Event.REPRIEVE: "{who}: the notice was withdrawn",
     Event.LOSS: "{who}: its machine is gone",
     Event.PROMOTED: "{who}: the replacement takes over",
-    Event.GONE: "{who}: old machine given back",
+    Event.GONE: "{who}: old machine given back{machine}",
     Event.CRASH: "the job's own code failed",
     Event.ROLL: "roll call",
     Event.BOUT: "on-demand for a while",
@@ -51,12 +53,20 @@ _TEXTS: dict[Event, str] = {
 }
 
 
-def event_lines(entries: Iterable[Entry], since: float) -> tuple[EventLine, ...]:
+def event_lines(entries: Iterable[Entry], since: float, stack: str = "", job: str = "") -> tuple[EventLine, ...]:
     """Entries (already one per id, in order) as lines; ``since``: when the job was submitted."""
-    return tuple(EventLine(entry.at - since, entry.event, describe(entry), entry.id) for entry in entries)
+    return tuple(EventLine(entry.at - since, entry.event, describe(entry, stack, job), entry.id) for entry in entries)
 
 
-def describe(entry: Entry) -> str:
+def _machine(entry: Entry, stack: str, job: str) -> str:
+    """``: sk-prod-abcdefgh-r0001-a2``; where the stack is not known, which attempt's it was."""
+    node = entry.detail.removeprefix(NODE) if entry.detail.startswith(NODE) else ""
+    if node or entry.rank is None or entry.attempt is None:
+        return f": {node}" if node else ""
+    return f": {vm_name(stack, job, entry.rank, entry.attempt)}" if stack and job else f" (attempt {entry.attempt})"
+
+
+def describe(entry: Entry, stack: str = "", job: str = "") -> str:
     """``rank 2: its machine will be taken away (spot, us-central1-b): 120 s``."""
     what = " ".join(part for part in (_MODEL.get(entry.model) if entry.model else None, entry.zone) if part)
     who = f"rank {entry.rank}" if entry.rank is not None else "the job"
@@ -66,7 +76,9 @@ def describe(entry: Entry) -> str:
     elif entry.event is Event.STOP and (entry.cause or "").startswith(SURPRISES):
         text = "all stop"
     else:
-        text = _TEXTS[entry.event].format(who=who, what=what or "it", gen=entry.gen)
+        text = _TEXTS[entry.event].format(
+            who=who, what=what or "it", gen=entry.gen, machine=_machine(entry, stack, job)
+        )
     if entry.cause and entry.event not in (Event.ASK,) and entry.cause not in text:
         text += f" ({entry.cause})"
     elif entry.cause and entry.event is Event.ASK:

@@ -99,8 +99,25 @@ def training_line(view: JobView) -> str:
     if view.loss is not None:
         parts.append(f"loss {loss_word(view.loss)}")
     if view.samples_per_s is not None:
-        parts.append(f"{view.samples_per_s:,.0f} samples/s")
+        parts.append(f"{view.samples_per_s:,.0f} samples/s" + (" (real time)" if view.site.scale != 1 else ""))
+    if view.no_new_step_s is not None:
+        parts.append(f"no new step for {duration(view.no_new_step_s)}")
     return "  ".join(parts)
+
+
+def _on_its_clock(view: JobView) -> str:
+    """What is to be known of durations where they are not those of the reader's own clock."""
+    return f" on the cloud's clock, {view.site.scale:g}x" if view.site.scale != 1 else ""
+
+
+def kept_lines(view: JobView) -> list[str]:
+    """Which disks of a job that is over still bill, and how to delete them."""
+    if not view.disks_kept:
+        return []
+    listed = f"gcloud compute disks list --uri --filter=labels.sk-job={view.job}"
+    delete = f"gcloud compute disks delete $({listed})"
+    end = "spotkeeper local down deletes them, with the cloud" if view.site.local else f"to delete them:  {delete}"
+    return [f"{view.disks_kept}  (keep_disks)", end]
 
 
 def phase_word(view: JobView) -> str:
@@ -228,6 +245,7 @@ class JobTable:
         whole = self._table(_COLUMNS, state_word)
         if self._width(console, options, whole) <= options.max_width:
             yield whole
+            yield from self._notes()
             return
         left, table = list(_COLUMNS), self._table(_COLUMNS, phase_word)
         for spare in _SPARE:
@@ -240,6 +258,12 @@ class JobTable:
         for view in self.views:
             if state_word(view) != phase_word(view):
                 yield Text(f"{view.name} ({view.job}): {view.reason}")
+        yield from self._notes()
+
+    def _notes(self) -> Iterable[Text]:
+        if clocks := {_on_its_clock(view) for view in self.views} - {""}:
+            yield Text("since:" + clocks.pop(), style="dim")
+        yield from (Text(f"{view.name} ({view.job}): {view.disks_kept}") for view in self.views if view.disks_kept)
 
     def _table(self, columns: Iterable[str], state: Callable[[JobView], str]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -269,7 +293,7 @@ def _cells(view: JobView) -> dict[str, str]:
         "loss": "-" if view.loss is None else loss_word(view.loss),
         "preempted": str(view.preemptions.total),
         "spent": usd(view.money.spent),
-        "saved": "-" if view.money.saved_percent is None else f"{view.money.saved_percent:.0f} %",
+        "saved": "-" if view.money.saved_percent is None else saved(view.money.saved_percent).removesuffix(" saved"),
         "since": duration(view.elapsed_s),
     }
 
@@ -307,7 +331,7 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
         (
             preempted(view),
             count(view.crashes, "crash"),
-            f"{duration(view.elapsed_s)} since submission",
+            f"{duration(view.elapsed_s)} since submission" + _on_its_clock(view),
         )
     )
     style = "green" if view.outcome is Outcome.SUCCEEDED else "red" if view.outcome or view.stands() else "blue"
@@ -321,7 +345,7 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
     if view.crash_log and not view.stands():  # then `crash_log` follows the box, whole
         body.append(Text(LOG_TITLE, style="bold red"))
         body += [Text(line, no_wrap=True, overflow="ellipsis") for line in view.crash_log]
-    body += [Text(line) for line in hold_lines(view)]
+    body += [Text(line) for line in (*hold_lines(view), *kept_lines(view))]
     return Panel(Group(*body), title=escape(title(view)), title_align="left", border_style=style)
 
 
@@ -342,7 +366,7 @@ def status(view: JobView) -> RenderableType:
         parts.append(node_table(view.nodes))
     if view.crash_log:
         parts.append(crash_log(view))
-    parts += [Text(line) for line in hold_lines(view)]
+    parts += [Text(line) for line in (*hold_lines(view), *kept_lines(view))]
     return Group(*parts)
 
 
@@ -350,4 +374,5 @@ def report(view: JobView) -> RenderableType:
     """What ``spotkeeper report JOB`` prints: every recovery and the money."""
     parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
     parts.append(recovery_table(view.recoveries) if view.recoveries else Text("never interrupted", style="dim"))
+    parts += [Text(line) for line in kept_lines(view)]
     return Group(*parts)

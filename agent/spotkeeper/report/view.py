@@ -23,6 +23,9 @@ from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Outcome, Phase, Rank, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
 
+QUIET_S = 180.0  # virtual: a step is told within a minute, and the first one of a generation takes its time
+QUIET_STEPS = 3  # and a step may take longer than the others
+
 
 class NodeState(str, Enum):
     """BOOTING -> (READY | STANDBY) -> TRAINING <-> SAVING; NOTICE is TRAINING with a clock that runs out.
@@ -88,8 +91,18 @@ class RecoveryView(Struct, frozen=True, omit_defaults=True):
     zone: str | None = None
 
 
+class Site(Struct, frozen=True, omit_defaults=True):
+    """Where the stack is. ``scale``: how many times faster than real its clock runs."""
+
+    scale: float = 1.0
+    local: bool = False  # the one-machine cloud
+
+
+CLOUD = Site()
+
+
 class JobView(Struct, frozen=True, omit_defaults=True):
-    """Everything `status`, `watch` and the demo show of a job. Times are virtual seconds."""
+    """Everything `status`, `watch` and the demo show of a job. Times are virtual seconds, but for ``samples_per_s``."""
 
     job: str
     name: str
@@ -105,7 +118,8 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     step: int | None = None
     total_steps: int | None = None
     loss: float | None = None
-    samples_per_s: float | None = None
+    samples_per_s: float | None = None  # of real time, while it trains
+    no_new_step_s: float | None = None  # it trains, and has told of no new step for so long: longer than it should
     commit_step: int | None = None
     preemptions: Preemptions = Preemptions()
     crashes: int = 0
@@ -113,6 +127,8 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     recoveries: tuple[RecoveryView, ...] = ()
     crash_log: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()  # that still hold, of the newest generation, while the job is not over
+    disks_kept: str = ""  # how many disks of a job that is over still bill, and which
+    site: Site = CLOUD
 
     def over(self) -> bool:
         """Whether the outcome is known (deletions may still go on)."""
@@ -133,12 +149,15 @@ def job_view(
     crash_log: tuple[str, ...] = (),
     resuming: bool = False,
     prices: PricesByPool = NO_PRICES,
+    site: Site = CLOUD,
 ) -> JobView:
     """The view of one job at ``now`` (virtual unix seconds). ``resuming``: a wish to resume is not taken in yet."""
     entries = first_of_each(ledger)
     ended = next((entry.at for entry in entries if entry.event is Event.END), None)
     until = now if ended is None else ended
     costs = money(entries, stack, now, prices)
+    trains = record.phase is Phase.RUN and record.gen > 0 and not record.stop
+    current = trains and progress is not None and progress.gen == record.gen
     return JobView(
         job=record.job,
         name=record.name,
@@ -154,18 +173,29 @@ def job_view(
         step=progress.step if progress else None,
         total_steps=progress.total_steps if progress else None,
         loss=progress.loss if progress else None,
-        samples_per_s=progress.samples_per_s if progress else None,
+        samples_per_s=progress.samples_per_s if progress and current else None,
+        no_new_step_s=_no_new_step(record, progress, now, site) if trains else None,
         commit_step=progress.commit_step if progress else None,
         preemptions=preemptions(entries),
         crashes=record.budget.crashes,
-        events=event_lines(entries, record.created),
+        events=event_lines(entries, record.created, stack.stack if stack else "", record.job),
         recoveries=tuple(
             RecoveryView(r.cause, r.announced, r.ranks, r.gen, r.stopped_s, r.seconds, r.boot_s, r.replacement, r.zone)
             for r in recoveries(entries, now)
         ),
         crash_log=crash_log,
         warnings=() if ended is not None else tuple(_warnings(entries, record.gen)),
+        disks_kept=next((entry.detail.removeprefix("but ") for entry in entries if entry.event is Event.DONE), ""),
+        site=site,
     )
+
+
+def _no_new_step(record: Record, progress: Progress | None, now: float, site: Site) -> float | None:
+    """Virtual seconds, where they are more than the reports (one a minute) and the usual step explain."""
+    told = progress if progress is not None and progress.gen == record.gen else None
+    age = now - max(record.gen_since, told.at if told is not None else 0.0)
+    step_s = (told.step_s if told is not None else None) or 0.0
+    return age if age > QUIET_S + QUIET_STEPS * step_s * site.scale else None
 
 
 def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:

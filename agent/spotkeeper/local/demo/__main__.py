@@ -36,7 +36,7 @@ from spotkeeper.local.deploy.show import Printer, summary
 from spotkeeper.local.single import BusyError, only_one
 from spotkeeper.reconcile.store_api import Store
 from spotkeeper.report.preemptions import preemptions
-from spotkeeper.report.view import JobView
+from spotkeeper.report.view import JobView, Site
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.record import Hold, Outcome, Phase, Record
@@ -224,7 +224,8 @@ class Demo:
         assert self.cloud is not None
         held = store.read_record(job)
         assert held is not None
-        view = view_of(store, held.value, store.read_stack(), self.cloud.clock.now())
+        clock = self.cloud.clock
+        view = view_of(store, held.value, store.read_stack(), clock.now(), Site(clock.scale, local=True))
         return replace(view, step=watcher.step() or view.step, total_steps=self.args.steps)
 
     def watch(self, look: Callable[[], JobView], done: threading.Event, failure: list[Exception]) -> None:
