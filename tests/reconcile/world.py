@@ -130,6 +130,8 @@ class World:
         self.made: list[tuple[float, Action, Result]] = []
         self.started: list[tuple[int, Commit | None]] = []  # what each generation was restored from
         self.newests: dict[str, Commit] = {}
+        self.saves = True  # False: a script that never saves
+        self.loop_steps: int | None = None  # where its loop ends; what comes after it goes on for ever
         self.crashing = 0  # the next generations whose rank 0 exits with 1
         self.next_tick = self.t
         self.crash_rate = self.stall_rate = 0.0  # of calls and compare-and-swaps, before or after they happen
@@ -533,7 +535,7 @@ class Agent:
     def _progress(self) -> Progress | None:
         if not self.alive or self.doc is None or self.doc.members[0].uid != self.machine.vm.uid:
             return None
-        commit = self.commit
+        commit, world = self.commit, self.world
         return Progress(
             gen=self.gen,
             step=self.step_no,
@@ -541,6 +543,7 @@ class Agent:
             commit_gen=commit[0] if commit else None,
             commit_step=commit[1] if commit else None,
             save_s=2.0,
+            total_steps=world.loop_steps,
         )
 
     def _obey(self, answer: object) -> None:
@@ -625,9 +628,11 @@ class Agent:
                 agent._say_held(agent.gen)
                 agent.say(Kind.EXIT, agent.gen, "1")
             return
+        if self.step_no == world.loop_steps:
+            return
         for agent in agents:
             agent.step_no += 1
-        if self.step_no % 10 == 0:
+        if world.saves and (self.step_no % 10 == 0 or self.step_no == world.loop_steps):
             self._commit(agents)
         if self.step_no >= world.steps:
             for agent in agents:
@@ -679,7 +684,7 @@ class Agent:
                 self.saving_until = now + 2
             if now < self.saving_until:
                 return
-            if self.commit != (self.gen, self.step_no):
+            if self.world.saves and self.commit != (self.gen, self.step_no):
                 for agent in agents:
                     agent.saving_until = now
                 self._commit(agents)

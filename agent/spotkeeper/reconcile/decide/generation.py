@@ -67,6 +67,9 @@ def _grow(draft: Draft) -> None:
         return
     members = frozenset(record.members)
     coming = [i for i in range(draft.size()) if i not in members and draft.ranks[i].cur is not None]
+    asked = any((cur := draft.ranks[index].cur) and cur.cause == "resize" for index in coming)
+    if not asked and not kept.costs_nothing(draft):
+        return
     if coming and all(_ready(draft, index, draft.ranks[index]) for index in coming):  # one stop for all of them
         draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "grow")
 

@@ -33,8 +33,15 @@ def step(draft: Draft) -> None:
         if not draft.seen.blind:
             _zone(draft)
         for index in reversed(range(draft.size())):
-            if draft.ranks[index].cur is None:
+            if draft.ranks[index].cur is None and not _left_out(draft, index):
                 fill(draft, index, "cur")
+
+
+def _left_out(draft: Draft, index: int) -> bool:
+    """A generation trains without this rank, and would not be stopped to take it in: its machine would idle."""
+    record = draft.record
+    trains = record.gen > 0 and not record.stop and index not in record.members
+    return trains and draft.ranks[index].cause != "resize" and not kept.costs_nothing(draft)
 
 
 def burn(draft: Draft) -> None:

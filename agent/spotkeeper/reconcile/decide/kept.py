@@ -39,6 +39,18 @@ def text(commit: Commit) -> str:
     return f"{commit[0]}-{commit[1]}"
 
 
+def costs_nothing(draft: Draft) -> bool:
+    """Whether a stop that nobody asked for, to save money or to grow, loses no work.
+
+    A script that has never saved would begin anew. One whose last step is done runs what comes after its loop (an
+    evaluation, an export), which a stop would begin anew each time: it might never end.
+    """
+    if newest(draft) is None:
+        return False
+    progress = draft.seen.progress
+    return progress is None or not progress.total_steps or progress.step < progress.total_steps - 1
+
+
 def remedy(draft: Draft) -> str:
     """What a person types who knows that it will not come back."""
     return f"spotkeeper resume {draft.record.name} --go-back"

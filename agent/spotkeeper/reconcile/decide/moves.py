@@ -133,7 +133,7 @@ def _dry(draft: Draft) -> None:
         return
     if any(admitted(rank.cur) and rank.cur and rank.cur.model is Model.STATIC for rank in draft.ranks):
         return
-    if kept.pinned(draft):
+    if kept.pinned(draft) or (not record.stop and not kept.costs_nothing(draft)):
         return
     here = record.zone
     refused = tuple({key for rank in draft.ranks for key in rank.refused})

@@ -14,7 +14,10 @@ from spotkeeper.spec.record import Rank, SlotState
 
 
 def step(draft: Draft) -> None:
-    _spot_again(draft)
+    if kept.costs_nothing(draft):
+        _spot_again(draft)
+    elif not draft.record.stop:
+        _no_bargain(draft)
     for index, rank in enumerate(draft.ranks):
         if not needed(rank) and rank.next is not None:
             slots.drop_next(draft, index)
@@ -46,6 +49,13 @@ def _spot_again(draft: Draft) -> None:
             continue
         if grants.warm_spot(draft, index) or grants.idle_node(draft, index):
             draft.put(index, wish="spot", refused=())
+
+
+def _no_bargain(draft: Draft) -> None:
+    """A wish for a cheaper machine is dropped; what a user asked for is not."""
+    for index, rank in enumerate(draft.ranks):
+        if rank.wish == "spot":
+            draft.put(index, wish=None)
 
 
 def _stop(draft: Draft) -> None:

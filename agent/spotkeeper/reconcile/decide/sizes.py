@@ -23,9 +23,12 @@ def ask(draft: Draft, nodes: int | None) -> str:
         why = f"a move to {draft.record.move.zone} is under way"
     if not why and nodes == draft.size():
         why = f"it has {nodes} already"
-    if not why:
-        draft.set(size=nodes)
-    return why
+    if why or nodes is None:
+        return why
+    for index in range(draft.size(), nodes):
+        draft.put(index, cause="resize")
+    draft.set(size=nodes)
+    return ""
 
 
 def refusal(spec: JobSpec, nodes: int) -> str:
