@@ -71,14 +71,31 @@ NOTICED = (
 
 
 def test_money_of_a_noticed_machine() -> None:
-    """Both machines are paid while they overlap; on-demand would have had one, without the stop of 10 s."""
+    """Both machines are paid while they overlap, whatever they cost an hour; nothing that is undisturbed has two, or
+    the stop of 10 s, and so that is another figure."""
     found = money(NOTICED, STACK, now=9 * HOUR)
     paid_s = (HOUR + 120) + (HOUR + 25)
     assert found.spent == pytest.approx(paid_s / HOUR * 1.0)
     assert found.spot == found.spent
     needed_s = 2 * HOUR + 30 - 10
-    assert found.on_demand_only == pytest.approx(needed_s / HOUR * 3.0)
+    assert found.on_demand_only == pytest.approx(paid_s / HOUR * 3.0)
+    assert found.undisturbed == pytest.approx(needed_s / HOUR * 3.0)
     assert found.saved_percent == pytest.approx(100 * (1 - found.spent / found.on_demand_only))
+
+
+def test_boots_and_standstills_make_no_machine_dearer_than_on_demand() -> None:
+    """A storm: machines that boot and are taken, a static node that waits beside them. All of it at a third."""
+    static = intent(0.0, 1, 1, price=3.0, model=Model.STATIC)
+    storm = [part for n in range(1, 9) for part in (intent(300.0 * n, 0, n), entry(Event.LOSS, 300.0 * n + 250, 0, n))]
+    gone = [entry(Event.GONE, 300.0 * n + 290, 0, n) for n in range(1, 9)]
+    begun, stop = generation(350.0, 1), entry(Event.STOP, 400.0, cause="loss")
+    ledger = (static, entry(Event.ADMITTED, 1.0, 1, 1), *storm, *gone, begun, stop, entry(Event.END, 2700.0))
+    found = money(ledger, STACK, now=2700.0)
+    assert found.undisturbed < found.spent < found.on_demand_only
+    assert found.saved_percent is not None and 0.0 < found.saved_percent < 67.0
+    view = job_view(a_record(), None, ledger, STACK, now=2700.0)
+    assert " % more" not in printed(report(view))
+    assert f"nothing interrupts, for as long as it trained: {usd(found.undisturbed)}" in printed(report(view))
 
 
 def test_a_spot_price_of_a_pool_that_is_gone_is_no_on_demand_price() -> None:

@@ -73,6 +73,8 @@ def describe(entry: Entry, stack: str = "", job: str = "") -> str:
     if entry.event is Event.INTENT:
         price = f" at ${entry.price:.3f}/h" if entry.price is not None else ""
         text = f"{who}: wants {what or 'a machine'}{price}"
+    elif entry.event is Event.REFUSED and entry.attempt is None:  # no machine was asked for
+        return f"{who}: {entry.detail}"
     elif entry.event is Event.STOP and (entry.cause or "").startswith(SURPRISES):
         text = "all stop"
     else:

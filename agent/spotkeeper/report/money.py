@@ -6,9 +6,13 @@ moment; where the cloud told nothing of that time, and for the other models, the
 INTENT names. One that the cloud refused, or that was never seen and left nothing behind,
 costs nothing.
 
-The comparison is strict: on-demand machines would not have been interrupted, so neither
-boots beside a running machine nor the time between a stop and the next generation count
-for it. Steps that were trained twice do count (the ledger does not know them).
+There are two comparisons, and neither is called by the other's name. What was saved compares
+like with like: the very same machine-hours, boots, overlaps and standstills with them, at
+on-demand prices, which is what the cloud's own bill can be held against. ``undisturbed`` is
+another run: on-demand machines that nothing ever interrupts would have had neither boots beside
+a running machine nor the time between a stop and the next generation. It is told beside
+``spent`` and never subtracted from it: it is no bill for these hours. Steps that were trained
+twice do count in it (the ledger does not know them).
 """
 
 from __future__ import annotations
@@ -66,10 +70,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Money:
-    """USD."""
+    """USD. ``on_demand_only``: the same machine-hours at on-demand prices; ``undisturbed``: see above."""
 
     spent: float
     on_demand_only: float
+    undisturbed: float
     spot: float
     on_demand: float
     static: float
@@ -153,15 +158,17 @@ def stopped(ledger: Iterable[Entry], now: float) -> tuple[Span, ...]:
 
 
 def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices: PricesByPool = NO_PRICES) -> Money:
-    """What was spent until ``now``, against the same ranks on on-demand machines without interruptions."""
+    """What was spent until ``now``, and what on-demand machines would have cost."""
     entries = first_of_each(ledger)
     machines = attempts(entries)
+    listed = _list_prices(machines, stack)
     by_model = dict.fromkeys(Model, 0.0)
     for machine in machines:
         by_model[machine.model] += machine.cost(now, prices)
     return Money(
         spent=sum(by_model.values()),
-        on_demand_only=_on_demand_only(entries, machines, stack, now),
+        on_demand_only=sum(seconds([machine.span(now)]) / HOUR_S * price for machine, price in listed.items()),
+        undisturbed=_undisturbed(entries, listed, now),
         spot=by_model[Model.SPOT],
         on_demand=by_model[Model.ON_DEMAND],
         static=by_model[Model.STATIC],
@@ -178,20 +185,26 @@ def _tells(entries: tuple[Entry, ...], now: float) -> bool:
     return trained_s >= (TELLS_S if over is None else 1.0)
 
 
-def _on_demand_only(
-    entries: tuple[Entry, ...], machines: tuple[Attempt, ...], stack: StackState | None, now: float
-) -> float:
+def _undisturbed(entries: tuple[Entry, ...], listed: Mapping[Attempt, float], now: float) -> float:
     idle = stopped(entries, now)
     total = 0.0
-    listed = {machine: _list_price(machine, stack) for machine in machines}
-    least = min((price for price in listed.values() if price is not None), default=None)
-    for rank in {machine.rank for machine in machines}:
-        of_rank = [machine for machine in machines if machine.rank == rank]
+    for rank in {machine.rank for machine in listed}:
+        of_rank = [machine for machine in listed if machine.rank == rank]
         needed = seconds(minus(union(machine.span(now) for machine in of_rank), idle))
-        known = [price for machine in of_rank if (price := listed[machine]) is not None]
-        own = min(machine.price for machine in of_rank) if least is None else least
-        total += needed / HOUR_S * min(known, default=own)
+        total += needed / HOUR_S * min(listed[machine] for machine in of_rank)
     return total
+
+
+def _list_prices(machines: tuple[Attempt, ...], stack: StackState | None) -> dict[Attempt, float]:
+    """The on-demand price of every machine, USD an hour: one that has none of its own takes its rank's, or any."""
+    own = {machine: _list_price(machine, stack) for machine in machines}
+    least = min((price for price in own.values() if price is not None), default=None)
+
+    def likely(machine: Attempt) -> float:
+        of_rank = [told for one, told in own.items() if one.rank == machine.rank and told is not None]
+        return min(of_rank, default=machine.price if least is None else least)
+
+    return {machine: likely(machine) if price is None else price for machine, price in own.items()}
 
 
 def _list_price(machine: Attempt, stack: StackState | None) -> float | None:

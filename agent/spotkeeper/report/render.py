@@ -186,15 +186,26 @@ def _from_where(view: JobView) -> str:
 
 
 def money_line(view: JobView) -> str:
-    """``spent $0.1234, on-demand only $0.4321: 71 % saved``; before it has trained for a while, what was spent."""
+    """``spent $0.1234, the same machine-hours on demand $0.4321: 71 % saved``; before it has trained for a while,
+    what was spent.
+    """
     money = view.money
     if money.saved_percent is None:
         return f"spent {usd(money.spent)}, too early to say what was saved"
-    return f"spent {usd(money.spent)}, on-demand only {usd(money.on_demand_only)}: {saved(money.saved_percent)}"
+    hours = f"the same machine-hours on demand {usd(money.on_demand_only)}"
+    return f"spent {usd(money.spent)}, {hours}: {saved(money.saved_percent)}"
+
+
+def undisturbed_line(view: JobView) -> str:
+    """What another run would have cost: it is told, and called nothing that was saved or lost."""
+    return (
+        f"on-demand machines that nothing interrupts, for as long as it trained: {usd(view.money.undisturbed)}"
+        " (without the boots, standstills and machines side by side that are in both figures above)"
+    )
 
 
 def saved(percent: float) -> str:
-    """``71 % saved``; where boots and standstills cost more than spot prices save, ``9 % more``."""
+    """``71 % saved``; where machines cost more than their on-demand price, ``9 % more``."""
     whole = round(percent)
     return f"{whole} % saved" if whole >= 0 else f"{-whole} % more"
 
@@ -373,6 +384,8 @@ def status(view: JobView) -> RenderableType:
 def report(view: JobView) -> RenderableType:
     """What ``spotkeeper report JOB`` prints: every recovery and the money."""
     parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
+    if view.money.saved_percent is not None:
+        parts.append(Text(undisturbed_line(view), style="dim"))
     parts.append(recovery_table(view.recoveries) if view.recoveries else Text("never interrupted", style="dim"))
     parts += [Text(line) for line in kept_lines(view)]
     return Group(*parts)

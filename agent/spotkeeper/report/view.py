@@ -68,15 +68,17 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
 
 
 class MoneyView(Struct, frozen=True):
-    """USD. ``saved_percent``: of ``on_demand_only``; null until the job has trained for ten minutes, or ended.
+    """USD. ``on_demand_only``: the same machine-hours at on-demand prices; ``saved`` is of these.
 
-    A boot is paid for and trains nothing, so at first the share would speak of the boots only.
+    ``saved_percent`` is null until the job has trained for ten minutes, or ended. ``undisturbed``: another run, on
+    on-demand machines that nothing ever interrupts, for the time in which this one trained.
     """
 
     spent: float
     on_demand_only: float
     saved: float
     saved_percent: float | None
+    undisturbed: float = 0.0
 
 
 class RecoveryView(Struct, frozen=True, omit_defaults=True):
@@ -165,7 +167,7 @@ def job_view(
         gen=record.gen,
         elapsed_s=max(0.0, until - record.created),
         nodes=tuple(_nodes(record, entries, now)),
-        money=MoneyView(costs.spent, costs.on_demand_only, costs.saved, costs.saved_percent),
+        money=MoneyView(costs.spent, costs.on_demand_only, costs.saved, costs.saved_percent, costs.undisturbed),
         outcome=record.outcome,
         reason=record.reason,
         hold=hold_view(record, entries, stack, now, resuming),

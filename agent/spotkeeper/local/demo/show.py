@@ -69,8 +69,8 @@ def report(console: Console, done: Report, weights: str | None, seconds: float, 
     lost = sum(one.steps_lost for one in done.recoveries)
     lines = [
         f"{done.steps} steps in {done.generations} generations; lost work: {lost} steps trained twice",
-        f"billed {usd(cost.spent)}, the same machine-hours on demand {usd(cost.on_demand_only)}: {saved(percent)}",
-        "(a job's own view is stricter: it compares with on-demand machines that nothing ever stops)",
+        f"billed {usd(cost.spent)}, the same machine-hours on demand {usd(cost.on_demand_only)}: {saved(percent)}"
+        " (the static node's time before and after the job is in both)",
         f"weights {weights or '(none)'}",
         ("identical, bit by bit, to those of the run left alone" if done.weights_identical else "NOT THE SAME")
         + f"; left over: {left.vms} VMs, {left.disks} disks, {left.processes} processes",
