@@ -163,3 +163,18 @@ def test_pools_at_their_caps_are_told_as_such() -> None:
     world.submit()
     world.run(30)
     assert world.record().reason == "waiting: the stack's pools are at their caps"
+
+
+def test_spot_that_is_sold_out_is_told_though_others_have_all_on_demand_machines() -> None:
+    """No cap keeps this job from spot: it waits for the market, and may go to another zone."""
+    world = full(World(nodes=1, the_stack=stack(max_on_demand=1)))
+    world.capacity["z-a", Model.ON_DEMAND] = 9
+    world.submit()
+    world.until(world.training)
+    world.submit(SECOND)
+    world.run(30)
+    zone = world.record(SECOND).zone
+    assert world.record(SECOND).reason == f"waiting for spot capacity in {zone}: the pools' max_on_demand are in use"
+    assert world.record(SECOND).dry_since is not None
+    world.capacity["z-b", Model.SPOT] = 1
+    world.until(lambda: world.training(SECOND), 600)

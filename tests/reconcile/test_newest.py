@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 from spotkeeper.spec.cloud import VmStatus
-from spotkeeper.spec.job import AskKind, Nodes
+from spotkeeper.spec.job import AskKind, Checkpoint, Nodes
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Phase
 
@@ -191,3 +191,27 @@ def test_a_gang_whose_newest_checkpoint_is_on_a_static_node_stays_in_its_zone() 
     assert f"on static node {node.vm.name}" in refused(world)
     world.run(900)
     assert world.record().move is None
+
+
+def test_a_rank_whose_node_another_rank_has_goes_on_elsewhere() -> None:
+    """Both have the newest checkpoint. The node was rank 0's; after a pause the highest rank takes it first."""
+    world = trained(World(nodes=Nodes(2, 3), the_stack=stack(static=1)))
+    resized(world, 2)
+    world.run(100)
+    world.preempt(0, 60.0)
+    world.until(lambda: world.training() and world.record().gen > 2, 600)
+    assert [rank.node is not None for rank in world.record().ranks] == [True, False, False]
+    world.run(70)
+    paused(world)
+    resumed(world)
+    assert len(world.record().members) == 2
+    told = [entry.detail for entry in world.events(Event.REFUSED)]
+    assert not any("it alone has" in words for words in told)
+
+
+def test_of_a_sharded_checkpoint_a_node_has_a_part() -> None:
+    world = trained(World(nodes=2, the_stack=stack(static=1), checkpoint=Checkpoint(replicated=False)))
+    node = paused_without_its_node(world)
+    world.ask(AskKind.RESUME)
+    world.run(60)
+    assert f"static node {node.vm.name}: rank 1's part of the newest checkpoint is there" in world.record().reason

@@ -580,7 +580,7 @@ class Agent:
         self.alive = False
         if self.machine.vm.job == "":
             self.outbox[:] = [FactIn(Kind.DROPPED, 0, "0", answer.attempt)]  # type: ignore[attr-defined]
-            self.job, self.gen, self.ver, self.doc = None, 0, 0, None
+            self.job, self.gen, self.ver, self.doc, self.mounted = None, 0, 0, None, None
             self.said.clear()
             return
         if self.mounted is not None:

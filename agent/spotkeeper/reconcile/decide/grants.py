@@ -81,7 +81,7 @@ def fill(draft: Draft, index: int, which: str) -> None:
         if draft.held.room(draft.seen.stack, offer):
             draft.want(Grant(draft.record.job, index, attempt, alloc.resource(offer), draft.now))
             return
-    _waiting(draft, index, any(offer.node is None for offer in options))
+    _waiting(draft, index, {offer.model for offer in options if offer.node is None})
 
 
 def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) -> None:
@@ -116,25 +116,29 @@ def _cause(rank: Rank, which: str, offer: Offer) -> str:
     return "swap to spot" if offer.model is Model.SPOT and rank.wish == "spot" else "swap"
 
 
-def _waiting(draft: Draft, index: int, capped: bool) -> None:
-    """Nothing to be had: say so, remember since when, and let cold offers thaw."""
+def _waiting(draft: Draft, index: int, capped: set[Model]) -> None:
+    """Nothing to be had: say so, remember since when, and let cold offers thaw.
+
+    ``capped``: of which models there are offers that nobody refused, but no room under the stack's caps.
+    """
     rank = draft.ranks[index]
     if rank.cur is not None:
         return
     if node := kept.bound(draft, index):
-        only = f"it alone has the newest checkpoint; to go on without it: {kept.remedy(draft)}"
-        _wait(draft, index, f"waiting for static node {node}: {only}")
+        why = kept.only(draft, index)
+        _wait(draft, index, f"waiting for static node {node}: {why}; to go on without it: {kept.remedy(draft)}")
         return
-    if capped:
-        reason = "waiting: the stack's pools are at their caps"
-    elif not _buys(draft):
-        capped, reason = True, "waiting for a static node: other jobs have them, or they are down"
-    else:
-        reason = _no_offers(draft)
-        if rank.refused and draft.now >= rank.refused_at + draft.times.cold_s:
-            draft.put(index, refused=())
-    _wait(draft, index, reason)
-    if not capped and draft.record.dry_since is None:
+    if not capped and not _buys(draft):
+        _wait(draft, index, "waiting for a static node: other jobs have them, or they are down")
+        return
+    sold_out = not capped or (capped == {Model.ON_DEMAND} and _sold_out(draft, rank))
+    if not sold_out:
+        _wait(draft, index, "waiting: the stack's pools are at their caps")
+        return
+    if not capped and rank.refused and draft.now >= rank.refused_at + draft.times.cold_s:
+        draft.put(index, refused=())
+    _wait(draft, index, _no_offers(draft, bool(capped)))
+    if draft.record.dry_since is None:
         draft.set(dry_since=draft.now)
 
 
@@ -146,9 +150,17 @@ def _buys(draft: Draft) -> bool:
     )
 
 
-def _no_offers(draft: Draft) -> str:
-    """No offer is left: all were refused, or the job's own limit leaves none but spot."""
+def _sold_out(draft: Draft, rank: Rank) -> bool:
+    """Whether the zone refused this rank spot lately, so that on-demand alone is left."""
+    spot = f"/{Model.SPOT.value}"
+    return draft.now < rank.refused_at + draft.times.cold_s and any(key.endswith(spot) for key in rank.refused)
+
+
+def _no_offers(draft: Draft, capped: bool) -> str:
+    """No offer is left: all were refused, or a limit leaves none but spot. ``capped``: that limit is the stack's."""
     spec, where = draft.seen.spec, draft.record.zone or "any zone"
+    if capped:
+        return f"waiting for spot capacity in {where}: the pools' max_on_demand are in use"
     if spec is None or spec.max_on_demand is None or spec.policy == "spot" or _on_demand_left(draft) > 0:
         return f"waiting for capacity in {where}"
     if spec.policy == "on-demand":
@@ -159,7 +171,7 @@ def _no_offers(draft: Draft) -> str:
 def _wait(draft: Draft, index: int, reason: str) -> None:
     if draft.ranks[index].cur is None and draft.record.reason != reason:
         draft.set(reason=reason)
-        draft.log(Event.REFUSED, f"wait.v{draft.before.ver + 1}", rank=index, cause="stockout", detail=reason)
+        draft.log(Event.REFUSED, f"wait.v{draft.before.ver + 1}", rank=index, cause="wait", detail=reason)
 
 
 # -- which offers

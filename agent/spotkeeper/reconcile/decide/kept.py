@@ -119,11 +119,12 @@ def may_take(draft: Draft, index: int, node: str | None) -> bool:
         return True
     if _sharded(draft):
         return not rank.wrote
-    others = (draft.ranks[at] for at in range(draft.size()) if at != index)
-    if any(_keeps(other, commit) and _at_home(other) for other in others):
-        return True
     keepers = [other for other in draft.ranks[: draft.size()] if _keeps(other, commit)]
-    return not keepers or (node is not None and any(other.node == node for other in keepers))
+    nodes = {keeper.node for keeper in keepers if keeper.node is not None}
+    others = (draft.ranks[at] for at in range(draft.size()) if at != index)
+    if any((_keeps(other, commit) and _at_home(other)) or _on(other, nodes) for other in others):
+        return True
+    return not keepers or node in nodes
 
 
 def may_follow(draft: Draft, index: int, node: str | None) -> bool:
@@ -162,6 +163,19 @@ def _at_home(rank: Rank) -> bool:
     """Its machine and its successor are where its checkpoints are; without any, its own disk waits for them."""
     slots = [slot for slot in (rank.cur, rank.next) if slot is not None]
     return all(slot.node == rank.node for slot in slots) if slots else rank.node is None
+
+
+def _on(rank: Rank, nodes: set[str]) -> bool:
+    """Its machine and its successor are among these: whoever's home it is, the newest checkpoint is there."""
+    slots = [slot for slot in (rank.cur, rank.next) if slot is not None]
+    return bool(slots) and all(slot.node in nodes for slot in slots)
+
+
+def only(draft: Draft, index: int) -> str:
+    """What a rank that may go nowhere else misses there."""
+    if _sharded(draft):
+        return f"rank {index}'s part of the newest checkpoint is there"
+    return "it alone has the newest checkpoint"
 
 
 def _sharded(draft: Draft) -> bool:
