@@ -148,7 +148,8 @@ def main() -> None:
         print(f"{run.steps_done} steps, weights {sha}", flush=True)
         if args.out:
             args.out.mkdir(parents=True, exist_ok=True)
-            torch.save(gpt.state_dict(), args.out / "weights.pt")
+            torch.save(gpt.state_dict(), args.out / "weights.tmp")
+            (args.out / "weights.tmp").replace(args.out / "weights.pt")  # whole or not at all: see "After the loop"
             (args.out / "weights.sha256").write_text(sha + "\n")
     if distributed:
         dist.destroy_process_group()

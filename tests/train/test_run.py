@@ -132,6 +132,53 @@ def test_a_finished_run_trains_no_more_but_the_code_after_the_loop_runs_again(
     assert [path.name for path in Path(".spotkeeper/ckpt").iterdir()] == [Path(sys.argv[0]).stem]
 
 
+def test_under_the_agent_too_a_loop_with_nothing_left_says_so(
+    tmp_path: Path, agent: Control, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generation(lambda run, step: run.save() if step == 16 else None)
+    assert "nothing left to do" not in capsys.readouterr().err, "though its last step was saved already"
+    monkeypatch.setenv("SPOTKEEPER_GEN", "9")
+    generation(lambda *_: None)
+    assert capsys.readouterr().err.count("nothing left to do: all 16 steps are done; this run only does what") == 1
+
+
+AFTER = """
+import spotkeeper, torch
+model = torch.nn.Linear(2, 1)
+run = spotkeeper.attach(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+for batch in run.steps(torch.utils.data.DataLoader(torch.ones(8, 2), 4)):
+    loss = model(batch).mean()
+    loss.backward()
+    optimizer.step()
+    if {inside}:
+        raise RuntimeError("in the loop")
+print(1 / {divisor}, float(loss))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "divisor", "said"),
+    [
+        (False, 0, 0, "the loop was over after step 2, and what follows it has failed. A restart goes back to the"),
+        (True, 0, 1, "has failed. It yielded nothing here, for its steps were done before. A restart goes back"),
+        (False, 1, 1, ""),
+    ],
+)
+def test_a_failure_after_the_loop_is_told_as_one(before: bool, inside: int, divisor: int, said: str) -> None:
+    """A variable of the loop's is not there where a restart had nothing left to do: a NameError, and retries gone."""
+    script = Path("train.py")
+    if before:
+        script.write_text(AFTER.format(inside=0, divisor=1))
+        assert subprocess.run([sys.executable, script], check=False, capture_output=True).returncode == 0
+    script.write_text(AFTER.format(inside=inside, divisor=divisor))
+    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert (said in lines[-1]) if said else lines[-1] == "RuntimeError: in the loop"
+    assert ("After the loop" in lines[-1]) == bool(said)
+    assert before == ("NameError" in done.stderr)
+
+
 def test_more_epochs_may_be_asked_for_later() -> None:
     expected = alone(3)
     generation(lambda *_: None, epochs=1, checkpoint_dir="here")

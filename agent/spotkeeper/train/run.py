@@ -33,7 +33,7 @@ from typing import IO, Any
 import torch
 
 from spotkeeper import __version__
-from spotkeeper.train import gradorder, rng
+from spotkeeper.train import after, gradorder, rng
 from spotkeeper.train.agree import Agreement, Call
 from spotkeeper.train.checkpoint import State, pack, unpack
 from spotkeeper.train.client import new_manifest
@@ -110,6 +110,8 @@ class Run:
         self._agreement = Agreement(self._gang)
         self._step = 0
         self._loops = 0  # calls of steps()
+        self._idle = True  # the loop under way, or the last one, has yielded nothing
+        self._advice = ""  # for a failure after the loop; none in it
         self._position = Position()
         self._feed: Feed | None = None
         self._local_data: dict[str, Any] | None = None
@@ -123,6 +125,7 @@ class Run:
         self._loss_at = 0.0
         self._lock: IO[str] | None = None
         self._begin()
+        after.on_failure(self, lambda run: run._advice)
 
     # ------------------------------------------------------------ what users call
 
@@ -175,6 +178,7 @@ class Run:
         if steps is None or self._step < steps:
             for batch in feed.batches(epochs):
                 self._begin_batch(feed)
+                self._idle = False
                 yield batch
                 self._update.done()
                 if not feed.turn.last:
@@ -334,6 +338,7 @@ class Run:
     def _start_loop(self, feed: Feed, epochs: int | None, steps: int | None) -> None:
         self._pace.since = self._ended = time.monotonic()
         self._batches, self._stepped = 0, False
+        self._idle, self._advice = True, ""
         if self._gang.local_rank:
             return
         self._control.state = Phase.TRAINING
@@ -469,12 +474,10 @@ class Run:
         self._writer.settle()
         if self._saved != self._step:
             self._save()
-        elif not self._batches and not self._settings.managed and not self._gang.rank:
-            say(
-                f"nothing left to do: an earlier run did all {self._step} steps. To start anew, remove "
-                f"{self._settings.folder}, or give attach() another checkpoint_dir"
-            )
+        if self._idle and not self._gang.rank:
+            say(after.nothing_left(self._step, None if self._settings.managed else str(self._settings.folder)))
         self._end("done", Phase.DONE)
+        self._advice = after.failed_after(self._step, self._idle)
 
     def _end(self, outcome: Any, phase: Phase) -> None:
         self._writer.settle(self._left_s())
