@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
+import yaml
 from spotkeeper.cli.errors import Exit
 from spotkeeper.cli.jobs import resume_waits
 from spotkeeper.cli.logs import follow
@@ -427,7 +428,7 @@ def test_watch_fails_with_a_job_that_failed(cli: Cli, store: ObjectStore) -> Non
         (["status", "nobody"], 3, "error: nobody: no such job"),
         (["status", "frist"], 3, "error: frist: no such job (did you mean first?)"),
         (["logs", "first", "--rank", "9", "--follow"], 3, "error: rank 9: first has ranks 0 to 1"),
-        (["schema", "jbo"], 2, "error: jbo: want job or stack (did you mean job?)"),
+        (["schema", "jbo"], 2, "error: jbo: want job, stack or state (did you mean job?)"),
         (["reconcile"], 2, "error: only one tick at a time"),
         (["submit", "none.yaml"], 2, "error: none.yaml: no such file"),
         (["status", "--stack", "other"], 3, "error: {bucket} belongs to the stack prod, not to other"),
@@ -494,8 +495,28 @@ def test_a_bucket_without_a_stack_or_with_a_wrong_address(
     assert "want gs://<bucket>, s3://<bucket> or sqlite:///" in done.err
 
 
-def test_schema_prints_a_schema(cli: Cli) -> None:
-    jsonschema.Draft202012Validator.check_schema(json.loads(cli("schema", "job").out))
+@pytest.mark.parametrize("document", ["job", "stack", "state"])
+def test_schema_prints_a_schema(cli: Cli, document: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(cli("schema", document).out))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("kind: spot", "kind: spto"),
+        ("spotkeeper:zones", "spotkeeper:zone"),
+        ("gcp:project", "gcp:projekt"),
+        ("{lease_minutes: 120", "{lease_minute: 120"),
+    ],
+)
+def test_the_schema_of_a_stack_is_that_of_what_one_writes(cli: Cli, old: str, new: str) -> None:
+    """The stack files that come with it fit, and what `spotkeeper plan` would refuse by its type does not."""
+    valid = jsonschema.Draft202012Validator(json.loads(cli("schema", "stack").out))
+    for name in ("example-gcp", "local"):
+        file = (ROOT / "infra" / "stacks" / f"Pulumi.{name}.yaml").read_text()
+        assert old in file
+        assert valid.is_valid(yaml.safe_load(file.replace(old, new) if old else file)) == (not old)
 
 
 def test_render_of_the_stack_of_this_machine_shows_its_scripts(cli: Cli) -> None:

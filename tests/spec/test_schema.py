@@ -35,7 +35,7 @@ def test_schema_and_parser_agree(job: dict[str, object], good: bool) -> None:
 
 
 def test_the_stack_document_fits_its_schema() -> None:
-    validator = jsonschema.Draft202012Validator(schema(Document.STACK))
+    validator = jsonschema.Draft202012Validator(schema(Document.STATE))
     body = msgspec.json.decode(msgspec.json.encode(STACK))
     assert validator.is_valid(body)
     assert not validator.is_valid({**body, "cloud": "azure"})

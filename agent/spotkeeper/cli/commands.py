@@ -20,7 +20,7 @@ from spotkeeper.report.held import resume as resume_command
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.job import AskKind, JobSpec
 from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.parse import SpecError, nearest
+from spotkeeper.spec.parse import SpecError
 from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 from spotkeeper.spec.stack import StackState
 
@@ -263,11 +263,6 @@ def plan(file: Path | None, stack: str | None, *, as_json: bool) -> None:
 
 
 def schema(document: str) -> None:
-    from spotkeeper.spec.schema import Document, schema_text
+    from spotkeeper.cli.schema import text
 
-    try:
-        print(schema_text(Document(document)))
-    except ValueError:
-        near = nearest(document, [one.value for one in Document])
-        hint = f" (did you mean {near}?)" if near else ""
-        raise CliError(f"{document}: want job or stack{hint}", Exit.USAGE) from None
+    print(text(document))

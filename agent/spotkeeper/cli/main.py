@@ -313,10 +313,12 @@ def plan(
 
 @app.command(rich_help_panel=JOBS)
 def schema(
-    document: Annotated[str, typer.Argument(metavar="job|stack", help="Which document.", show_default=False)],
+    document: Annotated[str, typer.Argument(metavar="job|stack|state", help="Which document.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """JSON Schema of a job file (or of the stack document), for editors.
+    """JSON Schema of a job file, or of a stack file (`Pulumi.NAME.yaml`), for editors.
+
+    `state`: of `stack/pools.json` in the bucket, which `pulumi up` writes and nobody else.
 
     Example: `spotkeeper schema job > job.schema.json`, then begin the job file with
     `# yaml-language-server: $schema=job.schema.json`

@@ -1,4 +1,4 @@
-"""JSON Schema of the documents people write, for editors and other tools.
+"""JSON Schema of the job file, for editors, and of the document that a stack is known by, for other tools.
 
 ``# yaml-language-server: $schema=job.schema.json`` at the top of a job file makes an
 editor complete and check it. The schema says types and ranges; what fields mean
@@ -20,10 +20,10 @@ class Document(str, Enum):
     """What ``spotkeeper schema`` can print."""
 
     JOB = "job"
-    STACK = "stack"
+    STATE = "state"  # `stack/pools.json`, which Pulumi writes
 
 
-_TYPES: dict[Document, type[JobSpec] | type[StackState]] = {Document.JOB: JobSpec, Document.STACK: StackState}
+_TYPES: dict[Document, type[JobSpec] | type[StackState]] = {Document.JOB: JobSpec, Document.STATE: StackState}
 
 
 def schema(document: Document) -> dict[str, object]:
