@@ -612,6 +612,13 @@ def test_attempts_without_an_intent_are_unknown() -> None:
     assert attempts((entry(Event.ADMITTED, 5.0, 0, 1),)) == ()
 
 
+def test_a_rank_that_waits_says_for_what_and_nothing_of_capacity() -> None:
+    waits = entry(Event.REFUSED, 5.0, 1, cause="wait", detail="waiting for static node n1: it alone has it")
+    assert describe(waits) == "rank 1: waiting for static node n1: it alone has it"
+    refused = entry(Event.REFUSED, 5.0, 1, 2, cause="capacity", zone=A, model=Model.SPOT, detail="none left")
+    assert describe(refused) == f"rank 1: no capacity for spot {A}: none left"
+
+
 def test_node_states_are_all_drawn() -> None:
     from spotkeeper.report.render import _NODE_STYLE
 
