@@ -201,6 +201,46 @@ def test_a_small_loss_is_not_shown_as_none(loss: float) -> None:
     assert loss_word(loss) == LOSSES[loss]
 
 
+def test_a_crash_has_no_part_in_a_swap_that_is_under_way() -> None:
+    """It stood still since its process ended, which the roll call is about; the machine that boots is the swap's."""
+    swap = intent(200.0, 0, 2, cause="swap to spot")
+    rolled = entry(Event.ROLL, 210.0, cause="exit")
+    crash = (entry(Event.CRASH, 213.0, 0, cause="crash"), entry(Event.STOP, 213.0, cause="crash"), generation(233.0, 2))
+    up = (entry(Event.ADMITTED, 347.0, 0, 2), entry(Event.STOP, 347.0, cause="swap"))
+    over = (entry(Event.PROMOTED, 350.0, 0, 2, cause="swap to spot"), generation(355.0, 3))
+    one, two = recoveries((generation(100.0, 1), swap, rolled, *crash, *up, *over), now=400.0)
+    assert (one.cause, one.seconds, one.stopped_s, one.boot_s, one.replacement) == ("crash", 23.0, 23.0, None, None)
+    assert (two.cause, two.seconds, two.boot_s, two.replacement) == ("swap", 8.0, 147.0, Model.SPOT)
+
+
+def test_a_swap_that_is_withdrawn_is_told_as_such() -> None:
+    """All saved and stopped, the successor was lost, and the same machines went on: nothing was replaced."""
+    stop = (
+        intent(200.0, 0, 2, cause="swap"),
+        entry(Event.ADMITTED, 300.0, 0, 2),
+        entry(Event.STOP, 300.0, cause="swap"),
+    )
+    back = (
+        entry(Event.LOSS, 302.0, 0, 2, cause="standby"),
+        entry(Event.GENERATION, 308.0, gen=2, cause="stop withdrawn"),
+    )
+    (one,) = recoveries((generation(100.0, 1), *stop, *back), now=400.0)
+    assert (one.cause, one.announced, one.stopped_s) == ("swap, withdrawn", True, 8.0)
+    assert (one.ranks, one.boot_s, one.replacement) == ((), None, None)
+    refused = (intent(400.0, 0, 3, cause="swap"), entry(Event.REFUSED, 401.0, 0, 3, cause="capacity"))
+    assert recoveries((generation(100.0, 1), *refused), now=500.0) == ()
+
+
+def test_a_machine_that_comes_later_replaces_nothing_before_it_is_there() -> None:
+    """An elastic job went on smaller, and grew when the machine was up."""
+    lost_one = (entry(Event.LOSS, 200.0, 1, 1, cause="loss"), entry(Event.STOP, 200.0, cause="loss"))
+    grown = (entry(Event.ADMITTED, 400.0, 1, 2), entry(Event.STOP, 400.0, cause="grow"), generation(410.0, 3))
+    ledger = (generation(100.0, 1), *lost_one, intent(201.0, 1, 2, cause="loss"), generation(260.0, 2), *grown)
+    one, two = recoveries(ledger, now=500.0)
+    assert (one.cause, one.replacement, one.boot_s) == ("loss", None, None)
+    assert (two.cause, two.replacement, two.boot_s) == ("grow", Model.SPOT, 199.0)
+
+
 def test_a_pause_is_no_recovery_but_a_loss_beside_it_is() -> None:
     pause = (entry(Event.STOP, 200.0, cause="pause"), entry(Event.HOLD, 210.0, cause="pause"))
     assert recoveries((generation(100.0, 1), *pause, generation(900.0, 2)), now=950.0) == ()

@@ -1,14 +1,16 @@
 """Every interruption of a job and how it got over it, from its ledger alone.
 
 An interruption ends with the next generation. It began with the first sign of trouble:
-a notice, a loss, a crash; where there was none (a swap back to spot, a move, a resize),
-with the order to stop.
+a notice, a loss, the exit that a crash's roll call is about; where there was none (a swap
+back to spot, a move, a resize), with the order to stop. Of the machines that boot meanwhile
+it has those that took part in that generation; a swap's only where it was promoted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from spotkeeper.report.events import SURPRISES
 from spotkeeper.report.money import STOPS, Attempt, attempts, first_of_each
@@ -18,6 +20,7 @@ from spotkeeper.spec.model import Model
 # Losses of machines that were in no generation: nothing was interrupted.
 NOT_MEMBERS = ("standby", "noticed standby", "never joined")
 WISHED = ("pause",)  # somebody asked for it: no interruption
+WITHDRAWN = "stop withdrawn"  # the cause of a generation of the same machines as before
 FAILED = "failure"  # the cause of a hold that lasts until a person has mended something: no recovery of ours
 
 
@@ -37,6 +40,10 @@ class Recovery:
     zone: str | None = None
 
 
+Key: TypeAlias = tuple[int, int]  # rank, attempt
+_Machines: TypeAlias = Mapping[Key, Attempt]
+
+
 @dataclass
 class _Open:
     """What has gone wrong since the last generation."""
@@ -45,7 +52,10 @@ class _Open:
     lost: dict[int, float] = field(default_factory=dict)  # without a notice
     stopped: float | None = None
     cause: str = ""
-    asked: list[tuple[int, int]] = field(default_factory=list)  # attempts that came instead
+    exited: float | None = None  # a process ended by itself, which a roll call is about
+    withdrawn: bool = False  # the generation that ended it has no new machine: what was begun was given up
+    asked: list[Key] = field(default_factory=list)  # attempts that may come instead
+    promoted: set[Key] = field(default_factory=set)  # and those of them that did, from standing by
 
     def began(self) -> float | None:
         moments = [*self.noticed.values(), *self.lost.values()]
@@ -61,15 +71,17 @@ class _Open:
 def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
     """In order. A withdrawn notice that led to no new generation is none."""
     entries = first_of_each(ledger)
-    machines = {(machine.rank, machine.attempt): machine for machine in attempts(entries)}
+    machines: _Machines = {(machine.rank, machine.attempt): machine for machine in attempts(entries)}
     out: list[Recovery] = []
     trouble = _Open()
     gen = 0
     for entry in entries:
         if entry.event is Event.GENERATION:
+            trouble.withdrawn = entry.cause == WITHDRAWN
             if gen and trouble.counts():
                 out.append(_recovery(trouble, entry.at, entry.gen, machines))
-            gen, trouble = entry.gen, _Open()
+            coming = [key for key in trouble.asked if not _came(trouble, key, machines, entry.at)]
+            gen, trouble = entry.gen, _Open(asked=coming)
         elif entry.event in (Event.END, Event.DONE) or (entry.event is Event.HOLD and entry.cause == FAILED):
             trouble = _Open()
         else:
@@ -81,24 +93,41 @@ def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
 
 def _note(trouble: _Open, entry: Entry) -> None:
     if entry.event in STOPS and trouble.stopped is None:
-        trouble.stopped = entry.at
+        crashed = entry.event is Event.CRASH and trouble.exited is not None
+        trouble.stopped = trouble.exited if crashed else entry.at
         trouble.cause = entry.cause or entry.event.value
+    if entry.event is Event.ROLL and entry.cause == "exit" and trouble.exited is None:
+        trouble.exited = entry.at
     if entry.rank is None:
         return
     if entry.event is Event.NOTICE:
         trouble.noticed.setdefault(entry.rank, entry.at)
     elif entry.event is Event.REPRIEVE:
         trouble.noticed.pop(entry.rank, None)
-    elif entry.event is Event.LOSS and entry.cause not in NOT_MEMBERS and entry.rank not in trouble.noticed:
+        trouble.asked = [key for key in trouble.asked if key[0] != entry.rank or key in trouble.promoted]
+    elif entry.event is Event.LOSS and entry.cause in NOT_MEMBERS:
+        trouble.asked = [key for key in trouble.asked if key != (entry.rank, entry.attempt)]
+    elif entry.event is Event.LOSS and entry.rank not in trouble.noticed:
         trouble.lost.setdefault(entry.rank, entry.at)
     elif entry.event in (Event.INTENT, Event.PROMOTED) and entry.attempt is not None:
-        trouble.asked.append((entry.rank, entry.attempt))
+        key = (entry.rank, entry.attempt)
+        trouble.asked += [key] if key not in trouble.asked else []
+        trouble.promoted |= {key} if entry.event is Event.PROMOTED else set()
 
 
-def _recovery(
-    trouble: _Open, end: float | None, gen: int, machines: dict[tuple[int, int], Attempt], now: float = 0.0
-) -> Recovery:
-    came = [machines[key] for key in trouble.asked if key in machines and not machines[key].refused]
+def _came(trouble: _Open, key: Key, machines: _Machines, end: float | None) -> bool:
+    """Whether this machine took part in the generation that ended the trouble (None: whether it may yet).
+
+    A swap boots beside a machine that trains: a crash or a loss meanwhile is not its doing, nor its end.
+    """
+    machine = machines.get(key)
+    if machine is None or machine.refused or (machine.cause.startswith("swap") and key not in trouble.promoted):
+        return False
+    return end is None or (machine.admitted is not None and machine.admitted <= end)
+
+
+def _recovery(trouble: _Open, end: float | None, gen: int, machines: _Machines, now: float = 0.0) -> Recovery:
+    came = [machines[key] for key in trouble.asked if _came(trouble, key, machines, end)]
     boots = [machine.admitted - machine.asked for machine in came if machine.admitted is not None]
     began = trouble.began()
     assert began is not None
@@ -121,4 +150,6 @@ def _recovery(
 def _cause(trouble: _Open) -> str:
     if trouble.lost:
         return "loss" if len(trouble.lost) == 1 else f"loss of {len(trouble.lost)}"
-    return "notice" if trouble.noticed else trouble.cause
+    if trouble.noticed:
+        return "notice"
+    return f"{trouble.cause}, withdrawn" if trouble.withdrawn else trouble.cause
