@@ -103,13 +103,15 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
         return
     if any(draft.view.gone(index, slot) for index, slot in draft.members()):
         return  # it answered and then went: the room of losses takes it from here
-    if roll.exits or codes:
+    # A rank that is through says nothing against the others: one of them may evaluate for a while.
+    if roll.exits or any(codes.values()):
         if why := _going(draft):  # a machine that goes down ends the job's processes first, and still answers
             draft.halt(draft.now, why)
         else:
             _crash(draft, codes)
     elif draft.now - _last_progress(draft) > draft.times.hang_s:
-        _crash(draft, {}, f"no progress for {draft.times.hang_s:.0f} s, though every machine answers")
+        ended = "a part of the ranks exited with 0, the others made " if codes else ""
+        _crash(draft, {}, f"{ended}no progress for {draft.times.hang_s:.0f} s, though every machine answers")
     else:
         draft.set(roll=None, roll_at=draft.now)
 
@@ -117,7 +119,7 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
 def _crash(draft: Draft, codes: dict[int, int], why: str = "") -> None:
     record = draft.record
     bad = _worst(codes)
-    why = why or (f"rank {bad[0][0]} exited with {bad[0][1]}" if bad else "a part of the ranks exited with 0")
+    why = why or (f"rank {bad[0][0]} exited with {bad[0][1]}" if bad else "a rank's process ended")
     crashes = record.budget.crashes + 1
     draft.set(budget=replace(record.budget, crashes=crashes, crashed_gen=record.gen), roll=None, roll_at=draft.now)
     draft.log(Event.CRASH, f"g{record.gen}", rank=bad[0][0] if bad else None, cause="crash", detail=why)
