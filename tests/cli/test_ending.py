@@ -19,6 +19,7 @@ from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.record import Hold, Outcome, Phase, Rank, Record
 
 from tests.cli.conftest import Cli
+from tests.spec.samples import STACK
 
 REACHED = "error: the stack local: the end of the stack has begun\n"
 NAMED = [
@@ -104,6 +105,63 @@ def test_yes_asks_nobody(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) 
     two_jobs(here)
     at_a_terminal(monkeypatch, lambda *_, **__: pytest.fail("asked"))
     assert cli("local", "down", "--yes", "--folder", here).err.startswith(REACHED)
+
+
+def test_who_breaks_it_off_is_told_what_is_left_and_how_it_goes_on(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(deploy, "destroy", broken_off)
+    done = cli("local", "down", "--yes", "--folder", here)
+    assert done.code != 0
+    assert "is half down: 0 VMs and 0 disks are left" in done.err
+    for command in ("down --yes", "up"):
+        assert f"spotkeeper local {command} --folder '{here}'" in done.err
+
+
+def test_a_stack_that_is_being_destroyed_is_brought_up_again_by_what_brought_it_up(
+    cli: Cli, here: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTKEEPER_FOLDER", str(here))
+    for name in ("SPOTKEEPER_BUCKET", "SPOTKEEPER_STACK"):
+        monkeypatch.delenv(name, raising=False)
+    store = bucket(here)
+    missing = cli("submit", folder / "job.yaml")
+    assert missing.err.endswith(f"try: bring it up: spotkeeper local up --folder '{here}'\n")
+    store.put("stack/pools.json", msgspec.json.encode(msgspec.structs.replace(STACK, stack="local")))
+    store.put("stack/drain", b"{}")
+    done = cli("submit", folder / "job.yaml")
+    assert (done.code, "being destroyed" in done.err) == (4, True)
+    assert f"try: bring it up again: spotkeeper local up --folder '{here}'\n" in done.err
+
+
+def test_a_cloud_elsewhere_is_named_by_the_environment(
+    cli: Cli, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SPOTKEEPER_BUCKET", "SPOTKEEPER_STACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    two_jobs(here)
+    bucket(here).put("stack/pools.json", msgspec.json.encode(msgspec.structs.replace(STACK, stack="local")))
+    assert cli("status").code == 3
+    monkeypatch.setenv("SPOTKEEPER_FOLDER", str(here))
+    assert "works" in cli("status").out
+    assert str(here) in cli("local", "down").err
+    monkeypatch.setenv("SPOTKEEPER_FOLDER", str(tmp_path / "nowhere"))
+    assert "nowhere: no cloud here" in cli("status").err
+
+
+def test_who_starts_a_cloud_elsewhere_is_told_how_commands_find_it(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalCloud, "up", lambda folder, **_: LocalCloud.attach(folder))
+    monkeypatch.setattr(deploy, "up", lambda *_: deploy.DeployResult("in-process", {}, (), {}))
+    advice = f"export SPOTKEEPER_FOLDER='{here}'\n"
+    assert cli("local", "up", "--json", "--folder", here).err.endswith(advice)
+    monkeypatch.setenv("SPOTKEEPER_FOLDER", str(here))
+    assert "export" not in cli("local", "up", "--json").err
 
 
 def test_a_job_whose_record_cannot_be_read_is_named_too(cli: Cli, here: Path) -> None:

@@ -160,11 +160,21 @@ def test_the_commands_that_help_a_cloud_name_its_folder_as_a_shell_reads_it(
         assert shlex.split(command)[-2:] == ["--folder", str(folder)]
 
 
-@pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("scale", ["0", "-1", "nan"])
 def test_a_clock_that_cannot_run_starts_no_cloud(tmp_path: Path, scale: str) -> None:
     done = Shell(tmp_path)("local", "up", "--scale", scale)
     assert (done.returncode, done.stderr) == (2, f"error: scale {float(scale)}: want a number above 0\n")
     assert Shell(tmp_path)("local", "status").returncode == 3
+
+
+@pytest.mark.parametrize("scale", ["121", "100000", "inf"])
+def test_a_clock_that_no_notice_survives_is_refused_with_the_reason(tmp_path: Path, scale: str) -> None:
+    done = Shell(tmp_path)("local", "up", "--scale", scale)
+    assert (done.returncode, "want at most 120; at 120 a notice of 120 s is one real second" in done.stderr) == (
+        2,
+        True,
+    )
+    assert not (tmp_path / ".spotkeeper").exists()
 
 
 def test_without_a_cloud_here_the_message_says_how_to_start_one(tmp_path: Path) -> None:

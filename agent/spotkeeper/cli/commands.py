@@ -42,7 +42,7 @@ def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: 
         emit(spec, as_json, f"{file}: {spec.name} is well" + (f", {source.files} files to send" if source else ""))
         return
     if store.draining():
-        raise CliError(f"the stack {state.stack} is being destroyed", Exit.REFUSED, "bring it up again: pulumi up")
+        raise CliError(f"the stack {state.stack} is being destroyed", Exit.REFUSED, f"bring it up again: {target.up()}")
     done = submit_job(store, spec, source, target.clock.now())
     _note_upkeep(target)
     if done.new and not poke(target, done.job):

@@ -26,11 +26,14 @@ real torchrun; it is set up by the same Pulumi program as a real cloud.""",
 @app.command()
 def up(
     folder: Folder = HERE,
-    scale: Annotated[float, typer.Option(help="How many times faster than real its clock runs.")] = 20.0,
+    scale: Annotated[float, typer.Option(help="How many times faster than real its clock runs: 120 at most.")] = 20.0,
     seed: Annotated[int, typer.Option(help="Draws another market and other boots.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Start the cloud and bring up the stack `local` in it. Again: nothing changes.
+
+    Commands find the cloud whose folder `.spotkeeper/local` is here or above; one in another folder by
+    `SPOTKEEPER_FOLDER`.
 
     Example: `spotkeeper local up && spotkeeper submit examples/gpt/job.yaml --watch`
     """

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import console, emit, note
-from spotkeeper.cli.target import LOCAL, Target, local_folder
+from spotkeeper.cli.target import FOLDER, LOCAL, Target, local_folder, named_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 STACK = "local"
 STACK_FILE = Path(__file__).resolve().parents[3] / "infra" / "stacks" / "Pulumi.local.yaml"
 DEPLOYMENT = "deploy"  # below the cloud's folder: what was deployed
+MAX_SCALE = 120.0  # then a notice of 120 s is one second, in which a job must have saved, and a tick comes every half
 
 
 class UpResult(Struct, frozen=True):
@@ -73,8 +74,8 @@ def attach(folder: Path) -> LocalCloud:
 
 
 def _named(folder: Path) -> Path:
-    """Where no folder is named, that of the cloud that is here or above."""
-    return local_folder(Path.cwd()) or folder if folder == LOCAL else folder
+    """Where no folder is named, the one that the environment names, or that of the cloud that is here or above."""
+    return named_folder() or local_folder(Path.cwd()) or folder if folder == LOCAL else folder
 
 
 def note_upkeep(folder: Path) -> None:
@@ -113,6 +114,10 @@ def up(folder: Path, *, scale: float, seed: int, as_json: bool) -> None:
     from spotkeeper.local.deploy.show import Printer, summary
     from spotkeeper.local.single import only_one
 
+    if scale > MAX_SCALE:
+        why = f"at {MAX_SCALE:g} a notice of 120 s is one real second, and no job saves in less"
+        raise CliError(f"scale {scale:g}: want at most {MAX_SCALE:g}; {why}", Exit.USAGE)
+    folder = named_folder() or folder if folder == LOCAL else folder
     with failures(), only_one(folder, "spotkeeper local up", "take another folder: --folder"):
         cloud = LocalCloud.up(folder, scale=scale, seed=seed)
         out = console()
@@ -122,6 +127,8 @@ def up(folder: Path, *, scale: float, seed: int, as_json: bool) -> None:
             note(f"a cloud {'runs' if cloud.fresh else 'ran already'} in {cloud.folder}, {scale_words(cloud)}")
             done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, Printer(out))
             summary(done, out)
+    if (named_folder() or local_folder(Path.cwd()) or Path()).resolve() != cloud.folder:
+        note(f"for spotkeeper submit, status and the others:  export {FOLDER}={shlex.quote(str(cloud.folder))}")
     if as_json:
         changes = {op.value: count for op, count in done.changes.items()}
         emit(UpResult(str(cloud.folder), cloud.endpoint, STACK, done.engine, changes), True, "")
@@ -150,17 +157,35 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, as_json: bool)
                 agree(local_target(folder), f"spotkeeper local down --yes {here}", ask=not as_json)
             except StoreError as error:
                 raise CliError(f"the bucket: {error}", Exit.FAILED, remedy) from None
-        cloud = LocalCloud.up(folder)  # a drain needs a control plane that answers
-        if as_json:
-            deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)
-        else:
-            deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, Printer(console()))
-        left = cloud.down(purge=True)
+        with _halfway(folder):
+            cloud = LocalCloud.up(folder)  # a drain needs a control plane that answers
+            printer = () if as_json else (Printer(console()),)
+            deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, *printer)
+            left = cloud.down(purge=True)
     if left:
         emit(left, as_json, "")
         words = f"{left.vms} VMs, {left.disks} disks, {left.processes} processes"
         raise CliError(f"left over, and ended by force: {words}", Exit.FAILED)
     emit(left, as_json, "the cloud is down; no VM, disk or process is left")
+
+
+@contextmanager
+def _halfway(folder: Path) -> Iterator[None]:
+    """Whoever breaks a ``down`` off is told what it has left, and both ways from there."""
+    from spotkeeper.local.cloud import LocalCloud, LocalCloudError
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        here = f"--folder {shlex.quote(str(folder))}"
+        try:
+            left = LocalCloud.attach(folder).left_over()
+            what = f"is half down: {left.vms} VMs and {left.disks} disks are left, and no job gets another machine"
+        except LocalCloudError:
+            what = "is half down"
+        go_on = f"spotkeeper local down --yes {here}"
+        note(f"\nthe cloud in {folder} {what}\n  try: {go_on}, or to keep it: spotkeeper local up {here}")
+        raise
 
 
 def _pull_the_plug(folder: Path, as_json: bool) -> None:

@@ -1,8 +1,8 @@
 """Which stack a command speaks to: the cloud one that the environment names, or the local one.
 
 In this order: ``--stack`` with ``SPOTKEEPER_BUCKET``; ``SPOTKEEPER_STACK`` with
-``SPOTKEEPER_BUCKET``; the one-machine cloud whose folder ``.spotkeeper/local`` is here or
-in a folder above.
+``SPOTKEEPER_BUCKET``; the one-machine cloud in ``SPOTKEEPER_FOLDER``; the one whose folder
+``.spotkeeper/local`` is here or in a folder above.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LOCAL = Path(".spotkeeper") / "local"
 CLOUD_FILE = "cloud.json"
+FOLDER = "SPOTKEEPER_FOLDER"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Target:
         from spotkeeper.report.view import Site
 
         return Site(self.clock.scale, self.local is not None)
+
+    def up(self) -> str:
+        """The command that brings the stack up."""
+        return "pulumi up" if self.local is None else f"spotkeeper local up --folder {shlex.quote(str(self.local))}"
 
     def store(self) -> Store:
         """The bucket.
@@ -62,8 +67,9 @@ class Target:
         """
         state = store.read_stack()
         if state is None:
-            remedy = "bring it up: spotkeeper local up" if self.local else "bring it up: pulumi up"
-            raise CliError(f"{self.bucket} holds no stack (no stack/pools.json)", Exit.MISSING, remedy)
+            raise CliError(
+                f"{self.bucket} holds no stack (no stack/pools.json)", Exit.MISSING, f"bring it up: {self.up()}"
+            )
         if self.stack and state.stack != self.stack:
             raise CliError(
                 f"{self.bucket} belongs to the stack {state.stack}, not to {self.stack}",
@@ -81,7 +87,7 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
     """
     name = stack or os.environ.get("SPOTKEEPER_STACK", "")
     bucket = os.environ.get("SPOTKEEPER_BUCKET", "")
-    folder = local_folder(start or Path.cwd())
+    folder = named_folder() or local_folder(start or Path.cwd())
     if bucket and name:
         return Target(name, bucket, _clock(), function_url=os.environ.get("SPOTKEEPER_FUNCTION", ""))
     if bucket:
@@ -111,6 +117,12 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
 def export_bucket(stack: str) -> str:
     """The command that names a stack's bucket: its output `bucket` is the bare name."""
     return f"export SPOTKEEPER_BUCKET=gs://$(pulumi stack output bucket --stack {shlex.quote(stack)})"
+
+
+def named_folder() -> Path | None:
+    """The one-machine cloud's folder that ``SPOTKEEPER_FOLDER`` names."""
+    named = os.environ.get(FOLDER, "")
+    return Path(named) if named else None
 
 
 def local_folder(start: Path) -> Path | None:
