@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from spotkeeper.cli import pack as pack_module
 from spotkeeper.cli.errors import CliError
-from spotkeeper.cli.pack import pack
+from spotkeeper.cli.pack import LIMIT_BYTES, pack
 from spotkeeper.vm.source import extract
 
 
@@ -66,6 +66,8 @@ def test_too_large_names_the_largest(tmp_path: Path) -> None:
     write(tmp_path, a_dot_py="x", big_dot_bin="y" * 3000, mid_dot_bin="z" * 1000)
     with pytest.raises(CliError) as caught:
         pack(tmp_path, limit_bytes=2000)
+    page = Path(__file__).resolve().parents[2] / "docs" / "train.md"
+    assert f"({LIMIT_BYTES / 1e6:g} MB;" in page.read_text(), "one unit in the page and the error"
     assert "largest: big.bin (0.0 MB), mid.bin (0.0 MB), a.py (0.0 MB)" in str(caught.value)
     assert "spotkeeperignore" in caught.value.remedy
 

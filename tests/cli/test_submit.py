@@ -63,7 +63,8 @@ def test_other_content_under_the_name_of_a_running_job_is_refused(cli: Cli, stor
     assert done.code == 4
     assert done.err.splitlines() == [
         f"error: first: a job of this name runs already ({job}) with other content: source",
-        "  try: give this one another `name`, or end that one: spotkeeper cancel first",
+        "  try: give this one another `name`, or have that one go on with these files (spotkeeper pause first, then "
+        "spotkeeper resume first JOB.YAML), or end it: spotkeeper cancel first",
     ]
     assert store.active_jobs() == (job,)
 

@@ -21,7 +21,7 @@ from pathspec.patterns.gitignore import GitIgnorePatternError
 
 from spotkeeper.cli.errors import CliError, Exit
 
-LIMIT_BYTES = 256 * 1024 * 1024  # every VM fetches it at every boot
+LIMIT_BYTES = 256 * 10**6  # every VM fetches it at every boot
 ALWAYS_OUT = GitIgnoreSpec.from_lines(
     [
         *(".git", ".hg/", ".svn/", ".venv/", ".spotkeeper/", ".DS_Store", ".ipynb_checkpoints/"),

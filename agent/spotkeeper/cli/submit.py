@@ -91,9 +91,10 @@ def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | 
     theirs = store.read_spec(job, held.value.spec_key() if held is not None else "")
     if theirs is not None and spec_sha256(theirs) == digest:
         return job, held.value if held is not None else None
-    state, end = "runs already", "end that one"
+    state = "runs already"
+    end = f"have that one go on with these files (spotkeeper pause {spec.name}, then {mend(spec.name)}), or end it"
     if held is None:
-        state = "is being submitted already"
+        state, end = "is being submitted already", "end that one"
     elif held.value.phase is Phase.HOLD:
         state = "holds since it failed" if held.value.hold is Hold.FAILURE else "holds"
         end = f"resume that one with these files ({mend(spec.name)}), or end it with its checkpoints"

@@ -163,6 +163,8 @@ def hold_lines(view: JobView) -> list[str]:
     if hold.disks:
         price = f"{usd(hold.usd_per_day)} a day" if hold.usd_per_day is not None else "the stack knows no price"
         lines.append(f"its machines are given back; {count(hold.disks, 'disk')} of {hold.disk_gb} GB in all: {price}")
+    if hold.kind is Hold.SPEND:
+        lines.append("what it spent above its max_usd: a look is a minute apart, and saving and giving back take time")
     if hold.tries_in_s is not None:
         lines.append(f"it tries again by itself in {duration(hold.tries_in_s)}")
     disks = "its disks stay (keep_disks)" if hold.keep_disks else "its disks and their checkpoints are deleted"

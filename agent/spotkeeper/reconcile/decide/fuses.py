@@ -123,10 +123,12 @@ def step(draft: Draft) -> None:
 
 
 def _told(draft: Draft, cap: float) -> str:
-    """What is spent, and of which allowance: after a resume for as much again, the job file's cap is not the sum."""
-    spent, before = _spent(draft), draft.record.fuses.forgiven
-    again = f" since it was resumed at ${before:.2f}" if before else ""
-    return f"max_usd: ${cap:.2f} is spent{again}, ${spent:.2f} in all, as estimated"
+    """Which allowance is spent: after a resume for as much again, the job file's cap is not the sum.
+
+    The sum itself is not told: it grows until the machines are gone, and status shows it as it is then.
+    """
+    before = draft.record.fuses.forgiven
+    return f"max_usd: ${cap:.2f} is spent" + (f" since it was resumed at ${before:.2f}" if before else "")
 
 
 def spent_up(draft: Draft) -> bool:
