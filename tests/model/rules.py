@@ -134,7 +134,8 @@ def _reason(  # noqa: PLR0911
         return "S4: gives up a member that has not saved and stopped"
     if any((old.move, new.move, old.pause, new.pause)) or index >= new.wanted():
         return ""
-    if after.cur is None or after.cur.state is not SlotState.ADMITTED:
+    promoted = after.cur is not None and before.next is not None and after.cur.attempt == before.next.attempt
+    if not promoted or after.cur.state is SlotState.INTENT:  # a static node may be a member at once: S6 asks its hello
         return "S4: gives up a member before its successor stands by"
     return ""
 
