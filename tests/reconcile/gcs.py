@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,6 +105,11 @@ def serve() -> Iterator[Gcs]:
                 self._answer(304, **told)
                 return
             gcs.bodies_sent += 1
+            if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+                begin, last = int(wanted[1]), min(int(wanted[2]), len(found[1]) - 1)
+                where = {"Content_Range": f"bytes {begin}-{last}/{len(found[1])}"}
+                self._answer(206, found[1][begin : last + 1], **told, **where)
+                return
             self._answer(200, found[1], **told)
 
         def do_DELETE(self) -> None:

@@ -212,6 +212,10 @@ class MemoryStore:
     def get(self, path: str) -> bytes | None:
         return self.things.get(path)
 
+    def part(self, path: str, start: int, size: int) -> bytes | None:
+        data = self.get(path)
+        return None if data is None else data[start : start + size]
+
     def put(self, path: str, data: bytes) -> None:
         self.things[path] = data
 

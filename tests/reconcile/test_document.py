@@ -273,6 +273,17 @@ def test_progress_only_from_a_member_and_its_time_stands_while_the_step_does() -
     assert out.read_progress(JOB).step == 6  # type: ignore[union-attr]
 
 
+def test_a_gang_whose_output_is_on_its_way_does_not_grow_silent() -> None:
+    """Its ranks that have ended already would make a roll call a crash, and the upload may take an hour."""
+    out = store()
+    told = Progress(gen=66, step=5, at=0.0)
+    accept(out, STACK, dynamic(0, 1), say(progress=told), 10.0)
+    for now in (70.0, 130.0):
+        accept(out, STACK, dynamic(0, 1), say(progress=replace(told, uploading_s=now)), now)
+        stored = out.read_progress(JOB)
+        assert stored is not None and (stored.at, stored.uploading_s) == (now, now)
+
+
 def test_the_newest_commit_is_remembered_until_the_next_generation_has_one() -> None:
     out = store()
     for step, commit in ((5, 3), (6, None)):

@@ -135,6 +135,12 @@ class TestObjects:
         with pytest.raises(ConflictError):
             bucket.replace("a/b", b"three", newer)
 
+    def test_a_large_object_can_be_read_in_parts(self, objects: Callable[[], Objects]) -> None:
+        bucket = objects()
+        assert bucket.part("a", 0, 4) is None
+        bucket.put("a", b"0123456789")
+        assert [bucket.part("a", start, 4) for start in (0, 4, 8)] == [b"0123", b"4567", b"89"]
+
     def test_empty_objects_and_unconditional_puts(self, objects: Callable[[], Objects]) -> None:
         bucket = objects()
         bucket.create("active/x", b"")

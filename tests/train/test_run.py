@@ -18,6 +18,7 @@ from spotkeeper.train import client, store
 from spotkeeper.train import run as run_module
 from spotkeeper.train.control import NAME, Commit, Control, Fault, Result, State, Want, read_result
 from spotkeeper.train.run import Run
+from spotkeeper.train.settings import Settings, make_output
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -490,3 +491,15 @@ def _gone(path: Path) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("the saver lives on")
+
+
+def test_what_is_to_be_kept_goes_where_the_agent_says_or_to_a_local_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    local = Settings.from_env({}).output
+    assert local == tmp_path / "output" and not local.exists(), "a script that leaves nothing makes no folder"
+    assert make_output(local, managed=False) == local and (local / ".gitignore").read_text() == "*\n"
+    managed = Settings.from_env({"SPOTKEEPER_RUN": "/r", "SPOTKEEPER_OUTPUT": str(tmp_path / "disk/out")}).output
+    assert make_output(managed, managed=True) == tmp_path / "disk/out"
+    assert list(managed.iterdir()) == []

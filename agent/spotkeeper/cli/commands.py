@@ -7,7 +7,9 @@ import getpass
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from spotkeeper.cli import download as downloading
 from spotkeeper.cli import jobs
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit, note
@@ -94,7 +96,9 @@ def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool)
     state = _known_state(target, store)
     now = target.clock.now()
     if job is not None:
-        view = jobs.view_of(store, jobs.find_job(store, job), state, now, target.site())
+        record = jobs.find_job(store, job)
+        view = jobs.view_of(store, record, state, now, target.site())
+        view = replace(view, output=downloading.summary(store, record))
         emit(view, as_json, render.status(view))
         return
     found = jobs.all_jobs(store, finished)
@@ -148,6 +152,8 @@ def watch_job(job: str, stack: str | None, *, as_json: bool) -> None:
     record = jobs.find_job(store, job)
     code = watch(lambda: _look(target, store, state, record), as_json)
     if code is Exit.OK:
+        if not as_json:
+            _note_output(store, record)
         return
     held = store.read_record(record.job)
     why = held.value.hold if held is not None and held.value.phase is Phase.HOLD else None
@@ -159,6 +165,24 @@ def watch_job(job: str, stack: str | None, *, as_json: bool) -> None:
     if held is not None and held.value.outcome is Outcome.CANCELLED:
         raise CliError(f"{who} was cancelled", code)  # by a person, who knows why
     raise CliError(f"{who} did not succeed", code, f"spotkeeper logs {record.job}")
+
+
+def _note_output(store: Store, record: Record) -> None:
+    from spotkeeper.report.render import output_line
+
+    if (held := store.read_record(record.job)) and (output := downloading.summary(store, held.value)):
+        note(output_line(output, record.name))
+
+
+def download(job: str, folder: Path | None, rank: int | None, stack: str | None, *, as_json: bool) -> None:
+    _, store = _open(stack)
+    record = jobs.find_job(store, job)
+    done = downloading.download(store, record, folder, rank, quiet=as_json)
+    emit(done, as_json, downloading.text(done))
+    for line in done.left_out:
+        note(f"not kept: {downloading.shown(line)}")
+    if record.outcome is None:
+        note(f"{record.name} still runs: of machines that go on there may be more")
 
 
 def _look(target: Target, store: Store, state: StackState, record: Record) -> JobView:

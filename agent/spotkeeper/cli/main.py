@@ -156,6 +156,35 @@ def logs(
 
 
 @app.command(rich_help_panel=JOBS)
+def download(
+    job: Job,
+    folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(metavar="DIR", help="Where to; else ./JOB-output.", show_default=False),
+    ] = None,
+    rank: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--rank", "-r", help="Only this machine's files; else all.", show_default=False),
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch what a job left: the model. Each machine's files go to DIR/RANK/.
+
+    A script saves to the folder `run.output` (SPOTKEEPER_OUTPUT), at its end for instance:
+    `if run.rank == 0: torch.save(model.state_dict(), run.output / "model.pt")`. When its command has ended with
+    exit code 0, all of that folder is in the stack's bucket before the machines go, and stays there.
+
+    Once more fetches only what is missing: files are whole, or not there.
+
+    Examples: `spotkeeper download first`, `spotkeeper download first models --rank 0`
+    """
+    from spotkeeper.cli import commands
+
+    commands.download(job, folder, rank, stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
 def report(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     """Every recovery of a job, and what it cost against on-demand machines.
 

@@ -62,6 +62,12 @@ class Objects(Protocol):
     def get(self, key: str) -> Blob | None:
         """The object, or None. Strongly consistent after a write."""
 
+    def part(self, key: str, start: int, size: int) -> bytes | None:
+        """Bytes of an object that may be too large to be read at once, fewer at its end; None where it is not there.
+
+        ``start`` lies within it. Of two parts the object may have been another in between.
+        """
+
     def refresh(self, key: str, known: Blob) -> Blob | None:
         """As ``get``; ``known`` itself where the object is still that version, and its bytes stay where they are."""
 

@@ -104,6 +104,15 @@ class ObstoreObjects:
     def get(self, key: str) -> Blob | None:
         return self._get(key, {})
 
+    def part(self, key: str, start: int, size: int) -> bytes | None:
+        def read() -> bytes:
+            return bytes(obstore.get_range(self._store, check_key(key), start=start, length=size))
+
+        try:
+            return self._twice(key, read)
+        except FileNotFoundError:
+            return None
+
     def refresh(self, key: str, known: Blob) -> Blob | None:
         if not known.etag:
             return self._get(key, {})

@@ -49,6 +49,12 @@ class SqliteObjects:
             row = db.execute("SELECT data, generation FROM objects WHERE key = ?", (key,)).fetchone()
         return Blob(bytes(row[0]), str(row[1])) if row else None
 
+    def part(self, key: str, start: int, size: int) -> bytes | None:
+        check_key(key)
+        with self._read() as db:
+            row = db.execute("SELECT substr(data, ?, ?) FROM objects WHERE key = ?", (start + 1, size, key)).fetchone()
+        return bytes(row[0]) if row else None
+
     def refresh(self, key: str, known: Blob) -> Blob | None:
         check_key(key)
         with self._read() as db:

@@ -363,6 +363,9 @@ class ObjectStore:
         blob = self._objects.get(path)
         return blob.data if blob else None
 
+    def part(self, path: str, start: int, size: int) -> bytes | None:
+        return self._objects.part(path, start, size)
+
     def put(self, path: str, data: bytes) -> None:
         self._objects.put(path, data)
 

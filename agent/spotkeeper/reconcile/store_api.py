@@ -241,6 +241,9 @@ class Store(Protocol):
     # -- anything else (sources, bundles, logs), by its path in the bucket
     def get(self, path: str) -> bytes | None: ...
 
+    def part(self, path: str, start: int, size: int) -> bytes | None:
+        """Of something large: up to ``size`` bytes from ``start`` on, which lies within it."""
+
     def put(self, path: str, data: bytes) -> None: ...
 
     def delete(self, path: str) -> None:

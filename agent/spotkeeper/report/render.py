@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.panel import Panel
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotkeeper.report.events import EventLine
-from spotkeeper.report.view import JobView, NodeState, NodeView, RecoveryView
+from spotkeeper.report.view import JobView, NodeState, NodeView, OutputView, RecoveryView
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Hold, Outcome, Phase
 
@@ -380,7 +381,14 @@ def status(view: JobView) -> RenderableType:
     if view.crash_log:
         parts.append(crash_log(view))
     parts += [Text(line) for line in (*hold_lines(view), *kept_lines(view))]
+    if view.output is not None:
+        parts.append(Text(output_line(view.output, view.name)))
     return Group(*parts)
+
+
+def output_line(output: OutputView, name: str) -> str:
+    """What the job left, and how to have it."""
+    return f"output: {count(output.files, 'file')}, {decimal(output.bytes)}; fetch it: spotkeeper download {name}"
 
 
 def report(view: JobView) -> RenderableType:

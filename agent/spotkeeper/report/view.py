@@ -103,6 +103,13 @@ class Site(Struct, frozen=True, omit_defaults=True):
 CLOUD = Site()
 
 
+class OutputView(Struct, frozen=True):
+    """What ``spotkeeper download`` has of a job that ended well."""
+
+    files: int
+    bytes: int
+
+
 class JobView(Struct, frozen=True, omit_defaults=True):
     """Everything `status`, `watch` and the demo show of a job. Times are virtual seconds, but for ``samples_per_s``."""
 
@@ -128,6 +135,7 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     events: tuple[EventLine, ...] = ()
     recoveries: tuple[RecoveryView, ...] = ()
     crash_log: tuple[str, ...] = ()
+    output: OutputView | None = None  # filled for `status JOB`
     warnings: tuple[str, ...] = ()  # that still hold, of the newest generation, while the job is not over
     disks_kept: str = ""  # how many disks of a job that is over still bill, and which
     site: Site = CLOUD

@@ -46,7 +46,7 @@ from spotkeeper.train.micro import find_micro
 from spotkeeper.train.pace import Pace
 from spotkeeper.train.parts import Parts
 from spotkeeper.train.restore import Restored, restore
-from spotkeeper.train.settings import Settings, lock
+from spotkeeper.train.settings import Settings, lock, make_output
 from spotkeeper.train.signals import stop_on_signals
 from spotkeeper.train.store import Place, scan
 from spotkeeper.train.update import Clip, Update
@@ -150,6 +150,15 @@ class Run:
     @property
     def generation(self) -> int:
         return self._gen
+
+    @property
+    def output(self) -> Path:
+        """A folder for what is to be kept: the model. In the bucket once the job has ended well.
+
+        ``spotkeeper download`` fetches it, each machine's own. Outside Spotkeeper it is ``./output``. Like a
+        checkpoint it outlives the machine, so what was written there once is there again after a preemption.
+        """
+        return make_output(self._settings.output, self._settings.managed)
 
     def steps(self, loader: Iterable[Any], *, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
         """Batches, from where the run is; collective, and the loop must run on every rank.

@@ -14,6 +14,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.train.pace import MEAN_LIFE_S
 
 LOCAL_FOLDER = Path(".spotkeeper/ckpt")
+LOCAL_OUTPUT = Path("output")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Settings:
     slot: int | None
     folder: Path | None  # checkpoints; None: this node writes none
     late: Path | None  # where they go once the agent says that the disk is there
+    output: Path  # what the script leaves there is kept
     saver: Path | None  # None: a private one
     interval_s: float | None
     mean_life_s: float  # real seconds
@@ -54,6 +56,7 @@ class Settings:
             slot=_whole(env, "SPOTKEEPER_SLOT"),
             folder=folder,
             late=Path(env["SPOTKEEPER_CKPT_LATE"]) if managed and env.get("SPOTKEEPER_CKPT_LATE") else None,
+            output=Path(env.get("SPOTKEEPER_OUTPUT") or LOCAL_OUTPUT).absolute(),
             saver=Path(env["SPOTKEEPER_SAVER"]) if env.get("SPOTKEEPER_SAVER") else None,
             interval_s=interval_s,
             # Losses are counted on the stack's clock, saves on this machine's.
@@ -89,6 +92,15 @@ def _whole(env: Mapping[str, str], name: str) -> int | None:
         return int(text)
     except ValueError:
         raise ValueError(f"{name}={text!r}: want a whole number") from None
+
+
+def make_output(folder: Path, managed: bool) -> Path:
+    """The folder, made where it is not there. One that is made here on a laptop goes into no commit and no source."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        if not managed:
+            (folder / ".gitignore").write_text("*\n")
+    return folder
 
 
 def lock(folder: Path) -> IO[str]:
