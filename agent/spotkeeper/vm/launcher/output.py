@@ -1,8 +1,9 @@
 """What a worker prints goes through a pipe into its log file, which is kept short while it is written.
 
 The files lie in memory (``/run``), with what job and agent must write to go on; a loop that prints a gigabyte a
-second fills it between any two looks of anybody. A small process per worker reads the pipe: it belongs to the
-launcher, which lets it come to the end of the pipe before it is ended. Standard library only; Linux only.
+second fills it between any two looks of anybody. A small process per worker reads the pipe, the child of one that
+replaces it where it is killed: that belongs to the launcher, which lets it come to the end of the pipe before it is
+ended. Standard library only; Linux only.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def bound() -> None:
     if child == 0:
         # Forked twice, so that it is the launcher's child: the user's code may wait for all of its own.
         if os.fork() == 0:
-            _carry({read: fd for fd, (read, _) in pipes.items()})
+            _keep_carrying({read: fd for fd, (read, _) in pipes.items()})
         os._exit(0)
     os.waitpid(child, 0)
     for fd, (read, write) in pipes.items():
@@ -54,13 +55,30 @@ def is_carrier(pid: int) -> bool:
         return False
 
 
-def _carry(files: dict[int, int]) -> None:
-    """Until nobody can write any more. Never returns."""
+def _keep_carrying(files: dict[int, int]) -> None:
+    """Have it done by a child, and by another where somebody kills that. Never returns.
+
+    Without a reader whoever prints next would get EPIPE, and the job end for its log's sake; this process, which
+    only waits, keeps the pipe readable meanwhile. What the killed one held, 64 KB at most, is lost.
+    """
     try:
         _close_all_but({*files, *files.values()})  # such as the pipe by whose end torchrun knows that the worker died
         ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # meant for those who print
+        while True:
+            child = os.fork()
+            if child == 0:
+                _carry(files)
+            if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+                break
+    finally:
+        os._exit(0)
+
+
+def _carry(files: dict[int, int]) -> None:
+    """Until nobody can write any more. Never returns."""
+    try:
         sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd in files.values()}
         holes = dict(sizes)  # up to where a file was looked at
         while files:
