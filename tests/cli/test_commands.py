@@ -243,7 +243,7 @@ def test_what_a_followed_log_never_had_is_said_where_it_is_missing() -> None:
     assert news.of(log, join([stdout(1_200_011, b"step 9\n")])) == f"{gap}step 9\n", "and its heading only once"
     assert news.of(log, join([stdout(1_200_018, b"step 10\n")])) == "step 10\n"
     later = news.of(log, join([stdout(80_000_000, b"step 99\n")]))
-    assert later == "... 78.8 MB left out; its last 67.1 MB on the machine: /run/0/stdout.log\nstep 99\n"
+    assert later == "... 78.8 MB left out; its last 64 MiB on the machine: /run/0/stdout.log\nstep 99\n"
 
 
 def test_logs_of_all_ranks_and_how_to_read_the_whole_of_them(cli: Cli, store: ObjectStore) -> None:

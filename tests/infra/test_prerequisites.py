@@ -1,9 +1,13 @@
-"""The README's line of APIs fits what the program declares."""
+"""What the README says of a stack on Google Cloud fits what the program declares: APIs, prices, the nodes' account."""
 
 from __future__ import annotations
 
 import re
 
+import yaml
+
+from infra.catalog import GCP_DISK_PRICES, GCP_PRICES
+from infra.naming import account
 from tests.infra.conftest import STACKS
 
 ROOT = STACKS.parents[1]
@@ -30,3 +34,16 @@ def test_the_readme_enables_the_apis_of_every_resource_and_no_other() -> None:
     line = next(each for each in (ROOT / "README.md").read_text().splitlines() if "gcloud services enable" in each)
     told = {word.removesuffix(".googleapis.com") for word in line.split() if word.endswith(".googleapis.com")}
     assert told == {api for module in used for api in APIS[module]}
+
+
+def test_the_readme_says_what_the_examples_static_node_costs_and_whom_to_let_read_the_data() -> None:
+    told = " ".join((ROOT / "README.md").read_text().split())
+    example = yaml.safe_load((STACKS / "Pulumi.example-gcp.yaml").read_text())["config"]
+    (static,) = [pool for pool in example["spotkeeper:pools"] if pool["kind"] == "static"]
+    machine, disk, hours = static["machine"]["type"], static["disk"], 730
+    price = GCP_PRICES[machine].on_demand
+    assert f"`{machine}` at ${price:.3f} an hour is about ${price * hours:,.0f}"[:-1] in told  # to ten dollars
+    assert (
+        f"its {disk['size_gb']} GB `{disk['type']}` ${disk['size_gb'] * GCP_DISK_PRICES[disk['type']]:.0f} more" in told
+    )
+    assert f"serviceAccount:{account('STACK', 'vm')}@PROJECT.iam.gserviceaccount.com" in told

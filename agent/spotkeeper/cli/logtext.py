@@ -44,7 +44,7 @@ class News:
         if part.start <= seen:
             return text
         self.gaps[part.title] = part
-        what = "whole" if part.end <= KEPT_BYTES else f"its last {size(KEPT_BYTES)}"
+        what = "whole" if part.end <= KEPT_BYTES else f"its last {KEPT_BYTES >> 20} MiB"
         return f"... {size(part.start - seen)} left out; {what} on the machine: {part.path}\n{text}"
 
     def _of_none(self, log: Log, part: Part) -> str:
