@@ -36,7 +36,7 @@ from tests.model.mutate import (
     in_,
     world,
 )
-from tests.model.worlds import STALE_NODE
+from tests.model.worlds import NODE_NOTICE, STALE_NODE
 
 _SUPERFLUOUS = "    return attempt <= draft.ranks[index].top\n"
 _OVER = "    return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))\n"
@@ -249,6 +249,16 @@ STEPS = (
         in_("kept", "    if commit is None or node == rank.node:\n", "    if True:\n"),
         STALE_NODE,
         "L",
+    ),
+    Mutant(
+        "an idle static node follows a machine that may still save",
+        in_(
+            "kept",
+            "    if not may_take(draft, index, node):\n",
+            "    if may_take(draft, index, node):\n        return True\n    if True:\n",
+        ),
+        NODE_NOTICE,
+        "S7",
     ),
     Mutant(
         "a gang begins from whatever checkpoint is there",

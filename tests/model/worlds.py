@@ -99,11 +99,25 @@ BLANK_NODE = Story(
     static=True,
 )
 
+# A static node may be a successor: what its predecessor saves at last, another must bring along.
+NODE_NOTICE = Story(
+    "a static node comes late, and a machine is under notice",
+    rounds=1,
+    faults=2,
+    wishes=0,
+    deaths=0,
+    kinds=frozenset({"noticed", "BOOT"}),
+    zones=("a",),
+    split=False,
+    static=True,
+)
+
 # What `make test` explores to the end: everything that one thing can break, on both clouds.
 SLICE = (
     RESIZED,
     STALE_NODE,
     BLANK_NODE,
+    NODE_NOTICE,
     *tuple(
         story
         for cloud in CLOUDS
@@ -129,5 +143,10 @@ SLICE = (
         )
     ),
 )
-WORLDS = (*A, *B, *LOST, *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (STALE_NODE, BLANK_NODE)))
-__all__ = ["BLANK_NODE", "CLOUDS", "LOST", "SLICE", "STALE_NODE", "WORLDS", "A", "B"]
+WORLDS = (
+    *A,
+    *B,
+    *LOST,
+    *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (STALE_NODE, BLANK_NODE, NODE_NOTICE)),
+)
+__all__ = ["BLANK_NODE", "CLOUDS", "LOST", "NODE_NOTICE", "SLICE", "STALE_NODE", "WORLDS", "A", "B"]

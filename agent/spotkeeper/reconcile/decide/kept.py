@@ -130,12 +130,16 @@ def may_take(draft: Draft, index: int, node: str | None) -> bool:
 def may_follow(draft: Draft, index: int, node: str | None) -> bool:
     """Whether a successor of this rank's machine may train there: it begins from what is saved until then.
 
-    Where nothing is saved yet, that will be on the disks of the members, and another one must bring it along.
+    Its predecessor may still save, after this look. So another member must: it has all that this one will have
+    written, and brings it along.
     """
-    if newest(draft) is not None or node == draft.ranks[index].node or not draft.record.gen:
-        return may_take(draft, index, node)
+    rank = draft.ranks[index]
+    if not may_take(draft, index, node):
+        return False
+    if node == rank.node or not draft.record.gen:
+        return True
     if _sharded(draft):
-        return not draft.ranks[index].wrote
+        return not rank.wrote
     return any(at != index and slot.disk and _at_home(draft.ranks[at]) for at, slot in draft.members())
 
 

@@ -102,7 +102,7 @@ def _promote(draft: Draft) -> None:
             continue
         if rank.cur.state is SlotState.MEMBER and not halted:
             continue
-        if kept.may_take(draft, index, following.node):
+        if kept.may_follow(draft, index, following.node):
             draft.promote(index, following.cause or "notice")
         else:  # what was saved by now is not there
             slots.drop_next(draft, index)

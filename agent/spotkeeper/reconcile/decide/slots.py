@@ -209,7 +209,7 @@ def lose(draft: Draft, index: int, cause: str) -> None:
 def replace_cur(draft: Draft, index: int, cause: str) -> None:
     rank = draft.ranks[index]
     following = rank.next if rank.cur is not None and rank.next and rank.next.zone == rank.cur.zone else None
-    if following is not None and kept.may_take(draft, index, following.node):
+    if following is not None and kept.may_follow(draft, index, following.node):
         draft.promote(index, following.cause or cause)
     else:
         draft.vacate(index, cause)
