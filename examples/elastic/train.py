@@ -69,6 +69,8 @@ def main() -> None:
             time.sleep(args.step_s)
             if run.rank == 0 and run.steps_done % args.every == 0:
                 print(f"step {run.steps_done}  loss {mean:.12f}", flush=True)
+    if run.rank == 0:
+        torch.save(net.state_dict(), run.output / "model.pt")  # <- fetched by `spotkeeper download elastic`
     if distributed:
         dist.destroy_process_group()
 

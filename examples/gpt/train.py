@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 3 train.py --steps 50         # DDP
     spotkeeper submit job.yaml                              # on machines that come and go
 
-The two lines that make it survive preemption are marked. Everything else is plain PyTorch.
+The two lines that make it survive preemption are marked, and the one that keeps its model. Everything else is plain
+PyTorch.
 """
 
 from __future__ import annotations
@@ -111,7 +112,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--text-bytes", type=int, default=2_000_000)
     parser.add_argument("--nice", type=int, default=0, help="leave the cores of a shared machine to others")
     parser.add_argument("--step-s", type=float, default=0.0, help="seconds a step takes at least, as a larger model's")
-    parser.add_argument("--out", type=Path, help="folder for weights.pt and weights.sha256, written at the end")
     return parser.parse_args()
 
 
@@ -146,11 +146,8 @@ def main() -> None:
     if run.rank == 0:
         sha = digest(gpt)
         print(f"{run.steps_done} steps, weights {sha}", flush=True)
-        if args.out:
-            args.out.mkdir(parents=True, exist_ok=True)
-            torch.save(gpt.state_dict(), args.out / "weights.tmp")
-            (args.out / "weights.tmp").replace(args.out / "weights.pt")  # whole or not at all: see "After the loop"
-            (args.out / "weights.sha256").write_text(sha + "\n")
+        torch.save(gpt.state_dict(), run.output / "model.pt")  # <- fetched by `spotkeeper download gpt`
+        (run.output / "model.sha256").write_text(sha + "\n")
     if distributed:
         dist.destroy_process_group()
 

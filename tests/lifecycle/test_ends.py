@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from spotkeeper.cli.download import download, summary
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.pack import pack
 from spotkeeper.report import render
@@ -140,6 +141,11 @@ def test_a_script_with_a_bug_is_mended_and_goes_on_from_its_checkpoint(stage: St
     (resumed,) = run.ledger(Event.RESUME)
     assert resumed.detail.startswith("with other files: job file ") and mended.sha256[:12] in resumed.detail
     assert run.weights() == run.weights_left_alone(tmp_path / "alone", nproc=2)
+    left = summary(stage.store, record)
+    assert left is not None and left.files == 2
+    got = download(stage.store, record, tmp_path / "got", None, quiet=True)
+    assert [(file.rank, file.path) for file in got.files] == [(0, "model.pt"), (0, "model.sha256")]
+    assert (tmp_path / "got/0/model.sha256").read_text().strip() == run.weights()
 
 
 def test_a_job_cancelled_while_it_recovers_leaves_nothing(stage: Stage) -> None:

@@ -171,8 +171,8 @@ def test_the_example(tmp_path: Path) -> None:
     shas = []
     for name, stops in (("alone", 0), ("stopped", 1)):
         out = tmp_path / name / "weights"
-        script = (str(train), *small, "--out", str(out))
-        with Gang(tmp_path / name, Job(out), nodes=3, script=script) as gang:
+        keeps = {"SPOTKEEPER_OUTPUT": str(out)}
+        with Gang(tmp_path / name, Job(out), nodes=3, script=(str(train), *small), env=keeps) as gang:
             for gen in range(1, stops + 1):
                 asking = threading.Thread(target=_stop_after, args=(gang, gen, 5))
                 asking.start()
@@ -182,8 +182,8 @@ def test_the_example(tmp_path: Path) -> None:
             assert [ended.code for ended in gang.run(9)] == [0, 0, 0], gang.log(0, 9)
             loss = gang.control(0, 9).loss
             assert loss is not None and loss < 5.0, "it learns: bytes at random cost 5.5"
-        shas.append((out / "weights.sha256").read_text())
-        assert (out / "weights.pt").stat().st_size > 10_000
+        shas.append((out / "model.sha256").read_text())
+        assert (out / "model.pt").stat().st_size > 10_000
     assert shas[0] == shas[1]
 
 
