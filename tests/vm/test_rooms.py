@@ -23,7 +23,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.reconcile.intake import MAX_FACTS
 from spotkeeper.spec import codec, joblog
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import FactIn, Progress, Role, Sync, SyncReply
+from spotkeeper.spec.generation import FactIn, JobRun, Member, Progress, Role, Sync, SyncReply
 from spotkeeper.spec.redact import redact
 from spotkeeper.train.control import Commit, Control, Fault, State
 from spotkeeper.vm import disk as disks
@@ -447,6 +447,39 @@ def test_a_stop_takes_its_time_whatever_the_wall_clock_says(
             monkeypatch.setattr(time, "monotonic", lambda late_s=late_s: steady() + late_s)
             one.tick()
             assert sent[-1] == number
+
+
+@pytest.mark.parametrize(
+    ("gen", "state", "saved", "told"),
+    [
+        (2, State.STARTING, False, 1),
+        (1, State.STARTING, False, 0),  # the first one began where it had to
+        (2, State.RESTORING, False, 0),
+        (2, State.STARTING, True, 0),  # it takes its time, but has attached before
+    ],
+)
+def test_a_script_that_begins_anew_each_time_is_told_so_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gen: int, state: State, saved: bool, told: int
+) -> None:
+    """Without the two lines it went back to step 0 after every loss, and nothing said so anywhere."""
+    launcher: Any = SimpleNamespace(start=lambda *_: None)
+    one = supervisor.Supervisor(tmp_path, settings.templates_path(), launcher, QUIET)
+    if saved:
+        (tmp_path / "ckpt/1-7").mkdir(parents=True)
+    node = supervisor.Node(0, 0, "127.0.0.1", tmp_path, tmp_path / "s", tmp_path / "ckpt", tmp_path / "out")
+    run = JobRun(name="job", command=("train.py",), source_sha256=None)
+    one.start(document(1, gen, (Member(0, 1, "1", "b", "127.0.0.1", 1),)), run, node)
+    assert one.child is not None
+    one.child.control.state = state
+    log, steady = one.child.folder / logs.LAUNCHER_LOG, time.monotonic
+    one.tick()
+    assert not log.exists(), "it imports"
+    monkeypatch.setattr(time, "monotonic", lambda: steady() + 20.0)
+    one.tick()
+    one.tick()
+    text = log.read_text() if log.exists() else ""
+    assert text.count("A script that never does begins anew after every loss: docs/train.md") == told
+    one.child.control.close()
 
 
 def test_a_saver_that_does_not_answer_yet_is_not_taken_for_gone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import signal
 import socket
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from spotkeeper.train.control import (
     Want,
     read_result,
 )
+from spotkeeper.train.store import scan
 from spotkeeper.vm import render
 from spotkeeper.vm.launch import Kind, Launcher, LaunchError, sweep
 from spotkeeper.vm.log import Log
@@ -42,6 +43,7 @@ RENDEZVOUS_S = 60  # real; all members start within a poll, but a cold launcher 
 TERM_S = 1.0  # real; at most so long before the deadline comes SIGTERM (a fifth of the time, if that is less)
 LINGER_S = 2.0  # real; torchrun waits minutes for peers that will not come; its workers are done
 DONE_LINGER_S = 15.0  # real; the same at a job's own end, where peers may be a step behind
+UNATTACHED_S = 15.0  # real; imports take seconds
 SWEEP_S = 2.0  # real; for SIGKILL to take effect
 KEPT_RUNS = 3  # folders of old generations, for their logs
 
@@ -86,6 +88,8 @@ class Child:
     term_at: float = 0.0  # SIGTERM, if it has not ended by then
     kill_at: float = 0.0  # SIGKILL
     workers_done: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    ckpt: Path | None = None  # where to look whether it begins anew; None: it has been told, or nothing to tell
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,8 @@ class Supervisor:
         except LaunchError:
             control.close()
             raise
-        self.child = Child(doc.gen, folder, run.nproc, run.grace_s, control)
+        anew = node.ckpt if doc.gen > 1 else None
+        self.child = Child(doc.gen, folder, run.nproc, run.grace_s, control, ckpt=anew)
         self._log("job.start", gen=doc.gen, members=len(doc.members), index=node.index, disk=not node.late)
         self._forget_old(folder)
 
@@ -211,6 +216,7 @@ class Supervisor:
         if child is None or child.stop is Stop.KILLED:
             return
         now = time.monotonic()
+        self._tell_unattached(child, now)
         if self._workers_done(child, now):
             self._kill(child)
         elif child.stop is Stop.ASKED and (now >= child.term_at or child.control.state is State.STARTING):
@@ -260,6 +266,24 @@ class Supervisor:
             code = max(codes)  # its workers had ended by themselves; only torchrun was killed
         commit = child.control.commit if result is None else result.commit
         return Ending(child.gen, code, child.saving, child.discarded, result, commit)
+
+    def _tell_unattached(self, child: Child, now: float) -> None:
+        """Once, in the job's log: a generation after the first, of which neither a checkpoint nor ``attach()`` is seen.
+
+        Else a script without the library begins anew after every loss, for as long as its user pays for it.
+        """
+        if child.ckpt is None or now - child.began < UNATTACHED_S:
+            return
+        ckpt, child.ckpt = child.ckpt, None
+        if child.control.state is not State.STARTING or scan(ckpt):
+            return
+        self._log("job.unattached", gen=child.gen)
+        with contextlib.suppress(OSError), (child.folder / LAUNCHER_LOG).open("a") as log:
+            log.write(
+                f"spotkeeper: no checkpoint is here, and generation {child.gen} has not called spotkeeper.attach() "
+                f"within {UNATTACHED_S:.0f} s. A script that never does begins anew after every loss: "
+                'docs/train.md, "The script"\n'
+            )
 
     def _workers_done(self, child: Child, now: float) -> bool:
         """Whether all workers have left and torchrun has had its time."""
