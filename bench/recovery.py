@@ -98,7 +98,8 @@ class Machine:
             raise RuntimeError(f"launcher: {event}")
 
     def start(self, doc: Generation, run: JobRun, source: Path, index: int) -> None:
-        node = Node(index, index, self.address, source, self.folder / "saver.sock", None)
+        saver, ckpt, out = (self.folder / name for name in ("saver.sock", "ckpt", "out"))
+        node = Node(index, index, self.address, source, saver, ckpt, out, late=True)
         self.supervisor.start(doc, run, node)
 
     def discarded(self) -> None:
