@@ -105,6 +105,9 @@ def test_job_that_ends_by_itself_and_one_that_fails(fake: Fake, machine: Make) -
     one = document(1, 1, (vm.member(),))
     vm.serve(one, run)
     assert fake.wait_fact(vm.uid, Kind.EXIT, 1, 40).value == "0"
+    end = next(number for number, (_, sync) in enumerate(fake.syncs) if any(f.kind is Kind.EXIT for f in sync.facts))
+    told = [sync.progress.step for _, sync in fake.syncs[: end + 1] if sync.progress is not None]
+    assert told[-1:] == [5], "the last step comes with the end at the latest: after it nobody listens"
     vm.serve(document(2, 2, one.members), obedient(vm, "no-number"))
     assert fake.wait_fact(vm.uid, Kind.EXIT, 2, 20).value == "1"
     fake.wait(lambda: b"invalid literal for int()" in fake.objects.get(f"jobs/{JOB}/logs/0/2.log", b""))
