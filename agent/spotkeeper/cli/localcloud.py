@@ -173,6 +173,7 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, as_json: bool)
 def _halfway(folder: Path) -> Iterator[None]:
     """Whoever breaks a ``down`` off is told what it has left, and both ways from there."""
     from spotkeeper.local.cloud import LocalCloud, LocalCloudError
+    from spotkeeper.report.render import count
 
     try:
         yield
@@ -180,7 +181,7 @@ def _halfway(folder: Path) -> Iterator[None]:
         here = f"--folder {shlex.quote(str(folder))}"
         try:
             left = LocalCloud.attach(folder).left_over()
-            what = f"is half down: {left.vms} VMs and {left.disks} disks are left, and no job gets another machine"
+            what = f"is half down: {count(left.vms, 'VM')} and {count(left.disks, 'disk')} are left"
         except LocalCloudError:
             what = "is half down"
         go_on = f"spotkeeper local down --yes {here}"

@@ -6,6 +6,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -133,14 +134,13 @@ def _stands(store: Store, job: str) -> bool:
 
 def _note_where(target: Target, record: Record, title: str, part: Part) -> None:
     """How to read a file of which only the end is stored. On the one-machine cloud its path is one of this machine."""
-    if target.local is not None:
-        return
     found = _NODE.match(title)
-    if found is None:
+    if found is None or (target.local is not None and Path(part.path).exists()):
         return
     rank, node = int(found[1]), found[2]
     slot = record.ranks[rank].cur if rank < len(record.ranks) else None
-    if slot is None or node != (slot.node or vm_name(target.stack, record.job, rank, slot.attempt)):
+    gone = slot is None or node != (slot.node or vm_name(target.stack, record.job, rank, slot.attempt))
+    if slot is None or gone or target.local is not None:
         note(f"{node} is no machine of the job any more: what was left out went with it")
         return
     command = f"gcloud compute ssh {node} --zone {slot.zone} --tunnel-through-iap --command "
