@@ -18,6 +18,7 @@ ARGUMENTS = {
     "status": (),
     "watch": ("first",),
     "logs": ("first",),
+    "download": ("first",),
     "report": ("first",),
     "cancel": ("first",),
     "pause": ("first",),

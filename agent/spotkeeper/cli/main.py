@@ -81,6 +81,8 @@ def submit(
     The smallest job file: `name: first`, `command: [train.py]`, `source: .`; for three machines `nodes: 3` as well.
     All fields: docs/train.md, or `spotkeeper schema job`. The script needs two lines of ours to survive a preemption:
     `run = spotkeeper.attach(model=model, optimizer=optimizer)` and `for batch in run.steps(loader, epochs=3):`
+    What it saves to the folder `run.output` is kept, the model for instance, at its end:
+    `if run.rank == 0: torch.save(model.state_dict(), run.output / "model.pt")`, then `spotkeeper download first`.
 
     Submitting the same file and source again while the job runs prints the same job;
     other content under the same name is refused.
