@@ -116,7 +116,7 @@ def trim(folder: Path) -> None:
             try:
                 found = os.fstat(fd)
                 if stat.S_ISREG(found.st_mode) and found.st_blocks * 512 > 2 * output.KEPT_BYTES:
-                    output.keep_end(fd, found.st_size)
+                    output.keep_end(fd, found.st_size, output.KEPT_BYTES)
             finally:
                 os.close(fd)
 
