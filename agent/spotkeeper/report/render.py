@@ -133,7 +133,7 @@ def phase_word(view: JobView) -> str:
 
 
 def _stale(view: JobView) -> bool:
-    """Whether steps may have come after the last report: one comes a minute, and none with the end.
+    """Whether steps may have come after the last report: one comes a minute, and one with the end of a script that ends by itself.
 
     A script may end before its total, so the total says nothing of where a job that succeeded ended.
     """
