@@ -101,7 +101,9 @@ def training_line(view: JobView) -> str:
         parts.append(f"loss {loss_word(view.loss)}")
     if view.samples_per_s is not None:
         parts.append(f"{view.samples_per_s:,.0f} samples/s" + (" (real time)" if view.site.scale != 1 else ""))
-    if view.no_new_step_s is not None:
+    if view.uploading_s is not None:
+        parts.append("its output goes to the bucket")
+    elif view.no_new_step_s is not None:
         parts.append(f"no new step for {duration(view.no_new_step_s)}")
     return "  ".join(parts)
 
@@ -133,7 +135,7 @@ def phase_word(view: JobView) -> str:
 
 
 def _stale(view: JobView) -> bool:
-    """Whether steps may have come after the last report: one comes a minute, and one with the end of a script that ends by itself.
+    """Whether steps may have come after the last report: one comes a minute, and one where the script ends by itself.
 
     A script may end before its total, so the total says nothing of where a job that succeeded ended.
     """
