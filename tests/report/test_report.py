@@ -23,7 +23,7 @@ from spotkeeper.report.render import (
     usd,
 )
 from spotkeeper.report.spans import minus, seconds, union
-from spotkeeper.report.view import JobView, NodeState, Site, job_view
+from spotkeeper.report.view import JobView, NodeState, OutputView, Site, job_view
 from spotkeeper.spec.cloud import disks_kept
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
@@ -412,6 +412,17 @@ def test_where_the_newest_checkpoint_cannot_be_had_the_command_that_helps_is_nam
     assert text.count(remedy) == 1 and "spotkeeper resume first JOB.YAML --go-back" in text
     assert "to go on from the newest" not in text
     assert view.hold is not None and view.hold.resume == remedy
+
+
+def test_a_job_whose_output_is_on_its_way_says_so_and_one_that_left_some_how_to_have_it() -> None:
+    progress = Progress(gen=3, step=300, at=100.0, step_s=1.0, total_steps=300, uploading_s=65.0)
+    view = job_view(a_record(gen=3), progress, (), STACK, now=1000.0)
+    assert view.uploading_s == 65.0 and "its output goes to the bucket" in printed(status(view))
+    assert job_view(a_record(gen=4), progress, (), STACK, now=1000.0).uploading_s is None, "of an older generation"
+    over = job_view(a_record(phase=Phase.DONE, outcome=Outcome.SUCCEEDED, gen=3), progress, (), STACK, now=1000.0)
+    assert over.uploading_s is None and "output" not in printed(status(over))
+    left = msgspec.structs.replace(over, output=OutputView(2, 4_100_000))
+    assert f"output: 2 files, 4.1 MB; fetch it: spotkeeper download {over.name}" in printed(status(left))
 
 
 def test_a_job_that_trains_and_tells_of_no_new_step_says_for_how_long() -> None:

@@ -136,6 +136,7 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     recoveries: tuple[RecoveryView, ...] = ()
     crash_log: tuple[str, ...] = ()
     output: OutputView | None = None  # filled for `status JOB`
+    uploading_s: float | None = None  # for so long a machine has been bringing what it left to the bucket
     warnings: tuple[str, ...] = ()  # that still hold, of the newest generation, while the job is not over
     disks_kept: str = ""  # how many disks of a job that is over still bill, and which
     site: Site = CLOUD
@@ -182,6 +183,7 @@ def job_view(
         stopping=record.stop,
         step=progress.step if progress else None,
         total_steps=progress.total_steps if progress else None,
+        uploading_s=_uploading(record, progress),
         loss=progress.loss if progress else None,
         samples_per_s=progress.samples_per_s if progress and current else None,
         no_new_step_s=_no_new_step(record, progress, now, site) if trains else None,
@@ -222,6 +224,12 @@ def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:
         elif entry.event in (Event.FULL, Event.UNSAVED):
             found.append(entry)
     return map(describe, found)
+
+
+def _uploading(record: Record, progress: Progress | None) -> float | None:
+    """Real seconds: of the newest generation, while the job is not over."""
+    now = progress is not None and progress.gen == record.gen and record.outcome is None
+    return progress.uploading_s if now and progress is not None else None
 
 
 def last_crash(ledger: Iterable[Entry]) -> Entry | None:
