@@ -130,11 +130,15 @@ def test_a_job_that_is_done_is_buried_by_the_next_tick_where_its_round_died() ->
     world.store.put_ask(JOB, ask)
     for digit in "ab":  # the second by a resume with other files
         world.store.put(paths.source(JOB, digit * 64), b"tar")
+    kept = (paths.output_list(JOB, 0), paths.output_file(JOB, 0, "model.pt"))
+    for path in kept:
+        world.store.put(path, b"the user's")
     assert world.store.list_facts(JOB)
     tick(world.store, world, world, world.options)
     assert world.store.read_name(done.name) is None
     assert world.store.list_asks(JOB) == ()
     assert world.store.list(paths.sources(JOB)) == ()
+    assert set(world.store.list(paths.outputs(JOB))) == set(kept), "what the job left is its user's, for ever"
     assert world.store.active_jobs() == ()
     assert world.store.read_tomb(JOB) == world.t
     held = {(grant.rank, grant.attempt) for grant in world.store.read_alloc().value.grants}
