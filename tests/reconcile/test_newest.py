@@ -15,7 +15,7 @@ from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Phase
 
 from tests.reconcile.test_resize import refused, resized, trained
-from tests.reconcile.world import JOB, Machine, World, stack
+from tests.reconcile.world import JOB, Commit, Drive, Machine, World, stack
 
 
 def paused(world: World) -> None:
@@ -215,3 +215,67 @@ def test_of_a_sharded_checkpoint_a_node_has_a_part() -> None:
     world.ask(AskKind.RESUME)
     world.run(60)
     assert f"static node {node.vm.name}: rank 1's part of the newest checkpoint is there" in world.record().reason
+
+
+def rot(world: World, *drives: Drive) -> Commit:
+    """The newest commit that the function knows of is damaged there, and all that came after it. That commit."""
+    progress = world.store.read_progress(JOB)
+    assert progress is not None and progress.commit_gen is not None and progress.commit_step is not None
+    known = progress.commit_gen, progress.commit_step
+    for drive in drives:
+        while max(drive.held[JOB]) >= known:
+            drive.damage(JOB)
+        assert known in drive.damaged[JOB]
+    return known
+
+
+def test_a_checkpoint_that_rotted_on_every_disk_costs_the_steps_since_the_older_one_and_is_told() -> None:
+    world = trained(World(nodes=2))
+    world.run(200)
+    paused(world)
+    lost = rot(world, *world.drives.values())
+    older = max(next(iter(world.drives.values())).held[JOB])
+    world.ask(AskKind.RESUME)
+    world.until(world.training, 1200)
+    world.run(5)
+    assert world.started[-1][1] == older < lost
+    told = [entry.detail for entry in world.events(Event.DAMAGED)]
+    assert told.count("{}-{}".format(*lost)) == 2
+    assert "without checkpoint {}-{}, from {}-{}".format(*lost, *older) in world.events(Event.GENERATION)[-1].detail
+    world.run(120)
+    paused(world)
+    resumed(world)
+
+
+def test_a_checkpoint_that_rotted_on_one_disk_is_had_from_the_other() -> None:
+    world = trained(World(nodes=2))
+    world.run(200)
+    paused(world)
+    rot(world, next(iter(world.drives.values())))
+    resumed(world)
+    assert world.record().given_up == ""
+
+
+def test_what_rotted_on_one_disk_is_waited_for_where_the_other_cannot_be_had() -> None:
+    world = trained(World(nodes=2))
+    world.run(200)
+    paused(world)
+    first, second = world.drives.values()
+    rot(world, first)
+    second.sick = True
+    world.ask(AskKind.RESUME)
+    world.run(1200)
+    assert not world.training()
+    assert world.record().given_up == ""
+
+
+def test_a_part_of_sharded_state_that_rotted_is_no_use_to_the_others() -> None:
+    world = trained(World(nodes=2, checkpoint=Checkpoint(replicated=False)))
+    world.run(200)
+    paused(world)
+    first, second = world.drives.values()
+    lost = rot(world, first)
+    second.held[JOB] = list(first.held[JOB])  # where they begin is the library's agreement, and not the world's
+    world.ask(AskKind.RESUME)
+    world.until(world.training, 1200)
+    assert world.record().given_up == "{}-{}".format(*lost)

@@ -87,6 +87,14 @@ class Drive:
     user: str | None = None  # uid
     broken: bool = False  # every write fails
     sick: bool = False  # no machine can mount it
+    damaged: dict[str, list[Commit]] = field(default_factory=dict)  # commits that were whole once, by job
+
+    def damage(self, job: str) -> Commit:
+        """The newest checkpoint of a job rots."""
+        commit = max(self.held[job])
+        self.held[job].remove(commit)
+        self.damaged.setdefault(job, []).append(commit)
+        return commit
 
 
 class World:
@@ -608,6 +616,8 @@ class Agent:
                     if drive.held.get(self.job):
                         gen, step = max(drive.held[self.job])
                         self.say(Kind.HOLDS, 0, f"{gen}-{step}")
+                    for gen, step in drive.damaged.get(self.job, []):
+                        self.say(Kind.DAMAGED, 0, f"{gen}-{step}")
 
     def gang_step(self, agents: list[Agent]) -> None:
         """Called once for all living agents of a generation: restore, step, save, stop."""

@@ -79,6 +79,21 @@ def test_a_damaged_newest_is_skipped_with_its_reason(tmp_path: Path, damage: str
     assert newest.skipped[0].name in ("2-10", "2-11")
 
 
+def test_what_was_whole_once_and_is_no_more_is_known_here_or_put_aside(tmp_path: Path) -> None:
+    """Not what was never finished: nobody counts on that."""
+    make(tmp_path, Commit(1, 5))
+    assert store.damaged(tmp_path, Commit(1, 5)) == []
+    (make(tmp_path, Commit(2, 20)) / COMMIT).unlink()
+    (make(tmp_path, Commit(2, 10)) / STATE).write_bytes(b"s")
+    make(tmp_path, Commit(2, 9))
+    store.quarantine(tmp_path, Commit(2, 9))  # whose hash did not match, when it was read
+    assert store.damaged(tmp_path, Commit(1, 5)) == [Commit(2, 10), Commit(2, 9)]
+    assert store.damaged(tmp_path, Commit(2, 9)) == [Commit(2, 10)]
+    store.quarantine_incomplete(tmp_path)
+    assert store.damaged(tmp_path, Commit(1, 5)) == [Commit(2, 10)], "only the last two are kept to be looked at"
+    assert store.damaged(tmp_path / "none", None) == []
+
+
 def test_every_flipped_bit_of_commit_is_noticed(tmp_path: Path) -> None:
     home = make(tmp_path, Commit(2, 10))
     good = (home / COMMIT).read_bytes()

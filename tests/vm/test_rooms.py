@@ -26,6 +26,7 @@ from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import FactIn, JobRun, Member, Progress, Role, Sync, SyncReply
 from spotkeeper.spec.redact import redact
 from spotkeeper.train.control import Commit, Control, Fault, State
+from spotkeeper.train.store import STATE
 from spotkeeper.vm import disk as disks
 from spotkeeper.vm import logs, notice, report, settings, supervisor, sync
 from spotkeeper.vm.agent import Agent
@@ -44,6 +45,7 @@ from spotkeeper.vm.settings import Settings
 from spotkeeper.vm.source import SourceError, fetch, forget_all
 from spotkeeper.vm.storage import Bucket, StorageError
 
+from tests.train.test_store import make
 from tests.vm.fakes import JOB, Fake, document, source, wait_until
 
 QUIET = Log(write=lambda _: None)
@@ -198,6 +200,27 @@ class AtOnce:
 
     def do(self, what: str, work: Any) -> None:
         self.events.append(work())
+
+
+def test_a_checkpoint_that_holds_no_more_is_said_with_the_older_one_that_does(tmp_path: Path) -> None:
+    """So that nobody waits for it: the function knows of it, and cannot know that it is gone."""
+    ckpt = tmp_path / "store" / JOB / "ckpt"
+    ckpt.mkdir(parents=True)
+    make(ckpt, Commit(1, 5))
+    (make(ckpt, Commit(2, 10)) / STATE).write_bytes(b"s")
+    (tmp_path / "dev").symlink_to(tmp_path / "store")
+    said: list[tuple[Kind, str]] = []
+    one, helper = Disk(tmp_path / "dev", tmp_path / "mnt/sk-data", QUIET), AtOnce()
+    mounting = Mounting(one, helper, lambda kind, value="0", **_: said.append((kind, value)), Clock(), QUIET)  # type: ignore[arg-type]
+    mounting.look(0, one.point / JOB / "ckpt", True)
+    mounting.mounted(helper.events.pop())
+    told = [(Kind.ATTACHED, "0"), (Kind.HOLDS, "1-5"), (Kind.DAMAGED, "2-10")]
+    assert said == told
+    mounting.tell()
+    assert said == told * 2
+    mounting.forget_job()
+    mounting.tell()
+    assert said == [*told * 2, told[0]]
 
 
 @pytest.mark.parametrize("serving", [True, False])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from spotkeeper.reconcile.alloc import node_of
+from spotkeeper.reconcile.decide.seen import parse_commit
 from spotkeeper.reconcile.document import Place, Speaker, place
 from spotkeeper.reconcile.store_api import CorruptError, StaticHello, Store, StoreError
 from spotkeeper.spec import names
@@ -24,7 +25,12 @@ MAX_SAVE_S = 3600.0  # real; deadlines of stops are made from it, and one machin
 NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED, Kind.FULL, Kind.SAVED)
 DIGITS = 12  # of a number
 INSTANT_S = 0.001  # between two facts of one sync in the ledger: it keeps their order
-SAVING = {Kind.FULL: Event.FULL, Kind.UNSAVED: Event.UNSAVED, Kind.SAVED: Event.SAVED}
+SAVING = {
+    Kind.FULL: Event.FULL,
+    Kind.UNSAVED: Event.UNSAVED,
+    Kind.SAVED: Event.SAVED,
+    Kind.DAMAGED: Event.DAMAGED,
+}
 WHY = {"write-failed": "its disk refused the write", "saver-lost": "no saver process answered"}
 
 
@@ -152,9 +158,9 @@ def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync:
 
 
 def _saving(fact: Fact, now: float) -> Entry:
-    """Nothing is decided about a save that failed, or works again, so no round writes it down: told here, once each."""
+    """Of a save that failed, works again, or holds no more. No round writes it down: told here, once each."""
     event = SAVING[fact.kind]
-    word = fact.value.rstrip("-0123456789")
+    word = fact.value if fact.kind is Kind.DAMAGED else fact.value.rstrip("-0123456789")
     return Entry(
         at=now,
         id=f"{event.value}.r{fact.rank}.a{fact.attempt}.g{fact.gen}.{fact.value}",
@@ -192,7 +198,7 @@ def _sensible(record: Record, fact: Fact) -> bool:
         return number.isdigit() and len(number) <= DIGITS and word.isalpha()
     if fact.kind is Kind.EXIT:
         return fact.value.lstrip("-").isdigit() and len(fact.value) <= 6
-    return True
+    return fact.kind is not Kind.DAMAGED or parse_commit(fact.value) is not None
 
 
 def _forget_boots(store: Store, record: Record, where: Place | None, fact: Fact) -> None:

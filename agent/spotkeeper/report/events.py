@@ -43,6 +43,7 @@ _TEXTS: dict[Event, str] = {
     Event.MOVE: "the job changes its zone",
     Event.FULL: "{who}: its disk has no room for a checkpoint; training goes on, the older one stays",
     Event.UNSAVED: "{who}: a checkpoint could not be saved; training goes on, the older one stays, the next is tried",
+    Event.DAMAGED: "{who}: its copy of a checkpoint is damaged; where no machine has a whole one, an older one counts",
     Event.SAVED: "{who}: checkpoints are saved again",
     Event.FUSE: "{who}: a money fuse has blown",
     Event.HOLD: "the job holds",

@@ -33,6 +33,7 @@ _EVENT_STYLE = {
     Event.CRASH: "bold red",
     Event.FULL: "bold yellow",
     Event.UNSAVED: "bold yellow",
+    Event.DAMAGED: "bold yellow",
     Event.REFUSED: "yellow",
     Event.GENERATION: "green",
     Event.HOLD: "bold red",

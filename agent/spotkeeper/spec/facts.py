@@ -25,6 +25,7 @@ class Kind(str, Enum):
         "attached"  # value: disk number or "0" (a static node's own). Mounted; its newest commit follows as HOLDS
     )
     HOLDS = "holds"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
+    DAMAGED = "damaged"  # value: "<gen>-<step>" of a checkpoint there, newer than that, which was whole once
     DROPPED = "dropped"  # value: "0". A static node is rid of this attempt (its word releases the grant)
     NO_DISK = "nodisk"  # value: "<disk number>-<word>" (``vm.disk.Why``). It cannot be mounted here; trying goes on
     FULL = "full"  # value: which time, from "0". The checkpoint disk is full; training goes on

@@ -27,6 +27,7 @@ class Event(str, Enum):
     MOVE = "move"
     FULL = "full"  # a rank's disk had no room for a checkpoint: training goes on, the older one stays
     UNSAVED = "unsaved"  # a checkpoint could not be saved for another reason: the same, and the next save tries again
+    DAMAGED = "damaged"  # a checkpoint on a rank's disk that was whole is so no more
     SAVED = "saved"  # a later save of that rank succeeded
     FUSE = "fuse"  # a money fuse has blown: no machine is asked for until it is whole again
     HOLD = "hold"

@@ -233,6 +233,24 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def damaged(folder: Path, since: Commit | None) -> list[Commit]:
+    """Checkpoints newer than this that were whole once and are no more (by sizes), here or put aside, newest first.
+
+    One that was never finished has no COMMIT: nobody has ever counted on it.
+    """
+    put_aside = [path.name.partition(".")[2] for path in _listed(folder / QUARANTINE) if (path / COMMIT).exists()]
+    here = [path.name for path in _listed(folder) if (path / COMMIT).exists()]
+    found = {commit for name in (*put_aside, *here) if (commit := Commit.parse(name))}
+    return sorted((commit for commit in found if since is None or commit > since), reverse=True)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
 def prune(folder: Path, keep: int) -> list[Commit]:
     """Drop checkpoints beyond the newest ``keep`` complete ones. Returns what went.
 

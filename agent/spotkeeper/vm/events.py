@@ -64,11 +64,15 @@ class SourcesGone:
 
 @dataclass(frozen=True)
 class Mounted:
-    """``number`` of the disk, the newest complete checkpoint on it (``<gen>-<step>``), and all jobs that have some."""
+    """``number`` of the disk, the newest complete checkpoint on it (``<gen>-<step>``), and all jobs that have some.
+
+    ``damaged``: newer ones that were complete once, newest first.
+    """
 
     number: int
     newest: str | None
     jobs: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

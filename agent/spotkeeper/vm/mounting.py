@@ -14,12 +14,13 @@ from spotkeeper.clock import Clock
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.names import JOB_ID
 from spotkeeper.train.control import Commit
-from spotkeeper.train.store import newest
+from spotkeeper.train.store import damaged, newest
 from spotkeeper.vm.disk import Disk, Why
 from spotkeeper.vm.events import Dropped, Mounted, Unmounted
 from spotkeeper.vm.helper import Helper
 from spotkeeper.vm.log import Log
 
+DAMAGED = 4  # are told of, of one disk
 TRIES = 3  # once may be chance: udev, a late device
 ABSENT_S = 60.0  # virtual; a device appears within seconds of its attachment
 ABSENT_FLOOR_S = 5.0  # real
@@ -40,6 +41,7 @@ class Mounting:
     def __init__(self, disk: Disk, helper: Helper, say: Say, clock: Clock, log: Log) -> None:
         self.number: int | None = None
         self.newest: Commit | None = None
+        self._damaged: tuple[str, ...] = ()  # newer ones that hold no more
         self._disk = disk
         self._helper = helper
         self._say = say
@@ -61,7 +63,8 @@ class Mounting:
         def mount() -> Mounted:
             disk.mount()
             commit = newest(ckpt, hashes=False).commit
-            return Mounted(number, None if commit is None else str(commit), _jobs(disk.point))
+            broken = tuple(map(str, damaged(ckpt, commit)[:DAMAGED]))
+            return Mounted(number, None if commit is None else str(commit), _jobs(disk.point), broken)
 
         self._helper.do("mount", mount)
 
@@ -88,6 +91,9 @@ class Mounting:
     def mounted(self, event: Mounted) -> None:
         self.number = event.number
         self.newest = Commit.parse(event.newest) if event.newest else None
+        self._damaged = event.damaged
+        if event.damaged:
+            self._log("disk.damaged", checkpoints=event.damaged, newest=event.newest)
         self.tell()
 
     def tell(self, *, again: bool = False) -> None:
@@ -96,6 +102,8 @@ class Mounting:
             self._say(Kind.ATTACHED, str(self.number), again=again)
             if self.newest is not None:
                 self._say(Kind.HOLDS, str(self.newest), again=again)
+            for commit in self._damaged:
+                self._say(Kind.DAMAGED, commit, again=again)
 
     def wrote(self, commit: Commit, gen: int) -> None:
         """A generation ended here, with this as its newest checkpoint."""
@@ -133,7 +141,7 @@ class Mounting:
 
     def forget_job(self) -> None:
         """What is mounted stays so; what the last job had on it counts no more."""
-        self.newest = None
+        self.newest, self._damaged = None, ()
         self._tries, self._absent_since = 0, None
 
 

@@ -33,6 +33,8 @@ def step(draft: Draft) -> None:
     if not _disks(draft, ready):
         _renew(draft, ready)
         return
+    if (commit := kept.newest(draft)) is not None and kept.ruined(draft, ready):
+        draft.set(given_up=kept.text(commit))  # nobody has to be asked: there is no other way
     if not kept.behind(draft, ready):
         _publish(draft, ready)
     elif len(ready) == draft.size() and draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:

@@ -102,6 +102,26 @@ def lacking(draft: Draft) -> bool:
     return lacks(draft, range(draft.size()))
 
 
+def ruined(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether every copy of the newest commit is known to be damaged: each keeper is here, at home, and says so.
+
+    Of sharded state one part is enough: without it nobody can use the others.
+    """
+    commit = newest(draft)
+    keepers = [index for index, rank in enumerate(draft.ranks) if commit is not None and _keeps(rank, commit)]
+    if commit is None or not keepers:
+        return False
+    there = {index: slot for index in ready if (slot := draft.ranks[index].cur)}
+    told = [
+        index in there
+        and there[index].node == draft.ranks[index].node
+        and draft.view.attached(index, draft.ranks[index].disk, there[index])
+        and any(parse_commit(f.value) == commit for f in draft.view.said(index, there[index], Kind.DAMAGED))
+        for index in keepers
+    ]
+    return any(told) if _sharded(draft) else all(told)
+
+
 def origin(draft: Draft, ready: Iterable[int]) -> str:
     """Where a generation begins without the newest commit, in words; "" where nobody has looked on every disk."""
     slots = [(index, slot) for index in ready if (slot := draft.ranks[index].cur)]
