@@ -29,7 +29,7 @@ demo: setup
 	@$(BIN)/python -m spotkeeper.local.demo $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 security: setup
 	@$(BIN)/python -m pytest tests/security $(ARGS)

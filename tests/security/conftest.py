@@ -1,4 +1,4 @@
-"""One site for all cases, and the count that closes the run."""
+"""One site for all cases."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.security.site import Site
-from tests.security.table import TABLE
-from tests.security.tally import TALLY
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +14,3 @@ def site() -> Iterator[Site]:
     made = Site()
     yield made
     made.close()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if TALLY.classes or TALLY.bodies.sent:
-        terminalreporter.write_line(TALLY.line())
-        terminalreporter.write_line(TALLY.write(len(TABLE)))

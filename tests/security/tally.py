@@ -30,6 +30,20 @@ class Tally:
     failed: list[str] = field(default_factory=list)
     bodies: Bodies = field(default_factory=Bodies)
 
+    def told(self) -> str:
+        """For another process."""
+        return json.dumps(asdict(self))
+
+    def add(self, told: str | None) -> None:
+        """What another process has counted; the bodies are one test's, so one process has them all."""
+        if told is None:
+            return
+        other = json.loads(told)
+        self.classes |= other["classes"]
+        self.failed += other["failed"]
+        if other["bodies"]["sent"]:
+            self.bodies = Bodies(**other["bodies"])
+
     def line(self) -> str:
         bodies = self.bodies
         return (

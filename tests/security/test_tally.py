@@ -28,6 +28,14 @@ def test_a_part_does_not_stand_where_the_whole_stood(tmp_path: Path, tally: Tall
     assert file.read_text() == "whole"
 
 
+def test_what_several_processes_counted_is_one_run() -> None:
+    whole = Tally()
+    for part in (Tally({"store: one": 3}), Tally({}, ["store: two"], Bodies(7, taken=7, median_ms=0.5)), Tally()):
+        whole.add(part.told())
+    whole.add(None)  # a process that died
+    assert whole == Tally({"store: one": 3}, ["store: two"], Bodies(7, taken=7, median_ms=0.5))
+
+
 def test_a_whole_run_is_kept_with_its_times_and_its_failures(tmp_path: Path) -> None:
     file = tmp_path / "made" / "security.json"
     bodies = Bodies(BODIES, taken=60_000, refused=40_000, median_ms=0.25, p99_ms=1.5, longest_ms=30.0)
