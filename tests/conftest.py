@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -27,3 +28,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
         terminalreporter.write_line(TALLY.line())
         terminalreporter.write_line(TALLY.write(len(TABLE)))
+
+
+@pytest.fixture(autouse=True)
+def _every_logger_speaks() -> None:
+    """Libraries that set logging up, and tests of ours, may silence loggers for all that run after them here."""
+    logging.disable(logging.NOTSET)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "spotkeeper" and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
+            if name != "spotkeeper":
+                logger.setLevel(logging.NOTSET)
