@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import console, emit, note
-from spotkeeper.cli.target import FOLDER, LOCAL, Target, local_folder, named_folder
+from spotkeeper.cli.target import FOLDER, LOCAL, Target, folder_option, local_folder, named_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -88,7 +88,7 @@ def note_upkeep(folder: Path) -> None:
         Upkeep.UNWATCHED: "has lost its keeper: it goes on, but nobody would start its control plane again",
     }
     if cloud.upkeep in words:
-        again = f"spotkeeper local up --folder {shlex.quote(str(cloud.folder))}"
+        again = f"spotkeeper local up {folder_option(cloud.folder)}"
         note(f"the cloud in {cloud.folder} {words[cloud.upkeep]}\n  try: {again}")
 
 
@@ -149,7 +149,7 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, as_json: bool)
         _pull_the_plug(_named(folder), as_json)
         return
     folder = attach(folder).folder
-    here = f"--folder {shlex.quote(str(folder))}"
+    here = folder_option(folder)
     remedy = f"pull the plug, which asks no stack: spotkeeper local down --force {here}"
     with failures(remedy), _alone(folder):
         if not yes:
@@ -178,7 +178,7 @@ def _halfway(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        here = f"--folder {shlex.quote(str(folder))}"
+        here = folder_option(folder)
         try:
             left = LocalCloud.attach(folder).left_over()
             what = f"is half down: {count(left.vms, 'VM')} and {count(left.disks, 'disk')} are left"

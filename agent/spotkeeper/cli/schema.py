@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.show import no_checkout
 from spotkeeper.spec.parse import nearest
 
 STACK = "stack"
@@ -40,9 +41,7 @@ def stack_file() -> dict[str, object]:
     try:
         from infra.settings import NAMESPACE, Settings
     except ImportError:
-        raise CliError(
-            "the stack is made by `infra`, which is not here", Exit.MISSING, "run it in a checkout"
-        ) from None
+        raise no_checkout() from None
     made: dict[str, Any] = msgspec.json.schema(Settings)
     types = made["$defs"]
     settings = types.pop(Settings.__name__)

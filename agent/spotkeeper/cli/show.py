@@ -63,9 +63,7 @@ def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFi
         from infra import settings
         from spotkeeper.local.deploy.config import read_config
     except ImportError:
-        raise CliError(
-            "the stack is made by `infra`, which is not here", Exit.MISSING, "run it in a checkout"
-        ) from None
+        raise no_checkout() from None
     path = file or _stack_file(stack or os.environ.get("SPOTKEEPER_STACK", "") or "local", other)
     lines = _lines(path)
     name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
@@ -74,6 +72,10 @@ def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFi
         return StackFile(name, config, settings.from_config(config, name))
     except SpecError as error:
         raise located(error, path.name, lines) from None
+
+
+def no_checkout() -> CliError:
+    return CliError("the stack is made by `infra`, which is not here", Exit.MISSING, "run it in a checkout")
 
 
 def _stack_file(stack: str, other: str) -> Path:

@@ -44,7 +44,7 @@ class Target:
 
     def up(self) -> str:
         """The command that brings the stack up."""
-        return "pulumi up" if self.local is None else f"spotkeeper local up --folder {shlex.quote(str(self.local))}"
+        return "pulumi up" if self.local is None else f"spotkeeper local up {folder_option(self.local)}"
 
     def store(self) -> Store:
         """The bucket.
@@ -117,6 +117,11 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
 def export_bucket(stack: str) -> str:
     """The command that names a stack's bucket: its output `bucket` is the bare name."""
     return f"export SPOTKEEPER_BUCKET=gs://$(pulumi stack output bucket --stack {shlex.quote(stack)})"
+
+
+def folder_option(folder: Path) -> str:
+    """How the commands of a one-machine cloud name it, for a shell."""
+    return f"--folder {shlex.quote(str(folder))}"
 
 
 def named_folder() -> Path | None:

@@ -38,16 +38,12 @@ def mend(name: str) -> str:
 
 def resume(record: Record) -> str:
     """The command that goes on with a job that holds, with the files it has."""
-    return _back(record) if goes_back(record) else f"spotkeeper resume {record.name}"
+    return record.go_back() if goes_back(record) else f"spotkeeper resume {record.name}"
 
 
 def goes_back(record: Record) -> bool:
     """Whether its newest checkpoint cannot be had, as the reason says, with the command: a plain resume holds again."""
-    return record.hold is Hold.CLOUD and _back(record) in record.reason
-
-
-def _back(record: Record) -> str:
-    return f"spotkeeper resume {record.name} --go-back"
+    return record.hold is Hold.CLOUD and record.go_back() in record.reason
 
 
 def hold_view(

@@ -198,6 +198,10 @@ class Record(Struct, frozen=True, omit_defaults=True):
         """Which of the job's stored files is in force: a hash, or "" for the one as submitted."""
         return self.spec_sha256 if self.mended else ""
 
+    def go_back(self) -> str:
+        """The command that goes on without the newest checkpoint, where that cannot be had."""
+        return f"spotkeeper resume {self.name} --go-back"
+
     def wanted(self) -> int:
         """How many ranks are to be filled. Those above are parked: no machine, their counters kept."""
         return len(self.ranks) if self.size is None else min(self.size, len(self.ranks))

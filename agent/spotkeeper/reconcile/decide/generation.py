@@ -82,7 +82,7 @@ def _lacking(draft: Draft, ready: list[int]) -> str:
     told = [held for index in ready if (slot := draft.ranks[index].cur) and (held := draft.view.holds(index, slot))]
     there = f"the newest there is {kept.text(max(told))}" if told else "there is none on any of them"
     lacks = f"no machine to be had holds the newest checkpoint, {kept.text(commit)}; {there}"
-    return f"{lacks}. To go on without it: {kept.remedy(draft)}"
+    return f"{lacks}. To go on without it: {draft.record.go_back()}"
 
 
 def _waits(draft: Draft, ready: list[int]) -> list[float]:
@@ -177,7 +177,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
 
 
 def _origin(draft: Draft, ready: list[int]) -> str:
-    """Where a generation goes on from, if that is not the newest commit: a user gave it up."""
+    """Where a generation goes on from, if that is not the newest commit: it was given up."""
     commit = kept.newest(draft)
     if commit is None or not kept.given_up(draft) or not kept.lacks(draft, ready):
         return ""

@@ -126,7 +126,7 @@ def _waiting(draft: Draft, index: int, capped: set[Model]) -> None:
         return
     if node := kept.bound(draft, index):
         why = kept.only(draft, index)
-        _wait(draft, index, f"waiting for static node {node}: {why}; to go on without it: {kept.remedy(draft)}")
+        _wait(draft, index, f"waiting for static node {node}: {why}; to go on without it: {draft.record.go_back()}")
         return
     if not capped and not _buys(draft):
         _wait(draft, index, "waiting for a static node: other jobs have them, or they are down")

@@ -30,7 +30,7 @@ def committed(draft: Draft) -> Commit | None:
 
 
 def given_up(draft: Draft) -> bool:
-    """Whether a user said that the job shall go on without the newest commit, where that cannot be had."""
+    """Whether the job shall go on without the newest commit, where that cannot be had: a user said so, or it rotted."""
     commit = newest(draft)
     return commit is not None and commit <= (parse_commit(draft.record.given_up) or (0, 0))
 
@@ -49,11 +49,6 @@ def costs_nothing(draft: Draft) -> bool:
         return False
     progress = draft.seen.progress
     return progress is None or not progress.total_steps or progress.step < progress.total_steps - 1
-
-
-def remedy(draft: Draft) -> str:
-    """What a person types who knows that it will not come back."""
-    return f"spotkeeper resume {draft.record.name} --go-back"
 
 
 def holds(draft: Draft, index: int, slot: Slot) -> bool:
