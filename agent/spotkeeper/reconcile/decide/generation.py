@@ -33,7 +33,8 @@ def step(draft: Draft) -> None:
     if not _disks(draft, ready):
         _renew(draft, ready)
         return
-    if (commit := kept.newest(draft)) is not None and kept.ruined(draft, ready):
+    commit = kept.newest(draft)
+    if commit is not None and kept.behind(draft, ready) and kept.ruined(draft, ready):
         draft.set(given_up=kept.text(commit))  # nobody has to be asked: there is no other way
     if not kept.behind(draft, ready):
         _publish(draft, ready)
