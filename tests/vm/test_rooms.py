@@ -416,7 +416,7 @@ def test_what_an_agent_has_not_said_when_it_is_killed_is_said_by_the_next(
 ) -> None:
     """Written down as said, and not yet in the spool, an end was never heard of: its job stood still for good."""
     agent = an_agent(tmp_path)
-    agent._save(assignment=Assignment(JOB, 0, 1), started=3, notice=PREEMPTED)
+    agent._me.save(assignment=Assignment(JOB, 0, 1), started=3, notice=PREEMPTED)
 
     def say(*_: object, **__: object) -> None:
         raise KilledError
@@ -426,11 +426,11 @@ def test_what_an_agent_has_not_said_when_it_is_killed_is_said_by_the_next(
         if what == "its job ended":
             (tmp_path / "gen").mkdir()
             agent._super.child = supervisor.Child(3, tmp_path / "gen", 1, 5.0, Control.create(tmp_path / "gen/ctl"))
-            agent._child_ended(3, 0, 0)
+            agent._membership.child_ended(3, 0, 0)
         elif what == "its launcher is gone":
-            agent._lost(3)
+            agent._membership.lost(3)
         else:
-            agent._observed(seen())
+            agent._heed.observed(seen())
     saved = Saved.read(agent._set.run, "boot")
     assert (saved.ended, saved.notice) == (-1, PREEMPTED)
 
@@ -443,11 +443,11 @@ def test_a_wall_clock_that_is_set_is_no_outage_and_no_longer_lease(
     agent = an_agent(tmp_path)
     real, steady = time.time, time.monotonic
     monkeypatch.setattr(time, "time", lambda: real() + by_s)
-    agent._check_lease()
-    assert agent._leaving is None
+    agent._orders.heed_silence()
+    assert agent._farewell.leaving is None
     monkeypatch.setattr(time, "monotonic", lambda: steady() + 2 * 120 * 60)
-    agent._check_lease()
-    assert agent._leaving is not None
+    agent._orders.heed_silence()
+    assert agent._farewell.leaving is not None
 
 
 @pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
@@ -508,11 +508,11 @@ def test_a_script_that_begins_anew_each_time_is_told_so_in_its_log(
 def test_a_saver_that_does_not_answer_yet_is_not_taken_for_gone(tmp_path: Path) -> None:
     """Its machine said "freed", and the saver came up after that word."""
     agent = an_agent(tmp_path)
-    starting = agent._ready._saver = subprocess.Popen(["sleep", "60"])
+    starting = agent._parts.ready._saver = subprocess.Popen(["sleep", "60"])
     try:
-        assert not agent._ready.end_saver(hurry=False)
+        assert not agent._parts.ready.end_saver(hurry=False)
         starting.wait(10)
-        assert agent._ready.end_saver(hurry=False)
+        assert agent._parts.ready.end_saver(hurry=False)
     finally:
         starting.kill()
         starting.wait()

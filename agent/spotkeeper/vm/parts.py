@@ -1,0 +1,60 @@
+"""What one machine's agent has to work with, built once and handed to those who use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spotkeeper.vm.disk import Disk
+from spotkeeper.vm.events import Event
+from spotkeeper.vm.helper import Helper
+from spotkeeper.vm.kept import Kept
+from spotkeeper.vm.launch import Launcher
+from spotkeeper.vm.logs import Uploader
+from spotkeeper.vm.metadata import Metadata
+from spotkeeper.vm.mounting import Mounting
+from spotkeeper.vm.output import Outputs
+from spotkeeper.vm.ready import Ready
+from spotkeeper.vm.settings import job_path, templates_path
+from spotkeeper.vm.standing import Standing
+from spotkeeper.vm.storage import Bucket
+from spotkeeper.vm.supervisor import Supervisor
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All for the loop's thread; ``helper``, ``uploader`` and the output's helper have threads of their own."""
+
+    helper: Helper
+    uploader: Uploader
+    mounting: Mounting
+    kept: Kept
+    launcher: Launcher
+    ready: Ready
+    supervisor: Supervisor
+    output: Outputs
+
+    @classmethod
+    def of(cls, me: Standing, metadata: Metadata, post: Callable[[Event], None]) -> Parts:
+        """Nothing is started yet. ``post``: where events go."""
+        settings, clock, log = me.settings, me.clock, me.log
+        bucket = Bucket(settings.storage, settings.bucket, metadata)
+        helper = Helper(post, log)
+        carrier = Helper(post, log, "output")  # its own: a mount must not wait for an upload
+        launcher = Launcher(settings.run, job_path(), post, log)
+        return cls(
+            helper=helper,
+            uploader=Uploader(bucket, clock, log),
+            mounting=Mounting(Disk(settings.device, settings.mount, log), helper, me.say, clock, log),
+            kept=Kept(),
+            launcher=launcher,
+            ready=Ready(settings, bucket, launcher, helper),
+            supervisor=Supervisor(settings.run, templates_path(), launcher, log),
+            output=Outputs(bucket, carrier, settings.mount, settings.state / "out", clock, log),
+        )
+
+    def start(self) -> None:
+        """The threads."""
+        self.helper.start()
+        self.output.helper.start()
+        self.uploader.start()
