@@ -31,6 +31,9 @@ class Kind(str, Enum):
     FULL = "full"  # value: which time, from "0". The checkpoint disk is full; training goes on
     UNSAVED = "unsaved"  # value: "write-failed" or "saver-lost", and "-<which time>" after the first. The same
     SAVED = "saved"  # value: which time. A save succeeded after one of those
+    MIRRORED = "mirrored"  # value: "<gen>-<step>" of a checkpoint whose copy in the bucket is complete
+    FETCHED = "fetched"  # the same: the copy that ``Record.fetch`` names is on the mounted disk
+    UNMIRRORED = "unmirrored"  # the same: that copy cannot be had, for it is damaged, or gone
     SLOW = "stall"  # value: step. No step for many times the median
 
 

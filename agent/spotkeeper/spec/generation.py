@@ -66,6 +66,13 @@ class Role(str, Enum):
     UNKNOWN = "unknown"  # not (yet) in any record: ask again
 
 
+class MirrorRun(Struct, frozen=True, omit_defaults=True):
+    """How committed checkpoints are copied to the bucket. ``every_s`` is virtual, ``bytes_s`` real."""
+
+    every_s: float
+    bytes_s: float
+
+
 class JobRun(Struct, frozen=True, omit_defaults=True):
     """What a node must know to run the job; the same for all nodes and generations of a spec."""
 
@@ -81,6 +88,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     keep: int = 2
     seed: int = 0
     max_world: int | None = None  # processes of the job at its largest, where it may change its size
+    mirror: MirrorRun | None = None  # None: nothing is copied
 
 
 class FactIn(Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,6 +129,13 @@ class Sync(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     kept: Annotated[tuple[JobId, ...], Meta(max_length=MAX_KEPT)] = ()  # whose files a static node has; asked seldom
 
 
+class FetchOrder(Struct, frozen=True, omit_defaults=True):
+    """Bring this copy of a checkpoint onto the disk. ``source``: the rank whose copy it is."""
+
+    commit: str
+    source: int
+
+
 class SyncReply(Struct, frozen=True, omit_defaults=True):
     role: Role
     job: str | None = None
@@ -132,3 +147,6 @@ class SyncReply(Struct, frozen=True, omit_defaults=True):
     lease_minutes: int = 120
     over: bool = False  # the job has ended and its disks go: a static node deletes what it has of it
     ended: tuple[str, ...] = ()  # of those in ``kept``: the same
+    mirrored: str | None = None  # the newest copy of a checkpoint in the bucket, where the job has copies made
+    mirrored_at: float | None = None  # since when it is there, virtual unix seconds
+    fetch: FetchOrder | None = None  # what this machine shall bring onto its disk before it trains

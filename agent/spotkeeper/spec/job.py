@@ -31,10 +31,19 @@ class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
     max: Annotated[int, Meta(ge=1, le=10_000)]
 
 
+class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
+    """Copies of committed checkpoints in the stack's bucket, for when no disk has one any more. Unset: none."""
+
+    every_min: Annotated[float, Meta(ge=1, le=10_000, description="minutes from one copy to the next")] = 60.0
+    mb_s: Annotated[float, Meta(gt=0, description="megabytes a second that an upload takes at most")] = 50.0
+    keep: Annotated[int, Meta(ge=1, le=10, description="complete copies kept in the bucket")] = 2
+
+
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     replicated: Annotated[bool, _about("true (DDP): every node holds a full copy; false (FSDP): sharded")] = True
     interval_s: Annotated[float, Meta(gt=0, description="unset: from measured stall and observed losses")] | None = None
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
+    mirror: Annotated[Mirror, _about("copies of checkpoints in the stack's bucket; unset: none")] | None = None
 
 
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ class Event(str, Enum):
     STOP = "stop"  # members were told to save and stop
     NOTICE = "notice"
     REPRIEVE = "reprieve"
+    ENDING = "ending"  # a machine's longest run (maxRunDuration) ends before long: planned, and no preemption
     LOSS = "loss"  # a rank's machine is gone
     PROMOTED = "promoted"  # next became cur
     GONE = "gone"  # a superseded attempt is gone from the listing: billing ends
@@ -28,6 +29,9 @@ class Event(str, Enum):
     FULL = "full"  # a rank's disk had no room for a checkpoint: training goes on, the older one stays
     UNSAVED = "unsaved"  # a checkpoint could not be saved for another reason: the same, and the next save tries again
     DAMAGED = "damaged"  # a checkpoint on a rank's disk that was whole is so no more
+    MIRRORED = "mirrored"  # a copy of a checkpoint is complete in the bucket
+    UNMIRRORED = "unmirrored"  # a copy in the bucket cannot be had: it is damaged, or gone
+    FETCH = "fetch"  # no disk has what the job goes on from: it is fetched from the bucket
     SAVED = "saved"  # a later save of that rank succeeded
     FUSE = "fuse"  # a money fuse has blown: no machine is asked for until it is whole again
     HOLD = "hold"

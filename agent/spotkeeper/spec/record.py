@@ -88,6 +88,7 @@ class Slot(Struct, frozen=True, omit_defaults=True, gc=False):
     cause: str | None = None  # why this attempt was asked for: "start", "notice", "loss", "swap to spot", ...
     notice: float | None = None  # deadline of a standing notice; taken from facts, cleared by a reprieve
     cut: bool = False  # that deadline is our guess: the machine was found stopping, and nobody had said so
+    ends: float | None = None  # its longest run (maxRunDuration) is over then: noted when that comes near
     disk: bool = False  # its disk was attached when the newest generation began: it writes checkpoints
     holds: bool = False  # and the newest commit of that moment was on it
     past: tuple[str, ...] = ()  # boots of this machine that were admitted before; their hellos count no more
@@ -153,6 +154,22 @@ class Fuses(Struct, frozen=True, omit_defaults=True):
     forgiven: float = 0.0  # what had been spent when somebody resumed it at its cap
 
 
+class Mirrored(Struct, frozen=True):
+    """A complete copy of a checkpoint in the bucket (``spec.mirror``)."""
+
+    commit: str  # "<gen>-<step>"
+    rank: int  # whose part was complete last; of replicated state, the one that has it
+    at: float  # when the function heard of it, virtual unix seconds
+
+
+class Fetch(Struct, frozen=True):
+    """Which copy these ranks' machines shall bring onto their disks before the next generation begins."""
+
+    commit: str
+    source: int  # as in ``Mirrored.rank``
+    ranks: tuple[int, ...]
+
+
 class Record(Struct, frozen=True, omit_defaults=True):
     """``jobs/<job>/rec``."""
 
@@ -191,6 +208,9 @@ class Record(Struct, frozen=True, omit_defaults=True):
     fuses: Fuses = Fuses()
     mended: bool = False  # a resume brought other files: the job file is the one stored by `spec_sha256`
     given_up: str = ""  # the newest commit when somebody chose to go on without it, as "<gen>-<step>"
+    mirror: tuple[Mirrored, ...] = ()  # what may be fetched from the bucket, newest first
+    mirror_top: str = ""  # the newest copy that was ever in ``mirror``: one that is gone does not come back
+    fetch: Fetch | None = None  # while a generation waits for it
     size: int | None = None  # how many ranks are wanted, the lowest, since somebody resized the job
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next
 
