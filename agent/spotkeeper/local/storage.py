@@ -24,7 +24,7 @@ from spotkeeper.local.resources import BUCKET, Resource, Resources
 from spotkeeper.local.tokens import Principal
 from spotkeeper.local.wire import JsonObject
 from spotkeeper.local.world import World
-from spotkeeper.reconcile.objects import BadKeyError, Objects
+from spotkeeper.reconcile.objects import BadKeyError, ConflictError, Objects
 from spotkeeper.reconcile.objects_sqlite import SqliteObjects
 from spotkeeper.spec.names import LABEL_JOB
 
@@ -110,13 +110,18 @@ class StorageApi:
         try:
             if request.query_params.get("uploadType") != "media":
                 raise errors.not_built(f"uploadType={request.query_params.get('uploadType')}")
-            if "ifGenerationMatch" in request.query_params:
-                raise errors.not_built("a conditional upload over HTTP (the function writes the twin itself)")
+            condition = request.query_params.get("ifGenerationMatch", "")
+            if condition not in ("", "0"):
+                raise errors.not_built("replacing one version over HTTP (the function writes the twin itself)")
             self._allow(request, key, write=True)
             self._bucket(bucket)
             data = await request.body()
-            tag = self._buckets.objects().put(key, data)
+            objects = self._buckets.objects()
+            tag = objects.create(key, data) if condition else objects.put(key, data)
             return _json(_metadata(bucket, key, data, tag))
+        except ConflictError:
+            message = "At least one of the pre-conditions you specified did not hold."
+            return _refused(ApiError(412, "conditionNotMet", message))
         except (ApiError, BadKeyError) as error:
             return _refused(error)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Union
 
 from spotkeeper.spec.generation import SyncReply
+from spotkeeper.train.control import Commit
 from spotkeeper.vm.disk import Why
 from spotkeeper.vm.metadata import Instance
 
@@ -97,6 +98,29 @@ class OutputThere:
 
 
 @dataclass(frozen=True)
+class MirrorThere:
+    """This rank's part of a checkpoint is in the bucket; ``complete``: and so are those of all others."""
+
+    commit: Commit
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A checkpoint's copy is on the mounted disk."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class NoCopy:
+    """A checkpoint's copy in the bucket is damaged or gone."""
+
+    commit: Commit
+    why: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """A piece of the helper's work failed; ``what`` names the piece, which is tried again. ``why``: of a disk."""
 
@@ -110,5 +134,5 @@ class Terminated:
     """SIGTERM to the agent itself."""
 
 
-Helped = Union[SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, Failed]
+Helped = Union[SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, MirrorThere, Fetched, NoCopy, Failed]
 Event = Union[Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]

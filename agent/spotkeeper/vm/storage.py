@@ -1,4 +1,7 @@
-"""The bucket, through its JSON API with the machine's token: read sources, write logs and outputs. Nothing else."""
+"""The bucket, through its JSON API with the machine's token: reads, writes, and new objects. Nothing else.
+
+What is where, its users say: sources, logs, outputs, copies of checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,10 @@ CHUNK = 1 << 18
 
 class StorageError(Exception):
     """No usable answer; try again."""
+
+
+class MissingError(StorageError):
+    """There is no such object."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,8 @@ class Bucket:
         """An object's content, in pieces.
 
         Raises:
-            StorageError: it is not there, or the answer broke off.
+            MissingError: it is not there.
+            StorageError: that cannot be told, or the answer broke off.
         """
         try:
             with requests.get(
@@ -70,6 +78,8 @@ class Bucket:
                 stream=True,
                 timeout=(CONNECT_S, ANSWER_S),
             ) as answer:
+                if answer.status_code == 404:
+                    raise MissingError(f"{name}: it is not there")
                 if answer.status_code != 200:
                     raise StorageError(f"{name}: HTTP {answer.status_code}")
                 yield from answer.iter_content(CHUNK)
@@ -107,9 +117,22 @@ class Bucket:
         if answer.status_code != 200:
             raise StorageError(f"{name}: HTTP {answer.status_code}")
 
-    def _post(self, name: str, content: Readable | bytes, kind: str) -> requests.Response:
+    def create(self, name: str, content: bytes) -> bool:
+        """Make a small object of text; False where it is there already, whatever it holds.
+
+        Raises:
+            StorageError: neither can be told.
+        """
+        answer = self._post(name, content, "text/plain; charset=utf-8", {"ifGenerationMatch": "0"})
+        if answer.status_code not in (200, 412):
+            raise StorageError(f"{name}: HTTP {answer.status_code}")
+        return answer.status_code == 200
+
+    def _post(
+        self, name: str, content: Readable | bytes, kind: str, condition: dict[str, str] | None = None
+    ) -> requests.Response:
         url = f"{self._root}/upload/storage/v1/b/{self._bucket}/o"
-        query = {"uploadType": "media", "name": name}
+        query = {"uploadType": "media", "name": name} | (condition or {})
         headers = self._headers() | {"Content-Type": kind}
         try:
             return requests.post(url, params=query, data=content, headers=headers, timeout=(CONNECT_S, ANSWER_S))
