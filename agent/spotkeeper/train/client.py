@@ -43,6 +43,15 @@ class Durable:
 
 
 @dataclass(frozen=True)
+class Written:
+    """This node's part of a save is on disk; ``manifest`` names its files."""
+
+    commit: Commit
+    manifest: Manifest
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Failed:
     """A save that came to nothing."""
 
@@ -60,13 +69,16 @@ class Hello:
     quarantined: tuple[Skipped, ...]
 
 
+Event = Durable | Written | Failed
+
+
 class Client:
     """A trainer's connection to its node's saver. Not thread-safe."""
 
     def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self._sock = sock
         self._process = process
-        self._events: deque[Durable | Failed] = deque()
+        self._events: deque[Event] = deque()
         self._pending: Commit | None = None
         self._reserving = False
         self._fd = -1
@@ -124,6 +136,11 @@ class Client:
         """Of a private saver, else 0."""
         return self._process.pid if self._process else 0
 
+    @property
+    def fd(self) -> int:
+        """Of the memory; -1 before there is any."""
+        return self._fd
+
     def hello(self, folder: Path, gen: int, keep: int) -> Hello:
         """Announce a generation. Waits until the save of an older one is finished.
 
@@ -170,25 +187,34 @@ class Client:
         self._request({"op": "stage"})
         return memory
 
-    def save(self, manifest: Manifest, stretches: tuple[Stretch, ...]) -> None:
-        """Have what was staged made durable. Returns at once; ``poll`` or ``wait`` tell the end."""
+    def save(self, manifest: Manifest, stretches: tuple[Stretch, ...], *, part: bool = False) -> None:
+        """Have what was staged made durable. Returns at once; ``poll`` or ``wait`` tell the end.
+
+        ``part``: it is this node's part of sharded state, and waits for ``publish``.
+        """
         self._request(
             {
                 "op": "save",
                 "manifest": manifest.to_bytes().decode(),
                 "stretches": [asdict(stretch) for stretch in stretches],
+                "part": part,
             }
         )
         self._pending = manifest.commit
 
-    def poll(self) -> Durable | Failed | None:
+    def publish(self, manifest: Manifest) -> None:
+        """Have COMMIT written for a part: ``manifest`` is its own, with the files of all others."""
+        self._request({"op": "publish", "manifest": manifest.to_bytes().decode()})
+        self._pending = manifest.commit
+
+    def poll(self) -> Event | None:
         """The end of a save, once, or None. Does not wait; about a microsecond while nothing runs."""
         while self._pending is not None and not self._events:
             if self._read(block=False) is None:
                 break
         return self._events.popleft() if self._events else None
 
-    def wait(self, timeout_s: float | None = None) -> Durable | Failed | None:
+    def wait(self, timeout_s: float | None = None) -> Event | None:
         """Wait for the save that runs. None: none runs, or the time is up."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while self._pending is not None and not self._events:
@@ -259,6 +285,9 @@ class Client:
         commit = Commit(message["gen"], message["step"])
         if message["event"] == "durable":
             self._events.append(Durable(commit, message["seconds"]))
+        elif message["event"] == "written":
+            manifest = Manifest.from_bytes(message["manifest"].encode())
+            self._events.append(Written(commit, manifest, message["seconds"]))
         else:
             self._events.append(Failed(commit, Fault(message["fault"]), message["why"]))
         self._pending = None

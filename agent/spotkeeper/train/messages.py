@@ -43,9 +43,15 @@ class Stage:
 class Save:
     manifest: Manifest
     stretches: tuple[Stretch, ...]
+    part: bool
 
 
-Message = Hello | Reserve | Stage | Save
+@dataclass(frozen=True)
+class Publish:
+    manifest: Manifest
+
+
+Message = Hello | Reserve | Stage | Save | Publish
 
 
 class MessageError(ValueError):
@@ -68,7 +74,10 @@ def parse(data: bytes) -> Message:
         if op == "stage":
             return Stage()
         if op == "save":
-            return Save(_manifest(fields["manifest"]), tuple(_stretch(part) for part in fields["stretches"]))
+            stretches = tuple(_stretch(part) for part in fields["stretches"])
+            return Save(_manifest(fields["manifest"]), stretches, _flag(fields.get("part", False)))
+        if op == "publish":
+            return Publish(_manifest(fields["manifest"]))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise MessageError(f"{type(error).__name__}: {error}") from None
     raise MessageError(f"unknown op {op!r}")
@@ -77,6 +86,12 @@ def parse(data: bytes) -> Message:
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r} is no flag")
     return value
 
 

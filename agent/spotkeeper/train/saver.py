@@ -19,7 +19,9 @@ hello    folder, gen, keep              hello: held (commit and files in memory,
                                         quarantined; ``fenced`` if a newer one has spoken
 reserve  bytes                          buffer, with the memory file's descriptor
 stage    -                              none; what the memory held is no longer valid
-save     manifest, stretches            durable (seconds), or failed (fault, why)
+save     manifest, stretches, part      durable (seconds), or failed (fault, why); of a part of
+                                        sharded state ``written``, with the manifest
+publish  manifest                       durable, or failed: COMMIT of a part that was written
 ======== ============================== ==================================================
 
 A message of a trainer whose generation is older than the newest that said hello, or than
@@ -56,7 +58,7 @@ from typing import Any
 
 from spotkeeper.train import store
 from spotkeeper.train.control import Commit, Fault
-from spotkeeper.train.messages import Hello, Message, MessageError, Reserve, Save, Stage, Stretch, parse
+from spotkeeper.train.messages import Hello, Message, MessageError, Publish, Reserve, Save, Stage, Stretch, parse
 from spotkeeper.train.store import FileSum, Manifest
 
 PAGE = 4096
@@ -176,8 +178,10 @@ class Server:
                 self._reserve(peer, size, fence)
             case Stage() if not fence:
                 self._buffer.held = None
-            case Save(manifest, stretches):
-                self._save(peer, manifest, stretches, fence)
+            case Save(manifest, stretches, part):
+                self._save(peer, manifest, stretches, fence, part)
+            case Publish(manifest):
+                self._publish(peer, manifest, fence)
 
     def _hello(self, peer: _Peer, folder: Path, gen: int, keep: int) -> None:
         if gen < self._gen:
@@ -192,7 +196,7 @@ class Server:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             moved = store.quarantine_incomplete(folder)
-            if held is not None and held.commit not in store.complete(folder):
+            if held is not None and held.commit not in (*store.complete(folder), *store.partial(folder)):
                 held = None  # pruned, damaged or of another folder: memory is worth no more than the disk says
         except OSError as error:  # such as a disk that has become read-only
             peer.folder = None
@@ -215,7 +219,7 @@ class Server:
             return
         _send(peer.sock, {"event": "buffer", "bytes": self._buffer.size}, self._buffer.fd)
 
-    def _save(self, peer: _Peer, manifest: Manifest, stretches: tuple[Stretch, ...], fence: str) -> None:
+    def _save(self, peer: _Peer, manifest: Manifest, stretches: tuple[Stretch, ...], fence: str, part: bool) -> None:
         began = time.monotonic()
         commit = manifest.commit
         answer: dict[str, Any] = {"gen": commit.gen, "step": commit.step}
@@ -229,15 +233,40 @@ class Server:
                 return
             if not all(map(self._buffer.covers, stretches)):
                 raise MessageError(f"{commit}: a stretch lies outside the memory")
-            written = _write_checkpoint(peer.folder, manifest, self._buffer, stretches)
+            written = _write_checkpoint(peer.folder, manifest, self._buffer, stretches, part)
         except OSError as error:
             _send(
                 peer.sock, answer | {"event": "failed", "fault": int(_fault(error)), "why": f"{peer.folder}: {error}"}
             )
             return
         self._buffer.held, self._buffer.stretches = written, stretches
-        _send(peer.sock, answer | {"event": "durable", "seconds": time.monotonic() - began})
+        told = {"event": "written", "manifest": written.to_bytes().decode()} if part else {"event": "durable"}
+        _send(peer.sock, answer | told | {"seconds": time.monotonic() - began})
         with contextlib.suppress(OSError):  # what could not be dropped is tried again after the next save
+            store.prune(peer.folder, peer.keep)
+
+    def _publish(self, peer: _Peer, manifest: Manifest, fence: str) -> None:
+        """All nodes have their part: COMMIT, with the names of everybody's files."""
+        began = time.monotonic()
+        commit = manifest.commit
+        answer: dict[str, Any] = {"gen": commit.gen, "step": commit.step}
+        if peer.folder is None:
+            fence = "no hello"
+        try:
+            if fence or peer.folder is None:
+                _send(peer.sock, answer | {"event": "failed", "fault": int(Fault.FENCED), "why": fence})
+                return
+            if store.read_part(peer.folder, commit).files != manifest.files:
+                raise ValueError("it has other files than its part")
+            store.publish(peer.folder / str(commit), manifest)
+        except (OSError, ValueError) as error:
+            fault = _fault(error) if isinstance(error, OSError) else Fault.WRITE_FAILED
+            _send(peer.sock, answer | {"event": "failed", "fault": int(fault), "why": f"{peer.folder}: {error}"})
+            return
+        if self._buffer.held is not None and self._buffer.held.commit == commit:
+            self._buffer.held = manifest
+        _send(peer.sock, answer | {"event": "durable", "seconds": time.monotonic() - began})
+        with contextlib.suppress(OSError):
             store.prune(peer.folder, peer.keep)
 
 
@@ -253,8 +282,10 @@ def _refusal(folder: Path, commit: Commit, gen: int) -> str:
     return f"{commit} is there already" if commit in there else ""
 
 
-def _write_checkpoint(folder: Path, manifest: Manifest, buffer: _Buffer, stretches: tuple[Stretch, ...]) -> Manifest:
-    """Write all files, then COMMIT. On an error nothing of it stays. Returns the manifest with sums."""
+def _write_checkpoint(
+    folder: Path, manifest: Manifest, buffer: _Buffer, stretches: tuple[Stretch, ...], part: bool
+) -> Manifest:
+    """Write all files, then COMMIT (PART). On an error nothing of it stays. Returns the manifest with sums."""
     home = folder / str(manifest.commit)
     home.mkdir()
     try:
@@ -265,7 +296,7 @@ def _write_checkpoint(folder: Path, manifest: Manifest, buffer: _Buffer, stretch
                 raise
             sums = _write_files(home, buffer.fd, stretches)
         manifest = replace(manifest, files=sums)
-        store.publish(home, manifest)
+        (store.publish_part if part else store.publish)(home, manifest)
     except OSError:
         with contextlib.suppress(OSError):
             store.quarantine(folder, manifest.commit)  # a rename: at no moment half a checkpoint with a COMMIT

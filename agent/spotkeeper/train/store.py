@@ -6,6 +6,10 @@
     <folder>/quarantine/            what was half-written or damaged, capped
     <folder>/latest                 a hint for people; nothing here reads it
 
+Of sharded state each node has a part: files of its own ranks, and PART once they are on
+disk; COMMIT, which names the files of all nodes, follows when every node has said so. A
+checkpoint of which every node has PART or COMMIT is complete, whoever was killed between.
+
 ``COMMIT`` is the only proof that a checkpoint is complete. It is written after all other
 bytes are on disk, by temporary file, fsync, rename and fsync of the folder, and it
 carries its own hash. Newest means the highest (generation, step): a disk that returns
@@ -28,6 +32,7 @@ from pathlib import Path
 from spotkeeper.train.control import Commit
 
 COMMIT = "COMMIT"
+PART = "PART"
 STATE = "state.bin"
 SKELETON = "skeleton.pkl"
 QUARANTINE = "quarantine"
@@ -67,6 +72,7 @@ class Manifest:
     files: tuple[FileSum, ...]
     versions: dict[str, str]
     saved_at: float  # real unix seconds
+    others: tuple[FileSum, ...] = ()  # of sharded state: the files that other nodes have
 
     def to_bytes(self) -> bytes:
         body = asdict(self) | {"format": FORMAT}
@@ -89,6 +95,7 @@ class Manifest:
                 files=tuple(FileSum(**file) for file in body["files"]),
                 versions=body["versions"],
                 saved_at=body["saved_at"],
+                others=tuple(FileSum(**file) for file in body.get("others", ())),
             )
         except (TypeError, KeyError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"COMMIT is not readable: {error!r}") from None
@@ -153,21 +160,37 @@ def read(folder: Path | str, commit: Commit) -> Manifest:
         ValueError: it is incomplete or damaged, with the reason.
     """
     home = Path(folder) / str(commit)
+    if not (home / COMMIT).exists() and (home / PART).exists():
+        raise ValueError("no COMMIT: this node's part is whole, but that all others are was not told here")
+    return _read(home, commit, COMMIT)
+
+
+def read_part(folder: Path | str, commit: Commit) -> Manifest:
+    """What this node has of a checkpoint of sharded state, whether or not it is known that all others have theirs.
+
+    Raises:
+        ValueError: its own part is incomplete or damaged, with the reason.
+    """
+    home = Path(folder) / str(commit)
+    return _read(home, commit, COMMIT if (home / COMMIT).exists() else PART)
+
+
+def _read(home: Path, commit: Commit, marker: str) -> Manifest:
     try:
-        manifest = Manifest.from_bytes((home / COMMIT).read_bytes())
+        manifest = Manifest.from_bytes((home / marker).read_bytes())
     except FileNotFoundError:
         raise ValueError("no COMMIT: it was never finished") from None
     except OSError as error:
-        raise ValueError(f"COMMIT: {error.strerror}") from None
+        raise ValueError(f"{marker}: {error.strerror}") from None
     if manifest.commit != commit:
-        raise ValueError(f"COMMIT is of {manifest.commit}, in the folder of {commit}")
+        raise ValueError(f"{marker} is of {manifest.commit}, in the folder of {commit}")
     for file in manifest.files:
         try:
             size = (home / file.name).stat().st_size
         except OSError as error:
             raise ValueError(f"{file.name}: {error.strerror}") from None
         if size != file.bytes:
-            raise ValueError(f"{file.name} has {size} bytes, COMMIT says {file.bytes}")
+            raise ValueError(f"{file.name} has {size} bytes, {marker} says {file.bytes}")
     return manifest
 
 
@@ -207,8 +230,15 @@ def publish(home: Path, manifest: Manifest) -> None:
     """Write COMMIT, last and durably. All other files are on disk already."""
     replace(home / COMMIT, manifest.to_bytes())
     sync_folder(home.parent)  # the folder's own name
-    with contextlib.suppress(OSError):  # a hint; the checkpoint is complete without it
+    with contextlib.suppress(OSError):  # the checkpoint is complete without: COMMIT says what PART did
+        (home / PART).unlink(missing_ok=True)
         replace(home.parent / LATEST, f"{manifest.commit}\n".encode())
+
+
+def publish_part(home: Path, manifest: Manifest) -> None:
+    """Write PART, durably. All other files of this node are on disk already."""
+    replace(home / PART, manifest.to_bytes())
+    sync_folder(home.parent)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -255,14 +285,29 @@ def prune(folder: Path, keep: int) -> list[Commit]:
     """Drop checkpoints beyond the newest ``keep`` complete ones. Returns what went.
 
     Only complete ones count, so a damaged newest never costs a good older one; and since
-    the running generation is the highest, its own are the last to go.
+    the running generation is the highest, its own are the last to go. Of parts that never
+    got their COMMIT only the newest can still be of use, and not below what is complete.
     """
-    gone = complete(folder)[max(keep, 1) :]
+    whole = complete(folder)
+    gone, least = whole[max(keep, 1) :], min(whole[: max(keep, 1)], default=None)
+    parts = partial(folder)
+    gone += [commit for commit in parts if commit != parts[0] or (least is not None and commit < least)]
     for commit in gone:
         home = folder / str(commit)
         (home / COMMIT).unlink(missing_ok=True)  # first: half a removal must not look complete
+        (home / PART).unlink(missing_ok=True)
         shutil.rmtree(home, ignore_errors=True)
     return gone
+
+
+def partial(folder: Path | str) -> list[Commit]:
+    """Checkpoints of sharded state without a COMMIT of which this node's part holds, by sizes, newest first."""
+    found = []
+    for commit in scan(folder):
+        with contextlib.suppress(ValueError):
+            if not (Path(folder) / str(commit) / COMMIT).exists():
+                found.append(read_part(folder, commit).commit)
+    return found
 
 
 def complete(folder: Path | str) -> list[Commit]:
@@ -290,11 +335,11 @@ def _number(path: Path) -> int:
 
 
 def quarantine_incomplete(folder: Path) -> list[Skipped]:
-    """Move all checkpoints without a COMMIT that holds (by sizes). Only while nobody writes here."""
+    """Move all checkpoints without a COMMIT or PART that holds (by sizes). Only while nobody writes here."""
     moved = []
     for commit in scan(folder):
         try:
-            read(folder, commit)
+            read_part(folder, commit)
         except ValueError as error:
             quarantine(folder, commit)
             moved.append(Skipped(str(commit), str(error)))

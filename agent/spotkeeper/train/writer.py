@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from spotkeeper.train.checkpoint import Image, State
-from spotkeeper.train.client import Client, Durable, Failed, Hello, SaverError
+from spotkeeper.train.client import Client, Durable, Event, Failed, Hello, SaverError, Written
 from spotkeeper.train.control import Commit, Control, Fault
 from spotkeeper.train.messages import Stretch
 from spotkeeper.train.pace import Pace
@@ -39,6 +39,7 @@ class Writer:
         self._asked = 0  # the agent's request that the save under way answers
         self._began = 0.0
         self.commit: Commit | None = None
+        self.written: Manifest | None = None  # this node's part of a checkpoint that is not complete yet
 
     @property
     def writes(self) -> bool:
@@ -146,7 +147,7 @@ class Writer:
             self._client.close()
             self._client = None
 
-    def _hear(self, event: Durable | Failed | None) -> None:
+    def _hear(self, event: Event | None) -> None:
         if isinstance(event, Durable):
             self._pace.saves.append(time.monotonic() - self._began)
             self.commit = max(event.commit, self.commit or event.commit)
@@ -154,6 +155,8 @@ class Writer:
             self._control.save_s = self._pace.save_s
             self._control.fault = Fault.NONE
             self._control.answered = max(self._control.answered, self._asked)
+        elif isinstance(event, Written):
+            self.written = event.manifest
         elif isinstance(event, Failed):
             self._tell(event.fault, f"checkpoint {event.commit} was not saved: {event.why}")
 
