@@ -23,15 +23,19 @@ from spotkeeper.vm.events import (
     Dropped,
     Event,
     Failed,
+    Fetched,
     Helped,
     LauncherLost,
     LauncherUp,
+    MirrorThere,
     Mounted,
+    NoCopy,
     Observed,
     OutputThere,
     SourceReady,
     SourcesGone,
     Terminated,
+    Unfit,
     Unmounted,
 )
 from spotkeeper.vm.heed import Heed
@@ -147,10 +151,12 @@ class Agent:
                 self._membership.launcher_lost(reason, text)
             case ChildEnded(gen, code, left):
                 self._membership.child_ended(gen, code, left)
-            case SourceReady() | SourcesGone() | Mounted() | Unmounted() | Dropped() | OutputThere() | Failed():
-                self._helped(event)
             case Terminated():
                 self._terminated()
+            case MirrorThere() | Unfit() | Fetched() | NoCopy() | Failed("mirror" | "fetch"):
+                self._parts.mirror.helped(event, self._me, self._parts.mounting)
+            case _:
+                self._helped(event)
 
     def _helped(self, event: Helped) -> None:
         """The helper's thread has done a piece of work, or failed at it."""
@@ -212,6 +218,7 @@ class Agent:
             self._membership.drive()
             self._membership.carry_output()
             self._heed.heed()
+            self._parts.mirror.advance(self._me, self._super.child, self._parts.mounting)
         self._super.tick()
 
     def _prepare(self) -> None:

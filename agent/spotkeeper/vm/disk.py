@@ -34,6 +34,7 @@ class Why(str, Enum):
     FOREIGN = "foreign"  # it holds something that is not ours to touch
     MKFS = "mkfs"
     MOUNT = "mount"
+    WRITE = "write"  # it does not take what is fetched for it
     UNMOUNT = "unmount"
     MISSING = "missing"  # it was attached, the cloud says, but the machine does not have it
 

@@ -106,6 +106,14 @@ class MirrorThere:
 
 
 @dataclass(frozen=True)
+class Unfit:
+    """What this disk has of a checkpoint is not what was committed: no copy is made of it."""
+
+    commit: Commit
+    why: str
+
+
+@dataclass(frozen=True)
 class Fetched:
     """A checkpoint's copy is on the mounted disk."""
 
@@ -134,5 +142,7 @@ class Terminated:
     """SIGTERM to the agent itself."""
 
 
-Helped = Union[SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, MirrorThere, Fetched, NoCopy, Failed]
+Helped = Union[
+    SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, MirrorThere, Unfit, Fetched, NoCopy, Failed
+]
 Event = Union[Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]

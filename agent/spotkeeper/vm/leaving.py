@@ -103,7 +103,8 @@ class Farewell:
             self._parts.launcher.quit()
             self._parts.supervisor.sweep()
         hurry = time.monotonic() - leaving.began > SAVER_END_S
-        return self._parts.ready.end_saver(hurry) and (self._parts.launcher.gone or hurry)
+        free = self._parts.mirror.let_go()
+        return self._parts.ready.end_saver(hurry) and (self._parts.launcher.gone or hurry) and free
 
     def _say_goodbye(self, leaving: Leaving) -> bool:
         me, assignment = self._me, self._me.saved.assignment

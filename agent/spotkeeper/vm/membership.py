@@ -254,6 +254,7 @@ class Membership:
             shutil.rmtree(me.settings.run / me.job, ignore_errors=True)
             parts.output.drop()
             parts.output.forget(me.job)
+            parts.mirror.forget_job()
         me.doc = None
         self._reporter = self.unsaid = None
         parts.ready.forget_job()

@@ -32,12 +32,13 @@ class NoCopyError(Exception):
 
 
 class Download:
-    """Tried until it is on the disk. ``stop`` is anybody's; ``count``: files that are there."""
+    """Tried until it is on the disk. ``stop`` is anybody's; ``count``: bytes that came; ``over``: the loop's."""
 
     def __init__(self, bucket: Bucket, job: str, commit: Commit, source: int, ckpt: Path) -> None:
         self.stop = threading.Event()
         self.commit = commit
         self.count = 0
+        self.over = False
         self._bucket, self._job, self._source, self._ckpt = bucket, job, source, ckpt
 
     def work(self) -> Fetched:
@@ -55,7 +56,6 @@ class Download:
             _make_room(home.parent, home)
             for file in listed.files:
                 self._file(file, listed, home)
-                self.count += 1
         except MissingError as error:
             raise NoCopyError(str(error)) from None
         self._publish(home, listed.commit.encode())
@@ -94,6 +94,7 @@ class Download:
                     if self.stop.is_set():
                         raise StorageError("broken off: nobody wants it any more")
                     got += len(piece)
+                    self.count += len(piece)
                     digest.update(piece)
                     out.write(piece)
                 if got != part_size(file, number, listed.part_bytes):

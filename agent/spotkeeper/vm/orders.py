@@ -78,6 +78,7 @@ class Orders:
             self._repeat()
         if me.state in (State.BOOT, State.HELLO, State.IDLE):
             me.become(State.STANDBY if self._parts.supervisor.child is None else State.RUNNING)
+        self._parts.mirror.told(reply)
         if reply.doc is not None and (me.doc is None or reply.doc.ver > me.doc.ver):
             self._take(reply.doc)
 

@@ -12,6 +12,7 @@ from spotkeeper.vm.kept import Kept
 from spotkeeper.vm.launch import Launcher
 from spotkeeper.vm.logs import Uploader
 from spotkeeper.vm.metadata import Metadata
+from spotkeeper.vm.mirror import Mirroring
 from spotkeeper.vm.mounting import Mounting
 from spotkeeper.vm.output import Outputs
 from spotkeeper.vm.ready import Ready
@@ -23,7 +24,7 @@ from spotkeeper.vm.supervisor import Supervisor
 
 @dataclass(frozen=True)
 class Parts:
-    """All for the loop's thread; ``helper``, ``uploader`` and the output's helper have threads of their own."""
+    """All for the loop's thread; ``helper``, ``uploader``, output and mirror have threads of their own."""
 
     helper: Helper
     uploader: Uploader
@@ -33,6 +34,7 @@ class Parts:
     ready: Ready
     supervisor: Supervisor
     output: Outputs
+    mirror: Mirroring
 
     @classmethod
     def of(cls, me: Standing, metadata: Metadata, post: Callable[[Event], None]) -> Parts:
@@ -41,6 +43,7 @@ class Parts:
         bucket = Bucket(settings.storage, settings.bucket, metadata)
         helper = Helper(post, log)
         carrier = Helper(post, log, "output")  # its own: a mount must not wait for an upload
+        copier = Helper(post, log, "mirror")  # its own, for it may take hours
         launcher = Launcher(settings.run, job_path(), post, log)
         return cls(
             helper=helper,
@@ -51,10 +54,12 @@ class Parts:
             ready=Ready(settings, bucket, launcher, helper),
             supervisor=Supervisor(settings.run, templates_path(), launcher, log),
             output=Outputs(bucket, carrier, settings.mount, settings.state / "out", clock, log),
+            mirror=Mirroring(bucket, copier, clock, log),
         )
 
     def start(self) -> None:
         """The threads."""
         self.helper.start()
         self.output.helper.start()
+        self.mirror.helper.start()
         self.uploader.start()
