@@ -18,8 +18,8 @@ from spotkeeper.spec.generation import JobRun, Progress, Role, SyncReply
 from spotkeeper.spec.output import Output
 from spotkeeper.vm import output
 from spotkeeper.vm.events import Event, OutputThere
+from spotkeeper.vm.gce import Gce
 from spotkeeper.vm.log import Log
-from spotkeeper.vm.metadata import Metadata
 from spotkeeper.vm.output import Outputs, Upload, find, plain
 from spotkeeper.vm.storage import Bucket, StorageError
 
@@ -118,7 +118,7 @@ def test_files_only_and_no_link_that_leads_out(tmp_path: Path, monkeypatch: pyte
 @pytest.fixture
 def bucket(fake: Fake) -> Bucket:
     fake.instance("7", "m")
-    return Bucket(fake.url, "bucket", Metadata(Clock(), fake.listen("7")))
+    return Bucket(fake.url, "bucket", Gce(Clock(), fake.listen("7")))
 
 
 def test_all_is_there_before_the_list_and_a_repeat_sends_little(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_second_try_repeats_only_what_was_refused(fake: Fake, bucket: Bucket, 
 
 def test_what_arrived_damaged_is_an_error(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("weights")
-    lies = Bucket(fake.url, "bucket", Metadata(Clock(), fake.listen("7")))
+    lies = Bucket(fake.url, "bucket", Gce(Clock(), fake.listen("7")))
     send = lies.send
     lies.send = lambda name, content: replace(send(name, content), md5="0" * 32)  # type: ignore[method-assign]
     with pytest.raises(StorageError, match="or others than were sent"):

@@ -13,6 +13,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace as changed
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,13 +33,14 @@ from spotkeeper.vm import logs, notice, report, settings, supervisor, sync
 from spotkeeper.vm.agent import Agent
 from spotkeeper.vm.disk import Disk, DiskError
 from spotkeeper.vm.events import Dropped
+from spotkeeper.vm.gce import Gce
 from spotkeeper.vm.kept import EVERY_S, Kept
 from spotkeeper.vm.launcher import output
 from spotkeeper.vm.lease import BootWatch, Lease
 from spotkeeper.vm.log import Log
-from spotkeeper.vm.metadata import Instance, Metadata, MetadataError
+from spotkeeper.vm.metadata import Instance, MetadataError
 from spotkeeper.vm.mounting import Mounting
-from spotkeeper.vm.notice import Cause, Notice
+from spotkeeper.vm.notice import Cause, Change, Notice, Sign
 from spotkeeper.vm.saved import Assignment, Saved
 from spotkeeper.vm.sdnotify import notify
 from spotkeeper.vm.settings import Settings
@@ -246,7 +248,7 @@ def test_what_is_left_of_jobs_that_are_over_goes_and_a_disk_at_rest_rests_again(
 @pytest.fixture
 def bucket(fake: Fake) -> Iterator[Bucket]:
     fake.instance("7", "sk-test-x")
-    yield Bucket(fake.url, "bucket", Metadata(Clock(), fake.listen("7")))
+    yield Bucket(fake.url, "bucket", Gce(Clock(), fake.listen("7")))
 
 
 def test_source_is_fetched_once_by_its_hash(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
@@ -288,7 +290,7 @@ def test_source_of_another_hash_is_not_used(fake: Fake, bucket: Bucket, tmp_path
     with pytest.raises(SourceError, match="not unpacked"):
         fetch(bucket, JOB, sha256, tmp_path / "src")
     assert list((tmp_path / "src").iterdir()) == []
-    with pytest.raises(StorageError, match="HTTP 404"):
+    with pytest.raises(StorageError, match="it is not there"):
         fetch(bucket, JOB, "0" * 64, tmp_path / "src")
 
 
@@ -348,31 +350,57 @@ def test_source_cannot_write_outside(
 # ---------------------------------------------------------------- notices and lease
 
 
-def seen(**changes: str) -> Instance:
-    return Instance(id=1, name="n", zone="z", **changes)  # type: ignore[arg-type]
+def seen(sign: Sign | None = None) -> Instance:
+    return Instance("1", "n", "z", sign=sign)
 
 
 PREEMPTED = Notice(Cause.PREEMPTED, 1120, 1000.0)
 MAINTENANCE = Notice(Cause.MAINTENANCE, 1060, 1000.0)
 
 
+NEAR = Notice(Cause.MAINTENANCE, 1030, 1000.0)
+RISK = Notice(Cause.REBALANCE, 4600, 1000.0)
+
+
 @pytest.mark.parametrize(
-    ("known", "instance", "given", "withdrawn"),
+    ("known", "sign", "given", "withdrawn"),
     [
-        (None, seen(), None, None),
-        (None, seen(preempted="TRUE"), PREEMPTED, None),
-        (PREEMPTED, seen(preempted="TRUE"), None, None),
-        (PREEMPTED, seen(), None, PREEMPTED),
-        (None, seen(maintenance_event="MIGRATE_ON_HOST_MAINTENANCE"), None, None),
-        (None, seen(maintenance_event="TERMINATE_ON_HOST_MAINTENANCE"), MAINTENANCE, None),
-        (MAINTENANCE, seen(preempted="TRUE", maintenance_event="TERMINATE_ON_HOST_MAINTENANCE"), PREEMPTED, None),
-        (PREEMPTED, seen(preempted="TRUE", maintenance_event="TERMINATE_ON_HOST_MAINTENANCE"), None, None),
-        (Notice(Cause.SHUTDOWN, 1025, 1000.0), seen(), None, None),
+        (None, None, None, None),
+        (None, Sign(Cause.PREEMPTED), PREEMPTED, None),
+        (PREEMPTED, Sign(Cause.PREEMPTED), None, None),
+        (PREEMPTED, None, None, PREEMPTED),
+        (None, Sign(Cause.MAINTENANCE), MAINTENANCE, None),
+        (NEAR, Sign(Cause.PREEMPTED), changed(PREEMPTED, deadline=1030), None),  # the nearer end, said once
+        (PREEMPTED, Sign(Cause.MAINTENANCE), None, None),
+        (Notice(Cause.SHUTDOWN, 1025, 1000.0), None, None, None),
+        # EC2 says when: the same deadline is no news, another one is
+        (None, Sign(Cause.PREEMPTED, 1090.4), changed(PREEMPTED, deadline=1090), None),
+        (changed(PREEMPTED, deadline=1090), Sign(Cause.PREEMPTED, 1090.4), None, None),
+        (PREEMPTED, Sign(Cause.PREEMPTED, 1090.4), changed(PREEMPTED, deadline=1090), PREEMPTED),
+        (None, Sign(Cause.MAINTENANCE, 1030.0), NEAR, None),
+        # nobody knows when a machine at risk ends; once it is known, that counts, and nothing else does
+        (None, Sign(Cause.REBALANCE), RISK, None),
+        (RISK, Sign(Cause.REBALANCE), None, None),
+        (RISK, Sign(Cause.PREEMPTED, 1120.0), PREEMPTED, RISK),
+        (PREEMPTED, Sign(Cause.REBALANCE), None, None),
+        (NEAR, Sign(Cause.REBALANCE), None, None),
+        (RISK, None, None, RISK),
     ],
 )
-def test_notices(known: Notice | None, instance: Instance, given: Notice | None, withdrawn: Notice | None) -> None:
-    change = notice.observe(known, instance, 120.0, 1000.0)
+def test_notices(known: Notice | None, sign: Sign | None, given: Notice | None, withdrawn: Notice | None) -> None:
+    change = notice.observe(known, seen(sign), 120.0, 1000.0)
     assert (change.given, change.withdrawn) == (given, withdrawn)
+
+
+def test_a_machine_at_risk_is_never_at_its_end() -> None:
+    """Its deadline moves on long before anybody would stop for it; no other deadline does."""
+    assert notice.prolong(RISK, 1000.0) == notice.prolong(None, 1000.0) == notice.prolong(PREEMPTED, 1119.0) == Change()
+    assert notice.prolong(RISK, 2800.0) == Change(Notice(Cause.REBALANCE, 6400, 2800.0), RISK)
+
+
+def test_maintenance_weeks_ahead_is_none_yet() -> None:
+    assert notice.scheduled(1000.0 + 2 * 86400, 1000.0) is None
+    assert notice.scheduled(4600.0, 1000.0) == Sign(Cause.MAINTENANCE, 4600.0)
 
 
 def test_shutdown_never_gives_more_time_than_the_notice_before_it() -> None:
@@ -407,7 +435,7 @@ def an_agent(folder: Path) -> Agent:
                          folder, "boot")  # fmt: skip
     settings_.run.mkdir(parents=True)
     clock = Clock()
-    return Agent(settings_, Metadata(clock, "127.0.0.1:1"), clock, QUIET)
+    return Agent(settings_, Gce(clock, "127.0.0.1:1"), clock, QUIET)
 
 
 @pytest.mark.parametrize("what", ["its job ended", "its launcher is gone", "its notice is withdrawn"])
@@ -568,7 +596,7 @@ def test_what_the_function_refuses_does_not_hold_up_the_rest(fake: Fake, tmp_pat
     clock = Clock(time.time(), time.time(), 20.0)
     box = sync.Outbox(tmp_path, "b", QUIET)
     answers: list[SyncReply] = []
-    client = sync.FunctionClient(f"{fake.url}/fn", Metadata(clock, fake.listen("9")))
+    client = sync.FunctionClient(f"{fake.url}/fn", Gce(clock, fake.listen("9")))
     syncer = sync.Syncer(client, box, "b", lambda event: answers.append(event.reply), clock, QUIET)
     fake.function_status = 400
     syncer.say(FactIn(Kind.FULL, 1))
@@ -670,7 +698,7 @@ def test_what_takes_long_is_asked_for_less_often_and_another_document_is_another
 
     clock = Hands(0.0, 0.0, 1.0)
     box = sync.Outbox(tmp_path, "b", QUIET)
-    syncer = sync.Syncer(sync.FunctionClient("", Metadata(clock, "")), box, "b", lambda _: None, clock, QUIET)
+    syncer = sync.Syncer(sync.FunctionClient("", Gce(clock, "")), box, "b", lambda _: None, clock, QUIET)
     syncer.want(3, "job", True)
     pauses = []
     for waited in (0, 10, 20, 60, 3600):
@@ -692,13 +720,13 @@ def test_tokens_are_kept_until_shortly_before_they_expire(fake: Fake) -> None:
     fake.instance("7", "n")
     now = time.time()
     hours = Clock(now, now, 1.0)
-    one = Metadata(hours, fake.listen("7"))
+    one = Gce(hours, fake.listen("7"))
     token = one.identity_token("https://f")
     fake.metadata_status = 503
     assert one.identity_token("https://f") == token
     with pytest.raises(MetadataError, match="HTTP 503"):
         one.identity_token("https://another")
-    later = Metadata(Clock(now, now + 3400, 1.0), fake.listen("7"))
+    later = Gce(Clock(now, now + 3400, 1.0), fake.listen("7"))
     fake.metadata_status = 200
     later.identity_token("https://f")
     fake.metadata_status = 503
@@ -709,12 +737,12 @@ def test_tokens_are_kept_until_shortly_before_they_expire(fake: Fake) -> None:
 def test_an_answer_that_is_no_instance_is_an_error(fake: Fake) -> None:
     fake.instances["7"] = {"id": 1}
     with pytest.raises(MetadataError, match="instance/"):
-        Metadata(Clock(), fake.listen("7")).instance()
+        Gce(Clock(), fake.listen("7")).instance()
 
 
 def test_settings_name_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(settings.SettingsError, match="sk-function, sk-bucket"):
-        settings.read(Instance(id=1, name="n", zone="z", attributes={"sk-stack": "s"}), tmp_path)
+        settings.read(Instance("1", "n", "z", attributes={"sk-stack": "s"}), tmp_path)
 
 
 def test_a_boot_has_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

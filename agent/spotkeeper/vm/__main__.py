@@ -12,7 +12,7 @@ import traceback
 from spotkeeper.vm import settings
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.memory import frugal
-from spotkeeper.vm.metadata import RETRY_FLOOR_S, RETRY_S, Instance, Metadata, MetadataError
+from spotkeeper.vm.metadata import RETRY_FLOOR_S, RETRY_S, Instance, Metadata, MetadataError, here
 from spotkeeper.vm.settings import SettingsError
 
 SOFTWARE_ERROR = 70  # EX_SOFTWARE
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     try:
         clock = settings.clock()
         log = Log(clock.now)
-        metadata = Metadata(clock)
+        metadata = here(clock)
         ours = settings.read(_instance(metadata, log), settings.root_from_env())
     except SettingsError as error:
         log("agent.settings", error=str(error))

@@ -10,7 +10,7 @@ import time
 from spotkeeper.spec.facts import Kind
 from spotkeeper.vm import notice as notices
 from spotkeeper.vm.metadata import Instance
-from spotkeeper.vm.notice import Notice
+from spotkeeper.vm.notice import Change, Notice
 from spotkeeper.vm.standing import Standing, State
 from spotkeeper.vm.supervisor import Supervisor
 
@@ -29,12 +29,18 @@ class Heed:
         """What the metadata server says now."""
         me, now = self._me, self._me.clock.now()
         change = notices.observe(me.saved.notice, instance, me.settings.notice_s, now)
+        self._tell(change)
+
+    def _tell(self, change: Change) -> None:
+        """What takes another's place is said first: without any notice the function would let its successor go."""
+        me = self._me
+        if change.given is not None:
+            self.give(change.given)
         if change.withdrawn is not None:
             me.log("notice.withdrawn", cause=change.withdrawn.cause.value)
             me.say(Kind.REPRIEVE, str(change.withdrawn.deadline))
-            me.save(notice=None)
-        if change.given is not None:
-            self.give(change.given)
+            if change.given is None:
+                me.save(notice=None)
 
     def give(self, given: Notice) -> None:
         me = self._me
@@ -48,7 +54,9 @@ class Heed:
         A notice too short for two saves gets one. Most often the function says stop first,
         when the replacement stands by.
         """
-        given, child, clock = self._me.saved.notice, self._super.child, self._me.clock
+        clock = self._me.clock
+        self._tell(notices.prolong(self._me.saved.notice, clock.now()))
+        given, child = self._me.saved.notice, self._super.child
         if given is None or child is None or child.saving:
             return
         left_s = clock.real_s(given.deadline - clock.now())

@@ -1,176 +1,115 @@
-"""The metadata server: who this machine is, what happens to it, and tokens that prove it.
+"""What a machine learns of itself from its cloud: who it is, what is ahead of it, and how it proves who it is.
 
-One recursive long poll carries preemption, maintenance and attributes. A failing or
-silent server means "ask again" and never "not preempted". Proxies are never used: the
-address is link-local, and a proxy would answer for another machine.
+One interface for all clouds (:class:`Metadata`), implemented by ``gce.py`` and ``ec2.py``; which of them is here,
+``here()`` says. A failing or silent server means "ask again" and never "not preempted". Proxies are never used: the
+addresses are link-local, and a proxy would answer for another machine.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-import requests
 from msgspec import Struct
 
 from spotkeeper.clock import Clock
-from spotkeeper.spec import codec
 from spotkeeper.vm.log import Log
+from spotkeeper.vm.notice import Sign
+
+if TYPE_CHECKING:
+    from spotkeeper.vm.storage import Remote
 
 HOST = "169.254.169.254"  # by address: names may not resolve while the machine goes down
-HANG_S = 60  # of the long poll, as Google's own guest agent
+HANG_S = 60.0  # of a wait; Google's own guest agent hangs as long
 CONNECT_S = 2.0
 ANSWER_S = 5.0
 RETRY_S = 1.0  # virtual
 RETRY_FLOOR_S = 0.2  # real
 EXPIRY_MARGIN_S = 300.0  # virtual; a token is renewed when less than this is left
+FIRST = "NONE"  # a mark that no state has: the first wait returns at once, and no change before it is missed
+GCE_HOST = "GCE_METADATA_HOST"  # as Google's libraries read it
+EC2_ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as AWS's libraries read it
+DMI = Path("/sys/class/dmi/id/sys_vendor")
 
 
-class Interface(Struct, frozen=True):
-    ip: str = ""
+class Instance(Struct, frozen=True):
+    """This machine, now. ``uid``: the cloud's unique id; ``attributes``: what the stack told it (``sk-...``)."""
 
-
-class Instance(Struct, frozen=True, rename="camel"):
-    """What the agent reads of ``instance/?recursive=true``; anything else is ignored."""
-
-    id: int | str
+    uid: str
     name: str
     zone: str
+    address: str = ""
     attributes: dict[str, str] = {}
-    network_interfaces: Annotated[tuple[Interface, ...], msgspec.Meta(min_length=1)] = (Interface(),)
-    preempted: str = "FALSE"
-    maintenance_event: str = "NONE"
-
-    @property
-    def uid(self) -> str:
-        return str(self.id)
-
-    @property
-    def address(self) -> str:
-        return self.network_interfaces[0].ip
+    sign: Sign | None = None
 
 
 class MetadataError(Exception):
     """No usable answer; ask again."""
 
 
-class Metadata:
-    """A client of one metadata server. Safe to use from several threads: each call has its own session state."""
-
-    def __init__(self, clock: Clock, host: str | None = None) -> None:
-        self._clock = clock
-        self._root = f"http://{host or os.environ.get('GCE_METADATA_HOST', HOST)}/computeMetadata/v1/"
-        self._identity: dict[str, tuple[str, float]] = {}
-        self._access: tuple[str, float] = ("", 0.0)
-        self._lock = threading.Lock()
+class Metadata(Protocol):
+    """The client of one machine's metadata server. Safe to use from several threads."""
 
     def instance(self) -> Instance:
-        return _decode(self._get("instance/", {"recursive": "true", "alt": "json"})[0])
+        """
+        Raises:
+            MetadataError: it cannot be told now.
+        """
+        ...
 
-    def wait(self, etag: str) -> tuple[Instance, str]:
-        """The instance when its etag is no longer ``etag`` (``NONE``: at once), or after a minute."""
-        query = {
-            "recursive": "true",
-            "alt": "json",
-            "wait_for_change": "true",
-            "last_etag": etag,
-            "timeout_sec": str(HANG_S),
-        }
-        text, new = self._get("instance/", query, HANG_S + 10.0)
-        return _decode(text), new or etag
-
-    def identity_token(self, audience: str) -> str:
-        """A JWT signed by the cloud that says which instance this is; kept until shortly before it expires.
+    def wait(self, mark: str) -> tuple[Instance, str]:
+        """The instance once it is no longer what ``mark`` stands for (:data:`FIRST`: at once), or after a minute.
 
         Raises:
-            MetadataError: no token could be had.
+            MetadataError: as above.
         """
-        with self._lock:
-            token, expires = self._identity.get(audience, ("", 0.0))
-        if token and expires - self._clock.now() > EXPIRY_MARGIN_S:
-            return token
-        query = {"audience": audience, "format": "full"}
-        token = self._get("instance/service-accounts/default/identity", query)[0].decode().strip()
-        with self._lock:
-            self._identity[audience] = (token, _expiry(token))
-        return token
+        ...
+
+    def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
+        """Headers of ``POST <function><path>`` by which the function knows which machine sends this JSON.
+
+        Raises:
+            MetadataError: no token or key could be had.
+        """
+        ...
 
     def forget_identity(self) -> None:
-        """After a refusal: the next token is a fresh one."""
-        with self._lock:
-            self._identity.clear()
+        """After a refusal: what :meth:`prove` gives next is made of fresh tokens or keys."""
+        ...
 
-    def access_token(self) -> str:
-        """An OAuth token of the machine's service account, for its bucket paths.
-
-        Raises:
-            MetadataError: no token could be had.
-        """
-        token, expires = self._access
-        if token and expires - self._clock.steady() > EXPIRY_MARGIN_S:
-            return token
-        text = self._get("instance/service-accounts/default/token", {})[0]
-        try:
-            answer = codec.decode(text, _Access)
-        except msgspec.DecodeError as error:
-            raise MetadataError(f"access token: {error}") from None
-        self._access = (answer.access_token, self._clock.steady() + answer.expires_in)
-        return answer.access_token
-
-    def _get(self, path: str, query: dict[str, str], answer_s: float = ANSWER_S) -> tuple[bytes, str]:
-        """Body and etag.
-
-        Raises:
-            MetadataError: any other answer than 200, or none.
-        """
-        try:
-            with requests.Session() as session:
-                session.trust_env = False
-                answer = session.get(
-                    self._root + path,
-                    params=query,
-                    headers={"Metadata-Flavor": "Google"},
-                    timeout=(CONNECT_S, answer_s),
-                )
-        except requests.RequestException as error:
-            raise MetadataError(f"{path}: {type(error).__name__}") from None
-        if answer.status_code != 200:
-            raise MetadataError(f"{path}: HTTP {answer.status_code}")
-        return answer.content, answer.headers.get("ETag", "")
+    def storage(self, root: str, bucket: str) -> Remote:
+        """A bucket of this cloud, reached as this machine. ``root``: its API's address; "" for the cloud's own."""
+        ...
 
 
-class _Access(Struct, frozen=True):
-    access_token: str
-    expires_in: float
+def here(clock: Clock) -> Metadata:
+    """The metadata server of the machine that this runs on: by the addresses in the environment, else by its vendor.
+
+    Nothing is asked over the network. Where nothing speaks for EC2, it is Compute Engine's.
+    """
+    if GCE_HOST not in os.environ and (EC2_ENDPOINT in os.environ or vendor().startswith("Amazon")):
+        from spotkeeper.vm.ec2 import Ec2
+
+        return Ec2(clock)
+    from spotkeeper.vm.gce import Gce
+
+    return Gce(clock)
 
 
-class _Claims(Struct, frozen=True):
-    exp: float = 0.0
-
-
-def _decode(text: bytes) -> Instance:
+def vendor() -> str:
+    """Who made this machine, as its firmware says: "Google", "Amazon EC2"; "" where that cannot be read."""
     try:
-        return codec.decode(text, Instance, strict=False)
-    except msgspec.DecodeError as error:
-        raise MetadataError(f"instance/: {error}") from None
-
-
-def _expiry(token: str) -> float:
-    """``exp`` of a JWT, unverified: only its audience has to believe it. 0 where it cannot be read."""
-    try:
-        claims = token.split(".")[1]
-        return codec.decode(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)), _Claims).exp
-    except (IndexError, ValueError):
-        return 0.0
+        return DMI.read_text().strip()
+    except OSError:
+        return ""
 
 
 class Watcher(threading.Thread):
-    """The long poll. Calls ``changed`` with every new state of the instance, the first one included."""
+    """Waits for news, for ever. Calls ``changed`` with every new state of the instance, the first one included."""
 
     def __init__(self, metadata: Metadata, changed: Callable[[Instance], None], clock: Clock, log: Log) -> None:
         super().__init__(name="metadata", daemon=True)
@@ -180,13 +119,13 @@ class Watcher(threading.Thread):
         self._log = log
 
     def run(self) -> None:
-        etag = "NONE"  # answers at once, and closes the race of a change between two polls
+        mark = FIRST
         last: Instance | None = None
         while True:
             try:
-                instance, etag = self._metadata.wait(etag)
+                instance, mark = self._metadata.wait(mark)
             except MetadataError as error:
-                self._log.once(str(error), "metadata.trouble", error=str(error))
+                self._log.once(f"metadata {error}", "metadata.trouble", error=str(error))
                 time.sleep(max(RETRY_FLOOR_S, self._clock.real_s(RETRY_S)))
                 continue
             if instance != last:

@@ -16,7 +16,6 @@ from spotkeeper.clock import Clock
 from spotkeeper.spec.names import parse_vm_name
 from spotkeeper.vm.metadata import Instance
 
-STORAGE = "https://storage.googleapis.com"
 NOTICE_S = 120.0  # what the templates ask for (scheduling.preemptionNoticeDuration)
 SHORT_NOTICE_S = 30.0  # what a cloud gives where that is refused or not set
 
@@ -30,7 +29,7 @@ class Settings:
     stack: str
     function: str  # its URL: where to ask, and the audience of our identity token
     bucket: str
-    storage: str  # root of the Storage JSON API
+    storage: str  # root of the bucket's API; "": the cloud's own
     uid: str
     name: str
     zone: str
@@ -75,10 +74,10 @@ def read(instance: Instance, root: Path) -> Settings:
         stack=instance.attributes["sk-stack"],
         function=instance.attributes["sk-function"].rstrip("/"),
         bucket=instance.attributes["sk-bucket"],
-        storage=instance.attributes.get("sk-storage", STORAGE).rstrip("/"),
+        storage=instance.attributes.get("sk-storage", "").rstrip("/"),
         uid=instance.uid,
         name=instance.name,
-        zone=instance.zone.rpartition("/")[2],
+        zone=instance.zone,
         address=instance.address,
         notice_s=_notice_s(instance.attributes.get("sk-notice-s")),
         static=parse_vm_name(instance.name) is None,

@@ -1,23 +1,15 @@
-"""The bucket, through its JSON API with the machine's token: reads, writes, and new objects. Nothing else.
+"""The bucket, as this machine: read sources, write logs, outputs and checkpoints. Nothing else.
 
-What is where, its users say: sources, logs, outputs, copies of checkpoints.
+One face for all clouds; ``gcs.py`` and ``s3.py`` speak their protocols.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import quote
 
-import msgspec
-import requests
-from msgspec import Struct
-
-from spotkeeper.spec import codec
-from spotkeeper.vm.metadata import Metadata, MetadataError
+from spotkeeper.vm.metadata import Metadata
 
 CONNECT_S = 5.0
 ANSWER_S = 60.0
@@ -48,20 +40,25 @@ class Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-class _Object(Struct, frozen=True):
-    """What the API says of an object, as far as it matters here."""
+class Remote(Protocol):
+    """One bucket in one cloud's words. Safe to use from several threads. The calls are :class:`Bucket`'s."""
 
-    size: str = ""
-    md5: str = msgspec.field(default="", name="md5Hash")  # base64
+    def read(self, name: str) -> Iterator[bytes]: ...
+
+    def find(self, name: str) -> Stored | None: ...
+
+    def send(self, name: str, content: Readable) -> Stored: ...
+
+    def write(self, name: str, content: bytes) -> None: ...
+
+    def create(self, name: str, content: bytes) -> bool: ...
 
 
 class Bucket:
-    """One bucket. For the helper threads: every call is a connection of its own."""
+    """A bucket of the cloud that ``metadata`` belongs to. For the helper threads."""
 
     def __init__(self, root: str, bucket: str, metadata: Metadata) -> None:
-        self._root = root
-        self._bucket = quote(bucket, safe="")
-        self._metadata = metadata
+        self._remote: Remote = metadata.storage(root, bucket)
 
     def read(self, name: str) -> Iterator[bytes]:
         """An object's content, in pieces.
@@ -70,21 +67,7 @@ class Bucket:
             MissingError: it is not there.
             StorageError: that cannot be told, or the answer broke off.
         """
-        try:
-            with requests.get(
-                self._url(name),
-                params={"alt": "media"},
-                headers=self._headers(),
-                stream=True,
-                timeout=(CONNECT_S, ANSWER_S),
-            ) as answer:
-                if answer.status_code == 404:
-                    raise MissingError(f"{name}: it is not there")
-                if answer.status_code != 200:
-                    raise StorageError(f"{name}: HTTP {answer.status_code}")
-                yield from answer.iter_content(CHUNK)
-        except requests.RequestException as error:
-            raise StorageError(f"{name}: {type(error).__name__}") from None
+        return self._remote.read(name)
 
     def find(self, name: str) -> Stored | None:
         """What is there under this name.
@@ -92,12 +75,7 @@ class Bucket:
         Raises:
             StorageError: that cannot be told.
         """
-        query = {"fields": "size,md5Hash"}
-        try:
-            answer = requests.get(self._url(name), params=query, headers=self._headers(), timeout=(CONNECT_S, ANSWER_S))
-        except requests.RequestException as error:
-            raise StorageError(f"{name}: {type(error).__name__}") from None
-        return None if answer.status_code == 404 else _stored(name, answer)
+        return self._remote.find(name)
 
     def send(self, name: str, content: Readable) -> Stored:
         """Make or replace an object, piece by piece, whatever its size; what the bucket then says of it.
@@ -105,7 +83,7 @@ class Bucket:
         Raises:
             StorageError: it was not taken; an object that was there is as it was.
         """
-        return _stored(name, self._post(name, content, "application/octet-stream"))
+        return self._remote.send(name, content)
 
     def write(self, name: str, content: bytes) -> None:
         """Make or replace a small object of text.
@@ -113,9 +91,7 @@ class Bucket:
         Raises:
             StorageError: it was not taken.
         """
-        answer = self._post(name, content, "text/plain; charset=utf-8")
-        if answer.status_code != 200:
-            raise StorageError(f"{name}: HTTP {answer.status_code}")
+        self._remote.write(name, content)
 
     def create(self, name: str, content: bytes) -> bool:
         """Make a small object of text; False where it is there already, whatever it holds.
@@ -123,41 +99,4 @@ class Bucket:
         Raises:
             StorageError: neither can be told.
         """
-        answer = self._post(name, content, "text/plain; charset=utf-8", {"ifGenerationMatch": "0"})
-        if answer.status_code not in (200, 412):
-            raise StorageError(f"{name}: HTTP {answer.status_code}")
-        return answer.status_code == 200
-
-    def _post(
-        self, name: str, content: Readable | bytes, kind: str, condition: dict[str, str] | None = None
-    ) -> requests.Response:
-        url = f"{self._root}/upload/storage/v1/b/{self._bucket}/o"
-        query = {"uploadType": "media", "name": name} | (condition or {})
-        headers = self._headers() | {"Content-Type": kind}
-        try:
-            return requests.post(url, params=query, data=content, headers=headers, timeout=(CONNECT_S, ANSWER_S))
-        except requests.RequestException as error:
-            raise StorageError(f"{name}: {type(error).__name__}") from None
-
-    def _url(self, name: str) -> str:
-        return f"{self._root}/storage/v1/b/{self._bucket}/o/{quote(name, safe='')}"
-
-    def _headers(self) -> dict[str, str]:
-        try:
-            return {"Authorization": f"Bearer {self._metadata.access_token()}"}
-        except MetadataError as error:
-            raise StorageError(str(error)) from None
-
-
-def _stored(name: str, answer: requests.Response) -> Stored:
-    """
-    Raises:
-        StorageError: it was refused, or the answer makes no sense.
-    """
-    if answer.status_code != 200:
-        raise StorageError(f"{name}: HTTP {answer.status_code}")
-    try:
-        said = codec.decode(answer.content, _Object)
-        return Stored(int(said.size), base64.b64decode(said.md5, validate=True).hex())
-    except (msgspec.DecodeError, ValueError, binascii.Error):
-        raise StorageError(f"{name}: an answer that is none") from None
+        return self._remote.create(name, content)

@@ -29,6 +29,7 @@ PATIENCE = 0.05  # of the time that it has been awaited: what takes long is aske
 # On a fast clock a poll would cost more than the training beside it.
 POLL_FLOOR_S = 0.5  # real
 PENDING_FLOOR_S = 0.1  # real
+PATH = "/v1/sync"
 CONNECT_S = 3.0
 ANSWER_S = 30.0  # a sync with new facts waits for a round with its cloud calls
 AT_ONCE = 32  # facts; the function looks at no more of one sync
@@ -52,7 +53,7 @@ class RefusedError(SyncError):
 
 
 class FunctionClient:
-    """``POST <function>/v1/sync`` with two identity tokens of this machine. For one thread."""
+    """``POST <function>/v1/sync`` as this machine. For one thread."""
 
     def __init__(self, url: str, metadata: Metadata) -> None:
         self._url = url
@@ -67,24 +68,18 @@ class FunctionClient:
             SyncError: anything else but an answer.
         """
         try:
-            address = f"{self._url}/v1/sync"
+            said = msgspec.json.encode(body)
             answer = self._session.post(
-                address,
-                data=msgspec.json.encode(body),
-                # Cloud Run checks the second token and spoils it; the first reaches the function whole, and is
-                # good for this path only.
-                headers={
-                    "Authorization": f"Bearer {self._metadata.identity_token(address)}",
-                    "X-Serverless-Authorization": f"Bearer {self._metadata.identity_token(self._url)}",
-                    "Content-Type": "application/json",
-                },
+                self._url + PATH,
+                data=said,
+                headers=self._metadata.prove(self._url, PATH, said),
                 timeout=(CONNECT_S, ANSWER_S),
             )
         except MetadataError as error:
             raise SyncError(str(error)) from None
         except requests.RequestException as error:
             raise SyncError(type(error).__name__) from None
-        if answer.status_code == 401:
+        if answer.status_code in (401, 403):  # AWS refuses an old signature with 403
             self._metadata.forget_identity()
         if answer.status_code == 400:
             raise RefusedError(f"HTTP 400: {answer.text[:200]}")

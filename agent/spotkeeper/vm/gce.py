@@ -1,0 +1,192 @@
+"""Compute Engine's metadata server. One recursive long poll carries preemption, maintenance and attributes.
+
+It knows Google's paths and JSON and nothing else does. Tokens are kept until shortly before they expire.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import requests
+from msgspec import Struct
+
+from spotkeeper.clock import Clock
+from spotkeeper.spec import codec
+from spotkeeper.vm.metadata import ANSWER_S, CONNECT_S, EXPIRY_MARGIN_S, GCE_HOST, HANG_S, HOST, Instance, MetadataError
+from spotkeeper.vm.notice import Cause, Sign, scheduled
+
+if TYPE_CHECKING:
+    from spotkeeper.vm.gcs import Gcs
+
+STORAGE = "https://storage.googleapis.com"
+
+
+class _Interface(Struct, frozen=True):
+    ip: str = ""
+
+
+class _Upcoming(Struct, frozen=True, rename="camel"):
+    """``upcoming-maintenance``: of machines with accelerators, hours or days ahead. RFC 3339."""
+
+    window_start_time: str = ""
+
+
+class _Tree(Struct, frozen=True, rename="camel"):
+    """What is read of ``instance/?recursive=true``; anything else is ignored."""
+
+    id: int | str
+    name: str
+    zone: str
+    attributes: dict[str, str] = {}
+    network_interfaces: Annotated[tuple[_Interface, ...], msgspec.Meta(min_length=1)] = (_Interface(),)
+    preempted: str = "FALSE"
+    maintenance_event: str = "NONE"
+    upcoming_maintenance: _Upcoming | None = None
+
+
+class Gce:
+    """``host``: host and port of the metadata server; None: as the environment says."""
+
+    def __init__(self, clock: Clock, host: str | None = None) -> None:
+        self._clock = clock
+        self._root = f"http://{host or os.environ.get(GCE_HOST, HOST)}/computeMetadata/v1/"
+        self._identity: dict[str, tuple[str, float]] = {}
+        self._access: tuple[str, float] = ("", 0.0)
+        self._lock = threading.Lock()
+
+    def instance(self) -> Instance:
+        return self._read(self._get("instance/", {"recursive": "true", "alt": "json"})[0])
+
+    def wait(self, mark: str) -> tuple[Instance, str]:
+        query = {
+            "recursive": "true",
+            "alt": "json",
+            "wait_for_change": "true",
+            "last_etag": mark,
+            "timeout_sec": f"{HANG_S:.0f}",
+        }
+        text, etag = self._get("instance/", query, HANG_S + 10.0)
+        return self._read(text), etag or mark
+
+    def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
+        """Two tokens: Cloud Run checks the second and spoils it; the first reaches the function whole, and is good
+        for this path only."""
+        return {
+            "Authorization": f"Bearer {self.identity_token(function + path)}",
+            "X-Serverless-Authorization": f"Bearer {self.identity_token(function)}",
+            "Content-Type": "application/json",
+        }
+
+    def identity_token(self, audience: str) -> str:
+        """A JWT signed by the cloud that says which instance this is.
+
+        Raises:
+            MetadataError: no token could be had.
+        """
+        with self._lock:
+            token, expires = self._identity.get(audience, ("", 0.0))
+        if token and expires - self._clock.now() > EXPIRY_MARGIN_S:
+            return token
+        query = {"audience": audience, "format": "full"}
+        token = self._get("instance/service-accounts/default/identity", query)[0].decode().strip()
+        with self._lock:
+            self._identity[audience] = (token, _expiry(token))
+        return token
+
+    def forget_identity(self) -> None:
+        with self._lock:
+            self._identity.clear()
+
+    def storage(self, root: str, bucket: str) -> Gcs:
+        from spotkeeper.vm.gcs import Gcs
+
+        return Gcs(root or STORAGE, bucket, self.access_token)
+
+    def access_token(self) -> str:
+        """An OAuth token of the machine's service account, for its bucket paths.
+
+        Raises:
+            MetadataError: no token could be had.
+        """
+        with self._lock:
+            token, expires = self._access
+        if token and expires - self._clock.steady() > EXPIRY_MARGIN_S:
+            return token
+        text = self._get("instance/service-accounts/default/token", {})[0]
+        try:
+            answer = codec.decode(text, _Access)
+        except msgspec.DecodeError as error:
+            raise MetadataError(f"access token: {error}") from None
+        with self._lock:
+            self._access = (answer.access_token, self._clock.steady() + answer.expires_in)
+        return answer.access_token
+
+    def _read(self, text: bytes) -> Instance:
+        try:
+            tree = codec.decode(text, _Tree, strict=False)
+        except msgspec.DecodeError as error:
+            raise MetadataError(f"instance/: {error}") from None
+        return Instance(
+            uid=str(tree.id),
+            name=tree.name,
+            zone=tree.zone.rpartition("/")[2],
+            address=tree.network_interfaces[0].ip,
+            attributes=tree.attributes,
+            sign=sign_of(tree.preempted, tree.maintenance_event, tree.upcoming_maintenance, self._clock.now()),
+        )
+
+    def _get(self, path: str, query: dict[str, str], answer_s: float = ANSWER_S) -> tuple[bytes, str]:
+        """Body and etag.
+
+        Raises:
+            MetadataError: any other answer than 200, or none.
+        """
+        try:
+            with requests.Session() as session:
+                session.trust_env = False
+                answer = session.get(
+                    self._root + path,
+                    params=query,
+                    headers={"Metadata-Flavor": "Google"},
+                    timeout=(CONNECT_S, answer_s),
+                )
+        except requests.RequestException as error:
+            raise MetadataError(f"{path}: {type(error).__name__}") from None
+        if answer.status_code != 200:
+            raise MetadataError(f"{path}: HTTP {answer.status_code}")
+        return answer.content, answer.headers.get("ETag", "")
+
+
+class _Access(Struct, frozen=True):
+    access_token: str
+    expires_in: float
+
+
+class _Claims(Struct, frozen=True):
+    exp: float = 0.0
+
+
+def sign_of(preempted: str, event: str, upcoming: _Upcoming | None, now: float) -> Sign | None:
+    """What the tree says is ahead. A migration is none of it: the machine goes on elsewhere."""
+    if preempted.upper() == "TRUE":
+        return Sign(Cause.PREEMPTED)
+    if event.upper().startswith("TERMINATE"):
+        return Sign(Cause.MAINTENANCE)
+    try:
+        return scheduled(datetime.fromisoformat(upcoming.window_start_time).timestamp(), now) if upcoming else None
+    except ValueError:
+        return None
+
+
+def _expiry(token: str) -> float:
+    """``exp`` of a JWT, unverified: only its audience has to believe it. 0 where it cannot be read."""
+    try:
+        claims = token.split(".")[1]
+        return codec.decode(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)), _Claims).exp
+    except (IndexError, ValueError):
+        return 0.0
