@@ -29,6 +29,7 @@ from spotkeeper.spec.redact import redact
 from spotkeeper.train.control import Commit, Control, Fault, State
 from spotkeeper.train.store import STATE
 from spotkeeper.vm import disk as disks
+from spotkeeper.vm import roothelper
 from spotkeeper.vm import logs, notice, report, settings, supervisor, sync
 from spotkeeper.vm.agent import Agent
 from spotkeeper.vm.disk import Disk, DiskError
@@ -116,11 +117,11 @@ def test_only_a_disk_that_is_surely_blank_is_formatted(
     assert tools.calls() == calls
 
 
-@pytest.mark.parametrize("at", [0, 512, 4096, (1 << 20) - 1, disks.BACKUP_AT + 1080, -1])
+@pytest.mark.parametrize("at", [0, 512, 4096, (1 << 20) - 1, roothelper.BACKUP_AT + 1080, -1])
 def test_a_disk_with_a_byte_where_anything_leaves_its_mark_is_not_formatted(tools: Tools, block: Disk, at: int) -> None:
     """blkid ends with 2 for what it does not know, and for a device that it cannot read."""
     tools.tool("blkid", "exit 2")
-    size = disks.BACKUP_AT + (8 << 20)
+    size = roothelper.BACKUP_AT + (8 << 20)
     with block.device.open("wb") as image:
         image.truncate(size)
         image.seek(at % size)
@@ -161,11 +162,11 @@ def test_real_blkid_tells_blank_from_formatted(tmp_path: Path) -> None:
     image.write_bytes(bytes(4 << 20))
     one = Disk(image, tmp_path / "mnt", QUIET)
     try:
-        assert one._kind() is None
-    except DiskError as error:
+        assert roothelper.kind(image) is None
+    except roothelper.RefusedError as error:
         pytest.skip(str(error))
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
-    assert one._kind() == "ext4"
+    assert roothelper.kind(image) == "ext4"
 
 
 def test_busy_disk_is_never_unmounted_lazily(tools: Tools, block: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +217,7 @@ def test_a_checkpoint_that_holds_no_more_is_said_with_the_older_one_that_does(tm
     mounting = Mounting(one, helper, lambda kind, value="0", **_: said.append((kind, value)), Clock(), QUIET)  # type: ignore[arg-type]
     mounting.look(0, one.point / JOB / "ckpt", True)
     mounting.mounted(helper.events.pop())
-    told = [(Kind.ATTACHED, "0"), (Kind.HOLDS, "1-5"), (Kind.DAMAGED, "2-10")]
+    told = [(Kind.HOLDS, "1-5"), (Kind.DAMAGED, "2-10"), (Kind.ATTACHED, "0")]
     assert said == told
     mounting.tell()
     assert said == told * 2

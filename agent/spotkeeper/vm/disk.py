@@ -1,30 +1,22 @@
-"""The data disk: found by its id, formatted only where it is blank, mounted, unmounted for good.
+"""The data disk: found by its id, mounted, unmounted for good.
 
-In the local cloud a disk is a folder, and a symbolic link stands for the mount. This
-file never formats anything in which ``blkid`` sees, or may see, something, nor a disk whose bytes are
-not zero where any file system, partition table or volume would have left its mark.
+What needs root is done by the root helper (``roothelper.py``), or by its functions where the agent is root itself.
+In the local cloud a disk is a folder, and a symbolic link stands for the mount.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
 from enum import Enum
 from pathlib import Path
 
+from spotkeeper.vm import roothelper, roothelper_client
 from spotkeeper.vm.log import Log
 
-BLANK = 2  # blkid's exit code for "nothing found"
-COMMAND_S = 300.0  # mkfs of a large disk
 BUSY_TRIES = 20
 BUSY_S = 0.25  # real
-
-
-MARKS_BYTES = 1 << 20  # at the start and the end of a disk
-BACKUP_AT = 128 << 20  # where ext4 keeps its first spare superblock
-BACKUP_BYTES = 64 << 10
 
 
 class Why(str, Enum):
@@ -80,51 +72,13 @@ class Disk:
         self._log("disk.mounted", point=str(self.point), free_mb=self.free_bytes() >> 20)
 
     def _mount_block(self) -> None:
-        kind = self._kind()
-        if kind is None:
-            self._check_blank()
-            self._log("disk.format", device=str(self.device))
-            _command(Why.MKFS, "mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,discard", str(self.device))
-        elif kind != "ext4":
-            raise DiskError(f"{self.device}: holds {kind}, want ext4 or nothing; it is left as it is", Why.FOREIGN)
-        self.point.mkdir(parents=True, exist_ok=True)
-        _command(Why.MOUNT, "mount", "-t", "ext4", "-o", "noatime,discard", str(self.device), str(self.point))
-
-    def _check_blank(self) -> None:
-        """blkid says "nothing found" also of a disk that it cannot read or does not know. A new disk is zeros.
-
-        Raises:
-            DiskError: some byte is not, or cannot be read.
-        """
         try:
-            with self.device.open("rb", buffering=0) as device:
-                size = device.seek(0, os.SEEK_END)
-                spots = ((0, MARKS_BYTES), (BACKUP_AT, BACKUP_BYTES), (max(0, size - MARKS_BYTES), MARKS_BYTES))
-                for at, count in spots:
-                    device.seek(min(at, size))
-                    if any(device.read(count)):
-                        message = f"{self.device}: holds data of no known kind near byte {at}; it is left as it is"
-                        raise DiskError(message, Why.FOREIGN)
-        except OSError as error:
-            raise DiskError(f"{self.device}: {error}", Why.PROBE) from None
-
-    def _kind(self) -> str | None:
-        """The type of what is on the device, None if it is blank.
-
-        Raises:
-            DiskError: blkid could not tell, which is not the same as blank.
-        """
-        command = ["blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "value", str(self.device)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise DiskError(f"blkid: {error}", Why.PROBE) from None
-        if done.returncode == BLANK and not done.stdout.strip():
-            return None
-        if done.returncode != 0:
-            words = f"{self.device}: blkid ends with {done.returncode}: {done.stderr.strip()[:200]}"
-            raise DiskError(words, Why.PROBE)
-        return done.stdout.strip() or "something without a type"
+            if roothelper_client.needed():
+                roothelper_client.ask("mount", disk=self.device.name)
+            elif roothelper.mount(self.device, self.point):
+                self._log("disk.formatted", device=str(self.device))
+        except roothelper.RefusedError as error:
+            raise _told(error, Why.MOUNT) from None
 
     def unmount(self) -> None:
         """Take it away. Afterwards nothing of this machine touches the disk.
@@ -140,9 +94,12 @@ class Disk:
                 return
             try:
                 # Never lazily: a lazy unmount lets open files write after "freed" has been said.
-                _command(Why.UNMOUNT, "umount", str(self.point))
-            except DiskError as error:
-                last = error
+                if roothelper_client.needed():
+                    roothelper_client.ask("unmount")
+                else:
+                    roothelper.command("unmount", "umount", str(self.point))
+            except roothelper.RefusedError as error:
+                last = _told(error, Why.UNMOUNT)
                 time.sleep(BUSY_S)
         if self.mounted():
             raise last
@@ -155,10 +112,6 @@ class Disk:
             return 0
 
 
-def _command(why: Why, *argv: str) -> None:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise DiskError(f"{argv[0]}: {error}", why) from None
-    if done.returncode != 0:
-        raise DiskError(f"{' '.join(argv)}: ends with {done.returncode}: {done.stderr.strip()[:200]}", why)
+def _told(error: roothelper.RefusedError, otherwise: Why) -> DiskError:
+    words = {why.value for why in Why}
+    return DiskError(str(error), Why(error.why) if error.why in words else otherwise)

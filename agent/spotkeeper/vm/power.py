@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from spotkeeper.vm.log import Log
+from spotkeeper.vm.roothelper import RefusedError, command
 
 INIT = "SPOTKEEPER_INIT_PID"  # set by the local cloud: the process that stands for the VM's init
 
@@ -32,6 +33,18 @@ def off(log: Log) -> None:
         os.kill(int(init), signal.SIGTERM)
     elif has_systemd():
         log("power.off", by="systemd")
-        subprocess.run(["systemctl", "poweroff", "--no-block"], timeout=10, check=False)
+        try:
+            _ask_systemd()
+        except RefusedError as error:
+            log("power.trouble", error=str(error))
     else:
         log("power.off", by="nobody", detail=f"neither systemd nor {INIT}; the agent just ends")
+
+
+def _ask_systemd() -> None:
+    from spotkeeper.vm import roothelper_client  # it asks this file whether there is a systemd
+
+    if roothelper_client.needed():
+        roothelper_client.ask("power-off")
+    else:
+        command("power-off", "systemctl", "poweroff", "--no-block")
