@@ -178,9 +178,14 @@ def sign_of(preempted: str, event: str, upcoming: _Upcoming | None, now: float) 
     if event.upper().startswith("TERMINATE"):
         return Sign(Cause.MAINTENANCE)
     try:
-        return scheduled(datetime.fromisoformat(upcoming.window_start_time).timestamp(), now) if upcoming else None
+        return scheduled(_rfc3339(upcoming.window_start_time), now) if upcoming else None
     except ValueError:
         return None
+
+
+def _rfc3339(text: str) -> float:
+    """Unix seconds. Raises ValueError."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()  # Python 3.10 knows no Z
 
 
 def _expiry(token: str) -> float:

@@ -1,0 +1,214 @@
+"""S3, by signed requests of the machine's role. Knows no job; ``storage.py`` is what others use.
+
+Every piece is hashed before it leaves, and its hash is signed: S3 refuses what arrives otherwise. What is larger than
+a part goes up part by part, so that an agent holds one part at a time, and appears all at once when it is complete;
+parts of an upload that is never completed are deleted by the bucket's rule for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+import requests
+
+from spotkeeper.vm.metadata import MetadataError
+from spotkeeper.vm.sigv4 import Credentials, Scope, sign
+from spotkeeper.vm.storage import ANSWER_S, CHUNK, CONNECT_S, MissingError, Readable, StorageError, Stored
+
+PART_BYTES = 8 << 20  # S3 takes no smaller one than 5 MiB, but the last
+MOST_PARTS = 10_000
+TRIES = 3  # of one part: the file behind it cannot be read again
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+MD5 = "x-amz-meta-md5"  # in hex, where it was known before the object was sent
+TEXT, BYTES = "text/plain; charset=utf-8", "application/octet-stream"
+_PLAIN_MD5 = re.compile(r'"([0-9a-f]{32})"\Z')  # an ETag of parts ends with their number
+_TAG = re.compile(rb"<(UploadId|ETag|Code)>([^<]*)</")
+
+
+class S3:
+    """One bucket. ``root``: of an API that takes paths (``<root>/<bucket>/<name>``); "": AWS's own."""
+
+    def __init__(
+        self, root: str, bucket: str, region: str, credentials: Callable[[], Credentials], now: Callable[[], float]
+    ) -> None:
+        self._root = f"{root}/{bucket}" if root else address(bucket, region)
+        self._scope = Scope(region, "s3")
+        self._credentials = credentials
+        self._now = now
+
+    def read(self, name: str) -> Iterator[bytes]:
+        with self._ask("GET", name, stream=True) as answer:
+            if answer.status_code == 404:
+                raise MissingError(f"{name}: it is not there")
+            _check(name, answer)
+            try:
+                yield from answer.iter_content(CHUNK)
+            except requests.RequestException as error:
+                raise StorageError(f"{name}: {type(error).__name__}") from None
+
+    def find(self, name: str) -> Stored | None:
+        answer = self._ask("HEAD", name)
+        if answer.status_code == 404:
+            return None
+        _check(name, answer)
+        return Stored(_size(name, answer), _md5(answer))
+
+    def send(self, name: str, content: Readable) -> Stored:
+        size = len(content)
+        part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
+        first = _read(content, part_bytes)
+        if len(first) == size:
+            md5 = hashlib.md5(first, usedforsecurity=False).hexdigest()
+            _check(name, self._ask("PUT", name, body=first, headers={"Content-Type": BYTES, MD5: md5}))
+            return Stored(size, md5)
+        upload = self._begin(name)
+        try:
+            self._finish(name, upload, self._send_parts(name, upload, first, content, part_bytes))
+        except BaseException:
+            self._abort(name, upload)
+            raise
+        return self.find(name) or Stored(0, "")
+
+    def write(self, name: str, content: bytes) -> None:
+        _check(name, self._ask("PUT", name, body=content, headers={"Content-Type": TEXT}))
+
+    def create(self, name: str, content: bytes) -> bool:
+        headers = {"Content-Type": TEXT, "If-None-Match": "*"}
+        answer = self._ask("PUT", name, body=content, headers=headers)
+        if answer.status_code == 412:
+            return False
+        _check(name, answer)  # 409: of two at once neither may have been taken; asked again, one is
+        return True
+
+    def _begin(self, name: str) -> str:
+        answer = self._ask("POST", name, "uploads=", headers={"Content-Type": BYTES})
+        _check(name, answer)
+        return _tag(name, answer, b"UploadId")
+
+    def _send_parts(self, name: str, upload: str, first: bytes, content: Readable, part_bytes: int) -> list[str]:
+        """The parts' ETags, in order."""
+        tags: list[str] = []
+        piece = first
+        while piece:
+            query = f"partNumber={len(tags) + 1}&uploadId={quote(upload, safe='')}"
+            tags.append(self._send_part(name, query, piece))
+            piece = _read(content, part_bytes)
+        return tags
+
+    def _send_part(self, name: str, query: str, piece: bytes) -> str:
+        md5 = base64.b64encode(hashlib.md5(piece, usedforsecurity=False).digest()).decode()
+        for left in reversed(range(TRIES)):
+            try:
+                answer = self._ask("PUT", name, query, body=piece, headers={"Content-MD5": md5})
+            except StorageError:
+                if not left:
+                    raise
+                continue
+            if answer.status_code < 500 or not left:
+                break
+        _check(name, answer)
+        return answer.headers.get("ETag", "")
+
+    def _finish(self, name: str, upload: str, tags: list[str]) -> None:
+        """S3 says 200 before it has put the parts together, and in the body whether it could."""
+        parts = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
+            for number, tag in enumerate(tags, 1)
+        )
+        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        headers = {"Content-Type": "application/xml"}
+        answer = self._ask("POST", name, f"uploadId={quote(upload, safe='')}", body=body, headers=headers)
+        _check(name, answer)
+        _tag(name, answer, b"ETag")
+
+    def _abort(self, name: str, upload: str) -> None:
+        try:
+            self._ask("DELETE", name, f"uploadId={quote(upload, safe='')}")
+        except StorageError:
+            return  # the bucket's rule for unfinished uploads takes its place
+
+    def _ask(
+        self,
+        method: str,
+        name: str,
+        query: str = "",
+        *,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        stream: bool = False,
+    ) -> requests.Response:
+        url = f"{self._root}/{quote(name, safe='/~')}" + (f"?{query}" if query else "")
+        digest = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
+        try:
+            signed = sign(self._credentials(), self._scope, method, url, headers or {}, digest, self._now())
+            return requests.request(
+                method,
+                url,
+                data=body or None,
+                headers=signed,
+                stream=stream,
+                timeout=(CONNECT_S, ANSWER_S),
+                allow_redirects=False,  # a signature is good for one address
+            )
+        except MetadataError as error:
+            raise StorageError(str(error)) from None
+        except requests.RequestException as error:
+            raise StorageError(f"{name}: {type(error).__name__}") from None
+
+
+def address(bucket: str, region: str) -> str:
+    """Of a bucket on AWS. One with dots in its name has no certificate of its own."""
+    host = f"s3.{region}.amazonaws.com" + (".cn" if region.startswith("cn-") else "")
+    return f"https://{host}/{bucket}" if "." in bucket else f"https://{bucket}.{host}"
+
+
+def _read(content: Readable, size: int) -> bytes:
+    """``size`` bytes, fewer only at the end."""
+    pieces = []
+    while size and (piece := content.read(size)):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def _check(name: str, answer: requests.Response) -> None:
+    """
+    Raises:
+        StorageError: anything but 200, with the reason that S3 gives.
+    """
+    if answer.status_code != 200:
+        found = dict(_TAG.findall(answer.content[:4096]))
+        code = found.get(b"Code", b"").decode(errors="replace")
+        raise StorageError(f"{name}: HTTP {answer.status_code}{' ' + code if code else ''}")
+
+
+def _tag(name: str, answer: requests.Response, tag: bytes) -> str:
+    """
+    Raises:
+        StorageError: the answer does not have it.
+    """
+    found = dict(_TAG.findall(answer.content[:65536]))
+    if tag not in found:
+        raise StorageError(f"{name}: {found.get(b'Code', b'an answer that is none').decode(errors='replace')}")
+    return str(found[tag].decode(errors="replace"))
+
+
+def _size(name: str, answer: requests.Response) -> int:
+    length = answer.headers.get("Content-Length", "")
+    if not length.isdigit():
+        raise StorageError(f"{name}: an answer that is none")
+    return int(length)
+
+
+def _md5(answer: requests.Response) -> str:
+    """What was written down of it; else its ETag, where that is an MD5: not of parts, nor under a key of KMS."""
+    if told := answer.headers.get(MD5, ""):
+        return str(told)
+    plain = _PLAIN_MD5.match(answer.headers.get("ETag", ""))
+    of_kms = answer.headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
+    return plain[1] if plain and not of_kms else ""
