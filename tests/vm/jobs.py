@@ -83,3 +83,32 @@ while True:
         raise SystemExit(0)
     time.sleep(0.01)
 '''
+
+STUCK = '''
+"""Rank 0 waits in a collective for rank 1, which a lock in C holds, with the interpreter's own lock in its hands."""
+import ctypes, multiprocessing, os, time
+import torch, torch.distributed as dist
+from spotkeeper.train.control import Control, State
+dist.init_process_group("gloo")
+run, rank = os.environ["SPOTKEEPER_RUN"], dist.get_rank()
+dist.all_reduce(torch.ones(1))
+
+def loads():
+    open(f"{run}/loads", "w").close()
+    time.sleep(983)
+
+def hangs():
+    mutex = ctypes.create_string_buffer(64)
+    ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+    ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+if rank == 0:
+    control = Control.open(run + "/ctl")
+    control.state = State.TRAINING
+    control.step_s = 0.01
+    control.stepped(7)
+else:
+    multiprocessing.get_context("fork").Process(target=loads).start()
+    hangs()
+dist.all_reduce(torch.ones(1))
+'''

@@ -135,6 +135,10 @@ class Launcher:
         """SIGKILL to all of a generation. Raises LaunchError where it does not run."""
         self._ask({"op": "kill", "gen": gen})
 
+    def stacks(self, gen: int) -> None:
+        """Have its processes' stacks written into its run folder, soon. Raises LaunchError where it does not run."""
+        self._ask({"op": "stacks", "gen": gen})
+
     def quit(self) -> None:
         """End the launcher, and with it what it runs; also one that is still coming up. Then it is ``gone``."""
         if self.pid:

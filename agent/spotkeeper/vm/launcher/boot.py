@@ -1,8 +1,8 @@
 """The first lines of every worker, under either launcher: torchrun's script is this file.
 
-It bounds what the worker's log takes, ties its life to torchrun's, gives signals back their defaults, seeds
-every generator from (job uid, rank), runs the user's script as ``__main__`` and writes
-its exit code to ``exit.<local rank>`` in the run folder. Standard library and torch only.
+It bounds what the worker's log takes, ties its life to torchrun's, gives signals back their defaults, has the worker
+show its stacks when asked, seeds every generator from (job uid, rank), runs the user's script as ``__main__`` and
+writes its exit code to ``exit.<local rank>`` in the run folder. Standard library and torch only.
 
     boot.py SCRIPT ARG...      boot.py -m MODULE ARG...
 """
@@ -24,7 +24,7 @@ import threading
 from pathlib import Path
 
 from spotkeeper.train.errors import NO_RESTART, ScriptError
-from spotkeeper.vm.launcher import output
+from spotkeeper.vm.launcher import output, stacks
 from spotkeeper.vm.launcher.process import die_with_parent
 
 
@@ -37,6 +37,7 @@ def main(argv: list[str]) -> None:
     output.bound()
     _tie_down()
     _default_signals()
+    _listen()
     if forked:
         atexit._clear()  # those of the zygote are not ours to run
         _say_at_once()
@@ -77,6 +78,11 @@ def _default_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _listen() -> None:
+    if folder := os.environ.get("SPOTKEEPER_RUN"):
+        stacks.listen(Path(folder), int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def _say_at_once() -> None:

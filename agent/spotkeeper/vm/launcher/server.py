@@ -9,6 +9,7 @@ asks for ``status``. One JSON object a line, both ways:
     <- {"ok": true, "pid": 12}                  or {"ok": false, "error": "generation 3 still runs"}
     -> {"op": "signal", "gen": 4, "signal": 15} to torchrun
     -> {"op": "kill", "gen": 4}                 SIGKILL to everything of that generation
+    -> {"op": "stacks", "gen": 4}               its processes' stacks into the run folder, soon (``stacks.py``)
     <- {"event": "exit", "gen": 4, "code": 0, "left": 0}     once all of it is gone
 
 It may not touch the network, a disk beyond the run folder, or a CUDA device.
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spotkeeper.vm.launcher import stacks
 from spotkeeper.vm.launcher.process import GUARD, become_subreaper, kill_children, reap_dead, shell_code
 
 SOCKET = "launcher.sock"
@@ -50,6 +52,7 @@ class Start:
 class Run:
     gen: int
     pid: int
+    folder: str  # of the run
     code: int | None = None  # None: it runs
 
 
@@ -151,7 +154,7 @@ class Server:
         except OSError:
             self._drop(client)
 
-    def _answer(self, line: bytes) -> dict[str, object]:
+    def _answer(self, line: bytes) -> dict[str, object]:  # noqa: PLR0911 - one answer each
         try:
             message = json.loads(line)
             op = message["op"]
@@ -164,6 +167,8 @@ class Server:
                 return self._signal(int(message["gen"]), int(message["signal"]))
             if op == "kill":
                 return self._kill(int(message["gen"]))
+            if op == "stacks":
+                return self._stacks(int(message["gen"]))
             return {"ok": False, "error": f"unknown op {op!r}"}
         except (ValueError, KeyError, TypeError) as error:
             return {"ok": False, "error": f"{type(error).__name__}: {error}"}
@@ -178,7 +183,7 @@ class Server:
         if self.run is not None and self.run.code is None:
             return {"ok": False, "error": f"generation {self.run.gen} still runs"}
         try:
-            self.run = Run(start.gen, self.spawn(start, self))
+            self.run = Run(start.gen, self.spawn(start, self), str(Path(start.log).parent))
         except OSError as error:
             return {"ok": False, "error": f"cannot start torchrun: {error}"}
         return {"ok": True, "pid": self.run.pid}
@@ -195,6 +200,17 @@ class Server:
         if cgroup is not None:
             cgroup.kill(gen)
         return self._signal(gen, signal.SIGKILL)
+
+    def _stacks(self, gen: int) -> dict[str, object]:
+        """By a process of its own: whoever hangs may take its time to answer."""
+        run = self.run
+        if run is None or run.gen != gen or run.code is not None:
+            return {"ok": False, "error": f"generation {gen} does not run"}
+        words = [sys.executable, "-BIS", stacks.__file__, str(run.pid), run.folder]
+        try:
+            return {"ok": True, "pid": os.posix_spawn(sys.executable, words, os.environ)}
+        except OSError as error:
+            return {"ok": False, "error": f"cannot look for stacks: {error}"}
 
     def _reap(self) -> None:
         ended = reap_dead()

@@ -1,0 +1,299 @@
+"""Where each process of a job stands: its Python stacks, asked for from outside, whatever it is stuck in.
+
+Each worker (``listen``, by ``boot.py``) writes its stacks on a signal. faulthandler's handler runs in C and takes
+no lock, so a call into C that never returns is shown like any other; processes that a worker forks, such as those of
+a DataLoader, inherit it. This file run as a program asks one process after the other and writes, into the run folder,
+
+    stacks.log    for people
+    stacks.json   the same in short, last and whole: each worker's place, and whether it waits for its peers
+
+    python -BIS stacks.py PID-OF-TORCHRUN FOLDER
+
+It ends nothing: what does not handle the signal, which would end it, is not asked. Standard library only; Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import platform
+import re
+import signal
+import sys
+import sysconfig
+import time
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+
+SIGNAL = signal.SIGRTMIN + 9  # the usual ones (USR1, USR2) are the user's
+TEXT, SHORT = "stacks.log", "stacks.json"
+ANSWER_S = 1.0  # for a process to begin to answer
+QUIET_S = 0.03  # without another byte: the answer is whole
+LONGEST_S = 3.0  # of one answer: a hundred threads on a busy machine
+MOST = 64  # processes asked: a node has 8 workers with some loaders each
+_TGKILL = {"x86_64": 234, "aarch64": 131}
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+class Where(str, Enum):
+    """What a worker's main thread is at, by its innermost calls.
+
+    WAITS for its peers, in a collective or in the backward pass of a model that is kept the same on all ranks;
+    DEVICE: for its device, on which a collective may be what never ends; ELSEWHERE: somewhere of its own, so where
+    others wait it is whom they wait for; SILENT: it does not even run a signal's handler; GONE: it has ended.
+    """
+
+    WAITS = "waits"
+    DEVICE = "device"
+    ELSEWHERE = "elsewhere"
+    SILENT = "silent"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of one worker. ``at``: ``train.py:41 in load``; ``state``: as the kernel sees it."""
+
+    local_rank: int
+    pid: int
+    where: Where
+    at: str
+    state: str
+
+
+# -- in each worker
+
+
+def listen(run: Path, local_rank: int) -> None:
+    """Have this process, and those it forks, write their stacks on ``SIGNAL``. Where that cannot be, none are had."""
+    with contextlib.suppress(OSError, AttributeError):
+        (run / f"pid.{local_rank}").write_text(f"{os.getpid()}\n")
+        file = (run / f"stacks.{local_rank}").open("ab", buffering=0)  # faulthandler keeps it
+        faulthandler.register(SIGNAL, file, all_threads=True, chain=False)
+
+
+# -- as a program
+
+
+def main(torchrun: int, run: Path) -> None:
+    """Ask all, the workers first; write both files."""
+    workers = {pid: rank for rank, pid in workers_of(run).items()}
+    places, texts = [], [f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: stacks, of each thread the innermost call first"]
+    tree = descendants(torchrun)
+    for pid, rank in workers.items():
+        answer = ask(pid, run / f"stacks.{rank}") if pid in tree else ""
+        place = _place(pid, rank, answer, there=pid in tree)
+        places.append(place)
+        texts.append(f"local rank {rank} (pid {pid}): {told(place)}\n{answer}")
+    for pid in [pid for pid in tree if pid not in workers][: MOST - len(workers)]:
+        rank_of = next((workers[above] for above in _line(pid, tree) if above in workers), None)
+        if rank_of is not None and (answer := ask(pid, run / f"stacks.{rank_of}")):
+            texts.append(f"local rank {rank_of}, its process {pid} ({_name(pid)}):\n{answer}")
+    with (run / TEXT).open("a") as file:
+        file.write("\n".join(texts) + "\n")
+    temporary = run / (SHORT + ".tmp")
+    temporary.write_text(json.dumps([asdict(place) for place in places]))
+    temporary.replace(run / SHORT)
+
+
+def workers_of(run: Path) -> dict[int, int]:
+    """The pids of this node's workers by local rank, as they wrote them down."""
+    found = {}
+    for path in run.glob("pid.*"):
+        with contextlib.suppress(OSError, ValueError):
+            found[int(path.suffix[1:])] = int(path.read_text())
+    return dict(sorted(found.items()))
+
+
+def told(place: Place) -> str:
+    """``in train.py:41 in load``, and what that means."""
+    words = {
+        Where.WAITS: "waits for its peers",
+        Where.DEVICE: "waits for its device",
+        Where.ELSEWHERE: "waits for no peer",
+        Where.SILENT: "does not answer",
+        Where.GONE: "has ended",
+    }
+    at = f", in {place.at}" if place.at else ""
+    return f"{words[place.where]}{at}" + (f" ({place.state})" if place.state else "")
+
+
+def ask(pid: int, file: Path) -> str:
+    """One process's stacks; "" where it has no such handler, or does not answer."""
+    if not _listens(pid):
+        return ""
+    before = _size(file)
+    for send in (lambda: os.kill(pid, SIGNAL), lambda: _signal_a_thread(pid)):
+        with contextlib.suppress(OSError):
+            send()
+        if _await(file, before):
+            with contextlib.suppress(OSError), file.open("rb") as stacks:
+                stacks.seek(before)
+                return stacks.read().decode("utf-8", "replace")
+    return ""
+
+
+def _await(file: Path, before: int) -> bool:
+    began = changed = time.monotonic()
+    size = before
+    while True:
+        time.sleep(0.005)
+        now, new = time.monotonic(), _size(file)
+        if new != size:
+            size, changed = new, now
+        if size > before and (now - changed > QUIET_S or now - began > LONGEST_S):
+            return True
+        if size == before and now - began > ANSWER_S:
+            return False
+
+
+def _signal_a_thread(pid: int) -> None:
+    """To one that is not the main thread, which sleeps so deep (a disk that hangs) that it handles nothing."""
+    number = _TGKILL.get(platform.machine())
+    others = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]  # noqa: PTH208
+    if number is not None and others:
+        ctypes.CDLL(None).syscall(ctypes.c_long(number), pid, others[0], int(SIGNAL))
+
+
+def _listens(pid: int) -> bool:
+    """Whether it handles the signal, which ends it otherwise."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (SIGNAL - 1) & 1)
+    return False
+
+
+def _place(pid: int, rank: int, answer: str, *, there: bool) -> Place:
+    if not there:
+        return Place(rank, pid, Where.GONE, "", "")
+    frames = main_frames(answer)
+    return Place(rank, pid, where(frames) if answer else Where.SILENT, at(frames), _state(pid))
+
+
+def main_frames(answer: str) -> list[Frame]:
+    """The main thread's frames, innermost first: faulthandler tells of the oldest thread last."""
+    found: list[Frame] = []
+    for line in answer.splitlines():
+        if line.startswith(("Thread 0x", "Current thread 0x")):
+            found = [] if "C stack" not in line else found  # 3.14 shows that of the current thread as well
+        elif (frame := _FRAME.match(line)) is not None:
+            found.append(Frame(frame[1], int(frame[2]), frame[3]))
+    return found
+
+
+# Frames between a collective and its caller that say nothing of themselves.
+_THROUGH = ("/torch/_ops.py", "/torch/utils/_contextlib.py", "/torch/_compile.py")
+_GANG = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/spotkeeper/train/gang.py")
+_ASKS_DEVICE = re.compile(r"\.(item|tolist|cpu|numpy|synchronize)\(|\.to\(")
+_AWAITS = re.compile(r"\.wait\(\)")
+
+
+def where(frames: list[Frame]) -> Where:
+    """What these calls (innermost first) are at."""
+    inner = next((frame for frame in frames if not frame.file.endswith(_THROUGH)), None)
+    if inner is None:
+        return Where.ELSEWHERE
+    if any(part in inner.file for part in _GANG) or inner.function == "_engine_run_backward":
+        return Where.WAITS
+    line = _source(inner)
+    if _AWAITS.search(line) and "threading" not in inner.file:  # a collective's work: a method in C, so no frame
+        return Where.WAITS
+    device = _ASKS_DEVICE.search(line) or ("/torch/cuda/" in inner.file and inner.function == "synchronize")
+    return Where.DEVICE if device else Where.ELSEWHERE
+
+
+def at(frames: list[Frame]) -> str:
+    """The innermost call, and, where that is none of the user's, from which of theirs."""
+    if not frames:
+        return ""
+    own = next((frame for frame in frames if _is_users(frame.file)), None)
+    inner = frames[0]
+    return str(inner) if own is None or own is inner else f"{inner}, called from {own}"
+
+
+def _is_users(file: str) -> bool:
+    ours = ("/site-packages/", "/dist-packages/", "/spotkeeper/", "<")
+    return not any(part in file for part in ours) and not file.startswith(sysconfig.get_path("stdlib"))
+
+
+def _source(frame: Frame) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError), Path(frame.file).open() as file:
+        for number, line in enumerate(file, 1):
+            if number == frame.line:
+                return line
+    return ""
+
+
+# -- processes
+
+
+def descendants(root: int) -> dict[int, int]:
+    """The parents of all processes below ``root``, by pid, in order of their numbers."""
+    parents = {pid: parent for pid in _pids() if (parent := _parent(pid)) is not None}
+    return {pid: parent for pid, parent in sorted(parents.items()) if root in _line(pid, parents)}
+
+
+def _line(pid: int, parents: dict[int, int]) -> list[int]:
+    """Parent, grandparent, and so on."""
+    out: list[int] = []
+    while (above := parents.get(pid)) is not None and above not in out:
+        out.append(above)
+        pid = above
+    return out
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - no Path per process
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the name, which may hold anything."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int | None:
+    fields = _stat(pid)
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return "gone"
+
+
+_STATES = {"R": "running", "S": "sleeping", "D": "in a system call that cannot be broken off", "T": "stopped"}
+
+
+def _state(pid: int) -> str:
+    fields = _stat(pid)
+    return _STATES.get(fields[0], fields[0]) if fields else ""
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
