@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,3 +156,16 @@ def test_the_agent_asks_without_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], check=True, capture_output=True, text=True)
     assert done.stdout == "4-2\n"
+
+
+def test_a_removal_that_was_cut_off_is_no_checkpoint_that_was_never_finished(tmp_path: Path) -> None:
+    """A saver killed in the middle of dropping an old one left a folder without COMMIT, and the next one said so."""
+    for step in (1, 2, 3):
+        make(tmp_path, Commit(1, step))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # killed before the first file went
+        assert store.prune(tmp_path, 2) == [Commit(1, 1)]
+    assert store.quarantine_incomplete(tmp_path) == []
+    assert store.complete(tmp_path) == [Commit(1, 3), Commit(1, 2)]
+    store.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1-2", "1-3", "latest"]

@@ -5,6 +5,7 @@
     <folder>/<generation>-<step>/   state.bin, skeleton.pkl, and last of all COMMIT
     <folder>/quarantine/            what was half-written or damaged, capped
     <folder>/latest                 a hint for people; nothing here reads it
+    <folder>/.dropped-<name>        too old, and half deleted by a saver that was killed meanwhile
 
 Of sharded state each node has a part: files of its own ranks, and PART once they are on
 disk; COMMIT, which names the files of all nodes, follows when every node has said so. A
@@ -40,7 +41,12 @@ LATEST = "latest"
 FORMAT = 1
 
 _CHUNK = 16 << 20
+_DROPPED = ".dropped-"
 _QUARANTINED = 2  # kept to be looked at; each may be as large as a checkpoint
+
+
+class RottenError(ValueError):
+    """All bytes could be read, and they are not the ones that were written: no second try helps."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +201,7 @@ def _read(home: Path, commit: Commit, marker: str) -> Manifest:
 
 
 def verify(folder: Path | str, manifest: Manifest) -> None:
-    """Read every byte. Raises ValueError with the file that differs."""
+    """Read every byte. Raises ValueError with the file that cannot be read, RottenError with one that differs."""
     for file in manifest.files:
         try:
             with (Path(folder) / str(manifest.commit) / file.name).open("rb") as stream:
@@ -203,14 +209,15 @@ def verify(folder: Path | str, manifest: Manifest) -> None:
         except OSError as error:
             raise ValueError(f"{file.name}: {error.strerror}") from None
         if digest != file.sha256:
-            raise ValueError(f"{file.name} does not match its hash in COMMIT")
+            raise RottenError(f"{file.name} does not match its hash in COMMIT")
 
 
 def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryview) -> None:
     """Read one file into ``target`` (of its size), hashing on the way.
 
     Raises:
-        ValueError: it is short, unreadable, or differs from its hash.
+        ValueError: it is unreadable.
+        RottenError: it is short, or differs from its hash.
     """
     file = next(file for file in manifest.files if file.name == name)
     digest = hashlib.sha256()
@@ -223,7 +230,7 @@ def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryv
     except OSError as error:
         raise ValueError(f"{name}: {error.strerror}") from None
     if at != file.bytes or digest.hexdigest() != file.sha256:
-        raise ValueError(f"{name} does not match its hash in COMMIT")
+        raise RottenError(f"{name} does not match its hash in COMMIT")
 
 
 def publish(home: Path, manifest: Manifest) -> None:
@@ -292,12 +299,16 @@ def prune(folder: Path, keep: int) -> list[Commit]:
     gone, least = whole[max(keep, 1) :], min(whole[: max(keep, 1)], default=None)
     parts = partial(folder)
     gone += [commit for commit in parts if commit != parts[0] or (least is not None and commit < least)]
-    for commit in gone:
-        home = folder / str(commit)
-        (home / COMMIT).unlink(missing_ok=True)  # first: half a removal must not look complete
-        (home / PART).unlink(missing_ok=True)
-        shutil.rmtree(home, ignore_errors=True)
+    for commit in gone:  # a rename first: half a removal looks neither complete nor never finished
+        os.replace(folder / str(commit), folder / f"{_DROPPED}{commit}")  # noqa: PTH105 - as above
+    sweep(folder)
     return gone
+
+
+def sweep(folder: Path) -> None:
+    """Delete what has been dropped; a saver that was killed may have left some of it."""
+    for path in folder.glob(f"{_DROPPED}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def partial(folder: Path | str) -> list[Commit]:
