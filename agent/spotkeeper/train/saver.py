@@ -195,6 +195,7 @@ class Server:
         held = self._buffer.held
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            store.sweep(folder)
             moved = store.quarantine_incomplete(folder)
             if held is not None and held.commit not in (*store.complete(folder), *store.partial(folder)):
                 held = None  # pruned, damaged or of another folder: memory is worth no more than the disk says
