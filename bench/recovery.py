@@ -28,7 +28,8 @@ from pathlib import Path
 
 from spotkeeper.spec.generation import DocState, Generation, JobRun, Member
 from spotkeeper.vm.events import ChildEnded, LauncherUp
-from spotkeeper.vm.launch import Launcher, sweep
+from spotkeeper.vm.jobhost import sweep
+from spotkeeper.vm.launch import Launcher
 from spotkeeper.vm.launcher.process import become_subreaper
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.settings import job_path, templates_path

@@ -20,7 +20,8 @@ import pytest
 from spotkeeper.spec.generation import JobRun, Member
 from spotkeeper.train.control import Control
 from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
-from spotkeeper.vm.launch import Launcher, LaunchError, sweep
+from spotkeeper.vm.jobhost import sweep
+from spotkeeper.vm.launch import Launcher, LaunchError
 from spotkeeper.vm.launcher.process import NODE
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.settings import job_path, templates_path

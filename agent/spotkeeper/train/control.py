@@ -140,7 +140,7 @@ class Control:
             OSError: the folder is missing or not writable.
         """
         path = Path(path)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         try:
             os.ftruncate(fd, SIZE)
             buffer = mmap.mmap(fd, SIZE)

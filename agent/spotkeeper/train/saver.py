@@ -412,7 +412,7 @@ def listen(path: Path) -> socket.socket:
             sock.close()
             raise FileExistsError(errno.EEXIST, "a saver answers there already", str(path))
         path.unlink(missing_ok=True)
-        old = os.umask(0o177)
+        old = os.umask(0o117)
         try:
             sock.bind(name)
         finally:

@@ -1,9 +1,8 @@
 """The agent's end of the launcher's socket, and how helpers are started so that they outlive the agent.
 
 The launcher (``launcher/server.py``) belongs to the node, not to the agent: an agent
-that was killed finds it again by its socket. Where systemd runs, launcher and saver get
-transient scopes, with a delegated cgroup for the launcher's generations; elsewhere each
-is a session of its own.
+that was killed finds it again by its socket. Where systemd runs, launcher and saver are the
+jobs' unit's (``jobhost.py``); elsewhere each is a session of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -29,11 +27,12 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.spec import codec
+from spotkeeper.vm import jobhost
 from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
-from spotkeeper.vm.launcher.process import NODE, REAP_S
+from spotkeeper.vm.jobhost import Process
+from spotkeeper.vm.launcher.process import REAP_S
 from spotkeeper.vm.launcher.server import SOCKET
 from spotkeeper.vm.log import Log
-from spotkeeper.vm.power import has_systemd
 
 KEY = "SPOTKEEPER_LAUNCHER_KEY"  # what the launcher was started for; another key needs another launcher
 WARM_S = 180.0  # real; importing torch from a fresh disk on a busy machine
@@ -42,7 +41,6 @@ RETRY_S = 0.05  # real
 GUARD_S = REAP_S + 2.0  # real; the guard gives up on a process that does not end
 LOG = "launcher.log"
 SAVER_SOCKET = "saver.sock"
-SERVICE = "spotkeeper.service"  # the agent's own unit (templates/boot)
 
 # The agent's own: the job must not see its path, nor speak to systemd in its name.
 _NOT_FOR_JOBS = ("PYTHONPATH", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
@@ -99,7 +97,7 @@ class Launcher:
         self._socket: socket.socket | None = None
         self._answers: list[_Line] = []
         self._answered = threading.Condition()
-        self._process: subprocess.Popen[bytes] | None = None  # the guard, as started here
+        self._process: Process | None = None  # the guard, as started here
         self._guard: int | None = None  # a descriptor of the guard
         self.pid = 0
 
@@ -135,15 +133,10 @@ class Launcher:
         """SIGKILL to all of a generation. Raises LaunchError where it does not run."""
         self._ask({"op": "kill", "gen": gen})
 
-    def stacks(self, gen: int) -> None:
-        """Have its processes' stacks written into its run folder, soon. Raises LaunchError where it does not run."""
-        self._ask({"op": "stacks", "gen": gen})
-
     def quit(self) -> None:
         """End the launcher, and with it what it runs; also one that is still coming up. Then it is ``gone``."""
         if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            jobhost.send_signal(self.pid, signal.SIGKILL)
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()  # never SIGKILL: it has yet to end what its launcher leaves
 
@@ -227,8 +220,7 @@ class Launcher:
             sock.settimeout(None)
             return status
         self._log("launcher.other", pid=status.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(status.pid, signal.SIGKILL)
+        jobhost.send_signal(status.pid, signal.SIGKILL)
         sock.close()
         return None
 
@@ -259,7 +251,7 @@ class Launcher:
                     self._answers.append(line)
                     self._answered.notify()
 
-    def _spawn(self, kind: Kind) -> subprocess.Popen[bytes]:
+    def _spawn(self, kind: Kind) -> Process:
         env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_JOBS}
         env |= dict(kind.env)
         path = str(self._job_path)
@@ -272,7 +264,7 @@ class Launcher:
         command = [*guard, kind.python, "-m", f"spotkeeper.vm.launcher.{kind.mode}", str(self._folder)]
         self._log("launcher.start", mode=kind.mode, python=kind.python)
         try:
-            return spawn("spotkeeper-launcher", command, env, self._folder / LOG, delegate=True)
+            return jobhost.spawn("launcher", command, env, self._folder / LOG)
         except OSError as error:
             raise LaunchError(f"cannot start a launcher: {error.strerror}") from None
 
@@ -292,54 +284,12 @@ def saver_pid(folder: Path) -> int | None:
         os.close(handle)
 
 
-def start_saver(folder: Path, job_path: Path) -> subprocess.Popen[bytes]:
+def start_saver(folder: Path, job_path: Path) -> Process:
     """Start the node's saver; one that finds another serving ends by itself."""
     program = job_path / "spotkeeper/train/saver.py"
     command = [sys.executable, "-S", str(program), "--socket", str(folder / SAVER_SOCKET)]
-    return spawn("spotkeeper-saver", command, dict(os.environ), folder / "saver.log")
-
-
-def spawn(
-    unit: str, command: list[str], env: dict[str, str], log: Path, *, delegate: bool = False
-) -> subprocess.Popen[bytes]:
-    """Start a process that outlives the agent: a transient scope under systemd, else a session of its own."""
-    if has_systemd():
-        # A scope runs as our child, with our environment (nothing in argv), in a cgroup of its own.
-        options = ["--scope", f"--unit={unit}-{os.getpid()}-{time.monotonic_ns()}", "--collect", "--quiet"]
-        # Units stop in the inverse of their order of start. Without one, a machine that goes down sends SIGTERM to
-        # the job and to the agent at once, and the job is gone before the agent has had it save.
-        options.append(f"--property=Before={SERVICE}")
-        if delegate:
-            options.append("--property=Delegate=yes")
-            env = env | {"SPOTKEEPER_DELEGATED": "1"}
-        command = ["systemd-run", *options, *command]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-        )
-
-
-def sweep(folder: Path, keep: set[int]) -> int:
-    """SIGKILL to every process that bears this node's mark, but for ``keep``. Returns how many there were.
-
-    A process group is not enough: a user's program may have left it. The environment
-    that a process was executed with cannot be left behind.
-    """
-    mark = f"{NODE}={folder}".encode()
-    killed = 0
-    for name in os.listdir("/proc"):  # noqa: PTH208 - no Path per process
-        if not name.isdigit() or int(name) in keep:
-            continue
-        with contextlib.suppress(OSError):
-            handle = os.pidfd_open(int(name))  # so that a number used anew is not hit
-            try:
-                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    killed += 1
-            finally:
-                os.close(handle)
-    return killed
+    env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_JOBS}
+    return jobhost.spawn("saver", command, env, folder / "saver.log")
 
 
 def _tail(path: Path, size: int = 4096) -> str:

@@ -5,16 +5,15 @@ A standby does all of this, so that training waits for none of it; whoever is re
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 from spotkeeper.spec.generation import JobRun
+from spotkeeper.vm import jobhost
 from spotkeeper.vm.events import SourceReady, SourcesGone
 from spotkeeper.vm.helper import Helper
+from spotkeeper.vm.jobhost import Process
 from spotkeeper.vm.launch import Launcher, saver_pid, start_saver
 from spotkeeper.vm.settings import Settings, job_path
 from spotkeeper.vm.source import fetch, forget_all
@@ -40,7 +39,7 @@ class Ready:
         self._launching = False  # or launched: from begin() to its end
         self._launch_at = 0.0  # monotonic; not before
         self._launch_failed = False
-        self._saver: subprocess.Popen[bytes] | None = None
+        self._saver: Process | None = None
         self._saver_at = 0.0
 
     def prepare(self, job: str, run: JobRun) -> None:
@@ -95,8 +94,7 @@ class Ready:
             saver = self._saver.pid
         if saver is None:
             return True
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(saver, signal.SIGKILL if hurry else signal.SIGTERM)
+        jobhost.send_signal(saver, signal.SIGKILL if hurry else signal.SIGTERM)
         return False
 
     def forget_job(self) -> None:

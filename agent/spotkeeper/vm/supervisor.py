@@ -34,7 +34,8 @@ from spotkeeper.train.control import (
 )
 from spotkeeper.train.store import scan
 from spotkeeper.vm import render
-from spotkeeper.vm.launch import Kind, Launcher, LaunchError, sweep
+from spotkeeper.vm.jobhost import sweep
+from spotkeeper.vm.launch import Kind, Launcher, LaunchError
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.logs import LAUNCHER_LOG
 from spotkeeper.vm.settings import job_path

@@ -94,6 +94,28 @@ def _parent_of(pid: int) -> int:
         return -1
 
 
+def sweep(folder: Path, keep: set[int]) -> int:
+    """SIGKILL to every process that bears this node's mark, but for ``keep``. Returns how many there were.
+
+    A process group is not enough: a user's program may have left it. The environment
+    that a process was executed with cannot be left behind.
+    """
+    mark = f"{NODE}={folder}".encode()
+    killed = 0
+    for name in os.listdir("/proc"):  # noqa: PTH208 - no Path per process
+        if not name.isdigit() or int(name) in keep:
+            continue
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(int(name))  # so that a number used anew is not hit
+            try:
+                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    killed += 1
+            finally:
+                os.close(handle)
+    return killed
+
+
 def shell_code(code: int) -> int:
     """As a shell shows it: a process killed by signal n gives 128 + n."""
     return 128 - code if code < 0 else code

@@ -111,7 +111,7 @@ class Server:
         try:
             (self.folder / SOCKET).unlink(missing_ok=True)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            before = os.umask(0o177)
+            before = os.umask(0o117)
             listener.bind(f"/proc/self/fd/{folder}/{SOCKET}")
             os.umask(before)
             listener.listen(4)
@@ -122,7 +122,8 @@ class Server:
     def _accept(self, listener: socket.socket) -> None:
         client, _ = listener.accept()
         peer = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        if peer[1] not in (0, os.geteuid()):
+        # The agent made the folder; under systemd it is another user than the job.
+        if peer[1] not in (0, os.geteuid(), self.folder.stat().st_uid):
             client.close()
             return
         self.clients[client] = bytearray()
