@@ -9,6 +9,7 @@ gathered, but a node may hold a copy of another save of the same step.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 from concurrent.futures import ThreadPoolExecutor
@@ -87,8 +88,16 @@ class _Local:
                 store.read_into(self._folder, manifest, part.name, memory[part.offset : part.offset + part.bytes])
         except (ValueError, KeyError) as error:
             self.skipped.append(Skipped(str(commit), str(error)))
+            if isinstance(error, store.RottenError):
+                self._put_aside(commit)
             return None
         return manifest, memory
+
+    def _put_aside(self, commit: Commit) -> None:
+        """Its sizes hold: left there, it would count as one of those that are kept, and a peer's copy had no place."""
+        if self._client is not None and self._folder is not None:  # one rank of a node; nobody writes now
+            with contextlib.suppress(OSError):
+                store.quarantine(self._folder, commit)
 
 
 def restore(
