@@ -62,13 +62,18 @@ class S3:
         size = len(content)
         part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
         first = _read(content, part_bytes)
+        if len(first) < min(size, part_bytes):
+            raise StorageError(f"{name}: the file had fewer bytes than it said")
         if len(first) == size:
             md5 = hashlib.md5(first, usedforsecurity=False).hexdigest()
             _check(name, self._ask("PUT", name, body=first, headers={"Content-Type": BYTES, MD5: md5}))
             return Stored(size, md5)
         upload = self._begin(name)
         try:
-            self._finish(name, upload, self._send_parts(name, upload, first, content, part_bytes))
+            tags, sent = self._send_parts(name, upload, first, content, part_bytes)
+            if sent != size:
+                raise StorageError(f"{name}: the file had fewer bytes than it said")
+            self._finish(name, upload, tags)
         except BaseException:
             self._abort(name, upload)
             raise
@@ -90,15 +95,18 @@ class S3:
         _check(name, answer)
         return _tag(name, answer, b"UploadId")
 
-    def _send_parts(self, name: str, upload: str, first: bytes, content: Readable, part_bytes: int) -> list[str]:
-        """The parts' ETags, in order."""
+    def _send_parts(
+        self, name: str, upload: str, first: bytes, content: Readable, part_bytes: int
+    ) -> tuple[list[str], int]:
+        """The parts' ETags, in order, and how many bytes they are."""
         tags: list[str] = []
-        piece = first
+        piece, sent = first, 0
         while piece:
             query = f"partNumber={len(tags) + 1}&uploadId={quote(upload, safe='')}"
             tags.append(self._send_part(name, query, piece))
+            sent += len(piece)
             piece = _read(content, part_bytes)
-        return tags
+        return tags, sent
 
     def _send_part(self, name: str, query: str, piece: bytes) -> str:
         md5 = base64.b64encode(hashlib.md5(piece, usedforsecurity=False).digest()).decode()
