@@ -178,11 +178,10 @@ class Fake:
                 self.changed.notify_all()
             _answer(handler, status, _about(body))
             return
-        token = handler.headers.get("Authorization", "")
-        if self.function_status != 200:
-            _answer(handler, self.function_status, b"")
+        uid = self.who(handler, body)
+        if self.function_status != 200 or not uid:
+            _answer(handler, self.function_status if uid else 403, b"")
             return
-        uid = token.removeprefix("Bearer ").partition(".")[0]
         sync = msgspec.json.decode(body, type=Sync)
         with self.changed:
             self.syncs.append((uid, sync))
@@ -194,6 +193,10 @@ class Fake:
                 reply = msgspec.structs.replace(reply, doc=None, run=None)
             self.changed.notify_all()
         _answer(handler, 200, msgspec.json.encode(reply))
+
+    def who(self, handler: BaseHTTPRequestHandler, body: bytes) -> str:
+        """The machine that speaks, as the platform in front of the function knows it; "": it lets nobody through."""
+        return handler.headers.get("Authorization", "").removeprefix("Bearer ").partition(".")[0]
 
 
 def _answer(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -252,7 +255,7 @@ class Machine:
             # As a bundle's site/ is on a VM: packages on the path, and no .pth file of an environment.
             "PYTHONPATH": f"{REPO / 'agent'}:{sysconfig.get_path('purelib')}",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "GCE_METADATA_HOST": self.metadata,
+            **self.metadata_environ(),
             "SPOTKEEPER_ROOT": str(self.root),
             "SPOTKEEPER_INIT_PID": str(self.init.pid),
             "OMP_NUM_THREADS": "1",
@@ -263,6 +266,9 @@ class Machine:
             self.agent = subprocess.Popen(
                 [sys.executable, "-S", "-m", "spotkeeper.vm"], env=env | self.environ, stdout=log, stderr=log
             )
+
+    def metadata_environ(self) -> dict[str, str]:
+        return {"GCE_METADATA_HOST": self.metadata}
 
     def kill(self) -> None:
         assert self.agent is not None
