@@ -26,10 +26,14 @@ from spotkeeper.train.control import NAME, Control, Result, read_result
 from tests.train.jobs import Event, Job
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.launcher.api", "spotkeeper.train.run"]
-)
+_WARM = ("torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.launcher.api", "spotkeeper.train.run")
+_FORKS.set_forkserver_preload(list(_WARM))
 LIMIT_S = 60.0
+
+
+def preload(*modules: str) -> None:
+    """Have more imported before a node is forked; before the first one is."""
+    _FORKS.set_forkserver_preload([*_WARM, *modules])
 
 
 @dataclass(frozen=True)
