@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from infra.settings import Settings
 
-TEMPLATES = Path(__file__).resolve().parent.parent / "templates" / "boot"
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATES = ROOT / "templates" / "boot"
+UNITS = ("spotkeeper.service", "spotkeeper-root.service", "spotkeeper-job.service")
+# What runs as root on a machine comes with its template, and not from a folder that the agent may write.
+AS_ROOT = ("roothelper.py", "roothelper_fence.py")
 METADATA_BYTES = 256 * 1024  # Compute Engine's limit for one value
 _BARE = re.compile(r"\{\{(?![^}]*\|)[^}]*\}\}")
 
@@ -38,15 +42,26 @@ def render(settings: Settings) -> Scripts:
         ValueError: a value that cannot stand where its template puts it.
     """
     constants = {"stack": settings.stack, "interpreter": settings.agent.interpreter}
-    unit = _render("spotkeeper.service.j2", constants)
+    files = {f"/usr/local/lib/spotkeeper/{name}": _program(name) for name in AS_ROOT}
+    files |= {f"/etc/systemd/system/{name}": text for name, text in units(settings).items()}
     watchdog_s = str(2 * settings.limits.boot_deadline_s)
     return Scripts(
-        startup=_render("startup.sh.j2", {**constants, "unit": unit, "watchdog_s": watchdog_s}),
+        startup=_render("startup.sh.j2", {**constants, "files": files, "watchdog_s": watchdog_s}),
         shutdown=_render("shutdown.sh.j2", constants),
     )
 
 
-def _render(name: str, values: dict[str, str]) -> str:
+def units(settings: Settings) -> dict[str, str]:
+    """systemd's units by their names: the agent, its root helper, and the jobs."""
+    constants = {"stack": settings.stack, "interpreter": settings.agent.interpreter}
+    return {name: _render(f"{name}.j2", constants) for name in UNITS}
+
+
+def _program(name: str) -> str:
+    return (ROOT / "agent/spotkeeper/vm" / name).read_text("utf-8")
+
+
+def _render(name: str, values: Mapping[str, object]) -> str:
     text = _environment().get_template(name).render(values)
     if len(text.encode()) > METADATA_BYTES:
         raise ValueError(f"{name}: {len(text.encode())} bytes, a metadata value has at most {METADATA_BYTES}")
