@@ -11,9 +11,11 @@ import requests
 from botocore.utils import IMDSFetcher, InstanceMetadataFetcher, InstanceMetadataRegionFetcher
 from spotkeeper.clock import Clock
 from spotkeeper.vm import metadata, settings
+from spotkeeper.vm.disk import Disk
 from spotkeeper.vm.ec2 import ACTION, MAINTENANCE, POLL_FLOOR_S, REBALANCE, Ec2
 from spotkeeper.vm.gce import Gce
 from spotkeeper.vm.imds import TTL_S
+from spotkeeper.vm.log import Log
 from spotkeeper.vm.metadata import FIRST, Instance, MetadataError, Watcher
 from spotkeeper.vm.notice import Cause, Sign
 
@@ -259,8 +261,6 @@ def test_a_watcher_hears_of_it_and_trouble_is_no_news(imds: Imds) -> None:
     seen: list[Sign | None] = []
     said: list[str] = []
     clock = Clock(scale=1 / POLL_FLOOR_S)
-    from spotkeeper.vm.log import Log
-
     imds.statuses[ACTION] = 503
     watcher = Watcher(Ec2(clock, imds.url), lambda instance: seen.append(instance.sign), clock, Log(write=said.append))
     watcher.start()
@@ -280,3 +280,31 @@ def test_preempted_before_the_agent_starts_is_seen_at_once(imds: Imds, ec2: Ec2)
     imds.put_at(ACTION, {"action": "terminate", "time": iso(2_000_000_000)})
     sign = ec2.wait(FIRST)[0].sign
     assert sign is not None and sign.cause is Cause.PREEMPTED
+
+
+# ---------------------------------------------------------------- the data disk
+
+BOOT = ("vol0000000000000000a", "vol0000000000000000a-part1", "vol0000000000000000a-part15")
+
+
+@pytest.mark.parametrize(
+    ("volumes", "found"),
+    [
+        ((*BOOT, "vol0000000000000000b"), "vol0000000000000000b"),
+        (BOOT, None),
+        ((*BOOT, "vol0000000000000000b", "vol0000000000000000c"), None),  # a choice is not ours to make
+        ((*BOOT, "vol0000000000000000b", "vol0000000000000000b_1"), "vol0000000000000000b"),  # its namespace's link
+    ],
+)
+def test_the_data_disk_is_the_volume_that_is_no_boot_disk(
+    tmp_path: Path, volumes: tuple[str, ...], found: str | None
+) -> None:
+    by_id = tmp_path / "dev/disk/by-id"
+    by_id.mkdir(parents=True)
+    disk = Disk(by_id / "google-sk-data", tmp_path / "mnt", Log(write=lambda _: None))
+    assert not disk.present(), "none is attached yet"
+    for volume in volumes:
+        (by_id / f"nvme-Amazon_Elastic_Block_Store_{volume}").touch()
+    (by_id / "nvme-Amazon_EC2_NVMe_Instance_Storage_AWS1234").touch()
+    assert disk.present() is (found is not None)
+    assert disk.device.name == (f"nvme-Amazon_Elastic_Block_Store_{found}" if found else "google-sk-data")

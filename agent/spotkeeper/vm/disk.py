@@ -7,6 +7,7 @@ In the local cloud a disk is a folder, and a symbolic link stands for the mount.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from enum import Enum
@@ -39,13 +40,32 @@ class DiskError(Exception):
         self.why = why
 
 
+EBS = re.compile(r"nvme-Amazon_Elastic_Block_Store_(vol[0-9a-f]{8,17})(-part[0-9]+)?\Z")
+
+
+def ebs_volume(by_id: Path) -> Path | None:
+    """The one attached EBS volume without partitions, which a boot disk has; None where there is none, or a choice."""
+    try:
+        links = [found for entry in by_id.iterdir() if (found := EBS.match(entry.name))]
+    except OSError:
+        return None
+    parted = {found[1] for found in links if found[2]}
+    whole = [found[0] for found in links if found[1] not in parted]
+    return by_id / whole[0] if len(whole) == 1 else None
+
+
 class Disk:
     """One device and where it goes. Calls block: run them in the helper thread."""
 
     def __init__(self, device: Path, mount: Path, log: Log) -> None:
-        self.device = device
+        self._named = device
         self.point = mount
         self._log = log
+
+    @property
+    def device(self) -> Path:
+        """Its link under ``/dev/disk/by-id``. EC2 has no name for it there: it is the volume that is no boot disk."""
+        return self._named if self._named.exists() else ebs_volume(self._named.parent) or self._named
 
     def present(self) -> bool:
         return self.device.exists()
