@@ -38,7 +38,7 @@ from spotkeeper.spec.cloud import (
     VmStatus,
 )
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import DocState, FactIn, Generation, JobRun, Progress, Role, Sync
+from spotkeeper.spec.generation import DocState, FactIn, FetchOrder, Generation, JobRun, Progress, Role, Sync
 from spotkeeper.spec.job import Ask, AskKind, JobSpec
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import PriceRun
@@ -138,6 +138,10 @@ class World:
         self.made: list[tuple[float, Action, Result]] = []
         self.started: list[tuple[int, Commit | None]] = []  # what each generation was restored from
         self.newests: dict[str, Commit] = {}
+        self.bucket: list[Commit] = []  # copies of checkpoints that are complete
+        self.copies = True  # False: no upload comes through
+        self.rotten: set[Commit] = set()  # of them, those of which no fetch succeeds
+        self.fetch_s = 5.0
         self.saves = True  # False: a script that never saves
         self.loop_steps: int | None = None  # where its loop ends; what comes after it goes on for ever
         self.crashing = 0  # the next generations whose rank 0 exits with 1
@@ -499,6 +503,8 @@ class Agent:
         self.off = False
         self.polled = 0.0
         self.said: set[tuple[Kind, int, str]] = set()
+        self.mirrored_at: float | None = None
+        self.fetches: tuple[Commit, float] | None = None  # a copy, and when it is there
 
     def step(self) -> None:
         if self.off or self.hung:
@@ -510,6 +516,7 @@ class Agent:
             self.say(Kind.REPRIEVE, value=f"{self.reprieved:.0f}")
             self.notice = self.reprieved = None
         self._mount()
+        self._fetch()
         steady = self.role is Role.MEMBER and self.alive and not self.outbox and self.notice is None
         if world.t - self.polled >= (5.0 if steady and self.doc and self.doc.state is DocState.RUN else 1.0):
             self.sync()
@@ -567,6 +574,7 @@ class Agent:
             return
         self.job, self.rank, self.attempt = answer.job, answer.rank, answer.attempt  # type: ignore[attr-defined]
         self.disk = answer.disk  # type: ignore[attr-defined]
+        self._order(answer.fetch, answer.mirrored_at)  # type: ignore[attr-defined]
         doc: Generation | None = answer.doc  # type: ignore[attr-defined]
         if doc is None or doc.ver <= self.ver:
             return
@@ -618,6 +626,39 @@ class Agent:
                         self.say(Kind.HOLDS, 0, f"{gen}-{step}")
                     for gen, step in drive.damaged.get(self.job, []):
                         self.say(Kind.DAMAGED, 0, f"{gen}-{step}")
+
+    def _order(self, order: FetchOrder | None, mirrored_at: float | None) -> None:
+        self.mirrored_at = mirrored_at
+        if order is None or self.alive:
+            self.fetches = None
+            return
+        gen, _, step = order.commit.partition("-")
+        if self.fetches is None or self.fetches[0] != (int(gen), int(step)):
+            self.fetches = (int(gen), int(step)), self.world.t + self.world.fetch_s
+
+    def _fetch(self) -> None:
+        if self.fetches is None or self.mounted is None or self.world.t < self.fetches[1]:
+            return
+        commit, text = self.fetches[0], "{}-{}".format(*self.fetches[0])
+        if commit in self.world.rotten or commit not in self.world.bucket:
+            self.say(Kind.UNMIRRORED, 0, text)
+            return
+        held = self.mounted.held.setdefault(self.job or "", [])
+        held += [] if commit in held else [commit]
+        self.say(Kind.FETCHED, 0, text)
+        self.say(Kind.HOLDS, 0, text)
+
+    def _copy(self, agents: list[Agent]) -> None:
+        """The lowest rank with a disk copies what it has just saved, once in each stretch of time."""
+        every = None if self.run is None or self.run.mirror is None else self.run.mirror.every_s
+        writers = [agent for agent in agents if agent.mounted is not None and agent.writes()]
+        lowest = min(writers, key=lambda agent: agent.rank)
+        if every is None or lowest is not self or self.commit is None or not self.world.copies:
+            return
+        if self.mirrored_at is None or self.world.t // every > self.mirrored_at // every:
+            if self.commit not in self.world.bucket:
+                self.world.bucket.append(self.commit)
+            self.say(Kind.MIRRORED, self.gen, "{}-{}".format(*self.commit))
 
     def gang_step(self, agents: list[Agent]) -> None:
         """Called once for all living agents of a generation: restore, step, save, stop."""
@@ -681,6 +722,8 @@ class Agent:
             if not agent.mounted.broken:
                 agent.mounted.held.setdefault(self.job or "", []).append((self.gen, self.step_no))
         self.world.newests[self.job or ""] = (self.gen, self.step_no)
+        for agent in agents:
+            agent._copy(agents)
 
     def _maybe_stop(self, agents: list[Agent], whole: bool) -> None:
         """SAVE_STOP: a save takes two seconds and needs the whole gang; then, or at the deadline, released."""

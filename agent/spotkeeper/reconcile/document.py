@@ -10,7 +10,17 @@ from msgspec import Struct
 
 from spotkeeper.reconcile.recent import once
 from spotkeeper.spec import names
-from spotkeeper.spec.generation import DocState, Generation, JobRun, Member, Role, Sync, SyncReply
+from spotkeeper.spec.generation import (
+    DocState,
+    FetchOrder,
+    Generation,
+    JobRun,
+    Member,
+    MirrorRun,
+    Role,
+    Sync,
+    SyncReply,
+)
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.record import Grant, Phase, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
@@ -138,7 +148,7 @@ def nproc(spec: JobSpec | None, stack: StackState, pool_name: str) -> int:
 
 def job_run(spec: JobSpec, count: int) -> JobRun:
     """What a node must know to run the job; ``count`` processes on this node."""
-    size = spec.size()
+    size, mirror = spec.size(), spec.checkpoint.mirror
     return JobRun(
         name=spec.name,
         command=spec.command,
@@ -152,6 +162,7 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         keep=spec.checkpoint.keep,
         seed=spec.seed,
         max_world=size.max * count if size.min < size.max else None,
+        mirror=MirrorRun(60.0 * mirror.every_min, 1e6 * mirror.mb_s) if mirror is not None else None,
     )
 
 
@@ -190,7 +201,18 @@ def reply(
         run=job_run(spec, nproc(spec, stack, slot.pool)) if wants_run and spec and slot else None,
         lease_minutes=stack.lease_minutes,
         over=over,
+        mirrored=record.mirror[0].commit if record.mirror else None,
+        mirrored_at=record.mirror[0].at if record.mirror else None,
+        fetch=_fetch(record, where) if what is not Role.SUPERSEDED else None,
     )
+
+
+def _fetch(record: Record, where: Place) -> FetchOrder | None:
+    """What this machine shall have from the bucket: only who has its rank's disk."""
+    fetch = record.fetch
+    if fetch is None or where.rank not in fetch.ranks or not where.cur:
+        return None
+    return FetchOrder(fetch.commit, where.rank if fetch.source is None else fetch.source)
 
 
 def _disk(record: Record, where: Place) -> int | None:

@@ -23,6 +23,7 @@ from spotkeeper.spec.stack import StackState
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
 MAX_SAVE_S = 3600.0  # real; deadlines of stops are made from it, and one machine must not put them off for ever
 NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED, Kind.FULL, Kind.SAVED)
+COMMITS = (Kind.DAMAGED, Kind.MIRRORED, Kind.FETCHED, Kind.UNMIRRORED)
 DIGITS = 12  # of a number
 INSTANT_S = 0.001  # between two facts of one sync in the ledger: it keeps their order
 SAVING = {
@@ -185,7 +186,7 @@ def _fact(record: Record, where: Place | None, who: Speaker, boot: str, said: Fa
     return fact
 
 
-def _sensible(record: Record, fact: Fact) -> bool:
+def _sensible(record: Record, fact: Fact) -> bool:  # noqa: PLR0911 - a line for each kind
     if fact.gen > record.gen:
         return False
     if fact.kind in NUMBERS:
@@ -198,7 +199,8 @@ def _sensible(record: Record, fact: Fact) -> bool:
         return number.isdigit() and len(number) <= DIGITS and word.isalpha()
     if fact.kind is Kind.EXIT:
         return fact.value.lstrip("-").isdigit() and len(fact.value) <= 6
-    return fact.kind is not Kind.DAMAGED or parse_commit(fact.value) is not None
+    commit = parse_commit(fact.value)
+    return fact.kind not in COMMITS or (commit is not None and commit[0] <= record.gen)
 
 
 def _forget_boots(store: Store, record: Record, where: Place | None, fact: Fact) -> None:

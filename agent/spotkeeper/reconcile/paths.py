@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from spotkeeper.reconcile.objects import BadKeyError
+from spotkeeper.spec import mirror
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.names import JOB_ID, JOB_NAME
 
@@ -128,6 +129,16 @@ def output_list(job: str, rank: int) -> str:
 
 def output_file(job: str, rank: int, file: str) -> str:
     return outputs(job) + f"{rank}/{file}"
+
+
+def copies(job: str) -> str:
+    """Copies of checkpoints (``spec.mirror``)."""
+    return mirror.folder(_job(job))
+
+
+def copy_of(path: str) -> str:
+    """Of which checkpoint a path below ``copies`` is, as "<gen>-<step>"."""
+    return path.split("/")[3]
 
 
 def static_node(node: str) -> str:

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile import alarm, market, paths
+from spotkeeper.reconcile import alarm, market, mirrors, paths
 from spotkeeper.reconcile.deadline import AGAIN_S, NEVER, Deadline
 from spotkeeper.reconcile.decide import Decision, Seen, Times
 from spotkeeper.reconcile.lease import Every, Lease
@@ -364,6 +364,8 @@ class Round:
         """Asks that were taken in and facts of attempts that are over."""
         for ask in at.asks_over:
             self.store.delete_ask(self.job, ask.id)
+        if mirrors.told(at.decision.stale) and not mirrors.sweep(self.store, at.record):
+            return  # there is more of it: while the word for it is there, the next round goes on
         if at.decision.stale:
             self.store.delete_facts(self.job, at.decision.stale)
 
@@ -373,9 +375,9 @@ class Round:
 
 
 def bury(store: Store, record: Record, at: float) -> None:
-    """A job that is DONE gives up its name, asks, facts and source (up to 256 MiB, which nobody will run again).
+    """A job that is DONE gives up its name, asks, facts, source and copies of checkpoints, which nobody will run again.
 
-    Its marker last: who dies halfway leaves it to a tick.
+    The copies stay where its disks do. Its marker last: who dies halfway leaves it to a tick.
     """
     store.put_tomb(record.job, at)
     for path in store.list(paths.sources(record.job)):
@@ -387,7 +389,8 @@ def bury(store: Store, record: Record, at: float) -> None:
     for ask in store.list_asks(record.job):
         store.delete_ask(record.job, ask.id)
     store.delete_facts(record.job, _said_in_vain(store, record.job))
-    store.clear_active(record.job)
+    if record.keep_disks or mirrors.clear(store, record.job):
+        store.clear_active(record.job)
 
 
 def withdraw(store: Store, job: str, name: str, at: float, why: str) -> bool:

@@ -22,7 +22,7 @@ class Kind(str, Enum):
     EXIT = "exit"  # value: exit code. The job's process of `gen` ended by itself (0: done)
     HERE = "here"  # value: the document version that called the roll
     ATTACHED = (
-        "attached"  # value: disk number or "0" (a static node's own). Mounted; its newest commit follows as HOLDS
+        "attached"  # value: disk number or "0" (a static node's own). Mounted; what it HOLDS was said before
     )
     HOLDS = "holds"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
     DAMAGED = "damaged"  # value: "<gen>-<step>" of a checkpoint there, newer than that, which was whole once

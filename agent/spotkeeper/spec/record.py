@@ -166,7 +166,7 @@ class Fetch(Struct, frozen=True):
     """Which copy these ranks' machines shall bring onto their disks before the next generation begins."""
 
     commit: str
-    source: int  # as in ``Mirrored.rank``
+    source: int | None  # as in ``Mirrored.rank``; None: each its own part
     ranks: tuple[int, ...]
 
 
@@ -210,6 +210,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     given_up: str = ""  # the newest commit when somebody chose to go on without it, as "<gen>-<step>"
     mirror: tuple[Mirrored, ...] = ()  # what may be fetched from the bucket, newest first
     mirror_top: str = ""  # the newest copy that was ever in ``mirror``: one that is gone does not come back
+    told: str = ""  # the newest checkpoint that a machine had on its disk, where copies are made: reports do not last
     fetch: Fetch | None = None  # while a generation waits for it
     size: int | None = None  # how many ranks are wanted, the lowest, since somebody resized the job
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next

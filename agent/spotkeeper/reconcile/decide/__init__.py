@@ -6,7 +6,8 @@ was read. The rooms run in the order of the protocol; each is one concern:
 ``asks`` what users want · ``slots`` a rank's cur and next, losses · ``exits`` success, crash, roll call ·
 ``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone · ``sizes`` how many ranks ·
 ``grants`` intents and the allocation · ``generation`` membership · ``calls`` what is asked of the cloud ·
-``ended`` the way out · ``fuses`` what stops spending · ``files`` other files for a job that holds.
+``ended`` the way out · ``fuses`` what stops spending · ``files`` other files for a job that holds · ``mirrors``
+copies of checkpoints in the bucket.
 
 The nine rules live where they bind: 1 in ``round`` (every write is a CAS), 2 ``slots.admit``, 3 ``round`` and
 ``sweep`` (the order of reading), 4 to 6 ``calls`` and ``View.vm``, 7 ``View.stillborn``, 8 ``grants._intent``
@@ -17,7 +18,20 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import asks, calls, ended, exits, fuses, generation, grants, moves, needs, sizes, slots
+from spotkeeper.reconcile.decide import (
+    asks,
+    calls,
+    ended,
+    exits,
+    fuses,
+    generation,
+    grants,
+    mirrors,
+    moves,
+    needs,
+    sizes,
+    slots,
+)
 from spotkeeper.reconcile.decide.draft import Decision, Draft
 from spotkeeper.reconcile.decide.seen import Seen, Times, View
 from spotkeeper.spec.record import Phase, Record
@@ -48,6 +62,8 @@ def decide(record: Record, seen: Seen) -> Decision:
 def _rooms(draft: Draft) -> None:
     asks.step(draft)
     asks.held(draft)
+    if draft.record.phase in (Phase.RUN, Phase.HOLD):
+        mirrors.step(draft)
     if draft.record.phase is Phase.RUN:
         _running(draft)
     if draft.record.phase in (Phase.END, Phase.DONE):

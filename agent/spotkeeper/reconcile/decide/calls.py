@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spotkeeper.reconcile.decide import fuses, grants, sizes
+from spotkeeper.reconcile.decide import fuses, grants, mirrors, sizes
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import (
@@ -204,7 +204,7 @@ def stale(draft: Draft) -> tuple[Fact, ...]:
         if (index, attempt) in granted or draft.view.vms.get((index, attempt)):
             continue
         out += facts
-    return tuple(out)
+    return tuple(dict.fromkeys((*out, *mirrors.stale(draft))))
 
 
 # -- when to look again

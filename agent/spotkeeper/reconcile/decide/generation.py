@@ -10,10 +10,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import kept
+from spotkeeper.reconcile.decide import kept, mirrors
 from spotkeeper.reconcile.decide.draft import DAY_S, Draft
 from spotkeeper.reconcile.decide.needs import needed
 from spotkeeper.reconcile.decide.seen import admitted
+from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Hold, Rank, Slot, SlotState
 
@@ -34,8 +35,14 @@ def step(draft: Draft) -> None:
         _renew(draft, ready)
         return
     commit = kept.newest(draft)
-    if commit is not None and kept.behind(draft, ready) and kept.ruined(draft, ready):
+    lost = mirrors.lost(draft, ready)
+    if lost and draft.now < max(_waits(draft, ready)) + draft.times.disk_s:
+        return  # a disk may come back late
+    done = lost and not mirrors.helps(draft, ready)
+    if commit is not None and (done or (kept.behind(draft, ready) and kept.ruined(draft, ready))):
         draft.set(given_up=kept.text(commit))  # nobody has to be asked: there is no other way
+    if mirrors.awaited(draft, ready):
+        return
     if not kept.behind(draft, ready):
         _publish(draft, ready)
     elif len(ready) == draft.size() and draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:
@@ -139,6 +146,9 @@ def _fresh(draft: Draft, ready: list[int]) -> set[int]:
     attached = [(i, slot) for i, slot in slots if slot and draft.view.attached(i, draft.ranks[i].disk, slot)]
     if draft.record.gen == 0:
         return {index for index, _ in attached}
+    if draft.record.fetch is not None:  # what a copy brought is nobody's own writing, and the newest there is
+        fetched = draft.record.fetch.commit
+        return {i for i, slot in attached if any(f.value == fetched for f in draft.view.said(i, slot, Kind.FETCHED))}
     sure = {index for index, slot in attached if kept.holds(draft, index, slot)}
     if sure or len(attached) < len(ready):
         return sure
@@ -167,6 +177,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         members=tuple(ready),
         ranks=tuple(ranks),
         stop=False,
+        fetch=None,
         stop_deadline=None,
         roll=None,
         dry_since=None,

@@ -67,7 +67,9 @@ def fill(draft: Draft, index: int, which: str) -> None:
     options = _options(draft, index, which)
     allowed = kept.may_take if which == "cur" else kept.may_follow
     home = [offer for offer in options if allowed(draft, index, offer.node)]
-    if home or not kept.given_up(draft):
+    if kept.covered(draft) and which == "cur":
+        options = [*home, *(offer for offer in options if offer not in home)]  # elsewhere it is fetched from the bucket
+    elif home or not kept.given_up(draft):
         options = home
     attempt = draft.ranks[index].top + 1
     while (grant := draft.view.grant(index, attempt)) is not None:

@@ -3,6 +3,7 @@
 A rank's checkpoints lie at its *home*: its own disk, or the static node's on which it was a member last. Where
 state is replicated, one rank that is at home with the newest checkpoint frees the others. Where none is, the one
 that keeps it takes nothing but its home, however cheap: an older checkpoint is never gone on from without a word.
+A copy of that very checkpoint in the bucket frees them all, for it can be fetched anywhere (``mirrors``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from spotkeeper.spec.record import Phase, Rank, Slot
 
 def newest(draft: Draft) -> Commit | None:
     """The newest commit that anybody reported; None: there is none yet."""
-    known = max(draft.view.newest_held or (0, 0), committed(draft) or (0, 0))
+    known = max(draft.view.newest_held or (0, 0), committed(draft) or (0, 0), parse_commit(draft.record.told) or (0, 0))
     return known if draft.record.gen and known > (0, 0) else None
 
 
@@ -33,6 +34,12 @@ def given_up(draft: Draft) -> bool:
     """Whether the job shall go on without the newest commit, where that cannot be had: a user said so, or it rotted."""
     commit = newest(draft)
     return commit is not None and commit <= (parse_commit(draft.record.given_up) or (0, 0))
+
+
+def covered(draft: Draft) -> bool:
+    """Whether the bucket has a copy of the newest commit, or of a later one that nobody has told of yet."""
+    commit, copies = newest(draft), draft.record.mirror
+    return commit is not None and bool(copies) and (parse_commit(copies[0].commit) or (0, 0)) >= commit
 
 
 def text(commit: Commit) -> str:
@@ -114,17 +121,66 @@ def ruined(draft: Draft, ready: Iterable[int]) -> bool:
         and any(parse_commit(f.value) == commit for f in draft.view.said(index, there[index], Kind.DAMAGED))
         for index in keepers
     ]
-    return any(told) if _sharded(draft) else all(told)
+    return any(told) if sharded(draft) else all(told)
+
+
+def gone(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether nobody can have the newest commit any more: who kept it is here, at home, and finds it there no more.
+
+    So it is where disks were lost. Of sharded state one blank disk is enough: without its part nobody can use the rest.
+    """
+    commit, there = newest(draft), list(ready)
+    if commit is None or not mounted(draft, there):
+        return False
+    keepers = [index for index, rank in enumerate(draft.ranks) if _keeps(rank, commit)]
+    if not keepers or not all(
+        _comes_home(draft, index) if index in there else _no_home(draft, index) for index in keepers
+    ):
+        return False
+    return blank(draft, there) if sharded(draft) else lacks(draft, there)
+
+
+def _comes_home(draft: Draft, index: int) -> bool:
+    rank = draft.ranks[index]
+    return rank.cur is not None and rank.cur.node == rank.node
+
+
+def _no_home(draft: Draft, index: int) -> bool:
+    """Its own disk is nowhere, by a whole answer; of a static node's nobody can say so."""
+    rank = draft.ranks[index]
+    return rank.node is None and draft.view.complete and not draft.view.disks.get((index, rank.disk))
+
+
+def mounted(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether each of these has its disk, and has said what is on it."""
+    slots = [(index, draft.ranks[index].cur) for index in ready]
+    return all(
+        slot is not None
+        and draft.view.attached(index, draft.ranks[index].disk, slot)
+        and draft.view.said(index, slot, Kind.ATTACHED)
+        for index, slot in slots
+    )
+
+
+def blank(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether one of these has told of no checkpoint at all."""
+    return any((slot := draft.ranks[index].cur) is None or draft.view.holds(index, slot) is None for index in ready)
+
+
+def told(draft: Draft, ready: Iterable[int]) -> Commit | None:
+    """The newest that the machines of these told of."""
+    slots = ((index, slot) for index in ready if (slot := draft.ranks[index].cur))
+    return max((held for index, slot in slots if (held := draft.view.holds(index, slot))), default=None)
 
 
 def origin(draft: Draft, ready: Iterable[int]) -> str:
     """Where a generation begins without the newest commit, in words; "" where nobody has looked on every disk."""
     slots = [(index, slot) for index in ready if (slot := draft.ranks[index].cur)]
-    there = [(i, slot) for i, slot in slots if draft.view.attached(i, draft.ranks[i].disk, slot)]
-    if not all(draft.view.said(index, slot, Kind.ATTACHED) for index, slot in there):
+    there = [index for index, slot in slots if draft.view.attached(index, draft.ranks[index].disk, slot)]
+    if not mounted(draft, there):
         return ""
-    told = max((held for index, slot in there if (held := draft.view.holds(index, slot))), default=None)
-    return f"from {text(told)}" if told is not None else "anew, from step 0"
+    newest_told = told(draft, there)
+    return f"from {text(newest_told)}" if newest_told is not None else "anew, from step 0"
 
 
 def may_take(draft: Draft, index: int, node: str | None) -> bool:
@@ -132,7 +188,7 @@ def may_take(draft: Draft, index: int, node: str | None) -> bool:
     commit, rank = newest(draft), draft.ranks[index]
     if commit is None or node == rank.node:
         return True
-    if _sharded(draft):
+    if sharded(draft):
         return not rank.wrote
     keepers = [other for other in draft.ranks[: draft.size()] if _keeps(other, commit)]
     nodes = {keeper.node for keeper in keepers if keeper.node is not None}
@@ -153,7 +209,7 @@ def may_follow(draft: Draft, index: int, node: str | None) -> bool:
         return False
     if node == rank.node or not draft.record.gen:
         return True
-    if _sharded(draft):
+    if sharded(draft):
         return not rank.wrote
     return any(at != index and slot.disk and _at_home(draft.ranks[at]) for at, slot in draft.members())
 
@@ -161,7 +217,7 @@ def may_follow(draft: Draft, index: int, node: str | None) -> bool:
 def pinned(draft: Draft) -> str | None:
     """The static node that alone keeps the newest checkpoint, so that the gang cannot leave its zone."""
     commit = newest(draft)
-    if commit is None or given_up(draft):
+    if commit is None or given_up(draft) or covered(draft):
         return None
     homes = [rank.node for rank in draft.ranks[: draft.size()] if _keeps(rank, commit)]
     return None if not homes or None in homes else homes[0]
@@ -170,7 +226,8 @@ def pinned(draft: Draft) -> str | None:
 def bound(draft: Draft, index: int) -> str | None:
     """The static node without which this vacant rank may not go on, where there is one."""
     node = draft.ranks[index].node
-    return node if node is not None and not given_up(draft) and not may_take(draft, index, None) else None
+    free = given_up(draft) or covered(draft)
+    return node if node is not None and not free and not may_take(draft, index, None) else None
 
 
 def _keeps(rank: Rank, commit: Commit) -> bool:
@@ -192,10 +249,11 @@ def _on(rank: Rank, nodes: set[str]) -> bool:
 
 def only(draft: Draft, index: int) -> str:
     """What a rank that may go nowhere else misses there."""
-    if _sharded(draft):
+    if sharded(draft):
         return f"rank {index}'s part of the newest checkpoint is there"
     return "it alone has the newest checkpoint"
 
 
-def _sharded(draft: Draft) -> bool:
+def sharded(draft: Draft) -> bool:
+    """Whether a checkpoint is made of all ranks' parts; else each rank that writes has all of it."""
     return draft.seen.spec is not None and not draft.seen.spec.checkpoint.replicated

@@ -222,6 +222,10 @@ class View:
             return []
         return [f for f in self.by(rank, slot) if f.kind is kind and (gen is None or f.gen == gen)]
 
+    def every(self, kind: Kind) -> list[Fact]:
+        """What any machine of the job said of this, also one that is given up by now."""
+        return [f for facts in self.facts.values() for f in facts if f.kind is kind] if kind in self._kinds else []
+
     def hello(self, rank: int, slot: Slot) -> tuple[Vm, Fact] | None:
         """A hello of a machine that is listed running, from a boot that was not admitted before."""
         vm = self.vm(rank, slot)
