@@ -181,8 +181,8 @@ class Mirroring:
         if self._download is not None and self._download.commit == event.commit:
             self._log("fetch.there", commit=str(event.commit))
             self._download.over = True
-            mounting.wrote(event.commit, me.gen)
             me.say(Kind.FETCHED, str(event.commit))
+            mounting.wrote(event.commit, me.gen)
 
     def _no_copy(self, event: NoCopy, me: Standing) -> None:
         self.helper.done(DOWN)

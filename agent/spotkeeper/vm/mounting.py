@@ -97,13 +97,13 @@ class Mounting:
         self.tell()
 
     def tell(self, *, again: bool = False) -> None:
-        """What is mounted, and what it holds."""
+        """What is mounted, and what it holds; the word for the mount last: who has it knows that all was said."""
         if self.number is not None:
-            self._say(Kind.ATTACHED, str(self.number), again=again)
             if self.newest is not None:
                 self._say(Kind.HOLDS, str(self.newest), again=again)
             for commit in self._damaged:
                 self._say(Kind.DAMAGED, commit, again=again)
+            self._say(Kind.ATTACHED, str(self.number), again=again)
 
     def wrote(self, commit: Commit, gen: int) -> None:
         """A generation ended here, with this as its newest checkpoint."""
