@@ -1,0 +1,213 @@
+"""Our client of Compute Engine's metadata server, against the local cloud's, which google-auth takes for the real one
+(``tests/local/test_metadata.py``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from spotkeeper.clock import Clock
+from spotkeeper.local.metadata import Machine as View
+from spotkeeper.local.metadata import MetadataServer
+from spotkeeper.local.tokens import Principal, Tokens
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.generation import Role, SyncReply
+from spotkeeper.vm import gce
+from spotkeeper.vm.gce import Gce, sign_of
+from spotkeeper.vm.log import Log
+from spotkeeper.vm.metadata import FIRST, Instance, MetadataError, Watcher
+from spotkeeper.vm.notice import Cause, Sign
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tests.vm.fakes import JOB, Fake, Machine, wait_until
+
+TREE: dict[str, Any] = {
+    "id": 17,
+    "name": "sk-test-abcdefgh-r0000-a1",
+    "zone": "projects/1/zones/us-x1-a",
+    "attributes": {"sk-stack": "test"},
+    "network-interfaces": [{"ip": "10.0.0.7"}],
+    "preempted": "FALSE",
+    "maintenance-event": "NONE",
+    "virtual-clock": {"drift-token": "0"},
+}
+
+
+class Server:
+    """The local cloud's metadata server with a tree that a test sets."""
+
+    def __init__(self, keys: Path) -> None:
+        self.tree = dict(TREE)
+        self.status = 200
+        self.asked = 0
+        self._server = MetadataServer(self._look, Tokens(keys), Clock())
+        app = Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET"])])
+        self._uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.host = f"127.0.0.1:{listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._uvicorn.run, args=([listener],), daemon=True)
+        self._thread.start()
+        wait_until(lambda: self._uvicorn.started)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def set(self, **changes: Any) -> None:
+        self.tree |= {name.replace("_", "-"): value for name, value in changes.items()}
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._server.changed)
+
+    def close(self) -> None:
+        self._uvicorn.should_exit = self._uvicorn.force_exit = True
+        self._thread.join(10)
+
+    def _look(self) -> View:
+        return View({"instance": dict(self.tree), "project": {}}, Principal("node@p"), {"instance_id": "17"})
+
+    async def _answer(self, request: Request) -> Response:
+        self._loop = asyncio.get_running_loop()
+        self.asked += 1
+        return Response(status_code=self.status) if self.status != 200 else await self._server.answer(request)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def one(server: Server) -> Gce:
+    return Gce(Clock(), server.host)
+
+
+def test_it_knows_itself(one: Gce) -> None:
+    assert one.instance() == Instance("17", str(TREE["name"]), "us-x1-a", "10.0.0.7", {"sk-stack": "test"})
+
+
+def test_the_first_wait_returns_at_once_with_what_is_already_so(server: Server, one: Gce) -> None:
+    server.set(preempted="TRUE")
+    instance, _ = one.wait(FIRST)
+    assert instance.sign == Sign(Cause.PREEMPTED), "TRUE before the agent began"
+
+
+def test_a_wait_ends_with_a_change_of_anything_that_counts(server: Server, one: Gce) -> None:
+    """Also of an attribute, and of one that came between two polls."""
+    seen, etag = one.wait(FIRST)
+    server.set(attributes={"sk-stack": "test", "sk-new": "1"})
+    seen, etag = one.wait(etag)
+    assert seen.attributes["sk-new"] == "1"
+    found: list[Instance] = []
+    waiter = threading.Thread(target=lambda: found.append(one.wait(etag)[0]))
+    asked = server.asked
+    waiter.start()
+    wait_until(lambda: server.asked > asked)
+    server.set(maintenance_event="TERMINATE_ON_HOST_MAINTENANCE")
+    waiter.join(10)
+    assert [instance.sign for instance in found] == [Sign(Cause.MAINTENANCE)]
+
+
+def test_a_wait_without_a_change_ends_after_a_while(one: Gce, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gce, "HANG_S", 0.0)
+    seen, etag = one.wait(FIRST)
+    assert one.wait(etag) == (seen, etag)
+
+
+@pytest.mark.parametrize("trouble", ["503", "silence"])
+def test_trouble_is_said_once_and_is_no_news(server: Server, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    said: list[str] = []
+    seen: list[Sign | None] = []
+    clock = Clock(scale=5.0)
+    with contextlib.ExitStack() as stack:
+        host = server.host
+        if trouble == "silence":  # it takes the connection, and never answers
+            monkeypatch.setattr(gce, "HANG_S", -9.8)
+            deaf = stack.enter_context(socket.socket())
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen(64)
+            host = f"127.0.0.1:{deaf.getsockname()[1]}"
+        server.status = 503
+        one = Gce(clock, host)
+        tries: list[str] = []
+        wait = one.wait
+
+        def counted(mark: str) -> tuple[Instance, str]:
+            tries.append(mark)
+            return wait(mark)
+
+        monkeypatch.setattr(one, "wait", counted)
+        Watcher(one, lambda instance: seen.append(instance.sign), clock, Log(write=said.append)).start()
+        wait_until(lambda: len(tries) > 3)
+        assert len(said) == 1 and seen == []
+        assert ("HTTP 503" if trouble == "503" else "ReadTimeout") in said[0]
+        one._root = f"http://{server.host}/computeMetadata/v1/"
+        monkeypatch.setattr(gce, "HANG_S", 60.0)
+        server.status = 200
+        wait_until(lambda: seen == [None])
+        server.set(preempted="TRUE")
+        wait_until(lambda: seen == [None, Sign(Cause.PREEMPTED)])
+        server.set(preempted="FALSE")
+        wait_until(lambda: seen == [None, Sign(Cause.PREEMPTED), None])
+
+
+NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
+
+
+@pytest.mark.parametrize(
+    ("preempted", "event", "window", "sign"),
+    [
+        ("FALSE", "NONE", "", None),
+        ("true", "TERMINATE_ON_HOST_MAINTENANCE", "", Sign(Cause.PREEMPTED)),
+        ("FALSE", "MIGRATE_ON_HOST_MAINTENANCE", "", None),
+        ("FALSE", "NONE", "2027-01-15T08:30:00+00:00", Sign(Cause.MAINTENANCE, NOW + 1800)),
+        ("FALSE", "NONE", "2027-01-15T00:30:00-08:00", Sign(Cause.MAINTENANCE, NOW + 1800)),
+        ("FALSE", "NONE", "2027-01-15T08:30:00Z", Sign(Cause.MAINTENANCE, NOW + 1800)),
+        ("FALSE", "NONE", "2027-01-25T08:30:00Z", None),
+        ("FALSE", "NONE", "soon", None),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T08:30:00Z", Sign(Cause.MAINTENANCE)),
+    ],
+)
+def test_what_the_tree_says_is_ahead(preempted: str, event: str, window: str, sign: Sign | None) -> None:
+    assert sign_of(preempted, event, gce._Upcoming(window), NOW) == sign
+
+
+def test_two_tokens_prove_who_it_is(server: Server, one: Gce) -> None:
+    import jwt
+
+    headers = one.prove("https://f.run.app", "/v1/sync", b"{}")
+    for name, audience in {
+        "Authorization": "https://f.run.app/v1/sync",
+        "X-Serverless-Authorization": "https://f.run.app",
+    }.items():
+        claims = jwt.decode(headers[name].removeprefix("Bearer "), options={"verify_signature": False})
+        assert (claims["aud"], claims["google"]["compute_engine"]["instance_id"]) == (audience, "17")
+    server.status = 503
+    assert one.prove("https://f.run.app", "/v1/sync", b"{}") == headers, "kept"
+    one.forget_identity()
+    with pytest.raises(MetadataError, match="HTTP 503"):
+        one.prove("https://f.run.app", "/v1/sync", b"{}")
+
+
+def test_an_agent_that_starts_under_a_notice_says_so_once_it_is_known(
+    fake: Fake, machine: Callable[..., Machine]
+) -> None:
+    vm = machine()
+    fake.instance(vm.uid, vm.name, preempted="TRUE")
+    vm.start()
+    fake.wait_sync(vm.uid)
+    fake.reply(vm.uid, SyncReply(Role.STANDBY, JOB, 0, 1))
+    value = int(fake.wait_fact(vm.uid, Kind.NOTICE).value)
+    assert 60 < value - time.time() <= 120
+    fake.instance(vm.uid, vm.name, preempted="FALSE")
+    assert int(fake.wait_fact(vm.uid, Kind.REPRIEVE).value) == value
