@@ -50,7 +50,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--val-every", type=float, default=1.0)
     parser.add_argument("--iterable", action="store_true")
     parser.add_argument("--asks-total", action="store_true", help="the script asks for the number of steps beforehand")
-    parser.add_argument("--averaged", action="store_true")
+    parser.add_argument("--averaged", action="store_true", help="a second copy of the weights, kept by a callback")
+    parser.add_argument("--unaware", action="store_true", help="of the number of processes")
+    parser.add_argument("--by-init", action="store_true", help="the trainer makes the model")
+    parser.add_argument("--late", action="store_true", help="the callback comes after the trainer")
+    parser.add_argument("--weights-only", action="store_true", help="there is no optimizer in the end")
     args = parser.parse_args()
     torch.set_num_threads(1)
     agree.EVERY_S = 0.0  # steps here take a few ms: agree after each, so that a stop lands where it should

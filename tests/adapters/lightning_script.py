@@ -70,7 +70,7 @@ class Fate(pl.Callback):
 def main() -> None:
     args = fate.parse()
     pl.seed_everything(7)
-    world = int(os.environ["WORLD_SIZE"])
+    world = 1 if args.unaware else int(os.environ["WORLD_SIZE"])
     data = Stream() if args.iterable else fate.Images(46, noisy=True)
     loader = DataLoader(data, 4, shuffle=None if args.iterable else True, num_workers=args.workers)
     net = Net(args)
@@ -78,7 +78,7 @@ def main() -> None:
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-        num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
+        num_nodes=1 if args.unaware else int(os.environ["GROUP_WORLD_SIZE"]),
         strategy="ddp" if world > 1 else "auto",
         max_epochs=args.epochs,
         accumulate_grad_batches=args.accumulate,

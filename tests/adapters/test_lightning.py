@@ -1,40 +1,47 @@
-"""A plain Lightning script with one line more: preempted, it ends with the bits of one that was left alone."""
+"""A plain Lightning script with one line more: preempted, it ends with the bits of one that was left alone.
+
+The scripts have what makes resuming hard: augmentation, dropout, BatchNorm, schedulers by step and by metric,
+validations. What they note on the way (epochs, validations and their figures) happens as often as it would have.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from spotkeeper.train.control import Commit, Result
 
-from tests.train.gangs import Gang, Job
+from tests.adapters.plain import Case, fails, left_alone, preempted, restarted_after_its_end
 
-pytest.importorskip("lightning", reason="`make adapters` has it")
+pytest.importorskip("lightning", reason="Lightning is not installed: `make adapters` runs these")
 
-SCRIPT = str(Path(__file__).with_name("lightning_script.py"))
-
-
-def run(root: Path, *args: object, world: int = 1, stop: int | None = None, rank: int = 0) -> dict[str, str]:
-    out = root / "out"
-    argv = (SCRIPT, "--out", str(out), *map(str, args))
-    if stop is not None:
-        argv += ("--stop-at", str(stop), "--stop-rank", str(rank))
-    with Gang(root, Job(out), nodes=world, script=argv) as gang:
-        ended = gang.run(1)
-        said = "\n".join(gang.log(node, 1) for node in range(world))
-        if stop is not None:
-            assert [each.code for each in ended] == [0] * world, said
-            results = [each.result for each in ended]
-            assert results == [Result("stopped", 1, stop, Commit(1, stop))] * world, said
-            assert not list(out.glob("*.json")), "what follows fit() did not run"
-            ended = gang.run(2)
-            said = "\n".join(gang.log(node, 2) for node in range(world))
-        assert [each.code for each in ended] == [0] * world, said
-        assert all(each.result and each.result.outcome == "done" for each in ended), said
-    return {path.name: path.read_text() for path in sorted(out.iterdir())}
+SCRIPT = "lightning_script.py"
+CASES = [
+    Case(stop=1),
+    Case(stop=12),  # of 12 in an epoch: before its validation
+    Case(stop=13),
+    Case(stop=35),
+    Case(stop=7, world=2),
+    Case(("--accumulate", "5"), stop=4, world=2),
+    Case(("--val-every", "5"), stop=5),
+    Case(("--workers", "2"), stop=15),
+    Case(("--asks-total",), stop=15),
+    Case(("--averaged",), stop=14),
+    Case(("--iterable",), stop=15),
+]
 
 
-@pytest.mark.parametrize("stop", range(1, 37, 3))
-def test_each(tmp_path: Path, stop: int) -> None:
-    assert run(tmp_path / "b", stop=stop) == run(tmp_path / "a")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_preempted_is_as_left_alone(tmp_path: Path, case: Case) -> None:
+    assert preempted(tmp_path / "preempted", SCRIPT, case) == left_alone(tmp_path / "alone", SCRIPT, case)
+
+
+def test_after_its_end_only_what_follows_is_done_again(tmp_path: Path) -> None:
+    left, said = restarted_after_its_end(tmp_path / "again", SCRIPT, Case())
+    assert left == left_alone(tmp_path / "alone", SCRIPT, Case())
+    assert "nothing left to do" in said
+
+
+def test_ranks_that_would_train_alone_are_refused(tmp_path: Path) -> None:
+    """Lightning's default, one device, takes no notice of torchrun."""
+    said = fails(tmp_path / "alone", SCRIPT, Case(("--unaware",), world=2))
+    assert "2 processes were started, but this trainer counts 1: Trainer(strategy=" in said

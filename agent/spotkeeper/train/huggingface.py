@@ -1,0 +1,222 @@
+"""Hugging Face: ``Trainer(callbacks=[SpotkeeperCallback()])`` makes a run of ``trainer.train()``.
+
+A callback is told of a trainer's steps but not of the trainer, and the place in the epochs is read from
+a checkpoint folder before there is an optimizer. So the callback takes the trainer from the call
+that announces it, and stands before its ``train()``: the state is received there, ``train()`` is given a
+folder with nothing but ``trainer_state.json``, and ``on_train_begin`` fills what exists by then.
+
+A *save point* is ``on_step_begin``: what follows a step (a log, an evaluation, a save of the trainer's own) is
+done, and the next batches are in hand. A resumed trainer gets its random state back there, for it
+draws numbers on the way. The order of samples is the trainer's own, from its seed and the epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState, TrainerState
+from transformers.trainer_utils import TrainOutput
+
+from spotkeeper.train import gradorder, rng
+from spotkeeper.train.errors import AttachError, CallError
+from spotkeeper.train.run import Run, attach
+from spotkeeper.train.ticks import Ticks, check_world
+
+_STATE = "trainer_state.json"  # what a trainer reads its place from
+_SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")  # of its own log
+
+
+class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
+    """Makes ``trainer.train()`` survive preemption: saves, restores, stops in order. One ``train()`` in a script.
+
+    ``train(resume_from_checkpoint=...)`` counts until there is a checkpoint of the run. Told to stop, ``train``
+    ends the process with ``SystemExit(0)``: what follows it runs at the end of the training only.
+    """
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self._state: _State | None = None
+        self._ticks: Ticks | None = None
+        self._stepped = 0  # the trainer's steps at the last save point
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = _calling_trainer()
+        self._state = _State(trainer)
+        trainer.train = functools.wraps(trainer.train)(functools.partial(self._train, trainer, trainer.train))
+
+    def _train(
+        self, trainer: Any, train: Callable[..., TrainOutput], resume_from_checkpoint: Any = None, *args: Any, **kw: Any
+    ) -> TrainOutput:
+        """In place of the trainer's ``train()``."""
+        assert self._state is not None
+        self._check(trainer)
+        before = rng.capture()
+        self.run = attach(huggingface=self._state)
+        self._state.random = rng.capture()
+        rng.restore(before)
+        restored = self._state.restored
+        if restored is None:
+            output = train(resume_from_checkpoint, *args, **kw)
+        elif restored["output"] is not None:
+            return self._done_before(trainer, restored)
+        else:
+            output = self._resume(trainer, train, restored, *args, **kw)
+        self._state.output = tuple(output)
+        assert self._ticks is not None
+        self._ticks.end()
+        return output
+
+    def _check(self, trainer: Any) -> None:
+        if self.run is not None:
+            raise CallError("one trainer.train() in a script: the checkpoint could not say which one it is of")
+        check_world(trainer.args.world_size, "start the script with torchrun, on a device for each process")
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            raise AttachError(
+                "DeepSpeed and FSDP shard the model, which this callback cannot save; "
+                "leave them out, or call spotkeeper.attach() in a loop of your own"
+            )
+        if trainer.args.auto_find_batch_size:
+            raise AttachError("auto_find_batch_size begins the training anew; set per_device_train_batch_size instead")
+
+    def _resume(
+        self, trainer: Any, train: Callable[..., TrainOutput], restored: dict[str, Any], *args: Any, **kw: Any
+    ) -> TrainOutput:
+        with tempfile.TemporaryDirectory(prefix="spotkeeper-") as folder:
+            TrainerState(**restored["state"]).save_to_json(str(Path(folder) / _STATE))
+            trainer._load_from_checkpoint = lambda *_, **__: None  # the weights come with on_train_begin
+            try:
+                return train(folder, *args, **kw)
+            finally:
+                del trainer._load_from_checkpoint
+
+    def _done_before(self, trainer: Any, restored: dict[str, Any]) -> TrainOutput:
+        """An earlier generation has trained to the end: only what follows ``train()`` is to be done."""
+        assert self.run is not None
+        if trainer.model_init is not None:
+            trainer.model = trainer.call_model_init()
+        trainer.model.load_state_dict(restored["model"])
+        trainer.state = TrainerState(**restored["state"])
+        Ticks(self.run, batch=1, total=None).end()
+        return TrainOutput(*restored["output"])
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._state is None or self.run is None:
+            raise CallError(
+                "give the callback to the trainer when it is made: Trainer(callbacks=[SpotkeeperCallback()])"
+            )
+        self._state.fill()
+        self._stepped = state.global_step
+        batch = args.train_batch_size * args.gradient_accumulation_steps
+        self._ticks = Ticks(self.run, batch=batch, total=state.max_steps or None)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        assert self._ticks is not None and self._state is not None
+        self._state.arrive()
+        if state.global_step != self._stepped:
+            self._stepped = state.global_step
+            self._state.order_known()
+            self._ticks.tick()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if self.run is not None and logs and "loss" in logs:
+            self.run.report(loss=logs["loss"])
+
+
+class _State:
+    """The trainer's state as a part of the run's. It is received before there is anything to load it into."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._order: gradorder.Recorder | gradorder.Replayed | None = None
+        self.restored: dict[str, Any] | None = None
+        self.random: dict[str, Any] | None = None
+        self.output: tuple[Any, ...] | None = None  # of train()
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer, scaler = self._trainer, self._scaler
+        callbacks = [each for each in self._callbacks if isinstance(each, ExportableState)]
+        known = TrainerState(stateful_callbacks=[*callbacks, trainer.control]).stateful_callbacks
+        return {
+            "world": trainer.args.world_size,
+            "state": {**dataclasses.asdict(trainer.state), "stateful_callbacks": known},
+            "sums": {name: getattr(trainer, name) for name in _SUMS if hasattr(trainer, name)},
+            "model": trainer.model.state_dict(),
+            "optimizer": trainer.optimizer.state_dict(),
+            "scheduler": trainer.lr_scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "order": self._order.order if self._order else (),
+            "synced": self._order.synced if self._order else 0,
+            "output": self.output,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["world"] != self._trainer.args.world_size:
+            raise AttachError(
+                f"the checkpoint is of {state['world']} processes, this trainer has {self._trainer.args.world_size}: "
+                "its place in the data would be another; keep their number"
+            )
+        self.restored = state
+
+    def fill(self) -> None:
+        """Model, optimizer and scheduler are there, and wrapped. In the run's order: DDP's buckets, then state."""
+        trainer, state = self._trainer, self.restored
+        ddp = gradorder.find_ddp(trainer.model_wrapped)
+        if state is None:
+            self._order = None if ddp is None else gradorder.Recorder(ddp)
+            return
+        if ddp is not None and state["order"]:
+            gradorder.replay(ddp, state["order"], state["synced"])
+            self._order = gradorder.Replayed(state["order"], state["synced"])
+        trainer.model.load_state_dict(state["model"])
+        trainer.optimizer.load_state_dict(state["optimizer"])
+        trainer.lr_scheduler.load_state_dict(state["scheduler"])
+        if self._scaler is not None and state["scaler"] is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        for name, value in state["sums"].items():
+            setattr(trainer, name, value)
+        self._fill_callbacks(state["state"]["stateful_callbacks"])
+
+    def _fill_callbacks(self, known: dict[str, Any]) -> None:
+        """The trainer itself does it on request only, and early stopping would begin to count anew."""
+        left = {name: list(each) if isinstance(each, list) else [each] for name, each in known.items()}
+        for callback in self._callbacks:
+            if isinstance(callback, ExportableState) and (states := left.get(type(callback).__name__)):
+                for name, value in states.pop(0)["attributes"].items():
+                    setattr(callback, name, value)
+
+    def arrive(self) -> None:
+        """At a save point: the first one of a resumed run is where it was saved."""
+        if self.restored is not None:
+            assert self.random is not None
+            rng.restore(self.random)
+            self.restored = self.random = None
+
+    def order_known(self) -> None:
+        if self._order is not None:
+            self._order.stepped()
+
+    @property
+    def _callbacks(self) -> list[Any]:
+        callbacks: list[Any] = self._trainer.callback_handler.callbacks
+        return callbacks
+
+    @property
+    def _scaler(self) -> Any:
+        return getattr(self._trainer.accelerator, "scaler", None)
+
+
+def _calling_trainer() -> Any:
+    """The trainer that is being made: its ``__init__`` is among our callers, and nothing else leads to it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), Trainer):
+            return found
+        frame = frame.f_back
+    raise CallError("this callback belongs to a transformers.Trainer: Trainer(callbacks=[SpotkeeperCallback()])")
