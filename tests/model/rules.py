@@ -126,9 +126,8 @@ def _reason(  # noqa: PLR0911
     if old.roll is not None and seen.times.roll_s < 0:
         here = any(f.kind is Kind.HERE and f.value.isdigit() and int(f.value) >= old.roll.ver for f in said)
         return "S4: gives up a member that answered the roll call" if here else ""
-    if index >= new.wanted() and _broken(at):
-        return ""  # it is to go, and a gang that has lost one cannot save any more
     stopped = any(f.kind in (Kind.RELEASED, Kind.EXIT) and f.gen == old.gen for f in said)
+    stopped = stopped or _broken(at)  # a gang that has lost one cannot save any more
     late = old.stop_deadline is not None and old.stop_deadline <= seen.now
     if not (stopped or (old.stop and late)):
         return "S4: gives up a member that has not saved and stopped"
@@ -196,6 +195,7 @@ def _unjust(world: World, job: int, old: Record, new: Record) -> str:
         warned = cur.notice is not None or any(
             f.kind is Kind.NOTICE and f.uid == cur.uid for f in world.papers[job].facts
         )
+        warned = warned or cur.ends is not None
         if vm is not None and vm.life is Life.RUNNING and not vm.noticed and not warned:
             return f"S4: gives up the healthy member {vm.uid}"
     return ""
