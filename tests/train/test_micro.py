@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from itertools import chain
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from spotkeeper.train.micro import Micro, Turn, even, turns
+from spotkeeper.train.gang import Solo
+from spotkeeper.train.micro import Micro, Turn, even, find_micro, shares, turns
 from spotkeeper.train.sampler import Batches, Order
 
 COUNTS = {"batch": some.integers(1, 200), "micro": some.integers(1, 50), "world": some.integers(1, 40)}
@@ -73,3 +75,57 @@ def test_micro_batches_hold_the_same_samples_in_every_world(world: int, start: i
         assert [*chain(*got)] == pairs
     assert all(next(own, None) is None for own in lists)
     assert [len(batches) for batches in ranks] == [order.batches * len(batches.turns) for batches in ranks]
+
+
+# -- machines of different speeds
+
+
+@pytest.mark.parametrize(
+    ("count", "costs", "plan"),
+    [
+        (5, (1.0, 1.0, 2.0), (2, 2, 1)),  # speeds 1, 1, 0.5
+        (10, (1.0, 1.0, 2.0), (4, 4, 2)),
+        (7, (1.0, 1.0, 2.0), (3, 3, 1)),
+        (12, (1.0, 3.0), (9, 3)),
+        (6, (1.0, 0.0, 2.0), (3, 2, 1)),  # the second is new: taken for the middle one
+        (8, (0.0, 0.0, 0.0), (3, 3, 2)),
+        (8, (1.0, 1.09, 1.0), (3, 3, 2)),  # noise
+        (3, (1.0, 1.0, 50.0), (1, 1, 1)),  # its turn would be a copy otherwise
+        (2, (9.0, 1.0, 1.0), (1, 1, 0)),
+    ],
+)
+def test_micro_batches_go_by_measured_speed(count: int, costs: tuple[float, ...], plan: tuple[int, ...]) -> None:
+    assert shares(count, costs) == plan
+
+
+def test_no_other_split_in_whole_micro_batches_is_done_sooner() -> None:
+    chance = random.Random(4)  # noqa: S311
+    for _ in range(200):
+        costs = tuple(chance.choice((1.0, 1.5, 2.0, 3.0)) for _ in range(3))
+        count = chance.randrange(3, 12)
+        done = max(n * cost for n, cost in zip(shares(count, costs), costs, strict=True))
+        best = min(
+            max(a * costs[0], b * costs[1], (count - a - b) * costs[2])
+            for a in range(1, count - 1)
+            for b in range(1, count - a)
+        )
+        assert done == best or max(costs) <= 1.1 * min(costs)
+
+
+@pytest.mark.parametrize("costs", [(1.0, 1.0, 2.0), (4.0, 1.0, 2.0), (0.0, 1.0, 1.0)])
+def test_the_global_batch_is_the_same_whoever_trains_on_it(costs: tuple[float, ...]) -> None:
+    mine = [turns(20, 3, rank, 3, costs) for rank in range(3)]
+    places = [place for own in mine for turn in own if turn.samples for place in turn.places]
+    assert places == list(range(20))
+    assert sum(turn.scale(20, 3) for own in mine for turn in own) == pytest.approx(3.0)
+    assert all(own[-1].last and not any(turn.last for turn in own[:-1]) for own in mine)
+
+
+def test_what_each_machine_needed_is_agreed() -> None:
+    class Three(Solo):
+        world = 3
+
+        def gather(self, blob: bytes) -> list[bytes]:
+            return [blob, b"[null, 3, 0.0]", b"[null, 3, 0.02]"]
+
+    assert find_micro(Three(), None, 3, 0.01) == Micro(None, 3, (0.01, 0.0, 0.02))

@@ -32,6 +32,8 @@ Standard library only, and no torch: the agent imports this module too.
  176  pid            of local rank 0
  184  first_step_at  when this generation's first step ended, real unix seconds (0: not yet)
  192  restored       checkpoint this generation started from (generation, step)
+ 200  lag            times the middle rank's own time of a step, where this node holds it up (0: it keeps up)
+ 208  sample_s       this node's own time for a sample, seconds (0: not measured)
 ==== ============== =============================================================
 """
 
@@ -356,6 +358,22 @@ class Control:
     @property
     def restored(self) -> Commit | None:
         return _unpack(self._words[24])
+
+    @property
+    def lag(self) -> float:
+        return self._floats[25]
+
+    @lag.setter
+    def lag(self, value: float) -> None:
+        self._floats[25] = value
+
+    @property
+    def sample_s(self) -> float:
+        return self._floats[26]
+
+    @sample_s.setter
+    def sample_s(self, value: float) -> None:
+        self._floats[26] = value
 
 
 E = TypeVar("E", bound=IntEnum)

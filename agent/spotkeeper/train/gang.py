@@ -36,6 +36,9 @@ class Gang(Protocol):
     def highest(self, value: int) -> Callable[[], int]:
         """Start to find the highest of all ranks' values; the answer waits for it."""
 
+    def share(self, values: tuple[float, ...]) -> Callable[[], list[tuple[float, ...]]]:
+        """Start to tell all ranks as many numbers each; the answer, by rank, waits for them."""
+
     def send(self, view: memoryview, to: int) -> None:
         """To one rank, that calls ``receive``. Not collective."""
 
@@ -56,6 +59,9 @@ class Solo:
 
     def highest(self, value: int) -> Callable[[], int]:
         return lambda: value
+
+    def share(self, values: tuple[float, ...]) -> Callable[[], list[tuple[float, ...]]]:
+        return lambda: [values]
 
     def send(self, view: memoryview, to: int) -> None:
         raise AssertionError("one process has nobody to send to")
@@ -110,6 +116,17 @@ class Ranks:
         def answer() -> int:
             work.wait()
             return int(word)
+
+        return answer
+
+    def share(self, values: tuple[float, ...]) -> Callable[[], list[tuple[float, ...]]]:
+        mine = torch.tensor(values, dtype=torch.float64)
+        theirs = [torch.zeros_like(mine) for _ in range(self.world)]
+        work = dist.all_gather(theirs, mine, group=self._group, async_op=True)
+
+        def answer() -> list[tuple[float, ...]]:
+            work.wait()
+            return [tuple(each.tolist()) for each in theirs]
 
         return answer
 

@@ -72,10 +72,20 @@ class Batches(Sampler[Any]):  # type: ignore[misc]
     """This rank's batches of one epoch from a position on: lists of (seed, index) pairs.
 
     ``micro``: samples of a micro-batch, where the world may change; None: one slice for each rank.
+    ``costs``: seconds a sample of each rank, where micro-batches go by speed.
     ``turns``: what it yields for each global batch.
     """
 
-    def __init__(self, order: Order, rank: int, world: int, *, micro: int | None = None, single: bool = False) -> None:
+    def __init__(
+        self,
+        order: Order,
+        rank: int,
+        world: int,
+        *,
+        micro: int | None = None,
+        costs: tuple[float, ...] = (),
+        single: bool = False,
+    ) -> None:
         if micro is None and order.batch % world:
             raise DataError(
                 f"the global batch of {order.batch} samples does not divide over {world} ranks; choose a batch size "
@@ -83,7 +93,7 @@ class Batches(Sampler[Any]):  # type: ignore[misc]
                 "run.backward(loss) and run.step()"
             )
         self._order, self._single = order, single
-        self.turns = even(order.batch, rank, world) if micro is None else turns(order.batch, micro, rank, world)
+        self.turns = even(order.batch, rank, world) if micro is None else turns(order.batch, micro, rank, world, costs)
         self.epoch = 0
         self.start = 0
 
@@ -163,7 +173,8 @@ def rebuild(
     local = 1 if loader.batch_size is None else loader.batch_size
     wanted = local * world if micro is None else micro.batch_of(local)
     order = _order(loader, seed, batch or wanted)
-    batches = Batches(order, rank, world, micro=None if micro is None else local, single=single)
+    costs = () if micro is None else micro.costs
+    batches = Batches(order, rank, world, micro=None if micro is None else local, costs=costs, single=single)
     if batch is not None and batch != wanted and (micro is None or micro.batch is not None):
         what = f"attach() says {wanted}" if micro else f"the loader says {local} a rank"
         each = "" if micro else f" ({batch // world} a rank)"
