@@ -80,6 +80,7 @@ class Ec2:
     def __init__(self, clock: Clock, endpoint: str | None = None) -> None:
         self._clock = clock
         self._imds = Imds(clock, endpoint)
+        self.url = self._imds.url
         self._lock = threading.Lock()
         self._about: tuple[Instance, str] | None = None  # without a sign; region
         self._began: float | None = None  # steady; when its tags were first asked for
@@ -110,6 +111,10 @@ class Ec2:
     def forget_identity(self) -> None:
         with self._lock:
             self._keys = None
+
+    def loose(self) -> str:
+        open_to_all = self._imds.answers_without_token("meta-data/instance-id")
+        return "its metadata service answers version 1 as well, and so anybody's redirect" if open_to_all else ""
 
     def storage(self, root: str, bucket: str) -> S3:
         from spotkeeper.vm.s3 import S3

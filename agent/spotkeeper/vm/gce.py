@@ -54,7 +54,8 @@ class Gce:
 
     def __init__(self, clock: Clock, host: str | None = None) -> None:
         self._clock = clock
-        self._root = f"http://{host or os.environ.get(GCE_HOST, HOST)}/computeMetadata/v1/"
+        self.url = f"http://{host or os.environ.get(GCE_HOST, HOST)}/"
+        self._root = f"{self.url}computeMetadata/v1/"
         self._identity: dict[str, tuple[str, float]] = {}
         self._access: tuple[str, float] = ("", 0.0)
         self._lock = threading.Lock()
@@ -101,6 +102,9 @@ class Gce:
     def forget_identity(self) -> None:
         with self._lock:
             self._identity.clear()
+
+    def loose(self) -> str:
+        return ""  # nothing is answered without its header, nor through a proxy
 
     def storage(self, root: str, bucket: str) -> Gcs:
         from spotkeeper.vm.gcs import Gcs

@@ -27,7 +27,7 @@ class Imds:
 
     def __init__(self, clock: Clock, endpoint: str | None = None) -> None:
         self._clock = clock
-        self._root = (endpoint or os.environ.get(EC2_ENDPOINT) or f"http://{HOST}").rstrip("/")
+        self.url = (endpoint or os.environ.get(EC2_ENDPOINT) or f"http://{HOST}").rstrip("/") + "/"
         self._token: tuple[str, float] = ("", 0.0)
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -47,6 +47,14 @@ class Imds:
         if answer.status_code != 200:
             raise MetadataError(f"{path}: HTTP {answer.status_code}")
         return answer.text
+
+    def answers_without_token(self, path: str) -> bool:
+        """Whether version 1 is on. Its answer is not read.
+
+        Raises:
+            MetadataError: no answer.
+        """
+        return self._ask("GET", path, {}).status_code == 200
 
     def _session_token(self) -> str:
         """
@@ -71,7 +79,7 @@ class Imds:
             self._token = ("", 0.0)
 
     def _ask(self, method: str, path: str, headers: dict[str, str]) -> requests.Response:
-        url = f"{self._root}/latest/{path}"
+        url = f"{self.url}latest/{path}"
         timeout = (CONNECT_S, ANSWER_S)
         try:
             return self._session().request(method, url, headers=headers, timeout=timeout, allow_redirects=False)

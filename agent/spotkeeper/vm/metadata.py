@@ -54,6 +54,8 @@ class MetadataError(Exception):
 class Metadata(Protocol):
     """The client of one machine's metadata server. Safe to use from several threads."""
 
+    url: str  # of the server's root: any answer of it has the time
+
     def instance(self) -> Instance:
         """
         Raises:
@@ -79,6 +81,10 @@ class Metadata(Protocol):
 
     def forget_identity(self) -> None:
         """After a refusal: what :meth:`prove` gives next is made of fresh tokens or keys."""
+        ...
+
+    def loose(self) -> str:
+        """How somebody who is not on this machine might ask in its name; "" where nobody can."""
         ...
 
     def storage(self, root: str, bucket: str) -> Remote:
