@@ -7,7 +7,7 @@ folder with a control file per generation, torchrun with static rendezvous.
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
+import multiprocessing.connection
 import os
 import runpy
 import shutil
@@ -23,17 +23,18 @@ from typing import Any
 from spotkeeper.train import client
 from spotkeeper.train.control import NAME, Control, Result, read_result
 
+from tests.train.forks import FORKS
 from tests.train.jobs import Event, Job
 
 _FORKS = multiprocessing.get_context("forkserver")
 _WARM = ("torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.launcher.api", "spotkeeper.train.run")
-_FORKS.set_forkserver_preload(list(_WARM))
+FORKS.set_forkserver_preload(list(_WARM))
 LIMIT_S = 60.0
 
 
 def preload(*modules: str) -> None:
     """Have more imported before a node is forked; before the first one is."""
-    _FORKS.set_forkserver_preload([*_WARM, *modules])
+    FORKS.set_forkserver_preload([*_WARM, *modules])
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Gang:
             env = self._environment(node, gen)
             Control.create(Path(env["SPOTKEEPER_RUN"]) / NAME).close()
             args = (env, job or self.job, self.nodes, self.nproc, node, port, f"{gen}", self.before, self.script)
-            workers.append(_FORKS.Process(target=_node, args=args))
+            workers.append(FORKS.Process(target=_node, args=args))
         for worker in workers:
             worker.start()
         self._await(workers)

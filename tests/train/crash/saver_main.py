@@ -1,0 +1,62 @@
+"""A real saver to which something happens in one save: ``saver_main.py POINT STEP TOLD WHAT saver-arguments...``.
+
+Counted from the request to save ``STEP`` until what was too old has been dropped. Its
+pieces are small, so that one checkpoint takes many writes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from spotkeeper.train import saver
+
+if __package__:
+    from tests.train.crash.points import Points, half_of
+else:  # run as a file, without site-packages
+    from points import Points, half_of
+
+CHANGES = ("mkdir", "open", "posix_fallocate", "ftruncate", "fsync", "replace", "rename", "unlink", "rmdir")
+PIECE = 1 << 16
+
+
+def main() -> int:
+    points = Points(int(sys.argv[1]), Path(sys.argv[3]), sys.argv[4])
+    _wrap(points)
+    _arm_at(points, int(sys.argv[2]))
+    saver._CHUNK = PIECE
+    code = saver.main(sys.argv[5:])
+    points.count()
+    return code
+
+
+def _wrap(points: Points) -> None:
+    for name in CHANGES:
+        points.before(os, name, disk=True)
+    points.within(os, "pwrite", lambda real, args: real(args[0], args[1][: half_of(len(args[1]))], args[2]))
+    points.within(os, "write", lambda real, args: real(args[0], args[1][: half_of(len(args[1]))]))
+    points.before(os, "close")
+    points.before(socket.socket, "sendmsg", "answer")
+
+
+def _arm_at(points: Points, step: int) -> None:
+    real = saver.Server._save
+
+    def save(self: Any, peer: Any, manifest: Any, *args: Any) -> None:
+        if manifest.commit.step != step:
+            real(self, peer, manifest, *args)
+            return
+        points.arm()
+        points.reach("asked")
+        real(self, peer, manifest, *args)
+        points.reach("done")
+        points.disarm()
+
+    saver.Server._save = save  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

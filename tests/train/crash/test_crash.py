@@ -1,0 +1,89 @@
+"""A slice of ``make crash``: every kind of process, slot, world and error once, at points drawn by a fixed seed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.train.crash import fiu, flips, plan, rivals
+from tests.train.crash.gang import Cell, Outcome, Victim, crash
+from tests.train.crash.plan import FAULTS, survey
+from tests.train.crash.points import SHORT
+
+SEED = 1
+# (ranks, what is kept, who dies or whose disk fails, how)
+SLICE = (
+    (1, "first", "saver", "kill"),
+    (1, "last", "trainer", "kill"),
+    (2, "middle", "trainer", "kill"),
+    (2, "mirror", "saver", "kill"),
+    (4, "last", "saver", "kill"),
+)
+
+
+@pytest.fixture(scope="module")
+def surveyed(tmp_path_factory: pytest.TempPathFactory) -> dict[Victim, list[str]]:
+    """The points of one save, by which all are drawn."""
+    return survey(tmp_path_factory.mktemp("survey") / "gang", 1, "last")
+
+
+def _crash(root: Path, cell: Cell) -> Outcome:
+    outcome = crash(root / "gang", cell)
+    assert outcome.wrong == (), f"{cell} at {outcome.where!r}"
+    return outcome
+
+
+def test_a_save_has_fifty_points_in_each_process(surveyed: dict[Victim, list[str]]) -> None:
+    assert {victim.what for victim in surveyed} == {"trainer", "saver"}
+    assert all(len(names) >= plan.POINTS for names in surveyed.values())
+    cells = list(plan.kills(1, "last", surveyed))
+    assert len(cells) == len(set(cells)) == 2 * plan.POINTS
+
+
+@pytest.mark.parametrize(("world", "slot", "what", "how"), SLICE)
+def test_the_newest_complete_one_loads(
+    tmp_path: Path, surveyed: dict[Victim, list[str]], world: int, slot: str, what: str, how: str
+) -> None:
+    names = surveyed[Victim(what, 0)]
+    point = random.Random(f"{SEED}{world}{slot}{what}").randrange(1, len(names) - 8)  # noqa: S311 - a draw
+    outcome = _crash(tmp_path, Cell(world, slot, Victim(what, 0), point, how))
+    assert outcome.where, "somebody died"
+
+
+def test_killed_between_commit_and_the_answer(tmp_path: Path, surveyed: dict[Victim, list[str]]) -> None:
+    point = surveyed[Victim("saver", 0)].index("answer") + 1
+    assert _crash(tmp_path, Cell(1, "last", Victim("saver", 0), point)).loaded == "new"
+
+
+@pytest.mark.parametrize("what", ["ENOSPC", "EIO+", SHORT])
+def test_a_failing_disk(tmp_path: Path, surveyed: dict[Victim, list[str]], what: str) -> None:
+    assert what in FAULTS
+    victim = Victim("saver", 0)
+    point = surveyed[victim].index("pwrite, half") + 1
+    assert _crash(tmp_path, Cell(1, "last", victim, point, what)).where == "pwrite, half"
+
+
+@pytest.mark.parametrize("file", flips.FILES)
+def test_a_flipped_byte(tmp_path: Path, file: str) -> None:
+    flips.prepare(tmp_path / "whole", 1)
+    assert (
+        flips.try_flip(tmp_path / "whole", tmp_path / "flipped", flips.Flip(1, file, "middle", everywhere=True)) == []
+    )
+
+
+@pytest.mark.parametrize("name", ["pwrite", "replace", "answer"])
+def test_two_generations_at_once(tmp_path: Path, surveyed: dict[Victim, list[str]], name: str) -> None:
+    point = surveyed[Victim("saver", 0)].index(name) + 1
+    assert rivals.meet(tmp_path / "rivals", point) == []
+
+
+def test_two_generations_and_one_saver(tmp_path: Path) -> None:
+    assert rivals.one_saver(tmp_path / "rivals") == []
+
+
+@pytest.mark.skipif(not fiu.installed(), reason=fiu.MISSING)
+def test_an_error_of_the_c_library(tmp_path: Path) -> None:
+    for number, fault in enumerate(fiu.FAULTS):
+        assert fiu.hurt(tmp_path / str(number), fault) == [], fault
