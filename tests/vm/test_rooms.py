@@ -411,7 +411,7 @@ def test_shutdown_never_gives_more_time_than_the_notice_before_it() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [(None, 120), ("30", 30), ("0", 30), ("soon", 30), ("90.5", 90.5)])
 def test_notice_length(text: str | None, seconds: float) -> None:
-    assert settings._notice_s(text) == seconds
+    assert settings.notice_s(text) == seconds
 
 
 def test_lease() -> None:

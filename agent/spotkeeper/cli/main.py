@@ -360,6 +360,41 @@ def schema(
 
 
 @app.command(rich_help_panel=STACKS)
+def preflight(
+    folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--folder", metavar="DIR", help="Where checkpoints go; else the data disk, else here."),
+    ] = None,
+    peer: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--peer", metavar="ADDRESS", help="Another machine that must be reachable; may be repeated."),
+    ] = None,
+    notice: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            metavar="SECONDS", help="From a preemption's notice to the end; else what the pool has, else 120."
+        ),
+    ] = None,
+    python: Annotated[str, typer.Option(metavar="PROGRAM", help="The interpreter that runs the job.")] = "python3",
+    quick: Annotated[bool, typer.Option("--quick", help="Only what every boot looks at.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Look whether this machine is fit to train, and to be preempted. Changes nothing; ends within three minutes.
+
+    Clock, metadata and tokens, room and speed of the disk (how many GB a notice saves in time), the kernel's patience
+    with silent peers, torch, driver, NCCL and EFA; each finding says what to do. A laptop is told what only a machine
+    of the cloud can be asked. Every machine does the quick part at boot, and says in its log what it found.
+
+    Exit code 1 where something will fail.
+
+    Examples: `spotkeeper preflight --peer 10.0.0.7`, `spotkeeper preflight --json | jq .level`
+    """
+    from spotkeeper.cli import preflight as preflights
+
+    preflights.run(folder, tuple(peer or ()), notice, python, quick=quick, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
 def repair(
     what: Annotated[str, typer.Argument(metavar="alloc", help="What to make anew.", show_default=False)],
     stack: Stack = None,

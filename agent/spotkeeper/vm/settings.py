@@ -79,7 +79,7 @@ def read(instance: Instance, root: Path) -> Settings:
         name=instance.name,
         zone=instance.zone,
         address=instance.address,
-        notice_s=_notice_s(instance.attributes.get("sk-notice-s")),
+        notice_s=notice_s(instance.attributes.get("sk-notice-s")),
         static=parse_vm_name(instance.name) is None,
         root=root,
         boot=boot_id(run),
@@ -90,7 +90,8 @@ def root_from_env() -> Path:
     return Path(os.environ.get("SPOTKEEPER_ROOT", "/"))
 
 
-def _notice_s(text: str | None) -> float:
+def notice_s(text: str | None) -> float:
+    """Virtual seconds that a preemption's notice gives, by the attribute ``sk-notice-s``."""
     if text is None:
         return NOTICE_S
     try:
