@@ -52,7 +52,7 @@ def test_the_scripts_are_correct_shell(scripts: boot.Scripts) -> None:
 
 
 def test_the_startup_script_is_short_and_its_template_too(scripts: boot.Scripts) -> None:
-    assert len((boot.TEMPLATES / "startup.sh.j2").read_text().splitlines()) <= 64
+    assert len((boot.TEMPLATES / "startup.sh.j2").read_text().splitlines()) <= 60
     assert len(scripts.startup.encode()) < boot.METADATA_BYTES
 
 
@@ -67,36 +67,72 @@ def test_an_interpreter_with_a_space_is_one_word(settings: Settings) -> None:
     assert 'ExecStart=/usr/bin/env "/opt/my python/bin/python3" -m spotkeeper.vm' in text
 
 
-def unit_of(scripts: boot.Scripts) -> str:
-    return scripts.startup.split("<<'UNIT'\n")[1].split("\nUNIT\n")[0] + "\n"
+def files_of(scripts: boot.Scripts) -> dict[str, str]:
+    """What the startup script writes, by path."""
+    return dict(re.findall(r"(?ms)^  cat >(\S+) <<'FILE'\n(.*?\n)FILE$", scripts.startup))
 
 
 def test_the_agents_last_words_are_heeded_by_the_unit_and_without_systemd(scripts: boot.Scripts) -> None:
-    assert f"\nRestartPreventExitStatus={CONFIG_ERROR}\n" in unit_of(scripts)
+    unit = files_of(scripts)["/etc/systemd/system/spotkeeper.service"]
+    assert f"\nRestartPreventExitStatus={CONFIG_ERROR}\n" in unit
     assert f"[ $? -ne {CONFIG_ERROR} ] || exit {CONFIG_ERROR}" in scripts.startup
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_finds_nothing_wrong_with_the_unit(scripts: boot.Scripts, tmp_path: Path) -> None:
-    path = tmp_path / "spotkeeper.service"
+def test_what_runs_as_root_comes_with_the_template_whole(scripts: boot.Scripts) -> None:
+    files = files_of(scripts)
+    assert set(files) == {f"/usr/local/lib/spotkeeper/{name}" for name in boot.AS_ROOT} | {
+        f"/etc/systemd/system/{name}" for name in boot.UNITS
+    }
+    for name in boot.AS_ROOT:
+        assert files[f"/usr/local/lib/spotkeeper/{name}"] == (boot.ROOT / "agent/spotkeeper/vm" / name).read_text()
+    for text in files.values():
+        for line in re.findall(r"(?m)^Exec\w+=(.*)$", text):
+            program = line.partition("-IBS ")[2].split()
+            if not program:  # the agent, which runs as nobody in particular
+                continue
+            assert program[0].startswith("/usr/local/lib/spotkeeper/") == ("+" in line or "root" in program[0])
 
-    def verify(text: str) -> subprocess.CompletedProcess[str]:
-        path.write_text(text)
-        return subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(path)],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
 
-    done = verify(unit_of(scripts))
+needs_analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+
+
+def analyze(folder: Path, units: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    for name, text in units.items():
+        (folder / name).write_text(text)
+    paths = [str(folder / name) for name in units]
+    return subprocess.run(
+        ["systemd-analyze", *words, *paths], capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+
+
+@needs_analyze
+def test_systemd_finds_nothing_wrong_with_the_units(settings: Settings, tmp_path: Path) -> None:
+    def verify(units: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return analyze(tmp_path, units, "verify", "--man=no", "--recursive-errors=no")
+
+    units = boot.units(settings)
+    done = verify(units)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Failed to parse" in verify(unit_of(scripts).replace("Status=78", "Status=wrong")).stderr
+    for name, text in units.items():
+        spoilt = {name: text.replace("Type=notify", "Type=wrong")}
+        assert "Failed to parse" in verify(spoilt).stderr
+
+
+@needs_analyze
+def test_the_agent_is_exposed_to_little(settings: Settings, tmp_path: Path) -> None:
+    """Tenths, as systemd counts them: a unit as it comes has 96."""
+    unit = {"spotkeeper.service": boot.units(settings)["spotkeeper.service"]}
+    done = analyze(tmp_path, unit, "security", "--offline=true", "--threshold=25")
+    assert done.returncode == 0, done.stdout[-200:]
+    bare = {"spotkeeper.service": re.sub(r"(?s)NoNewPrivileges=.*?\n\n", "\n", unit["spotkeeper.service"])}
+    assert analyze(tmp_path, bare, "security", "--offline=true", "--threshold=25").returncode == 1
 
 
 def test_the_boot_watchdog_is_armed_before_anything_can_fail_and_for_ranks_machines_only(
     settings: Settings, scripts: boot.Scripts
 ) -> None:
     armed = scripts.startup.index(f"systemd-run --quiet --collect --on-active={2 * settings.limits.boot_deadline_s} ")
-    assert armed < scripts.startup.index("<<'PY'"), "a bundle that does not come must not disarm it"
+    assert armed < scripts.startup.index("<<'FILE'"), "a bundle that does not come must not disarm it"
     (pattern,) = re.findall(r'"\$\{HOSTNAME%%\.\*\}" =~ (\S+) \]\]', scripts.startup)
     assert re.search(pattern, names.vm_name("demo", "abcd2345", 7, 3))
     assert not re.search(pattern, names.static_node_name("demo", "steady", 0)), "a static node is Pulumi's"

@@ -11,11 +11,18 @@ import sys
 from pathlib import Path
 
 from spotkeeper.vm.launcher.process import die_with_parent
-from spotkeeper.vm.launcher.server import Server, Start
+from spotkeeper.vm.launcher.server import Cgroup, Server, Start
 
 
 def spawn(start: Start, server: Server) -> int:
     parent = os.getpid()
+    cgroup = Cgroup.own()
+
+    def in_child() -> None:
+        die_with_parent(parent)
+        if cgroup is not None:
+            cgroup.enter(start.gen)
+
     boot = next(index for index, word in enumerate(start.args) if word.endswith("/boot.py"))
     with Path(start.log).open("ab") as log:
         return subprocess.Popen(
@@ -24,7 +31,7 @@ def spawn(start: Start, server: Server) -> int:
             cwd=start.cwd,
             stdout=log,
             stderr=log,
-            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509
+            preexec_fn=in_child,  # noqa: PLW1509
         ).pid
 
 

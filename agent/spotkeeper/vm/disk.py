@@ -95,6 +95,8 @@ class Disk:
         try:
             if roothelper_client.needed():
                 roothelper_client.ask("mount", disk=self.device.name)
+                if not self.mounted():
+                    raise DiskError(f"{self.point}: is mounted, but not in the agent's view of the files", Why.MOUNT)
             elif roothelper.mount(self.device, self.point):
                 self._log("disk.formatted", device=str(self.device))
         except roothelper.RefusedError as error:

@@ -67,12 +67,23 @@ def _unpack(archive: Path, target: Path) -> None:
     try:
         with tarfile.open(archive) as tar:
             extract(tar, partial)
+        share(partial)
         partial.rename(target)
     except (tarfile.TarError, OSError) as error:
         if not target.is_dir():  # another agent of this machine may have been faster
             raise SourceError(f"{target.name}: cannot unpack: {error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def share(folder: Path) -> None:
+    """Let the jobs' group work in it: where systemd runs, a job is another user than the agent."""
+    for root, _, files in os.walk(folder):  # follows no links
+        Path(root).chmod(0o775)
+        for name in files:
+            path = Path(root, name)
+            if not path.is_symlink():
+                path.chmod(0o775 if path.stat().st_mode & 0o100 else 0o664)
 
 
 def extract(tar: tarfile.TarFile, folder: Path) -> None:
