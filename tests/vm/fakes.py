@@ -169,10 +169,13 @@ class Fake:
     def post(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         split = urlsplit(handler.path)
         if split.path == "/upload/storage/v1/b/bucket/o":
-            name = parse_qs(split.query)["name"][0]
+            query = parse_qs(split.query)
+            name = query["name"][0]
             with self.changed:
                 self.sent.append(name)
                 status = self.storage_status(name)
+                if status == 200 and "ifGenerationMatch" in query and name in self.objects:
+                    status = 412
                 if status == 200:
                     self.objects[name] = body
                 self.changed.notify_all()

@@ -101,12 +101,14 @@ class _Reader:
 class Upload:
     """Tried until all is there. ``stop`` is anybody's; ``count``: parts that are there, for the loop to see."""
 
-    def __init__(self, bucket: Bucket, job: str, rank: int, source: Source, bytes_s: float) -> None:
+    def __init__(
+        self, bucket: Bucket, job: str, rank: int, source: Source, bytes_s: float, part_bytes: int = PART_BYTES
+    ) -> None:
         self.stop = threading.Event()
         self.commit = source.manifest.commit
         self.count = 0
         self._bucket, self._job, self._rank, self._source = bucket, job, rank, source
-        self._bytes_s = bytes_s
+        self._bytes_s, self._part_bytes = bytes_s, part_bytes
         self._done: dict[str, hashlib._Hash] = {}  # parts that are there, with the file's digest up to their end
 
     def work(self) -> MirrorThere:
@@ -130,9 +132,9 @@ class Upload:
 
     def _file(self, file: MirrorFile, stream: IO[bytes], pace: Pace) -> None:
         digest = hashlib.sha256()
-        for number, name in enumerate(part_names(self._job, str(self.commit), self._rank, file)):
+        for number, name in enumerate(part_names(self._job, str(self.commit), self._rank, file, self._part_bytes)):
             if name not in self._done:
-                start, size = number * PART_BYTES, part_size(file, number)
+                start, size = number * self._part_bytes, part_size(file, number, self._part_bytes)
                 self._done[name] = self._part(name, stream, start, size, digest.copy(), pace)
                 self.count += 1
             digest = self._done[name]
@@ -170,6 +172,7 @@ class Upload:
             source.files,
             source.proof,
             source.manifest.saved_at,
+            self._part_bytes,
         )
         self._bucket.create(list_name(self._job, str(self.commit), self._rank), msgspec.json.encode(content))
         # Whoever's list is the last one sees all the others: each writes its own before it looks.
