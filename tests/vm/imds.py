@@ -31,6 +31,7 @@ class Imds:
     def __init__(self, uid: str = UID, name: str = "sk-test-abcdefgh-r0000-a1", **tags: str) -> None:
         self.hop_limit, self.hops = 1, 1
         self.enabled = True
+        self.version_1 = False  # HttpTokens: optional
         self.statuses: dict[str, int] = {}  # of a path, instead of an answer
         self.ahead_s = 0.0  # of this server's clock
         self.asked: Counter[str] = Counter()
@@ -66,6 +67,9 @@ class Imds:
 
             def do_GET(self) -> None:
                 stand_in.get(self)
+
+            def date_time_string(self, _: float | None = None) -> str:
+                return super().date_time_string(stand_in.now())
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -148,7 +152,7 @@ class Imds:
             status = self.statuses.get(path)
         if not self.enabled:
             answer(handler, 403)
-        elif not good:
+        elif not good and not (self.version_1 and TOKEN not in handler.headers):
             answer(handler, 401)
         elif status is not None:
             answer(handler, status)

@@ -51,7 +51,7 @@ def theirs(scope: Scope, key: Credentials, method: str, url: str, headers: dict[
     return request
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @example("lambda", "https://a.b", "/v1//sync/../x/", "a=1&a=0&b", {}, b"", "token", "POST")
 @given(
     service=st.sampled_from(["lambda", "s3", "ec2"]),

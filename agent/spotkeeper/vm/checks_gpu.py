@@ -143,10 +143,9 @@ def _efa(place: Place) -> Iterator[tuple[str, str]]:
 
 
 def _found(folder: Path) -> bool:
-    return any(
-        next(folder.glob(pattern), None)
-        for pattern in ("libnccl-net*.so*", "lib*/libnccl-net*.so*", "*/libnccl-net*.so*")
-    )
+    """Directly there, or in ``lib``, ``lib64``, ``lib/x86_64-linux-gnu``."""
+    below = ("", "lib*/", "lib*/*-linux-gnu/", "*-linux-gnu/")
+    return any(next(folder.glob(f"{path}libnccl-net*.so*"), None) for path in below)
 
 
 def _adapters(place: Place) -> list[str]:
