@@ -14,7 +14,7 @@ from spotkeeper.reconcile.decide.seen import parse_commit
 from spotkeeper.reconcile.document import Place, Speaker, place
 from spotkeeper.reconcile.store_api import CorruptError, StaticHello, Store, StoreError
 from spotkeeper.spec import names
-from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.facts import AMISS, Fact, Kind
 from spotkeeper.spec.generation import MAX_KEPT, FactIn, Progress, Sync
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Grant, Phase, Record, SlotState
@@ -31,8 +31,9 @@ SAVING = {
     Kind.UNSAVED: Event.UNSAVED,
     Kind.SAVED: Event.SAVED,
     Kind.DAMAGED: Event.DAMAGED,
+    Kind.AMISS: Event.AMISS,
 }
-WHY = {"write-failed": "its disk refused the write", "saver-lost": "no saver process answered"}
+WHY = {"write-failed": "its disk refused the write", "saver-lost": "no saver process answered"} | AMISS
 
 
 class Accepted(Struct, frozen=True):
@@ -197,6 +198,8 @@ def _sensible(record: Record, fact: Fact) -> bool:  # noqa: PLR0911 - a line for
     if fact.kind is Kind.NO_DISK:
         number, _, word = fact.value.partition("-")
         return number.isdigit() and len(number) <= DIGITS and word.isalpha()
+    if fact.kind is Kind.AMISS:
+        return fact.value in AMISS
     if fact.kind is Kind.EXIT:
         return fact.value.lstrip("-").isdigit() and len(fact.value) <= 6
     commit = parse_commit(fact.value)

@@ -48,6 +48,7 @@ _TEXTS: dict[Event, str] = {
     Event.MIRRORED: "a copy of the checkpoint is in the bucket",
     Event.UNMIRRORED: "{who}: a checkpoint's copy in the bucket is damaged or gone; an older one counts",
     Event.FETCH: "no disk has what the job goes on from: it is fetched from the bucket",
+    Event.AMISS: "{who}: something is amiss with its machine; `spotkeeper preflight` there says more",
     Event.SAVED: "{who}: checkpoints are saved again",
     Event.FUSE: "{who}: a money fuse has blown",
     Event.HOLD: "the job holds",

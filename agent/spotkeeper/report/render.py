@@ -34,6 +34,7 @@ _EVENT_STYLE = {
     Event.FULL: "bold yellow",
     Event.UNSAVED: "bold yellow",
     Event.DAMAGED: "bold yellow",
+    Event.AMISS: "bold yellow",
     Event.REFUSED: "yellow",
     Event.GENERATION: "green",
     Event.HOLD: "bold red",

@@ -211,7 +211,8 @@ def _no_new_step(record: Record, progress: Progress | None, now: float, site: Si
 
 
 def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:
-    """What a person should see without reading the events: ranks that save less than they might, until they do again.
+    """What a person should see without reading the events: ranks that save less than they might, until they do
+    again, and machines with a flaw.
 
     Another rank's commit says nothing of this one's disk: only the rank itself can take its warning back.
     """
@@ -220,8 +221,9 @@ def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:
         if entry.gen != gen:
             continue
         if entry.event is Event.SAVED:
-            found = [each for each in found if (each.rank, each.attempt) != (entry.rank, entry.attempt)]
-        elif entry.event in (Event.FULL, Event.UNSAVED):
+            mine = (entry.rank, entry.attempt)
+            found = [each for each in found if each.event is Event.AMISS or (each.rank, each.attempt) != mine]
+        elif entry.event in (Event.FULL, Event.UNSAVED, Event.AMISS):
             found.append(entry)
     return map(describe, found)
 

@@ -34,8 +34,17 @@ class Kind(str, Enum):
     MIRRORED = "mirrored"  # value: "<gen>-<step>" of a checkpoint whose copy in the bucket is complete
     FETCHED = "fetched"  # the same: the copy that ``Record.fetch`` names is on the mounted disk
     UNMIRRORED = "unmirrored"  # the same: that copy cannot be had, for it is damaged, or gone
+    AMISS = "amiss"  # value: a key of :data:`AMISS`. Preflight at boot found an error; training goes on
     SLOW = "stall"  # value: step. No step for many times the median
 
+
+# What :attr:`Kind.AMISS` may name, and how it is told.
+AMISS = {
+    "clock": "its clock is wrong",
+    "metadata": "it cannot prove who it is",
+    "space": "it has no room for a checkpoint",
+    "driver": "a GPU or its driver does not work",
+}
 
 _ID, _COUNT = "([-a-z0-9]{1,64})", "([0-9]{1,11})"
 _KEY = re.compile(rf"{_ID}\.{_ID}\.{_COUNT}\.{_COUNT}\.{_COUNT}\.([-a-z_]+)\.([-a-z0-9]{{1,40}})\Z")

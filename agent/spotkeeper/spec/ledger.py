@@ -32,6 +32,7 @@ class Event(str, Enum):
     MIRRORED = "mirrored"  # a copy of a checkpoint is complete in the bucket
     UNMIRRORED = "unmirrored"  # a copy in the bucket cannot be had: it is damaged, or gone
     FETCH = "fetch"  # no disk has what the job goes on from: it is fetched from the bucket
+    AMISS = "amiss"  # a machine found something wrong with itself at boot; training goes on
     SAVED = "saved"  # a later save of that rank succeeded
     FUSE = "fuse"  # a money fuse has blown: no machine is asked for until it is whole again
     HOLD = "hold"

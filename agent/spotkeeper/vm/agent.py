@@ -38,6 +38,7 @@ from spotkeeper.vm.events import (
     Unfit,
     Unmounted,
 )
+from spotkeeper.vm.fitness import Fitness
 from spotkeeper.vm.heed import Heed
 from spotkeeper.vm.leaving import LAST_WORDS_S, Farewell, Leaving, Then
 from spotkeeper.vm.log import Log
@@ -80,6 +81,7 @@ class Agent:
         self._farewell = Farewell(self._me, self._parts, self._membership)
         self._orders = Orders(self._me, self._parts, self._membership, self._farewell)
         self._heed = Heed(self._me, self._super)
+        self._fitness = Fitness(self._me, metadata)
         self._exit: int | None = None
 
     def terminate(self) -> None:
@@ -110,6 +112,7 @@ class Agent:
         if self._set.static:
             self._me.say(Kind.HELLO, gen=0)
         self._sync.start()
+        self._fitness.begin()
         give_back()
         notify("READY=1", f"STATUS={self._me.state.value}")
 
@@ -218,6 +221,7 @@ class Agent:
             self._membership.drive()
             self._membership.carry_output()
             self._heed.heed()
+            self._fitness.go_on()
             self._parts.mirror.advance(self._me, self._super.child, self._parts.mounting)
         self._super.tick()
 
