@@ -140,10 +140,16 @@ def _reason(  # noqa: PLR0911
 
 
 def _broken(at: Pass) -> bool:
-    """Whether a member's machine runs no more, as listed."""
+    """Whether a member's machine runs no more, as listed, or has rebooted: its processes are gone."""
     running = {vm.uid for vm in at.seen.listing.vms if vm.status is VmStatus.RUNNING}
-    members = (at.record.ranks[index].cur for index in at.record.members)
-    return any(slot is None or (slot.zone in at.seen.listing.answered and slot.uid not in running) for slot in members)
+    hellos = {(fact.rank, fact.uid, fact.boot) for fact in at.seen.facts if fact.kind is Kind.HELLO}
+    for index in at.record.members:
+        slot = at.record.ranks[index].cur
+        if slot is None or (slot.zone in at.seen.listing.answered and slot.uid not in running):
+            return True
+        if any((rank, uid) == (index, slot.uid) and boot not in (slot.boot, *slot.past) for rank, uid, boot in hellos):
+            return True
+    return False
 
 
 def written(world: World, job: int, old: Record, new: Record) -> str:
