@@ -187,4 +187,4 @@ def skip_replay() -> None:
     from spotkeeper.train import gradorder
 
     gradorder.replay = lambda *_: None
-    assert sys.modules["spotkeeper.train.run"].gradorder is gradorder
+    assert sys.modules["spotkeeper.train.course"].gradorder is gradorder

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import spotkeeper
 import torch
-from spotkeeper.train import client, store
-from spotkeeper.train import run as run_module
+from spotkeeper.train import client, keep, store
 from spotkeeper.train.control import NAME, Commit, Control, Fault, Result, State, Want, read_result
 from spotkeeper.train.run import Run
 from spotkeeper.train.settings import Settings, make_output
@@ -377,14 +376,14 @@ def test_a_saver_lost_while_the_state_is_restored_costs_no_start(
     if held == "disk":
         _kill_saver(tmp_path / "saver")
         client.start(tmp_path / "saver")
-    real = run_module.restore
+    real = keep.restore
 
     def bereft(*args: Any) -> Any:
         assert (args[3].held is not None) == (held == "memory")
         _kill_saver(tmp_path / "saver")
         return real(*args)
 
-    monkeypatch.setattr(run_module, "restore", bereft)
+    monkeypatch.setattr(keep, "restore", bereft)
     monkeypatch.setenv("SPOTKEEPER_GEN", "6")
     Control.create(tmp_path / "run" / NAME).close()
     _, run = generation(lambda *_: None)

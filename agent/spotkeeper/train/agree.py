@@ -22,14 +22,16 @@ _SHIFT = 40
 class Call(IntEnum):
     """What a rank says, and what all then do; the highest wins.
 
-    BUSY above SAVE: no second save while one is being written, anywhere. STOP above BUSY:
-    a stop waits for that save, then saves.
+    BUSY above SAVE: no second save while one is being written, anywhere. PUBLISH between
+    them: of sharded state all nodes have written their parts once none is BUSY, and that
+    comes before another save. STOP above BUSY: a stop waits for that save, then saves.
     """
 
     NOTHING = 0
     SAVE = 1
-    BUSY = 2
-    STOP = 3
+    PUBLISH = 2
+    BUSY = 3
+    STOP = 4
 
 
 class Agreement:
@@ -57,7 +59,7 @@ class Agreement:
             self._pending = None
             self._every = max(1, min(_MOST, int(EVERY_S / slowest_s))) if slowest_s else 1
         # Where a save is about to begin, the view is not yet that of a rank that saves: it would ask for a second.
-        if answer not in (Call.STOP, Call.SAVE) and self._steps % self._every == 0:
+        if answer in (Call.NOTHING, Call.BUSY) and self._steps % self._every == 0:
             self._pending = self._gang.highest(_close(view(), step_s))
         return answer
 

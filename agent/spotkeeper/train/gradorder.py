@@ -26,6 +26,11 @@ def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
+def plain(name: str) -> str:
+    """A parameter's name in the user's own module, whether or not it, or a part of it, is compiled."""
+    return name.replace("_orig_mod.", "")
+
+
 class Recorder:
     """Notes the order of one synchronised backward, then takes its hooks away.
 
@@ -39,7 +44,7 @@ class Recorder:
         self.synced = 0
         self._names: list[str] = []
         self._recording = False
-        named = [(name, param) for name, param in ddp.module.named_parameters() if param.requires_grad]
+        named = [(plain(name), param) for name, param in ddp.module.named_parameters() if param.requires_grad]
         self._hooks = [param.register_post_accumulate_grad_hook(self._note(name)) for name, param in named]
         self._hooks.append(ddp.register_forward_pre_hook(self._forward))
 
@@ -85,7 +90,7 @@ def replay(ddp: DistributedDataParallel, order: tuple[str, ...], synced: int) ->
     Raises:
         ValueError: the model has other parameters than the one that was recorded.
     """
-    params = dict(ddp.module.named_parameters())
+    params = {plain(name): param for name, param in ddp.module.named_parameters()}
     if unknown := [name for name in order if name not in params]:
         raise ValueError(f"the checkpoint was made with a model that has {unknown[0]!r}; this one has not")
     module, sync_params = ddp.module, ddp.require_forward_param_sync

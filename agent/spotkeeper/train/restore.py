@@ -20,9 +20,10 @@ from spotkeeper.train import store
 from spotkeeper.train.checkpoint import State, extent, lay_out_of, thaw
 from spotkeeper.train.client import Client, Hello, SaverError
 from spotkeeper.train.control import Commit
+from spotkeeper.train.errors import AttachError
 from spotkeeper.train.gang import Gang
 from spotkeeper.train.messages import Stretch
-from spotkeeper.train.store import Manifest, Skipped
+from spotkeeper.train.store import STATE, Manifest, Skipped
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,16 @@ class _Local:
         self.lost: SaverError | None = None
         for commit in store.scan(folder) if folder else ():
             try:
-                self.candidates.append(store.read(folder or "", commit).commit)
+                manifest = store.read(folder or "", commit)
             except ValueError as error:
                 self.skipped.append(Skipped(str(commit), str(error)))
+                continue
+            if all(file.name != STATE for file in manifest.files):
+                raise AttachError(
+                    f"checkpoint {commit} in {folder} is of sharded state, and this model is not sharded: use another "
+                    "folder (attach(checkpoint_dir=)), or another job. torch.distributed.checkpoint reads it"
+                )
+            self.candidates.append(commit)
 
     def memory(self, size: int) -> memoryview:
         """The saver's warm memory where there is one."""

@@ -21,34 +21,33 @@ four lines in the middle (see ``update``), and batches are micro-batches (see ``
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import platform
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from spotkeeper import __version__
-from spotkeeper.train import after, gradorder, rng
+from spotkeeper.train import after, rng, untimed
 from spotkeeper.train.agree import Agreement, Call
-from spotkeeper.train.checkpoint import State, pack, unpack
-from spotkeeper.train.client import new_manifest
 from spotkeeper.train.control import NAME, RESULT, Commit, Control, Result, Want, write_result
 from spotkeeper.train.control import State as Phase
-from spotkeeper.train.errors import CallError
+from spotkeeper.train.course import Course
+from spotkeeper.train.errors import AttachError, CallError
 from spotkeeper.train.feed import Feed, Position, open_feed
 from spotkeeper.train.gang import Gang, find_gang
+from spotkeeper.train.keep import Found, Keeper, Replicated
+from spotkeeper.train.lag import Lag, remembered
+from spotkeeper.train.meet import Met, meet
 from spotkeeper.train.micro import find_micro
 from spotkeeper.train.pace import Pace
 from spotkeeper.train.parts import Parts
-from spotkeeper.train.restore import Restored, restore
-from spotkeeper.train.settings import Settings, lock, make_output
+from spotkeeper.train.settings import Settings, make_output
+from spotkeeper.train.sharded import Sharded
 from spotkeeper.train.signals import stop_on_signals
-from spotkeeper.train.store import Place, scan
+from spotkeeper.train.stopwatch import Stopwatch
 from spotkeeper.train.update import Clip, Update
 from spotkeeper.train.writer import Writer, say
 
@@ -102,20 +101,16 @@ class Run:
         self._gang: Gang = find_gang()
         self._settings = Settings.from_env(os.environ, folder=Path(checkpoint_dir) if checkpoint_dir else None)
         self._seed = self._settings.seed if seed is None else seed
-        self._micro = find_micro(self._gang, global_batch, self._settings.max_world)
+        self._micro = find_micro(self._gang, global_batch, self._settings.max_world, remembered(self._settings.run))
         self._update = Update(parts, self._gang.world, elastic=self._micro is not None)
         self._control = self._open_control()
         self._control.state = Phase.RESTORING
         self._pace = Pace(self._settings.mean_life_s, self._settings.interval_s, since=time.monotonic())
         self._agreement = Agreement(self._gang)
-        self._step = 0
+        self._course = Course(parts, self._gang, self._pace, self._seed)
         self._loops = 0  # calls of steps()
         self._idle = True  # the loop under way, or the last one, has yielded nothing
         self._advice = ""  # for a failure after the loop; none in it
-        self._position = Position()
-        self._feed: Feed | None = None
-        self._local_data: dict[str, Any] | None = None
-        self._order: gradorder.Recorder | gradorder.Replayed | None = None
         self._stepped = False
         self._saved: int | None = None  # step of the last save that was staged
         self._asked = 0
@@ -123,7 +118,12 @@ class Run:
         self._ended = 0.0
         self._loss: float | torch.Tensor | None = None
         self._loss_at = 0.0
-        self._lock: IO[str] | None = None
+        self._met: Met = meet(self._gang, self._settings)
+        self._watch = Stopwatch(parts.ddp)
+        self._lag = Lag(self._gang, self._met.beside(self._gang.node), self._control)
+        self._samples = 0  # that this rank trained on in the step under way
+        self._writer = Writer(self._settings, self._own_folder(), self._control, self._pace)
+        self._keeper = self._find_keeper()
         self._begin()
         after.on_failure(self, lambda run: run._advice)
 
@@ -132,12 +132,12 @@ class Run:
     @property
     def steps_done(self) -> int:
         """Optimizer steps done since the run began, over all its generations."""
-        return self._step
+        return self._course.step
 
     @property
     def epoch(self) -> int:
         """Of the batch in hand, from 0."""
-        return self._position.epoch if self._feed is None else self._feed.position.epoch
+        return self._course.epoch
 
     @property
     def rank(self) -> int:
@@ -149,7 +149,7 @@ class Run:
 
     @property
     def generation(self) -> int:
-        return self._gen
+        return self._met.gen
 
     @property
     def output(self) -> Path:
@@ -176,15 +176,16 @@ class Run:
             SystemExit: 0, when the agent (or SIGTERM, SIGINT) asked to stop, after the save.
         """
         loop, self._loops = self._loops, self._loops + 1
-        if loop < self._position.loop:
+        course = self._course
+        if loop < course.position.loop:
             return  # this loop was over when the checkpoint was made
-        if loop > self._position.loop:
-            self._position, self._local_data = Position(loop), None
+        if loop > course.position.loop:
+            course.position, course.data = Position(loop), None
         epochs = 1 if epochs is None and steps is None else epochs
-        feed = self._feed = open_feed(loader, self._position, self._local_data, self._gang, self._seed, self._micro)
-        self._local_data = None
+        feed = course.feed = open_feed(loader, course.position, course.data, self._gang, self._seed, self._micro)
+        course.data = None
         self._start_loop(feed, epochs, steps)
-        if steps is None or self._step < steps:
+        if steps is None or course.step < steps:
             for batch in feed.batches(epochs):
                 self._begin_batch(feed)
                 self._idle = False
@@ -194,10 +195,10 @@ class Run:
                     continue
                 feed.done()
                 self._after_batch(feed)
-                if steps is not None and self._step >= steps:
+                if steps is not None and course.step >= steps:
                     break
         self._update.end()
-        self._position, self._feed = feed.position, None
+        course.position, course.feed = feed.position, None
         self._finish()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -251,13 +252,25 @@ class Run:
         Returns:
             The newest durable checkpoint of this node; None where it has none.
         """
-        self._writer.settle()
+        self._keeper.settle()
         self._save()
         return self.wait() if wait else self._writer.commit
 
+    @contextlib.contextmanager
+    def untimed(self) -> Iterator[None]:
+        """Around what may take long between two steps, such as an evaluation: it counts for no step, and is no hang.
+
+        On one rank or on all; a job whose other ranks wait for this one does not hang either.
+        """
+        began = time.monotonic()
+        with untimed.section(self._settings.run, self._gang.local_rank):
+            yield
+        self._ended += time.monotonic() - began  # the step that it falls into did not take that long
+        self._watch.begin()
+
     def wait(self) -> Commit | None:
-        """Until nothing is being written on this node; its newest durable checkpoint. Not collective."""
-        self._writer.settle()
+        """Until nothing is being written on this node; its newest durable checkpoint. Collective where sharded only."""
+        self._keeper.settle()
         return self._writer.commit
 
     # ------------------------------------------------------------ beginning
@@ -269,78 +282,46 @@ class Run:
         stop_on_signals(control)
         return control
 
+    def _own_folder(self) -> Path | None:
+        """Where this rank writes: one of each node does."""
+        return None if self._gang.local_rank else self._met.folder
+
+    def _find_keeper(self) -> Keeper:
+        settings, places = self._settings, self._met.places
+        if not self._parts.sharded:
+            return Replicated(self._gang, self._writer, self._control, places, settings.late)
+        if settings.replicated:
+            raise AttachError(
+                "attach(model=): this model is sharded, so each machine has a part of its state, but the job is one of "
+                "replicated state: write `checkpoint: {replicated: false}` in the job file and submit it under "
+                "another name"
+            )
+        return Sharded(self._gang, self._writer, places, self._parts, managed=settings.managed)
+
     def _begin(self) -> None:
-        folder = self._own_folder()
-        found = self._gang.gather(json.dumps(self._introduce(folder)).encode())
-        peers = [json.loads(blob) for blob in found]
-        self._gen = self._settings.gen if self._settings.gen is not None else 1 + max(peer["top"] for peer in peers)
-        self._gang_places = tuple(Place(**peer["place"]) for peer in peers)
-        writes = folder is not None and self._gang.local_rank == 0
-        self._writer = Writer(self._settings, folder if writes else None, self._control, self._pace)
-        hello = self._writer.greet(self._gen)
+        hello = self._writer.greet(self._met.gen)
         self._gang.gather(b"")  # all folders are quiet now: savers have finished what older generations staged
-        restored, skipped = restore(self._gang, folder, self._writer.client, hello)
+        found, skipped = self._keeper.begin(self._met.folder, hello)
         for each in skipped:
             say(f"skipped checkpoint {each}")
-        if restored is not None:
-            self._load(restored)
-        elif (ddp := self._parts.ddp) is not None:
-            self._order = gradorder.Recorder(ddp)
+        if found is not None:
+            self._load(found)
+        else:
+            self._course.begin()
         for optimizer in self._parts.optimizers[:1]:
             optimizer.register_step_post_hook(self._on_step)
         if self._gang.local_rank == 0:
             self._control.pid = os.getpid()
             self._control.state = Phase.TRAINING
 
-    def _own_folder(self) -> Path | None:
-        folder = self._settings.folder
-        if self._settings.managed or folder is None:
-            return folder
-        if self._gang.node or any(flag == b"1" for flag in self._gang.gather(b"1" if self._gang.node else b"0")):
-            folder = folder / f"node{self._gang.node}"  # several machines may share this file system
+    def _load(self, found: Found) -> None:
+        self._course.load(found)
+        self._saved = self._course.step
         if self._gang.local_rank == 0:
-            self._lock = lock(folder)
-        return folder
-
-    def _introduce(self, folder: Path | None) -> dict[str, Any]:
-        there = scan(folder) if folder else []
-        slot = self._gang.node if self._settings.slot is None else self._settings.slot
-        place = Place(self._gang.rank, self._gang.node, slot, folder is not None)
-        return {"top": there[0].gen if there else -1, "place": asdict(place)}
-
-    def _load(self, restored: Restored) -> None:
-        """In this order: DDP's buckets, state, random state; each would disturb the one after it."""
-        state, manifest = restored.state, restored.manifest
-        rest: Any = state.rest
-        ddp = self._parts.ddp
-        if ddp is not None and rest["order"]:
-            gradorder.replay(ddp, rest["order"], rest["synced"])
-            self._order = gradorder.Replayed(rest["order"], rest["synced"])
-        elif ddp is not None:
-            self._order = gradorder.Recorder(ddp)
-        same_world = manifest.world == self._gang.world
-        local = unpack(state.local[self._gang.rank if same_world else 0])
-        self._parts.load(state.model, rest, local)
-        self._step = self._saved = rest["step"]
-        self._position = Position(**rest["position"])
-        self._local_data = local["data"] if same_world else None
-        self._pace.stalls.extend(rest["stalls"])
-        if same_world:
-            rng.restore(local["rng"])
-        else:
-            rng.seed_all(self._seed, self._step, self._gang.rank)
-        received = restored.source.startswith("rank")
-        if restored.lost is not None:
-            self._writer.lose(restored.lost)
-        elif received:
-            self._writer.copy(manifest, restored.stretches)
-        if self._writer.writes and not received:
-            self._writer.commit = manifest.commit
-            self._control.committed(manifest.commit, manifest.saved_at)
-        if self._gang.local_rank == 0:
-            self._control.resumed(manifest.commit)
-            resized = "" if same_world else f", {_ranks(manifest.world)} then, {self._gang.world} now: reseeded"
-            say(f"generation {self._gen}: resumed from {manifest.commit} ({restored.source}{resized})")
+            then = found.manifest
+            self._control.resumed(then.commit)
+            resized = "" if found.same_world else f", {_ranks(then.world)} then, {self._gang.world} now: reseeded"
+            say(f"generation {self._met.gen}: resumed from {then.commit} ({found.source}{resized})")
 
     # ------------------------------------------------------------ the loop
 
@@ -348,23 +329,26 @@ class Run:
         self._pace.since = self._ended = time.monotonic()
         self._batches, self._stepped = 0, False
         self._idle, self._advice = True, ""
+        self._samples = 0
+        self._watch.begin()
         if self._gang.local_rank:
             return
         self._control.state = Phase.TRAINING
         if self._settings.run is not None:
             (self._settings.run / RESULT).unlink(missing_ok=True)
         if steps is None and epochs is not None and feed.epoch_batches is not None:
-            steps = self._step + (epochs - feed.position.epoch) * feed.epoch_batches - feed.position.number
+            steps = self._course.step + (epochs - feed.position.epoch) * feed.epoch_batches - feed.position.number
         self._control.total_steps = steps or 0
 
     def _begin_batch(self, feed: Feed) -> None:
         self._update.begin(feed.turn, feed.position.batch)
+        self._samples += len(feed.turn.places)
         if self._micro is not None:  # random numbers follow the micro-batch, whoever trains on it
             where = feed.position
             rng.seed_all(self._seed, where.loop, where.consumed, feed.turn.number, _MICRO)
 
     def _on_step(self, *_: object) -> None:
-        self._step += 1
+        self._course.step += 1
         self._stepped = True
 
     def _after_batch(self, feed: Feed) -> None:
@@ -379,18 +363,22 @@ class Run:
         first = not self._pace.steps
         self._pace.steps.append(now - self._ended)
         self._ended = now
-        if self._order is not None:
-            self._order.stepped()
+        self._course.stepped()
         self._writer.poll()
         self._write_progress(feed)
         if first:
-            self._warm()
+            self._keeper.warm(self._course)
+        self._lag.after_step(self._watch.end(), self._samples, self._pace.step_s)
+        self._samples = 0
         call = self._agreement.after_step(self._view, self._pace.step_s)
         if call is Call.STOP:
             self._stop(feed)
         elif call is Call.SAVE:
             self._save()
             self._ended = time.monotonic()  # a stall is not a slow step
+        elif call is Call.PUBLISH:
+            self._keeper.publish()
+        self._watch.begin()
 
     def _view(self) -> Call:
         """What this rank sees; what happens is agreed."""
@@ -399,6 +387,8 @@ class Run:
             return Call.STOP
         if self._writer.busy:
             return Call.BUSY
+        if self._keeper.ready():
+            return Call.PUBLISH
         if control.want is Want.SAVE and control.ask > self._asked:
             return Call.SAVE
         return Call.SAVE if self._writer.writes and self._pace.due(time.monotonic()) else Call.NOTHING
@@ -408,7 +398,7 @@ class Run:
             self._batches = 0
             return
         control, step_s = self._control, self._pace.step_s
-        control.stepped(self._step)
+        control.stepped(self._course.step)
         control.step_s = step_s
         control.samples_per_s = self._batches * feed.position.batch / step_s if step_s else 0.0
         control.interval_s = self._pace.interval_s
@@ -419,49 +409,18 @@ class Run:
             self._loss_at = time.monotonic()
             self._control.loss = float(self._loss)
 
-    def _warm(self) -> None:
-        if self._writer.writes:
-            local = pack(self._take_local())
-            self._writer.warm(self._take((local,) * self._gang.world))
-
     # ------------------------------------------------------------ saving and ending
 
     def _save(self) -> None:
         """Collective. Returns when the state may change again; durable comes later."""
         began = time.monotonic()
         self._asked = self._control.ask
-        local = self._gang.gather(pack(self._take_local()))
-        self._saved = self._step
-        self._adopt_late_disk()
-        if self._writer.writes:
-            commit = Commit(self._gen, self._step)
-            self._writer.save(self._take(tuple(local)), new_manifest(commit, self._gang_places, _versions()))
+        self._saved = self._course.step
+        self._keeper.save(self._course, Commit(self._met.gen, self._course.step))
         self._pace.since = time.monotonic()
         self._pace.stalls.append(self._pace.since - began)
         if self._gang.local_rank == 0:
             self._control.stall_s = self._pace.stall_s
-
-    def _adopt_late_disk(self) -> None:
-        """A member may begin without its disk; its first save after the disk came makes a full copy there."""
-        late = self._settings.late
-        if late is not None and not self._writer.writes and not self._gang.local_rank and self._control.disk:
-            self._writer.adopt(late)
-            say(f"generation {self._gen}: the disk is here, checkpoints go to it from step {self._step} on")
-
-    def _take(self, local: tuple[bytes, ...]) -> State:
-        model, rest = self._parts.take_common()
-        feed = self._feed
-        rest |= {
-            "step": self._step,
-            "position": asdict(self._position if feed is None else feed.position),
-            "order": self._order.order if self._order else (),
-            "synced": self._order.synced if self._order else 0,
-            "stalls": list(self._pace.stalls),
-        }
-        return State(model, rest, local)
-
-    def _take_local(self) -> dict[str, object]:
-        return self._parts.take_local() | {"data": {} if self._feed is None else self._feed.local()}
 
     def _stop(self, feed: Feed) -> None:
         """Save, wait until it is durable, leave. The user's code after the loop does not run.
@@ -469,8 +428,9 @@ class Run:
         Raises:
             SystemExit: 0.
         """
+        self._lag.drain()
         self._set_state(Phase.STOPPING)
-        self._writer.settle(self._left_s())
+        self._keeper.settle(self._left_s())
         self._save()
         self._end("stopped", Phase.STOPPED)
         self._writer.close()
@@ -478,26 +438,28 @@ class Run:
 
     def _finish(self) -> None:
         """The loop has reached its end: the last state is saved, whether or not a save was due."""
+        self._lag.drain()
         self._agreement.drain()
         self._set_state(Phase.FINISHING)
-        self._writer.settle()
-        if self._saved != self._step:
+        self._keeper.settle()
+        if self._saved != self._course.step:
             self._save()
         if self._idle and not self._gang.rank:
-            say(after.nothing_left(self._step, None if self._settings.managed else str(self._settings.folder)))
+            say(after.nothing_left(self._course.step, None if self._settings.managed else str(self._settings.folder)))
         self._end("done", Phase.DONE)
-        self._advice = after.failed_after(self._step, self._idle)
+        self._advice = after.failed_after(self._course.step, self._idle)
 
     def _end(self, outcome: Any, phase: Phase) -> None:
-        self._writer.settle(self._left_s())
+        self._keeper.settle(self._left_s())
         if self._gang.local_rank:
             return
         self._show_loss()
         if self._settings.run is not None:
-            write_result(self._settings.run, Result(outcome, self._gen, self._step, self._writer.commit))
+            write_result(self._settings.run, Result(outcome, self._met.gen, self._course.step, self._writer.commit))
         self._control.state = phase
         if outcome == "stopped":
-            say(f"generation {self._gen}: stopped after step {self._step}, newest checkpoint {self._writer.commit}")
+            newest = self._writer.commit
+            say(f"generation {self._met.gen}: stopped after step {self._course.step}, newest checkpoint {newest}")
 
     def _left_s(self) -> float | None:
         """Until the agent's deadline; a second at least, to hear of what is durable already."""
@@ -511,7 +473,3 @@ class Run:
 
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def _versions() -> dict[str, str]:
-    return {"spotkeeper": __version__, "torch": str(torch.__version__), "python": platform.python_version()}

@@ -33,6 +33,7 @@ class Settings:
     mean_life_s: float  # real seconds
     keep: int
     seed: int
+    replicated: bool  # an agent says that the job's state is
     max_world: int | None  # ranks of the job at its largest, where it may change its size; else None
 
     @classmethod
@@ -63,6 +64,7 @@ class Settings:
             mean_life_s=Clock.from_env().real_s(_number(env, "SPOTKEEPER_MEAN_LIFE_S", above=0.0) or MEAN_LIFE_S),
             keep=max(2, keep),
             seed=_whole(env, "SPOTKEEPER_SEED") or 0,
+            replicated=env.get("SPOTKEEPER_REPLICATED") == "1",
             max_world=_whole(env, "SPOTKEEPER_MAX_WORLD"),
         )
 

@@ -6,6 +6,7 @@ checkpoint stays, and the next save is tried as if nothing had been.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from spotkeeper.train.checkpoint import Image, State
 from spotkeeper.train.client import Client, Durable, Event, Failed, Hello, SaverError, Written
 from spotkeeper.train.control import Commit, Control, Fault
 from spotkeeper.train.messages import Stretch
+from spotkeeper.train.node import Offer
 from spotkeeper.train.pace import Pace
 from spotkeeper.train.settings import Settings
 from spotkeeper.train.store import Manifest
@@ -82,6 +84,11 @@ class Writer:
             say(f"quarantined {skipped}")
         return hello
 
+    def has(self, manifest: Manifest) -> None:
+        """This node's disk has a checkpoint that the run has begun from."""
+        self.commit = manifest.commit
+        self._control.committed(manifest.commit, manifest.saved_at)
+
     def adopt(self, folder: Path) -> None:
         """The disk came late: write there from now on."""
         self._folder = folder
@@ -90,32 +97,69 @@ class Writer:
         except SaverError as error:
             self.lose(error)
 
-    def warm(self, state: State) -> None:
-        """Have memory for this state made ready, while training goes on."""
+    def warm(self, size: int) -> None:
+        """Have memory made ready, while training goes on."""
         try:
             if self._client is not None:
-                self._client.reserve(Image(state).size)
+                self._client.reserve(size)
         except SaverError as error:
             self.lose(error)
 
     def save(self, state: State, manifest: Manifest) -> None:
         """Stage and ask; returns when the state may change again."""
+        if not self.begin(manifest.commit):
+            return
+        image = Image(state)
+        if (staged := self.stage(image.size)) is not None:
+            image.copy_to(staged[1])
+            self.request(manifest, image.stretches)
+
+    def begin(self, commit: Commit) -> bool:
+        """A save of it is due: whether this rank can write it, and need."""
         if self._folder is None:
-            return
+            return False
         self._asked, self._began = self._control.ask, time.monotonic()
-        if manifest.commit == self.commit:  # this very state is durable already
+        if commit == self.commit:  # this very state is durable already
             self._control.answered = max(self._control.answered, self._asked)
-            return
+            return False
         try:
             if self._client is None:
                 self._connect(0.0)  # it was lost: the agent, or this, starts another; the loop does not wait for it
-            if self._client is not None:
-                image = Image(state)
-                memory = memoryview(self._client.stage(image.size))
-                image.copy_to(memory)
-                self._client.save(manifest, image.stretches)
         except SaverError as error:
             self.lose(error)
+        return self._client is not None
+
+    def stage(self, size: int) -> tuple[Offer, memoryview] | None:
+        """Memory to be written to; None where there is none."""
+        try:
+            if self._client is not None:
+                memory = self._client.stage(size)
+                return Offer(os.getpid(), self._client.fd, len(memory)), memoryview(memory)
+        except SaverError as error:
+            self.lose(error)
+        return None
+
+    def request(self, manifest: Manifest, stretches: tuple[Stretch, ...], *, part: bool = False) -> None:
+        """Have what was staged made durable."""
+        try:
+            if self._client is not None:
+                self._client.save(manifest, stretches, part=part)
+        except SaverError as error:
+            self.lose(error)
+
+    def publish(self, manifest: Manifest) -> None:
+        """All nodes have written their parts."""
+        self.written = None
+        try:
+            if self._client is not None:
+                self._client.publish(manifest)
+        except SaverError as error:
+            self.lose(error)
+
+    def fail(self, commit: Commit, why: str) -> None:
+        """A save came to nothing for a reason that lies elsewhere."""
+        self.written = None
+        self._tell(Fault.WRITE_FAILED, f"checkpoint {commit} was not saved: {why}")
 
     def copy(self, manifest: Manifest, stretches: tuple[Stretch, ...]) -> None:
         """Make a checkpoint durable that a peer sent into the staging memory."""
