@@ -1,4 +1,4 @@
-"""Copies of checkpoints in the bucket: the job goes on from one where no disk has anything newer, and says what is lost.
+"""Copies of checkpoints in the bucket: a job goes on from one where no disk has anything newer, and says what is lost.
 
 The order is disk, peer, bucket. A copy that cannot be had is struck out, and the next older one counts; of a line of
 the job that was given up nothing is ever fetched; what is replaced is deleted, lists before parts.
@@ -313,7 +313,7 @@ def test_a_copy_loses_its_list_first_whenever_it_is_broken_off(monkeypatch: pyte
         laid_out(store, "1-10", "1-20", "2-40")
         delete = store.delete
 
-        def dies(path: str, at: int = number, delete=delete) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        def dies(path: str, at: int = number, delete=delete) -> None:  # type: ignore[no-untyped-def]
             nonlocal count
             count += 1
             if count > at:
@@ -324,7 +324,7 @@ def test_a_copy_loses_its_list_first_whenever_it_is_broken_off(monkeypatch: pyte
         with pytest.raises(StoreError):
             mirrors.sweep(store, record("2-40"))
         for commit in left(store):
-            there = [path for path in store.list(f"jobs/{JOB}/ckpt/{commit}/")]
+            there = list(store.list(f"jobs/{JOB}/ckpt/{commit}/"))
             assert len(there) == 4 or f"jobs/{JOB}/ckpt/{commit}/0.json" not in there
         monkeypatch.setattr(store, "delete", delete)
         assert mirrors.sweep(store, record("2-40")) and left(store) == {"2-40"}

@@ -438,7 +438,11 @@ class World:
 
     def _create_disk(self, action: CreateDisk) -> tuple[Class, str]:
         name = names.disk_name(STACK, action.job, action.rank, action.number)
+        key = names.idempotency_key(action.uid, "disk", action.rank, action.number, action.zone)
         if (name, action.zone) not in self.drives:
+            if key in self.keys:
+                return Class.DEAD_KEY, "the disk is gone"
+            self.keys[key] = name
             commits = list(self.shots[action.snapshot][2]) if action.snapshot else []
             disk = Disk(name, action.zone, action.job, action.rank, action.number)
             self.drives[name, action.zone] = Drive(disk, self.t + 2, {action.job: commits})

@@ -157,16 +157,21 @@ def _permanent(draft: Draft, detail: str, action: object) -> None:
 
 
 def _disk_refused(draft: Draft, index: int) -> None:
-    """A data disk that cannot be made holds the job; its number is burnt, for the key of the call is used up."""
+    """A data disk that cannot be made holds the job; its number is burnt, for the key of the call is used up.
+
+    So it is where the disk was made once, and somebody has destroyed it: then a new number is all that it needs.
+    """
     rank = draft.ranks[index]
     result = draft.view.creates.get((index, rank.disk))
-    if result is None or result.kind is not Class.PERMANENT or not isinstance(result.action, CreateDisk):
+    refused = result is not None and result.kind in (Class.PERMANENT, Class.DEAD_KEY)
+    if result is None or not refused or not isinstance(result.action, CreateDisk):
         return
     if rank.cur is None or draft.view.attached(index, rank.disk, rank.cur):
         return
     if draft.view.disk(index, rank.disk, rank.cur.zone) is None:
         draft.put(index, disk=rank.disk_top + 1, disk_top=rank.disk_top + 1)
-        _permanent(draft, result.detail, result.action)
+        if result.kind is Class.PERMANENT:
+            _permanent(draft, result.detail, result.action)
 
 
 def _disk_bad(draft: Draft, index: int, slot: Slot, why: str) -> None:
