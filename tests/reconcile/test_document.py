@@ -204,6 +204,7 @@ def test_an_impostor_says_nothing() -> None:
         FactIn(Kind.EXIT, 66, "1; rm"),
         FactIn(Kind.RELEASED, 66, "../x"),
         FactIn(Kind.HERE, 66, "9" * 30),
+        FactIn(Kind.AMISS, 66, "gremlins"),
         FactIn(Kind.HERE, 66, str(record().ver + 1)),  # it would answer a roll call that nobody has called yet
     ],
 )
@@ -249,6 +250,17 @@ def test_that_saving_works_again_is_told_once_and_takes_the_warning_back() -> No
     accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.UNSAVED, 66, "write-failed-1")), 8.0)
     (warning,) = job_view(record(), None, out.list_ledger(JOB), STACK, 9.0).warnings
     assert warning.endswith("its disk refused the write")
+
+
+def test_a_flaw_of_a_machine_is_a_warning_whatever_it_saves() -> None:
+    out = store()
+    accept(
+        out, STACK, dynamic(0, 1), say(FactIn(Kind.UNSAVED, 66, "write-failed"), FactIn(Kind.AMISS, 66, "driver")), 5.0
+    )
+    accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.AMISS, 66, "driver"), FactIn(Kind.SAVED, 66)), 6.0)
+    assert [entry.event for entry in out.list_ledger(JOB)] == [Event.UNSAVED, Event.AMISS, Event.SAVED]
+    (warning,) = job_view(record(), None, out.list_ledger(JOB), STACK, 7.0).warnings
+    assert "spotkeeper preflight" in warning and warning.endswith("a GPU or its driver does not work")
 
 
 def test_the_newest_boots_hello_replaces_older_ones() -> None:

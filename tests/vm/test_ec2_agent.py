@@ -121,13 +121,18 @@ def test_a_life_on_ec2(fake: AwsFake, vm: AwsMachine, door: S3Door, imds: Imds) 
     wait_until(lambda: b"hello from 0" in door.content(f"jobs/{JOB}/logs/0/1.log"))
 
 
-def test_what_a_job_left_is_in_s3_before_its_end_is_said(fake: AwsFake, vm: AwsMachine, door: S3Door) -> None:
+def test_what_a_job_left_is_in_s3_before_its_end_is_said_and_what_is_amiss_is_told(
+    fake: AwsFake, vm: AwsMachine, door: S3Door
+) -> None:
+    vm.imds.ahead_s = 120.0  # or this machine's clock is behind
     begin(fake, vm, door, "3")
     assert fake.wait_fact(vm.uid, Kind.EXIT, 1, 40).value == "0"
     there = msgspec.json.decode(door.content(f"jobs/{JOB}/out/0.json"), type=Output)
     assert [(file.path, file.size) for file in there.files] == [("model.pt", 700_000)]
     assert door.content(f"jobs/{JOB}/out/0/model.pt") == b"weights" * 100_000
     assert door.refused == [] and fake.refused == []
+    assert fake.wait_fact(vm.uid, Kind.AMISS, 1).value == "clock"
+    assert "s against the metadata server" in vm.log() and "chrony" in vm.log(), "what it found, and what to do"
 
 
 def test_settings_that_miss_a_tag_end_the_agent_for_good(vm: AwsMachine, imds: Imds, tmp_path: Path) -> None:
