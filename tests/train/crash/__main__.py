@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -84,7 +85,7 @@ class _Run:
         points = self._pool.submit(rivals.survey, self._root / "rivals").result()
         tasks = [(self._root / f"rival{point}", point) for point in range(1, points + 1)]
         row = self._row("two generations at once", rivals.meet, tasks)
-        row.wrong += self._pool.submit(rivals.one_saver, self._root / "one").result()
+        row.wrong += self._pool.submit(_safely, rivals.one_saver, self._root / "one").result()
         return row
 
     def fiu(self) -> Row:
@@ -110,7 +111,7 @@ class _Run:
     def _row(self, what: str, call: Callable[..., list[str]], tasks: list[tuple[object, ...]]) -> Row:
         row = Row(what, len(tasks), len(tasks))
         bar = self._progress.add_task(what, total=len(tasks))
-        for task, wrong in zip(tasks, self._pool.map(call, *zip(*tasks, strict=True)), strict=True):
+        for task, wrong in zip(tasks, self._pool.map(partial(_safely, call), *zip(*tasks, strict=True)), strict=True):
             row.wrong += [f"{task[-1]}: {line}" for line in wrong]
             row.found["as it must"] += not wrong
             self._progress.advance(bar)
@@ -119,7 +120,19 @@ class _Run:
 
 def _cell(root: Path, cell: Cell, end: float) -> Outcome | None:
     """None: the time was up."""
-    return crash(root, cell) if time.time() < end else None
+    if time.time() > end:
+        return None
+    try:
+        return crash(root, cell)
+    except Exception as error:  # of the test itself: one row is wrong, and the others go on
+        return Outcome(cell, "", "nothing", (f"{type(error).__name__}: {error}",), 0)
+
+
+def _safely(call: Callable[..., list[str]], *args: object) -> list[str]:
+    try:
+        return call(*args)
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
 
 
 def _name(cell: Cell) -> str:

@@ -50,7 +50,7 @@ def hurt(root: Path, fault: Fault) -> list[str]:
     root.mkdir(parents=True)
     folder, prefix = root / "ckpt", root / "fiu"
     run = ("fiu-run", "-x", "-f", str(prefix))
-    with served(root, "fiu", run=run) as (path, process), contextlib.closing(Client.connect(path)) as client:
+    with served(root, "fiu", run=run) as (path, process), contextlib.closing(Client.connect(path, LIMIT_S)) as client:
         client.hello(folder, 1, 2)
         stage(client, _OLD)
         client.wait(LIMIT_S)

@@ -30,7 +30,7 @@ def survey(root: Path) -> int:
     """Points of the older one's last save."""
     root.mkdir(parents=True)
     with served(root, "old", step=OLD[-1].step) as (path, process):
-        _save_old(Client.connect(path), root / "ckpt")
+        _save_old(Client.connect(path, LIMIT_S), root / "ckpt")
         process.terminate()
         process.wait(LIMIT_S)
     return len(json.loads((root / "points-old").read_text()))
@@ -43,9 +43,9 @@ def meet(root: Path, point: int) -> list[str]:
     with (
         served(root, "old", point=point, step=OLD[-1].step, what=STOP) as (old_path, process),
         served(root, "new") as (new_path, _),
-        contextlib.closing(Client.connect(new_path)) as new,
+        contextlib.closing(Client.connect(new_path, LIMIT_S)) as new,
     ):
-        old = Client.connect(old_path)
+        old = Client.connect(old_path, LIMIT_S)
         _save_old(old, folder, wait=False)
         if not stopped(process):
             return [f"point {point} was not reached"]
@@ -65,7 +65,7 @@ def one_saver(root: Path) -> list[str]:
     root.mkdir(parents=True)
     folder = root / "ckpt"
     with served(root, "one") as (path, _):
-        old, new = Client.connect(path), Client.connect(path)
+        old, new = Client.connect(path, LIMIT_S), Client.connect(path, LIMIT_S)
         old.hello(folder, 3, KEEP)
         stage(old, OLD[0])
         new.hello(folder, 4, KEEP)
