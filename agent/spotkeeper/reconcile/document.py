@@ -182,11 +182,13 @@ def reply(
     """
     if record is None:
         known = any(node.name == who.name for pool in stack.pools for node in pool.nodes)
-        return SyncReply(Role.IDLE if known else Role.UNKNOWN, lease_minutes=stack.lease_minutes)
+        return SyncReply(
+            Role.IDLE if known else Role.UNKNOWN, lease_minutes=stack.lease_minutes, bundle=stack.bundle_sha256
+        )
     where = place(record, stack, who, grant)
     what = role(record, where, sync.boot)
     if where is None or what is Role.UNKNOWN:
-        return SyncReply(Role.UNKNOWN, lease_minutes=stack.lease_minutes)
+        return SyncReply(Role.UNKNOWN, lease_minutes=stack.lease_minutes, bundle=stack.bundle_sha256)
     slot = where.slot
     fresh = record.ver > sync.ver
     over = record.phase in (Phase.END, Phase.DONE) and not record.keep_disks
@@ -200,6 +202,7 @@ def reply(
         doc=generation(record, spec, stack) if fresh else None,
         run=job_run(spec, nproc(spec, stack, slot.pool)) if wants_run and spec and slot else None,
         lease_minutes=stack.lease_minutes,
+        bundle=stack.bundle_sha256,
         over=over,
         mirrored=record.mirror[0].commit if record.mirror else None,
         mirrored_at=record.mirror[0].at if record.mirror else None,

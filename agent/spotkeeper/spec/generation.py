@@ -145,6 +145,7 @@ class SyncReply(Struct, frozen=True, omit_defaults=True):
     doc: Generation | None = None  # None: nothing newer than `ver`
     run: JobRun | None = None  # with every doc, and for a standby
     lease_minutes: int = 120
+    bundle: str = ""  # sha256 of what the stack's agents run, "" where it is not known
     over: bool = False  # the job has ended and its disks go: a static node deletes what it has of it
     ended: tuple[str, ...] = ()  # of those in ``kept``: the same
     mirrored: str | None = None  # the newest copy of a checkpoint in the bucket, where the job has copies made

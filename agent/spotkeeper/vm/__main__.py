@@ -42,7 +42,9 @@ def main(argv: list[str]) -> int:
     threading.excepthook = lambda died: _fall(log, died)
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
     signal.signal(signal.SIGINT, lambda *_: agent.terminate())
-    return agent.run()
+    code = agent.run()
+    agent.succeed()  # does not return where another agent is to follow
+    return code
 
 
 def _fall(log: Log, died: threading.ExceptHookArgs) -> None:

@@ -19,6 +19,7 @@ from spotkeeper.vm import notice as notices
 from spotkeeper.vm import power
 from spotkeeper.vm.events import (
     Answered,
+    BundleReady,
     ChildEnded,
     Dropped,
     Event,
@@ -38,7 +39,6 @@ from spotkeeper.vm.events import (
     Unfit,
     Unmounted,
 )
-from spotkeeper.vm.fitness import Fitness
 from spotkeeper.vm.heed import Heed
 from spotkeeper.vm.leaving import LAST_WORDS_S, Farewell, Leaving, Then
 from spotkeeper.vm.log import Log
@@ -81,7 +81,6 @@ class Agent:
         self._farewell = Farewell(self._me, self._parts, self._membership)
         self._orders = Orders(self._me, self._parts, self._membership, self._farewell)
         self._heed = Heed(self._me, self._super)
-        self._fitness = Fitness(self._me, metadata)
         self._exit: int | None = None
 
     def terminate(self) -> None:
@@ -112,7 +111,6 @@ class Agent:
         if self._set.static:
             self._me.say(Kind.HELLO, gen=0)
         self._sync.start()
-        self._fitness.begin()
         give_back()
         notify("READY=1", f"STATUS={self._me.state.value}")
 
@@ -146,6 +144,9 @@ class Agent:
         match event:
             case Answered(reply, asked):
                 self._orders.answered(reply, asked)
+                self._parts.upgrade.heard(reply.bundle, serving=self._me.job is not None)
+            case BundleReady(folder):
+                self._parts.upgrade.ready(folder)
             case Observed(instance):
                 self._heed.observed(instance)
             case LauncherUp(gen, code):
@@ -221,9 +222,21 @@ class Agent:
             self._membership.drive()
             self._membership.carry_output()
             self._heed.heed()
-            self._fitness.go_on()
             self._parts.mirror.advance(self._me, self._super.child, self._parts.mounting)
         self._super.tick()
+        if self._parts.upgrade.folder is not None and self._may_change():
+            self._exit = 0
+
+    def _may_change(self) -> bool:
+        """Whether another agent may take over now: nothing is under way that it would have to begin anew."""
+        busy = any(map(self._parts.helper.busy, ("mount", "unmount", "drop", "source", "sources")))
+        quiet = self._farewell.leaving is None and self._me.saved.notice is None and self._super.next_tick_s() is None
+        return quiet and not busy and self._membership.unsaid is None
+
+    def succeed(self) -> None:
+        """After :meth:`run`: become the agent of another bundle, where one is ready. Raises OSError."""
+        if self._farewell.leaving is None:
+            self._parts.upgrade.succeed()
 
     def _prepare(self) -> None:
         assignment, run = self._me.saved.assignment, self._me.saved.run

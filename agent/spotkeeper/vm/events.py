@@ -59,6 +59,13 @@ class SourceReady:
 
 
 @dataclass(frozen=True)
+class BundleReady:
+    """The agent that this one is to become, verified and unpacked."""
+
+    folder: Path
+
+
+@dataclass(frozen=True)
 class SourcesGone:
     """Of the job that this machine let go of, and of those before it."""
 
@@ -145,4 +152,4 @@ class Terminated:
 Helped = Union[
     SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, MirrorThere, Unfit, Fetched, NoCopy, Failed
 ]
-Event = Union[Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]
+Event = Union[BundleReady, Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]

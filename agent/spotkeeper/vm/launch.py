@@ -76,6 +76,7 @@ class _Line(Struct, frozen=True):
     pid: int = 0
     guard: int = 0
     key: str = ""
+    home: str = ""
     run: _Run | None = None
     event: str = ""
     gen: int = 0
@@ -99,11 +100,18 @@ class Launcher:
         self._answered = threading.Condition()
         self._process: Process | None = None  # the guard, as started here
         self._guard: int | None = None  # a descriptor of the guard
+        self._renewing = False
         self.pid = 0
+        self.home = ""  # the folder that the last one was imported from
 
     @property
     def up(self) -> bool:
         return self._socket is not None
+
+    @property
+    def stale(self) -> bool:
+        """Whether it was started by an agent of another bundle, whose library the next generation shall not use."""
+        return self.up and self.home != str(self._job_path.resolve())
 
     @property
     def gone(self) -> bool:
@@ -132,6 +140,11 @@ class Launcher:
     def kill(self, gen: int) -> None:
         """SIGKILL to all of a generation. Raises LaunchError where it does not run."""
         self._ask({"op": "kill", "gen": gen})
+
+    def renew(self) -> None:
+        """Another launcher of the same kind in its place, which must run nothing; :class:`LauncherUp` follows."""
+        self._renewing, self._socket = True, None
+        self.quit()
 
     def quit(self) -> None:
         """End the launcher, and with it what it runs; also one that is still coming up. Then it is ``gone``."""
@@ -174,7 +187,11 @@ class Launcher:
         sock.close()
         self._await_guard()
         self.pid = 0
-        self._post(LauncherLost(reason, _tail(self._folder / LOG)))
+        if self._renewing:
+            self._renewing = False
+            self.begin(kind)
+        else:
+            self._post(LauncherLost(reason, _tail(self._folder / LOG)))
 
     def _connect(self, kind: Kind) -> socket.socket:
         sock = self._try_connect()
@@ -225,7 +242,7 @@ class Launcher:
         return None
 
     def _welcome(self, sock: socket.socket, status: _Line) -> socket.socket:
-        self.pid = status.pid
+        self.pid, self.home = status.pid, status.home
         with contextlib.suppress(OSError):  # it is gone, so the launcher has no parent to wait for
             self._guard = os.pidfd_open(status.guard) if status.guard else None
         self._socket = sock

@@ -226,6 +226,8 @@ class Membership:
         self._me.save(ended=ending.gen)
         self._me.become(State.STOPPED)
         self._parts.uploader.rest()
+        if self._parts.launcher.stale:
+            self._parts.launcher.renew()
 
     def _say_ending(self, ending: Ending) -> None:
         if ending.commit is not None:

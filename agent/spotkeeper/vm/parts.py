@@ -20,6 +20,7 @@ from spotkeeper.vm.settings import job_path, templates_path
 from spotkeeper.vm.standing import Standing
 from spotkeeper.vm.storage import Bucket
 from spotkeeper.vm.supervisor import Supervisor
+from spotkeeper.vm.upgrade import Bundles, Upgrade, own_folder
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Parts:
     supervisor: Supervisor
     output: Outputs
     mirror: Mirroring
+    upgrade: Upgrade
 
     @classmethod
     def of(cls, me: Standing, metadata: Metadata, post: Callable[[Event], None]) -> Parts:
@@ -55,6 +57,7 @@ class Parts:
             supervisor=Supervisor(settings.run, templates_path(), launcher, log),
             output=Outputs(bucket, carrier, settings.mount, settings.state / "out", clock, log),
             mirror=Mirroring(bucket, copier, clock, log),
+            upgrade=Upgrade(Bundles(settings.state / "bundle", own_folder()), bucket, helper, launcher, log),
         )
 
     def start(self) -> None:

@@ -35,6 +35,7 @@ from spotkeeper.vm.launcher.process import GUARD, become_subreaper, kill_childre
 
 SOCKET = "launcher.sock"
 LOCK = "launcher.lock"
+_HOME = str(Path(__file__).resolve().parents[3])  # the folder on the job's path that this was imported from
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,8 @@ class Server:
         run = None if self.run is None else {"gen": self.run.gen, "pid": self.run.pid, "code": self.run.code}
         key = os.environ.get("SPOTKEEPER_LAUNCHER_KEY", "")  # what its agent started it for
         guard = os.getppid() if os.environ.get(GUARD) == str(os.getppid()) else 0
-        return {"ok": True, "pid": os.getpid(), "guard": guard, "mode": self.mode, "key": key, "run": run}
+        about: dict[str, object] = {"pid": os.getpid(), "guard": guard, "mode": self.mode, "key": key, "home": _HOME}
+        return {"ok": True, **about, "run": run}
 
     def _start(self, start: Start) -> dict[str, object]:
         if self.run is not None and self.run.code is None:
