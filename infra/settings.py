@@ -133,7 +133,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
     lease_minutes: Annotated[int, Meta(ge=1, le=1440)] = 120  # function out of reach so long: machines power off
     boot_deadline_s: Annotated[int, Meta(ge=30, le=3600)] = 480
-    max_run_hours: Annotated[float, Meta(gt=0, le=2880)] | None = None  # of a spot VM; the cloud enforces it
+    max_run_hours: Annotated[float, Meta(gt=0, le=2880)] | None = None  # of a dynamic VM; the cloud enforces it
 
     def max_run_s(self) -> int | None:
         return None if self.max_run_hours is None else int(self.max_run_hours * 3600)

@@ -195,13 +195,20 @@ def on_host_maintenance(pool: Pool) -> str:
 
 
 def scheduling(pool: Pool, model: str, max_run_s: int | None) -> gcp.compute.RegionInstanceTemplateSchedulingArgs:
-    """How a machine is bought. For spot, five fields go together: Compute Engine refuses any four of them."""
+    """How a machine is bought. For spot, five fields go together: Compute Engine refuses any four of them.
+
+    Its longest run is limited whatever it costs: the fuse that needs nobody. It wants to know what to do at the end.
+    """
+    duration = gcp.compute.RegionInstanceTemplateSchedulingMaxRunDurationArgs(seconds=max_run_s) if max_run_s else None
     if model == "on-demand":
         # No restart after a host error: it would be another boot, which reconcile replaces anyway.
         return gcp.compute.RegionInstanceTemplateSchedulingArgs(
-            provisioning_model="STANDARD", automatic_restart=False, on_host_maintenance=on_host_maintenance(pool)
+            provisioning_model="STANDARD",
+            automatic_restart=False,
+            on_host_maintenance=on_host_maintenance(pool),
+            instance_termination_action="DELETE" if max_run_s else None,
+            max_run_duration=duration,
         )
-    duration = gcp.compute.RegionInstanceTemplateSchedulingMaxRunDurationArgs(seconds=max_run_s) if max_run_s else None
     notice = gcp.compute.RegionInstanceTemplateSchedulingPreemptionNoticeDurationArgs(seconds=pool.notice_seconds())
     return gcp.compute.RegionInstanceTemplateSchedulingArgs(
         provisioning_model="SPOT",

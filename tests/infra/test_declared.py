@@ -102,6 +102,8 @@ def test_a_spot_pool_has_two_templates_that_differ_in_scheduling_only(local: Dec
         "provisioningModel": "STANDARD",
         "automaticRestart": False,
         "onHostMaintenance": "TERMINATE",
+        "instanceTerminationAction": "DELETE",
+        "maxRunDuration": {"seconds": 24 * 3600},
     }
     assert {**spot, "scheduling": None} == {**on_demand, "scheduling": None}
 

@@ -13,6 +13,8 @@ from spotkeeper.reconcile.document import Speaker, place, role
 from spotkeeper.reconcile.document import state as doc_state
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import DocState, Role
+from spotkeeper.spec.hang import CAUSE as HANG
+from spotkeeper.spec.hang import Answer, Hung, Word
 from spotkeeper.spec.record import Alloc, Grant, Record, SlotState
 from spotkeeper.spec.stack import StackState
 
@@ -83,6 +85,8 @@ def _leave(sky: Sky, v: V, papers: Papers) -> Iterator[Said]:
 def _notices(sky: Sky, v: V, papers: Papers, faults: frozenset[str]) -> Iterator[Said]:
     deadline = f"{DEADLINE:.0f}"
     notice, reprieve = fact(v, Kind.NOTICE, deadline), fact(v, Kind.REPRIEVE, deadline)
+    if v.planned:
+        return
     if v.noticed:
         spared = clouds.put(sky, v, noticed=0)
         yield Said(f"the notice of {v.uid} is withdrawn", spared, _add(papers, reprieve))
@@ -117,6 +121,7 @@ def _member(
         here = fact(v, Kind.HERE, str(record.ver), record.gen)
         if here not in papers.facts:
             yield Said(f"{v.uid} answers the roll call", sky, _add(papers, here))
+        yield from _stacks(sky, v, record, papers)
     if v.gen < record.gen:  # stops first, if it still trains: what can happen in between can happen before as well
         slot = record.ranks[v.rank].cur
         writes = slot is not None and slot.disk and any(d.user == v.uid for d in sky.disks)
@@ -124,6 +129,16 @@ def _member(
         yield Said(f"{v.uid} trains in generation {record.gen}", began, papers, why=begun(began, record, papers, v.job))
     elif v.alive:
         yield from _exits(sky, v, record, papers, faults, wishes)
+
+
+def _stacks(sky: Sky, v: V, record: Record, papers: Papers) -> Iterator[Said]:
+    """Where its workers are, asked for by a roll call for a hang: they hang, or only take long."""
+    if record.roll is None or record.roll.cause != HANG or not v.alive or v.gen != record.gen:
+        return
+    for word in (Word.ELSEWHERE, Word.BUSY):
+        answer = fact(v, Kind.STACKS, str(Answer(record.ver, word)), record.gen)
+        if not any(f.kind is Kind.STACKS and (f.uid, f.gen) == (v.uid, v.gen) for f in papers.facts):
+            yield Said(f"{v.uid} says where its workers are: {word.value}", sky, _add(papers, answer))
 
 
 def _kept(sky: Sky, v: V) -> list[Fact]:
@@ -139,6 +154,9 @@ def _exits(
     if "crashes" in faults:
         broke = fact(v, Kind.EXIT, "1", record.gen)
         yield Said(f"the job's process on {v.uid} dies", ended, _add(papers, broke, *_kept(sky, v)), fault=1)
+    hung = fact(v, Kind.HUNG, str(Hung(0, 0)), record.gen)
+    if "stuck" in faults and hung not in papers.facts:  # it may still commit: then it was none, which changes nothing
+        yield Said(f"the job hangs, says {v.uid}", sky, _add(papers, hung), fault=1)
     others = any(f.kind is Kind.EXIT and f.value == "0" and f.gen == record.gen for f in papers.facts)
     if others or "finish" in wishes:
         done = fact(v, Kind.EXIT, "0", record.gen)

@@ -361,6 +361,8 @@ def matters(record: Record, facts: frozenset[Fact], blind: bool) -> Iterator[Fac
                 over = (fact.rank, fact.attempt, fact.boot) in boots
             case Kind.RELEASED | Kind.EXIT:
                 over = fact.gen < record.gen and (fact.rank, fact.attempt) in live
+            case Kind.HUNG | Kind.STACKS:
+                over = fact.gen < record.gen
             case Kind.ATTACHED:
                 over = not blind
             case _:
@@ -397,7 +399,7 @@ def _over(v: V) -> V:
     """A machine that is no attempt's: it may write until it is gone, say that it lets go, and power off."""
     if v.life < Life.STOPPING:
         return v._replace(noticed=min(v.noticed, 1))
-    told = v._replace(noticed=0, hung=False, boot=0)
+    told = v._replace(noticed=0, planned=False, hung=False, boot=0)
     return told if v.alive else told._replace(gen=0, writes=False)
 
 

@@ -36,7 +36,7 @@ from tests.model.mutate import (
     in_,
     world,
 )
-from tests.model.worlds import NODE_NOTICE, STALE_NODE
+from tests.model.worlds import LONGEST, NODE_NOTICE, STALE_NODE
 
 _SUPERFLUOUS = "    return attempt <= draft.ranks[index].top\n"
 _OVER = "    return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))\n"
@@ -272,6 +272,12 @@ STEPS = (
         ),
         STALE_NODE,
         "S7",
+    ),
+    Mutant(
+        "a machine whose longest run ends is given up before its successor stands by",
+        in_("ends", '    draft.put_slot(index, "cur", ends=vm.ends)\n', "    draft.put(index, cur=None)\n"),
+        LONGEST,
+        "S4",
     ),
     Mutant("grants without compare-and-swap", (), TWO_JOBS._replace(name="two jobs, a slow round", cas=False), "S"),
     Mutant(

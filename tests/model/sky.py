@@ -157,7 +157,7 @@ def _snapshot(sky: Sky, action: CreateSnapshot) -> Sky:
 
 def gone(sky: Sky, v: V, ec2: bool) -> Sky:
     """The machine's end: its disk is free."""
-    rest = {v._replace(life=Life.DEAD, alive=False, writes=False, noticed=0, gen=0)} if ec2 else set()
+    rest = {v._replace(life=Life.DEAD, alive=False, writes=False, noticed=0, planned=False, gen=0)} if ec2 else set()
     disks = frozenset(d._replace(user="") if d.user == v.uid else d for d in sky.disks)
     return sky._replace(vms=(sky.vms - {v}) | rest, disks=disks)
 
@@ -183,6 +183,8 @@ def drift(sky: Sky, ec2: bool, faults: frozenset[str]) -> Iterator[Done]:
             yield Done(f"{v.uid} is taken at its deadline", put(sky, v, life=Life.STOPPING))
         if v.noticed == 1:
             yield Done(f"the deadline of {v.uid} has passed", put(sky, v, noticed=2))
+        if "expires" in faults and v.life is Life.RUNNING and not v.noticed:
+            yield Done(f"the longest run of {v.uid} ends before long", put(sky, v, noticed=1, planned=True), fault=1)
         if "killed" in faults:
             yield Done(f"{v.uid} is taken without notice", put(sky, v, life=Life.STOPPING), fault=1)
         if "hangs" in faults and not v.hung:

@@ -54,6 +54,7 @@ class V(NamedTuple):
     writes: bool = False  # its generation began with its disk attached
     noticed: int = 0  # 1: under notice; 2: its deadline has passed, and the machine is still there
     hung: bool = False
+    planned: bool = False  # it goes because its longest run ends, which its listing says, and nobody takes back
 
     @property
     def uid(self) -> str:
@@ -189,7 +190,6 @@ CALM = Times(
     stop_s=60.0,
     roll_s=_LONG,
     silence_s=_LONG,
-    hang_s=_LONG,
     free_s=_LONG,
     disk_s=_LONG,
     static_s=_LONG,
@@ -250,6 +250,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         bout_until=0.0,
         dry_since=None if record.dry_since is None else NOW,
         roll_at=0.0,
+        busy_at=0.0,
         pause="p" if record.pause else "",
         hold_until=_class(record.hold_until, now),
         hold_ends=None if record.hold_ends is None else 1e10,
@@ -277,7 +278,8 @@ def _plain_rank(rank: Rank) -> Rank:
 def _plain_slot(slot: Slot | None) -> Slot | None:
     if slot is None:
         return None
-    return replace(slot, since=0.0, notice=None if slot.notice is None else DEADLINE)
+    at = {"notice": slot.notice, "ends": slot.ends}
+    return replace(slot, since=0.0, **{name: None if told is None else DEADLINE for name, told in at.items()})
 
 
 def plain_alloc(alloc: Alloc) -> Alloc:
@@ -297,7 +299,8 @@ def listed_vm(v: V, disk: str) -> Vm:
         Life.DEAD: VmStatus.DEAD,
     }[v.life]
     disks = (disk,) if disk else ()
-    return Vm(v.name, v.uid, v.zone, status, POOL, JOBS[v.job], v.rank, v.attempt, "a", disks, Model.SPOT)
+    vm = Vm(v.name, v.uid, v.zone, status, POOL, JOBS[v.job], v.rank, v.attempt, "a", disks, Model.SPOT)
+    return replace(vm, created=-1e12, ends=DEADLINE) if v.planned else vm
 
 
 def listing(sky: Sky, answered: frozenset[str], hidden: bool, home: str) -> Listing:

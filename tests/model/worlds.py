@@ -14,6 +14,7 @@ CLOUDS = ("gce", "ec2")
 NO_FORGETTING = FAULTS - {"forgotten"}
 KILLED = frozenset({"killed"})
 CALLS = frozenset({"SILENT", "ROLL", "crashes", "hangs"})
+HANGS = frozenset({"stuck", "SILENT", "ROLL", "killed"})
 LOSSES = frozenset({"killed", "noticed", "reboots", "hangs"})
 
 
@@ -56,6 +57,14 @@ def _two(cloud: str) -> tuple[Story, ...]:
         ranks._replace(name="two ranks, any two losses", wishes=0, kinds=LOSSES, states=10_000_000),
         ranks._replace(name="two ranks, roll calls", wishes=0, kinds=CALLS, states=10_000_000),
         ranks._replace(name="two ranks, a fault and a wish", faults=1, states=10_000_000),
+        ranks._replace(name="two ranks, a hang and another thing", wishes=0, kinds=HANGS, states=10_000_000),
+        ranks._replace(
+            name="two ranks, one on a static node, any two losses",
+            wishes=0,
+            kinds=LOSSES,
+            static=True,
+            states=10_000_000,
+        ),
         jobs._replace(name="two jobs, one slot", wishes=1, faults=0, asks=frozenset({"cancel"})),
         jobs._replace(
             name="two jobs, one static node", wishes=0, faults=1, kinds=frozenset({"killed", "BOOT"}), static=True
@@ -112,12 +121,36 @@ NODE_NOTICE = Story(
     static=True,
 )
 
+# The longest run of a machine ends: no notice says so, its listing does.
+LONGEST = Story("a machine's longest run ends", faults=1, wishes=0, rounds=1, kinds=frozenset({"expires"}), split=False)
+LONGEST_TWICE = LONGEST._replace(
+    name="a machine's longest run ends, and another thing happens",
+    faults=2,
+    kinds=frozenset({"expires", "killed", "noticed", "refused"}),
+    zones=("a",),
+)
+
+# An agent says that the job hangs; whoever is asked where its workers are may say that they only take long.
+HANG = Story(
+    "two ranks, the job hangs",
+    ranks=2,
+    cap=5,
+    zones=("a",),
+    rounds=1,
+    faults=2,
+    wishes=0,
+    kinds=HANGS - {"ROLL", "killed"},
+    split=False,
+)
+
 # What `make test` explores to the end: everything that one thing can break, on both clouds.
 SLICE = (
     RESIZED,
     STALE_NODE,
     BLANK_NODE,
     NODE_NOTICE,
+    LONGEST,
+    HANG,
     *tuple(
         story
         for cloud in CLOUDS
@@ -148,5 +181,7 @@ WORLDS = (
     *B,
     *LOST,
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (STALE_NODE, BLANK_NODE, NODE_NOTICE)),
+    LONGEST._replace(rounds=2),
+    LONGEST_TWICE,
 )
-__all__ = ["BLANK_NODE", "CLOUDS", "LOST", "NODE_NOTICE", "SLICE", "STALE_NODE", "WORLDS", "A", "B"]
+__all__ = ["BLANK_NODE", "CLOUDS", "HANG", "LONGEST", "LOST", "NODE_NOTICE", "SLICE", "STALE_NODE", "WORLDS", "A", "B"]

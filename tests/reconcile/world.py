@@ -133,6 +133,7 @@ class World:
         self.prices: dict[str, tuple[PriceRun, ...]] = {}
         self.price_questions = 0
         self.shot_s = 5.0  # until a snapshot is ready
+        self.max_run_s: float | None = None  # the cloud ends a machine of a job that is so old
         self.shots_stay = False  # deletions of snapshots fail
         self.ops: list[Result] = []
         self.made: list[tuple[float, Action, Result]] = []
@@ -295,6 +296,9 @@ class World:
 
     def _cloud_moves(self) -> None:
         for machine in list(self.machines.values()):
+            ends = self._ends(machine)
+            if ends is not None and self.t >= ends and machine.status is VmStatus.RUNNING:
+                machine.status, machine.dies_at = VmStatus.STOPPING, self.t + 5
             if machine.dies_at is not None and self.t >= machine.dies_at:
                 self._remove(machine)
             elif machine.doomed and self.t >= machine.born + 4:
@@ -330,7 +334,10 @@ class World:
     def _vm(self, machine: Machine) -> Vm:
         vm = machine.vm
         held = tuple(d.disk.name for d in self.drives.values() if d.user == vm.uid and d.disk.job)
-        return replace(vm, status=machine.status, disks=held, created=machine.born)
+        return replace(vm, status=machine.status, disks=held, created=machine.born, ends=self._ends(machine))
+
+    def _ends(self, machine: Machine) -> float | None:
+        return machine.born + self.max_run_s if self.max_run_s is not None and machine.vm.job else None
 
     def _disk(self, key: tuple[str, str]) -> Disk:
         drive = self.drives[key]

@@ -27,7 +27,17 @@ from spotkeeper.local.host import Host
 from spotkeeper.local.operations import OpDoc, Operations
 from spotkeeper.local.paths import Ref, last, parse, timestamp
 from spotkeeper.local.tags import fingerprint
-from spotkeeper.local.wire import AttachedDisk, Instance, InstanceBody, Metadata, Scheduling, SetLabels, SetMetadata
+from spotkeeper.local.wire import (
+    AttachedDisk,
+    Instance,
+    InstanceBody,
+    Metadata,
+    ResourceStatus,
+    ScheduleStatus,
+    Scheduling,
+    SetLabels,
+    SetMetadata,
+)
 from spotkeeper.local.world import World
 
 log = logging.getLogger("spotkeeper.local")
@@ -284,7 +294,7 @@ class Instances:
 
     def _run(self, vm: Vm) -> None:
         now = self._world.now()
-        vm = self._show(vm, "RUNNING", last_start_timestamp=timestamp(now))
+        vm = self._show(vm, "RUNNING", last_start_timestamp=timestamp(now), resource_status=_until(vm.scheduling, now))
         vm = self._put(vm, boots=vm.boots + 1, pid=0, started=0)
         self._billing.begin(Line(vm.path, vm.id, vm.zone, vm.machine, vm.spot, now))
         limit = vm.scheduling.max_run_duration
@@ -652,6 +662,12 @@ class Instances:
 
 class Quota(Struct, frozen=True):
     instances: int
+
+
+def _until(scheduling: Scheduling, began: float) -> ResourceStatus | None:
+    """When a machine of limited run that began now will be ended, as the API shows it."""
+    limit = scheduling.max_run_duration
+    return None if limit is None else ResourceStatus(ScheduleStatus(timestamp(began + limit.seconds)))
 
 
 def _path(link: str | None) -> str:

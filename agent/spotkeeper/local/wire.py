@@ -174,6 +174,14 @@ class InstanceBody(InstanceProperties, frozen=True, rename="camel", omit_default
     params: JsonValue = None
 
 
+class ScheduleStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    termination_timestamp: str | None = None
+
+
+class ResourceStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    scheduling: ScheduleStatus = ScheduleStatus()
+
+
 class Instance(InstanceProperties, frozen=True, rename="camel", omit_defaults=True):
     """What instances.get answers."""
 
@@ -193,6 +201,7 @@ class Instance(InstanceProperties, frozen=True, rename="camel", omit_defaults=Tr
     start_restricted: bool | None = None
     deletion_protection: bool | None = None
     hostname: str | None = None
+    resource_status: ResourceStatus | None = None  # of a machine whose run is limited
 
 
 class DiskBody(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):

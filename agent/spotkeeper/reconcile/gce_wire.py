@@ -42,8 +42,21 @@ class Part(Struct, frozen=True, gc=False, rename="camel"):
     """Part of an answer: the fields we read, everything else passed over."""
 
 
+class Span(Part, frozen=True, gc=False):
+    seconds: str | int = 0  # int64: a string in JSON
+
+
 class Scheduling(Part, frozen=True, gc=False):
     provisioning_model: str = "STANDARD"
+    max_run_duration: Span | None = None
+
+
+class ScheduleStatus(Part, frozen=True, gc=False):
+    termination_timestamp: str = ""  # where the run of the machine is limited, from RUNNING on
+
+
+class ResourceStatus(Part, frozen=True, gc=False):
+    scheduling: ScheduleStatus = ScheduleStatus()
 
 
 class Nic(Part, frozen=True, gc=False):
@@ -64,6 +77,7 @@ class InstanceIn(Part, frozen=True, gc=False):
     creation_timestamp: str = ""
     last_start_timestamp: str = ""
     scheduling: Scheduling = Scheduling()
+    resource_status: ResourceStatus = ResourceStatus()
     network_interfaces: tuple[Nic, ...] = ()
     disks: tuple[Attached, ...] = ()
 
@@ -179,7 +193,16 @@ def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
         model=(Model.SPOT if spot else Model.ON_DEMAND) if job else Model.STATIC,
         # Billing begins with RUNNING, which is when it started; before that it is only asked for.
         created=to_time(item.last_start_timestamp or item.creation_timestamp),
+        ends=_end(item),
     )
+
+
+def _end(item: InstanceIn) -> float | None:
+    """When Compute Engine ends a machine of limited run: as it says itself, else from its start on."""
+    if told := to_time(item.resource_status.scheduling.termination_timestamp):
+        return told
+    span, began = item.scheduling.max_run_duration, to_time(item.last_start_timestamp)
+    return began + int(span.seconds) if span is not None and began and str(span.seconds).isdecimal() else None
 
 
 def to_disk(item: DiskIn, stack: str) -> Disk | None:

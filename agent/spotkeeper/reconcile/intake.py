@@ -7,6 +7,8 @@ generation that does not exist yet. What makes no sense goes to quarantine, neve
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
 from spotkeeper.reconcile.alloc import node_of
@@ -16,14 +18,16 @@ from spotkeeper.reconcile.store_api import CorruptError, StaticHello, Store, Sto
 from spotkeeper.spec import names
 from spotkeeper.spec.facts import AMISS, Fact, Kind
 from spotkeeper.spec.generation import MAX_KEPT, FactIn, Progress, Sync
+from spotkeeper.spec.hang import Answer, Hung
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Grant, Phase, Record, SlotState
 from spotkeeper.spec.stack import StackState
 
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
 MAX_SAVE_S = 3600.0  # real; deadlines of stops are made from it, and one machine must not put them off for ever
-NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED, Kind.FULL, Kind.SAVED)
+NUMBERS = (Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED, Kind.FULL, Kind.SAVED, Kind.KEEPS_UP)
 COMMITS = (Kind.DAMAGED, Kind.MIRRORED, Kind.FETCHED, Kind.UNMIRRORED)
+LAG = re.compile(r"\d{1,3}-[1-9]\d{2,5}")  # which time, and percent of the median: it is above that
 DIGITS = 12  # of a number
 INSTANT_S = 0.001  # between two facts of one sync in the ledger: it keeps their order
 SAVING = {
@@ -32,6 +36,8 @@ SAVING = {
     Kind.SAVED: Event.SAVED,
     Kind.DAMAGED: Event.DAMAGED,
     Kind.AMISS: Event.AMISS,
+    Kind.LAGS: Event.LAG,
+    Kind.KEEPS_UP: Event.KEEPS_UP,
 }
 WHY = {"write-failed": "its disk refused the write", "saver-lost": "no saver process answered"} | AMISS
 
@@ -160,7 +166,7 @@ def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync:
 
 
 def _saving(fact: Fact, now: float) -> Entry:
-    """Of a save that failed, works again, or holds no more. No round writes it down: told here, once each."""
+    """Of a save that failed, works again, or holds no more; of a slow machine. No round writes it: told once each."""
     event = SAVING[fact.kind]
     word = fact.value if fact.kind is Kind.DAMAGED else fact.value.rstrip("-0123456789")
     return Entry(
@@ -170,8 +176,13 @@ def _saving(fact: Fact, now: float) -> Entry:
         gen=fact.gen,
         rank=fact.rank,
         attempt=fact.attempt,
-        detail=WHY.get(word, word),
+        detail=times(fact.value) if fact.kind is Kind.LAGS else WHY.get(word, word),
     )
+
+
+def times(value: str) -> str:
+    """``0-163`` -> ``1.6x the median``."""
+    return f"{int(value.partition('-')[2]) / 100:.1f}x the median"
 
 
 def _fact(record: Record, where: Place | None, who: Speaker, boot: str, said: FactIn) -> Fact | None:
@@ -198,6 +209,13 @@ def _sensible(record: Record, fact: Fact) -> bool:  # noqa: PLR0911 - a line for
     if fact.kind is Kind.NO_DISK:
         number, _, word = fact.value.partition("-")
         return number.isdigit() and len(number) <= DIGITS and word.isalpha()
+    if fact.kind is Kind.LAGS:
+        return LAG.fullmatch(fact.value) is not None
+    if fact.kind is Kind.HUNG:
+        return Hung.parse(fact.value) is not None
+    if fact.kind is Kind.STACKS:
+        answer = Answer.parse(fact.value)
+        return answer is not None and answer.ver <= record.ver
     if fact.kind is Kind.AMISS:
         return fact.value in AMISS
     if fact.kind is Kind.EXIT:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from spotkeeper.spec.hang import CAUSE as HANG
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.names import vm_name
@@ -50,6 +51,8 @@ _TEXTS: dict[Event, str] = {
     Event.FETCH: "no disk has what the job goes on from: it is fetched from the bucket",
     Event.AMISS: "{who}: something is amiss with its machine; `spotkeeper preflight` there says more",
     Event.SAVED: "{who}: checkpoints are saved again",
+    Event.LAG: "{who}: its machine is slow and holds the others up",
+    Event.KEEPS_UP: "{who}: its machine keeps up again",
     Event.FUSE: "{who}: a money fuse has blown",
     Event.HOLD: "the job holds",
     Event.RESUME: "the job goes on",
@@ -81,6 +84,8 @@ def describe(entry: Entry, stack: str = "", job: str = "") -> str:
         text = f"{who}: wants {what or 'a machine'}{price}"
     elif entry.event is Event.REFUSED and entry.attempt is None:  # no machine was asked for
         return f"{who}: {entry.detail}"
+    elif entry.event is Event.CRASH and entry.cause == HANG:
+        return entry.detail
     elif entry.event is Event.STOP and (entry.cause or "").startswith(SURPRISES):
         text = "all stop"
     else:

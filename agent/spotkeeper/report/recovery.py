@@ -19,6 +19,7 @@ from spotkeeper.spec.model import Model
 
 # Losses of machines that were in no generation: nothing was interrupted.
 NOT_MEMBERS = ("standby", "noticed standby", "never joined")
+PLANNED = ("max run",)  # a machine that was lost when its time was over: its stop says so
 WISHED = ("pause",)  # somebody asked for it: no interruption
 WITHDRAWN = "stop withdrawn"  # the cause of a generation of the same machines as before
 FAILED = "failure"  # the cause of a hold that lasts until a person has mended something: no recovery of ours
@@ -107,7 +108,7 @@ def _note(trouble: _Open, entry: Entry) -> None:
         trouble.asked = [key for key in trouble.asked if key[0] != entry.rank or key in trouble.promoted]
     elif entry.event is Event.LOSS and entry.cause in NOT_MEMBERS:
         trouble.asked = [key for key in trouble.asked if key != (entry.rank, entry.attempt)]
-    elif entry.event is Event.LOSS and entry.rank not in trouble.noticed:
+    elif entry.event is Event.LOSS and entry.rank not in trouble.noticed and entry.cause not in PLANNED:
         trouble.lost.setdefault(entry.rank, entry.at)
     elif entry.event in (Event.INTENT, Event.PROMOTED) and entry.attempt is not None:
         key = (entry.rank, entry.attempt)

@@ -227,7 +227,9 @@ def node_word(node: NodeView) -> str:
 
 def node_table(nodes: Iterable[NodeView]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("rank", "state", "zone", "model", "machine", "age"):
+    nodes = tuple(nodes)
+    slow = any(node.lag for node in nodes)
+    for title in ("rank", "state", "zone", "model", "machine", "age", *(["own time"] if slow else [])):
         table.add_column(title, justify="right" if title in ("rank", "age") else "left", no_wrap=True)
     for node in nodes:
         table.add_row(
@@ -237,6 +239,7 @@ def node_table(nodes: Iterable[NodeView]) -> Table:
             node.model.value if node.model else "-",
             (node.node or (f"attempt {node.attempt}" if node.attempt else "-")) + (" (master)" if node.master else ""),
             duration(node.age_s),
+            *([Text(node.lag, style="bold yellow")] if slow else []),
         )
     return table
 

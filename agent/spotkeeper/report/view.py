@@ -64,7 +64,8 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
     model: Model | None = None
     node: str | None = None  # a static node's name
     age_s: float | None = None  # since its intent (virtual)
-    left_s: float | None = None  # until a notice runs out
+    left_s: float | None = None  # until a notice runs out, or its longest run
+    lag: str = ""  # "1.6x the median": how slow its machine is, where it holds the others up
 
 
 class MoneyView(Struct, frozen=True):
@@ -210,9 +211,17 @@ def _no_new_step(record: Record, progress: Progress | None, now: float, site: Si
     return age if age > QUIET_S + QUIET_STEPS * step_s * site.scale else None
 
 
+_UNTIL = {Event.FULL: Event.SAVED, Event.UNSAVED: Event.SAVED, Event.LAG: Event.KEEPS_UP}  # what takes it back
+_OVER = frozenset(_UNTIL.values())
+
+
 def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:
-    """What a person should see without reading the events: ranks that save less than they might, until they do
-    again, and machines with a flaw.
+    return map(describe, _standing(entries, gen))
+
+
+def _standing(entries: tuple[Entry, ...], gen: int) -> list[Entry]:
+    """What a person should see without reading the events: ranks that save less than they might, or hold the others
+    up, until they do so no more; and machines with a flaw.
 
     Another rank's commit says nothing of this one's disk: only the rank itself can take its warning back.
     """
@@ -220,12 +229,12 @@ def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:
     for entry in entries:
         if entry.gen != gen:
             continue
-        if entry.event is Event.SAVED:
-            mine = (entry.rank, entry.attempt)
-            found = [each for each in found if each.event is Event.AMISS or (each.rank, each.attempt) != mine]
-        elif entry.event in (Event.FULL, Event.UNSAVED, Event.AMISS):
+        if entry.event in _OVER:
+            same = (entry.rank, entry.attempt, entry.event)
+            found = [each for each in found if (each.rank, each.attempt, _UNTIL.get(each.event)) != same]
+        elif entry.event in _UNTIL or entry.event is Event.AMISS:
             found.append(entry)
-    return map(describe, found)
+    return found
 
 
 def _uploading(record: Record, progress: Progress | None) -> float | None:
@@ -245,6 +254,7 @@ def last_crash(ledger: Iterable[Entry]) -> Entry | None:
 
 def _nodes(record: Record, entries: tuple[Entry, ...], now: float) -> Iterable[NodeView]:
     born = {(e.rank, e.attempt): e.at for e in reversed(entries) if e.event is Event.INTENT}
+    slow = {(e.rank, e.attempt): e.detail for e in _standing(entries, record.gen) if e.event is Event.LAG}
     for number, rank in enumerate(record.ranks):
         if rank.cur is None and record.phase is Phase.RUN and number < record.wanted():
             yield NodeView(number, NodeState.WAITING)
@@ -261,8 +271,15 @@ def _nodes(record: Record, entries: tuple[Entry, ...], now: float) -> Iterable[N
                 model=slot.model,
                 node=slot.node,
                 age_s=max(0.0, now - born.get((number, slot.attempt), slot.since)),
-                left_s=max(0.0, slot.notice - now) if slot.notice is not None else None,
+                left_s=_left(slot, now),
+                lag=slow.get((number, slot.attempt), ""),
             )
+
+
+def _left(slot: Slot, now: float) -> float | None:
+    """Until its notice runs out, or its longest run."""
+    goes = [at for at in (slot.notice, slot.ends) if at is not None]
+    return max(0.0, min(goes) - now) if goes else None
 
 
 def _state(record: Record, number: int, rank: Rank, slot: Slot) -> NodeState:

@@ -39,6 +39,7 @@ class Vm(Struct, frozen=True, gc=False):
     disks: tuple[str, ...] = ()  # names of the attached data disks
     model: Model = Model.SPOT
     created: float = 0.0
+    ends: float | None = None  # when the cloud ends it by its maxRunDuration; None: it does not, or did not say
 
 
 class Disk(Struct, frozen=True, gc=False):

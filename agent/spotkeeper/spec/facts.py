@@ -21,9 +21,7 @@ class Kind(str, Enum):
     FREED = "freed"  # value: disk number or "0". Disk unmounted; the agent will not touch it again
     EXIT = "exit"  # value: exit code. The job's process of `gen` ended by itself (0: done)
     HERE = "here"  # value: the document version that called the roll
-    ATTACHED = (
-        "attached"  # value: disk number or "0" (a static node's own). Mounted; what it HOLDS was said before
-    )
+    ATTACHED = "attached"  # value: disk number or "0" (a static node's own). Mounted; what it HOLDS was said before
     HOLDS = "holds"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
     DAMAGED = "damaged"  # value: "<gen>-<step>" of a checkpoint there, newer than that, which was whole once
     DROPPED = "dropped"  # value: "0". A static node is rid of this attempt (its word releases the grant)
@@ -36,6 +34,11 @@ class Kind(str, Enum):
     UNMIRRORED = "unmirrored"  # the same: that copy cannot be had, for it is damaged, or gone
     AMISS = "amiss"  # value: a key of :data:`AMISS`. Preflight at boot found an error; training goes on
     SLOW = "stall"  # value: step. No step for many times the median
+    LAGS = "lags"  # value: "<which time>-<percent>". It holds the gang up: its own time, of the middle rank's
+    KEEPS_UP = "keepsup"  # value: which time. It does no more
+    SICK = "sick"  # value: ``hosts.Sign``. Its processes of `gen` ended as they do on broken hardware
+    HUNG = "hung"  # value: ``hang.Hung``. No step for so long that it is taken for a hang
+    STACKS = "stacks"  # value: ``hang.Answer``. Its workers' stacks are in its log, asked for by this roll call
 
 
 # What :attr:`Kind.AMISS` may name, and how it is told.

@@ -52,6 +52,16 @@ class Retry(Struct, frozen=True, forbid_unknown_fields=True):
     crashes: Annotated[int, Meta(ge=0, le=1000)] = 3
 
 
+class Hang(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a job hangs: its stacks are logged, and it is restarted at the cost of a crash."""
+
+    factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take so many times the usual one")] = 30.0
+    floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes that no step is too long for")] = 10.0
+    idle_min: Annotated[
+        float, Meta(ge=1, le=1e6, description="minutes without processor time before, between and after loops")
+    ] = 60.0
+
+
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """``job.yaml``; also ``jobs/<job>/spec.json`` (``spec-<sha256>.json`` where a resume brought another).
 
@@ -71,9 +81,13 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     secrets: Annotated[dict[str, str], _unoffered("variable -> name of a secret in the cloud's store; not served")] = {}
     checkpoint: Checkpoint = Checkpoint()
     retry: Retry = Retry()
+    hang: Annotated[Hang | Literal["off"], _about("when the job is taken for hung; off: never")] = Hang()
     policy: Annotated[Literal["balanced", "spot", "on-demand", "shuffle"], _about("what to buy, and when")] = "balanced"
     deadline: Annotated[str | None, _about("2026-12-24T18:00Z, or 6h, 90m, 2d from submission")] = None
     static: Annotated[Literal["use", "never"], _about("whether to take the stack's static nodes")] = "use"
+    stragglers: Annotated[
+        Literal["report", "replace"], _about("machines that hold the others up: show them, or swap them too")
+    ] = "report"
     spread: Annotated[bool, _about("whether machines may be in different zones")] = False
     launcher: Annotated[Literal["zygote", "exec"], _about("zygote: warm, fast; exec: plain torchrun")] = "zygote"
     grace_s: Annotated[float, Meta(ge=1, le=600, description="seconds between SIGTERM and SIGKILL")] = 25.0

@@ -34,6 +34,8 @@ class Event(str, Enum):
     FETCH = "fetch"  # no disk has what the job goes on from: it is fetched from the bucket
     AMISS = "amiss"  # a machine found something wrong with itself at boot; training goes on
     SAVED = "saved"  # a later save of that rank succeeded
+    LAG = "lag"  # a rank's machine holds the others up: its own time of a step is far above the middle one's
+    KEEPS_UP = "keepsup"  # it does no more
     FUSE = "fuse"  # a money fuse has blown: no machine is asked for until it is whole again
     HOLD = "hold"
     RESUME = "resume"

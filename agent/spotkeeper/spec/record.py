@@ -102,7 +102,9 @@ class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     disk_top: int = 0
     cur: Slot | None = None
     next: Slot | None = None
-    wish: str | None = None  # a recorded wish for a swap: "spot" (return to spot, or to a node that idles), "user"
+    wish: str | None = (
+        None  # a recorded wish for a swap: "spot" (return to it, or to an idle node), "user", "straggler"
+    )
     copy: int | None = None  # number of the disk that a zone move is filling
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
     refused_at: float = 0.0  # when the newest of them was refused; they count until they are cold no more
@@ -128,7 +130,7 @@ class Roll(Struct, frozen=True):
 
     ver: int
     since: float
-    cause: str  # "exit", "stall", "silence"
+    cause: str  # "exit", "stall", "silence", "hang"
     exits: bool = False  # a process of the generation had ended: answered by all, it counts as a crash
 
 
@@ -152,6 +154,7 @@ class Fuses(Struct, frozen=True, omit_defaults=True):
     spent: float = 0.0  # USD until ``spent_at``, as estimated; only where the job has a cap
     spent_at: float = 0.0
     forgiven: float = 0.0  # what had been spent when somebody resumed it at its cap
+    swaps: tuple[float, ...] = ()  # when stragglers were swapped within the last hour
 
 
 class Mirrored(Struct, frozen=True):
@@ -204,6 +207,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     hold_until: float | None = None  # a hold that heals by itself tries again then; None: until somebody asks
     holds: int = 0  # in a row, without a generation in between
     roll_at: float = 0.0  # when the last roll call was closed
+    busy_at: float = 0.0  # when the last one for a hang found a rank that only takes long
     dry_since: float | None = None  # since when the gang's zone has offered nothing
     fuses: Fuses = Fuses()
     mended: bool = False  # a resume brought other files: the job file is the one stored by `spec_sha256`

@@ -33,6 +33,8 @@ class Reporter:
     told_first: bool = False
     troubled: bool = False  # a save failed, and none has succeeded since
     times: int = 0  # that saving was in trouble, and is no more
+    lagging: bool = False  # this machine holds the others up, and was said to
+    lags: int = 0  # how often it did no more
     step_at: float = 0.0  # the job's word for when a step ended: only whether it changes counts
     step_seen: float = 0.0  # monotonic, when it was first read here: nobody sets that clock
 
@@ -67,7 +69,7 @@ class Reporter:
 
         ``now``: monotonic seconds, here and below.
         """
-        found = self._saving(control.fault)
+        found = [*self._saving(control.fault), *self._lagging(control.lag)]
         if self._age(control, now) > max(STALL_MIN_S, STALL_FACTOR * control.step_s):
             found.append(FactIn(Kind.SLOW, self.gen, str(control.step)))
         return found
@@ -83,6 +85,16 @@ class Reporter:
         if control.state is not State.TRAINING or control.step_at <= 0:
             return 0.0
         return now - self.step_seen
+
+    def _lagging(self, lag: float) -> list[FactIn]:
+        """The library judges; here it is said once when it begins, and once when it is over."""
+        if lag > 1.0 and not self.lagging and self.lags < TIMES:
+            self.lagging = True
+            return [FactIn(Kind.LAGS, self.gen, f"{self.lags}-{int(min(lag, 999.0) * 100 + 0.5)}")]
+        if lag == 0.0 and self.lagging:
+            self.lagging, self.lags = False, self.lags + 1
+            return [FactIn(Kind.KEEPS_UP, self.gen, str(self.lags - 1))]
+        return []
 
     def _saving(self, fault: Fault) -> list[FactIn]:
         which = f"-{self.times}" if self.times else ""

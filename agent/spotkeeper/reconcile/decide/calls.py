@@ -82,7 +82,8 @@ def _let_go(draft: Draft, index: int, attempt: int, vm: Vm) -> Iterator[Action]:
 
 def waits_for_disk(rank: Rank) -> bool:
     """A planned hand-over: the successor stood by, so the old machine is there to unmount."""
-    return rank.cur is not None and rank.cur.cause in ("notice", "swap", "swap to spot") and admitted(rank.cur)
+    cur = rank.cur
+    return cur is not None and admitted(cur) and (cur.cause or "").startswith(("notice", "swap"))
 
 
 def _insert(draft: Draft, index: int, slot: Slot) -> Iterator[Action]:
@@ -240,8 +241,9 @@ def _timers(draft: Draft) -> Iterator[float]:
         for slot in (rank.cur, rank.next):
             if slot is not None and slot.state is SlotState.INTENT:
                 yield slot.since + draft.view.boot_s
-        if rank.cur is not None and rank.cur.notice is not None and not record.stop:
-            yield max(rank.cur.notice - draft.save_s() - times.margin_s, draft.now + times.soon_s)
+        for goes in (rank.cur.notice, rank.cur.ends) if rank.cur is not None and not record.stop else ():
+            if goes is not None:
+                yield max(goes - draft.save_s() - times.margin_s, draft.now + times.soon_s)
 
 
 def _unsettled(draft: Draft) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
-from spotkeeper.reconcile.decide import fuses, kept
+from spotkeeper.reconcile.decide import ends, fuses, kept, stragglers
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.select import Choice, Need, select, static_offers
 from spotkeeper.spec.cloud import Offer, VmStatus
@@ -113,8 +113,12 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) ->
 def _cause(rank: Rank, which: str, offer: Offer) -> str:
     if which == "cur":
         return rank.cause
+    if rank.cur is not None and ends.planned(rank.cur):
+        return f"swap at {ends.CAUSE}"
     if rank.cur is not None and rank.cur.notice is not None:
         return "loss" if rank.cur.cut else "notice"
+    if rank.wish == stragglers.WISH:
+        return stragglers.CAUSE
     return "swap to spot" if offer.model is Model.SPOT and rank.wish == "spot" else "swap"
 
 

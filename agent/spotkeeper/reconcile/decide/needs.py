@@ -6,15 +6,16 @@ or when the time left reaches the measured save time plus a margin; one CAS prom
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.decide import grants, kept, slots
+from spotkeeper.reconcile.decide import ends, grants, kept, slots, stragglers
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Rank, SlotState
+from spotkeeper.spec.record import Rank, Slot, SlotState
 
 
 def step(draft: Draft) -> None:
     if kept.costs_nothing(draft):
+        stragglers.step(draft, calm=not any(needed(rank) for rank in draft.ranks))
         _spot_again(draft)
     elif not draft.record.stop:
         _no_bargain(draft)
@@ -31,8 +32,14 @@ def step(draft: Draft) -> None:
 
 
 def needed(rank: Rank) -> bool:
-    """A notice or a wish, of a machine that is there."""
-    return admitted(rank.cur) and rank.cur is not None and (rank.cur.notice is not None or rank.wish is not None)
+    """A notice, a planned end or a wish, of a machine that is there."""
+    cur = rank.cur
+    return cur is not None and admitted(cur) and (goes(cur) or rank.wish is not None)
+
+
+def goes(slot: Slot) -> bool:
+    """Whether its machine is about to go: somebody said so, or its longest run ends."""
+    return slot.notice is not None or slot.ends is not None
 
 
 def _spot_again(draft: Draft) -> None:
@@ -52,9 +59,9 @@ def _spot_again(draft: Draft) -> None:
 
 
 def _no_bargain(draft: Draft) -> None:
-    """A wish for a cheaper machine is dropped; what a user asked for is not."""
+    """A wish for a cheaper machine, or a quicker one, is dropped; what a user asked for is not."""
     for index, rank in enumerate(draft.ranks):
-        if rank.wish == "spot":
+        if rank.wish in ("spot", stragglers.WISH):
             draft.put(index, wish=None)
 
 
@@ -70,13 +77,19 @@ def _stop(draft: Draft) -> None:
         return
     standing = [rank for rank in needs if rank.next is not None and rank.next.state is SlotState.ADMITTED]
     waiting = [rank for rank in needs if rank not in standing and (rank.next is not None or _may_come(draft, rank))]
-    urgent = bool(deadlines) and min(deadlines) - draft.now <= draft.save_s() + draft.times.margin_s
+    urgent = bool(deadlines) and draft.now >= ends.urgent(draft, min(deadlines))
     if not urgent and (not standing or waiting):
         return
     limit = draft.now + draft.save_s() + draft.times.stop_s
     cut = any(rank.cur is not None and rank.cur.cut for rank in needs)
-    cause = "loss" if cut else "notice" if deadlines else "swap"
-    draft.halt(max(draft.now, min([*deadlines, limit])), cause)
+    draft.halt(max(draft.now, min([*deadlines, limit])), "loss" if cut else _why(needs, bool(deadlines)))
+
+
+def _why(needs: list[Rank], pressed: bool) -> str:
+    """What a stop is for. ``pressed``: a deadline is near."""
+    if all(rank.cur is not None and ends.planned(rank.cur) for rank in needs):
+        return ends.CAUSE
+    return "notice" if pressed else "swap"
 
 
 def _deadline(draft: Draft, rank: Rank) -> float | None:
@@ -89,8 +102,8 @@ def _deadline(draft: Draft, rank: Rank) -> float | None:
 
 
 def _may_come(draft: Draft, rank: Rank) -> bool:
-    """A machine under notice may still find a successor; a wish is not waited for."""
-    return rank.cur is not None and rank.cur.notice is not None and not rank.refused
+    """A machine that is about to go may still find a successor; a wish is not waited for."""
+    return rank.cur is not None and goes(rank.cur) and not rank.refused
 
 
 def _promote(draft: Draft) -> None:

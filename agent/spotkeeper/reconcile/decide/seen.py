@@ -39,7 +39,6 @@ class Times(Struct, frozen=True):
     stopping_s: float = 25.0  # a machine found stopping without a notice: GCE gives it 30 s
     roll_s: float = 60.0  # to answer a roll call
     silence_s: float = 180.0  # no progress for three reports
-    hang_s: float = 3600.0  # answered roll calls, but no progress: the job hangs, which is a crash
     free_s: float = 20.0  # a superseded machine may take this long to unmount before it is deleted
     disk_s: float = 300.0  # a gang waits this long for all of its disks, then the newest known commit will do
     static_s: float = 120.0  # a granted static node must say hello
@@ -53,6 +52,7 @@ class Times(Struct, frozen=True):
     settle_s: float = 60.0  # a generation is left alone this long before a wish disturbs it
     hold_s: float = 1800.0
     soon_s: float = 2.0  # when a cloud is expected to have moved on
+    swaps_hour: int = 2  # of stragglers, for the whole job
     launches_rank: int = 12  # machines for a rank within an hour: more is no market, it is a fault
     launches_job: int = 3  # and for the whole job: this many a rank beyond that
     breaker_s: float = 120.0  # no replacements for so long when too many vanish at once
@@ -84,7 +84,6 @@ class Times(Struct, frozen=True):
             stop_s=self.stop_s + 10.0 * extra,
             roll_s=self.roll_s + 10.0 * extra,
             silence_s=self.silence_s + 30.0 * extra,
-            hang_s=self.hang_s + 90.0 * extra,
             free_s=self.free_s + 2.0 * extra,
             static_s=self.static_s + 20.0 * extra,
             soon_s=self.soon_s + 0.3 * extra,
@@ -248,12 +247,14 @@ class View:
         return None
 
     def warned(self, rank: int, slot: Slot) -> bool:
-        """Whether its agent gave a notice; a machine that is only found stopping gave none."""
+        """Whether it was known before, by its agent's notice or its planned end, that it would go."""
         return bool(self._notices(rank, slot))
 
     def _notices(self, rank: int, slot: Slot) -> list[float]:
         taken_back = {f.value for f in self.said(rank, slot, Kind.REPRIEVE)}
-        return [float(f.value) for f in self.said(rank, slot, Kind.NOTICE) if f.value not in taken_back]
+        # A planned end that was made a notice (``ends``) stands: nobody takes it back.
+        ends = [slot.ends] if slot.ends is not None and slot.ends == slot.notice else []
+        return ends + [float(f.value) for f in self.said(rank, slot, Kind.NOTICE) if f.value not in taken_back]
 
     def ended(self, rank: int, slot: Slot, gen: int) -> bool:
         """Its processes of this generation have ended, after a save or by themselves."""

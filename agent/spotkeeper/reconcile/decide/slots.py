@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import fuses, kept
+from spotkeeper.reconcile.decide import ends, fuses, kept
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer, Result
@@ -24,6 +24,7 @@ REFUSED = (Class.CAPACITY, Class.QUOTA)
 
 def step(draft: Draft) -> None:
     for index in range(len(draft.ranks)):
+        ends.note(draft, index)
         _notices(draft, index)
         _next(draft, index)
         _cur(draft, index)
@@ -121,7 +122,8 @@ def _cur(draft: Draft, index: int) -> None:
     if slot.state is SlotState.INTENT:
         _cur_intent(draft, index, slot)
     elif draft.view.gone(index, slot):
-        lose(draft, index, "notice" if slot.notice is not None and not slot.cut else "loss")
+        warned = "notice" if slot.notice is not None and not slot.cut else "loss"
+        lose(draft, index, ends.CAUSE if ends.over(slot) else warned)
     elif draft.view.hello(index, slot):
         draft.halt(draft.now, "reboot")
         admit(draft, index, "cur")
@@ -199,13 +201,13 @@ def lose(draft: Draft, index: int, cause: str) -> None:
     slot = draft.ranks[index].cur
     assert slot is not None
     member = slot.state is SlotState.MEMBER
-    if cause != "disk":  # no preemption, and no word about the market
+    if cause not in ("disk", ends.CAUSE):  # no preemption, and no word about the market
         draft.count_loss(index, slot)
     if fuses.is_doubtful(slot, cause):
         fuses.doubt(draft)
     draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=cause)
     draft.put(index, refused=())
-    replace_cur(draft, index, "loss" if cause != "notice" else "notice")
+    replace_cur(draft, index, cause if cause in ("notice", ends.CAUSE) else "loss")
     if member and draft.record.gen:
         draft.set(roll=None)
         draft.halt(draft.now, "loss" if cause == "notice" else cause)
