@@ -20,6 +20,7 @@ from tests.model.mutants import MUTANTS, SLICE
 from tests.model.mutate import Finder, Mutant, Patch
 from tests.model.search import Search, search, unpack
 from tests.model.story import Story
+from tests.model.worlds import HANG
 from tests.model.worlds import SLICE as WORLDS
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,15 @@ def test_a_way_is_told_from_the_first_step_to_the_last() -> None:
     way = search_._way(len(search_.layers) - 2, last)
     assert len(way) == len(search_.layers) - 2
     assert "looks" in way[0]
+
+
+def test_a_hang_that_all_answer_to_is_a_crash_and_one_that_takes_long_is_none() -> None:
+    """Else the worlds in which a job hangs would hold nothing of it."""
+    one = Search(HANG._replace(ranks=1))
+    assert one.run().whole
+    records = [record for record in one.machine.records.values if record is not None]
+    assert any(record.roll is not None and record.roll.cause == "hang" for record in records)
+    assert {(record.gen, record.budget.crashes) for record in records} == {(0, 0), (1, 0), (2, 1)}
 
 
 @pytest.mark.parametrize("cloud", ["gce", "ec2"])

@@ -177,20 +177,18 @@ def test_entries_have_the_same_ids_however_often_a_pass_is_repeated() -> None:
     assert ids[0] == ids[1] == ["loss.r1.a1", "stop.g3", "intent.r1.a2"]
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_rank_that_is_through_is_no_crash_of_one_that_still_evaluates(late: bool) -> None:
+@pytest.mark.parametrize("hours", [0.1, 30.0])
+def test_a_rank_that_is_through_is_no_crash_of_one_that_still_evaluates(hours: float) -> None:
     """The others ended after the loop; after three minutes without a step it was called one, until all retries were
-    gone: a trained job had failed."""
+    gone: a trained job had failed. Later it was so after an hour, also for a script that tells of no steps at all."""
     record, seen = gang()
     record = replace(record, roll=Roll(ver=40, since=NOW - 1, cause="silence"))
     facts = (*seen.facts, fact(1, Kind.EXIT, "0"), fact(0, Kind.HERE, "40"), fact(1, Kind.HERE, "40"))
-    now = record.gen_since + (Times().hang_s + 1 if late else Times().silence_s + 1)
+    now = record.gen_since + 3600.0 * hours
     decision = decide(replace(record, roll=replace(record.roll, since=now - 1)), with_(seen, facts=facts, now=now))
     assert decision.record is not None
-    crashes = [entry.detail for entry in decision.record.outbox if entry.event is Event.CRASH]
     assert decision.record.roll is None
-    told = "a part of the ranks exited with 0, the others made no progress for 3600 s, though every machine answers"
-    assert crashes == ([told] if late else [])
+    assert not decision.record.outbox
 
 
 # -- losses are proved

@@ -14,6 +14,7 @@ from spotkeeper.spec.generation import (
     DocState,
     FetchOrder,
     Generation,
+    HangRun,
     JobRun,
     Member,
     MirrorRun,
@@ -21,6 +22,7 @@ from spotkeeper.spec.generation import (
     Sync,
     SyncReply,
 )
+from spotkeeper.spec.hang import CAUSE as HANG
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.record import Grant, Phase, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
@@ -127,6 +129,7 @@ def generation(record: Record, spec: JobSpec | None, stack: StackState) -> Gener
         deadline=record.stop_deadline if record.stop else None,
         replicated=spec.checkpoint.replicated if spec is not None else True,
         mean_life_s=mean_life_s(record),
+        stacks=record.roll is not None and record.roll.cause == HANG,
     )
 
 
@@ -162,8 +165,14 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         keep=spec.checkpoint.keep,
         seed=spec.seed,
         max_world=size.max * count if size.min < size.max else None,
+        hang=_hang(spec),
         mirror=MirrorRun(60.0 * mirror.every_min, 1e6 * mirror.mb_s) if mirror is not None else None,
     )
+
+
+def _hang(spec: JobSpec) -> HangRun | None:
+    hang = spec.hang
+    return None if hang == "off" else HangRun(hang.factor, 60.0 * hang.floor_min, 60.0 * hang.idle_min)
 
 
 def reply(

@@ -54,6 +54,7 @@ class Generation(Struct, frozen=True, omit_defaults=True):
     deadline: float | None = None  # of a save_stop, virtual unix seconds
     replicated: bool = True
     mean_life_s: float | None = None  # observed mean time between losses of the job, for the save interval
+    stacks: bool = False  # of a roll call: have all workers' stacks written, and say where they are
 
 
 class Role(str, Enum):
@@ -73,6 +74,14 @@ class MirrorRun(Struct, frozen=True, omit_defaults=True):
     bytes_s: float
 
 
+class HangRun(Struct, frozen=True, omit_defaults=True):
+    """When a job is taken for hung (``job.Hang``). Times are virtual."""
+
+    factor: float
+    floor_s: float
+    idle_s: float
+
+
 class JobRun(Struct, frozen=True, omit_defaults=True):
     """What a node must know to run the job; the same for all nodes and generations of a spec."""
 
@@ -89,6 +98,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     max_world: int | None = None  # processes of the job at its largest, where it may change its size
     mirror: MirrorRun | None = None  # None: nothing is copied
+    hang: HangRun | None = None  # None: no job is taken for hung
 
 
 class FactIn(Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,7 +5,8 @@ after every event it compares what the document wants with what is there, so a r
 agent continues like one that never died. It writes no record, and touches no other machine.
 
 Who does what: ``standing.py`` what this machine is and says, ``orders.py`` what the function says of it,
-``membership.py`` its part in generations, ``heed.py`` notices, ``leaving.py`` letting go of a job.
+``membership.py`` its part in generations, ``heed.py`` notices, ``hang.py`` a job that hangs, ``leaving.py`` letting go
+of a job.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from spotkeeper.vm.events import (
     Unfit,
     Unmounted,
 )
+from spotkeeper.vm.hang import HangWatch
 from spotkeeper.vm.heed import Heed
 from spotkeeper.vm.leaving import LAST_WORDS_S, Farewell, Leaving, Then
 from spotkeeper.vm.log import Log
@@ -81,6 +83,7 @@ class Agent:
         self._farewell = Farewell(self._me, self._parts, self._membership)
         self._orders = Orders(self._me, self._parts, self._membership, self._farewell)
         self._heed = Heed(self._me, self._super)
+        self._hang = HangWatch(self._me, self._super, clock)
         self._exit: int | None = None
 
     def terminate(self) -> None:
@@ -136,7 +139,7 @@ class Agent:
             pause = PAUSE_RUNNING_S
         else:
             pause = PAUSE_IDLE_S
-        if self._me.saved.notice is not None:
+        if self._me.saved.notice is not None or self._hang.waits:
             pause = min(pause, PAUSE_AWAITING_S)
         return min(pause, watchdog_s() or pause)
 
@@ -222,6 +225,7 @@ class Agent:
             self._membership.drive()
             self._membership.carry_output()
             self._heed.heed()
+            self._hang.go_on()
             self._parts.mirror.advance(self._me, self._super.child, self._parts.mounting)
         self._super.tick()
         if self._parts.upgrade.folder is not None and self._may_change():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spotkeeper.clock import Clock
 from spotkeeper.spec.joblog import Part, join
-from spotkeeper.vm.launcher import output
+from spotkeeper.vm.launcher import output, stacks
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.storage import Bucket, StorageError
 
@@ -54,7 +54,7 @@ def collect(folder: Path, extra: str = "", who: str = "this machine") -> bytes:
     """
     ranks = sorted((folder / "logs").rglob("*/stdout.log"), key=_local_rank)
     errors = sorted((folder / "logs").rglob("*/stderr.log"), key=lambda path: _first_to_fail_last(folder, path))
-    files = (folder / LAUNCHER_LOG, *ranks, *errors)
+    files = (folder / LAUNCHER_LOG, *ranks, folder / stacks.TEXT, *errors)
     limit = min(TAIL_BYTES, TOTAL_BYTES // len(files))
     parts = [_end(path, _title(path, who, len(ranks)), limit) for path in files]
     if extra:
@@ -87,7 +87,7 @@ def _first_to_fail_last(folder: Path, path: Path) -> tuple[bool, float, int]:
 
 
 def _title(path: Path, who: str, ranks: int) -> str:
-    if path.name == LAUNCHER_LOG:
+    if path.name in (LAUNCHER_LOG, stacks.TEXT):
         return f"{who} {path.stem}"
     return f"{who}, local rank {path.parent.name}, {path.stem}" if ranks > 1 else f"{who} {path.stem}"
 

@@ -200,6 +200,11 @@ class Supervisor:
         child.term_at = until - min(TERM_S, 0.2 * max(0.0, until - time.monotonic()))
         child.stop = child.stop or Stop.ASKED
 
+    def show_stacks(self) -> None:
+        """Have its processes' stacks written into its folder. Raises LaunchError where nobody can be asked."""
+        if self.child is not None:
+            self._launcher.stacks(self.child.gen)
+
     def discard(self) -> None:
         """End the child now; what it has not saved is lost, and how it ends is of no interest."""
         if self.child is not None and not self.child.discarded:

@@ -2,7 +2,8 @@
 
 Exit 93 means "a restart cannot help". Exit 0 from every member at the newest generation is success. Any
 other code opens a roll call first: only if everyone answers was it the job's own crash; a machine that is
-missing makes it a loss, and a loss never consumes the crash budget. A job that failed holds: what it has
+missing makes it a loss, and a loss never consumes the crash budget. A step that does not come is no crash until an
+agent calls it a hang (``hang``): how long it may take is the script's to say. A job that failed holds: what it has
 learnt is worth more than its disks cost until somebody has looked.
 """
 
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import fuses, slots
+from spotkeeper.reconcile.decide import fuses, hang, slots
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.hang import CAUSE as HANG
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Outcome, Phase, Roll, Slot
 
@@ -103,29 +105,29 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
         return
     if any(draft.view.gone(index, slot) for index, slot in draft.members()):
         return  # it answered and then went: the room of losses takes it from here
-    # A rank that is through says nothing against the others: one of them may evaluate for a while.
     if roll.exits or any(codes.values()):
         if why := _going(draft):  # a machine that goes down ends the job's processes first, and still answers
             draft.halt(draft.now, why)
         else:
-            _crash(draft, codes)
-    elif draft.now - _last_progress(draft) > draft.times.hang_s:
-        ended = "a part of the ranks exited with 0, the others made " if codes else ""
-        _crash(draft, {}, f"{ended}no progress for {draft.times.hang_s:.0f} s, though every machine answers")
+            bad = _worst(codes)
+            why = f"rank {bad[0][0]} exited with {bad[0][1]}" if bad else "a rank's process ended"
+            _crash(draft, bad[0][0] if bad else None, why)
+    elif roll.cause == HANG:
+        # A rank that is through says nothing against the others: one of them may evaluate for a while.
+        if (verdict := hang.judge(draft, roll, frozenset(codes))) is not None:
+            _crash(draft, verdict.rank, verdict.why, HANG)
     else:
         draft.set(roll=None, roll_at=draft.now)
 
 
-def _crash(draft: Draft, codes: dict[int, int], why: str = "") -> None:
+def _crash(draft: Draft, rank: int | None, why: str, cause: str = "crash") -> None:
     record = draft.record
-    bad = _worst(codes)
-    why = why or (f"rank {bad[0][0]} exited with {bad[0][1]}" if bad else "a rank's process ended")
     crashes = record.budget.crashes + 1
     draft.set(budget=replace(record.budget, crashes=crashes, crashed_gen=record.gen), roll=None, roll_at=draft.now)
-    draft.log(Event.CRASH, f"g{record.gen}", rank=bad[0][0] if bad else None, cause="crash", detail=why)
+    draft.log(Event.CRASH, f"g{record.gen}", rank=rank, cause=cause, detail=why)
     allowed = draft.seen.spec.retry.crashes if draft.seen.spec else 0
     if crashes > allowed:
-        draft.fail(f"{why}; the crash budget of {allowed} is used up", bad[0][0] if bad else None)
+        draft.fail(f"{why}; the crash budget of {allowed} is used up", rank)
         return
     draft.halt(draft.now, "crash")
 
@@ -152,7 +154,9 @@ def _quiet(draft: Draft) -> None:
     if len(draft.members()) < len(record.members):
         return
     stalled = any(draft.view.said(index, slot, Kind.SLOW, record.gen) for index, slot in draft.members())
-    if draft.now - quiet_since(draft) > draft.times.silence_s:
+    if hang.due(draft):
+        call(draft, HANG)
+    elif draft.now - quiet_since(draft) > draft.times.silence_s:
         call(draft, "silence")
     elif stalled and draft.now - record.roll_at > draft.times.silence_s:
         call(draft, "stall")

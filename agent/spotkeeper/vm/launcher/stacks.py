@@ -25,13 +25,15 @@ import signal
 import sys
 import sysconfig
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 SIGNAL = signal.SIGRTMIN + 9  # the usual ones (USR1, USR2) are the user's
 TEXT, SHORT = "stacks.log", "stacks.json"
 ANSWER_S = 1.0  # for a process to begin to answer
+AGAIN_S = 0.5  # later, who waits for nobody is asked again
+WORKS_SHARE = 0.2  # of a core, meanwhile
 QUIET_S = 0.03  # without another byte: the answer is whole
 LONGEST_S = 3.0  # of one answer: a hundred threads on a busy machine
 MOST = 64  # processes asked: a node has 8 workers with some loaders each
@@ -44,12 +46,14 @@ class Where(str, Enum):
 
     WAITS for its peers, in a collective or in the backward pass of a model that is kept the same on all ranks;
     DEVICE: for its device, on which a collective may be what never ends; ELSEWHERE: somewhere of its own, so where
-    others wait it is whom they wait for; SILENT: it does not even run a signal's handler; GONE: it has ended.
+    others wait it is whom they wait for; WORKS: likewise, but a moment later it is at something else, or has used the
+    processor meanwhile; SILENT: it does not even run a signal's handler; GONE: it has ended.
     """
 
     WAITS = "waits"
     DEVICE = "device"
     ELSEWHERE = "elsewhere"
+    WORKS = "works"
     SILENT = "silent"
     GONE = "gone"
 
@@ -97,10 +101,12 @@ def main(torchrun: int, run: Path) -> None:
     for pid, rank in workers.items():
         answer = ask(pid, run / f"stacks.{rank}") if pid in tree else ""
         place = _place(pid, rank, answer, there=pid in tree)
+        if place.where is Where.ELSEWHERE and works(pid, run / f"stacks.{rank}", answer):
+            place = replace(place, where=Where.WORKS)
         places.append(place)
         texts.append(f"local rank {rank} (pid {pid}): {told(place)}\n{answer}")
     for pid in [pid for pid in tree if pid not in workers][: MOST - len(workers)]:
-        rank_of = next((workers[above] for above in _line(pid, tree) if above in workers), None)
+        rank_of = next((workers[each] for each in above(pid, tree) if each in workers), None)
         if rank_of is not None and (answer := ask(pid, run / f"stacks.{rank_of}")):
             texts.append(f"local rank {rank_of}, its process {pid} ({_name(pid)}):\n{answer}")
     with (run / TEXT).open("a") as file:
@@ -125,6 +131,7 @@ def told(place: Place) -> str:
         Where.WAITS: "waits for its peers",
         Where.DEVICE: "waits for its device",
         Where.ELSEWHERE: "waits for no peer",
+        Where.WORKS: "works",
         Where.SILENT: "does not answer",
         Where.GONE: "has ended",
     }
@@ -137,14 +144,24 @@ def ask(pid: int, file: Path) -> str:
     if not _listens(pid):
         return ""
     before = _size(file)
-    for send in (lambda: os.kill(pid, SIGNAL), lambda: _signal_a_thread(pid)):
+    for send in (os.kill, _signal_a_thread):
         with contextlib.suppress(OSError):
-            send()
+            send(pid, SIGNAL)
         if _await(file, before):
             with contextlib.suppress(OSError), file.open("rb") as stacks:
                 stacks.seek(before)
                 return stacks.read().decode("utf-8", "replace")
     return ""
+
+
+def works(pid: int, file: Path, answer: str) -> bool:
+    """Whether, a moment later, it is at something else, or has used the processor since: then it may only take long."""
+    began, used = time.monotonic(), processor_s(pid)
+    time.sleep(AGAIN_S)
+    if processor_s(pid) - used > WORKS_SHARE * (time.monotonic() - began):
+        return True
+    again = ask(pid, file)
+    return bool(again) and main_frames(again) != main_frames(answer)
 
 
 def _await(file: Path, before: int) -> bool:
@@ -161,12 +178,12 @@ def _await(file: Path, before: int) -> bool:
             return False
 
 
-def _signal_a_thread(pid: int) -> None:
+def _signal_a_thread(pid: int, number: int) -> None:
     """To one that is not the main thread, which sleeps so deep (a disk that hangs) that it handles nothing."""
-    number = _TGKILL.get(platform.machine())
+    tgkill = _TGKILL.get(platform.machine())
     others = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]  # noqa: PTH208
-    if number is not None and others:
-        ctypes.CDLL(None).syscall(ctypes.c_long(number), pid, others[0], int(SIGNAL))
+    if tgkill is not None and others:
+        ctypes.CDLL(None).syscall(ctypes.c_long(tgkill), pid, others[0], number)
 
 
 def _listens(pid: int) -> bool:
@@ -245,15 +262,15 @@ def _source(frame: Frame) -> str:
 def descendants(root: int) -> dict[int, int]:
     """The parents of all processes below ``root``, by pid, in order of their numbers."""
     parents = {pid: parent for pid in _pids() if (parent := _parent(pid)) is not None}
-    return {pid: parent for pid, parent in sorted(parents.items()) if root in _line(pid, parents)}
+    return {pid: parent for pid, parent in sorted(parents.items()) if root in above(pid, parents)}
 
 
-def _line(pid: int, parents: dict[int, int]) -> list[int]:
+def above(pid: int, parents: dict[int, int]) -> list[int]:
     """Parent, grandparent, and so on."""
     out: list[int] = []
-    while (above := parents.get(pid)) is not None and above not in out:
-        out.append(above)
-        pid = above
+    while (parent := parents.get(pid)) is not None and parent not in out:
+        out.append(parent)
+        pid = parent
     return out
 
 
@@ -261,16 +278,22 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - no Path per process
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields after the name, which may hold anything."""
+def stat_of(pid: int) -> list[str]:
+    """The fields of ``/proc/<pid>/stat`` after the name, which may hold anything; none: it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
 
 
+def processor_s(pid: int) -> float:
+    """What this process and its children that have ended have used of the processor, seconds."""
+    fields = stat_of(pid)
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
 def _parent(pid: int) -> int | None:
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return int(fields[1]) if len(fields) > 1 else None
 
 
@@ -284,7 +307,7 @@ _STATES = {"R": "running", "S": "sleeping", "D": "in a system call that cannot b
 
 
 def _state(pid: int) -> str:
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return _STATES.get(fields[0], fields[0]) if fields else ""
 
 
