@@ -218,11 +218,6 @@ def _sensible(record: Record, fact: Fact) -> bool:  # noqa: PLR0911 - a line for
         return answer is not None and answer.ver <= record.ver
     if fact.kind is Kind.AMISS:
         return fact.value in AMISS
-    if fact.kind is Kind.HUNG:
-        return Hung.parse(fact.value) is not None
-    if fact.kind is Kind.STACKS:
-        answer = Answer.parse(fact.value)
-        return answer is not None and answer.ver <= record.ver
     if fact.kind is Kind.EXIT:
         return fact.value.lstrip("-").isdigit() and len(fact.value) <= 6
     commit = parse_commit(fact.value)

@@ -34,8 +34,6 @@ class Kind(str, Enum):
     UNMIRRORED = "unmirrored"  # the same: that copy cannot be had, for it is damaged, or gone
     AMISS = "amiss"  # value: a key of :data:`AMISS`. Preflight at boot found an error; training goes on
     SLOW = "stall"  # value: step. No step for many times the median
-    HUNG = "hung"  # value: ``hang.Hung``. No step for so long that it is taken for a hang
-    STACKS = "stacks"  # value: ``hang.Answer``. Its workers' stacks are in its log, asked for by this roll call
     LAGS = "lags"  # value: "<which time>-<percent>". It holds the gang up: its own time, of the middle rank's
     KEEPS_UP = "keepsup"  # value: which time. It does no more
     SICK = "sick"  # value: ``hosts.Sign``. Its processes of `gen` ended as they do on broken hardware

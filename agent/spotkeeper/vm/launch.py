@@ -141,6 +141,10 @@ class Launcher:
         """SIGKILL to all of a generation. Raises LaunchError where it does not run."""
         self._ask({"op": "kill", "gen": gen})
 
+    def stacks(self, gen: int) -> None:
+        """Have its processes' stacks written into its run folder, soon. Raises LaunchError where it does not run."""
+        self._ask({"op": "stacks", "gen": gen})
+
     def renew(self) -> None:
         """Another launcher of the same kind in its place, which must run nothing; :class:`LauncherUp` follows."""
         self._renewing, self._socket = True, None
