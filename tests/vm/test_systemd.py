@@ -5,7 +5,10 @@ One machine for the whole file: its boot takes seconds. Skipped where no such ma
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,7 @@ class Stage:
     box: boxes.Box
     cloud: boxes.BoxedCloud
     run: JobRun
+    bundle: str
 
     def member(self, *, disk: bool) -> Member:
         boot_id = self.box.run("cut -d' ' -f1 /run/spotkeeper/boot").stdout.strip()
@@ -42,7 +46,9 @@ class Stage:
 
     def train(self, ver: int, gen: int, *, disk: bool) -> None:
         doc = document(ver, gen, (self.member(disk=disk),), port=29500)
-        self.cloud.reply(UID, SyncReply(Role.MEMBER, JOB, 0, 1, doc=doc, run=self.run, disk=0 if disk else None))
+        disk_number = 0 if disk else None
+        reply = SyncReply(Role.MEMBER, JOB, 0, 1, doc=doc, run=self.run, disk=disk_number, bundle=self.bundle)
+        self.cloud.reply(UID, reply)
 
     def log(self) -> str:
         return self.box.run("journalctl --no-pager -o cat -u 'spotkeeper*'").stdout
@@ -52,6 +58,14 @@ class Stage:
         group = f"/sys/fs/cgroup{self.box.show('spotkeeper-job', 'ControlGroup')}"
         found = self.box.run(f"cat {group}/launcher-*/gen-{gen}/cgroup.procs", check=False).stdout.split()
         return int(found[-1]) if found else 0
+
+
+def another(bundle_: bytes) -> bytes:
+    """The same agent with another hash."""
+    buffer = io.BytesIO(bundle_)
+    with tarfile.open(fileobj=buffer, mode="a") as tar:
+        tar.addfile(tarfile.TarInfo("site/another"), io.BytesIO())
+    return buffer.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +89,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         box.write("/opt/startup.sh", script, 0o755)
         done = box.run("/opt/startup.sh", check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        yield Stage(box, cloud, run)
+        yield Stage(box, cloud, run, made.sha256)
     finally:
         box.close()
 
@@ -146,6 +160,16 @@ def test_a_job_trains_on_the_disk_and_outlives_its_agent(stage: Stage, tmp_path:
         assert stage.box.show("spotkeeper", "MainPID") != agent
         wait_until(lambda: "job.adopt" in stage.log())
         assert stage.worker(1) == worker, "an agent's restart is no affair of the job's"
+        # The stack's agents are another bundle from now on.
+        other = another(stage.cloud.objects[f"bundles/{stage.bundle}.tar"])
+        stage.bundle = hashlib.sha256(other).hexdigest()
+        stage.cloud.objects[f"bundles/{stage.bundle}.tar"] = other
+        agent = stage.box.show("spotkeeper", "MainPID")
+        stage.train(1, 1, disk=True)
+        current = "readlink /var/lib/spotkeeper/bundle/current"
+        wait_until(lambda: stage.bundle in stage.box.run(current).stdout)
+        assert stage.bundle in stage.box.run(f"tr '\\0' '\\n' </proc/{agent}/environ").stdout, "the same process"
+        assert stage.worker(1) == worker, "nor is an upgrade"
         # Another generation: the group of the first one ends, and nothing else.
         host = stage.box.show("spotkeeper-job", "MainPID")
         stage.train(2, 2, disk=True)
