@@ -164,7 +164,7 @@ class Update:
 def _check(parts: Parts, world: int) -> None:
     if not parts.optimizers:
         raise AttachError("attach(optimizer=): a run whose world may change needs its optimizer: run.step() steps it")
-    if world > 1 and parts.ddp is None:
+    if parts.sharded or (world > 1 and parts.ddp is None):
         raise AttachError(
             "attach(model=): a run whose world may change needs the model wrapped in DistributedDataParallel; "
             "sharded models keep their number of ranks"

@@ -373,6 +373,7 @@ def environment(doc: Generation, run: JobRun, node: Node, folder: Path) -> dict[
         "SPOTKEEPER_OUTPUT": str(node.output),
         "SPOTKEEPER_KEEP": str(run.keep),
         "SPOTKEEPER_SEED": str(run.seed),
+        "SPOTKEEPER_REPLICATED": "1" if doc.replicated else "0",
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
     }
     ours["SPOTKEEPER_CKPT_LATE" if node.late else "SPOTKEEPER_CKPT"] = str(node.ckpt)
