@@ -143,7 +143,7 @@ STEPS = (
         "a machine's end is not seen",
         in_(
             "seen",
-            "        if vm is None or vm.status is VmStatus.DEAD:\n            return True\n",
+            "        if vm is None or vm.status in BROKEN:\n            return True\n",
             "        if vm is None:\n            return False\n",
         ),
         KILL,

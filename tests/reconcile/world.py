@@ -146,6 +146,7 @@ class World:
         self.saves = True  # False: a script that never saves
         self.loop_steps: int | None = None  # where its loop ends; what comes after it goes on for ever
         self.crashing = 0  # the next generations whose rank 0 exits with 1
+        self.signs: dict[int, str] = {}  # of broken hardware, by rank, that a crash leaves
         self.next_tick = self.t
         self.crash_rate = self.stall_rate = 0.0  # of calls and compare-and-swaps, before or after they happen
         self.depth = 0
@@ -688,6 +689,8 @@ class Agent:
             for agent in agents:
                 agent.alive = False
                 agent._say_held(agent.gen)
+                if sign := world.signs.get(agent.rank):
+                    agent.say(Kind.SICK, agent.gen, sign)
                 agent.say(Kind.EXIT, agent.gen, "1")
             return
         if self.step_no == world.loop_steps:

@@ -21,6 +21,7 @@ from spotkeeper.spec.generation import MAX_KEPT, FactIn, Progress, Sync
 from spotkeeper.spec.hang import Answer, Hung
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Grant, Phase, Record, SlotState
+from spotkeeper.spec.sick import parse as parse_sign
 from spotkeeper.spec.stack import StackState
 
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
@@ -209,6 +210,8 @@ def _sensible(record: Record, fact: Fact) -> bool:  # noqa: PLR0911 - a line for
     if fact.kind is Kind.NO_DISK:
         number, _, word = fact.value.partition("-")
         return number.isdigit() and len(number) <= DIGITS and word.isalpha()
+    if fact.kind is Kind.SICK:
+        return parse_sign(fact.value) is not None
     if fact.kind is Kind.LAGS:
         return LAG.fullmatch(fact.value) is not None
     if fact.kind is Kind.HUNG:

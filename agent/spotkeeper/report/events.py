@@ -25,7 +25,7 @@ class EventLine(Struct, frozen=True):
 
 
 # How causes begin that nobody announced: what was not saved by then is trained again.
-SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk")
+SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk", "host")
 
 _TEXTS: dict[Event, str] = {
     Event.SUBMITTED: "submitted",

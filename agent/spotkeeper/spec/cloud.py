@@ -23,6 +23,7 @@ class VmStatus(str, Enum):
     PENDING = "pending"
     RUNNING = "running"
     STOPPING = "stopping"  # may still write
+    REPAIRING = "repairing"  # its host failed: nothing runs there, and nobody says when anything will
     DEAD = "dead"  # listed, stopped for good
 
 

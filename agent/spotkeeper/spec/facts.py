@@ -36,7 +36,7 @@ class Kind(str, Enum):
     SLOW = "stall"  # value: step. No step for many times the median
     LAGS = "lags"  # value: "<which time>-<percent>". It holds the gang up: its own time, of the middle rank's
     KEEPS_UP = "keepsup"  # value: which time. It does no more
-    SICK = "sick"  # value: ``hosts.Sign``. Its processes of `gen` ended as they do on broken hardware
+    SICK = "sick"  # value: ``sick.Sign``. Its processes of `gen` ended as they do on broken hardware
     HUNG = "hung"  # value: ``hang.Hung``. No step for so long that it is taken for a hang
     STACKS = "stacks"  # value: ``hang.Answer``. Its workers' stacks are in its log, asked for by this roll call
 

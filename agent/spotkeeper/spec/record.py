@@ -91,6 +91,7 @@ class Slot(Struct, frozen=True, omit_defaults=True, gc=False):
     ends: float | None = None  # its longest run (maxRunDuration) is over then: noted when that comes near
     disk: bool = False  # its disk was attached when the newest generation began: it writes checkpoints
     holds: bool = False  # and the newest commit of that moment was on it
+    sick: int = 0  # crashes that left a sign of broken hardware on this machine
     past: tuple[str, ...] = ()  # boots of this machine that were admitted before; their hellos count no more
 
 
@@ -102,9 +103,7 @@ class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     disk_top: int = 0
     cur: Slot | None = None
     next: Slot | None = None
-    wish: str | None = (
-        None  # a recorded wish for a swap: "spot" (return to it, or to an idle node), "user", "straggler"
-    )
+    wish: str | None = None  # for a swap: "spot" (return to it, or to an idle node), "user", "straggler"
     copy: int | None = None  # number of the disk that a zone move is filling
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
     refused_at: float = 0.0  # when the newest of them was refused; they count until they are cold no more

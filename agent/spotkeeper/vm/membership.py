@@ -13,8 +13,8 @@ from dataclasses import replace as changed
 
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, FactIn, Generation, Member, Progress
-from spotkeeper.train.control import Commit
-from spotkeeper.vm import report
+from spotkeeper.train.control import NO_RESTART, Commit
+from spotkeeper.vm import report, sick
 from spotkeeper.vm.events import OutputThere
 from spotkeeper.vm.launch import SAVER_SOCKET, LaunchError
 from spotkeeper.vm.logs import Task, object_name, whose
@@ -235,7 +235,18 @@ class Membership:
         if ending.stopped:
             self._me.say(Kind.RELEASED, self._step(ending.commit), gen=ending.gen)
         else:
+            self._tell_sick(ending)
             self._me.say(Kind.EXIT, str(ending.code), gen=ending.gen)
+
+    def _tell_sick(self, ending: Ending) -> None:
+        """Before its end is said: whether the crash looks like broken hardware."""
+        assignment = self._me.saved.assignment
+        if ending.code in (0, NO_RESTART) or assignment is None:
+            return
+        found = sick.of_crash(self._super.folder(assignment.job, ending.gen), self._me.settings.root)
+        if found is not None:
+            self._me.log("host.suspect", gen=ending.gen, sign=found.value)
+            self._me.say(Kind.SICK, found.value, gen=ending.gen)
 
     def _step(self, commit: Commit | None) -> str:
         commit = commit or self._parts.mounting.newest

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import fuses, hang, slots
+from spotkeeper.reconcile.decide import fuses, hang, sick, slots
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.hang import CAUSE as HANG
@@ -108,10 +108,10 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
     if roll.exits or any(codes.values()):
         if why := _going(draft):  # a machine that goes down ends the job's processes first, and still answers
             draft.halt(draft.now, why)
-        else:
+        elif not sick.give_up(draft):
             bad = _worst(codes)
             why = f"rank {bad[0][0]} exited with {bad[0][1]}" if bad else "a rank's process ended"
-            _crash(draft, bad[0][0] if bad else None, why)
+            _crash(draft, bad[0][0] if bad else None, why + sick.note(draft))
     elif roll.cause == HANG:
         # A rank that is through says nothing against the others: one of them may evaluate for a while.
         if (verdict := hang.judge(draft, roll, frozenset(codes))) is not None:

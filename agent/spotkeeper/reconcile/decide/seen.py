@@ -26,6 +26,7 @@ from spotkeeper.spec.stack import Fallback, StackState
 
 T = TypeVar("T")
 Commit = tuple[int, int]  # generation, step
+BROKEN = (VmStatus.DEAD, VmStatus.REPAIRING)  # listed, and nothing of ours runs there
 
 
 class Times(Struct, frozen=True):
@@ -171,7 +172,7 @@ class View:
         if slot.node is not None and self.said(rank, slot, Kind.DROPPED):
             return True
         vm = self.vm(rank, slot)
-        if vm is None or vm.status is VmStatus.DEAD:
+        if vm is None or vm.status in BROKEN:
             return True
         if vm.status is VmStatus.STOPPING:  # it may still be saving
             return slot.notice is not None and self.seen.now > slot.notice + self.seen.times.margin_s
@@ -188,7 +189,7 @@ class View:
     def stillborn(self, rank: int, slot: Slot) -> str | None:
         """Why an intent will come to nothing, or None: dead at birth, its key used up, or no hello in time."""
         vm = self.vm(rank, slot)
-        if vm is not None and slot.node is None and vm.status in (VmStatus.STOPPING, VmStatus.DEAD):
+        if vm is not None and slot.node is None and vm.status in (VmStatus.STOPPING, *BROKEN):
             return "died before its hello"
         result = self.insert_result(rank, slot)
         if result is not None and result.kind is Class.DEAD_KEY:

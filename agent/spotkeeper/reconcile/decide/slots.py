@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from spotkeeper.reconcile.decide import ends, fuses, kept
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
-from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer, Result
+from spotkeeper.spec.cloud import Class, CreateDisk, InsertVm, Offer, Result, VmStatus
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
@@ -19,6 +19,7 @@ from spotkeeper.spec.record import Hold, Phase, Slot, SlotState
 
 BAD_DISK = 3  # machines in a row
 BAD_DISK_HOLDS = 8  # times hold_s: three machines are paid for at every try
+OWN = ("disk", "host", ends.CAUSE)  # causes of a loss that the cloud's market has no part in
 REFUSED = (Class.CAPACITY, Class.QUOTA)
 
 
@@ -201,13 +202,15 @@ def lose(draft: Draft, index: int, cause: str) -> None:
     slot = draft.ranks[index].cur
     assert slot is not None
     member = slot.state is SlotState.MEMBER
-    if cause not in ("disk", ends.CAUSE):  # no preemption, and no word about the market
+    if cause not in OWN:  # no preemption, and no word about the market
         draft.count_loss(index, slot)
     if fuses.is_doubtful(slot, cause):
         fuses.doubt(draft)
-    draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=cause)
+    vm = draft.view.vm(index, slot)
+    detail = "REPAIRING: its host has failed" if vm is not None and vm.status is VmStatus.REPAIRING else ""
+    draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", rank=index, slot=slot, cause=cause, detail=detail)
     draft.put(index, refused=())
-    replace_cur(draft, index, cause if cause in ("notice", ends.CAUSE) else "loss")
+    replace_cur(draft, index, cause if cause in ("notice", "host", ends.CAUSE) else "loss")
     if member and draft.record.gen:
         draft.set(roll=None)
         draft.halt(draft.now, "loss" if cause == "notice" else cause)
