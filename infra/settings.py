@@ -21,6 +21,7 @@ from spotkeeper.spec.parse import Problem, SpecError, convert, join, nearest, pr
 from spotkeeper.spec.stack import Fallback as FallbackState
 from spotkeeper.spec.stack import Price
 
+from infra import naming
 from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_PRICES, GCP_ZONES, list_price, zones_of
 
 NAMESPACE = "spotkeeper"
@@ -32,6 +33,7 @@ _IMAGE = re.compile(r"projects/[^/]+/global/images/[^/]+\Z")
 _PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]\Z")
 _LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
+_ACCOUNT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]@[a-z][-a-z0-9]{4,28}[a-z0-9]\.iam\.gserviceaccount\.com\Z")
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+\Z")
 PRIVATE = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))  # RFC 1918
 LABELS = 56
@@ -219,6 +221,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     alerts: Alerts = Alerts()
     budget: Budget | None = None
     endpoints: Endpoints = Endpoints()
+    job_identity: str = ""  # a service account: whom jobs are; "": they are nobody
     labels: dict[str, str] = {}  # on everything that can carry them
     allow_data_loss: bool = False  # lets a stack called prod* delete data on destroy
 
@@ -250,7 +253,7 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
 
 def _value(key: str, text: str) -> object:
     """Pulumi hands over texts as they are and everything else as JSON."""
-    if key in ("cloud", "region", "image"):
+    if key in ("cloud", "region", "image", "job_identity"):
         return text
     try:
         return json.loads(text)
@@ -413,6 +416,14 @@ def people(s: Settings) -> Iterator[Problem]:
         yield problem("alerts.email", "is no e-mail address", s.alerts.email)
 
 
+def job_identity(s: Settings) -> Iterator[Problem]:
+    """A machine is not itself to its jobs: whoever could be it could power off the others."""
+    if s.job_identity and not _ACCOUNT.match(s.job_identity):
+        yield problem("job_identity", "want <name>@<project>.iam.gserviceaccount.com", s.job_identity)
+    elif s.job_identity.partition("@")[0] in {naming.account(s.stack, key) for key in ("vm", "fn", "ck", "bd")}:
+        yield problem("job_identity", "is an account of Spotkeeper's own: make one for jobs", s.job_identity)
+
+
 def label_rules(s: Settings) -> Iterator[Problem]:
     if len(s.labels) > LABELS:
         message = f"are {len(s.labels)}: a resource has 64 labels at most, and 8 of them are kept for Spotkeeper's own"
@@ -453,7 +464,7 @@ def addresses(s: Settings) -> Iterator[Problem]:
 
 RULES = (
     stack_name, project_id, region_and_zones, image_pinned, pool_names, network_range, lease_spans_ticks,
-    function_timeout, people, label_rules, bucket_name, production_data, addresses,
+    function_timeout, people, job_identity, label_rules, bucket_name, production_data, addresses,
 )  # fmt: skip
 
 

@@ -138,7 +138,20 @@ class Identity(pulumi.ComponentResource):
                 opts=self._child,
             )
         )
+        if args.settings.job_identity:
+            self.bindings.append(self._may_be(args.settings.job_identity))
         self.register_outputs({})
+
+    def _may_be(self, account: str) -> gcp.serviceaccount.IAMMember:
+        """Machines may ask for tokens of the jobs' account, and of no other."""
+        project = account.partition("@")[2].removesuffix(".iam.gserviceaccount.com")
+        return gcp.serviceaccount.IAMMember(
+            "node-acts-as-jobs",
+            service_account_id=f"projects/{project}/serviceAccounts/{account}",
+            role="roles/iam.serviceAccountTokenCreator",
+            member=self.node.member,
+            opts=self._child,
+        )
 
     def _account(self, key: str, title: str) -> gcp.serviceaccount.Account:
         stack = self._settings.stack

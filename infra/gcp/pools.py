@@ -172,6 +172,7 @@ class Pools(pulumi.ComponentResource):
             "sk-bucket": args.storage.bucket.name,
             "sk-bundle": args.bundle_sha256,
             "sk-function": args.function.url,
+            **({"sk-job-identity": args.settings.job_identity} if args.settings.job_identity else {}),
             "sk-notice-s": str(pool.notice_seconds()),
             "sk-stack": args.settings.stack,
             "sk-storage": args.settings.endpoints.storage,
@@ -280,6 +281,7 @@ def publish_state(
             boot_deadline_s=settings.limits.boot_deadline_s,
             fallback=settings.fallback.state(),
             max_run_s=settings.limits.max_run_s(),
+            job_identity=settings.job_identity,
         )
         return msgspec.json.format(msgspec.json.encode(state)).decode()
 

@@ -157,6 +157,7 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         command=spec.command,
         source_sha256=spec.source_sha256,
         env=dict(spec.env),
+        secrets=dict(spec.secrets),
         python=spec.python,
         nproc=count,
         launcher=spec.launcher,

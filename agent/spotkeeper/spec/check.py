@@ -34,7 +34,10 @@ TORCHRUN_SETS = frozenset(
     }
 )
 _SECRET_LOOKING = re.compile(r"(API_?KEY|PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|AUTH_TOKEN|(HF|GITHUB)_TOKEN)\Z")
-_SECRET_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]{0,127}\Z")
+_SECRETS = {
+    "gcp": re.compile(r"gcp-secret://projects/[a-z0-9-]{1,63}/secrets/[-A-Za-z0-9_]{1,255}/versions/(latest|[0-9]+)\Z"),
+    "aws": re.compile(r"aws-secret://arn:[a-z-]+:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[-A-Za-z0-9/_+=.@]{1,519}\Z"),
+}
 
 
 @dataclass(frozen=True)
@@ -154,18 +157,22 @@ def env_values(job: JobContext) -> Iterator[Problem]:
 def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
     for name in job.spec.env:
         if _SECRET_LOOKING.search(name):
-            yield problem(join("env", name), "looks like a secret, which no job file may hold: let the script fetch it")
+            yield problem(join("env", name), "looks like a secret, which no job file may hold: `secrets` names one")
     for name, reference in job.spec.secrets.items():
         if name in job.spec.env:
             yield problem(join("secrets", name), "is in `env` too: keep one")
-        if not _SECRET_NAME.match(reference):
-            yield problem(join("secrets", name), "want the name of a secret in the cloud's secret store, not a value")
+        cloud = next((cloud for cloud, pattern in _SECRETS.items() if pattern.match(reference)), None)
+        if cloud is None:  # the value is not repeated: people paste secrets here
+            want = "gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
+            yield problem(join("secrets", name), f"want where a secret is, not its value: {want}")
+        elif job.stack is not None and cloud != job.stack.cloud:
+            yield problem(join("secrets", name), f"is in another cloud than the stack ({job.stack.cloud})")
 
 
-def secrets_unserved(job: JobContext) -> Iterator[Problem]:
+def secrets_have_a_reader(job: JobContext) -> Iterator[Problem]:
     """Refused rather than dropped: a job whose variable never comes would fail on every machine."""
-    if job.spec.secrets:
-        yield problem("secrets", "are not handed to jobs by this version: let the script fetch them")
+    if job.spec.secrets and job.stack is not None and not job.stack.job_identity:
+        yield problem("secrets", f"nobody can read them: stack {job.stack.stack} gives jobs no identity (job_identity)")
 
 
 def deadline(job: JobContext) -> Iterator[Problem]:
@@ -314,7 +321,7 @@ JOB_VALIDATORS = (
     env_names,
     env_values,
     secrets_by_reference,
-    secrets_unserved,
+    secrets_have_a_reader,
     deadline,
     policy_fits,
     source_hash,

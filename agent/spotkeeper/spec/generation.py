@@ -98,6 +98,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     max_world: int | None = None  # processes of the job at its largest, where it may change its size
     mirror: MirrorRun | None = None  # None: nothing is copied
+    secrets: dict[str, str] = {}  # variable -> where its value is; the machine reads it, as the job's identity
     hang: HangRun | None = None  # None: no job is taken for hung
 
 

@@ -78,7 +78,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         None
     )
     env: Annotated[dict[str, str], _about("variables of the job's processes; no secrets")] = {}
-    secrets: Annotated[dict[str, str], _unoffered("variable -> name of a secret in the cloud's store; not served")] = {}
+    secrets: Annotated[dict[str, str], _about("variable -> gcp-secret://... or aws-secret://...")] = {}
     checkpoint: Checkpoint = Checkpoint()
     retry: Retry = Retry()
     hang: Annotated[Hang | Literal["off"], _about("when the job is taken for hung; off: never")] = Hang()

@@ -71,6 +71,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     boot_deadline_s: Annotated[int, Meta(ge=1)] = 480
     fallback: Fallback = Fallback()
     max_run_s: Annotated[int, Meta(ge=1)] | None = None
+    job_identity: str = ""  # whom jobs are on its machines; "": nobody
 
     def pool(self, name: str) -> PoolState | None:
         return next((pool for pool in self.pools if pool.name == name), None)

@@ -34,6 +34,7 @@ from spotkeeper.vm.events import (
     NoCopy,
     Observed,
     OutputThere,
+    SecretsRead,
     SourceReady,
     SourcesGone,
     Terminated,
@@ -148,6 +149,10 @@ class Agent:
             case Answered(reply, asked):
                 self._orders.answered(reply, asked)
                 self._parts.upgrade.heard(reply.bundle, serving=self._me.job is not None)
+            case SecretsRead():
+                self._parts.given.read(event)
+            case Failed("secrets", error, _):
+                self._parts.given.failed(error)
             case BundleReady(folder):
                 self._parts.upgrade.ready(folder)
             case Observed(instance):
@@ -246,6 +251,7 @@ class Agent:
         assignment, run = self._me.saved.assignment, self._me.saved.run
         if assignment is not None and run is not None:
             self._parts.ready.prepare(assignment.job, run)
+            self._parts.given.prepare(run.secrets)
         if self._parts.ready.may_greet():
             self._me.say(Kind.HELLO, gen=0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Union
 
@@ -63,6 +63,13 @@ class BundleReady:
     """The agent that this one is to become, verified and unpacked."""
 
     folder: Path
+
+
+@dataclass(frozen=True)
+class SecretsRead:
+    """By their variables' names. Never shown."""
+
+    values: dict[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -152,4 +159,4 @@ class Terminated:
 Helped = Union[
     SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, MirrorThere, Unfit, Fetched, NoCopy, Failed
 ]
-Event = Union[BundleReady, Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]
+Event = Union[BundleReady, SecretsRead, Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 from spotkeeper.vm.disk import DiskError
 from spotkeeper.vm.events import Event, Failed
+from spotkeeper.vm.identity import IdentityError
 from spotkeeper.vm.log import Log
+from spotkeeper.vm.metadata import MetadataError
 from spotkeeper.vm.source import SourceError
 from spotkeeper.vm.storage import StorageError
 
@@ -54,6 +56,6 @@ class Helper(threading.Thread):
             what, work = self._work.get()
             try:
                 event = work()
-            except (DiskError, SourceError, StorageError, OSError) as error:
+            except (DiskError, SourceError, StorageError, IdentityError, MetadataError, OSError) as error:
                 event = Failed(what, str(error), error.why if isinstance(error, DiskError) else None)
             self._post(event)

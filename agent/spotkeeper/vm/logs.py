@@ -17,6 +17,7 @@ from pathlib import Path
 
 from spotkeeper.clock import Clock
 from spotkeeper.spec.joblog import Part, join
+from spotkeeper.spec.redact import hide
 from spotkeeper.vm.launcher import output, stacks
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.storage import Bucket, StorageError
@@ -101,6 +102,7 @@ def _end(path: Path, title: str, limit: int) -> Part:
             text = file.read(limit)
     except OSError:
         return Part(title, b"")
+    text = hide(text)
     begins = text.find(b"\n", 0, -1) + 1 if start else 0
     text = text[begins:]
     if path.name == LAUNCHER_LOG:

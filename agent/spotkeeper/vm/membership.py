@@ -97,23 +97,33 @@ class Membership:
             me.log.once("disk", "disk.awaited", gen=doc.gen)
             return
         me.log.over("disk", "disk.there")
+        given = self._parts.given.environment(run.secrets)
+        if given is None:
+            if self._parts.given.refused:
+                self._not_started(doc.gen, self._parts.given.refused)
+                self._parts.given.again()
+            return
         ckpt, saver = me.ckpt(assignment.job), me.settings.run / SAVER_SOCKET
         out = output.folder(assignment.job, disk=member.disk)
-        node = Node(assignment.rank, index, member.address, ready.source, saver, ckpt, out, late=not member.disk)
+        node = Node(assignment.rank, index, member.address, ready.source, saver, ckpt, out, not member.disk, given)
         me.save(started=doc.gen)  # before: an agent that dies now finds a generation that did not end well
         try:
             self._super.start(doc, run, node)
         except (LaunchError, RenderError, OSError) as error:
-            me.log("job.start.failed", gen=doc.gen, error=str(error))
-            self._follow_log(doc.gen, str(error))
+            self._not_started(doc.gen, str(error))
             self._parts.launcher.quit()
-            self.lost(doc.gen, 1)
             return
         self.tell_disk()
         self._reporter = report.Reporter.of(doc, assignment.rank)
         me.become(State.RUNNING)
         self._follow_log(doc.gen)
         give_back()
+
+    def _not_started(self, gen: int, why: str) -> None:
+        """A crash of the job's, as far as anybody can tell: its budget decides."""
+        self._me.log("job.start.failed", gen=gen, error=why)
+        self._follow_log(gen, f"spotkeeper: {why}")
+        self.lost(gen, 1)
 
     def tell_disk(self) -> None:
         """A job that began without its disk writes there from the next save on."""
@@ -271,5 +281,6 @@ class Membership:
         me.doc = None
         self._reporter = self.unsaid = None
         parts.ready.forget_job()
+        parts.given.forget_job()
         parts.mounting.forget_job()
         me.save(started=-1, ended=-1, run=None)

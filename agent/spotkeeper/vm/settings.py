@@ -38,6 +38,7 @@ class Settings:
     static: bool  # a node that Pulumi owns: it is never powered off
     root: Path
     boot: str
+    job_identity: str = ""  # whom jobs are: a service account's address or a role's ARN; "": nobody
 
     @property
     def run(self) -> Path:
@@ -83,6 +84,7 @@ def read(instance: Instance, root: Path) -> Settings:
         static=parse_vm_name(instance.name) is None,
         root=root,
         boot=boot_id(run),
+        job_identity=instance.attributes.get("sk-job-identity", ""),
     )
 
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -72,6 +73,7 @@ class Node:
     ckpt: Path
     output: Path
     late: bool = False  # its disk is not attached yet
+    given: Mapping[str, str] = field(default_factory=dict, repr=False)  # variables of its identity, and its secrets
 
 
 @dataclass
@@ -148,7 +150,7 @@ class Supervisor:
         args = torchrun_args(self._templates, doc, run, node, folder)
         control = Control.create(folder / "ctl")
         try:
-            env = environment(doc, run, node, folder)
+            env = {**node.given, **environment(doc, run, node, folder)}
             self._launcher.start(doc.gen, args, env, node.source, folder / LAUNCHER_LOG)
         except LaunchError:
             control.close()
