@@ -264,6 +264,8 @@ def extent(stretches: tuple[Stretch, ...]) -> int:
 def view(base: torch.Tensor, slot: Slot) -> torch.Tensor:
     """One tensor of an image, without a copy."""
     dtype: Any = getattr(torch, slot.dtype)
+    if not slot.bytes:
+        return torch.empty(slot.shape, dtype=dtype)  # it may begin where no number of this type can
     return base[slot.offset : slot.offset + slot.bytes].view(dtype).view(slot.shape)
 
 

@@ -1,0 +1,519 @@
+"""What people train with, one small training each: run alone, or stopped and taken up by other processes.
+
+All of a gang's features run in the same processes, one after the other: what costs time is
+to start them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import random
+import socket
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import spotkeeper
+import torch
+import torch.distributed as dist
+from spotkeeper.train import agree
+from spotkeeper.train.control import Want
+from spotkeeper.train.shards import is_shared
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from tests.train.forks import FORKS
+from tests.train.jobs import _digest as digest
+
+STEPS = 8
+_STOP = 3
+
+
+@dataclass
+class Training:
+    """What a script has made before it attaches. ``step`` trains on a batch."""
+
+    model: nn.Module
+    optimizer: Any
+    loader: Iterable[Any]
+    step: Callable[[Any], None]
+    parts: dict[str, Any] = field(default_factory=dict)
+
+
+Make = Callable[[int], Training]  # of the number of ranks
+FEATURES: dict[str, Make] = {}
+
+
+def feature(name: str) -> Callable[[Make], Make]:
+    def keep(make: Make) -> Make:
+        FEATURES[name] = make
+        return make
+
+    return keep
+
+
+# ------------------------------------------------------------ what they have in common
+
+
+class Body(nn.Module):
+    """Dropout, BatchNorm, a tied weight, one parameter that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(11, 3)  # declared first, used last
+        self.first = nn.Linear(6, 11)
+        self.norm = nn.BatchNorm1d(11)
+        self.inner = nn.Sequential(nn.Linear(11, 11), nn.GELU(), nn.Dropout(0.2))
+        self.again = nn.Linear(11, 11)
+        self.again.weight = self.inner[0].weight
+        self.frozen = nn.Parameter(torch.ones(11), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(torch.relu(self.first(x)))
+        return self.last(self.again(self.inner(x)) * self.frozen)
+
+
+class Wasteful(Body):
+    """A part of it is used now and then only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        return self.last(x if x[0, 0] > 0.5 else self.inner(x))
+
+
+class Checkpointed(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(torch.relu(self.first(x)))
+        return self.last(checkpoint(self.inner, x, use_reentrant=False))
+
+
+def replicate(module: nn.Module, world: int, *, bucket_mb: float = 0.0005, **more: Any) -> nn.Module:
+    """In buckets so small that DDP sorts them anew after the first step."""
+    return DistributedDataParallel(module, bucket_cap_mb=bucket_mb, **more) if world > 1 else module
+
+
+def shard(module: nn.Module, **more: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard([module.inner, module.again], **more)  # together, for they share a weight
+    return fully_shard(module, **more)
+
+
+def samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(90, 6, generator=generator), torch.randint(3, (90,), generator=generator))
+
+
+def adam(model: nn.Module, **more: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=0.01, **more)
+
+
+def loss_of(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]).float(), batch[1])
+
+
+def usual(model: nn.Module, optimizer: Any = None, loader: Any = None, **parts: Any) -> Training:
+    """One step a batch, each optimizer, then whatever of the parts has a step or an update."""
+    optimizer = adam(model) if optimizer is None else optimizer
+    several = optimizer if isinstance(optimizer, list) else [optimizer]
+
+    def step(batch: Any) -> None:
+        loss = loss_of(model, batch)
+        loss.backward()
+        for each in several:
+            each.step()
+            each.zero_grad()
+        for part in parts.values():
+            if isinstance(part, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                part.step(1.0)
+            elif hasattr(part, "update_parameters"):
+                part.update_parameters(model)
+            else:
+                part.step()
+
+    data = samples()
+    return Training(model, optimizer, loader or DataLoader(data, 4, shuffle=True), step, parts)
+
+
+# ------------------------------------------------------------ replicated
+
+
+@feature("ddp")
+def _(world: int) -> Training:
+    return usual(replicate(Body(), world))
+
+
+@feature("ddp, SGD with momentum, OneCycleLR")
+def _(world: int) -> Training:
+    model = replicate(Body(), world)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    return usual(model, optimizer, scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS + 1))
+
+
+@feature("ddp, several optimizers and schedulers")
+def _(world: int) -> Training:
+    model = replicate(Body(), world)
+    named = dict(model.named_parameters())
+    ours = [param for name, param in named.items() if "last" in name]
+    others = [param for name, param in named.items() if "last" not in name and param.requires_grad]
+    optimizers = [torch.optim.Adam(ours, lr=0.01, amsgrad=True), torch.optim.RMSprop(others, lr=0.003, momentum=0.5)]
+    return usual(
+        model,
+        optimizers,
+        scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizers[0], patience=1),
+        second=torch.optim.lr_scheduler.CosineAnnealingLR(optimizers[1], STEPS),
+    )
+
+
+@feature("ddp, accumulation with no_sync")
+def _(world: int) -> Training:
+    training = usual(replicate(Body(), world))
+    model, optimizer, count = training.model, training.optimizer, iter(range(10**6))
+
+    def step(batch: Any) -> None:
+        last = next(count) % 3 == 2
+        with contextlib.nullcontext() if last or world == 1 else model.no_sync():
+            (loss_of(model, batch) / 3).backward()
+        if last:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    training.step = step
+    return training
+
+
+@feature("ddp, bf16 autocast")
+def _(world: int) -> Training:
+    training = usual(replicate(Body(), world))
+    plain = training.step
+
+    def step(batch: Any) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            plain(batch)
+
+    training.step = step
+    return training
+
+
+def scaled(model: nn.Module) -> Training:
+    training = usual(model)
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2), training.optimizer
+
+    def step(batch: Any) -> None:
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_of(model, batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    training.step, training.parts = step, {"scaler": scaler}
+    return training
+
+
+@feature("ddp, fp16 with GradScaler")
+def _(world: int) -> Training:
+    return scaled(replicate(Body(), world))
+
+
+@feature("ddp, EMA")
+def _(world: int) -> Training:
+    body = Body()
+    ema = torch.optim.swa_utils.AveragedModel(body, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    model = replicate(body, world)
+    training = usual(model)
+    plain = training.step
+
+    def step(batch: Any) -> None:
+        plain(batch)
+        ema.update_parameters(body)
+
+    training.step, training.parts = step, {"ema": ema}
+    return training
+
+
+@feature("ddp, torch.compile of it")
+def _(world: int) -> Training:
+    return usual(torch.compile(replicate(Body(), world, bucket_mb=25), backend="aot_eager"))
+
+
+@feature("ddp, torch.compile of a part")
+def _(world: int) -> Training:
+    body = Body()
+    body.inner = torch.compile(body.inner, backend="aot_eager")
+    return usual(replicate(body, world, bucket_mb=25))
+
+
+@feature("ddp, static graph")
+def _(world: int) -> Training:
+    return usual(replicate(Body(), world, static_graph=True))
+
+
+@feature("ddp, unused parameters")
+def _(world: int) -> Training:
+    return usual(replicate(Wasteful(), world, find_unused_parameters=True))
+
+
+@feature("ddp, activation checkpointing")
+def _(world: int) -> Training:
+    return usual(replicate(Checkpointed(), world, find_unused_parameters=True))
+
+
+@feature("ddp, buffers not broadcast")
+def _(world: int) -> Training:
+    return usual(replicate(Body(), world, broadcast_buffers=False))
+
+
+@feature("ddp, weighted sampler, last batch kept")
+def _(world: int) -> Training:
+    data = samples()
+    sampler = WeightedRandomSampler([1.0 + at for at in range(len(data))], 50)
+    return usual(replicate(Body(), world), loader=DataLoader(data, 4, sampler=sampler))
+
+
+class Stream(IterableDataset[Any]):
+    """Each rank its own, as scripts do it; with an order that it draws."""
+
+    def __iter__(self) -> Iterator[Any]:
+        data = samples()
+        at = dist.get_rank() if dist.is_initialized() else 0
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        order = torch.randperm(len(data)).tolist()
+        yield from (data[index] for index in order[at::ranks])
+
+
+class Placed(Stream):
+    """It knows its place, and goes on from there."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        data = samples()
+        while self.done < len(data):
+            self.done += 1
+            yield data[self.done - 1]
+        self.done = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.done = state["done"]
+
+
+@feature("ddp, iterable data, skipped")
+def _(world: int) -> Training:
+    return usual(replicate(Body(), world), loader=DataLoader(Stream(), 4))
+
+
+@feature("ddp, iterable data with a state")
+def _(world: int) -> Training:
+    return usual(replicate(Body(), world), loader=DataLoader(Placed(), 4))
+
+
+def _stateful(data: Any, **more: Any) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(data, 4, **more)
+
+
+@feature("ddp, StatefulDataLoader, map-style")
+def _(world: int) -> Training:
+    return usual(replicate(Body(), world), loader=_stateful(samples(), shuffle=True))
+
+
+@feature("ddp, StatefulDataLoader, iterable")
+def _(world: int) -> Training:
+    return usual(replicate(Body(), world), loader=_stateful(Placed()))
+
+
+# ------------------------------------------------------------ sharded
+
+
+@feature("fsdp")
+def _(world: int) -> Training:
+    return usual(shard(Body()))
+
+
+@feature("fsdp, several optimizers and schedulers")
+def _(world: int) -> Training:
+    model = shard(Body())
+    named = dict(model.named_parameters())
+    ours = [param for name, param in named.items() if "last" in name]
+    others = [param for name, param in named.items() if "last" not in name and param.requires_grad]
+    optimizers = [torch.optim.Adam(ours, lr=0.01), torch.optim.SGD(others, lr=0.01, momentum=0.5)]
+    return usual(model, optimizers, scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizers[0], STEPS))
+
+
+@feature("fsdp, accumulation")
+def _(world: int) -> Training:
+    training = usual(shard(Body()))
+    model, optimizer, count = training.model, training.optimizer, iter(range(10**6))
+
+    def step(batch: Any) -> None:
+        last = next(count) % 2 == 1
+        model.set_requires_gradient_sync(last)
+        (loss_of(model, batch) / 2).backward()
+        if last:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    training.step = step
+    return training
+
+
+@feature("fsdp, mixed precision policy")
+def _(world: int) -> Training:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=True)
+    return usual(shard(Body(), mp_policy=policy))
+
+
+@feature("fsdp, fp16 with GradScaler")
+def _(world: int) -> Training:
+    return scaled(shard(Body()))
+
+
+class Average:
+    """An EMA as people write it for sharded parameters: this rank's part of each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: param.detach().clone() for name, param in model.named_parameters()}
+
+    def update_parameters(self, model: nn.Module) -> None:
+        for name, param in model.named_parameters():
+            self.shadow[name].lerp_(param.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.shadow
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, value in state.items():
+            self.shadow[name].copy_(value)
+
+
+@feature("fsdp, EMA")
+def _(world: int) -> Training:
+    model = shard(Body())
+    return usual(model, ema=Average(model))
+
+
+@feature("fsdp, torch.compile of it")
+def _(world: int) -> Training:
+    return usual(torch.compile(shard(Body()), backend="aot_eager"))
+
+
+@feature("fsdp, activation checkpointing")
+def _(world: int) -> Training:
+    return usual(shard(Checkpointed()))
+
+
+@feature("fsdp over a mesh with names")
+def _(world: int) -> Training:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return usual(shard(Body(), mesh=init_device_mesh("cpu", (1, world), mesh_dim_names=("copies", "parts"))))
+
+
+@feature("fsdp, iterable data, skipped")
+def _(world: int) -> Training:
+    return usual(shard(Body()), loader=DataLoader(Stream(), 4))
+
+
+# ------------------------------------------------------------ to run them
+
+
+@dataclass(frozen=True)
+class Gang:
+    """Processes that train every feature once. ``stop``: whether in the middle; ``nodes``: machines they stand for."""
+
+    world: int
+    root: Path
+    out: Path
+    stop: bool
+    names: tuple[str, ...]
+    nodes: int = 1
+
+
+def train_all(gang: Gang, rank: int, port: int) -> None:
+    """One rank. Writes a file for each feature: a digest of all state, or what went wrong."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(gang.world))
+    each = gang.world // gang.nodes
+    os.environ.update(LOCAL_RANK=str(rank % each), GROUP_RANK=str(rank // each))
+    torch.set_num_threads(1)
+    agree.EVERY_S = 0.0
+    dist.init_process_group("gloo", rank=rank, world_size=gang.world, timeout=datetime.timedelta(seconds=60))
+    gang.out.mkdir(parents=True, exist_ok=True)
+    for name in gang.names:
+        try:
+            told = train(FEATURES[name], gang.root / name, rank, gang.world, stop=gang.stop)
+        except Exception:
+            told = traceback.format_exc()
+        (gang.out / f"{name}.{rank}").write_text(told)
+    dist.destroy_process_group()
+
+
+def train(make: Make, folder: Path, rank: int, world: int, *, stop: bool) -> str:
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    training = make(world)
+    again = any(folder.glob("**/COMMIT"))
+    torch.manual_seed(900 + rank if again else 100 + rank)  # what was saved has to win
+    random.seed(rank)
+    run = spotkeeper.attach(training.model, training.optimizer, checkpoint_dir=folder, **training.parts)
+    begun = run.steps_done
+    try:
+        for batch in run.steps(training.loader, steps=STEPS):
+            training.step(batch)
+            if stop and run.steps_done >= _STOP and rank == world - 1:
+                run._control.request(Want.SAVE_STOP)
+    except SystemExit:
+        return f"stopped {run.steps_done}"
+    if stop:
+        return "was not stopped"
+    state = [
+        dict(training.model.state_dict()),
+        [each.state_dict() for each in _several(training.optimizer)],
+        {name: part.state_dict() for name, part in training.parts.items()},
+        [torch.get_rng_state(), random.getstate()],
+    ]
+    return json.dumps({"begun": begun, "state": digest(_local(state))})
+
+
+def _several(part: Any) -> list[Any]:
+    return part if isinstance(part, list) else [part]
+
+
+def _local(part: Any) -> Any:
+    """Shared tensors as this rank's part."""
+    if isinstance(part, Tensor):
+        return part.to_local() if is_shared(part) else part  # type: ignore[attr-defined]
+    if isinstance(part, dict):
+        return {str(key).replace("_orig_mod.", ""): _local(value) for key, value in part.items()}
+    return [_local(each) for each in part] if isinstance(part, (list, tuple)) else part
+
+
+def run_gang(gang: Gang) -> None:
+    """Start, and wait for the end."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    workers = [FORKS.Process(target=train_all, args=(gang, rank, port)) for rank in range(gang.world)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(500)
+        if worker.is_alive():
+            worker.kill()
+            worker.join()

@@ -1,0 +1,141 @@
+"""Checkpoints of sharded state: by whom they are written, when they count, and in which gangs they can be taken up."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from spotkeeper.train import dcp, store
+from spotkeeper.train.control import Commit
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import load as dcp_load
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.train.jobs import _digest as digest
+from tests.train.sharding import SAVED, Life, live, module
+
+NEWEST = Commit(0, SAVED)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """(folder, state) of two ranks on one machine."""
+    return _made(tmp_path_factory.mktemp("one"), nodes=1)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """(folder, state) of two machines with a rank each."""
+    return _made(tmp_path_factory.mktemp("two"), nodes=2)
+
+
+def _made(root: Path, nodes: int) -> tuple[Path, str]:
+    told = live(Life(2, nodes, root / "ckpt", root / "out", train=True))
+    assert [each.get("commit") for each in told] == [str(NEWEST), str(NEWEST) if nodes == 2 else "None"], told
+    return root / "ckpt", told[0]["state"]
+
+
+def taken_up(life: Life) -> list[dict[str, Any]]:
+    told = live(life)
+    assert not any("error" in each for each in told), told
+    return told
+
+
+def test_each_machine_has_its_ranks_parts_and_knows_all_files(two: tuple[Path, str]) -> None:
+    for node, other in ((0, 1), (1, 0)):
+        folder = two[0] / f"node{node}"
+        manifest = store.read(folder, NEWEST)
+        store.verify(folder, manifest)
+        assert {file.name for file in manifest.files} == {f"__{node}_0.distcp", f"skeleton.{node}.pkl", dcp.METADATA}
+        assert {file.name for file in manifest.others} == {f"__{other}_0.distcp", f"skeleton.{other}.pkl"}
+
+
+@pytest.mark.parametrize(("world", "nodes"), [(1, 1), (3, 1)])
+def test_other_numbers_of_ranks_take_it_up(one: tuple[Path, str], tmp_path: Path, world: int, nodes: int) -> None:
+    shutil.copytree(one[0], tmp_path / "ckpt")
+    for told in taken_up(Life(world, nodes, tmp_path / "ckpt", tmp_path / "out")):
+        assert (told["step"], told["state"]) == (SAVED, one[1])
+        assert f"2 ranks then, {world} now: reseeded" in told["log"] or "resumed" not in told["log"]
+
+
+def test_a_machine_without_a_disk_and_disks_that_came_to_others_are_served_by_peers(
+    two: tuple[Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(two[0] / "node0", tmp_path / "ckpt/node2")
+    shutil.copytree(two[0] / "node1", tmp_path / "ckpt/node0")
+    third = taken_up(Life(3, 3, tmp_path / "ckpt", tmp_path / "third"))
+    assert [told["state"] for told in third] == [two[1]] * 3
+    assert "(rank 0, 2, 2 ranks then, 3 now: reseeded)" in third[1]["log"]
+    shutil.copytree(two[0] / "node0", tmp_path / "swapped/node1")
+    shutil.copytree(two[0] / "node1", tmp_path / "swapped/node0")
+    swapped = taken_up(Life(2, 2, tmp_path / "swapped", tmp_path / "out"))
+    assert [told["state"] for told in swapped] == [two[1]] * 2
+    assert "resumed from 0-3 (rank 1)" in swapped[0]["log"]
+
+
+def test_killed_between_the_parts_and_their_commit_it_is_complete_all_the_same(
+    two: tuple[Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(two[0], tmp_path / "ckpt")
+    for node in (0, 1):
+        home = tmp_path / f"ckpt/node{node}" / str(NEWEST)
+        part = replace(store.read(home.parent, NEWEST), others=())
+        store.publish_part(home, part)
+        (home / store.COMMIT).unlink()
+        assert store.newest(home.parent).commit != NEWEST
+    told = taken_up(Life(2, 2, tmp_path / "ckpt", tmp_path / "out"))
+    assert [(each["state"], each["commit"]) for each in told] == [(two[1], str(NEWEST))] * 2
+    for node in (0, 1):
+        newest = store.newest(tmp_path / f"ckpt/node{node}").manifest
+        assert newest is not None and newest.commit == NEWEST and len(newest.others) == 2
+
+
+def test_a_part_that_is_missing_is_told_and_nothing_begins_anew_without_a_word(
+    two: tuple[Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(two[0] / "node0", tmp_path / "ckpt/node0")
+    (left, right) = live(Life(2, 2, tmp_path / "ckpt", tmp_path / "out"))
+    for told in (left, right):
+        assert "checkpoint 0-3 was complete, and the part of rank 1 is on none of these machines" in told["error"]
+
+
+def test_a_damaged_part_costs_all_the_same_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(two[0], tmp_path / "ckpt")
+    older = max(commit for commit in store.complete(tmp_path / "ckpt/node0") if commit < NEWEST)
+    path = tmp_path / "ckpt/node1" / str(NEWEST) / "__1_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    told = taken_up(Life(2, 2, tmp_path / "ckpt", tmp_path / "out"))
+    assert [each["step"] for each in told] == [older.step] * 2
+    assert "skipped checkpoint 0-3: __1_0.distcp does not match its hash in COMMIT" in told[1]["log"]
+
+
+def test_torchs_own_tools_read_it(two: tuple[Path, str], tmp_path: Path) -> None:
+    for node in (0, 1):
+        shutil.copytree(two[0] / f"node{node}" / str(NEWEST), tmp_path / "all", dirs_exist_ok=True)
+    dcp_to_torch_save(tmp_path / "all", tmp_path / "all.pt")
+    content = torch.load(tmp_path / "all.pt")
+    names = [name for name, _ in module().named_parameters()]
+    moments = [content["optimizer"]["state"][name] for name in names]
+    state = [
+        {name: content["model"][name] for name in names},
+        {at: {key: each[key] for key in ("step", "exp_avg", "exp_avg_sq")} for at, each in enumerate(moments)},
+    ]
+    assert digest(state) == two[1]
+    plain = module()
+    into = {"model": dict(plain.named_parameters())}
+    dcp_load(into, storage_reader=FileSystemReader(tmp_path / "all"), no_dist=True)
+    assert digest([{name: param.detach() for name, param in plain.named_parameters()}]) == digest([state[0]])
+
+
+def test_a_model_of_the_other_kind_is_refused(one: tuple[Path, str], tmp_path: Path) -> None:
+    (told,) = live(Life(1, 1, one[0], tmp_path / "plain", plain=True))
+    assert "is of sharded state, and this model is not sharded" in told["error"]
+    live(Life(1, 1, tmp_path / "ckpt", tmp_path / "made", train=True, plain=True))
+    (told,) = live(Life(1, 1, tmp_path / "ckpt", tmp_path / "sharded"))
+    assert "is of replicated state, and this model is sharded" in told["error"]
