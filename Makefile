@@ -1,4 +1,4 @@
-# make demo | test | model | soak | crash | bench | lint | types | setup | lock | clean
+# make demo | test | adapters | model | soak | crash | bench | lint | types | setup | lock | clean
 #
 # Everything is installed into .venv of this checkout, from requirements.lock, which has a
 # hash for every file and no address: pip's or uv's own settings say where packages come from.
@@ -7,11 +7,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test model soak crash security bench lint types lock setup clean
+.PHONY: help demo test adapters model soak crash security bench lint types lock setup clean
 
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
 	@echo "make test   all tests (ARGS='-k decide' for some)"
+	@echo "make adapters  the callbacks, with the real Lightning and transformers (in .venv-adapters, beside .venv)"
 	@echo "make model  every state of small worlds, and every rule taken away in turn; writes .spotkeeper/model.json"
 	@echo "make soak   10,000 virtual days on recorded markets with every fault at once; writes .spotkeeper/soak.json"
 	@echo "make crash  kill -9 at every point of a save, failing disks, flipped bytes; writes .spotkeeper/crash.json"
@@ -32,6 +33,12 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
+adapters: .venv-adapters/.stamp
+	@.venv-adapters/bin/python -m pytest tests/adapters tests/lifecycle/test_adapters.py $(ARGS)
+
+.venv-adapters/.stamp: .venv/.stamp .ci/adapters
+	@bash .ci/adapters
+
 security: setup
 	@$(BIN)/python -m pytest tests/security $(ARGS)
 
@@ -50,7 +57,7 @@ bench: setup
 lint: setup
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
-	@$(BIN)/shellcheck .ci/run .ci/setup
+	@$(BIN)/shellcheck .ci/run .ci/setup .ci/adapters
 
 types: setup
 	@$(BIN)/mypy --no-error-summary agent/spotkeeper infra
@@ -62,4 +69,4 @@ lock: setup
 	@if grep -nE '://' requirements.lock; then echo "requirements.lock: an address got in" >&2; exit 1; fi
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build
+	rm -rf .venv .venv-adapters .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build

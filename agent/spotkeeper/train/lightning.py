@@ -296,4 +296,4 @@ def _total(trainer: Any) -> int | None:
     batches, epochs = trainer.num_training_batches, trainer.max_epochs
     if not epochs or epochs < 0 or not batches or math.isinf(batches):
         return None
-    return math.ceil(batches / trainer.accumulate_grad_batches) * epochs
+    return int(math.ceil(batches / trainer.accumulate_grad_batches) * epochs)
