@@ -18,6 +18,7 @@ ARGUMENTS = {
     "status": (),
     "watch": ("first",),
     "logs": ("first",),
+    "checkpoints": ("first",),
     "download": ("first",),
     "report": ("first",),
     "cancel": ("first",),

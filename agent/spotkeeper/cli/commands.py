@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import time
 from pathlib import Path
 
 from msgspec import Struct
@@ -183,6 +184,24 @@ def download(job: str, folder: Path | None, rank: int | None, stack: str | None,
         note(f"not kept: {downloading.shown(line)}")
     if record.outcome is None:
         note(f"{record.name} still runs: of machines that go on there may be more")
+
+
+def checkpoints(job: str, fetch: Path | None, commit: str | None, stack: str | None, *, as_json: bool) -> None:
+    from spotkeeper.cli import checkpoints as reading
+
+    if commit is not None and fetch is None:
+        raise CliError(
+            "--commit says which one to fetch", Exit.USAGE, "spotkeeper checkpoints JOB --fetch DIR --commit GEN-STEP"
+        )
+    _, store = _open(stack)
+    record = jobs.find_job(store, job)
+    if fetch is None:
+        rows = reading.known(store, record, time.time())
+        emit(rows, as_json, reading.text(rows, record))
+        return
+    done = reading.fetch(store, record, fetch, commit, quiet=as_json)
+    use = f'spotkeeper.attach(..., checkpoint_dir="{downloading.shown(done.folder)}") goes on from it'
+    emit(done, as_json, f"{done.commit} is in {downloading.shown(done.folder)}, {len(done.files)} files; {use}")
 
 
 def _look(target: Target, store: Store, state: StackState, record: Record) -> JobView:

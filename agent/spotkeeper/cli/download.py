@@ -119,7 +119,7 @@ def download(store: Store, record: Record, folder: Path | None, rank: int | None
         if own and not folder.is_dir():
             folder.mkdir()
             (folder / ".gitignore").write_text("*\n")  # nor is it sent along with the next job's source
-        with _bar(sum(one.file.size for one in wanted), quiet) as advance:
+        with bar(sum(one.file.size for one in wanted), quiet) as advance:
             got = tuple(_fetch(store, record.job, one, advance) for one in wanted)
     except OSError as error:
         raise CliError(f"{error.filename or folder}: {error.strerror}") from None
@@ -203,7 +203,7 @@ def _write(store: Store, job: str, one: Wanted, partial: Path, advance: Advance)
 
 
 @contextlib.contextmanager
-def _bar(total: int, quiet: bool) -> Iterator[Advance]:
+def bar(total: int, quiet: bool) -> Iterator[Advance]:
     """A progress bar on standard error, where that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None

@@ -187,6 +187,32 @@ def download(
 
 
 @app.command(rich_help_panel=JOBS)
+def checkpoints(
+    job: Job,
+    fetch: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--fetch", metavar="DIR", help="Bring the bucket's newest here.", show_default=False),
+    ] = None,
+    commit: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--commit", metavar="GEN-STEP", help="With --fetch: this one.", show_default=False),
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Which checkpoints of a job there are, and where: on disks by their machines' last word, and in the bucket.
+
+    The bucket has copies where the job file says `checkpoint: {mirror: {every_min: 60}}`. A job goes on from one by
+    itself where no disk has anything newer; --fetch brings one here, for `attach(checkpoint_dir=DIR)`.
+
+    Examples: `spotkeeper checkpoints first`, `spotkeeper checkpoints first --fetch ckpt`
+    """
+    from spotkeeper.cli import commands
+
+    commands.checkpoints(job, fetch, commit, stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
 def report(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     """Every recovery of a job, and what it cost against on-demand machines.
 

@@ -1,0 +1,148 @@
+"""``checkpoints``: what there is and where, and a copy of the bucket's on this machine: whole, or why not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from spotkeeper.cli import checkpoints
+from spotkeeper.cli.errors import Exit
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.spec.facts import Fact, Kind
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.mirror import MirrorFile, MirrorList, list_name, part_names, part_size
+from spotkeeper.spec.record import Mirrored, Rank
+from spotkeeper.train import store as disk
+from spotkeeper.train.control import Commit
+from spotkeeper.train.store import FileSum, Manifest, Place
+
+from tests.cli.conftest import Cli
+from tests.cli.test_commands import JOB, a_job, slot
+
+FILES = {"state.bin": bytes(range(256)) * 10, "skeleton.pkl": b"x" * 100, "empty": b""}
+PART = 1000
+
+
+def copy(
+    store: ObjectStore, commit: str, rank: int = 0, whole: tuple[int, ...] = (0,), names: tuple[str, ...] = ()
+) -> None:
+    """As an agent leaves it."""
+    files = dict(zip(names or FILES, FILES.values(), strict=True))
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    parsed = Commit.parse(commit)
+    assert parsed is not None
+    gang = tuple(Place(number, number, slot, True) for number, slot in enumerate(whole))
+    listed = tuple(FileSum(name, len(data), sums[name]) for name, data in files.items())
+    proof = Manifest(parsed, len(whole), gang, listed, {}, time.time() - 90).to_bytes().decode()
+    known = tuple(MirrorFile(name, len(data), sums[name]) for name, data in files.items())
+    content = MirrorList(parsed.gen, parsed.step, rank, whole, known, proof, time.time() - 90, PART)
+    for file in known:
+        for number, name in enumerate(part_names(JOB, commit, rank, file, PART)):
+            if ".." not in name:
+                start = number * PART
+                store.put(name, files[file.name][start : start + part_size(file, number, PART)])
+    store.put(list_name(JOB, commit, rank), msgspec.json.encode(content))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(checkpoints, "PART", 300)  # bytes: a part takes several requests
+    home = tmp_path / "here"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    return home
+
+
+def test_what_there_is_and_where_newest_first(cli: Cli, store: ObjectStore) -> None:
+    ranks = (Rank(cur=slot(), wrote=2), Rank(cur=slot(attempt=2), wrote=1, node="sk-prod-fix-s0"))
+    a_job(store, ranks=ranks, mirror=(Mirrored("1-20", 0, 0.0),), mirror_top="1-20")
+    store.put_progress(JOB, Progress(2, 45, 1.0, commit_gen=2, commit_step=40))
+    store.put_fact(JOB, Fact("u", "b", 1, 2, 1, Kind.HOLDS, "1-30"))
+    copy(store, "1-20")
+    copy(store, "1-10")
+    store.put(f"jobs/{JOB}/ckpt/2-40/0/state.bin", b"x")
+    rows = json.loads(cli("checkpoints", "first", "--json").out)
+    assert [(row["commit"], row["where"], row.get("complete", True)) for row in rows] == [
+        ("2-40", "disk of rank 0", True),
+        ("2-40", "the bucket", False),
+        ("1-30", "static node sk-prod-fix-s0", True),
+        ("1-20", "the bucket", True),
+        ("1-10", "the bucket", True),
+    ]
+    lines = cli("checkpoints", "first").out.splitlines()
+    assert lines[1].split("  ")[-1].strip() == "incomplete: no list: it is on its way, or was never finished"
+    assert "2.7 kB" in lines[3] and " old" in lines[3]
+    assert lines[4].endswith("not counted on")
+
+
+def test_parts_that_are_missing_are_named(cli: Cli, store: ObjectStore) -> None:
+    a_job(store)
+    copy(store, "1-20", 0, (0, 1, 2))
+    copy(store, "1-20", 2, (0, 1, 2))
+    (row,) = json.loads(cli("checkpoints", JOB, "--json").out)
+    assert (row["complete"], row["note"]) == (False, "the parts of ranks 1 are missing")
+
+
+def test_a_job_without_any_says_so(cli: Cli, store: ObjectStore) -> None:
+    a_job(store)
+    done = cli("checkpoints", "first")
+    assert done.code == 0 and "no machine has told of a checkpoint" in done.out
+    done = cli("checkpoints", "first", "--fetch", "ckpt")
+    assert done.code == Exit.MISSING and "mirror: {every_min: 60}" in done.err
+
+
+def test_the_newest_complete_copy_comes_here_whole_and_the_library_takes_it(
+    cli: Cli, store: ObjectStore, here: Path
+) -> None:
+    a_job(store)
+    copy(store, "1-20")
+    copy(store, "2-10")
+    store.put(f"jobs/{JOB}/ckpt/3-1/0/state.bin", b"x")
+    done = cli("checkpoints", "first", "--fetch", "ckpt")
+    assert done.code == 0 and done.out.startswith("2-10 is in ckpt, 4 files; ")
+    assert disk.newest(here / "ckpt").commit == Commit(2, 10)
+    (here / "ckpt/2-10/state.bin").write_bytes(b"")
+    assert (
+        json.loads(cli("checkpoints", "first", "--fetch", "ckpt", "--commit", "2-10", "--json").out)["commit"] == "2-10"
+    )
+    assert disk.newest(here / "ckpt").skipped == ()
+    assert cli("checkpoints", "first", "--fetch", "ckpt", "--commit", "1-20").code == 0
+    assert disk.complete(here / "ckpt") == [Commit(2, 10), Commit(1, 20)]
+
+
+def test_of_sharded_state_every_rank_has_its_folder(cli: Cli, store: ObjectStore, here: Path) -> None:
+    a_job(store)
+    for rank in (0, 1):
+        copy(store, "1-20", rank, (0, 1))
+    assert cli("checkpoints", "first", "--fetch", "ckpt").code == 0
+    assert [disk.newest(here / "ckpt" / str(rank)).commit for rank in (0, 1)] == [Commit(1, 20)] * 2
+
+
+@pytest.mark.parametrize("data", [b"", b"torn", b"\0" * 560])
+def test_what_is_damaged_is_not_taken(cli: Cli, store: ObjectStore, here: Path, data: bytes) -> None:
+    a_job(store)
+    copy(store, "1-20")
+    store.put(f"jobs/{JOB}/ckpt/1-20/0/state.bin.part-00002", data)
+    done = cli("checkpoints", "first", "--fetch", "ckpt")
+    assert done.code == Exit.FAILED and "state.bin is damaged in the bucket" in done.err
+    assert list((here / "ckpt/1-20").iterdir()) == []
+
+
+def test_no_name_leads_out(cli: Cli, store: ObjectStore, here: Path) -> None:
+    a_job(store)
+    copy(store, "1-20", names=("../../evil", "b", "c"))
+    done = cli("checkpoints", "first", "--fetch", "ckpt")
+    assert done.code == Exit.REFUSED and "would lead out of" in done.err
+    assert not (here / "evil").exists() and not (here / "ckpt").exists()
+
+
+def test_what_is_asked_for_and_is_not_there_names_what_is(cli: Cli, store: ObjectStore) -> None:
+    a_job(store)
+    copy(store, "1-20")
+    done = cli("checkpoints", "first", "--fetch", "ckpt", "--commit", "1-21")
+    assert done.code == Exit.MISSING and "there are 1-20" in done.err
+    assert cli("checkpoints", "first", "--commit", "1-20").code == Exit.USAGE
