@@ -131,7 +131,7 @@ def _reason(  # noqa: PLR0911
     late = old.stop_deadline is not None and old.stop_deadline <= seen.now
     if not (stopped or (old.stop and late)):
         return "S4: gives up a member that has not saved and stopped"
-    if any((old.move, new.move, old.pause, new.pause)) or index >= new.wanted():
+    if any((old.move, new.move, old.pause, new.pause)) or index not in new.filled():
         return ""
     promoted = after.cur is not None and before.next is not None and after.cur.attempt == before.next.attempt
     if not promoted or after.cur.state is SlotState.INTENT:  # a static node may be a member at once: S6 asks its hello
@@ -193,7 +193,8 @@ def _unjust(world: World, job: int, old: Record, new: Record) -> str:
     """A member that is well is given up: what was seen is not what is there."""
     if new.phase is not Phase.RUN or old.roll is not None or any((old.move, new.move, old.pause, new.pause)):
         return ""
-    for before, after in zip(old.ranks[: new.wanted()], new.ranks, strict=False):  # those above it are parked
+    for index in new.filled():  # the others are parked
+        before, after = old.ranks[index], new.ranks[index]
         cur = before.cur
         if cur is None or cur.state is not SlotState.MEMBER or not _given_up(before, after) or before.wish is not None:
             continue

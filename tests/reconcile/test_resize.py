@@ -1,11 +1,15 @@
-"""A resize adds ranks, or ends the highest ones once all have saved and stopped: no step lost, nothing left over."""
+"""A resize adds ranks, or ends those whose loss costs least once all have saved and stopped: no step lost, nothing
+left over.
+"""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.job import AskKind, Checkpoint, Nodes
 from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Phase
 
 from tests.reconcile.world import World, stack
@@ -97,25 +101,104 @@ def test_a_rank_that_is_to_go_is_not_replaced_when_it_is_lost() -> None:
 
 
 def test_a_static_node_of_a_parked_rank_is_given_back() -> None:
-    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
+    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=2)))
     assert world.record().ranks[1].cur.node is not None  # type: ignore[union-attr]
     resized(world, 1)
     world.run(120)
-    assert [grant.resource for grant in world.memory.alloc[0].grants] == ["slot:pool"]
+    assert [grant.rank for grant in world.memory.alloc[0].grants] == [0]
     assert not [fact for fact in world.store.list_facts("abcd2345") if fact.kind is Kind.HELLO and fact.rank == 1]
 
 
 def test_who_alone_holds_the_newest_checkpoint_is_not_parked() -> None:
-    """Rank 0's disk takes no writes, so the newest commit is rank 1's: the resize is given up, and says so."""
+    """The disk of the rank that stays fails at the last save: the resize is given up, and says so."""
     world = trained(World(nodes=Nodes(1, 2)))
     for drive in world.drives.values():
         drive.broken = drive.disk.rank == 0
     agent = world.member(0).agent
     assert agent is not None
-    agent.say(Kind.FULL, world.record().gen)
-    world.run(30)
     world.ask(AskKind.RESIZE, nodes=1)
+    assert world.record().parked == (1,)
+    agent.say(Kind.FULL, world.record().gen)
     world.run(120)
     assert world.training()
     assert world.record().members == (0, 1)
     assert "given up" in refused(world)
+
+
+# -- whom a smaller job gives up
+
+
+def members_after(world: World, nodes: int) -> tuple[int, ...]:
+    resized(world, nodes)
+    assert world.started[-1][1] is not None
+    world.run(180)
+    kept = {machine.vm.rank for machine in world.dynamic()}
+    assert kept <= set(world.record().members), "nothing of the others is left"
+    return world.record().members
+
+
+def test_the_dearest_machine_goes_first_and_its_rank_comes_back_blank() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    world.capacity = {(zone, Model.SPOT): 2 for zone in ("z-a", "z-b", "z-c")}
+    world.preempt(0)
+    world.until(lambda: world.training() and len(world.record().members) == 3, 600)
+    models = [rank.cur.model for rank in world.record().ranks if rank.cur]
+    assert models == [Model.ON_DEMAND, Model.SPOT, Model.SPOT]
+    assert members_after(world, 2) == (1, 2)
+    assert world.record().parked == (0,)
+    world.capacity = {}
+    before = world.record().ranks[0]
+    assert members_after(world, 3) == (0, 1, 2)
+    after = world.record().ranks[0]
+    assert after.cur is not None and after.cur.attempt > before.top - 1 and after.disk == before.disk_top
+    assert world.record().parked == ()
+
+
+def test_a_static_node_is_paid_in_any_case_and_stays() -> None:
+    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
+    node = next(at for at, rank in enumerate(world.record().ranks) if rank.cur and rank.cur.node)
+    assert members_after(world, 1) == (node,)
+
+
+def test_who_goes_anyway_goes_first_then_who_is_slow() -> None:
+    world = trained(World(nodes=Nodes(1, 4)))
+    agent = world.member(1).agent
+    assert agent is not None
+    agent.say(Kind.LAGS, world.record().gen, "0-180")
+    world.run(20)
+    assert members_after(world, 3) == (0, 2, 3)
+    world.capacity = {(zone, model): 0 for zone in ("z-a", "z-b", "z-c") for model in Model}
+    world.preempt(0, notice_s=900)
+    world.run(20)
+    assert members_after(world, 2) == (2, 3)
+
+
+def test_a_vacant_rank_costs_nothing() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    world.capacity = {(zone, model): 0 for zone in ("z-a", "z-b", "z-c") for model in Model}
+    world.preempt(1)
+    world.until(lambda: world.training() and world.record().members == (0, 2), 600)
+    gen = world.record().gen
+    world.ask(AskKind.RESIZE, nodes=2)
+    world.run(120)
+    assert (world.record().gen, world.record().members, world.record().parked) == (gen, (0, 2), (1,))
+
+
+def test_who_alone_holds_the_newest_checkpoint_stays_where_another_can_go() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    for rank in (0, 1):
+        agent = world.member(rank).agent
+        assert agent is not None
+        agent.say(Kind.FULL, world.record().gen)
+        for drive in world.drives.values():
+            drive.broken = drive.broken or drive.disk.rank == rank
+    world.run(30)
+    assert members_after(world, 1) == (2,)
+
+
+def test_a_record_of_before_parks_the_highest() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    record = msgspec.structs.replace(world.record(), size=2)
+    assert (record.filled(), record.wanted()) == ((0, 1), 2)
+    assert msgspec.structs.replace(record, parked=(0,)).filled() == (1, 2)
+    assert msgspec.structs.replace(record, size=None).filled() == (0, 1, 2)

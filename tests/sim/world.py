@@ -256,7 +256,7 @@ class World:
 
     def shrinks(self, new: Record, index: int) -> bool:
         """Whether the rank is one that a resize has parked."""
-        return index >= new.wanted()
+        return index not in new.filled()
 
     def unheard(self, agent: Agent) -> bool:
         """Whether it cannot be blamed for a silence: it has asked for half a minute, and nobody has answered."""

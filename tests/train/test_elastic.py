@@ -136,3 +136,32 @@ def test_sharded_or_bare_models_are_refused(tmp_path: Path) -> None:
     with Gang(tmp_path / "graph", Job(out), nodes=2, script=(*script(out, "uneven"), "--static-graph")) as gang:
         assert all(ended.code for ended in gang.run(1))
         assert "static_graph=True) cannot accumulate gradients" in gang.log(0, 1)
+
+
+def test_machines_of_different_speeds_split_the_batch_and_the_curve_is_that_of_a_fixed_world(
+    tmp_path: Path, fixed: Any
+) -> None:
+    """Speeds 1, 1 and 0.5: of seven micro-batches three, three and one."""
+    out = tmp_path / "out"
+    with Gang(tmp_path, Job(out), nodes=3, script=script(out, "uneven"), before=_mixed) as gang:
+        assert [ended.code for ended in gang.run(1)] == [0] * 3, gang.log(0, 1)
+        plans = [gang.log(node, 1).split("turns: ")[1].split()[0] for node in range(3)]
+    assert plans == ["3", "3", "1"]
+    assert apart(curve(fixed("uneven", 1)), curve(out)) <= 1e-6
+    assert len({json.loads(final)["weights"] for final in finals(Job(out)).values()}) == 1
+
+
+def _mixed() -> None:
+    """What each machine needed in a generation before; and it says how many turns it got."""
+    import spotkeeper.train.run as library
+    from spotkeeper.train import sampler
+
+    rank, plan = int(os.environ["RANK"]), sampler.turns
+    library.remembered = lambda run: (0.01, 0.01, 0.02)[rank]
+
+    def said(*args: Any) -> Any:
+        turns = plan(*args)
+        print(f"turns: {len(turns)}", flush=True)
+        return turns
+
+    sampler.turns = said

@@ -159,6 +159,7 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         env=dict(spec.env),
         secrets=dict(spec.secrets),
         python=spec.python,
+        requirements=spec.requirements or "",
         nproc=count,
         launcher=spec.launcher,
         grace_s=spec.grace_s,
@@ -243,6 +244,10 @@ def at_rest(record: Record) -> bool:
     if record.stop or record.roll is not None or record.move is not None or record.pause:
         return False
     return all(
-        rank.next is None and rank.cur is not None and rank.cur.state is SlotState.MEMBER and rank.cur.notice is None
-        for rank in record.ranks[: record.wanted()]
+        rank.next is None
+        and rank.cur is not None
+        and rank.cur.state is SlotState.MEMBER
+        and rank.cur.notice is None
+        and rank.cur.ends is None
+        for rank in (record.ranks[index] for index in record.filled())
     )

@@ -136,6 +136,7 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     events: tuple[EventLine, ...] = ()
     recoveries: tuple[RecoveryView, ...] = ()
     crash_log: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # why its last generation that failed did, where ``crash_log`` does not show it
     output: OutputView | None = None  # filled for `status JOB`
     uploading_s: float | None = None  # for so long a machine has been bringing what it left to the bucket
     warnings: tuple[str, ...] = ()  # that still hold, of the newest generation, while the job is not over
@@ -256,7 +257,7 @@ def _nodes(record: Record, entries: tuple[Entry, ...], now: float) -> Iterable[N
     born = {(e.rank, e.attempt): e.at for e in reversed(entries) if e.event is Event.INTENT}
     slow = {(e.rank, e.attempt): e.detail for e in _standing(entries, record.gen) if e.event is Event.LAG}
     for number, rank in enumerate(record.ranks):
-        if rank.cur is None and record.phase is Phase.RUN and number < record.wanted():
+        if rank.cur is None and record.phase is Phase.RUN and number in record.filled():
             yield NodeView(number, NodeState.WAITING)
         for slot in (rank.cur, rank.next):
             if slot is None:

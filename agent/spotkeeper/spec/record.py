@@ -215,7 +215,8 @@ class Record(Struct, frozen=True, omit_defaults=True):
     mirror_top: str = ""  # the newest copy that was ever in ``mirror``: one that is gone does not come back
     told: str = ""  # the newest checkpoint that a machine had on its disk, where copies are made: reports do not last
     fetch: Fetch | None = None  # while a generation waits for it
-    size: int | None = None  # how many ranks are wanted, the lowest, since somebody resized the job
+    size: int | None = None  # how many ranks are wanted since somebody resized the job
+    parked: tuple[int, ...] = ()  # those that are not; (): the highest
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next
 
     def spec_key(self) -> str:
@@ -227,8 +228,15 @@ class Record(Struct, frozen=True, omit_defaults=True):
         return f"spotkeeper resume {self.name} --go-back"
 
     def wanted(self) -> int:
-        """How many ranks are to be filled. Those above are parked: no machine, their counters kept."""
+        """How many ranks are to be filled. The others are parked: no machine, their counters kept."""
         return len(self.ranks) if self.size is None else min(self.size, len(self.ranks))
+
+    def filled(self, count: int | None = None) -> tuple[int, ...]:
+        """The ranks that are to have a machine. ``count``: of all ranks, where this record does not hold them."""
+        every = range(len(self.ranks) if count is None else count)
+        if self.parked or self.size is None:
+            return tuple(index for index in every if index not in self.parked)
+        return tuple(every[: self.size])
 
 
 class Grant(Struct, frozen=True, omit_defaults=True, gc=False):

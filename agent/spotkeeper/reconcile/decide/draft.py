@@ -125,9 +125,19 @@ class Draft:
 
     # -- reading
 
+    def filled(self) -> tuple[int, ...]:
+        """The ranks that are to have a machine; the others are parked."""
+        return self.record.filled(len(self.ranks))
+
+    def parked(self, index: int) -> bool:
+        record = self.record
+        if record.parked or record.size is None:
+            return index in record.parked
+        return index >= record.size
+
     def size(self) -> int:
-        """How many ranks are wanted, the lowest; those above are parked (``Record.wanted``)."""
-        return len(self.ranks) if self.record.size is None else min(self.record.size, len(self.ranks))
+        """How many ranks are to have a machine."""
+        return len(self.filled())
 
     def members(self) -> list[tuple[int, Slot]]:
         """Ranks of the newest generation whose machine still is the one that was in it."""

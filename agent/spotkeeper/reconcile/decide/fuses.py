@@ -158,7 +158,7 @@ def _spent(draft: Draft) -> float:
     """USD until now: what was noted, and what the machines of the record as read cost since."""
     fuses = draft.before.fuses
     hours = max(0.0, draft.now - fuses.spent_at) / 3600.0 if fuses.spent_at else 0.0
-    return fuses.spent + hours * sum(_price(draft, slot) for slot in _slots(draft.before))
+    return fuses.spent + hours * sum(price(draft, slot) for slot in _slots(draft.before))
 
 
 def _slots(record: Record) -> Iterator[Slot]:
@@ -169,7 +169,7 @@ def _slots(record: Record) -> Iterator[Slot]:
                 yield slot
 
 
-def _price(draft: Draft, slot: Slot) -> float:
+def price(draft: Draft, slot: Slot) -> float:
     """USD an hour: what the cloud tells where it does, as for a choice; else the stack's price."""
     key = slot.pool, slot.zone, slot.model
     told = next((one.price for one in draft.seen.market if (one.pool, one.zone, one.model) == key), None)
@@ -179,8 +179,8 @@ def _price(draft: Draft, slot: Slot) -> float:
     listed = pool.prices.get(slot.zone) if pool is not None else None
     if listed is None:
         return 0.0
-    price = listed.of(slot.model)
-    return listed.on_demand if price is None else price
+    usd = listed.of(slot.model)
+    return listed.on_demand if usd is None else usd
 
 
 # -- when to look again
@@ -194,7 +194,7 @@ def due(draft: Draft) -> Iterator[float]:
         yield fuses.hour + HOUR_S
     if spec is None or spec.max_usd is None or draft.record.pause:
         return
-    rate = sum(_price(draft, slot) for slot in _slots(draft.before) if slot.state is SlotState.MEMBER)
+    rate = sum(price(draft, slot) for slot in _slots(draft.before) if slot.state is SlotState.MEMBER)
     if rate > 0:
         left = spec.max_usd + fuses.forgiven - _spent(draft)
         yield draft.now + max(draft.times.soon_s, left / rate * 3600.0)

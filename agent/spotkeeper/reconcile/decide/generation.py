@@ -28,7 +28,7 @@ def step(draft: Draft) -> None:
         return
     if not draft.halted():
         return
-    ready = [index for index in range(draft.size()) if _ready(draft, index, draft.ranks[index])]
+    ready = [index for index in draft.filled() if _ready(draft, index, draft.ranks[index])]
     if not ready or not (len(ready) == draft.size() or _smaller(draft, ready)):
         return
     if not _disks(draft, ready):
@@ -67,7 +67,7 @@ def _smaller(draft: Draft, ready: list[int]) -> bool:
     if draft.now < since + draft.times.shrink_s:
         return False
     there = frozenset(ready)
-    return all(draft.ranks[index].cur is None for index in range(draft.size()) if index not in there)
+    return all(draft.ranks[index].cur is None for index in draft.filled() if index not in there)
 
 
 def _grow(draft: Draft) -> None:
@@ -76,7 +76,7 @@ def _grow(draft: Draft) -> None:
     if len(draft.members()) < len(record.members) or any(needed(rank) for rank in draft.ranks):
         return
     members = frozenset(record.members)
-    coming = [i for i in range(draft.size()) if i not in members and draft.ranks[i].cur is not None]
+    coming = [i for i in draft.filled() if i not in members and draft.ranks[i].cur is not None]
     asked = any((cur := draft.ranks[index].cur) and cur.cause == "resize" for index in coming)
     if not asked and not kept.costs_nothing(draft):
         return

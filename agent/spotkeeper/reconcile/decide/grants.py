@@ -29,10 +29,10 @@ def step(draft: Draft) -> None:
     record = draft.record
     if record.phase is not Phase.RUN or record.move is not None or record.pause or draft.seen.spec is None:
         return
-    if any(rank.cur is None for rank in draft.ranks[: draft.size()]):
+    if any(draft.ranks[index].cur is None for index in draft.filled()):
         if not draft.seen.blind:
             _zone(draft)
-        for index in reversed(range(draft.size())):
+        for index in reversed(draft.filled()):
             if draft.ranks[index].cur is None and not _left_out(draft, index):
                 fill(draft, index, "cur")
 

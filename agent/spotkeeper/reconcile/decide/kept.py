@@ -101,7 +101,7 @@ def lacking(draft: Draft) -> bool:
     record = draft.record
     if record.phase is not Phase.RUN or not record.gen or not record.stop:
         return False
-    return lacks(draft, range(draft.size()))
+    return lacks(draft, draft.filled())
 
 
 def ruined(draft: Draft, ready: Iterable[int]) -> bool:
@@ -190,9 +190,9 @@ def may_take(draft: Draft, index: int, node: str | None) -> bool:
         return True
     if sharded(draft):
         return not rank.wrote
-    keepers = [other for other in draft.ranks[: draft.size()] if _keeps(other, commit)]
+    keepers = [other for at in draft.filled() if _keeps(other := draft.ranks[at], commit)]
     nodes = {keeper.node for keeper in keepers if keeper.node is not None}
-    others = (draft.ranks[at] for at in range(draft.size()) if at != index)
+    others = (draft.ranks[at] for at in draft.filled() if at != index)
     if any((_keeps(other, commit) and _at_home(other)) or _on(other, nodes) for other in others):
         return True
     return not keepers or node in nodes
@@ -219,7 +219,7 @@ def pinned(draft: Draft) -> str | None:
     commit = newest(draft)
     if commit is None or given_up(draft) or covered(draft):
         return None
-    homes = [rank.node for rank in draft.ranks[: draft.size()] if _keeps(rank, commit)]
+    homes = [draft.ranks[at].node for at in draft.filled() if _keeps(draft.ranks[at], commit)]
     return None if not homes or None in homes else homes[0]
 
 

@@ -126,7 +126,7 @@ def _arrive(draft: Draft) -> None:
 def _dry(draft: Draft) -> None:
     """The zone has offered nothing for a time: go where there may be room, which the allocation must tell."""
     record, spec = draft.record, draft.seen.spec
-    vacant = [rank for rank in draft.ranks[: draft.size()] if rank.cur is None]
+    vacant = [draft.ranks[index] for index in draft.filled() if draft.ranks[index].cur is None]
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:
         return
     if draft.now < record.dry_since + draft.times.dry_s or draft.seen.draining or draft.seen.blind:

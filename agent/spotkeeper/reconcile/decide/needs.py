@@ -26,8 +26,9 @@ def step(draft: Draft) -> None:
         return
     _stop(draft)
     _promote(draft)
-    for index, rank in enumerate(draft.ranks):
-        if needed(rank) and rank.next is None and index < draft.size():
+    for index in draft.filled():
+        rank = draft.ranks[index]
+        if needed(rank) and rank.next is None:
             grants.fill(draft, index, "next")
 
 

@@ -1,16 +1,18 @@
-"""A job's size: a resize adds ranks, or ends the highest ones at the boundary of a generation.
+"""A job's size: a resize adds ranks, or ends those whose loss costs least at the boundary of a generation.
 
-The record keeps all ranks that the job file allows, for their counters only rise; ``size`` says how many of
-them, the lowest, are wanted. The others are *parked*: no machine, no wish, their disk given up. A rank is
-parked when its member has saved and stopped; it comes back as any vacant rank does, on a blank disk.
+The record keeps all ranks that the job file allows, for their counters only rise; ``parked`` says which of them
+are not wanted: no machine, no wish, their disk given up. A rank is parked when its member has saved and stopped;
+it comes back as any vacant rank does, on a blank disk.
 """
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.decide import kept
+from spotkeeper.reconcile.decide import fuses, kept, stragglers
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import SlotState
 
 
 def ask(draft: Draft, nodes: int | None) -> str:
@@ -25,10 +27,39 @@ def ask(draft: Draft, nodes: int | None) -> str:
         why = f"it has {nodes} already"
     if why or nodes is None:
         return why
-    for index in range(draft.size(), nodes):
+    filled = draft.filled()
+    parked = [index for index in range(len(draft.ranks)) if index not in filled]
+    for index in parked[: max(0, nodes - len(filled))]:
         draft.put(index, cause="resize")
-    draft.set(size=nodes)
+    gone = _cheapest(draft, len(filled) - nodes) if nodes < len(filled) else ()
+    draft.set(size=nodes, parked=tuple(sorted({*parked[max(0, nodes - len(filled)) :], *gone})))
     return ""
+
+
+def _cheapest(draft: Draft, count: int) -> tuple[int, ...]:
+    """The ranks whose loss costs least; one that holds the newest checkpoint stays, where there is any."""
+    order = sorted(draft.filled(), key=lambda index: _loss(draft, index))
+    gone, stays = order[:count], order[count:]
+    holders = {i for i, slot in draft.members() if kept.holds(draft, i, slot)}
+    if holders and not holders & set(stays):
+        gone[-1 if gone[-1] in holders else next(at for at, i in enumerate(gone) if i in holders)] = stays[0]
+    return tuple(gone)
+
+
+def _loss(draft: Draft, index: int) -> tuple[float, ...]:
+    """What a rank's loss costs, least first: no machine, none that trains, one that goes anyway, a slow one.
+
+    Of the others the dearest goes first, for what it costs an hour is saved; a static node is paid in any case. Of
+    equal ones the highest goes; the lowest is the master, whose place stays.
+    """
+    cur = draft.ranks[index].cur
+    if cur is None:
+        return 0.0, 0.0, 0.0, -index
+    trains = cur.state is SlotState.MEMBER
+    goes = cur.notice is not None or cur.ends is not None or cur.sick > 0
+    price = 0.0 if cur.model is Model.STATIC else fuses.price(draft, cur)
+    slow = stragglers.lag(draft, index, cur)
+    return 1.0 + trains, float(not goes), -float(slow), -price, -index
 
 
 def refusal(spec: JobSpec, nodes: int) -> str:
@@ -44,13 +75,14 @@ def refusal(spec: JobSpec, nodes: int) -> str:
 
 
 def step(draft: Draft) -> None:
-    """Park what is above the size; a member of the newest generation saves and stops first."""
-    above = range(draft.size(), len(draft.ranks))
+    """Park what is not wanted; a member of the newest generation saves and stops first."""
+    above = [index for index in range(len(draft.ranks)) if draft.parked(index)]
     training = [index for index, _ in draft.members() if index in above]
     if training and not draft.record.stop:
         draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "resize")
     if training and draft.halted() and not _kept(draft):
-        draft.set(size=max(training) + 1)
+        parked = tuple(index for index in above if index not in training)
+        draft.set(size=len(draft.ranks) - len(parked), parked=parked)
         draft.log(Event.ASK, f"resize.v{draft.before.ver + 1}", cause="resize", detail="given up: see the checkpoint")
         return
     for index in above:
@@ -65,7 +97,7 @@ def _kept(draft: Draft) -> bool:
     """Whether somebody who stays has the newest commit, or nobody has any: no step is lost by a resize."""
     if kept.newest(draft) is None:
         return True
-    staying = [(index, slot) for index, slot in draft.members() if index < draft.size()]
+    staying = [(index, slot) for index, slot in draft.members() if not draft.parked(index)]
     return any(
         draft.view.attached(index, draft.ranks[index].disk, slot) and kept.holds(draft, index, slot)
         for index, slot in staying
@@ -88,7 +120,7 @@ def left(draft: Draft, index: int) -> bool:
     It is parked, and a generation runs without it; or it came back, and trains while its new disk is on its way.
     """
     record = draft.record
-    parked = index >= draft.size() and index not in record.members
+    parked = draft.parked(index) and index not in record.members
     if record.stop or not record.gen or not (parked or any(index == member for member, _ in draft.members())):
         return False
     return any(kept.holds(draft, member, slot) for member, slot in draft.members())

@@ -29,7 +29,9 @@ def step(draft: Draft, *, calm: bool) -> None:
         return
     if record.stop or record.roll or record.pause or record.move or draft.now < record.gen_since + draft.times.settle_s:
         return
-    slow = max(((lag, index) for index, slot in draft.members() if (lag := _lag(draft, index, slot))), default=None)
+    slow = max(
+        ((slowness, index) for index, slot in draft.members() if (slowness := lag(draft, index, slot))), default=None
+    )
     recent = tuple(at for at in record.fuses.swaps if draft.now - at < HOUR_S)
     if slow is None or len(recent) >= draft.times.swaps_hour:
         return
@@ -37,7 +39,7 @@ def step(draft: Draft, *, calm: bool) -> None:
     draft.put(slow[1], wish=WISH, refused=())
 
 
-def _lag(draft: Draft, index: int, slot: Slot) -> int:
+def lag(draft: Draft, index: int, slot: Slot) -> int:
     """How slow its agent says it is in this generation, in percent of the gang's middle; 0: it keeps up."""
     if slot.model is Model.STATIC:
         return 0
