@@ -260,7 +260,7 @@ def test_a_flaw_of_a_machine_is_a_warning_whatever_it_saves() -> None:
     accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.AMISS, 66, "driver"), FactIn(Kind.SAVED, 66)), 6.0)
     assert [entry.event for entry in out.list_ledger(JOB)] == [Event.UNSAVED, Event.AMISS, Event.SAVED]
     (warning,) = job_view(record(), None, out.list_ledger(JOB), STACK, 7.0).warnings
-    assert "spotkeeper preflight" in warning and warning.endswith("a GPU or its driver does not work")
+    assert "agent's log" in warning and warning.endswith("a GPU or its driver does not work")
 
 
 def test_the_newest_boots_hello_replaces_older_ones() -> None:

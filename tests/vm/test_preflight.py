@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from spotkeeper.vm import checks, checks_gpu, preflight
 from spotkeeper.vm.ec2 import Ec2
 from spotkeeper.vm.preflight import Check, Finding, Level, Place, examine
 
+from tests.vm.fakes import REPO
 from tests.vm.imds import Imds, instance
 
 
@@ -79,7 +82,7 @@ def test_a_check_that_hangs_is_a_finding_and_holds_nobody_up() -> None:
     assert [finding.level for finding in found] == [Level.WARNING, Level.WARNING]
     said(found[0], Level.WARNING, "within 0.05 s", "kick it")
     said(found[1], Level.WARNING, "Permission denied")
-    assert preflight.worst(found) is Level.WARNING and preflight.worst([]) is Level.OK
+    assert preflight.Report.of(found).level is Level.WARNING and preflight.Report.of([]).level is Level.OK
 
 
 def test_what_measures_runs_alone() -> None:
@@ -326,3 +329,36 @@ def test_findings_are_plain_data() -> None:
         "remedy": "y",
         "figures": {"off_s": 1},
     }
+
+
+# ---------------------------------------------------------------- as a program, where there is no command line of ours
+
+
+def test_a_machine_is_asked_with_the_agents_own_python(tmp_path: Path, imds: Imds) -> None:
+    """``-S``: no package but the agent's, as on a machine of a stack."""
+    environ = {
+        "PYTHONPATH": f"{REPO / 'agent'}:{sysconfig.get_path('purelib')}",
+        "PATH": os.environ["PATH"],
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.url,
+    }
+    imds.tags({"Name": "vm", "sk-stack": "test", "sk-notice-s": "30"})
+    imds.ahead_s = 120.0
+    argv = [sys.executable, "-S", "-m", "spotkeeper.vm.preflight", "--quick", "--folder", str(tmp_path)]
+    said = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert said.returncode == 1, said.stderr
+    lines = said.stdout.splitlines()
+    assert lines[0].split()[:2] == ["clock", "error"] and "do: synchronise" in lines[1]
+    assert any(line.startswith("metadata      ok       vm, eu-west-1a") for line in lines)
+    imds.ahead_s = 0.0
+    said = subprocess.run([*argv, "--json"], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert said.returncode == 0 and json.loads(said.stdout)["findings"][0]["level"] == "ok"
+
+
+def test_the_pools_own_notice_counts(imds: Imds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", imds.url)
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    imds.tags({"Name": "vm", "sk-stack": "test", "sk-notice-s": "30"})
+    assert preflight.here(tmp_path, (), None, "python3").notice_s == 30.0
+    assert preflight.here(tmp_path, (), 60.0, "python3").notice_s == 60.0
+    imds.enabled = False
+    assert preflight.here(tmp_path, (), None, "python3").notice_s == 120.0

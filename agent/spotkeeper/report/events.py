@@ -49,7 +49,7 @@ _TEXTS: dict[Event, str] = {
     Event.MIRRORED: "a copy of the checkpoint is in the bucket",
     Event.UNMIRRORED: "{who}: a checkpoint's copy in the bucket is damaged or gone; an older one counts",
     Event.FETCH: "no disk has what the job goes on from: it is fetched from the bucket",
-    Event.AMISS: "{who}: something is amiss with its machine; `spotkeeper preflight` there says more",
+    Event.AMISS: "{who}: something is amiss with its machine; its agent's log says more",
     Event.SAVED: "{who}: checkpoints are saved again",
     Event.LAG: "{who}: its machine is slow and holds the others up",
     Event.KEEPS_UP: "{who}: its machine keeps up again",

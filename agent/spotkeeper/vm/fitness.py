@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from spotkeeper.spec.facts import Kind
 from spotkeeper.vm.metadata import Metadata
-from spotkeeper.vm.preflight import Check, Level, Place, boot_checks, examine, worst
+from spotkeeper.vm.preflight import Check, Level, Place, Report, boot_checks, examine
 from spotkeeper.vm.standing import Standing
 
 
@@ -43,9 +43,9 @@ class Fitness:
         settings, log = self._me.settings, self._me.log
         notice_s = self._me.clock.real_s(settings.notice_s)
         place = Place(metadata=self._metadata, folder=settings.mount, notice_s=notice_s, environ=dict(os.environ))
-        found = tuple(examine(self._checks(), place))
-        for one in found:
+        report = Report.of(examine(self._checks(), place))
+        for one in report.findings:
             if one.level in (Level.WARNING, Level.ERROR):
                 log("preflight", check=one.check, level=one.level.value, found=one.found, remedy=one.remedy)
-        log("preflight.done", level=worst(found).value, checks=len(found))
-        self._errors = tuple(one.check for one in found if one.level is Level.ERROR)
+        log("preflight.done", level=report.level.value, checks=len(report.findings))
+        self._errors = tuple(one.check for one in report.findings if one.level is Level.ERROR)

@@ -1,11 +1,15 @@
 """Is this machine fit to train and to be preempted? What is examined, in bounded time, and what to do about it.
 
-It changes nothing (the probe of a disk's speed writes a file and deletes it), needs no rights, and where it cannot
+On a machine of a stack: ``python -m spotkeeper.vm.preflight``; elsewhere ``spotkeeper preflight`` does the same. It
+changes nothing (the probe of a disk's speed writes a file and deletes it), needs no rights, and where it cannot
 look, says why. ``checks.py`` looks at the machine, ``checks_gpu.py`` at what accelerators need.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,9 +17,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
-from spotkeeper.vm.metadata import Metadata
+from spotkeeper.clock import Clock
+from spotkeeper.vm import metadata as machines
+from spotkeeper.vm.metadata import Metadata, MetadataError
+from spotkeeper.vm.settings import NOTICE_S, notice_s
 
 
 class Level(str, Enum):
@@ -35,6 +43,22 @@ class Finding(Struct, frozen=True, omit_defaults=True):
     found: str
     remedy: str = ""
     figures: dict[str, float] = {}
+
+
+class Report(Struct, frozen=True):
+    """All findings; ``level``: of the worst."""
+
+    level: Level
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> Report:
+        found, order = tuple(findings), tuple(Level)
+        return cls(max((one.level for one in found), key=order.index, default=Level.OK), found)
+
+    def wrong(self) -> str:
+        """The names of the checks that found an error."""
+        return ", ".join(one.check for one in self.findings if one.level is Level.ERROR)
 
 
 @dataclass(frozen=True)
@@ -132,6 +156,61 @@ def boot_checks() -> tuple[Check, ...]:
     return tuple(check for check in all_checks() if check.boot)
 
 
-def worst(findings: Iterable[Finding]) -> Level:
-    order = tuple(Level)
-    return max((finding.level for finding in findings), key=order.index, default=Level.OK)
+MOUNT = Path("/mnt/sk-data")
+
+
+def here(folder: Path | None, peers: tuple[str, ...], notice: float | None, python: str) -> Place:
+    """This machine. ``folder``: None is the data disk, or where it is asked; ``notice``: None is what the pool has."""
+    metadata = _metadata()
+    return Place(
+        metadata=metadata,
+        folder=folder or (MOUNT if MOUNT.is_dir() else Path.cwd()),
+        notice_s=_notice_s(metadata) if notice is None else notice,
+        peers=peers,
+        python=python,
+        environ=dict(os.environ),
+    )
+
+
+def _metadata() -> Metadata | None:
+    """None where neither the firmware nor the environment speaks of a cloud: nobody waits for an address then."""
+    named = machines.GCE_HOST in os.environ or machines.EC2_ENDPOINT in os.environ
+    if not named and not machines.vendor().startswith(("Google", "Amazon")):
+        return None
+    return machines.here(Clock.from_env())
+
+
+def _notice_s(metadata: Metadata | None) -> float:
+    try:
+        return notice_s(metadata.instance().attributes.get("sk-notice-s")) if metadata else NOTICE_S
+    except MetadataError:
+        return NOTICE_S
+
+
+def main(argv: list[str]) -> int:
+    """Print the findings as they come; 1 where something will fail."""
+    parser = argparse.ArgumentParser(prog="spotkeeper.vm.preflight", description="Look whether this machine is fit.")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="where checkpoints go")
+    parser.add_argument("--peer", action="append", default=[], metavar="ADDRESS", help="must be reachable")
+    parser.add_argument("--notice", type=float, metavar="SECONDS", help="that a preemption gives")
+    parser.add_argument("--python", default="python3", metavar="PROGRAM", help="the interpreter that runs the job")
+    parser.add_argument("--quick", action="store_true", help="only what every boot looks at")
+    parser.add_argument("--json", action="store_true", help="one document instead of text")
+    asked = parser.parse_args(argv)
+    place = here(asked.folder, tuple(asked.peer), asked.notice, asked.python)
+    findings: list[Finding] = []
+    for one in examine(boot_checks() if asked.quick else all_checks(), place):
+        findings.append(one)
+        if not asked.json:
+            remedy = f"\n{'':23} do: {one.remedy}" if one.remedy else ""
+            print(f"{one.check:13} {one.level.value:8} {one.found}{remedy}", flush=True)
+    report = Report.of(findings)
+    if asked.json:
+        print(msgspec.json.encode(report).decode())
+    return 1 if report.level is Level.ERROR else 0
+
+
+if __name__ == "__main__":
+    from spotkeeper.vm import preflight  # noqa: PLW0406 - the module that the checks know; this is another copy
+
+    sys.exit(preflight.main(sys.argv[1:]))
