@@ -139,7 +139,7 @@ def usual(model: nn.Module, optimizer: Any = None, loader: Any = None, **parts: 
                 part.step()
 
     data = samples()
-    return Training(model, optimizer, loader or DataLoader(data, 4, shuffle=True), step, parts)
+    return Training(model, optimizer, DataLoader(data, 4, shuffle=True) if loader is None else loader, step, parts)
 
 
 # ------------------------------------------------------------ replicated
@@ -377,7 +377,9 @@ def _(world: int) -> Training:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=True)
-    return usual(shard(Body(), mp_policy=policy))
+    body = Body()
+    body.norm = nn.LayerNorm(11)  # BatchNorm takes no mixture of types on a CPU
+    return usual(shard(body, mp_policy=policy))
 
 
 @feature("fsdp, fp16 with GradScaler")

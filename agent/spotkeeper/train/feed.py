@@ -146,11 +146,13 @@ class _Iterated:
             return iter(self._loader)
         self._before = resume["before"]
         own = self._own_state()
+        now = rng.capture(devices=False)
         if own is not None and resume["own"] is not None:
             own.load_state_dict(resume["own"])
-            return iter(self._loader)
+            iterator = iter(self._loader)
+            rng.restore(now)  # an iterator draws a seed when it is made: the run left alone made this one long ago
+            return iterator
         say(f"skipping {self.position.number} batches: the loader has no state_dict() to resume from")
-        now = rng.capture(devices=False)
         rng.restore(self._before)  # so that whatever the loader draws for its order is drawn again
         iterator = iter(self._loader)
         for _ in islice(iterator, self.position.number):

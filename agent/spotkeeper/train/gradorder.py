@@ -95,9 +95,9 @@ def replay(ddp: DistributedDataParallel, order: tuple[str, ...], synced: int) ->
         raise ValueError(f"the checkpoint was made with a model that has {unknown[0]!r}; this one has not")
     module, sync_params = ddp.module, ddp.require_forward_param_sync
     ddp.module = _Chain([params[name] for name in order])
-    ddp.require_forward_param_sync = False  # buffers are the real module's
     try:
         for _ in range(min(synced, _sorts_after(ddp))):
+            ddp.require_forward_param_sync = False  # buffers are the real module's; each forward sets it again
             ddp().backward()
     finally:
         ddp.module, ddp.require_forward_param_sync = module, sync_params

@@ -198,11 +198,17 @@ def _check(loader: DataLoader[Any]) -> None:
     if type(loader).__iter__ is not DataLoader.__iter__ and not hasattr(loader, "state_dict"):
         raise DataError(f"{type(loader).__name__} iterates in its own way; give run.steps() a plain DataLoader")
     batch_sampler = loader.batch_sampler
-    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
+    if batch_sampler is not None and not _is(batch_sampler, BatchSampler):
         raise DataError(
             f"the loader has a batch sampler of its own ({type(batch_sampler).__name__}), so a place in its data "
             "cannot be found again; give the loader a sampler and a batch_size instead"
         )
+
+
+def _is(part: object, kind: type) -> bool:
+    """Exactly one of these, or torchdata's own of the same name (a StatefulDataLoader makes such)."""
+    own = type(part).__module__.startswith("torchdata.") and type(part).__name__ == kind.__name__
+    return type(part) is kind or own
 
 
 def _order(loader: DataLoader[Any], seed: int, batch: int) -> Order:
@@ -213,7 +219,7 @@ def _order(loader: DataLoader[Any], seed: int, batch: int) -> Order:
         return _sized(size, **common)
     if type(sampler) is DistributedSampler:
         return _sized(size, shuffle=sampler.shuffle, **(common | {"drop_last": loader.drop_last or sampler.drop_last}))
-    if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == size:
+    if _is(sampler, RandomSampler) and not sampler.replacement and len(sampler) == size:
         return _sized(size, shuffle=True, **common)
     if hasattr(sampler, "num_replicas"):
         raise DataError(
