@@ -361,7 +361,7 @@ def matters(record: Record, facts: frozenset[Fact], blind: bool) -> Iterator[Fac
                 over = (fact.rank, fact.attempt, fact.boot) in boots
             case Kind.RELEASED | Kind.EXIT:
                 over = fact.gen < record.gen and (fact.rank, fact.attempt) in live
-            case Kind.HUNG | Kind.STACKS:
+            case Kind.HUNG | Kind.STACKS | Kind.FAILED:
                 over = fact.gen < record.gen
             case Kind.ATTACHED:
                 over = not blind

@@ -191,6 +191,28 @@ def test_a_rank_that_is_through_is_no_crash_of_one_that_still_evaluates(hours: f
     assert not decision.record.outbox
 
 
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        ({0: "peer-2000-0", 1: "own-3000-0", 2: "own-2500-1"}, 2),
+        ({0: "own-1000-0", 1: "peer-900-0", 2: "peer-1100-0"}, 0),
+        ({0: "peer-2000-0", 2: "peer-2500-0"}, 1),  # of whom nothing is known was killed
+        ({}, 1),
+    ],
+)
+def test_of_several_that_fail_the_first_that_did_of_itself_is_the_cause(told: dict[int, str], cause: int) -> None:
+    """All but a killed one exit with 1: the lowest rank was said to have failed, which had only lost its peer."""
+    record, seen = gang(3)
+    record = replace(record, roll=Roll(ver=40, since=NOW - 1, cause="exit", exits=True))
+    exits = [fact(rank, Kind.EXIT, "137" if rank == 1 else "1") for rank in range(3)]
+    facts = [fact(rank, Kind.HERE, "40") for rank in range(3)] + exits
+    facts += [fact(rank, Kind.FAILED, value) for rank, value in told.items()]
+    decision = decide(record, with_(seen, facts=(*seen.facts, *facts)))
+    assert decision.record is not None
+    crashes = [entry.rank for entry in decision.record.outbox if entry.event is Event.CRASH]
+    assert crashes == [cause]
+
+
 # -- losses are proved
 
 

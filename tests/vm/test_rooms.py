@@ -899,10 +899,8 @@ def test_a_failed_jobs_log_ends_with_what_the_first_to_fail_said(tmp_path: Path)
         home = tmp_path / f"logs/run_x/attempt_0/{rank}"
         home.mkdir(parents=True)
         (home / "stderr.log").write_text(words)
-    for age, rank in enumerate((10, 1, 0)):  # 2 was killed and left nothing
-        left = tmp_path / f"exit.{rank}"
-        left.write_text("1\n")
-        os.utime(left, (1000 - age, 1000 - age))
+    for at, rank in enumerate((1, 0, 10)):  # 2 goes on
+        (tmp_path / f"error.{rank}").write_text(json.dumps({"at": at, "follows": rank != 0}))
     (tmp_path / logs.LAUNCHER_LOG).write_text(TORCHRUN)
     text = logs.collect(tmp_path).decode()
     assert text.endswith("ValueError: the data is wrong")

@@ -107,3 +107,19 @@ Current thread's C stack trace (most recent call first):
   Binary file "/lib/libc.so.6", at __futex_wait+0x1
 """
     assert [str(frame) for frame in stacks.main_frames(text)] == ["train.py:41 in load", "train.py:50 in <module>"]
+
+
+def test_how_launcher_and_torchrun_came_to_the_script_is_left_out() -> None:
+    boot = "/b/job/spotkeeper/vm/launcher/boot.py"
+    text = f"""Thread 0x00007f1 (most recent call first):
+  File "/s/pin.py", line 3 in loop
+
+Current thread 0x00007f2 (most recent call first):
+  File "/s/train.py", line 41 in load
+  File "{boot}", line 138 in _run_user
+  File "/v/torch/distributed/run.py", line 9 in main
+"""
+    told = stacks.users_part(text)
+    assert "pin.py" in told and "train.py" in told and "Current thread" in told
+    assert "boot.py" not in told and "run.py" not in told
+    assert stacks.users_part("") == ""

@@ -6,16 +6,18 @@ import contextlib
 import secrets
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from spotkeeper.cli import logtext
+from spotkeeper.cli import failure, logtext
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile import round as round_
 from spotkeeper.reconcile.decide.sizes import refusal
 from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.report.view import CLOUD, JobView, Site, job_view, last_crash
+from spotkeeper.spec.hang import CAUSE as HANG
 from spotkeeper.spec.job import Ask, AskKind
-from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import Prices
 from spotkeeper.spec.names import JOB_ID, JOB_NAME
 from spotkeeper.spec.parse import nearest
@@ -77,14 +79,18 @@ def all_jobs(store: Store, finished: bool) -> Found:
 
 
 def view_of(store: Store, record: Record, stack: StackState | None, now: float, site: Site = CLOUD) -> JobView:
-    """Five reads of the bucket; one more for the log of a job whose own code failed, one for a job that holds."""
+    """Five reads of the bucket; one more for the log of a job whose own code failed, one for a job that holds.
+
+    Of a job that hung, a few: each rank's log.
+    """
     ledger = (*store.list_ledger(record.job), *record.outbox)
     progress = None
     with contextlib.suppress(CorruptError):  # the next report writes it again
         progress = store.read_progress(record.job)
     waits = record.phase is Phase.HOLD and resume_waits(store, record)
-    log = _crash_log(store, record, ledger)
-    return job_view(record, progress, ledger, stack, now, log, waits, prices_of(store, stack), site)
+    log, failed = _crash_log(store, record, ledger)
+    view = job_view(record, progress, ledger, stack, now, log, waits, prices_of(store, stack), site)
+    return replace(view, failed=failed)
 
 
 def prices_of(store: Store, stack: StackState | None) -> dict[str, Prices]:
@@ -99,12 +105,18 @@ def resume_waits(store: Store, record: Record) -> bool:
     return any(ask.kind is AskKind.RESUME and ask.id not in done for ask in store.list_asks(record.job))
 
 
-def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[str, ...]:
+def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The end of the log of a job that failed, and why; of one that has begun anew since, or that hung, only why."""
     crash = last_crash(ledger)
     if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED):
-        return ()
-    if record.gen > crash.gen:
-        return ()  # it trained again since
+        return (), ()
+    hung = any(entry.event is Event.CRASH and (entry.gen, entry.cause) == (crash.gen, HANG) for entry in ledger)
+    if hung or record.gen > crash.gen:
+        return (), failure.short(store, record, crash, hung=hung)
+    return _end_of_log(store, record, crash), ()
+
+
+def _end_of_log(store: Store, record: Record, crash: Entry) -> tuple[str, ...]:
     ranks = [crash.rank] if crash.rank is not None else list(record.members or range(len(record.ranks)))
     for rank in ranks:
         data = store.get(paths.log(record.job, rank, crash.gen or record.gen))

@@ -17,6 +17,7 @@ from spotkeeper.reconcile.document import Place, Speaker, place
 from spotkeeper.reconcile.store_api import CorruptError, StaticHello, Store, StoreError
 from spotkeeper.spec import names
 from spotkeeper.spec.facts import AMISS, Fact, Kind
+from spotkeeper.spec.failure import Failure
 from spotkeeper.spec.generation import MAX_KEPT, FactIn, Progress, Sync
 from spotkeeper.spec.hang import Answer, Hung
 from spotkeeper.spec.ledger import Entry, Event
@@ -214,6 +215,8 @@ def _sensible(record: Record, fact: Fact) -> bool:  # noqa: PLR0911 - a line for
         return parse_sign(fact.value) is not None
     if fact.kind is Kind.LAGS:
         return LAG.fullmatch(fact.value) is not None
+    if fact.kind is Kind.FAILED:
+        return Failure.parse(fact.value) is not None
     if fact.kind is Kind.HUNG:
         return Hung.parse(fact.value) is not None
     if fact.kind is Kind.STACKS:

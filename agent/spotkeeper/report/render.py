@@ -363,6 +363,7 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
     if view.nodes:
         body += [Text(), node_table(view.nodes)]
     body += [Text(), events]
+    body += [Text(line, style="red", no_wrap=True, overflow="ellipsis") for line in view.failed]
     if view.crash_log and not view.stands():  # then `crash_log` follows the box, whole
         body.append(Text(LOG_TITLE, style="bold red"))
         body += [Text(line, no_wrap=True, overflow="ellipsis") for line in view.crash_log]
@@ -385,6 +386,7 @@ def status(view: JobView) -> RenderableType:
     parts += [Text(warning, style="bold yellow") for warning in view.warnings]
     if view.nodes:
         parts.append(node_table(view.nodes))
+    parts += [Text(line, style="red", no_wrap=True, overflow="ignore") for line in view.failed]
     if view.crash_log:
         parts.append(crash_log(view))
     parts += [Text(line) for line in (*hold_lines(view), *kept_lines(view))]

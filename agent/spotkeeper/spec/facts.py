@@ -20,6 +20,7 @@ class Kind(str, Enum):
     RELEASED = "released"  # value: newest committed step. Its processes of `gen` have stopped after a save-and-stop
     FREED = "freed"  # value: disk number or "0". Disk unmounted; the agent will not touch it again
     EXIT = "exit"  # value: exit code. The job's process of `gen` ended by itself (0: done)
+    FAILED = "failed"  # value: ``failure.Failure``. When the first of its workers failed, and whether for a peer's sake
     HERE = "here"  # value: the document version that called the roll
     ATTACHED = "attached"  # value: disk number or "0" (a static node's own). Mounted; what it HOLDS was said before
     HOLDS = "holds"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk

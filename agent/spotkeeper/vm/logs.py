@@ -12,12 +12,15 @@ import os
 import queue
 import stat
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from spotkeeper.clock import Clock
+from spotkeeper.spec.failure import Failure
 from spotkeeper.spec.joblog import Part, join
 from spotkeeper.spec.redact import hide
+from spotkeeper.vm.failures import failures
 from spotkeeper.vm.launcher import output, stacks
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.storage import Bucket, StorageError
@@ -51,10 +54,11 @@ def collect(folder: Path, extra: str = "", who: str = "this machine") -> bytes:
     """What torchrun and the ranks of this node printed last (``spec.joblog``).
 
     Errors come last, where a reader looks first; of several ranks' errors, those of the rank that failed
-    before the others: theirs tell only that it is gone.
+    before the others, and not for a peer's sake: theirs tell only that it is gone.
     """
+    failed = failures(folder)
     ranks = sorted((folder / "logs").rglob("*/stdout.log"), key=_local_rank)
-    errors = sorted((folder / "logs").rglob("*/stderr.log"), key=lambda path: _first_to_fail_last(folder, path))
+    errors = sorted((folder / "logs").rglob("*/stderr.log"), key=lambda path: _first_to_fail_last(failed, path))
     files = (folder / LAUNCHER_LOG, *ranks, folder / stacks.TEXT, *errors)
     limit = min(TAIL_BYTES, TOTAL_BYTES // len(files))
     parts = [_end(path, _title(path, who, len(ranks)), limit) for path in files]
@@ -75,16 +79,12 @@ def _local_rank(path: Path) -> int:
     return int(path.parent.name) if path.parent.name.isdigit() else 0
 
 
-def _first_to_fail_last(folder: Path, path: Path) -> tuple[bool, float, int]:
-    """Ranks that did not fail of themselves, by number; then those that did, the earliest last."""
+def _first_to_fail_last(failed: Mapping[int, Failure], path: Path) -> tuple[bool, bool, int, int]:
+    """Ranks that did not fail, by number; those that failed for a peer's sake; those that did of themselves. The
+    earliest last."""
     rank = _local_rank(path)
-    left = folder / f"exit.{rank}"
-    try:
-        if left.read_bytes().strip() != b"0":
-            return True, -left.stat().st_mtime, rank
-    except OSError:  # killed, or it still runs
-        pass
-    return False, 0.0, rank
+    failure = failed.get(rank)
+    return (False, False, 0, rank) if failure is None else (True, not failure.follows, -failure.at_ms, rank)
 
 
 def _title(path: Path, who: str, ranks: int) -> str:

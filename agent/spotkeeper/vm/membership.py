@@ -246,6 +246,8 @@ class Membership:
             self._me.say(Kind.RELEASED, self._step(ending.commit), gen=ending.gen)
         else:
             self._tell_sick(ending)
+            if ending.failure is not None and ending.code:
+                self._me.say(Kind.FAILED, str(ending.failure), gen=ending.gen)
             self._me.say(Kind.EXIT, str(ending.code), gen=ending.gen)
 
     def _tell_sick(self, ending: Ending) -> None:

@@ -22,6 +22,7 @@ from enum import Enum
 from pathlib import Path
 
 from spotkeeper.spec import codec
+from spotkeeper.spec.failure import Failure
 from spotkeeper.spec.generation import Generation, JobRun
 from spotkeeper.train.control import (
     NO_RESTART,
@@ -35,6 +36,7 @@ from spotkeeper.train.control import (
 )
 from spotkeeper.train.store import scan
 from spotkeeper.vm import render
+from spotkeeper.vm.failures import first
 from spotkeeper.vm.jobhost import sweep
 from spotkeeper.vm.launch import Kind, Launcher, LaunchError
 from spotkeeper.vm.log import Log
@@ -105,6 +107,7 @@ class Ending:
     discarded: bool
     result: Result | None
     commit: Commit | None
+    failure: Failure | None = None  # of its worker that failed first
 
     @property
     def well(self) -> bool:
@@ -273,7 +276,7 @@ class Supervisor:
         elif child.stop is Stop.KILLED and len(codes) == child.nproc:
             code = max(codes)  # its workers had ended by themselves; only torchrun was killed
         commit = child.control.commit if result is None else result.commit
-        return Ending(child.gen, code, child.saving, child.discarded, result, commit)
+        return Ending(child.gen, code, child.saving, child.discarded, result, commit, first(child.folder))
 
     def _tell_unattached(self, child: Child, now: float) -> None:
         """Once, in the job's log: a generation after the first, of which neither a checkpoint nor ``attach()`` is seen.

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from spotkeeper.reconcile.decide import fuses, hang, sick, slots
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.failure import Failure
 from spotkeeper.spec.hang import CAUSE as HANG
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Outcome, Phase, Roll, Slot
@@ -67,7 +68,7 @@ def _failed(draft: Draft, codes: dict[int, int]) -> None:
     if why := _going(draft):
         draft.halt(draft.now, why)
         return
-    rank, code = _worst(codes)[0]
+    rank, code = _worst(draft, codes)[0]
     call(draft, "exit", detail=f"rank {rank} exited with {code}", exits=True)
 
 
@@ -109,7 +110,7 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
         if why := _going(draft):  # a machine that goes down ends the job's processes first, and still answers
             draft.halt(draft.now, why)
         elif not sick.give_up(draft):
-            bad = _worst(codes)
+            bad = _worst(draft, codes)
             why = f"rank {bad[0][0]} exited with {bad[0][1]}" if bad else "a rank's process ended"
             _crash(draft, bad[0][0] if bad else None, why + sick.note(draft))
     elif roll.cause == HANG:
@@ -132,9 +133,27 @@ def _crash(draft: Draft, rank: int | None, why: str, cause: str = "crash") -> No
     draft.halt(draft.now, "crash")
 
 
-def _worst(codes: dict[int, int]) -> list[tuple[int, int]]:
-    """Ranks that failed, with their codes, the likeliest cause first: who only lost a peer exits with 1."""
-    return sorted(((rank, code) for rank, code in codes.items() if code != 0), key=lambda one: (-one[1], one[0]))
+def _worst(draft: Draft, codes: dict[int, int]) -> list[tuple[int, int]]:
+    """Ranks that failed, with their codes, the likeliest cause first.
+
+    That is the earliest that failed of itself. Of whom nothing is known was killed with its launcher, or has an older
+    agent: then the code counts, for who only lost a peer exits with 1.
+    """
+
+    def order(rank: int, code: int) -> tuple[int, int, int, int]:
+        failure = _failure(draft, rank)
+        if failure is None:
+            return 1, 0, -code, rank
+        return 2 if failure.follows else 0, failure.at_ms, -code, rank
+
+    return sorted(((rank, code) for rank, code in codes.items() if code != 0), key=lambda one: order(*one))
+
+
+def _failure(draft: Draft, rank: int) -> Failure | None:
+    slot = draft.ranks[rank].cur
+    facts = draft.view.said(rank, slot, Kind.FAILED, draft.record.gen) if slot is not None else []
+    found = [failure for fact in facts if (failure := Failure.parse(fact.value)) is not None]
+    return min(found, key=Failure.order, default=None)
 
 
 def _last_progress(draft: Draft) -> float:

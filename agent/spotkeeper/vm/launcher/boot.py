@@ -24,7 +24,7 @@ import threading
 from pathlib import Path
 
 from spotkeeper.train.errors import NO_RESTART, ScriptError
-from spotkeeper.vm.launcher import output, stacks
+from spotkeeper.vm.launcher import failure, output, stacks
 from spotkeeper.vm.launcher.process import die_with_parent
 
 
@@ -82,7 +82,11 @@ def _default_signals() -> None:
 
 def _listen() -> None:
     if folder := os.environ.get("SPOTKEEPER_RUN"):
-        stacks.listen(Path(folder), int(os.environ.get("LOCAL_RANK", "0")))
+        stacks.listen(Path(folder), _local_rank())
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def _say_at_once() -> None:
@@ -132,6 +136,8 @@ def _run_user(argv: list[str]) -> int:
         return _code_of(stop)
     except BaseException as error:
         _show(error)
+        if folder := os.environ.get("SPOTKEEPER_RUN"):
+            failure.note(Path(folder), _local_rank(), error)
         return NO_RESTART if isinstance(error, ScriptError) else 1
     return 0
 
@@ -158,7 +164,7 @@ def _write_code(code: int) -> None:
     folder = os.environ.get("SPOTKEEPER_RUN")
     if not folder:
         return
-    path = Path(folder) / f"exit.{os.environ.get('LOCAL_RANK', '0')}"
+    path = Path(folder) / f"exit.{_local_rank()}"
     with contextlib.suppress(OSError):  # a full disk must not turn a success into a failure
         temporary = path.with_name(path.name + ".tmp")
         temporary.write_text(f"{code}\n")

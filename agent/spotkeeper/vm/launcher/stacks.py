@@ -38,6 +38,7 @@ QUIET_S = 0.03  # without another byte: the answer is whole
 LONGEST_S = 3.0  # of one answer: a hundred threads on a busy machine
 MOST = 64  # processes asked: a node has 8 workers with some loaders each
 _TGKILL = {"x86_64": 234, "aarch64": 131}
+_BOOT = "/spotkeeper/vm/launcher/boot.py"
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
@@ -104,11 +105,11 @@ def main(torchrun: int, run: Path) -> None:
         if place.where is Where.ELSEWHERE and works(pid, run / f"stacks.{rank}", answer):
             place = replace(place, where=Where.WORKS)
         places.append(place)
-        texts.append(f"local rank {rank} (pid {pid}): {told(place)}\n{answer}")
+        texts.append(f"local rank {rank} (pid {pid}): {told(place)}\n{users_part(answer)}")
     for pid in [pid for pid in tree if pid not in workers][: MOST - len(workers)]:
         rank_of = next((workers[each] for each in above(pid, tree) if each in workers), None)
         if rank_of is not None and (answer := ask(pid, run / f"stacks.{rank_of}")):
-            texts.append(f"local rank {rank_of}, its process {pid} ({_name(pid)}):\n{answer}")
+            texts.append(f"local rank {rank_of}, its process {pid} ({_name(pid)}):\n{users_part(answer)}")
     with (run / TEXT).open("a") as file:
         file.write("\n".join(texts) + "\n")
     temporary = run / (SHORT + ".tmp")
@@ -211,6 +212,17 @@ def main_frames(answer: str) -> list[Frame]:
         elif (frame := _FRAME.match(line)) is not None:
             found.append(Frame(frame[1], int(frame[2]), frame[3]))
     return found
+
+
+def users_part(answer: str) -> str:
+    """Without the calls by which launcher and torchrun came to the user's script: thirty lines, always the same."""
+    out, skips = [], False
+    for line in answer.splitlines():
+        frame = _FRAME.match(line)
+        skips = frame is not None and (skips or frame[1].endswith(_BOOT))
+        if not skips:
+            out.append(line)
+    return "\n".join(out) + "\n" if out else ""
 
 
 # Frames between a collective and its caller that say nothing of themselves.

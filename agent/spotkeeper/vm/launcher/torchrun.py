@@ -10,8 +10,10 @@ import contextlib
 import os
 import sys
 import traceback
+from pathlib import Path
 
 from spotkeeper.train.errors import NO_RESTART
+from spotkeeper.vm.launcher import failure
 from spotkeeper.vm.launcher.process import shell_code
 
 
@@ -33,6 +35,9 @@ def run(args: list[str]) -> int:
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
         print(error, file=sys.stderr)
+        if folder := os.environ.get("SPOTKEEPER_RUN"):
+            for failed in error.failures.values():
+                failure.note_exit(Path(folder), failed.local_rank, failed.exitcode, failed.timestamp)
         return NO_RESTART if NO_RESTART in codes else shell_code(error.get_first_failure()[1].exitcode)
     except SignalException as error:
         return 128 + int(error.sigval)

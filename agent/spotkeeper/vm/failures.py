@@ -1,0 +1,35 @@
+"""Which worker of this machine failed first, by what they and torchrun noted (``launcher/failure.py``)."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.spec import codec
+from spotkeeper.spec.failure import Failure
+from spotkeeper.vm.launcher.failure import NAME
+
+
+class _Note(Struct, frozen=True):
+    at: float
+    what: str = ""
+    follows: bool = False
+
+
+def failures(folder: Path) -> dict[int, Failure]:
+    """Of each worker that failed, by local rank."""
+    found = {}
+    for path in folder.glob(f"{NAME}.*"):
+        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+            local_rank = int(path.suffix[1:])
+            note = codec.decode(path.read_bytes(), _Note)
+            found[local_rank] = Failure(note.follows, max(0, int(note.at * 1000)), local_rank)
+    return found
+
+
+def first(folder: Path) -> Failure | None:
+    """The earliest that is no peer's doing; else the earliest."""
+    return min(failures(folder).values(), key=Failure.order, default=None)

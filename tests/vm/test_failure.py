@@ -1,0 +1,116 @@
+"""Of several that fail, the first: who failed of itself, and who only because a peer was gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from spotkeeper.spec.failure import Failure
+from spotkeeper.vm import failures, logs
+from spotkeeper.vm.launcher import failure
+
+from tests.vm.test_launcher import Bench, bench
+
+__all__ = ["bench"]
+
+FAILS = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    if sys.argv[1] == "segv":
+        os.kill(os.getpid(), 11)
+    raise ValueError("the column 'label' is missing")
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize("how", ["raise", "segv"])
+def test_who_lost_a_peer_is_not_taken_for_the_cause(bench: Callable[[str], Bench], how: str) -> None:
+    one = bench("zygote")
+    folder = one.start(one.run(FAILS, how, nproc=2))
+    ending = one.wait_end()
+    assert ending.failure is not None
+    assert (ending.failure.follows, ending.failure.local_rank) == (False, 1)
+    assert all(each.follows for rank, each in failures.failures(folder).items() if rank != 1)
+    if how == "raise":
+        assert logs.collect(folder).decode().rstrip().endswith("ValueError: the column 'label' is missing")
+
+
+class DistNetworkError(RuntimeError):
+    """By torch's name, without torch."""
+
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:27042"
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "follows"),
+    [
+        (RuntimeError(GLOO), True),
+        (DistNetworkError("The client socket has timed out"), True),
+        (RuntimeError("NCCL communicator was aborted on rank 3."), True),
+        (raised(ValueError("step 7 failed"), RuntimeError(GLOO)), True),
+        (ValueError("Connection closed by peer"), False),
+        (ConnectionResetError("Connection reset by peer"), False),  # of a data set that is read over the network
+        (RuntimeError("CUDA out of memory"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_what_tells_only_of_a_peer(error: BaseException, follows: bool) -> None:
+    assert failure.follows(error) is follows
+
+
+def test_a_chain_that_bites_its_tail_ends() -> None:
+    one, other = ValueError("a"), ValueError("b")
+    one.__cause__, other.__cause__ = other, one
+    assert not failure.follows(one)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "follows"),
+    [
+        (-9, "", False),
+        (-15, "", True),
+        (7, "", False),
+        (-6, "assert failed", False),
+        (-6, "[ProcessGroupNCCL] x", True),
+    ],
+)
+def test_who_was_killed_notes_nothing_so_torchrun_does(tmp_path: Path, code: int, said: str, follows: bool) -> None:
+    home = tmp_path / "logs/x/attempt_0/2"
+    home.mkdir(parents=True)
+    (home / "stderr.log").write_text(said)
+    failure.note_exit(tmp_path, 2, code, 5.0)
+    assert failures.first(tmp_path) == Failure(follows, 5000, 2)
+
+
+def test_what_a_worker_noted_itself_stands(tmp_path: Path) -> None:
+    failure.note(tmp_path, 0, ValueError("x" * 9000))
+    failure.note_exit(tmp_path, 0, 1, 5.0)
+    noted = json.loads((tmp_path / "error.0").read_text())
+    assert noted["what"].startswith("ValueError: xxx") and len(noted["what"]) == 500
+    failure.note(tmp_path / "gone", 0, ValueError())  # a folder that takes nothing hides no failure
+
+
+def test_the_first_is_the_earliest_that_failed_of_itself(tmp_path: Path) -> None:
+    assert failures.first(tmp_path) is None
+    for rank, (at, follows) in enumerate([(1.0, True), (3.0, False), (2.0, False)]):
+        (tmp_path / f"error.{rank}").write_text(json.dumps({"at": at, "what": "", "follows": follows}))
+    (tmp_path / "error.x").write_text("{}")
+    (tmp_path / "error.9").write_text("no JSON")
+    assert failures.first(tmp_path) == Failure(False, 2000, 2)
+
+
+@pytest.mark.parametrize("text", ["", "own", "own-1", "own-1-2-3", "none-1-2", "own--1-2"])
+def test_words_that_make_no_sense_are_none(text: str) -> None:
+    assert Failure.parse(text) is None
+    assert Failure.parse(str(Failure(True, 7, 3))) == Failure(True, 7, 3)
