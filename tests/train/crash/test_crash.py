@@ -65,12 +65,17 @@ def test_a_failing_disk(tmp_path: Path, surveyed: dict[Victim, list[str]], what:
     assert _crash(tmp_path, Cell(1, "last", victim, point, what)).where == "pwrite, half"
 
 
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("flips") / "whole"
+    flips.prepare(root, 1)
+    return root
+
+
 @pytest.mark.parametrize("file", flips.FILES)
-def test_a_flipped_byte(tmp_path: Path, file: str) -> None:
-    flips.prepare(tmp_path / "whole", 1)
-    assert (
-        flips.try_flip(tmp_path / "whole", tmp_path / "flipped", flips.Flip(1, file, "middle", everywhere=True)) == []
-    )
+def test_a_flipped_byte(tmp_path: Path, two_checkpoints: Path, file: str) -> None:
+    flip = flips.Flip(1, file, "middle", everywhere=True)
+    assert flips.try_flip(two_checkpoints, tmp_path / "flipped", flip) == []
 
 
 @pytest.mark.parametrize("name", ["pwrite", "replace", "answer"])
