@@ -58,8 +58,9 @@ def test_a_job_without_source_runs_what_the_machines_have(folder: Path, words: s
 
 
 LONG = "x" * 5000
-UNSERVED = "job.yaml:3: secrets: are not handed to jobs by this version: let the script fetch them"
-OFFERED = ", ".join(name for name in JobSpec.__struct_fields__ if name not in ("secrets", "source_sha256"))
+UNREAD = "job.yaml:3: secrets: nobody can read them: stack prod gives jobs no identity (job_identity)"
+NO_SECRET = "want where a secret is, not its value: gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
+OFFERED = ", ".join(name for name in JobSpec.__struct_fields__ if name != "source_sha256")
 JOB_CASES = [
     # --- YAML itself
     ("", "job.yaml: empty, want a mapping with name, command, nodes, pools, ..."),
@@ -103,7 +104,7 @@ JOB_CASES = [
     # --- keys
     ("nme: first\ncommand: [/opt/train.py]\n", "job.yaml:1: nme: unknown key (did you mean name?)"),
     (GOOD + "checkpiont: {keep: 2}\n", "job.yaml:3: checkpiont: unknown key (did you mean checkpoint?)"),
-    (GOOD + "secret: {A: b}\n", f"job.yaml:3: secret: unknown key, want one of {OFFERED}"),
+    (GOOD + "secret: {A: b}\n", "job.yaml:3: secret: unknown key (did you mean secrets?)"),
     (GOOD + "source_sha: ab\n", f"job.yaml:3: source_sha: unknown key, want one of {OFFERED}"),
     (GOOD + "max-on-demand: 1\n", "job.yaml:3: max-on-demand: unknown key (did you mean max_on_demand?)"),
     (GOOD + "nodes: {mn: 1, max: 2}\n", "job.yaml:3: nodes.mn: unknown key (did you mean min?)"),
@@ -209,16 +210,22 @@ JOB_CASES = [
     (GOOD + 'env: {DATA: "a\\0b"}\n', "job.yaml:3: env.DATA: contains a NUL character"),
     (
         GOOD + "env: {WANDB_API_KEY: abc}\n",
-        "job.yaml:3: env.WANDB_API_KEY: looks like a secret, which no job file may hold: let the script fetch it",
+        "job.yaml:3: env.WANDB_API_KEY: looks like a secret, which no job file may hold: `secrets` names one",
+    ),
+    (GOOD + "secrets: {HF_TOKEN: 'hf_x y'}\n", f"job.yaml:3: secrets.HF_TOKEN: {NO_SECRET}\n{UNREAD}"),
+    (GOOD + "secrets: {B: gcp-secret://projects/p/secrets/hf}\n", f"job.yaml:3: secrets.B: {NO_SECRET}\n{UNREAD}"),
+    (
+        GOOD + "secrets: {A: 'gcp-secret://projects/p/secrets/../../versions/latest'}\n",
+        f"job.yaml:3: secrets.A: {NO_SECRET}\n{UNREAD}",
+    ),
+    (GOOD + "secrets: {HF_TOKEN: gcp-secret://projects/p/secrets/hf/versions/latest}\n", UNREAD),
+    (
+        GOOD + "secrets: {A: 'aws-secret://arn:aws:secretsmanager:eu-west-1:123456789012:secret:hf-AbCdEf'}\n",
+        f"job.yaml:3: secrets.A: is in another cloud than the stack (gcp)\n{UNREAD}",
     ),
     (
-        GOOD + "secrets: {HF_TOKEN: 'hf_x y'}\n",
-        "job.yaml:3: secrets.HF_TOKEN: want the name of a secret in the cloud's secret store, not a value\n" + UNSERVED,
-    ),
-    (GOOD + "secrets: {HF_TOKEN: hf-token}\n", UNSERVED),
-    (
-        GOOD + "env: {A: x}\nsecrets: {A: name}\n",
-        "job.yaml:4: secrets.A: is in `env` too: keep one\n" + UNSERVED.replace(":3:", ":4:"),
+        GOOD + "env: {A: x}\nsecrets: {A: gcp-secret://projects/p/secrets/hf/versions/7}\n",
+        "job.yaml:4: secrets.A: is in `env` too: keep one\n" + UNREAD.replace(":3:", ":4:"),
     ),
     # --- combinations
     (GOOD + "nodes: {min: 3, max: 2}\n", "job.yaml:3: nodes.min: 3: is above nodes.max (2)"),
@@ -391,6 +398,12 @@ def test_a_gang_that_no_zone_can_hold(folder: Path) -> None:
     assert complaint(folder, GOOD + "nodes: 3\n", apart) == message
     spec = load_yaml(GOOD + "nodes: 3\nspread: true\n", JobSpec)
     assert check_job(spec, apart).spread
+
+
+def test_a_stack_that_gives_jobs_an_identity_takes_secrets() -> None:
+    spec = load_yaml(GOOD + "secrets: {HF_TOKEN: gcp-secret://projects/p/secrets/hf/versions/latest}\n", JobSpec)
+    stack = msgspec.structs.replace(STACK, job_identity="trainer@p.iam.gserviceaccount.com")
+    assert check_job(spec, stack).secrets == spec.secrets
 
 
 def test_secret_values_are_never_repeated(folder: Path) -> None:
