@@ -248,8 +248,28 @@ def _script(folder: Path, spec: JobSpec) -> Iterator[Problem]:
     yield problem("command[0]", f"no such file in `source` ({spec.source})", script, hint)
 
 
+def requirements(job: JobContext) -> Iterator[Problem]:
+    file = job.spec.requirements
+    if file is None:
+        return
+    if job.spec.source is None:
+        yield problem("requirements", "is a file of `source`, and there is none: add `source: .`", file)
+    elif file.startswith("/") or ".." in Path(file).parts or "\0" in file:
+        yield problem("requirements", "want a file of `source`, named as from there", file)
+    elif not (file.endswith(".txt") or Path(file).name == "uv.lock"):
+        what = "want a requirements file (.txt) or uv.lock"
+        yield problem("requirements", what, file, "uv.lock" if Path(file).name == "pyproject.toml" else None)
+    elif job.folder is not None:
+        folder = job.folder / job.spec.source
+        names = [file] if file.endswith(".txt") else [file, str(Path(file).with_name("pyproject.toml"))]
+        for name in names:
+            if folder.is_dir() and not _named(folder, name):
+                hint = nearest(name, [str(path.relative_to(folder)) for path in folder.glob("*.txt")])
+                yield problem("requirements", f"no such file in `source` ({job.spec.source})", name, hint)
+
+
 def _named(folder: Path, script: str) -> bool:
-    """Whether the script is a file of this folder, named as from there."""
+    """Whether this is a file of the folder, named as from there."""
     try:
         return not script.startswith("/") and (folder / script).is_file()
     except OSError:  # too long for a name, or in a folder that cannot be read
@@ -326,6 +346,7 @@ JOB_VALIDATORS = (
     policy_fits,
     source_hash,
     source_folder,
+    requirements,
     pools_exist,
     pools_usable,
     capacity,

@@ -90,6 +90,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     source_sha256: str | None  # object jobs/<job>/source/<sha256>, a tar
     env: dict[str, str] = {}
     python: str = "python3"
+    requirements: str = ""  # a file of the source that says what environment the job wants; "": none of its own
     nproc: int = 1
     launcher: str = "zygote"  # or "exec"
     grace_s: float = 25.0

@@ -74,6 +74,9 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     pools: Annotated[tuple[str, ...], _about("where machines may come from; empty: every pool of the stack")] = ()
     source: Annotated[str | None, _about("folder sent to the machines, relative to the job file")] = None
     python: Annotated[str, _about("interpreter on the machines, with torch installed")] = "python3"
+    requirements: Annotated[
+        str | None, _about("requirements.txt or uv.lock of `source`: installed once, onto the rank's disk; unset: none")
+    ] = None
     nproc: Annotated[int, Meta(ge=1, le=64, description="processes per machine; unset: what the pool says")] | None = (
         None
     )

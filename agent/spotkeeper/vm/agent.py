@@ -41,6 +41,7 @@ from spotkeeper.vm.events import (
     Unfit,
     Unmounted,
 )
+from spotkeeper.vm.fitness import Fitness
 from spotkeeper.vm.hang import HangWatch
 from spotkeeper.vm.heed import Heed
 from spotkeeper.vm.leaving import LAST_WORDS_S, Farewell, Leaving, Then
@@ -84,6 +85,7 @@ class Agent:
         self._farewell = Farewell(self._me, self._parts, self._membership)
         self._orders = Orders(self._me, self._parts, self._membership, self._farewell)
         self._heed = Heed(self._me, self._super)
+        self._fitness = Fitness(self._me, metadata)
         self._hang = HangWatch(self._me, self._super, clock)
         self._exit: int | None = None
 
@@ -115,6 +117,7 @@ class Agent:
         if self._set.static:
             self._me.say(Kind.HELLO, gen=0)
         self._sync.start()
+        self._fitness.begin()
         give_back()
         notify("READY=1", f"STATUS={self._me.state.value}")
 
@@ -230,6 +233,7 @@ class Agent:
             self._membership.drive()
             self._membership.carry_output()
             self._heed.heed()
+            self._fitness.go_on()
             self._hang.go_on()
             self._parts.mirror.advance(self._me, self._super.child, self._parts.mounting)
         self._super.tick()
@@ -250,6 +254,8 @@ class Agent:
     def _prepare(self) -> None:
         assignment, run = self._me.saved.assignment, self._me.saved.run
         if assignment is not None and run is not None:
+            mounted = self._parts.mounting.number is not None
+            self._parts.ready.mounted(self._me.ckpt(assignment.job).with_name("env") if mounted else None)
             self._parts.ready.prepare(assignment.job, run)
             self._parts.given.prepare(run.secrets)
         if self._parts.ready.may_greet():

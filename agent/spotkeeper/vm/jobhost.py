@@ -23,6 +23,7 @@ from spotkeeper.vm.launcher.host import SOCKET
 from spotkeeper.vm.power import has_systemd
 
 HOST = Path("/run/spotkeeper-job") / SOCKET
+STATE = Path("/var/lib/spotkeeper-job")  # the jobs' user's own, on the boot disk
 ANSWER_S = 10.0  # real
 
 

@@ -30,12 +30,14 @@ from spotkeeper.spec import codec
 from spotkeeper.vm import jobhost
 from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
 from spotkeeper.vm.jobhost import Process
+from spotkeeper.vm.launcher import pyenv
 from spotkeeper.vm.launcher.process import REAP_S
 from spotkeeper.vm.launcher.server import SOCKET
 from spotkeeper.vm.log import Log
 
 KEY = "SPOTKEEPER_LAUNCHER_KEY"  # what the launcher was started for; another key needs another launcher
 WARM_S = 180.0  # real; importing torch from a fresh disk on a busy machine
+BUILD_S = 3600.0  # real; making the job's environment, gigabytes of wheels among it
 ANSWER_S = 5.0  # real
 RETRY_S = 0.05  # real
 GUARD_S = REAP_S + 2.0  # real; the guard gives up on a process that does not end
@@ -51,15 +53,27 @@ class LaunchError(Exception):
 
 
 @dataclass(frozen=True)
+class Wants:
+    """An environment of the job's own (``launcher/pyenv.py``). ``home``: where it is made without the rank's disk."""
+
+    source: Path
+    file: str
+    contents: str  # a hash
+    home: Path
+
+
+@dataclass(frozen=True)
 class Kind:
     """Which launcher a job needs. The whole environment counts: OpenMP and others read theirs at import."""
 
     mode: str  # "zygote" or "exec"
     python: str
     env: tuple[tuple[str, str], ...]
+    wants: Wants | None = None  # None: that Python has all the job needs
 
     def key(self) -> str:
-        return hashlib.sha256(repr((self.mode, self.python, self.env)).encode()).hexdigest()[:16]
+        wants = self.wants.contents if self.wants else ""
+        return hashlib.sha256(repr((self.mode, self.python, self.env, wants)).encode()).hexdigest()[:16]
 
 
 class _Run(Struct, frozen=True):
@@ -112,6 +126,11 @@ class Launcher:
     def stale(self) -> bool:
         """Whether it was started by an agent of another bundle, whose library the next generation shall not use."""
         return self.up and self.home != str(self._job_path.resolve())
+
+    @property
+    def building(self) -> bool:
+        """Whether the job's environment is being made, which may take minutes."""
+        return (self._folder / pyenv.BUILDING).exists()
 
     @property
     def gone(self) -> bool:
@@ -202,8 +221,10 @@ class Launcher:
         if sock is not None and (status := self._greet(sock, kind)):
             return self._welcome(sock, status)
         self._process = process = self._spawn(kind)
-        until = time.monotonic() + WARM_S
+        until, latest = time.monotonic() + WARM_S, time.monotonic() + BUILD_S
         while time.monotonic() < until:
+            if self.building:
+                until = min(time.monotonic() + WARM_S, latest)
             sock = self._try_connect()
             if sock is not None and (status := self._greet(sock, kind)):
                 return self._welcome(sock, status)
@@ -213,7 +234,8 @@ class Launcher:
                 self._process = process = self._spawn(kind)
             time.sleep(RETRY_S)
         process.terminate()
-        raise LaunchError(f"the launcher was not ready after {WARM_S:.0f} s")
+        limit = f"{BUILD_S:.0f} s, with its environment" if time.monotonic() > latest else f"{WARM_S:.0f} s"
+        raise LaunchError(f"the launcher was not ready after {limit}")
 
     def _try_connect(self) -> socket.socket | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -283,6 +305,10 @@ class Launcher:
             raise LaunchError(f"cannot start {kind.python}: no such program")
         guard = [sys.executable, "-BIS", str(self._job_path / "spotkeeper/vm/launcher/guard.py"), str(self._folder)]
         command = [*guard, kind.python, "-m", f"spotkeeper.vm.launcher.{kind.mode}", str(self._folder)]
+        if (wants := kind.wants) is not None:
+            (self._folder / pyenv.BUILDING).unlink(missing_ok=True)
+            making = [str(self._job_path / "spotkeeper/vm/launcher/pyenv.py"), str(self._folder)]
+            command = [*guard, kind.python, "-B", *making, str(wants.source), wants.file, str(wants.home), kind.mode]
         self._log("launcher.start", mode=kind.mode, python=kind.python)
         try:
             return jobhost.spawn("launcher", command, env, self._folder / LOG)

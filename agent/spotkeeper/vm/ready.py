@@ -15,6 +15,7 @@ from spotkeeper.vm.events import SourceReady, SourcesGone
 from spotkeeper.vm.helper import Helper
 from spotkeeper.vm.jobhost import Process
 from spotkeeper.vm.launch import Launcher, saver_pid, start_saver
+from spotkeeper.vm.launcher import pyenv
 from spotkeeper.vm.settings import Settings, job_path
 from spotkeeper.vm.source import fetch, forget_all
 from spotkeeper.vm.storage import Bucket
@@ -32,6 +33,9 @@ class Ready:
         self.source: Path | None = None
         self._set = settings
         self._sources = settings.state / "src"
+        self._home = (jobhost.STATE if jobhost.hosted() else settings.state) / "env"
+        self._disk = settings.run / pyenv.DISK
+        self._disk.unlink(missing_ok=True)
         self._bucket = bucket
         self._launcher = launcher
         self._helper = helper
@@ -51,7 +55,16 @@ class Ready:
         self._keep_saver()
         if not self._launching and time.monotonic() >= self._launch_at:
             self._launching = True
-            self._launcher.begin(launcher_kind(run, self.source))
+            self._launcher.begin(launcher_kind(run, self.source, self._home))
+
+    def mounted(self, folder: Path | None) -> None:
+        """Where the job's environment is on the rank's disk, while that is mounted."""
+        if folder is None:
+            self._disk.unlink(missing_ok=True)
+        elif not self._disk.exists():
+            beside = self._disk.with_suffix(".new")
+            beside.write_text(f"{folder}\n")
+            beside.rename(self._disk)
 
     def _keep_saver(self) -> None:
         if self._saver is not None and self._saver.poll() is None:
@@ -79,7 +92,9 @@ class Ready:
         """
         if self._greet_by is None:
             return False
-        if not (self._launcher.up or self._launch_failed or time.monotonic() > self._greet_by):
+        # An environment that is being made may be on the rank's disk, which comes to those who have said hello.
+        due = self._launcher.building or time.monotonic() > self._greet_by
+        if not (self._launcher.up or self._launch_failed or due):
             return False
         self._greet_by = None
         return True

@@ -38,7 +38,8 @@ from spotkeeper.train.store import scan
 from spotkeeper.vm import render
 from spotkeeper.vm.failures import first
 from spotkeeper.vm.jobhost import sweep
-from spotkeeper.vm.launch import Kind, Launcher, LaunchError
+from spotkeeper.vm.launch import Kind, Launcher, LaunchError, Wants
+from spotkeeper.vm.launcher import pyenv
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.logs import LAUNCHER_LOG
 from spotkeeper.vm.settings import job_path
@@ -322,15 +323,20 @@ def exit_codes(folder: Path) -> list[int]:
     return codes
 
 
-def launcher_kind(run: JobRun, source: Path) -> Kind:
-    """The launcher a job needs. A Python with a ``/`` in it is looked for in the job's source."""
+def launcher_kind(run: JobRun, source: Path, home: Path) -> Kind:
+    """The launcher a job needs. A Python with a ``/`` in it is looked for in the job's source.
+
+    ``home``: where on the boot disk an environment of the job's own may be made.
+    """
     python = run.python
     if "/" in python:
         python = str(source / python)
     else:
         python = shutil.which(python, path=run.env.get("PATH") or os.environ.get("PATH")) or python
     env = {"OMP_NUM_THREADS": str(threads(run.nproc))} | run.env
-    return Kind(run.launcher, python, tuple(sorted(env.items())))
+    file = run.requirements
+    wants = Wants(source, file, pyenv.contents(source, file), home) if file else None
+    return Kind(run.launcher, python, tuple(sorted(env.items())), wants)
 
 
 def threads(nproc: int) -> int:
