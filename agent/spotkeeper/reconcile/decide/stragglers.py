@@ -29,14 +29,12 @@ def step(draft: Draft, *, calm: bool) -> None:
         return
     if record.stop or record.roll or record.pause or record.move or draft.now < record.gen_since + draft.times.settle_s:
         return
-    slow = max(
-        ((slowness, index) for index, slot in draft.members() if (slowness := lag(draft, index, slot))), default=None
-    )
+    lags = {index: slowness for index, slot in draft.members() if (slowness := lag(draft, index, slot))}
     recent = tuple(at for at in record.fuses.swaps if draft.now - at < HOUR_S)
-    if slow is None or len(recent) >= draft.times.swaps_hour:
+    if not lags or len(recent) >= draft.times.swaps_hour:
         return
     draft.set(fuses=replace(record.fuses, swaps=(*recent, draft.now)))
-    draft.put(slow[1], wish=WISH, refused=())
+    draft.put(max(lags, key=lags.__getitem__), wish=WISH, refused=())
 
 
 def lag(draft: Draft, index: int, slot: Slot) -> int:
