@@ -154,6 +154,27 @@ JOB_CASES = [
     (GOOD + "hold_days: -1\n", "job.yaml:3: hold_days: -1: must be at least 0"),
     (GOOD + "hold_days: 366\n", "job.yaml:3: hold_days: 366: must be at most 365"),
     (GOOD + "grace_s: 601\n", "job.yaml:3: grace_s: 601: must be at most 600"),
+    (
+        GOOD + "requirements: notes.txt\n",
+        'job.yaml:3: requirements: "notes.txt": is a file of `source`, and there is none: add `source: .`',
+    ),
+    (
+        GOOD + "source: code\nrequirements: ../notes.txt\n",
+        'job.yaml:4: requirements: "../notes.txt": want a file of `source`, named as from there',
+    ),
+    (
+        GOOD + "source: .\nrequirements: note.txt\n",
+        'job.yaml:4: requirements: "note.txt": no such file in `source` (.) (did you mean notes.txt?)',
+    ),
+    (
+        GOOD + "source: code\nrequirements: pyproject.toml\n",
+        'job.yaml:4: requirements: "pyproject.toml": want a requirements file (.txt) or uv.lock '
+        "(did you mean uv.lock?)",
+    ),
+    (
+        GOOD + "source: code\nrequirements: uv.lock\n",
+        'job.yaml:4: requirements: "uv.lock": no such file in `source` (code)',
+    ),
     (GOOD + "retry: {crashes: -1}\n", "job.yaml:3: retry.crashes: -1: must be at least 0"),
     (GOOD + "seed: 4294967296\n", "job.yaml:3: seed: 4294967296: must be less than 4294967296"),
     # --- names, command, interpreter

@@ -262,10 +262,10 @@ def requirements(job: JobContext) -> Iterator[Problem]:
     elif job.folder is not None:
         folder = job.folder / job.spec.source
         names = [file] if file.endswith(".txt") else [file, str(Path(file).with_name("pyproject.toml"))]
-        for name in names:
-            if folder.is_dir() and not _named(folder, name):
-                hint = nearest(name, [str(path.relative_to(folder)) for path in folder.glob("*.txt")])
-                yield problem("requirements", f"no such file in `source` ({job.spec.source})", name, hint)
+        missing = next((name for name in names if folder.is_dir() and not _named(folder, name)), None)
+        if missing is not None:
+            hint = nearest(missing, [str(path.relative_to(folder)) for path in folder.glob("*.txt")])
+            yield problem("requirements", f"no such file in `source` ({job.spec.source})", missing, hint)
 
 
 def _named(folder: Path, script: str) -> bool:
