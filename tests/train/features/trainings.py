@@ -1,36 +1,18 @@
-"""What people train with, one small training each: run alone, or stopped and taken up by other processes.
-
-All of a gang's features run in the same processes, one after the other: what costs time is
-to start them.
-"""
+"""What people train with, one small training each, made anew by each life of a script."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import json
-import os
-import random
-import socket
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import spotkeeper
 import torch
 import torch.distributed as dist
-from spotkeeper.train import agree
-from spotkeeper.train.control import Want
-from spotkeeper.train.shards import is_shared
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
-
-from tests.train.forks import FORKS
-from tests.train.jobs import _digest as digest
 
 STEPS = 8
 _STOP = 3
@@ -428,94 +410,30 @@ def _(world: int) -> Training:
     return usual(shard(Body(), mesh=init_device_mesh("cpu", (1, world), mesh_dim_names=("copies", "parts"))))
 
 
+@feature("ddp, StatefulDataLoader, iterable, a worker")
+def _(world: int) -> Training:
+    return usual(replicate(Body(), world), loader=_stateful(Placed(), num_workers=1))
+
+
+@feature("ddp, LBFGS")
+def _(world: int) -> Training:
+    model = replicate(Body(), world)
+    optimizer = torch.optim.LBFGS([param for param in model.parameters() if param.requires_grad], lr=0.1, max_iter=2)
+    training = usual(model, optimizer)
+
+    def step(batch: Any) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    training.step = step
+    return training
+
+
 @feature("fsdp, iterable data, skipped")
 def _(world: int) -> Training:
     return usual(shard(Body()), loader=DataLoader(Stream(), 4))
-
-
-# ------------------------------------------------------------ to run them
-
-
-@dataclass(frozen=True)
-class Gang:
-    """Processes that train every feature once. ``stop``: whether in the middle; ``nodes``: machines they stand for."""
-
-    world: int
-    root: Path
-    out: Path
-    stop: bool
-    names: tuple[str, ...]
-    nodes: int = 1
-
-
-def train_all(gang: Gang, rank: int, port: int) -> None:
-    """One rank. Writes a file for each feature: a digest of all state, or what went wrong."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(gang.world))
-    each = gang.world // gang.nodes
-    os.environ.update(LOCAL_RANK=str(rank % each), GROUP_RANK=str(rank // each))
-    torch.set_num_threads(1)
-    agree.EVERY_S = 0.0
-    dist.init_process_group("gloo", rank=rank, world_size=gang.world, timeout=datetime.timedelta(seconds=60))
-    gang.out.mkdir(parents=True, exist_ok=True)
-    for name in gang.names:
-        try:
-            told = train(FEATURES[name], gang.root / name, rank, gang.world, stop=gang.stop)
-        except Exception:
-            told = traceback.format_exc()
-        (gang.out / f"{name}.{rank}").write_text(told)
-    dist.destroy_process_group()
-
-
-def train(make: Make, folder: Path, rank: int, world: int, *, stop: bool) -> str:
-    torch._dynamo.reset()
-    torch.manual_seed(1)
-    training = make(world)
-    again = any(folder.glob("**/COMMIT"))
-    torch.manual_seed(900 + rank if again else 100 + rank)  # what was saved has to win
-    random.seed(rank)
-    run = spotkeeper.attach(training.model, training.optimizer, checkpoint_dir=folder, **training.parts)
-    begun = run.steps_done
-    try:
-        for batch in run.steps(training.loader, steps=STEPS):
-            training.step(batch)
-            if stop and run.steps_done >= _STOP and rank == world - 1:
-                run._control.request(Want.SAVE_STOP)
-    except SystemExit:
-        return f"stopped {run.steps_done}"
-    if stop:
-        return "was not stopped"
-    state = [
-        dict(training.model.state_dict()),
-        [each.state_dict() for each in _several(training.optimizer)],
-        {name: part.state_dict() for name, part in training.parts.items()},
-        [torch.get_rng_state(), random.getstate()],
-    ]
-    return json.dumps({"begun": begun, "state": digest(_local(state))})
-
-
-def _several(part: Any) -> list[Any]:
-    return part if isinstance(part, list) else [part]
-
-
-def _local(part: Any) -> Any:
-    """Shared tensors as this rank's part."""
-    if isinstance(part, Tensor):
-        return part.to_local() if is_shared(part) else part  # type: ignore[attr-defined]
-    if isinstance(part, dict):
-        return {str(key).replace("_orig_mod.", ""): _local(value) for key, value in part.items()}
-    return [_local(each) for each in part] if isinstance(part, (list, tuple)) else part
-
-
-def run_gang(gang: Gang) -> None:
-    """Start, and wait for the end."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    workers = [FORKS.Process(target=train_all, args=(gang, rank, port)) for rank in range(gang.world)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(500)
-        if worker.is_alive():
-            worker.kill()
-            worker.join()
