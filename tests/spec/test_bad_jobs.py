@@ -251,6 +251,18 @@ JOB_CASES = [
     # --- combinations
     (GOOD + "nodes: {min: 3, max: 2}\n", "job.yaml:3: nodes.min: 3: is above nodes.max (2)"),
     (
+        GOOD + "stop: signal\n",
+        "job.yaml:3: stop: signal wants `static: never`, for its checkpoints stay on its own disks",
+    ),
+    (
+        GOOD + "stop: signal\nstatic: never\nnodes: {min: 1, max: 2}\n",
+        "job.yaml:3: stop: signal wants one number of nodes: only the library can divide its batches anew",
+    ),
+    (
+        GOOD + "stop: signal\nstatic: never\ncheckpoint: {mirror: {}}\n",
+        "job.yaml:3: stop: signal leaves nothing to copy for checkpoint.mirror, which knows what the library saves",
+    ),
+    (
         GOOD + "deadline: tomorrow\n",
         'job.yaml:3: deadline: "tomorrow": want a span (90m, 6h, 2d) or a time with its zone (2026-12-24T18:00Z)',
     ),

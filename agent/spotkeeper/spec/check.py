@@ -95,6 +95,19 @@ def node_range(job: JobContext) -> Iterator[Problem]:
         yield problem("nodes.min", f"is above nodes.max ({size.max})", size.min)
 
 
+def own_checkpoints(job: JobContext) -> Iterator[Problem]:
+    """Of what a script saves by itself nobody knows which is the newest, so it stays with its rank's own disk."""
+    spec, size = job.spec, job.spec.size()
+    if spec.stop != "signal":
+        return
+    if spec.static != "never":
+        yield problem("stop", "signal wants `static: never`, for its checkpoints stay on its own disks")
+    if size.min < size.max:
+        yield problem("stop", "signal wants one number of nodes: only the library can divide its batches anew")
+    if spec.checkpoint.mirror is not None:
+        yield problem("stop", "signal leaves nothing to copy for checkpoint.mirror, which knows what the library saves")
+
+
 def command_words(job: JobContext) -> Iterator[Problem]:
     """An argv, not a shell line; the script itself, not what runs it."""
     command = job.spec.command
@@ -336,6 +349,7 @@ def _names(pools: tuple[PoolState, ...]) -> str:
 JOB_VALIDATORS = (
     job_name,
     node_range,
+    own_checkpoints,
     command_words,
     interpreter,
     env_names,

@@ -93,6 +93,9 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "report"
     spread: Annotated[bool, _about("whether machines may be in different zones")] = False
     launcher: Annotated[Literal["zygote", "exec"], _about("zygote: warm, fast; exec: plain torchrun")] = "zygote"
+    stop: Annotated[
+        Literal["library", "signal"], _about("how it is told to save and stop; signal: SIGTERM, to a script of its own")
+    ] = "library"
     grace_s: Annotated[float, Meta(ge=1, le=600, description="seconds between SIGTERM and SIGKILL")] = 25.0
     keep_disks: Annotated[bool, _about("keep the ranks' disks when the job has ended")] = False
     hold_days: Annotated[

@@ -61,10 +61,10 @@ class Heed:
             return
         left_s = clock.real_s(given.deadline - clock.now())
         reserve_s = min(RESERVE_S, 0.25 * clock.real_s(given.deadline - given.at))
-        need_s = 1.5 * child.control.save_s + 2 * child.control.step_s + reserve_s
+        need_s = child.need_s + reserve_s
         if left_s <= need_s:
             self._me.become(State.SAVING)
             self._super.save_and_stop(time.time() + max(0.0, left_s - 0.25 * reserve_s))
-        elif self._saved_for != (child.gen, given) and left_s > need_s + child.control.save_s:
+        elif not child.signals and self._saved_for != (child.gen, given) and left_s > need_s + child.control.save_s:
             self._saved_for = child.gen, given
             self._super.save()

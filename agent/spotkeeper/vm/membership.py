@@ -141,7 +141,7 @@ class Membership:
             self._find_again(gen, code)
             return
         if gen == saved.started and saved.assignment is not None and saved.run is not None:
-            adopted = self._super.adopt(saved.assignment.job, gen, saved.run.nproc, saved.run.grace_s)
+            adopted = self._super.adopt(saved.assignment.job, gen, saved.run)
             if adopted and code is None:
                 self._me.become(State.RUNNING)
                 return
@@ -158,7 +158,7 @@ class Membership:
         if gen is None or code is not None or assignment is None or run is None:
             return
         self._me.log("job.found", gen=gen)
-        if self._super.adopt(assignment.job, gen, run.nproc, run.grace_s):
+        if self._super.adopt(assignment.job, gen, run):
             self._me.save(started=gen)
             self._me.become(State.RUNNING)
         else:

@@ -95,7 +95,15 @@ class Child:
     kill_at: float = 0.0  # SIGKILL
     workers_done: float | None = None
     began: float = field(default_factory=time.monotonic)
+    signals: bool = False  # it saves by itself when SIGTERM comes
     ckpt: Path | None = None  # where to look whether it begins anew; None: it has been told, or nothing to tell
+
+    @property
+    def need_s(self) -> float:
+        """From the word to its end: what saves took, or what a script that saves by itself was given."""
+        if self.signals and self.control.state is State.STARTING:
+            return self.grace_s
+        return 1.5 * self.control.save_s + 2 * self.control.step_s
 
 
 @dataclass(frozen=True)
@@ -159,12 +167,13 @@ class Supervisor:
         except LaunchError:
             control.close()
             raise
-        anew = node.ckpt if doc.gen > 1 else None
-        self.child = Child(doc.gen, folder, run.nproc, run.grace_s, control, ckpt=anew)
+        signals = run.stop == "signal"
+        anew = node.ckpt if doc.gen > 1 and not signals else None
+        self.child = Child(doc.gen, folder, run.nproc, run.grace_s, control, signals=signals, ckpt=anew)
         self._log("job.start", gen=doc.gen, members=len(doc.members), index=node.index, disk=not node.late)
         self._forget_old(folder)
 
-    def adopt(self, job: str, gen: int, nproc: int, grace_s: float) -> bool:
+    def adopt(self, job: str, gen: int, run: JobRun) -> bool:
         """Take over a child that an agent before this one started."""
         folder = self.folder(job, gen)
         try:
@@ -172,7 +181,7 @@ class Supervisor:
         except ControlError as error:
             self._log("job.adopt.failed", gen=gen, error=str(error))
             return False
-        self.child = Child(gen, folder, nproc, grace_s, control)
+        self.child = Child(gen, folder, run.nproc, run.grace_s, control, signals=run.stop == "signal")
         if control.want is Want.SAVE_STOP:
             self._asked(self.child, time.monotonic() + control.deadline - time.time() + TERM_S)
         self._log("job.adopt", gen=gen)

@@ -149,6 +149,10 @@ class Draft:
         return out
 
     def save_s(self) -> float:
+        """From the word to the end of a save. A script that saves by itself is believed: nothing of it is measured."""
+        spec = self.seen.spec
+        if spec is not None and spec.stop == "signal":
+            return max(self.times.save_s, spec.grace_s)
         return self.times.save_s if self.seen.save_s is None else self.seen.save_s
 
     # -- changes that several rooms make

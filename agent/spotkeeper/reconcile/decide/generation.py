@@ -102,8 +102,7 @@ def _disks(draft: Draft, ready: list[int]) -> bool:
     attached = [(i, slot) for i, slot in slots if slot and draft.view.attached(i, draft.ranks[i].disk, slot)]
     if len(attached) == len(ready):
         return True
-    replicated = draft.seen.spec is None or draft.seen.spec.checkpoint.replicated
-    if not replicated or draft.record.gen == 0:
+    if kept.sharded(draft) or draft.record.gen == 0:
         return False
     return any(kept.holds(draft, index, slot) or _will_do(draft, index, slot) for index, slot in attached)
 

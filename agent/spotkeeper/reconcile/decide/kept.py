@@ -255,5 +255,9 @@ def only(draft: Draft, index: int) -> str:
 
 
 def sharded(draft: Draft) -> bool:
-    """Whether a checkpoint is made of all ranks' parts; else each rank that writes has all of it."""
-    return draft.seen.spec is not None and not draft.seen.spec.checkpoint.replicated
+    """Whether a checkpoint is made of all ranks' parts; else each rank that writes has all of it.
+
+    What a script saves by itself is taken for such a part: nobody here can say what another rank has of it.
+    """
+    spec = draft.seen.spec
+    return spec is not None and (spec.stop == "signal" or not spec.checkpoint.replicated)
