@@ -52,6 +52,8 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
         yield "spread: its disks are where they are"
     if new.checkpoint.replicated != old.checkpoint.replicated:
         yield "checkpoint.replicated: its checkpoints are of the other kind"
+    if new.stop != old.stop:
+        yield "stop: its checkpoints are of the other kind"
     if not old.checkpoint.replicated and new.nproc != old.nproc:
         yield "nproc: a sharded checkpoint fits only as many processes as wrote it"
     if new.seed != old.seed:
