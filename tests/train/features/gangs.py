@@ -13,7 +13,7 @@ import random
 import socket
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,9 @@ class Outcome:
             return f"was not stopped in the middle: {[told.steps for told in self.stopped]}"
         if [told.begun for told in self.resumed] != [told.steps for told in self.stopped]:
             return f"resumed at {[told.begun for told in self.resumed]}"
-        differ = [
-            at for at, pair in enumerate(zip(self.alone, self.resumed, strict=True)) if pair[0] != _as_new(pair[1])
-        ]
+        pairs = zip(self.alone, self.resumed, strict=True)
+        differ = [rank for rank, (alone, resumed) in enumerate(pairs) if alone != replace(resumed, begun=0)]
         return f"ranks {differ} end with other bits" if differ else ""
-
-
-def _as_new(told: Told) -> Told:
-    return Told(0, told.steps, told.state)
 
 
 def run(world: int, names: tuple[str, ...], root: Path) -> tuple[dict[str, Outcome], float]:
@@ -120,7 +115,7 @@ def _rank(world: int, names: tuple[str, ...], root: Path, life: Life, rank: int,
             told = train(FEATURES[name], folder, rank, world, life)
         except Exception:
             told = Told(error=traceback.format_exc())
-        (out / f"{name}.{rank}").write_text(json.dumps(told.__dict__))
+        (out / f"{name}.{rank}").write_text(json.dumps(asdict(told)))
     (out / f"cpu.{rank}").write_text(str(time.process_time()))
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Whatever people train with: a run that was stopped ends with the bits of one left alone. ``make features`` has all."""
+"""Whatever people train with: a run that was stopped ends with the bits of one left alone (all: ``make features``)."""
 
 from __future__ import annotations
 
