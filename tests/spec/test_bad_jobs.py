@@ -251,6 +251,10 @@ JOB_CASES = [
     # --- combinations
     (GOOD + "nodes: {min: 3, max: 2}\n", "job.yaml:3: nodes.min: 3: is above nodes.max (2)"),
     (
+        GOOD + "nodes: {min: 1, max: 2}\ncheckpoint: {replicated: false}\n",
+        "job.yaml:3: nodes: sharded state (checkpoint.replicated: false) wants one number: no part may be missing",
+    ),
+    (
         GOOD + "stop: signal\n",
         "job.yaml:3: stop: signal wants `static: never`, for its checkpoints stay on its own disks",
     ),

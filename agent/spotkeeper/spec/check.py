@@ -93,6 +93,8 @@ def node_range(job: JobContext) -> Iterator[Problem]:
     size = job.spec.size()
     if size.min > size.max:
         yield problem("nodes.min", f"is above nodes.max ({size.max})", size.min)
+    elif size.min < size.max and not job.spec.checkpoint.replicated:
+        yield problem("nodes", "sharded state (checkpoint.replicated: false) wants one number: no part may be missing")
 
 
 def own_checkpoints(job: JobContext) -> Iterator[Problem]:
