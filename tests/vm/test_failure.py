@@ -3,41 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from spotkeeper.spec.failure import Failure
-from spotkeeper.vm import failures, logs
+from spotkeeper.vm import failures
 from spotkeeper.vm.launcher import failure
-
-from tests.vm.test_launcher import Bench, bench
-
-__all__ = ["bench"]
-
-FAILS = """
-import os, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(1))
-if dist.get_rank() == 1:
-    if sys.argv[1] == "segv":
-        os.kill(os.getpid(), 11)
-    raise ValueError("the column 'label' is missing")
-dist.all_reduce(torch.ones(1))
-"""
-
-
-@pytest.mark.parametrize("how", ["raise", "segv"])
-def test_who_lost_a_peer_is_not_taken_for_the_cause(bench: Callable[[str], Bench], how: str) -> None:
-    one = bench("zygote")
-    folder = one.start(one.run(FAILS, how, nproc=2))
-    ending = one.wait_end()
-    assert ending.failure is not None
-    assert (ending.failure.follows, ending.failure.local_rank) == (False, 1)
-    assert all(each.follows for rank, each in failures.failures(folder).items() if rank != 1)
-    if how == "raise":
-        assert logs.collect(folder).decode().rstrip().endswith("ValueError: the column 'label' is missing")
 
 
 class DistNetworkError(RuntimeError):

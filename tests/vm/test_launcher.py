@@ -19,16 +19,18 @@ import msgspec
 import pytest
 from spotkeeper.spec.generation import JobRun, Member
 from spotkeeper.train.control import Control
+from spotkeeper.vm import failures, logs
 from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
 from spotkeeper.vm.jobhost import sweep
 from spotkeeper.vm.launch import Launcher, LaunchError
+from spotkeeper.vm.launcher import stacks
 from spotkeeper.vm.launcher.process import NODE
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.settings import job_path, templates_path
 from spotkeeper.vm.supervisor import Ending, Node, Supervisor, launcher_kind
 
 from tests.vm.fakes import alive, all_pids, children_of, command_of, document, environ_of, wait_until
-from tests.vm.jobs import ENDS, STUBBORN
+from tests.vm.jobs import ENDS, STUBBORN, STUCK
 
 
 class Bench:
@@ -169,6 +171,52 @@ def test_93_of_one_rank_beats_the_failures_it_causes(zygote: Bench) -> None:
     script = "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(93)\ntime.sleep(60)\n"
     zygote.start(zygote.run(script, nproc=2))
     assert zygote.wait_end().code == 93
+
+
+def test_who_waits_in_a_collective_is_told_from_whom_it_waits_for(zygote: Bench) -> None:
+    folder = zygote.start(zygote.run(STUCK, nproc=2))
+    wait_until((folder / "loads").exists, 60)
+
+    def in_place() -> list[dict[str, str]] | None:
+        """The workers may be a moment before it: a machine that is busy with other tests."""
+        (folder / stacks.SHORT).unlink(missing_ok=True)
+        zygote.launcher.stacks(zygote.gen)
+        wait_until((folder / stacks.SHORT).exists, 20)
+        found = json.loads((folder / stacks.SHORT).read_text())
+        return found if [place["where"] for place in found] == ["waits", "elsewhere"] else None
+
+    waits, hangs = wait_until(in_place, 40)
+    assert waits["at"].startswith("distributed_c10d.py:") and "called from train.py:" in waits["at"]
+    assert hangs["at"] == "train.py:17 in hangs"
+    text = (folder / stacks.TEXT).read_text()
+    assert "local rank 1, its process" in text and "in loads" in text, "and what it has forked"
+    assert not list(folder.glob("exit.*")), "nobody was ended by the question"
+    zygote.supervisor.discard()
+    assert zygote.wait_end(20).discarded
+
+
+FAILS = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    if sys.argv[1] == "segv":
+        os.kill(os.getpid(), 11)
+    raise ValueError("the column 'label' is missing")
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize("how", ["raise", "segv"])
+def test_who_lost_a_peer_is_not_taken_for_the_cause(zygote: Bench, how: str) -> None:
+    folder = zygote.start(zygote.run(FAILS, how, nproc=2))
+    ending = zygote.wait_end()
+    assert ending.failure is not None
+    assert (ending.failure.follows, ending.failure.local_rank) == (False, 1)
+    assert all(each.follows for rank, each in failures.failures(folder).items() if rank != 1)
+    if how == "raise":
+        assert logs.collect(folder).decode().rstrip().endswith("ValueError: the column 'label' is missing")
 
 
 WORKER = """

@@ -7,42 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from spotkeeper.vm.launcher import stacks
 from spotkeeper.vm.launcher.stacks import Frame, Where
-
-from tests.vm.fakes import wait_until
-from tests.vm.jobs import STUCK
-from tests.vm.test_launcher import Bench, bench
-
-__all__ = ["bench"]
-
-
-@pytest.mark.parametrize("mode", ["zygote", "exec"])
-def test_who_waits_in_a_collective_is_told_from_whom_it_waits_for(bench: Callable[[str], Bench], mode: str) -> None:
-    one = bench(mode)
-    folder = one.start(one.run(STUCK, nproc=2))
-    wait_until((folder / "loads").exists, 60)
-
-    def in_place() -> list[dict[str, str]] | None:
-        """The workers may be a moment before it: a machine that is busy with other tests."""
-        (folder / stacks.SHORT).unlink(missing_ok=True)
-        one.launcher.stacks(one.gen)
-        wait_until((folder / stacks.SHORT).exists, 20)
-        found = json.loads((folder / stacks.SHORT).read_text())
-        return found if [place["where"] for place in found] == ["waits", "elsewhere"] else None
-
-    waits, hangs = wait_until(in_place, 40)
-    assert waits["at"].startswith("distributed_c10d.py:") and "called from train.py:" in waits["at"]
-    assert hangs["at"] == "train.py:17 in hangs"
-    text = (folder / stacks.TEXT).read_text()
-    assert "local rank 1, its process" in text and "in loads" in text, "and what it has forked"
-    assert not list(folder.glob("exit.*")), "nobody was ended by the question"
-    one.supervisor.discard()
-    assert one.wait_end(20).discarded
 
 
 def test_who_does_not_handle_the_signal_is_not_ended_by_it(tmp_path: Path) -> None:
