@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,9 @@ def test_a_process_that_hides_its_environment_dies_with_its_vm(api: Api, cloud: 
 def test_the_end_of_max_run_duration_takes_the_termination_action(api: Api, cloud: LocalCloud) -> None:
     began = cloud.clock.now()
     api.ok(api.vm("bounded", scheduling=SPOT | {"maxRunDuration": {"seconds": "60"}}))
+    told = api.get(f"{INSTANCES}/bounded")
+    ends = datetime.fromisoformat(told["resourceStatus"]["scheduling"]["terminationTimestamp"]).timestamp()
+    assert ends - datetime.fromisoformat(told["lastStartTimestamp"]).timestamp() == pytest.approx(60, abs=0.01)
     assert api.gone(f"{INSTANCES}/bounded")
     assert cloud.clock.now() - began >= 60
     assert "bounded" not in {vm.name for vm in cloud.status().vms}

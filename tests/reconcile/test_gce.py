@@ -321,6 +321,9 @@ class silent_server:  # noqa: N801 - reads as a context manager
         self.thread.join(5)
 
 
+LIMITED = {"provisioningModel": "SPOT", "preemptible": True, "maxRunDuration": {"seconds": "3600"}}
+
+
 class TestListing:
     @pytest.fixture(autouse=True)
     def empty(self, google: Google) -> None:
@@ -383,6 +386,28 @@ class TestListing:
         static, dynamic = gce.list("demo").vms
         assert (static.job, static.model, static.rank, static.pool) == ("", Model.STATIC, 0, "floor")
         assert dynamic.model is Model.ON_DEMAND
+
+    @pytest.mark.parametrize(
+        ("more", "ends"),
+        [
+            ({}, None),
+            ({"resourceStatus": {"scheduling": {"terminationTimestamp": "2026-11-21T12:00:00Z"}}}, 1795262400.0),
+            # It runs and has not said until when yet: from its start on.
+            ({"scheduling": LIMITED, "lastStartTimestamp": "2026-11-20T18:00:00Z"}, 1795201200.0),
+            ({"scheduling": LIMITED}, None),  # it has not run yet
+            ({"resourceStatus": {"scheduling": {"availabilityDomain": 2}, "physicalHost": "/x"}}, None),
+        ],
+    )
+    def test_when_a_machine_of_limited_run_ends(
+        self, google: Google, gce: Gce, more: dict[str, object], ends: float | None
+    ) -> None:
+        google.script["instances.aggregatedList"] = scopes("instances", us_x1_a=[instance(**more)], us_x1_b=[])
+        (vm,) = gce.list("demo").vms
+        assert vm.ends == ends
+        assert (
+            "resourceStatus(scheduling(terminationTimestamp))"
+            in google.of("instances.aggregatedList")[0].query["fields"]
+        )
 
     @pytest.mark.parametrize("status", STATUS)
     def test_every_status_of_googles_is_known(self, status: str) -> None:
