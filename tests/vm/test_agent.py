@@ -116,6 +116,11 @@ def test_job_that_ends_by_itself_and_one_that_fails(fake: Fake, machine: Make) -
     vm.serve(document(3, 2, one.members, DocState.ROLL_CALL), run)
     fake.wait_fact(vm.uid, Kind.HERE)
     assert vm.log().count('"job.start"') == count == 2
+    # What it printed at last is what broken hardware makes it print: said before its end.
+    vm.serve(document(4, 3, one.members), obedient(vm, "CUDA error: uncorrectable ECC error encountered"))
+    assert fake.wait_fact(vm.uid, Kind.EXIT, 3, 20).value == "1"
+    words = [(kind, gen) for kind, gen, *_ in fake.kinds(vm.uid) if kind in ("exit", "sick")]
+    assert words == [("exit", 1), ("exit", 2), ("sick", 3), ("exit", 3)]
 
 
 @pytest.mark.parametrize("saves", [True, False])
