@@ -43,7 +43,8 @@ class Parts:
         Raises:
             PartError: something has no state to save; the message names it.
         """
-        optimizers = tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,) if optimizer else ()
+        several = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer
+        optimizers = tuple(several) if isinstance(several, (list, tuple)) else (several,) if several else ()
         if model is not None and not isinstance(model, nn.Module):
             raise PartError(f"attach(model=): want a torch.nn.Module, got {type(model).__name__}")
         if model is not None and any(hasattr(module, "_fsdp_wrapped_module") for module in model.modules()):

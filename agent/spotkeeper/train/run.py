@@ -72,8 +72,8 @@ def attach(
     Call it once, after the process group, DDP and the optimizer exist.
 
     Args:
-        model: the module as trained, wrapped in DDP if it is.
-        optimizer: one, or a list; the first one's steps are the run's.
+        model: the module as trained: wrapped in DDP, sharded by ``fully_shard``, compiled, or as it is.
+        optimizer: one, or a list or dict, always in the same order; the first one's steps are the run's.
         scheduler, scaler, ema, **parts: anything with ``state_dict`` and ``load_state_dict``.
         checkpoint_dir: where to save outside Spotkeeper; default ``.spotkeeper/ckpt/<script>``.
         seed: of the data's order; default ``SPOTKEEPER_SEED``, else 0.
