@@ -1,0 +1,88 @@
+"""What is done about a notice, in this process: which words leave the machine, and in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from spotkeeper.clock import Clock
+from spotkeeper.spec.facts import Kind
+from spotkeeper.vm.gce import Gce
+from spotkeeper.vm.heed import Heed
+from spotkeeper.vm.log import Log
+from spotkeeper.vm.metadata import Instance
+from spotkeeper.vm.notice import REBALANCE_S, Cause, Notice, Sign
+from spotkeeper.vm.saved import Saved
+from spotkeeper.vm.settings import Settings
+from spotkeeper.vm.standing import Standing
+from spotkeeper.vm.supervisor import Supervisor
+from spotkeeper.vm.sync import FunctionClient, Outbox, Syncer
+
+NOW = 1_800_000_000.0
+
+
+class Still(Clock):
+    """A clock that a test sets."""
+
+    at = NOW
+
+    def now(self) -> float:
+        return Still.at
+
+
+@pytest.fixture
+def me(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standing:
+    monkeypatch.setattr(Still, "at", NOW)
+    clock, log = Still(), Log(write=lambda _: None)
+    settings = Settings("s", "", "b", "", "17", "n", "z", "10.0.0.7", 120.0, False, tmp_path, "boot")
+    settings.run.mkdir(parents=True)
+    outbox = Outbox(tmp_path / "spool", "boot", log)
+    metadata = Gce(clock, "127.0.0.1:1")
+    return Standing(
+        settings, Syncer(FunctionClient("", metadata), outbox, "boot", lambda _: None, clock, log), clock, log
+    )
+
+
+def said(me: Standing) -> list[tuple[Kind, str]]:
+    return [(fact.kind, fact.value) for fact in me.sync._outbox.waiting()]
+
+
+def seen(cause: Cause | None, deadline: float | None = None) -> Instance:
+    return Instance("17", "n", "z", sign=Sign(cause, deadline) if cause is not None else None)
+
+
+def heed_of(me: Standing) -> Heed:
+    return Heed(me, cast(Supervisor, SimpleNamespace(child=None)))
+
+
+def test_a_machine_at_risk_is_so_until_it_is_not(me: Standing) -> None:
+    """Also one on which nothing trains: a standby's notice runs out as any other's."""
+    heed, first = heed_of(me), str(int(NOW + REBALANCE_S))
+    heed.observed(seen(Cause.REBALANCE))
+    heed.heed()
+    assert said(me) == [(Kind.NOTICE, first)]
+    Still.at = NOW + REBALANCE_S / 2
+    heed.heed()
+    heed.heed()
+    moved = str(int(Still.at + REBALANCE_S))
+    assert said(me) == [(Kind.NOTICE, first), (Kind.NOTICE, moved), (Kind.REPRIEVE, first)], "at no time without any"
+    assert Saved.read(me.settings.run, "boot").notice == Notice(Cause.REBALANCE, int(moved), Still.at)
+    heed.observed(seen(None))
+    assert said(me)[3:] == [(Kind.REPRIEVE, moved)] and me.saved.notice is None
+
+
+def test_what_is_surer_takes_its_place(me: Standing) -> None:
+    heed = heed_of(me)
+    heed.observed(seen(Cause.REBALANCE))
+    heed.observed(seen(Cause.PREEMPTED, NOW + 119.5))
+    words: list[tuple[Kind, Any]] = [
+        (Kind.NOTICE, str(int(NOW + REBALANCE_S))),
+        (Kind.NOTICE, str(int(NOW + 119))),
+        (Kind.REPRIEVE, str(int(NOW + REBALANCE_S))),
+    ]
+    assert said(me) == words
+    heed.observed(seen(Cause.REBALANCE))
+    heed.heed()
+    assert said(me) == words
