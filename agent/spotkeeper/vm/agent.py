@@ -143,7 +143,8 @@ class Agent:
             pause = PAUSE_RUNNING_S
         else:
             pause = PAUSE_IDLE_S
-        if self._me.saved.notice is not None or self._hang.waits:
+        notice = self._me.saved.notice
+        if (notice is not None and notice.urgent) or self._hang.waits:
             pause = min(pause, PAUSE_AWAITING_S)
         return min(pause, watchdog_s() or pause)
 

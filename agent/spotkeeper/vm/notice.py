@@ -47,6 +47,11 @@ class Notice:
     deadline: int
     at: float
 
+    @property
+    def urgent(self) -> bool:
+        """Whether the machine ends then; one at risk may stay for days."""
+        return self.cause is not Cause.REBALANCE
+
 
 @dataclass(frozen=True)
 class Change:
