@@ -20,7 +20,7 @@ from msgspec import Struct
 from spotkeeper.spec import codec
 from spotkeeper.vm.launcher import process
 from spotkeeper.vm.launcher.host import SOCKET
-from spotkeeper.vm.power import has_systemd
+from spotkeeper.vm.power import has_units
 
 HOST = Path("/run/spotkeeper-job") / SOCKET
 STATE = Path("/var/lib/spotkeeper-job")  # the jobs' user's own, on the boot disk
@@ -84,7 +84,7 @@ class Hosted:
 
 def hosted() -> bool:
     """Whether the job's processes are another user's."""
-    return has_systemd() and os.geteuid() != 0
+    return has_units()
 
 
 def spawn(name: str, command: list[str], env: dict[str, str], log: Path) -> Process:

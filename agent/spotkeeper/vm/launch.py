@@ -45,7 +45,10 @@ LOG = "launcher.log"
 SAVER_SOCKET = "saver.sock"
 
 # The agent's own: the job must not see its path, nor speak to systemd in its name.
-_NOT_FOR_JOBS = ("PYTHONPATH", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+_NOT_FOR_JOBS = (
+    *("PYTHONPATH", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "INVOCATION_ID"),
+    *("JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "RUNTIME_DIRECTORY", "STATE_DIRECTORY", "SPOTKEEPER_UNITS"),
+)
 
 
 class LaunchError(Exception):

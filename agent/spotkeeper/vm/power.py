@@ -10,7 +10,16 @@ from pathlib import Path
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.roothelper import RefusedError, command
 
+UNITS = "SPOTKEEPER_UNITS"
 INIT = "SPOTKEEPER_INIT_PID"  # set by the local cloud: the process that stands for the VM's init
+
+
+def has_units() -> bool:
+    """Whether this process is the agent's unit (``templates/boot``), beside a root helper and the jobs' unit.
+
+    By its word and not by what answers: an agent that took the jobs' unit for missing would run jobs as itself.
+    """
+    return os.environ.get(UNITS) == "1"
 
 
 def has_systemd() -> bool:

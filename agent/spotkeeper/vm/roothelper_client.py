@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.spec import codec
-from spotkeeper.vm.power import has_systemd
+from spotkeeper.vm.power import has_units
 from spotkeeper.vm.roothelper import COMMAND_S, SOCKET, RefusedError
 
 
@@ -21,8 +20,8 @@ class _Answer(Struct, frozen=True):
 
 
 def needed() -> bool:
-    """Whether this process must ask: it is not root, on a machine with a helper."""
-    return os.geteuid() != 0 and has_systemd()
+    """Whether this process must ask: it has no rights, and a helper beside it."""
+    return has_units()
 
 
 def ask(op: str, *, at: Path = SOCKET, **values: str) -> None:

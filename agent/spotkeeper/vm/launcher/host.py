@@ -37,6 +37,9 @@ SOCKET = "host.sock"
 DELEGATED = "SPOTKEEPER_DELEGATED"  # tells the launcher that the cgroup it is in is its own
 
 
+OWN = ("HOME", "USER", "LOGNAME", "SHELL")  # of the jobs' user, not of the agent, whose environment it sends
+
+
 @dataclass
 class Host:
     """``folder`` holds the socket; ``cgroup`` is the unit's, None where it has none of its own."""
@@ -142,6 +145,7 @@ class Host:
             if group is not None:
                 (group / "cgroup.procs").write_text("0")
                 env = env | {DELEGATED: "1"}
+            env = env | {name: os.environ[name] for name in OWN if name in os.environ}
             out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(out, 1)
