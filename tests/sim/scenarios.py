@@ -239,7 +239,7 @@ def _then(play: Play, members: int, what: Callable[[], None]) -> None:
 
 def _resized(play: Play) -> bool:
     record = play.world.record(JOB)
-    return play.on and record.members == (0, 1) and record.size == 2 and len(play.world.cloud.machines) == 2
+    return play.on and len(record.members) == 2 == record.size and len(play.world.cloud.machines) == 2
 
 
 def _cancelled(play: Play) -> None:
