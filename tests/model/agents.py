@@ -50,6 +50,7 @@ def steps(
     faults: frozenset[str],
     wishes: frozenset[str],
     blind: bool,
+    copies: bool,
 ) -> Iterator[Said]:
     """What the agent of one machine may do next. ``blind``: a zone may not answer, then or later."""
     if v.life in (Life.STOPPING, Life.DEAD) or v.hung:
@@ -67,7 +68,10 @@ def steps(
     if what is Role.STANDBY and v.alive:
         yield Said(f"{v.uid} stops training: it is no member", clouds.put(sky, v, alive=False), papers)
     if where is not None and where.cur:
-        yield from _mounted(sky, v, papers, blind)
+        yield from _mounted(sky, v, papers, blind or bool(record.mirror))
+        yield from _fetches(sky, v, record, papers)
+    if what is Role.MEMBER and copies:
+        yield from _copies(v, sky, record, papers)
     if what is Role.MEMBER:
         yield from _member(sky, v, record, papers, faults, wishes)
 
@@ -105,6 +109,24 @@ def _mounted(sky: Sky, v: V, papers: Papers, blind: bool) -> Iterator[Said]:
     if attached not in papers.facts and (blind or found):
         said = [attached, fact(v, Kind.HOLDS, f"{disk.commit}-0")] if found else [attached]
         yield Said(f"{v.uid} mounts its disk and says what is on it", sky, _add(papers, *said))
+
+
+def _copies(v: V, sky: Sky, record: Record, papers: Papers) -> Iterator[Said]:
+    """The lowest member has copied what its generation has committed."""
+    if v.alive and v.writes and v.rank == min(record.members) and papers.copy < papers.newest == record.gen == v.gen:
+        word = fact(v, Kind.MIRRORED, f"{record.gen}-0", record.gen)
+        yield Said(f"{v.uid} has copied its checkpoint", sky, _add(papers, word)._replace(copy=record.gen))
+
+
+def _fetches(sky: Sky, v: V, record: Record, papers: Papers) -> Iterator[Said]:
+    """It brings a copy onto its disk as it is told to, before it trains."""
+    fetch, disk = record.fetch, next((d for d in sky.disks if d.user == v.uid), None)
+    if fetch is None or disk is None or v.rank not in fetch.ranks or v.alive:
+        return
+    told = fact(v, Kind.FETCHED, fetch.commit)
+    if told not in papers.facts and fact(v, Kind.ATTACHED, str(disk.number)) in papers.facts:
+        filled = sky._replace(disks=(sky.disks - {disk}) | {disk._replace(commit=int(fetch.commit.partition("-")[0]))})
+        yield Said(f"{v.uid} fetches {fetch.commit}", filled, _add(papers, told, fact(v, Kind.HOLDS, fetch.commit)))
 
 
 def _member(
@@ -202,9 +224,18 @@ def begun(sky: Sky, record: Record, papers: Papers, job: int) -> str:
     if len(set(alive)) != len(alive):
         return "S1: two machines train as one rank of one generation"
     found = [held for one in gang(sky, record, job) if (held := _held(sky, one, job)) is not None]
-    if gang(sky, record, job) and max(found, default=0) != papers.newest:
-        return f"S7: a generation starts from commit {max(found, default=0)}, the newest is {papers.newest}"
+    best = min(papers.newest, _best(sky, papers, job))
+    if gang(sky, record, job) and max(found, default=0) != best:
+        return f"S7: a generation starts from commit {max(found, default=0)}, the newest is {best}"
     return ""
+
+
+def _best(sky: Sky, papers: Papers, job: int) -> int:
+    """The newest commit that anything still has: disks may be wiped."""
+    if not papers.copy:
+        return papers.newest
+    disks = [d.commit for d in sky.disks if d.job == job] + [p.commit for p in sky.snaps if p.job == job]
+    return max([papers.copy, *disks, *([sky.node.commits[job]] if sky.node else [])])
 
 
 def commit(sky: Sky, record: Record, papers: Papers, job: int) -> Said | None:

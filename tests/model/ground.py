@@ -13,7 +13,7 @@ from spotkeeper.reconcile.decide import Draft, Seen, calls
 from spotkeeper.reconcile.passes import Pass, Todo
 from spotkeeper.spec.cloud import Class, InsertVm, Listing, Result
 from spotkeeper.spec.facts import Fact, Kind
-from spotkeeper.spec.job import Checkpoint, JobSpec, Nodes, Retry
+from spotkeeper.spec.job import Checkpoint, JobSpec, Mirror, Nodes, Retry
 from spotkeeper.spec.record import Alloc, Phase, Rank, Record
 from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
 
@@ -50,7 +50,12 @@ from tests.model.values import (
 WRITES = 24  # of one round, with those after the worst answers to its calls
 # What a look finds overdue is not what the same round asks for anew.
 _ONCE = (Moment.BOOT, Moment.ROLL, Moment.SILENT, Moment.DRY, Moment.THAWED)
-LAST_WORDS = (Kind.FREED, Kind.RELEASED, Kind.DROPPED)  # of an attempt that is over, and still listened to
+LAST_WORDS = (
+    Kind.FREED,
+    Kind.RELEASED,
+    Kind.DROPPED,
+    Kind.MIRRORED,
+)  # of an attempt that is over, and still listened to
 
 
 class Ref(NamedTuple):
@@ -335,7 +340,7 @@ def _spec(story: Story) -> JobSpec:
         ("x",),
         Nodes(story.least, story.ranks) if story.least else story.ranks,
         policy="spot",
-        checkpoint=Checkpoint(replicated=story.replicated),
+        checkpoint=Checkpoint(replicated=story.replicated, mirror=Mirror(keep=1) if story.mirror else None),
         retry=Retry(crashes=1),
         spread=story.spread,
     )
@@ -350,7 +355,8 @@ def matters(record: Record, facts: frozenset[Fact], blind: bool) -> Iterator[Fac
     """Those that a round holding this record, or one that it makes of it, may still decide by.
 
     A hello of the boot that was admitted, or of one before it, brings nobody in; a live attempt's words about
-    generations before the record's own end nothing; that a disk is attached is listed, unless its zone is silent.
+    generations before the record's own end nothing; that a disk is attached is listed, unless its zone is silent; that
+    it is blank counts where there is a copy of what it had.
     """
     slots = [(index, slot) for index in range(len(record.ranks)) for slot in live_slots(record, index)]
     boots = {(i, slot.attempt, boot) for i, slot in slots if slot.boot for boot in (slot.boot, *slot.past)}
@@ -364,7 +370,7 @@ def matters(record: Record, facts: frozenset[Fact], blind: bool) -> Iterator[Fac
             case Kind.HUNG | Kind.STACKS | Kind.FAILED:
                 over = fact.gen < record.gen
             case Kind.ATTACHED:
-                over = not blind
+                over = not blind and not record.mirror
             case _:
                 over = False
         if not over:

@@ -154,17 +154,24 @@ class Machine(Rounds):
         for job, record in enumerate(world.records):
             if record is not None:
                 yield from self._wishes(world, job, record, asks)
+                yield from self._wiped(world, job, record, kinds)
                 if "gone" in kinds and self.story.lost_records and record.phase is Phase.RUN and record.gen:
                     gone = world._replace(records=changed(world.records, job, None))
                     yield Step(f"the record of job {job} is deleted by hand", self.intern(gone), 0, 1)
+
+    def _wiped(self, world: World, job: int, record: Record, kinds: frozenset[str]) -> Iterator[Step]:
+        """A disk that nobody holds is destroyed, where the bucket has a copy of something that was on it."""
+        for disk in world.sky.disks if "wiped" in kinds and record.mirror else ():
+            if disk.job == job and not disk.user:
+                sky = world.sky._replace(disks=world.sky.disks - {disk})
+                yield Step(f"disk {disk.name} is destroyed", self.intern(world._replace(sky=sky)), 0, 1)
 
     def _speech(self, world: World, kinds: frozenset[str], asks: frozenset[str]) -> Iterator[tuple[int, agents.Said]]:
         for v in world.sky.vms:
             record = world.records[v.job]
             if record is not None and (self.ec2 or v.life is not Life.COMING):
-                for said in agents.steps(
-                    world.sky, v, record, world.papers[v.job], self.stack, kinds, asks, self.blinds
-                ):
+                papers, copies = world.papers[v.job], self.story.mirror
+                for said in agents.steps(world.sky, v, record, papers, self.stack, kinds, asks, self.blinds, copies):
                     yield v.job, said
         yield from agents.node_steps(world.sky, world.records, world.papers, world.alloc, self.stack)
         for job, record in enumerate(world.records):

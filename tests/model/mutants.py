@@ -36,7 +36,7 @@ from tests.model.mutate import (
     in_,
     world,
 )
-from tests.model.worlds import LONGEST, NODE_NOTICE, STALE_NODE
+from tests.model.worlds import LONGEST, NODE_NOTICE, STALE_NODE, WIPED, WIPED_LATER
 
 _SUPERFLUOUS = "    return attempt <= draft.ranks[index].top\n"
 _OVER = "    return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))\n"
@@ -278,6 +278,27 @@ STEPS = (
         in_("ends", '    draft.put_slot(index, "cur", ends=vm.ends)\n', "    draft.put(index, cur=None)\n"),
         LONGEST,
         "S4",
+    ),
+    Mutant(
+        "a blank disk is gone on with, whatever the bucket has",
+        in_("generation", "    if mirrors.awaited(draft, ready):\n        return\n", ""),
+        WIPED,
+        "",
+    ),
+    Mutant(
+        "any copy passes for the newest checkpoint",
+        in_("kept", "bool(copies) and (parse_commit(copies[0].commit) or (0, 0)) >= commit", "bool(copies)"),
+        WIPED_LATER,
+        "L",
+    ),
+    Mutant(
+        "an older copy is fetched over what a disk has",
+        (
+            Patch(DECIDE + "mirrors", "kept.lacks(draft, ready) and (told is None or told < commit)", "told != commit"),
+            Patch(DECIDE + "mirrors", "    wanted = kept.covered(draft) or", "    wanted = bool(copies) or"),
+        ),
+        WIPED_LATER,
+        "L",
     ),
     Mutant("grants without compare-and-swap", (), TWO_JOBS._replace(name="two jobs, a slow round", cas=False), "S"),
     Mutant(

@@ -310,7 +310,8 @@ def swept(world: World, after: Sky, job: int, action: Action) -> str:
         p.job == job and p.commit == newest for p in after.snaps
     )
     node = after.node
-    if kept or (node is not None and node.commits[job] == newest) or len(after.disks) > len(world.sky.disks):
+    copied = world.papers[job].copy == newest
+    if kept or copied or (node is not None and node.commits[job] == newest) or len(after.disks) > len(world.sky.disks):
         return ""
     return f"S7: deletes the only disk with commit {newest}"
 

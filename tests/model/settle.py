@@ -179,7 +179,8 @@ class Settler:
 
     def _would(self, world: World, v: clouds.V, record: Record) -> Iterator[agents.Said]:
         stack, papers = self.machine.stack, world.papers[v.job]
-        return agents.steps(world.sky, v, record, papers, stack, NONE, NONE, self.machine.blinds)
+        story = self.machine.story
+        return agents.steps(world.sky, v, record, papers, stack, NONE, NONE, self.machine.blinds, story.mirror)
 
     # -- what "well" means
 

@@ -38,6 +38,7 @@ class Story(NamedTuple):
     cas: bool = True  # False: the store's compare-and-swap is taken away (a mutant's story)
     states: int = 0  # stop there; 0: to the end
     least: int = 0  # an elastic job's smallest size; 0: it is fixed
+    mirror: bool = False  # checkpoints are copied to the bucket, and disks may be "wiped" (a fault) once there is one
     pair: tuple[str, ...] = ()  # two kinds of fault, of which each may happen once; else any of ``kinds``
 
     @property

@@ -128,11 +128,15 @@ class Sky(NamedTuple):
 
 
 class Papers(NamedTuple):
-    """What lies in the bucket of one job beside its record. ``newest``: the generation of the newest commit."""
+    """What lies in the bucket of one job beside its record.
+
+    ``newest``: the generation of the newest commit; ``copy``: of the newest that the bucket has a copy of.
+    """
 
     facts: frozenset[Fact] = frozenset()
     asks: tuple[Ask, ...] = ()
     newest: int = 0
+    copy: int = 0
 
 
 class World(NamedTuple):
@@ -256,6 +260,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         hold_ends=None if record.hold_ends is None else 1e10,
         holds=0,
         fuses=Fuses(),
+        mirror=tuple(replace(one, at=0.0) for one in record.mirror),
     )
 
 

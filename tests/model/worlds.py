@@ -143,9 +143,31 @@ HANG = Story(
     split=False,
 )
 
+# Disks may be destroyed where the bucket has a copy of what was on them: the best there is, and nothing older.
+WIPED = Story(
+    "a disk is destroyed, and the bucket has a copy",
+    rounds=1,
+    faults=2,
+    wishes=0,
+    kinds=frozenset({"killed", "wiped"}),
+    zones=("a",),
+    split=False,
+    mirror=True,
+)
+WIPED_LATER = WIPED._replace(name="a disk is destroyed, and the bucket has an older copy", faults=3)
+WIPED_PAUSE = WIPED._replace(
+    name="a disk is destroyed while the job pauses, and the bucket has a copy",
+    faults=1,
+    kinds=frozenset({"wiped"}),
+    wishes=1,
+    asks=frozenset({"pause"}),
+)
+WIPED_TWO = WIPED._replace(name="two ranks, a disk is destroyed, and the bucket has a copy", ranks=2, cap=5)
+
 # What `make test` explores to the end: everything that one thing can break, on both clouds.
 SLICE = (
     RESIZED,
+    WIPED,
     STALE_NODE,
     BLANK_NODE,
     NODE_NOTICE,
@@ -181,7 +203,22 @@ WORLDS = (
     *B,
     *LOST,
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (STALE_NODE, BLANK_NODE, NODE_NOTICE)),
+    *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (WIPED_LATER, WIPED_PAUSE, WIPED_TWO)),
     LONGEST._replace(rounds=2),
     LONGEST_TWICE,
 )
-__all__ = ["BLANK_NODE", "CLOUDS", "HANG", "LONGEST", "LOST", "NODE_NOTICE", "SLICE", "STALE_NODE", "WORLDS", "A", "B"]
+__all__ = [
+    "BLANK_NODE",
+    "CLOUDS",
+    "HANG",
+    "LONGEST",
+    "LOST",
+    "NODE_NOTICE",
+    "SLICE",
+    "STALE_NODE",
+    "WIPED",
+    "WIPED_LATER",
+    "WORLDS",
+    "A",
+    "B",
+]

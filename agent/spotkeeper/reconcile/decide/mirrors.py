@@ -20,7 +20,8 @@ MOST = 10  # that a job's file may ask for
 def step(draft: Draft) -> None:
     """Take in what machines say of copies; and of their disks, for a copy is worth what no disk has more of."""
     spec, held = draft.seen.spec, draft.view.newest_held
-    if spec is not None and spec.checkpoint.mirror and held and held > (parse_commit(draft.record.told) or (0, 0)):
+    known = max(parse_commit(draft.record.told) or (0, 0), kept.committed(draft) or (0, 0))
+    if spec is not None and spec.checkpoint.mirror and held and held > known:
         draft.set(told=kept.text(held))
     for fact in draft.view.every(Kind.MIRRORED):
         _made(draft, fact)
