@@ -84,7 +84,8 @@ def test_an_empty_file_is_one(bucket: Bucket, door: S3Door) -> None:
 
 
 def test_a_large_file_goes_up_in_parts(bucket: Bucket, door: S3Door) -> None:
-    assert bucket.send("jobs/a/out/0/large file", Sized(LARGE)) == Stored(len(LARGE), "")
+    assert bucket.send("jobs/a/out/0/large file", Sized(LARGE)) == Stored(len(LARGE), md5(LARGE))
+    assert bucket.find("jobs/a/out/0/large file") == Stored(len(LARGE), ""), "it no longer says what all parts are"
     assert door.asked["PUT part"] == 3 and door.refused == [] and door.unfinished() == 0
     assert hashlib.sha256(b"".join(bucket.read("jobs/a/out/0/large file"))).digest() == hashlib.sha256(LARGE).digest()
     assert s3.PART_BYTES >= MIN_PART, "S3 takes no smaller part"

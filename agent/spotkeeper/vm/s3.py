@@ -1,16 +1,17 @@
 """S3, by signed requests of the machine's role. Knows no job; ``storage.py`` is what others use.
 
-Every piece is hashed before it leaves, and its hash is signed: S3 refuses what arrives otherwise. What is larger than
+Every piece is hashed before it leaves, and its hash is signed: S3 refuses what arrives otherwise. The role needs
+``s3:ListBucket``: without it S3 says 403, and not 404, of what is not there. What is larger than
 a part goes up part by part, so that an agent holds one part at a time, and appears all at once when it is complete;
 parts of an upload that is never completed are deleted by the bucket's rule for them.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
@@ -28,6 +29,15 @@ MD5 = "x-amz-meta-md5"  # in hex, where it was known before the object was sent
 TEXT, BYTES = "text/plain; charset=utf-8", "application/octet-stream"
 _PLAIN_MD5 = re.compile(r'"([0-9a-f]{32})"\Z')  # an ETag of parts ends with their number
 _TAG = re.compile(rb"<(UploadId|ETag|Code)>([^<]*)</")
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What has been sent: the parts' ETags in order, how many bytes they are, and the MD5 of the whole."""
+
+    tags: tuple[str, ...]
+    bytes: int
+    md5: str
 
 
 class S3:
@@ -70,14 +80,15 @@ class S3:
             return Stored(size, md5)
         upload = self._begin(name)
         try:
-            tags, sent = self._send_parts(name, upload, first, content, part_bytes)
-            if sent != size:
+            parts = self._send_parts(name, upload, first, content, part_bytes)
+            if parts.bytes != size:
                 raise StorageError(f"{name}: the file had fewer bytes than it said")
-            self._finish(name, upload, tags)
+            self._finish(name, upload, parts.tags)
         except BaseException:
             self._abort(name, upload)
             raise
-        return self.find(name) or Stored(0, "")
+        # S3 took each part for the one that was signed; what they are together it cannot say later on.
+        return Stored(parts.bytes, parts.md5)
 
     def write(self, name: str, content: bytes) -> None:
         _check(name, self._ask("PUT", name, body=content, headers={"Content-Type": TEXT}))
@@ -95,24 +106,22 @@ class S3:
         _check(name, answer)
         return _tag(name, answer, b"UploadId")
 
-    def _send_parts(
-        self, name: str, upload: str, first: bytes, content: Readable, part_bytes: int
-    ) -> tuple[list[str], int]:
-        """The parts' ETags, in order, and how many bytes they are."""
+    def _send_parts(self, name: str, upload: str, first: bytes, content: Readable, part_bytes: int) -> _Parts:
         tags: list[str] = []
+        whole = hashlib.md5(usedforsecurity=False)
         piece, sent = first, 0
         while piece:
             query = f"partNumber={len(tags) + 1}&uploadId={quote(upload, safe='')}"
             tags.append(self._send_part(name, query, piece))
+            whole.update(piece)
             sent += len(piece)
             piece = _read(content, part_bytes)
-        return tags, sent
+        return _Parts(tuple(tags), sent, whole.hexdigest())
 
     def _send_part(self, name: str, query: str, piece: bytes) -> str:
-        md5 = base64.b64encode(hashlib.md5(piece, usedforsecurity=False).digest()).decode()
         for left in reversed(range(TRIES)):
             try:
-                answer = self._ask("PUT", name, query, body=piece, headers={"Content-MD5": md5})
+                answer = self._ask("PUT", name, query, body=piece)
             except StorageError:
                 if not left:
                     raise
@@ -122,7 +131,7 @@ class S3:
         _check(name, answer)
         return answer.headers.get("ETag", "")
 
-    def _finish(self, name: str, upload: str, tags: list[str]) -> None:
+    def _finish(self, name: str, upload: str, tags: tuple[str, ...]) -> None:
         """S3 says 200 before it has put the parts together, and in the body whether it could."""
         parts = "".join(
             f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
