@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import platform
 import re
 import subprocess
 import sys
@@ -49,8 +50,8 @@ class Archive:
     sha256: str
 
 
-def bundle(cache_folder: Path, python: str) -> Archive:
-    """The tar that VMs fetch; ``python`` is their version (``3.11``).
+def bundle(cache_folder: Path, python: str, arch: str = "x86_64") -> Archive:
+    """The tar that VMs fetch; ``python`` is their version (``3.11``), ``arch`` as ``uname -m`` says.
 
     Raises:
         BundleError: a dependency is not installed, or cannot be had for that version.
@@ -58,11 +59,11 @@ def bundle(cache_folder: Path, python: str) -> Archive:
     files = package_files("site/spotkeeper", PACKAGE, leave_out=NOT_ON_VMS)
     files |= job_files("job/spotkeeper")
     files |= _tree("templates/job", ROOT / "templates" / "job")
-    key = _digest(files, _pins(closure(AGENT_REQUIRES)), python)
+    key = _digest(files, _pins(closure(AGENT_REQUIRES)), f"{python} {arch}")
     path = cache_folder / f"bundle-{key[:16]}.tar"
     if not path.exists():
         with tempfile.TemporaryDirectory() as scratch:
-            _write(path, _tar({**files, **_site_packages(python, Path(scratch))}))
+            _write(path, _tar({**files, **_site_packages(python, arch, Path(scratch))}))
     return Archive(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
@@ -152,17 +153,20 @@ def _pins(distributions: Iterable[metadata.Distribution]) -> tuple[str, ...]:
     return tuple(f"{_canonical(d.metadata['Name'])}=={d.version}" for d in distributions)
 
 
-def _site_packages(python: str, scratch: Path) -> dict[str, Path]:
-    """Files of the agent's dependencies: those installed here, or fetched for another Python."""
-    if python == f"{sys.version_info.major}.{sys.version_info.minor}" and sys.platform == "linux":
+def _site_packages(python: str, arch: str, scratch: Path) -> dict[str, Path]:
+    """Files of the agent's dependencies: those installed here, or fetched for another Python or processor."""
+    here = (f"{sys.version_info.major}.{sys.version_info.minor}", sys.platform, platform.machine())
+    if here == (python, "linux", arch):
         return _installed(closure(AGENT_REQUIRES))
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:"),
-        *("--python-version", python, "--target", str(scratch), *_pins(closure(AGENT_REQUIRES))),
+        *(f"--platform={libc}_{arch}" for libc in ("manylinux2014", "manylinux_2_17", "manylinux_2_28")),
+        *("--implementation=cp", "--python-version", python, "--target", str(scratch)),
+        *_pins(closure(AGENT_REQUIRES)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
-        raise BundleError(f"pip found no wheels for Python {python}: {done.stderr.strip()[-500:]}")
+        raise BundleError(f"pip found no wheels for Python {python} on {arch}: {done.stderr.strip()[-500:]}")
     return {name: path for name, path in _tree("site", scratch).items() if not name.startswith("site/bin/")}
 
 

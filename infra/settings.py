@@ -175,7 +175,8 @@ class Agent(Struct, frozen=True, forbid_unknown_fields=True):
     """What VMs run."""
 
     interpreter: str = "python3"  # a command or a path on the image
-    python: Literal["3.11", "3.12", "3.13"] = "3.11"  # its version: decides the wheels in the bundle
+    python: Literal["3.10", "3.11", "3.12", "3.13"] = "3.11"  # its version: decides the wheels in the bundle
+    arch: Literal["x86_64", "aarch64"] = "x86_64"  # the machines', as `uname -m` says: the same
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,7 +38,7 @@ class Exports:
 
 def declare(settings: Settings, build: Path) -> Exports:
     """Declare every resource of the stack; ``build`` is the folder for archives."""
-    agent = bundle.bundle(build, settings.agent.python)
+    agent = bundle.bundle(build, settings.agent.python, settings.agent.arch)
     source = bundle.function_source(build)
     network = Network("network", NetworkArgs(settings))
     identity = Identity("identity", IdentityArgs(settings))

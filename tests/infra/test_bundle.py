@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -110,3 +112,60 @@ def test_old_archives_go(tmp_path: Path) -> None:
 def test_a_missing_dependency_says_what_to_install() -> None:
     with pytest.raises(bundle.BundleError, match="no-such-distribution is not installed here"):
         bundle.closure(("no-such-distribution",))
+
+
+OTHERS = tuple(version for version in ("3.10", "3.11", "3.12", "3.13") if version != PYTHON)
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import msgspec, jinja2, requests, spotkeeper
+skipped = ("spotkeeper.train", "spotkeeper.vm.__main__", "spotkeeper.vm.launcher", "spotkeeper.spec.yamltext",
+           "spotkeeper.spec.jobfile")  # the job's, with torch; programs; read on the operator's machine
+names = [each.name for each in pkgutil.walk_packages(spotkeeper.__path__, "spotkeeper.")]
+for name in names:
+    if not name.startswith(skipped):
+        importlib.import_module(name)
+print(msgspec.json.decode(b"[1]"), len(names) > 50)
+"""
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of that version on this machine: on the path, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for program in (shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))):
+        asks = [program, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if program else ["false"]
+        done = subprocess.run(asks, capture_output=True, text=True, check=False)
+        if done.stdout.strip() == version:
+            return program
+    return None
+
+
+def fetched(folder: Path, python: str, arch: str = "x86_64") -> Path:
+    """A bundle for other machines, unpacked; its wheels come from the package index."""
+    try:
+        made = bundle.bundle(folder / "build", python, arch)
+    except bundle.BundleError as error:
+        pytest.skip(f"no package index can be reached from here: {error}")
+    with tarfile.open(made.path) as tar:
+        extract(tar, folder / "machine")
+    assert made.path.stat().st_size <= 5e6
+    return folder / "machine"
+
+
+@pytest.mark.parametrize("python", OTHERS)
+def test_the_agent_runs_on_other_pythons(tmp_path: Path, python: str) -> None:
+    program = interpreter(python)
+    if program is None:
+        pytest.skip(f"no Python {python} here: install one (pyenv's are found)")
+    site = fetched(tmp_path, python) / "site"
+    command = [program, "-BS", "-W", "error", "-c", IMPORT_ALL]
+    done = subprocess.run(command, env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[1] True", done.stderr
+
+
+def test_arm_machines_get_their_own_wheels(tmp_path: Path) -> None:
+    site = fetched(tmp_path, "3.12", "aarch64") / "site"
+    native = list(site.rglob("*.so"))
+    assert len(native) >= 2
+    for file in native:
+        with file.open("rb") as stream:
+            assert stream.read(20)[18] == 0xB7, file  # EM_AARCH64

@@ -23,6 +23,7 @@ from spotkeeper.spec import codec
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.mirror import MirrorFile, MirrorList, list_name, part_names, part_size
 from spotkeeper.spec.record import Record
+from spotkeeper.train.store import file_hash
 
 PROOF = "COMMIT"  # the file by which the library knows that a checkpoint is complete
 BUCKET = "the bucket"
@@ -170,8 +171,7 @@ def _is(target: Path, file: MirrorFile) -> bool:
     """Whether it is there, to the last byte."""
     if not target.is_file() or target.stat().st_size != file.size:
         return False
-    with target.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() == file.sha256
+    return file_hash(target) == file.sha256
 
 
 def _write(store: Store, job: str, listed: MirrorList, file: MirrorFile, target: Path, advance: Advance) -> None:

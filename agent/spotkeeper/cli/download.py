@@ -26,6 +26,7 @@ from spotkeeper.report.view import OutputView
 from spotkeeper.spec import codec
 from spotkeeper.spec.output import Output, OutputFile
 from spotkeeper.spec.record import Outcome, Phase, Record
+from spotkeeper.train.store import file_hash
 
 PART = 8 << 20  # bytes of one request
 READS = 8  # lists at once
@@ -180,8 +181,7 @@ def _is(target: Path, file: OutputFile) -> bool:
     """Whether it is there, to the last byte."""
     if not target.is_file() or target.stat().st_size != file.size:
         return False
-    with target.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == file.md5
+    return file_hash(target, "md5") == file.md5
 
 
 def _write(store: Store, job: str, one: Wanted, partial: Path, advance: Advance) -> None:

@@ -7,7 +7,7 @@ thing's document. Clients send full URLs of any host, ``projects/...``, ``zones/
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import NamedTuple
 
 _URL = re.compile(r"https?://[^/]+/compute/(?:v1|beta|alpha)/(?P<path>.+)\Z|https?://compute[^/]*/(?P<other>.+)\Z")
@@ -50,7 +50,7 @@ def parse(text: str, project: str) -> Ref | None:
 
 def timestamp(now: float) -> str:
     """RFC 3339 with milliseconds, as the API writes it."""
-    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def last(text: str) -> str:

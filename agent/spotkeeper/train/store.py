@@ -200,12 +200,20 @@ def _read(home: Path, commit: Commit, marker: str) -> Manifest:
     return manifest
 
 
+def file_hash(path: Path, algorithm: str = "sha256") -> str:
+    """Of a file's content, in hex. Raises OSError. (``hashlib.file_digest`` is not in Python 3.10.)"""
+    found, buffer = hashlib.new(algorithm, usedforsecurity=False), bytearray(1 << 20)
+    with path.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            found.update(memoryview(buffer)[:count])
+    return found.hexdigest()
+
+
 def verify(folder: Path | str, manifest: Manifest) -> None:
     """Read every byte. Raises ValueError with the file that cannot be read, RottenError with one that differs."""
     for file in manifest.files:
         try:
-            with (Path(folder) / str(manifest.commit) / file.name).open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = file_hash(Path(folder) / str(manifest.commit) / file.name)
         except OSError as error:
             raise ValueError(f"{file.name}: {error.strerror}") from None
         if digest != file.sha256:

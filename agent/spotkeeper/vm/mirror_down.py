@@ -19,7 +19,7 @@ from spotkeeper.spec import codec
 from spotkeeper.spec.mirror import MirrorFile, MirrorList, list_name, part_names, part_size
 from spotkeeper.train import store
 from spotkeeper.train.control import Commit
-from spotkeeper.train.store import COMMIT, Manifest
+from spotkeeper.train.store import COMMIT, Manifest, file_hash
 from spotkeeper.vm.events import Fetched
 from spotkeeper.vm.storage import Bucket, MissingError, StorageError
 
@@ -76,7 +76,7 @@ class Download:
     def _file(self, file: MirrorFile, listed: MirrorList, home: Path) -> None:
         """One file, where it is not there yet from an earlier try."""
         target = home / file.name
-        if target.is_file() and target.stat().st_size == file.size and _sha256(target) == file.sha256:
+        if target.is_file() and target.stat().st_size == file.size and file_hash(target) == file.sha256:
             return
         for _ in range(_TRIES):
             if self._write(file, listed, target) == file.sha256:
@@ -120,11 +120,6 @@ def _make_room(folder: Path, home: Path) -> None:
     for other in folder.iterdir():
         if other != home:
             shutil.rmtree(other, ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _plain(name: str) -> bool:

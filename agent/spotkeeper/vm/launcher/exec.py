@@ -26,6 +26,7 @@ def _spawn(start: Start, server: Server) -> int:
     cgroup = Cgroup.own()
 
     def in_child() -> None:
+        os.setpgid(0, 0)
         die_with_parent(parent)
         if cgroup is not None:
             cgroup.enter(start.gen)
@@ -39,7 +40,6 @@ def _spawn(start: Start, server: Server) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            process_group=0,
             # One thread, so forking with Python code in between is safe here.
             preexec_fn=in_child,  # noqa: PLW1509
         ).pid

@@ -165,7 +165,7 @@ def _run(command: list[str], source: Path, target: Path, over: object) -> bool:
     assert callable(over)
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     env |= {"UV_PROJECT_ENVIRONMENT": str(target), "UV_LINK_MODE": "copy", "PIP_REQUIRE_VIRTUALENV": "0"}
-    process = subprocess.Popen(command, cwd=source, env=env, stdin=subprocess.DEVNULL, process_group=0)
+    process = subprocess.Popen(command, cwd=source, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None:
         if over():
             os.killpg(process.pid, signal.SIGKILL)
