@@ -25,6 +25,7 @@ import torch.distributed as dist
 from spotkeeper.train import agree
 from spotkeeper.train.control import NAME, Commit, Control, Want
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
@@ -43,7 +44,7 @@ class Job:
     """A training and what befalls it."""
 
     out: Path
-    kind: str = "conv"
+    kind: str = "conv"  # or tied; or fsdp, the first one sharded
     steps: int = 9
     workers: int = 0
     accumulate: int = 1
@@ -107,8 +108,8 @@ def train(job: Job) -> None:
     if world > 1:
         dist.init_process_group("gloo")
     agree.EVERY_S = 0.0  # steps here take a few ms: agree after each, so that events land where they should
-    module = (Conv if job.kind == "conv" else Tied)(job.width)
-    model: Any = DistributedDataParallel(module, bucket_cap_mb=0.002) if world > 1 else module
+    module = (Tied if job.kind == "tied" else Conv)(job.width)
+    model: Any = _spread(module, job.kind, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=job.steps)
     data = Noisy()
@@ -147,6 +148,12 @@ def train(job: Job) -> None:
         dist.destroy_process_group()
 
 
+def _spread(module: nn.Module, kind: str, world: int) -> nn.Module:
+    if kind == "fsdp":
+        return fully_shard(module)
+    return DistributedDataParallel(module, bucket_cap_mb=0.002) if world > 1 else module
+
+
 def _happen(event: Event, run: spotkeeper.Run) -> None:
     """Events are of the first generation that reaches their step."""
     if run.rank != event.rank or run.steps_done < event.step or run.generation > 1:
@@ -169,6 +176,8 @@ def _digest(*parts: object) -> str:
 
 
 def _feed(sha: Any, part: object) -> None:
+    if hasattr(part, "to_local"):
+        part = part.to_local()
     if isinstance(part, Tensor):
         sha.update(part.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     elif isinstance(part, dict):

@@ -15,6 +15,7 @@ import spotkeeper
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.train.forks import FORKS
@@ -32,8 +33,6 @@ class Life:
     folder: Path
     out: Path
     train: bool = False
-    plain: bool = False  # the model is not sharded
-    named: bool = False  # over a mesh of two dimensions
 
 
 def live(life: Life) -> list[dict[str, Any]]:
@@ -73,8 +72,8 @@ def _rank(life: Life, rank: int, port: int) -> None:
 def _begin(life: Life, rank: int) -> dict[str, Any]:
     torch.manual_seed(7 if life.train else 8)  # the same on all ranks, and another when it begins again
     model = module()
-    if not life.plain:
-        shard(model, life)
+    fully_shard(model[0])
+    fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run = spotkeeper.attach(model, optimizer, checkpoint_dir=life.folder)
     if life.train:
@@ -91,17 +90,6 @@ def module() -> nn.Module:
     return nn.Sequential(
         nn.Linear(6, 11), nn.BatchNorm1d(11), nn.GELU(), nn.Linear(11, 5), nn.Linear(5, 5), nn.Linear(5, 1)
     )
-
-
-def shard(model: nn.Module, life: Life) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = None
-    if life.named:
-        mesh = init_device_mesh("cpu", (2, life.world // 2), mesh_dim_names=("copies", "parts"))
-    fully_shard(model[0], mesh=mesh)
-    fully_shard(model, mesh=mesh)
 
 
 def whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:

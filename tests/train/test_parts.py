@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import spotkeeper
 import torch
 import torch.distributed as dist
+from spotkeeper.train.control import Commit
 from spotkeeper.train.errors import AttachError, PartError
 from spotkeeper.train.parts import Parts
 from spotkeeper.train.shards import is_shared
@@ -82,6 +84,24 @@ def sharded() -> Iterator[nn.Module]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield fully_shard(body())
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_a_checkpoint_of_the_other_kind_is_refused(sharded: nn.Module, handlers: None, tmp_path: Path) -> None:
+    attach, plain = spotkeeper.attach, body()
+    assert attach(sharded, checkpoint_dir=tmp_path / "sharded").save() == Commit(0, 0)
+    assert attach(plain, checkpoint_dir=tmp_path / "plain").save() == Commit(0, 0)
+    with pytest.raises(AttachError, match="is of sharded state, and this model is not sharded"):
+        attach(plain, checkpoint_dir=tmp_path / "sharded")
+    with pytest.raises(AttachError, match="is of replicated state, and this model is sharded"):
+        attach(sharded, checkpoint_dir=tmp_path / "plain")
 
 
 def test_a_sharded_model_wants_a_job_of_sharded_state_and_one_size(

@@ -14,10 +14,7 @@ SLICE = (
     "ddp, several optimizers and schedulers",
     "ddp, fp16 with GradScaler",
     "ddp, iterable data with a state",
-    "ddp, StatefulDataLoader, map-style",
-    "fsdp",
     "fsdp, EMA",
-    "fsdp, accumulation",
 )
 
 
