@@ -36,7 +36,7 @@ from tests.model.mutate import (
     in_,
     world,
 )
-from tests.model.worlds import LONGEST, NODE_NOTICE, STALE_NODE, WIPED, WIPED_LATER
+from tests.model.worlds import BLANK_NODE, LEFT_NODE, LONGEST, NODE_NOTICE, WIPED, WIPED_LATER
 
 _SUPERFLUOUS = "    return attempt <= draft.ranks[index].top\n"
 _OVER = "    return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))\n"
@@ -247,7 +247,7 @@ STEPS = (
     Mutant(
         "an idle static node is taken, whatever it holds",
         in_("kept", "    if commit is None or node == rank.node:\n", "    if True:\n"),
-        STALE_NODE,
+        BLANK_NODE,
         "L",
     ),
     Mutant(
@@ -270,7 +270,7 @@ STEPS = (
                 "    if True:\n        return False\n",
             ),
         ),
-        STALE_NODE,
+        LEFT_NODE,
         "S7",
     ),
     Mutant(

@@ -92,12 +92,13 @@ RESIZED = Story(
     split=False,
 )
 
-# A static node may hold an older checkpoint than the rank's own disk, or none: it is no bargain then.
-STALE_NODE = RESIZED._replace(
-    name="a rank leaves a static node, the other pauses and goes on",
+# A smaller job keeps its static node, and goes on there alone, from what that holds.
+LEFT_NODE = RESIZED._replace(
+    name="two ranks, one on a static node, become one, which pauses and goes on",
     asks=frozenset({"resize", "pause"}),
     static=True,
 )
+# A static node may hold an older checkpoint than the rank's own disk, or none: it is no bargain then.
 BLANK_NODE = Story(
     "a static node comes late, the job pauses and goes on",
     rounds=1,
@@ -168,7 +169,7 @@ WIPED_TWO = WIPED._replace(name="two ranks, a disk is destroyed, and the bucket 
 SLICE = (
     RESIZED,
     WIPED,
-    STALE_NODE,
+    LEFT_NODE,
     BLANK_NODE,
     NODE_NOTICE,
     LONGEST,
@@ -202,7 +203,7 @@ WORLDS = (
     *A,
     *B,
     *LOST,
-    *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (STALE_NODE, BLANK_NODE, NODE_NOTICE)),
+    *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (LEFT_NODE, BLANK_NODE, NODE_NOTICE)),
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (WIPED_LATER, WIPED_PAUSE, WIPED_TWO)),
     LONGEST._replace(rounds=2),
     LONGEST_TWICE,
@@ -211,11 +212,11 @@ __all__ = [
     "BLANK_NODE",
     "CLOUDS",
     "HANG",
+    "LEFT_NODE",
     "LONGEST",
     "LOST",
     "NODE_NOTICE",
     "SLICE",
-    "STALE_NODE",
     "WIPED",
     "WIPED_LATER",
     "WORLDS",
