@@ -87,6 +87,17 @@ def test_a_vm_reaches_its_own_paths_and_no_other(cloud: LocalCloud, api: Api, bu
     assert get(cloud, "bundles/ab.tar", {"Authorization": "Bearer nonsense"}).status_code == 401
 
 
+def test_an_object_that_shall_be_new_replaces_none(cloud: LocalCloud, bucket: str) -> None:
+    """As the list of a checkpoint's copy; any other condition is not built."""
+    url = f"{cloud.endpoint}/upload/storage/v1/b/{BUCKET}/o"
+    query = {"uploadType": "media", "name": "jobs/abcdefgh/ckpt/1-5/0.json", "ifGenerationMatch": "0"}
+    assert requests.post(url, params=query, data=b"first", timeout=10).status_code == 200
+    again = requests.post(url, params=query, data=b"second", timeout=10)
+    assert (again.status_code, again.json()["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")
+    assert get(cloud, query["name"]).content == b"first"
+    assert requests.post(url, params=query | {"ifGenerationMatch": "7"}, data=b"x", timeout=10).status_code == 501
+
+
 def test_a_full_bucket_goes_only_with_force(cloud: LocalCloud, bucket: str) -> None:
     url = f"{cloud.endpoint}/local/v1/resources/storage:bucket/{BUCKET}"
     assert put(cloud, "stack/x", b"1") == 200
