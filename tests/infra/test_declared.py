@@ -52,6 +52,25 @@ def test_the_local_stack_is_this_list(local: Declaration) -> None:
     assert GOLDEN.read_text().split("\n")[:-1] == sorted(local)
 
 
+# --- whom jobs are ----------------------------------------------------------------------
+
+
+def test_machines_may_ask_for_tokens_of_the_jobs_account_and_of_no_other(example: Declaration) -> None:
+    account = "trainer@acme-train.iam.gserviceaccount.com"
+    binding = one(example, "gcp:serviceaccount/iAMMember:IAMMember", "node-acts-as-jobs")
+    assert binding["serviceAccountId"] == f"projects/acme-train/serviceAccounts/{account}"
+    assert binding["role"] == "roles/iam.serviceAccountTokenCreator"
+    assert binding["member"].startswith("serviceAccount:sk-demo-vm@")
+    machines = of(example, TEMPLATE) + of(example, INSTANCE)
+    assert machines and all(found.properties["metadata"]["sk-job-identity"] == account for found in machines)
+
+
+def test_jobs_of_a_stack_that_names_nobody_are_nobody(local: Declaration) -> None:
+    assert "gcp:serviceaccount/iAMMember:IAMMember::node-acts-as-jobs" not in local
+    for found in of(local, TEMPLATE) + of(local, INSTANCE):
+        assert "sk-job-identity" not in found.properties["metadata"]
+
+
 # --- order -----------------------------------------------------------------------------
 
 

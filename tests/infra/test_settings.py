@@ -169,6 +169,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "name each user or service account",
     ),
     ({"reconcile.invokers": ["user:me"]}, 'reconcile.invokers[0]: "user:me": has no e-mail address behind the colon'),
+    ({"job_identity": "trainer"}, 'job_identity: "trainer": want <name>@<project>.iam.gserviceaccount.com'),
+    (
+        {"job_identity": "12345-compute@developer.gserviceaccount.com"},
+        'job_identity: "12345-compute@developer.gserviceaccount.com": want <name>@<project>.iam.gserviceaccount.com',
+    ),
+    (
+        {"job_identity": "sk-production-vm@acme-train.iam.gserviceaccount.com"},
+        'job_identity: "sk-production-vm@acme-train.iam.gserviceaccount.com": is an account of Spotkeeper\'s own',
+    ),
     ({"alerts.email": "nobody"}, 'alerts.email: "nobody": is no e-mail address'),
     ({"endpoints.compute": "localhost:80"}, 'endpoints.compute: "localhost:80": want an address, http(s)://...'),
     ({"budget": {"monthly": 100}}, "budget.billing_account: missing, want a text"),
