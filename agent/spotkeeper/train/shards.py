@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ def _key(mesh: Any) -> MeshKey:
     return (None if names is None else tuple(names)), mesh.ndim
 
 
+@lru_cache(maxsize=8192)
 def _place(size: torch.Size, mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
