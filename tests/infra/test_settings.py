@@ -175,8 +175,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         'job_identity: "12345-compute@developer.gserviceaccount.com": want <name>@<project>.iam.gserviceaccount.com',
     ),
     (
-        {"job_identity": "sk-production-vm@acme-train.iam.gserviceaccount.com"},
-        'job_identity: "sk-production-vm@acme-train.iam.gserviceaccount.com": is an account of Spotkeeper\'s own',
+        {"job_identity": "sk-dev-vm@acme-train.iam.gserviceaccount.com"},
+        'job_identity: "sk-dev-vm@acme-train.iam.gserviceaccount.com": is an account of Spotkeeper\'s own',
     ),
     ({"alerts.email": "nobody"}, 'alerts.email: "nobody": is no e-mail address'),
     ({"endpoints.compute": "localhost:80"}, 'endpoints.compute: "localhost:80": want an address, http(s)://...'),
