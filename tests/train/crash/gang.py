@@ -12,7 +12,6 @@ import json
 import multiprocessing.connection
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from spotkeeper.train import saver
 from spotkeeper.train.control import NAME, Commit, Control
 
 from tests.train.crash import mirror, oracle
+from tests.train.crash.node import quiet
 from tests.train.crash.points import KILL
 from tests.train.crash.trainer import Rank, work
 from tests.train.forks import FORKS
@@ -105,23 +105,8 @@ class Machines:
         return self.root / f"node{node}" / "saver"
 
     def quiet(self, node: int) -> bool:
-        """Wait until a saver has done all that it was asked; False where it is dead.
-
-        A stranger's request is refused, but only once what came before it is done.
-        """
-        end = time.monotonic() + LIMIT_S
-        while self._savers[node].poll() is None and time.monotonic() < end:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-                sock.settimeout(LIMIT_S)
-                try:
-                    with saver.address(self._socket(node)) as name:
-                        sock.connect(name)
-                    sock.send(b'{"op": "reserve", "bytes": 0}')
-                    if sock.recv(saver.MESSAGE):
-                        return True
-                except OSError:
-                    time.sleep(0.005)  # it has not begun to listen, or has just died
-        return False
+        """Wait until a saver has done all that it was asked; False where it is dead."""
+        return quiet(self._socket(node), self._savers[node])
 
     def run(self, gen: int, saves: tuple[int, ...], dies: dict[int, int]) -> list[int]:
         """One generation; once somebody dies all others are killed, as the agent does. Exit codes by rank."""

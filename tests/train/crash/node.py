@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from tests.train.crash.points import KILL
 
 GANG = (Place(0, 0, 0, True),)
 SIZE = 9 * (1 << 16) + 17  # some pieces, and no whole pages
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @contextlib.contextmanager
@@ -73,4 +74,24 @@ def stopped(process: subprocess.Popen[bytes]) -> bool:
         if state in "TZ":
             return state == "T"
         time.sleep(0.002)
+    return False
+
+
+def quiet(path: Path, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until the saver at ``path`` has done all that it was asked; False where it is dead.
+
+    A stranger's request is refused, but only once what came before it is done.
+    """
+    end = time.monotonic() + LIMIT_S
+    while process.poll() is None and time.monotonic() < end:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(LIMIT_S)
+            try:
+                with saver.address(path) as name:
+                    sock.connect(name)
+                sock.send(b'{"op": "reserve", "bytes": 0}')
+                if sock.recv(saver.MESSAGE):
+                    return True
+            except OSError:
+                time.sleep(0.005)  # it has not begun to listen, or has just died
     return False

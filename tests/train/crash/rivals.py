@@ -18,7 +18,7 @@ from spotkeeper.train.client import Client, Durable, Failed, SaverError
 from spotkeeper.train.control import Commit, Fault
 
 from tests.train.crash import oracle
-from tests.train.crash.node import LIMIT_S, mixed, served, stage, stopped
+from tests.train.crash.node import LIMIT_S, mixed, quiet, served, stage, stopped
 from tests.train.crash.points import STOP
 
 OLD = (Commit(3, 1), Commit(3, 2), Commit(3, 3))  # the last one meets the rival
@@ -42,7 +42,7 @@ def meet(root: Path, point: int) -> list[str]:
     folder = root / "ckpt"
     with (
         served(root, "old", point=point, step=OLD[-1].step, what=STOP) as (old_path, process),
-        served(root, "new") as (new_path, _),
+        served(root, "new") as (new_path, newer),
         contextlib.closing(Client.connect(new_path, LIMIT_S)) as new,
     ):
         old = Client.connect(old_path, LIMIT_S)
@@ -53,6 +53,8 @@ def meet(root: Path, point: int) -> list[str]:
         told = [_saved(new, commit) for commit in NEW]
         os.kill(process.pid, signal.SIGCONT)
         outcome = old.wait(LIMIT_S)
+        quiet(old_path, process)  # both may be dropping what is too old
+        quiet(new_path, newer)
         wrong = [f"the newer one's save: {each}" for each in told if each]
         wrong += _judge(folder, outcome) + _goes_on(new, folder)
     if not wrong:
@@ -64,7 +66,7 @@ def one_saver(root: Path) -> list[str]:
     """Both ask the same saver, the older one while the newer one's save is under way."""
     root.mkdir(parents=True)
     folder = root / "ckpt"
-    with served(root, "one") as (path, _):
+    with served(root, "one") as (path, process):
         old, new = Client.connect(path, LIMIT_S), Client.connect(path, LIMIT_S)
         old.hello(folder, 3, KEEP)
         stage(old, OLD[0])
@@ -77,6 +79,7 @@ def one_saver(root: Path) -> list[str]:
         except SaverError as error:
             second = Failed(OLD[1], error.fault, str(error))
         third = new.wait(LIMIT_S)
+        quiet(path, process)
     wrong = [] if isinstance(first, Durable) else [f"the older one had asked before the newer one spoke: {first}"]
     if not isinstance(second, Failed) or second.fault is not Fault.FENCED:
         wrong.append(f"the older one may write though a newer one has spoken: {second}")
