@@ -11,6 +11,7 @@ import pytest
 import torch
 from spotkeeper.train import dcp, store
 from spotkeeper.train.control import Commit
+from spotkeeper.train.reshard import _Claim, _sources
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -81,17 +82,42 @@ def test_killed_between_the_parts_and_their_commit_it_is_complete_all_the_same(
     two: tuple[Path, str], tmp_path: Path
 ) -> None:
     shutil.copytree(two[0], tmp_path / "ckpt")
-    for node in (0, 1):
-        home = tmp_path / f"ckpt/node{node}" / str(NEWEST)
-        part = replace(store.read(home.parent, NEWEST), others=())
-        store.publish_part(home, part)
-        (home / store.COMMIT).unlink()
-        assert store.newest(home.parent).commit != NEWEST
-    told = taken_up(Life(2, 2, tmp_path / "ckpt", tmp_path / "out"))
-    assert [(each["state"], each["commit"]) for each in told] == [(two[1], str(NEWEST))] * 2
-    for node in (0, 1):
-        newest = store.newest(tmp_path / f"ckpt/node{node}").manifest
-        assert newest is not None and newest.commit == NEWEST and len(newest.others) == 2
+    for number, lacking in enumerate(((0, 1), (1,))):  # nobody was told to publish, or one of them
+        for node in lacking:
+            _uncommit(tmp_path / f"ckpt/node{node}")
+        told = taken_up(Life(2, 2, tmp_path / "ckpt", tmp_path / f"out{number}"))
+        assert [(each["state"], each["commit"]) for each in told] == [(two[1], str(NEWEST))] * 2
+        for node in (0, 1):
+            newest = store.newest(tmp_path / f"ckpt/node{node}").manifest
+            assert newest is not None and newest.commit == NEWEST and len(newest.others) == 2
+
+
+def _uncommit(folder: Path) -> None:
+    """As it is when a saver has written its part and heard nothing more."""
+    store.publish_part(folder / str(NEWEST), replace(store.read(folder, NEWEST), others=()))
+    (folder / str(NEWEST) / store.COMMIT).unlink()
+    assert store.newest(folder).commit != NEWEST
+
+
+@pytest.mark.parametrize(
+    ("claims", "world", "source", "lacking"),
+    [
+        ({0: _Claim(2, "a", [0], True), 1: _Claim(2, "a", [1], True)}, 2, (0, 1), []),
+        ({0: _Claim(2, "a", [1], True), 1: _Claim(2, "a", [0], True)}, 2, (1, 0), []),
+        ({0: _Claim(2, "a", [0, 1], True), 1: _Claim(2, "a", [0, 1], True)}, 2, (0, 1), []),
+        ({at: _Claim(4, "a", [0, 1, 2, 3], True) for at in (0, 1)}, 2, (0, 1, 0, 1), []),
+        ({2: _Claim(2, "a", [0, 1], False)}, 3, (2, 2), []),
+        ({1: _Claim(3, "a", [1], True)}, 3, None, [0, 2]),
+        ({0: _Claim(2, "a", [0], False), 1: _Claim(2, "b", [1], False)}, 2, None, [1]),
+    ],
+    ids=["own", "swapped", "one folder", "fewer", "blank peers", "missing", "parts of two saves"],
+)
+def test_who_answers_for_which_part(
+    claims: dict[int, _Claim], world: int, source: tuple[int, ...] | None, lacking: list[int]
+) -> None:
+    found = _sources(claims, world)
+    assert found[1] == lacking
+    assert source is None or found[0] == source
 
 
 def test_a_part_that_is_missing_is_told_and_nothing_begins_anew_without_a_word(
