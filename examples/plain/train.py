@@ -60,11 +60,20 @@ def any_rank(wish: bool) -> bool:
     return bool(word)
 
 
-def batch_of(step: int) -> tuple[Tensor, Tensor]:
-    """By the step alone, so that a resumed run sees what it would have seen."""
-    noise = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+
+
+def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """By the step and the rank alone, so that a resumed run sees what it would have seen."""
+    noise = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(16, 8, generator=noise)
     return x, x.sum(1, keepdim=True).sin()
+
+
+def weights(net: nn.Module) -> str:
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in net.state_dict().values())).hexdigest()
 
 
 def main() -> None:
@@ -76,9 +85,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))  # <- 2: a note, no more, in the handler
 
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
     HOME.mkdir(parents=True, exist_ok=True)
-    net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    net = network()
     model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     step = newest_of_all()  # <- 3: the script is always started in the same way
@@ -89,7 +97,7 @@ def main() -> None:
     print(f"going on after step {step}", flush=True)
 
     while step < args.steps:
-        x, y = batch_of(step)
+        x, y = batch_of(step, dist.get_rank())
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
@@ -103,8 +111,7 @@ def main() -> None:
             print(f"told to stop: saved step {step}", flush=True)
             sys.exit(0)
 
-    sha = hashlib.sha256(b"".join(value.numpy().tobytes() for value in net.state_dict().values())).hexdigest()
-    print(f"{step} steps, weights {sha}", flush=True)
+    print(f"{step} steps, weights {weights(net)}", flush=True)
     dist.destroy_process_group()
 
 
