@@ -415,6 +415,32 @@ def test_what_matters_more_breaks_it_off_at_its_next_piece(ckpt: Path) -> None:
     made.close()
 
 
+def test_a_disk_that_is_given_up_is_held_by_nothing_though_the_bucket_does_not_answer(ckpt: Path) -> None:
+    """At every moment of an upload: closed, it reads nothing more, and shows no half."""
+    for at in count(1):
+        shelf, seen = Shelf(), count(1)
+        made = Upload(shelf, JOB, 0, Source(ckpt, COMMIT, 0, replicated=True), FAST, PART)  # type: ignore[arg-type]
+
+        def give_up(made: Upload = made, seen: Iterator[int] = seen, at: int = at) -> None:
+            if next(seen) == at:
+                made.close()
+
+        shelf.die = give_up
+        try:
+            made.work()
+        except StorageError as error:
+            assert "broken off" in str(error)
+        if next(seen) <= at:
+            break
+        assert not open_below(ckpt)
+
+
+def open_below(folder: Path) -> list[str]:
+    """What this process has open there."""
+    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [str(link) for link in links if str(link).startswith(str(folder))]
+
+
 # ---------------------------------------------------------------- the agent
 
 WRITES = '''

@@ -104,7 +104,7 @@ class Farewell:
             self._parts.supervisor.sweep()
         hurry = time.monotonic() - leaving.began > SAVER_END_S
         free = self._parts.mirror.let_go()
-        return self._parts.ready.end_saver(hurry) and (self._parts.launcher.gone or hurry) and free
+        return self._parts.ready.end_saver(hurry) and (self._parts.launcher.gone or hurry) and (free or hurry)
 
     def _say_goodbye(self, leaving: Leaving) -> bool:
         me, assignment = self._me, self._me.saved.assignment

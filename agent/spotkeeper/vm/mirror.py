@@ -8,6 +8,7 @@ function says; what may go, it deletes.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from spotkeeper.clock import Clock
@@ -28,6 +29,7 @@ from spotkeeper.vm.supervisor import Child
 UP, DOWN = "mirror", "fetch"
 PATIENCE_S = 900.0  # virtual; a fetch without a byte that came through
 PATIENCE_FLOOR_S = 5.0  # real
+PAUSE_MOST_S = 60.0  # real, between two tries of an upload
 
 
 class Mirroring:
@@ -37,7 +39,7 @@ class Mirroring:
         self.helper = helper
         self._bucket, self._clock, self._log = bucket, clock, log
         self._upload: Upload | None = None
-        self._old: list[Upload] = []  # given up, while the helper may still read their files
+        self._trouble = (0, 0.0)  # tries of the upload that were in vain, and when the next one may be (monotonic)
         self._download: Download | None = None
         self._moved = (0, 0.0)  # bytes of the download that came through, and since when (steady)
         self._order: FetchOrder | None = None
@@ -52,7 +54,6 @@ class Mirroring:
 
     def advance(self, me: Standing, child: Child | None, mounting: Mounting) -> None:
         """Compare what is wanted with what is under way."""
-        self._close_old()
         self._copy(me, child, mounting)
         self._fetch(me, child, mounting)
 
@@ -68,7 +69,7 @@ class Mirroring:
             case NoCopy():
                 self._no_copy(event, me)
             case Failed("mirror", error, _):
-                self.helper.done(UP, error)
+                self._not_sent(error)
             case Failed(_, error, why):
                 self._not_fetched(error, why, me)
 
@@ -85,7 +86,7 @@ class Mirroring:
                 self._upload.stop.set()  # what has arrived stays; it goes on from there
         elif self._upload is None:
             self._begin(me, child, want, doc)
-        elif not self.helper.busy(UP):
+        elif not self.helper.busy(UP) and time.monotonic() >= self._trouble[1]:
             self._upload.stop.clear()
             self._send(self._upload)
 
@@ -121,7 +122,7 @@ class Mirroring:
         self.helper.done(UP)
         if self._upload is not None and self._upload.commit == event.commit:
             self._log("mirror.there", commit=str(event.commit), complete=event.complete)
-            self._tried = event.commit
+            self._tried, self._trouble = event.commit, (0, 0.0)
             if event.complete:
                 me.say(Kind.MIRRORED, str(event.commit))
             self._give_up()
@@ -133,18 +134,17 @@ class Mirroring:
         self._tried, self._turn = event.commit, -1
         self._give_up()
 
+    def _not_sent(self, error: str) -> None:
+        """Tried ever more seldom: a bucket that refuses would be asked every second else."""
+        self.helper.done(UP, error)
+        if self._upload is not None and not self._upload.stop.is_set():
+            tries = self._trouble[0] + 1
+            self._trouble = tries, time.monotonic() + min(PAUSE_MOST_S, 2.0**tries)
+
     def _give_up(self) -> None:
         if self._upload is not None:
-            self._upload.stop.set()
-            self._old.append(self._upload)
+            self._upload.close()
             self._upload = None
-            self._close_old()
-
-    def _close_old(self) -> None:
-        if self._old and not self.helper.busy(UP):
-            for upload in self._old:
-                upload.close()
-            self._old.clear()
 
     # ------------------------------------------------------------------ from the bucket
 
@@ -214,8 +214,7 @@ class Mirroring:
         """True once nothing here uses the disk."""
         self._give_up()
         self._leave_fetch()
-        self._close_old()
-        return not (self.helper.busy(UP) or self.helper.busy(DOWN) or self._old)
+        return not (self.helper.busy(UP) or self.helper.busy(DOWN))
 
     def forget_job(self) -> None:
         self.let_go()

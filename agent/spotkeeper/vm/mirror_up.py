@@ -88,7 +88,7 @@ class _Reader:
 
     def read(self, size: int = -1, /) -> bytes:
         count = self._left if size < 0 else min(size, self._left)
-        piece = os.pread(self._file.fileno(), count, self._at)
+        piece = _pread(self._file, count, self._at)
         self._pace.take(len(piece))
         self._at += len(piece)
         self._left -= len(piece)
@@ -127,7 +127,8 @@ class Upload:
         return MirrorThere(self.commit, self._publish())
 
     def close(self) -> None:
-        """Nobody reads the files any more. Only where no thread is at work."""
+        """For good, also while the helper waits for the bucket: nothing holds the disk from here on."""
+        self.stop.set()
         self._source.close()
 
     def _file(self, file: MirrorFile, stream: IO[bytes], pace: Pace) -> None:
@@ -186,11 +187,22 @@ def _pieces(stream: IO[bytes], start: int, size: int, stop: threading.Event) -> 
     for at in range(start, start + size, _READ):
         if stop.is_set():
             raise StorageError("broken off: something matters more now")
-        yield os.pread(stream.fileno(), min(_READ, start + size - at), at)
+        yield _pread(stream, min(_READ, start + size - at), at)
+
+
+def _pread(stream: IO[bytes], size: int, at: int) -> bytes:
+    """
+    Raises:
+        StorageError: it was closed meanwhile. (Where its number is another file's by then, ``stop`` is set as well.)
+    """
+    try:
+        return os.pread(stream.fileno(), size, at)
+    except ValueError:
+        raise StorageError("broken off: the disk is given up") from None
 
 
 def _forget(stream: IO[bytes], start: int, size: int) -> None:
     """The page cache is the trainer's."""
     if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             os.posix_fadvise(stream.fileno(), start, size, os.POSIX_FADV_DONTNEED)
