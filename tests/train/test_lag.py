@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -183,3 +185,14 @@ def test_it_costs_a_thousandth_of_a_step_at_the_most() -> None:
         ddp.module(torch.ones(2, 3)).sum().backward()
         watch.end()
     assert looks[0] <= 300 + 3 * (300 * 0.0011 / EVERY_S + 1)
+
+
+def test_the_model_can_be_copied_and_stored_as_before() -> None:
+    """An EMA copies it, a script may store it whole: neither takes the stopwatch along."""
+    ddp = Waits([0.0], wait_s=0.0)
+    watch = Stopwatch(ddp)  # type: ignore[arg-type]
+    stored = pickle.loads(pickle.dumps(ddp.module))  # noqa: S301
+    for other in (copy.deepcopy(ddp.module), stored):
+        watch.begin()
+        other(torch.ones(2, 3)).sum().backward()
+        assert watch.end() is None, "a copy's backward is not the model's"

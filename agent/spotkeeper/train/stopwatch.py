@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-EVERY_S = 0.05  # a sample at most so often: 20 us each
+EVERY_S = 0.05  # a sample at most so often: 11 us each, 0.02 % of such a step
 
 
 class Stopwatch:
