@@ -98,12 +98,13 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
 
     def _done_before(self, trainer: Any, restored: dict[str, Any]) -> TrainOutput:
         """An earlier generation has trained to the end: only what follows ``train()`` is to be done."""
-        assert self.run is not None
+        assert self.run is not None and self._state is not None
         if trainer.model_init is not None:
             trainer.model = trainer.call_model_init()
         trainer.model.load_state_dict(restored["model"])
         trainer.state = TrainerState(**restored["state"])
         Ticks(self.run, batch=1, total=None).end()
+        self._state.arrive()
         return TrainOutput(*restored["output"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
