@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,36 @@ def test_a_look_that_hangs_is_in_nobodys_way(tmp_path: Path) -> None:
     never.set()
 
 
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_member_that_does_not_reach_the_first_one_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def connect(address: tuple[str, int], timeout: float) -> Any:
+        asked.append(address)
+        raise TimeoutError("timed out") if silent else ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    machine = Machine(tmp_path, finds(WRONG))
+    machine.look()
+    wait_until(lambda: machine.fitness._errors)
+    monkeypatch.setattr(Standing, "job", "abcdefgh")
+    machine.me.doc = document(1, 1, (ME, OTHER), port=20000)
+    machine.fitness.go_on()
+    assert asked == [], "the first one need not reach itself"
+    machine.me.doc = document(2, 2, (OTHER, ME), port=20002)
+    machine.fitness.go_on()
+    wait_until(lambda: asked)
+    wait_until(lambda: not any(thread.name == "reach" for thread in threading.enumerate()))
+    for _ in range(3):
+        machine.fitness.go_on()
+    assert asked == [(OTHER.address, 20001)], "once a job, and beside the port that it meets on"
+    assert machine.said == ["driver", "driver", *(["driver", "peers"] if silent else [])]
+    assert any("firewall" in line for line in machine.log) is silent
+
+
 @pytest.mark.parametrize("check", [check.name for check in boot_checks()])
 def test_whatever_may_be_wrong_at_boot_has_a_word_that_the_function_takes(check: str) -> None:
-    only_warns = {"tcp_retries2", "nccl"}
+    only_warns = {"tcp_retries2", "nccl"}  # of a boot; PEERS is looked at once there are some
     assert (check in AMISS) is (check not in only_warns)

@@ -48,6 +48,7 @@ AMISS = {
     "metadata": "it cannot prove who it is",
     "space": "it has no room for a checkpoint",
     "driver": "a GPU or its driver does not work",
+    "peers": "it cannot reach the gang's first machine: a firewall between them?",
 }
 
 _ID, _COUNT = "([-a-z0-9]{1,64})", "([0-9]{1,11})"

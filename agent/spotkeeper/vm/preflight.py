@@ -7,7 +7,6 @@ look, says why. ``checks.py`` looks at the machine, ``checks_gpu.py`` at what ac
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import threading
@@ -189,6 +188,8 @@ def _notice_s(metadata: Metadata | None) -> float:
 
 def main(argv: list[str]) -> int:
     """Print the findings as they come; 1 where something will fail."""
+    import argparse  # the agent imports this module, and has no use for it
+
     parser = argparse.ArgumentParser(prog="spotkeeper.vm.preflight", description="Look whether this machine is fit.")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where checkpoints go")
     parser.add_argument("--peer", action="append", default=[], metavar="ADDRESS", help="must be reachable")
