@@ -26,13 +26,13 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from spotkeeper.train import after, rng, untimed
 from spotkeeper.train.agree import Agreement, Call
-from spotkeeper.train.control import NAME, RESULT, Commit, Control, Result, Want, write_result
+from spotkeeper.train.control import Commit, Want
 from spotkeeper.train.control import State as Phase
 from spotkeeper.train.course import Course
 from spotkeeper.train.errors import AttachError, CallError
@@ -46,12 +46,11 @@ from spotkeeper.train.pace import Pace
 from spotkeeper.train.parts import Parts
 from spotkeeper.train.settings import Settings, make_output
 from spotkeeper.train.sharded import Sharded
-from spotkeeper.train.signals import stop_on_signals
 from spotkeeper.train.stopwatch import Stopwatch
+from spotkeeper.train.tell import Teller, open_control
 from spotkeeper.train.update import Clip, Update
 from spotkeeper.train.writer import Writer, say
 
-_REPORT_S = 0.5  # a loss on a GPU is waited for at most this often
 _MICRO = 3  # what a seed is for; 1 and 2 are the sampler's
 
 
@@ -103,7 +102,7 @@ class Run:
         self._seed = self._settings.seed if seed is None else seed
         self._micro = find_micro(self._gang, global_batch, self._settings.max_world, remembered(self._settings.run))
         self._update = Update(parts, self._gang.world, elastic=self._micro is not None)
-        self._control = self._open_control()
+        self._control = open_control(self._settings.run)
         self._control.state = Phase.RESTORING
         self._pace = Pace(self._settings.mean_life_s, self._settings.interval_s, since=time.monotonic())
         self._agreement = Agreement(self._gang)
@@ -114,10 +113,8 @@ class Run:
         self._stepped = False
         self._saved: int | None = None  # step of the last save that was staged
         self._asked = 0
-        self._batches = 0
         self._ended = 0.0
-        self._loss: float | torch.Tensor | None = None
-        self._loss_at = 0.0
+        self._tell = Teller(self._control, self._settings.run, self._pace, tells=not self._gang.local_rank)
         self._met: Met = meet(self._gang, self._settings)
         self._watch = Stopwatch(parts.ddp)
         self._lag = Lag(self._gang, self._met.beside(self._gang.node), self._control)
@@ -240,11 +237,7 @@ class Run:
 
     def report(self, *, loss: float | torch.Tensor | None = None) -> None:
         """For the live view. Cheap: a tensor is looked at twice a second at most."""
-        if loss is None or self._gang.local_rank:
-            return
-        self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        if time.monotonic() - self._loss_at >= _REPORT_S:
-            self._show_loss()
+        self._tell.loss(loss)
 
     def save(self, *, wait: bool = True) -> Commit | None:
         """Save now. Collective: every rank calls it, after the same step.
@@ -274,13 +267,6 @@ class Run:
         return self._writer.commit
 
     # ------------------------------------------------------------ beginning
-
-    def _open_control(self) -> Control:
-        if self._settings.run is not None:
-            return Control.open(self._settings.run / NAME)
-        control = Control.private()
-        stop_on_signals(control)
-        return control
 
     def _own_folder(self) -> Path | None:
         """Where this rank writes: one of each node does."""
@@ -327,18 +313,13 @@ class Run:
 
     def _start_loop(self, feed: Feed, epochs: int | None, steps: int | None) -> None:
         self._pace.since = self._ended = time.monotonic()
-        self._batches, self._stepped = 0, False
+        self._stepped = False
         self._idle, self._advice = True, ""
         self._samples = 0
         self._watch.begin()
-        if self._gang.local_rank:
-            return
-        self._control.state = Phase.TRAINING
-        if self._settings.run is not None:
-            (self._settings.run / RESULT).unlink(missing_ok=True)
         if steps is None and epochs is not None and feed.epoch_batches is not None:
             steps = self._course.step + (epochs - feed.position.epoch) * feed.epoch_batches - feed.position.number
-        self._control.total_steps = steps or 0
+        self._tell.begin(steps or 0)
 
     def _begin_batch(self, feed: Feed) -> None:
         self._update.begin(feed.turn, feed.position.batch)
@@ -353,7 +334,7 @@ class Run:
 
     def _after_batch(self, feed: Feed) -> None:
         """The boundary: between two batches, after an optimizer step."""
-        self._batches += 1
+        self._tell.batch()
         if not self._parts.optimizers:
             self._on_step()
         if not self._stepped:
@@ -365,7 +346,7 @@ class Run:
         self._ended = now
         self._course.stepped()
         self._writer.poll()
-        self._write_progress(feed)
+        self._tell.stepped(self._course.step, feed.position.batch)
         if first:
             self._keeper.warm(self._course)
         self._lag.after_step(self._watch.end(), self._samples, self._pace.step_s)
@@ -393,22 +374,6 @@ class Run:
             return Call.SAVE
         return Call.SAVE if self._writer.writes and self._pace.due(time.monotonic()) else Call.NOTHING
 
-    def _write_progress(self, feed: Feed) -> None:
-        if self._gang.local_rank:
-            self._batches = 0
-            return
-        control, step_s = self._control, self._pace.step_s
-        control.stepped(self._course.step)
-        control.step_s = step_s
-        control.samples_per_s = self._batches * feed.position.batch / step_s if step_s else 0.0
-        control.interval_s = self._pace.interval_s
-        self._batches = 0
-
-    def _show_loss(self) -> None:
-        if self._loss is not None:
-            self._loss_at = time.monotonic()
-            self._control.loss = float(self._loss)
-
     # ------------------------------------------------------------ saving and ending
 
     def _save(self) -> None:
@@ -419,8 +384,7 @@ class Run:
         self._keeper.save(self._course, Commit(self._met.gen, self._course.step))
         self._pace.since = time.monotonic()
         self._pace.stalls.append(self._pace.since - began)
-        if self._gang.local_rank == 0:
-            self._control.stall_s = self._pace.stall_s
+        self._tell.stalled()
 
     def _stop(self, feed: Feed) -> None:
         """Save, wait until it is durable, leave. The user's code after the loop does not run.
@@ -429,10 +393,10 @@ class Run:
             SystemExit: 0.
         """
         self._lag.drain()
-        self._set_state(Phase.STOPPING)
-        self._keeper.settle(self._left_s())
+        self._tell.phase(Phase.STOPPING)
+        self._keeper.settle(self._tell.left_s())
         self._save()
-        self._end("stopped", Phase.STOPPED)
+        self._end("stopped")
         self._writer.close()
         raise SystemExit(0)
 
@@ -440,35 +404,18 @@ class Run:
         """The loop has reached its end: the last state is saved, whether or not a save was due."""
         self._lag.drain()
         self._agreement.drain()
-        self._set_state(Phase.FINISHING)
+        self._tell.phase(Phase.FINISHING)
         self._keeper.settle()
         if self._saved != self._course.step:
             self._save()
         if self._idle and not self._gang.rank:
             say(after.nothing_left(self._course.step, None if self._settings.managed else str(self._settings.folder)))
-        self._end("done", Phase.DONE)
+        self._end("done")
         self._advice = after.failed_after(self._course.step, self._idle)
 
-    def _end(self, outcome: Any, phase: Phase) -> None:
-        self._keeper.settle(self._left_s())
-        if self._gang.local_rank:
-            return
-        self._show_loss()
-        if self._settings.run is not None:
-            write_result(self._settings.run, Result(outcome, self._met.gen, self._course.step, self._writer.commit))
-        self._control.state = phase
-        if outcome == "stopped":
-            newest = self._writer.commit
-            say(f"generation {self._met.gen}: stopped after step {self._course.step}, newest checkpoint {newest}")
-
-    def _left_s(self) -> float | None:
-        """Until the agent's deadline; a second at least, to hear of what is durable already."""
-        deadline = self._control.deadline
-        return max(1.0, deadline - time.time()) if deadline and self._control.want is Want.SAVE_STOP else None
-
-    def _set_state(self, phase: Phase) -> None:
-        if self._gang.local_rank == 0:
-            self._control.state = phase
+    def _end(self, outcome: Literal["stopped", "done"]) -> None:
+        self._keeper.settle(self._tell.left_s())
+        self._tell.end(outcome, self._met.gen, self._course.step, self._writer.commit)
 
 
 def _ranks(count: int) -> str:
