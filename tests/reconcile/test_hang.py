@@ -72,6 +72,13 @@ def test_nothing_is_stopped_before_every_machine_has_its_stacks() -> None:
     assert crash(look(record, late, *answers(0, Word.WAITS), fact(1, Kind.HERE, "40"))), "but for a while only"
 
 
+def test_an_answer_to_an_older_roll_call_is_none() -> None:
+    """The rank was busy then."""
+    record, seen = called(1)
+    old = fact(0, Kind.STACKS, str(Answer(39, Word.ELSEWHERE)))
+    assert look(record, seen, fact(0, Kind.HERE, "40"), old).quiet
+
+
 def test_who_does_not_answer_at_all_is_lost_and_that_is_no_crash() -> None:
     record, seen = called()
     late = with_(seen, now=NOW + Times().roll_s, grants_first=False)
