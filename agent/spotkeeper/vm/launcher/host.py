@@ -121,13 +121,16 @@ class Host:
                 self._owners[pid] = client
                 return {"ok": True, "pid": pid}
             if op == "signal":
-                os.kill(int(message["pid"]), int(message["signal"]))
+                pid = int(message["pid"])
+                if pid <= 1:
+                    raise ValueError(f"{pid}: is no program's pid")  # kill(2) would take it for a group, or for all
+                os.kill(pid, int(message["signal"]))
                 return {"ok": True}
             if op == "sweep":
                 keep = {os.getpid(), *map(int, message["keep"])}
                 return {"ok": True, "count": sweep(Path(message["folder"]), keep)}
             return {"ok": False, "error": f"unknown op {op!r}"}
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             return {"ok": False, "error": f"{type(error).__name__}: {error}"}
 
     def _start(self, name: str, argv: list[str], env: dict[str, str], log: str) -> int:
