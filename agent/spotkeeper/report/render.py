@@ -47,7 +47,7 @@ _RESUMES = {
     Hold.SPEND: (", for as much again (max_usd)", "another max_usd, or other files"),
 }
 LOG_TITLE = "the last lines of the log:"
-_QUIET = frozenset({Event.GONE, Event.ASK, Event.ROLL})
+_QUIET = frozenset({Event.GONE, Event.ASK, Event.ROLL, Event.MIRRORED})
 
 
 def duration(seconds: float | None) -> str:
