@@ -19,13 +19,21 @@ from spotkeeper.vm.launcher.process import NODE
 from tests.vm.fakes import alive, wait_until
 
 
+def answers() -> bool:
+    try:
+        jobhost.spawn("try", ["true"], {}, Path("/dev/null"))
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A host that runs, and an agent that believes to be a unit beside it."""
     process = subprocess.Popen([sys.executable, "-IBS", str(host.__file__), str(tmp_path)], env={"HOME": "/of/jobs"})
     monkeypatch.setattr(jobhost, "HOST", tmp_path / host.SOCKET)
     monkeypatch.setenv(power.UNITS, "1")
-    wait_until((tmp_path / host.SOCKET).exists)
+    wait_until(answers)
     yield tmp_path
     process.kill()
     process.wait()
