@@ -32,6 +32,21 @@ def paused_without_its_node(world: World) -> Machine:
     return node
 
 
+def beside_a_stale_node() -> World:
+    """A job of one rank on its own disk; an idle static node has an older checkpoint of it."""
+    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
+    world.run(70)
+    (node,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    node.status, node.agent = VmStatus.DEAD, None
+    world.until(lambda: world.training() and world.record().gen > 1 and len(world.record().members) == 2, 900)
+    resized(world, 1)
+    assert world.record().members == (0,)
+    node.status, node.boot = VmStatus.RUNNING, "again"
+    world.run(70)
+    assert node.agent is not None
+    return world
+
+
 def resumed(world: World) -> None:
     """It trains again, from the newest commit that there ever was."""
     newest = world.newest
@@ -43,9 +58,7 @@ def resumed(world: World) -> None:
 
 def test_a_static_node_with_an_older_checkpoint_is_no_way_to_go_on() -> None:
     """Rank 0 trained on alone, on its own disk; the node that rank 1 had left held the checkpoint of that day."""
-    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
-    resized(world, 1)
-    world.run(70)
+    world = beside_a_stale_node()
     paused(world)
     resumed(world)
 
@@ -171,9 +184,7 @@ def test_nobody_gives_up_what_nobody_was_asked_for() -> None:
 
 def test_to_go_back_is_no_wish_to_lose_what_can_be_had() -> None:
     """Said of a pause: its own disk has the newest, and an idle static node an older one."""
-    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
-    resized(world, 1)
-    world.run(70)
+    world = beside_a_stale_node()
     paused(world)
     newest = world.newest
     world.ask(AskKind.RESUME, go_back=True)
@@ -195,12 +206,15 @@ def test_a_gang_whose_newest_checkpoint_is_on_a_static_node_stays_in_its_zone() 
 
 def test_a_rank_whose_node_another_rank_has_goes_on_elsewhere() -> None:
     """Both have the newest checkpoint. The node was rank 0's; after a pause the highest rank takes it first."""
-    world = trained(World(nodes=Nodes(2, 3), the_stack=stack(static=1)))
-    resized(world, 2)
+    world = World(nodes=2, the_stack=stack(static=1))
+    (node,) = world.machines.values()
+    node.status = VmStatus.DEAD  # it comes up late
+    trained(world)
+    node.status = VmStatus.RUNNING
     world.run(100)
     world.preempt(0, 60.0)
-    world.until(lambda: world.training() and world.record().gen > 2, 600)
-    assert [rank.node is not None for rank in world.record().ranks] == [True, False, False]
+    world.until(lambda: world.training() and world.record().gen > 1, 600)
+    assert [rank.node is not None for rank in world.record().ranks] == [True, False]
     world.run(70)
     paused(world)
     resumed(world)
