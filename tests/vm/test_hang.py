@@ -97,6 +97,13 @@ def test_a_step_of_many_times_the_usual_is_a_hang_and_is_said_once(node: Node) -
     assert len(node.after(700)) == 2, "of the next standstill anew"
 
 
+def test_a_step_that_nobody_can_believe_is_said_as_one_that_the_function_takes(node: Node) -> None:
+    """The job writes its control file, and may write anything."""
+    node.train(2**63)
+    node.after(601)
+    assert Hung.parse(node.said[0][1]) is not None
+
+
 def test_slow_steps_may_take_long(node: Node) -> None:
     node.train(step_s=100.0)
     assert node.after(2999) == []

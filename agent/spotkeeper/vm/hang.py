@@ -27,6 +27,7 @@ from spotkeeper.train import untimed
 from spotkeeper.train.control import Control, State
 from spotkeeper.vm.launch import LaunchError
 from spotkeeper.vm.launcher import stacks
+from spotkeeper.vm.report import MOST
 from spotkeeper.vm.standing import Standing
 from spotkeeper.vm.supervisor import Child, Supervisor
 
@@ -190,7 +191,7 @@ class HangWatch:
             self._said = _mark(child)
             at = int(self.clock.now() - (now - since) * self.clock.scale)
             self.me.log("job.hangs", gen=child.gen, step=child.control.step, for_s=round(now - since, 1))
-            self.me.say(Kind.HUNG, str(Hung(child.control.step, at)), gen=child.gen)
+            self.me.say(Kind.HUNG, str(Hung(min(child.control.step, MOST), at)), gen=child.gen)
         self._stacks(child, now)
 
     def _stacks(self, child: Child, now: float) -> bool:
