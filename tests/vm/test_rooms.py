@@ -29,8 +29,7 @@ from spotkeeper.spec.redact import redact
 from spotkeeper.train.control import Commit, Control, Fault, State
 from spotkeeper.train.store import STATE
 from spotkeeper.vm import disk as disks
-from spotkeeper.vm import roothelper
-from spotkeeper.vm import logs, notice, report, settings, supervisor, sync
+from spotkeeper.vm import logs, notice, report, roothelper, settings, supervisor, sync
 from spotkeeper.vm.agent import Agent
 from spotkeeper.vm.disk import Disk, DiskError
 from spotkeeper.vm.events import Dropped
@@ -160,7 +159,6 @@ def test_what_failed_is_told_in_a_word(tools: Tools, block: Disk, tool: str, cal
 def test_real_blkid_tells_blank_from_formatted(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(4 << 20))
-    one = Disk(image, tmp_path / "mnt", QUIET)
     try:
         assert roothelper.kind(image) is None
     except roothelper.RefusedError as error:
