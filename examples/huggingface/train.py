@@ -56,6 +56,7 @@ def main() -> None:
             save_strategy="no",  # the callback saves
             report_to="none",
             disable_tqdm=True,
+            use_cpu=not torch.cuda.is_available(),  # else its processes would not find each other without a GPU
         ),
         train_dataset=Counting(args.step_s),
         callbacks=[SpotkeeperCallback()],  # <- the one line

@@ -76,7 +76,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
     def _check(self, trainer: Any) -> None:
         if self.run is not None:
             raise CallError("one trainer.train() in a script: the checkpoint could not say which one it is of")
-        check_world(trainer.args.world_size, "start the script with torchrun, on a device for each process")
+        check_world(trainer.args.world_size, "where there is no GPU it wants TrainingArguments(use_cpu=True)")
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             raise AttachError(
                 "DeepSpeed and FSDP shard the model, which this callback cannot save; "
