@@ -156,6 +156,12 @@ def test_the_document_comes_only_when_it_is_newer_and_the_run_with_it() -> None:
     assert standby.doc is None and standby.run is not None
 
 
+def test_every_machine_hears_which_agent_the_stack_runs() -> None:
+    stack = replace(STACK, bundle_sha256="b" * 64)
+    for the_record, who in ((None, dynamic(0, 1)), (record(), dynamic(9, 9)), (record(), dynamic(0, 1))):
+        assert reply(the_record, SPEC, stack, who, say()).bundle == "b" * 64
+
+
 # -- intake
 
 

@@ -22,7 +22,7 @@ from spotkeeper.train.control import Control
 from spotkeeper.vm import failures, logs
 from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
 from spotkeeper.vm.jobhost import sweep
-from spotkeeper.vm.launch import Launcher, LaunchError
+from spotkeeper.vm.launch import Kind, Launcher, LaunchError
 from spotkeeper.vm.launcher import stacks
 from spotkeeper.vm.launcher.process import NODE
 from spotkeeper.vm.log import Log
@@ -31,6 +31,8 @@ from spotkeeper.vm.supervisor import Ending, Node, Supervisor, launcher_kind
 
 from tests.vm.fakes import alive, all_pids, children_of, command_of, document, environ_of, wait_until
 from tests.vm.jobs import ENDS, STUBBORN, STUCK
+
+LIGHT = Path(__file__).with_name("light_launcher.py")
 
 
 class Bench:
@@ -56,7 +58,7 @@ class Bench:
         )
 
     def up(self, run: JobRun) -> None:
-        self.launcher.begin(launcher_kind(run, self.folder / "src"))
+        self.launcher.begin(launcher_kind(run, self.folder / "src", self.folder / "env"))
         assert isinstance(self.events.get(timeout=60), LauncherUp), self.lines
 
     def start(self, run: JobRun, *, port: int = 0) -> Path:
@@ -324,7 +326,7 @@ def test_launcher_outlives_its_agent_and_is_found_again(bench: Callable[[str], B
     run = one.run("import time\ntime.sleep(60)\n")
     one.start(run)
     again = Launcher(one.folder, job_path(), one.events.put, Log(write=one.lines.append))
-    again.begin(launcher_kind(run, one.folder / "src"))
+    again.begin(launcher_kind(run, one.folder / "src", one.folder / "env"))
     assert one.events.get(timeout=10) == LauncherUp(1, None)
     assert again.pid == one.launcher.pid
     with pytest.raises(LaunchError, match="generation 1 still runs"):
@@ -338,7 +340,7 @@ def test_a_killed_launcher_that_is_not_quite_gone_costs_one_more_start(bench: Ca
     one = bench("exec")
     with (one.folder / "launcher.lock").open("w") as dying:
         fcntl.flock(dying, fcntl.LOCK_EX)
-        one.launcher.begin(launcher_kind(one.run(ENDS), one.folder / "src"))
+        one.launcher.begin(launcher_kind(one.run(ENDS), one.folder / "src", one.folder / "env"))
         log = one.folder / "launcher.log"
         wait_until(lambda: log.exists() and "another launcher" in log.read_text(), 30)
     assert isinstance(one.events.get(timeout=30), LauncherUp), one.lines
@@ -350,7 +352,7 @@ def test_another_environment_gets_another_launcher(bench: Callable[[str], Bench]
     one.up(run)
     first = one.launcher.pid
     other = Launcher(one.folder, job_path(), one.events.put, Log(write=one.lines.append))
-    other.begin(launcher_kind(one.run("pass", NEW="1"), one.folder / "src"))
+    other.begin(launcher_kind(one.run("pass", NEW="1"), one.folder / "src", one.folder / "env"))
     ups = [one.events.get(timeout=30) for _ in range(2)]
     assert {type(event) for event in ups} == {LauncherUp, LauncherLost}
     assert other.pid not in (0, first)
@@ -360,7 +362,7 @@ def test_another_environment_gets_another_launcher(bench: Callable[[str], Bench]
 def test_a_python_that_is_not_there_is_said(bench: Callable[[str], Bench]) -> None:
     one = bench("exec")
     run = JobRun("job", ("train.py",), None, python="no-such-python")
-    one.launcher.begin(launcher_kind(run, one.folder))
+    one.launcher.begin(launcher_kind(run, one.folder, one.folder / "env"))
     event = one.events.get(timeout=10)
     assert isinstance(event, LauncherLost)
     assert "no-such-python" in event.reason
@@ -373,3 +375,22 @@ def test_busy_port_is_an_exit_and_no_hang(zygote: Bench) -> None:
         folder = zygote.start(zygote.run("pass"), port=taken.getsockname()[1])
         assert zygote.wait_end(30).code == 1
     assert "EADDRINUSE" in (folder / "torchrun.log").read_text()
+
+
+def test_a_launcher_of_another_bundle_is_replaced_and_nobody_is_told_of_a_loss(tmp_path: Path) -> None:
+    """Between two generations, after the agent's upgrade: the next one shall use the new library."""
+    with closing_bench(tmp_path, "zygote") as bench:
+        (tmp_path / "light").write_text(f'#!/bin/sh\nexec {sys.executable} -S {LIGHT} "$3"\n')
+        (tmp_path / "light").chmod(0o755)
+        kind = Kind("zygote", str(tmp_path / "light"), ())
+        bench.launcher.begin(kind)
+        assert isinstance(bench.events.get(timeout=60), LauncherUp)
+        assert not bench.launcher.stale
+        before = bench.launcher.pid
+        bench.launcher.home = "/var/lib/spotkeeper/bundle/before/job"  # as the agent before this one had it
+        assert bench.launcher.stale
+        bench.launcher.renew()
+        assert not bench.launcher.up, "no generation begins meanwhile"
+        assert isinstance(bench.events.get(timeout=60), LauncherUp), bench.lines
+        assert bench.launcher.pid != before and not bench.launcher.stale
+        assert not alive(before)
