@@ -1073,5 +1073,6 @@ def test_torchrun_arguments(tmp_path: Path) -> None:
     assert "SPOTKEEPER_CKPT" not in env and "SPOTKEEPER_INTERVAL_S" not in env and "SPOTKEEPER_MEAN_LIFE_S" not in env
     assert (env["SPOTKEEPER_GEN"], env["SPOTKEEPER_SLOT"], env["SPOTKEEPER_JOB"]) == ("7", "5", JOB)
     assert "SPOTKEEPER_MAX_WORLD" not in env
+    assert env["SPOTKEEPER_REPLICATED"] == "1", "a sharded model is refused before it trains"
     run = msgspec.structs.replace(run, max_world=12)
     assert supervisor.environment(doc, run, node, tmp_path / "r")["SPOTKEEPER_MAX_WORLD"] == "12"
