@@ -33,7 +33,12 @@ def step(draft: Draft) -> None:
         return
     if not _disks(draft, ready):
         _renew(draft, ready)
-        return
+    else:
+        _begin(draft, ready)
+
+
+def _begin(draft: Draft, ready: list[int]) -> None:
+    """All are there: go on from the newest commit, wait for it, or say that nobody has it."""
     commit = kept.newest(draft)
     lost = mirrors.lost(draft, ready)
     if lost and draft.now < max(_waits(draft, ready)) + draft.times.disk_s:
