@@ -15,9 +15,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from tests.train.crash.points import KILL
 
 OUT = Path(__file__).parents[3] / ".spotkeeper" / "crash.json"
 MINUTES = 20.0
+PARTS = ("flips", "rivals", "fiu", "cells")
 
 
 @dataclass
@@ -50,12 +51,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--jobs", type=int, default=min(4, len(os.sched_getaffinity(0))), help="at once")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="no crash begins after these")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this one; may be repeated")
     options = parser.parse_args(argv)
     began = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="crash-", dir=os.environ.get("TMPDIR")))
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool, Progress() as progress:
         run = _Run(pool, progress, root, began + options.minutes * 60)
-        rows = [*run.flips(), run.rivals(), run.fiu(), *run.cells(options.seed)]
+        parts = {"flips": run.flips, "rivals": run.rivals, "fiu": run.fiu, "cells": partial(run.cells, options.seed)}
+        rows = [row for part in options.part or PARTS for row in parts[part]()]
     Console().print(_table(rows))
     _write(rows, run.points, options.seed, time.monotonic() - began)
     wrong = [line for row in rows for line in row.wrong]
@@ -73,7 +76,7 @@ class _Run:
         self._pool, self._progress, self._root, self._end = pool, progress, root, end
         self.points: dict[str, int] = {}
 
-    def flips(self) -> Iterable[Row]:
+    def flips(self) -> Iterator[Row]:
         prepared = {world: self._root / f"whole{world}" for world in NODES}
         list(self._pool.map(flips.prepare, prepared.values(), prepared))
         for world in NODES:
@@ -81,18 +84,18 @@ class _Run:
             tasks = [(prepared[world], self._root / f"flip{world}-{n}", flip) for n, flip in enumerate(every)]
             yield self._row(f"a flipped byte, {_ranks(world)}", flips.try_flip, tasks)
 
-    def rivals(self) -> Row:
+    def rivals(self) -> list[Row]:
         points = self._pool.submit(rivals.survey, self._root / "rivals").result()
         tasks = [(self._root / f"rival{point}", point) for point in range(1, points + 1)]
         row = self._row("two generations at once", rivals.meet, tasks)
         row.wrong += self._pool.submit(_safely, rivals.one_saver, self._root / "one").result()
-        return row
+        return [row]
 
-    def fiu(self) -> Row:
+    def fiu(self) -> list[Row]:
         tasks = [(self._root / f"fiu{number}", fault) for number, fault in enumerate(fiu.FAULTS)]
         if not fiu.installed():
-            return Row("errors by libfiu", 0, len(tasks), skipped=fiu.MISSING)
-        return self._row("errors by libfiu", fiu.hurt, tasks)
+            return [Row("errors by libfiu", 0, len(tasks), skipped=fiu.MISSING)]
+        return [self._row("errors by libfiu", fiu.hurt, tasks)]
 
     def cells(self, seed: int) -> list[Row]:
         cells, self.points = self._pool.submit(plan.whole, seed, self._root / "points").result()
@@ -172,7 +175,7 @@ def _write(rows: list[Row], points: dict[str, int], seed: int, seconds: float) -
         "planned": sum(row.planned for row in rows),
         "wrong": sum(len(row.wrong) for row in rows),
         "points_of_a_save": points,
-        "rows": [asdict(row) for row in rows],
+        "rows": [vars(row) for row in rows],
     }
     OUT.write_text(json.dumps(body, indent=1) + "\n")
     print(OUT)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 
-from tests.train.crash import fiu, flips, plan, rivals
+from tests.train.crash import fiu, flips, matrix, plan, rivals
 from tests.train.crash.gang import Cell, Outcome, Victim, crash
 from tests.train.crash.plan import FAULTS, survey
 from tests.train.crash.points import SHORT
@@ -92,3 +93,14 @@ def test_two_generations_and_one_saver(tmp_path: Path) -> None:
 def test_an_error_of_the_c_library(tmp_path: Path) -> None:
     for number, fault in enumerate(fiu.FAULTS):
         assert fiu.hurt(tmp_path / str(number), fault) == [], fault
+
+
+def test_what_was_tried_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "OUT", tmp_path / "out" / "crash.json")
+    row = matrix.Row("a row", tried=1, planned=2)
+    row.found["loads older"] += 1
+    row.wrong.append("it did not")
+    matrix._write([row], {"1 rank": 60}, 0, 1.0)
+    told = json.loads(matrix.OUT.read_text())
+    assert (told["tried"], told["planned"], told["wrong"]) == (1, 2, 1)
+    assert told["rows"][0]["found"] == {"loads older": 1}
