@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "agent" / "spotkeeper"
 AGENT_REQUIRES = ("jinja2", "msgspec", "requests")
+UNUSED = ("charset-normalizer",)  # vm/light.py
 FUNCTION_REQUIRES = ("functions-framework", "msgspec", "obstore", "pyjwt", "cryptography", "requests")
 # What a job's own Python gets on its path: the standard library and torch suffice for these.
 JOB_PARTS = ("__init__.py", "clock.py", "train", "vm/__init__.py", "vm/launcher")
@@ -59,7 +60,7 @@ def bundle(cache_folder: Path, python: str, arch: str = "x86_64") -> Archive:
     files = package_files("site/spotkeeper", PACKAGE, leave_out=NOT_ON_VMS)
     files |= job_files("job/spotkeeper")
     files |= _tree("templates/job", ROOT / "templates" / "job")
-    key = _digest(files, _pins(closure(AGENT_REQUIRES)), f"{python} {arch}")
+    key = _digest(files, _pins(agent_requires()), f"{python} {arch}")
     path = cache_folder / f"bundle-{key[:16]}.tar"
     if not path.exists():
         with tempfile.TemporaryDirectory() as scratch:
@@ -135,6 +136,11 @@ def closure(names: tuple[str, ...]) -> tuple[metadata.Distribution, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
+def agent_requires() -> tuple[metadata.Distribution, ...]:
+    """What goes to machines beside the package itself."""
+    return tuple(each for each in closure(AGENT_REQUIRES) if _canonical(each.metadata["Name"]) not in UNUSED)
+
+
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -157,12 +163,12 @@ def _site_packages(python: str, arch: str, scratch: Path) -> dict[str, Path]:
     """Files of the agent's dependencies: those installed here, or fetched for another Python or processor."""
     here = (f"{sys.version_info.major}.{sys.version_info.minor}", sys.platform, platform.machine())
     if here == (python, "linux", arch):
-        return _installed(closure(AGENT_REQUIRES))
+        return _installed(agent_requires())
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:"),
         *(f"--platform={libc}_{arch}" for libc in ("manylinux2014", "manylinux_2_17", "manylinux_2_28")),
         *("--implementation=cp", "--python-version", python, "--target", str(scratch)),
-        *_pins(closure(AGENT_REQUIRES)),
+        *_pins(agent_requires()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from spotkeeper.vm import light  # noqa: F401 - first of all
+
+# isort: split
 import os
 import signal
 import sys
