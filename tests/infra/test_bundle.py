@@ -116,7 +116,8 @@ def test_a_missing_dependency_says_what_to_install() -> None:
 
 OTHERS = tuple(version for version in ("3.10", "3.11", "3.12", "3.13") if version != PYTHON)
 IMPORT_ALL = """
-import importlib, pkgutil, sys
+import importlib, pkgutil
+from spotkeeper.vm import light
 import msgspec, jinja2, requests, spotkeeper
 skipped = ("spotkeeper.train", "spotkeeper.vm.__main__", "spotkeeper.vm.launcher", "spotkeeper.spec.yamltext",
            "spotkeeper.spec.jobfile")  # the job's, with torch; programs; read on the operator's machine
