@@ -3,7 +3,7 @@
 SkyPilot has an environment of its own (its pins fight ours), and the figures are left out where
 there is none:
 
-    python3 -m venv sky && sky/bin/pip install skypilot grpcio
+    python3 -m venv sky && sky/bin/pip install skypilot grpcio protobuf
     SPOTKEEPER_BENCH_SKYPILOT=$PWD/sky/bin/python make bench ARGS=skylet
 """
 
@@ -29,7 +29,7 @@ def figures() -> list[dict[str, object]]:
     names = ("agent.rss_vs_skylet", "agent.cpu_vs_skylet")
     python = os.environ.get(SETTING)
     if not python:
-        why = f"skipped: no SkyPilot at hand (pip install skypilot grpcio, and {SETTING}=its python)"
+        why = f"skipped: no SkyPilot at hand (pip install skypilot grpcio protobuf, and {SETTING}=its python)"
         return [_figure(name, None, "where SkyPilot is installed", why) for name in names]
     from bench import agent
 

@@ -59,7 +59,7 @@ def test_a_job_without_source_runs_what_the_machines_have(folder: Path, words: s
 
 LONG = "x" * 5000
 UNREAD = "job.yaml:3: secrets: nobody can read them: stack prod gives jobs no identity (job_identity)"
-NO_SECRET = "want where a secret is, not its value: gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
+BY_REFERENCE = "want where a secret is, not its value: gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
 OFFERED = ", ".join(name for name in JobSpec.__struct_fields__ if name != "source_sha256")
 JOB_CASES = [
     # --- YAML itself
@@ -233,11 +233,11 @@ JOB_CASES = [
         GOOD + "env: {WANDB_API_KEY: abc}\n",
         "job.yaml:3: env.WANDB_API_KEY: looks like a secret, which no job file may hold: `secrets` names one",
     ),
-    (GOOD + "secrets: {HF_TOKEN: 'hf_x y'}\n", f"job.yaml:3: secrets.HF_TOKEN: {NO_SECRET}\n{UNREAD}"),
-    (GOOD + "secrets: {B: gcp-secret://projects/p/secrets/hf}\n", f"job.yaml:3: secrets.B: {NO_SECRET}\n{UNREAD}"),
+    (GOOD + "secrets: {HF_TOKEN: 'hf_x y'}\n", f"job.yaml:3: secrets.HF_TOKEN: {BY_REFERENCE}\n{UNREAD}"),
+    (GOOD + "secrets: {B: gcp-secret://projects/p/secrets/hf}\n", f"job.yaml:3: secrets.B: {BY_REFERENCE}\n{UNREAD}"),
     (
         GOOD + "secrets: {A: 'gcp-secret://projects/p/secrets/../../versions/latest'}\n",
-        f"job.yaml:3: secrets.A: {NO_SECRET}\n{UNREAD}",
+        f"job.yaml:3: secrets.A: {BY_REFERENCE}\n{UNREAD}",
     ),
     (GOOD + "secrets: {HF_TOKEN: gcp-secret://projects/p/secrets/hf/versions/latest}\n", UNREAD),
     (

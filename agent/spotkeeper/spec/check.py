@@ -36,7 +36,9 @@ TORCHRUN_SETS = frozenset(
 _SECRET_LOOKING = re.compile(r"(API_?KEY|PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|AUTH_TOKEN|(HF|GITHUB)_TOKEN)\Z")
 _SECRETS = {
     "gcp": re.compile(r"gcp-secret://projects/[a-z0-9-]{1,63}/secrets/[-A-Za-z0-9_]{1,255}/versions/(latest|[0-9]+)\Z"),
-    "aws": re.compile(r"aws-secret://arn:[a-z-]+:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[-A-Za-z0-9/_+=.@]{1,519}\Z"),
+    "aws": re.compile(
+        r"aws-secret://arn:[a-z-]+:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[-A-Za-z0-9/_+=.@]{1,519}\Z"
+    ),
 }
 
 
