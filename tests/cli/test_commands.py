@@ -96,10 +96,14 @@ def test_a_logs_lines_are_whole_however_long(
 
 
 def test_a_crash_that_was_got_over_is_not_shown(cli: Cli, store: ObjectStore) -> None:
+    """The last generation's is, for it may come again; not one of which others have come and gone since."""
     a_job(store, gen=3)
-    store.append_ledger(JOB, Entry(at=50.0, id="crash.g2", event=Event.CRASH, gen=2, rank=0))
-    store.put(f"jobs/{JOB}/logs/0/2.log", b"ZeroDivisionError\n")
+    store.append_ledger(JOB, Entry(at=50.0, id="crash.g1", event=Event.CRASH, gen=1, rank=0))
+    store.put(f"jobs/{JOB}/logs/0/1.log", b"ZeroDivisionError\n")
     assert "ZeroDivisionError" not in cli("status", "first").out
+    store.append_ledger(JOB, Entry(at=60.0, id="crash.g2", event=Event.CRASH, gen=2, rank=0))
+    store.put(f"jobs/{JOB}/logs/0/2.log", b"RuntimeError: again\n")
+    assert "generation 2 failed, rank 0: RuntimeError: again" in cli("status", "first").out
 
 
 def test_status_lists_unfinished_jobs_and_all_of_them_on_request(cli: Cli, store: ObjectStore) -> None:

@@ -106,9 +106,12 @@ def resume_waits(store: Store, record: Record) -> bool:
 
 
 def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The end of the log of a job that failed, and why; of one that has begun anew since, or that hung, only why."""
+    """The end of the log of a job that failed, and why; of one that has begun anew since, or that hung, only why.
+
+    Neither of one that has begun anew more than once: it got over that.
+    """
     crash = last_crash(ledger)
-    if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED):
+    if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) or record.gen > crash.gen + 1:
         return (), ()
     hung = any(entry.event is Event.CRASH and (entry.gen, entry.cause) == (crash.gen, HANG) for entry in ledger)
     if hung or record.gen > crash.gen:
