@@ -42,14 +42,14 @@ def figures() -> list[dict[str, object]]:
         _figure(
             names[1],
             ours_percent / percent,
-            "<= 4",  # it asks every 5 s, skylet looks every 20 s
+            "none; agent.cpu_percent has one",
             f"agent {ours_percent:.3f} % of a core while a job runs, skylet {percent:.3f} % idle, a quarter as often",
         ),
     ]
 
 
 def _figure(name: str, ratio: float | None, goal: str, against: str) -> dict[str, object]:
-    holds = ratio is None or ratio <= float(goal.removeprefix("<= "))
+    holds = ratio is None or not goal.startswith("<= ") or ratio <= float(goal.removeprefix("<= "))
     value = None if ratio is None else round(ratio, 2)
     return {"name": name, "value": value, "unit": "x", "goal": goal, "holds": holds, "against": against}
 
