@@ -153,6 +153,14 @@ JOB_CASES = [
     (GOOD + "checkpoint: {interval_s: .inf}\n", "job.yaml:3: checkpoint.interval_s: inf: want a finite number"),
     (GOOD + "hold_days: -1\n", "job.yaml:3: hold_days: -1: must be at least 0"),
     (GOOD + "hold_days: 366\n", "job.yaml:3: hold_days: 366: must be at most 365"),
+    (
+        GOOD + "warm: [torch, my-package]\n",
+        'job.yaml:3: warm[1]: "my-package": want the name of a module, such as transformers',
+    ),
+    (
+        GOOD + "warm: [transformers]\nlauncher: exec\n",
+        "job.yaml:3: warm: needs `launcher: zygote`: exec imports everything anew",
+    ),
     (GOOD + "grace_s: 601\n", "job.yaml:3: grace_s: 601: must be at most 600"),
     (
         GOOD + "requirements: notes.txt\n",

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from spotkeeper.spec.generation import JobRun, Member
 from spotkeeper.train.control import Control
 from spotkeeper.vm import failures, logs
@@ -346,6 +347,30 @@ def test_a_killed_launcher_that_is_not_quite_gone_costs_one_more_start(bench: Ca
     assert isinstance(one.events.get(timeout=30), LauncherUp), one.lines
 
 
+def test_modules_that_a_job_wants_warm_are_there_when_it_starts(bench: Callable[[str], Bench]) -> None:
+    """But for those that are no ground to fork from, and those that are not there: the job imports them itself."""
+    one = bench("zygote")
+    modules = one.folder / "modules"
+    modules.mkdir()
+    (modules / "heavy.py").write_text("import os\nBY = os.getpid()\n")
+    (modules / "threads.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\n"
+    )
+    script = (
+        "import sys\nprint('there:', 'heavy' in sys.modules, 'threads' in sys.modules)\nimport heavy\nprint(heavy.BY)\n"
+    )
+    run = replace(one.run(script, PYTHONPATH=str(modules)), warm=("threads", "missing", "heavy"))
+    folder = one.start(run)
+    zygote = one.launcher.pid
+    assert one.wait_end().code == 0
+    said = "".join(path.read_text() for path in folder.rglob("stdout*") if path.is_file())
+    assert "there: True False" in said
+    assert f"\n{zygote}\n" in said, "imported by the launcher, not by the job"
+    log = (one.folder / "launcher.log").read_text()
+    assert "threads is imported by each generation anew: it starts threads" in log
+    assert "missing is imported by each generation anew: it cannot be imported here (ModuleNotFoundError" in log
+
+
 def test_another_environment_gets_another_launcher(bench: Callable[[str], Bench]) -> None:
     one = bench("exec")
     run = one.run("pass")
@@ -375,6 +400,28 @@ def test_busy_port_is_an_exit_and_no_hang(zygote: Bench) -> None:
         folder = zygote.start(zygote.run("pass"), port=taken.getsockname()[1])
         assert zygote.wait_end(30).code == 1
     assert "EADDRINUSE" in (folder / "torchrun.log").read_text()
+
+
+FRESH = """
+import os, sys, torch
+assert not torch.cuda.is_initialized()
+if sys.argv[1] == "cuda":
+    assert torch.ones(8, device="cuda").sum().item() == 8
+"""
+
+
+def test_the_zygote_has_no_device_open_says_what_it_weighs_and_weighs_no_more_later(zygote: Bench) -> None:
+    """A fork of a process that has initialised CUDA cannot use it."""
+    zygote.start(zygote.run(FRESH, "cuda" if Path("/dev/nvidiactl").exists() else "cpu"))
+    assert zygote.wait_end().code == 0
+    opened = [str(path.readlink()) for path in Path(f"/proc/{zygote.launcher.pid}/fd").iterdir()]
+    assert len(opened) > 3 and not [path for path in opened if path.startswith("/dev/nvidia")]
+    [up] = [json.loads(line) for line in zygote.lines if '"launcher.up"' in line]
+    assert up["mode"] == "zygote"
+    rollup = Path(f"/proc/{zygote.launcher.pid}/smaps_rollup").read_text()
+    [pss_kb] = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")]
+    assert 50 < up["memory_mb"] < 1000
+    assert pss_kb / 1024 < 1.25 * up["memory_mb"], "after all that it has started"
 
 
 def test_a_launcher_of_another_bundle_is_replaced_and_nobody_is_told_of_a_loss(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         requirements=spec.requirements or "",
         nproc=count,
         launcher=spec.launcher,
+        warm=spec.warm,
         stop=spec.stop,
         grace_s=spec.grace_s,
         interval_s=spec.checkpoint.interval_s,

@@ -145,6 +145,14 @@ def interpreter(job: JobContext) -> Iterator[Problem]:
         yield problem("python", "want one interpreter, such as python3 or /opt/venv/bin/python", job.spec.python)
 
 
+def warm_modules(job: JobContext) -> Iterator[Problem]:
+    for index, name in enumerate(job.spec.warm):
+        if not all(part.isidentifier() for part in name.split(".")):
+            yield problem(join("warm", index), "want the name of a module, such as transformers", name)
+    if job.spec.warm and job.spec.launcher != "zygote":
+        yield problem("warm", f"needs `launcher: zygote`: {job.spec.launcher} imports everything anew")
+
+
 def env_names(job: JobContext) -> Iterator[Problem]:
     for group, names in (("env", job.spec.env), ("secrets", job.spec.secrets)):
         for name in names:
@@ -356,6 +364,7 @@ JOB_VALIDATORS = (
     own_checkpoints,
     command_words,
     interpreter,
+    warm_modules,
     env_names,
     env_values,
     secrets_by_reference,

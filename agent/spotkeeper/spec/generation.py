@@ -93,6 +93,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     requirements: str = ""  # a file of the source that says what environment the job wants; "": none of its own
     nproc: int = 1
     launcher: str = "zygote"  # or "exec"
+    warm: tuple[str, ...] = ()  # what the zygote imports beside torch
     stop: str = "library"  # or "signal": it saves by itself on SIGTERM, within grace_s
     grace_s: float = 25.0
     interval_s: float | None = None  # None: set from measured stall and observed losses

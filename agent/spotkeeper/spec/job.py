@@ -96,6 +96,9 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     stop: Annotated[
         Literal["library", "signal"], _about("how it is told to save and stop; signal: SIGTERM, to a script of its own")
     ] = "library"
+    warm: Annotated[
+        tuple[str, ...], _about("modules to import once on each machine, before training starts: [transformers]")
+    ] = ()
     grace_s: Annotated[float, Meta(ge=1, le=600, description="seconds between SIGTERM and SIGKILL")] = 25.0
     keep_disks: Annotated[bool, _about("keep the ranks' disks when the job has ended")] = False
     hold_days: Annotated[

@@ -73,10 +73,11 @@ class Kind:
     python: str
     env: tuple[tuple[str, str], ...]
     wants: Wants | None = None  # None: that Python has all the job needs
+    warm: tuple[str, ...] = ()  # modules that a zygote imports beside its own
 
     def key(self) -> str:
         wants = self.wants.contents if self.wants else ""
-        return hashlib.sha256(repr((self.mode, self.python, self.env, wants)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((self.mode, self.python, self.env, wants, self.warm)).encode()).hexdigest()[:16]
 
 
 class _Run(Struct, frozen=True):
@@ -92,8 +93,10 @@ class _Line(Struct, frozen=True):
     error: str = ""
     pid: int = 0
     guard: int = 0
+    mode: str = ""
     key: str = ""
     home: str = ""
+    memory_mb: float | None = None
     run: _Run | None = None
     event: str = ""
     gen: int = 0
@@ -275,7 +278,7 @@ class Launcher:
         with contextlib.suppress(OSError):  # it is gone, so the launcher has no parent to wait for
             self._guard = os.pidfd_open(status.guard) if status.guard else None
         self._socket = sock
-        self._log("launcher.up", pid=status.pid)
+        self._log("launcher.up", pid=status.pid, mode=status.mode, memory_mb=status.memory_mb)
         run = status.run
         self._post(LauncherUp(run.gen if run else None, run.code if run else None))
         return sock
@@ -307,11 +310,12 @@ class Launcher:
         if shutil.which(kind.python, path=env.get("PATH")) is None:
             raise LaunchError(f"cannot start {kind.python}: no such program")
         guard = [sys.executable, "-BIS", str(self._job_path / "spotkeeper/vm/launcher/guard.py"), str(self._folder)]
-        command = [*guard, kind.python, "-m", f"spotkeeper.vm.launcher.{kind.mode}", str(self._folder)]
+        command = [*guard, kind.python, "-m", f"spotkeeper.vm.launcher.{kind.mode}", str(self._folder), *kind.warm]
         if (wants := kind.wants) is not None:
             (self._folder / pyenv.BUILDING).unlink(missing_ok=True)
             making = [str(self._job_path / "spotkeeper/vm/launcher/pyenv.py"), str(self._folder)]
             command = [*guard, kind.python, "-B", *making, str(wants.source), wants.file, str(wants.home), kind.mode]
+            command += kind.warm
         self._log("launcher.start", mode=kind.mode, python=kind.python)
         try:
             return jobhost.spawn("launcher", command, env, self._folder / LOG)

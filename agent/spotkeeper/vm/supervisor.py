@@ -345,7 +345,7 @@ def launcher_kind(run: JobRun, source: Path, home: Path) -> Kind:
     env = {"OMP_NUM_THREADS": str(threads(run.nproc))} | run.env
     file = run.requirements
     wants = Wants(source, file, pyenv.contents(source, file), home) if file else None
-    return Kind(run.launcher, python, tuple(sorted(env.items())), wants)
+    return Kind(run.launcher, python, tuple(sorted(env.items())), wants, run.warm)
 
 
 def threads(nproc: int) -> int:

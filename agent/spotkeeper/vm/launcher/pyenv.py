@@ -2,7 +2,7 @@
 
 ::
 
-    python pyenv.py RUN SOURCE FILE HOME MODE
+    python pyenv.py RUN SOURCE FILE HOME MODE [MODULE...]
 
 ``FILE`` lies in ``SOURCE``: a requirements file, or ``uv.lock`` with its ``pyproject.toml``. The environment is made
 once, on the rank's own disk, and every machine that gets that disk finds it there. A machine without a disk (it
@@ -79,7 +79,7 @@ def name(source: Path, file: str) -> str:
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
 
-def main(run: Path, source: Path, file: str, home: Path, mode: str) -> None:
+def main(run: Path, source: Path, file: str, home: Path, mode: str, warm: list[str]) -> None:
     """Find or make it, and become the launcher in it."""
     found = find(run, source, file, home)
     env = dict(os.environ)
@@ -87,7 +87,7 @@ def main(run: Path, source: Path, file: str, home: Path, mode: str) -> None:
     env["VIRTUAL_ENV"] = str(found)
     sys.stdout.flush()
     python = str(found / "bin" / "python")
-    os.execve(python, [python, "-m", f"spotkeeper.vm.launcher.{mode}", str(run)], env)  # noqa: S606 - an argv
+    os.execve(python, [python, "-m", f"spotkeeper.vm.launcher.{mode}", str(run), *warm], env)  # noqa: S606 - an argv
 
 
 def find(run: Path, source: Path, file: str, home: Path) -> Path:
@@ -192,6 +192,6 @@ def _settle(target: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5])
+        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5], sys.argv[6:])
     except (EnvError, OSError) as error:
         sys.exit(str(error))

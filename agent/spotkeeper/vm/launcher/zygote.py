@@ -3,7 +3,7 @@
 Kill to first step takes 0.3-0.5 s instead of the 10 s of a cold start, most of which is
 imports. It never touches CUDA: a fork after CUDA has started cannot use it.
 
-    python -m spotkeeper.vm.launcher.zygote FOLDER
+    python -m spotkeeper.vm.launcher.zygote FOLDER [MODULE...]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -25,13 +26,34 @@ from spotkeeper.vm.launcher.torchrun import run
 WARM = ("torch.distributed.run", "torch._dynamo", "numpy", "spotkeeper.train", "spotkeeper.train.run")
 
 
-def main(folder: str) -> None:
+def main(folder: str, warm: list[str]) -> None:
+    """``warm``: what the job asks for beside :data:`WARM`."""
     for name in WARM:
         if _exists(name):
             importlib.import_module(name)
+    for name in warm:
+        if why := _cannot_warm(name):
+            print(f"zygote: {name} is imported by each generation anew: {why}", flush=True)
+            if "imported" not in why:  # what it has left behind is no ground to fork from
+                left = [other for other in warm if other != name]
+                os.execv(sys.executable, [sys.executable, "-m", __spec__.name, folder, *left])  # noqa: S606
     gc.collect()
     gc.freeze()  # the collector of a child then leaves the shared pages alone
     Server(Path(folder), "zygote", _fork).serve()
+
+
+def _cannot_warm(name: str) -> str:
+    """Import it; why it is of no use to a process that forks, or ''."""
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # its own code; the job meets the same, and is told in its log
+        return f"it cannot be imported here ({type(error).__name__}: {error})"
+    if threading.active_count() > 1:
+        return "it starts threads"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "it initialises CUDA"
+    return ""
 
 
 def _exists(name: str) -> bool:
@@ -75,4 +97,4 @@ def _child(start: Start, server: Server) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])
