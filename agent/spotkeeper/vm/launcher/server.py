@@ -4,7 +4,8 @@ A launcher outlives the agent that started it: a restarted agent connects again 
 asks for ``status``. One JSON object a line, both ways:
 
     -> {"op": "status"}
-    <- {"ok": true, "pid": 7, "guard": 6, "mode": "zygote", "key": "9f2c", "run": {"gen": 3, "pid": 9, "code": null}}
+    <- {"ok": true, "pid": 7, "guard": 6, "mode": "zygote", "key": "9f2c", "home": "...", "memory_mb": 312.5,
+        "run": {"gen": 3, "pid": 9, "code": null}}
     -> {"op": "start", "gen": 4, "args": [...], "env": {...}, "cwd": "...", "log": "..."}
     <- {"ok": true, "pid": 12}                  or {"ok": false, "error": "generation 3 still runs"}
     -> {"op": "signal", "gen": 4, "signal": 15} to torchrun
@@ -180,7 +181,7 @@ class Server:
         key = os.environ.get("SPOTKEEPER_LAUNCHER_KEY", "")  # what its agent started it for
         guard = os.getppid() if os.environ.get(GUARD) == str(os.getppid()) else 0
         about: dict[str, object] = {"pid": os.getpid(), "guard": guard, "mode": self.mode, "key": key, "home": _HOME}
-        return {"ok": True, **about, "run": run}
+        return {"ok": True, **about, "memory_mb": memory_mb(), "run": run}
 
     def _start(self, start: Start) -> dict[str, object]:
         if self.run is not None and self.run.code is None:
@@ -228,6 +229,15 @@ class Server:
         run.code = shell_code(ended[run.pid])
         for client in list(self.clients):
             self._send(client, {"event": "exit", "gen": run.gen, "code": run.code, "left": left})
+
+
+def memory_mb() -> float | None:
+    """What this process costs its machine: PSS, in which a page shared with n processes counts as 1/n of one."""
+    with contextlib.suppress(OSError):  # a kernel before 4.14
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return round(int(line.split()[1]) / 1024, 1)
+    return None
 
 
 @dataclass(frozen=True)
