@@ -1,0 +1,235 @@
+"""How long training stands still where machines come and go: real agents, launchers and library, 2 and 4 nodes.
+
+The function's part is played here, at once: what it decides has figures of its own (``round``, ``soak``). Times are
+those of the control files, from the last step of one generation to the first of the next, each member counted.
+
+* pause after a notice: a warm replacement stands by. All save and stop at one step, and the next generation begins
+  without waiting for any disk: the replacement gets the state from a peer.
+* shrink: a machine is gone without a word. From the decision to go on without it to the first step of all survivors,
+  which then split the same global batch.
+
+Polls are as in a real cloud (0.5 s while something is awaited) and part of both figures.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.generation import DocState, Generation, JobRun
+from spotkeeper.train.control import Commit, Control, ControlError
+
+from tests.vm.fakes import JOB, Fake, Machine, document, fake_cloud, source, wait_until
+
+NODES = (2, 4)
+TIMES = 3
+GOAL_S = 2.0  # the pause: beside the save
+PATIENCE_S = 180.0
+STEADY = 30  # steps before something happens
+
+# 12 MB of state; the same global batch in every world; a step takes 20 ms at least.
+SCRIPT = """
+import time
+import spotkeeper, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(1000, 1000))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+run = spotkeeper.attach(model, optimizer, global_batch=12)
+for batch in run.steps(torch.utils.data.DataLoader(torch.ones(4800, 1000), 1), epochs=10_000):
+    run.backward(model(batch).square().mean())
+    if run.step():
+        time.sleep(0.02)
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a control file says of a generation; times in unix seconds."""
+
+    step: int
+    step_at: float
+    first_step_at: float
+    restored: Commit | None
+    commit: Commit | None
+    save_s: float
+
+    @classmethod
+    def of(cls, vm: Machine, gen: int) -> Seen | None:
+        """None: it has not begun."""
+        try:
+            with Control.open(vm.run_folder / JOB / str(gen) / "ctl") as control:
+                if not control.first_step_at:
+                    return None
+                words = control.restored, control.commit, control.save_s
+                return cls(control.step, control.step_at, control.first_step_at, *words)
+        except ControlError:
+            return None
+
+
+@dataclass
+class Gang:
+    """Machines with warm launchers; ``members`` train in generation ``gen``."""
+
+    fake: Fake
+    run: JobRun
+    members: list[Machine]
+    gen: int = 0
+    ver: int = 0
+    doc: Generation | None = None
+    disks: set[str] = field(default_factory=set)
+
+    def begin(self) -> None:
+        """Another generation of these members."""
+        self.gen += 1
+        self.doc = document(0, self.gen, tuple(vm.member(vm.uid in self.disks) for vm in self.members))
+        self.tell(DocState.RUN)
+
+    def tell(self, state: DocState) -> None:
+        assert self.doc is not None
+        self.ver += 1
+        deadline = time.time() + 60 if state is DocState.SAVE_STOP else None
+        doc = document(self.ver, self.gen, self.doc.members, state, port=self.doc.port, deadline=deadline)
+        for vm in self.members:
+            vm.serve(doc, self.run, disk=0 if vm.uid in self.disks else None)
+
+    def began(self) -> list[Seen]:
+        """What all members say, once each has made a step."""
+
+        def found() -> list[Seen] | None:
+            seen = [one for vm in self.members if (one := Seen.of(vm, self.gen)) is not None]
+            return seen if len(seen) == len(self.members) else None
+
+        return wait_until(found, PATIENCE_S)
+
+    def steady(self) -> None:
+        """Each has made some steps, and saved where it has a disk."""
+        start = max(seen.step for seen in self.began())
+
+        def well() -> bool:
+            seen = [(vm, Seen.of(vm, self.gen)) for vm in self.members]
+            saved = any(one is not None and one.commit is not None for vm, one in seen if vm.uid in self.disks)
+            return saved and all(one is not None and one.step > start + STEADY for _, one in seen)
+
+        wait_until(well, PATIENCE_S)
+
+
+@contextmanager
+def gang(nodes: int, machines: int) -> Iterator[tuple[Gang, list[Machine]]]:
+    """So many machines, all warm, and a gang of the first ones, each with its disk."""
+    with tempfile.TemporaryDirectory(prefix="sk-bench-") as name, fake_cloud() as fake:
+        made: list[Machine] = []
+        try:
+            for number in range(machines):
+                who = {"uid": f"{1001 + number}", "name": f"sk-test-{JOB}-r{number:04}-a1"}
+                made.append(
+                    Machine(fake, Path(name) / f"vm{number}", rank=number, address=f"127.0.1.{number + 1}", **who)
+                )
+            run = JobRun("bench", ("train.py",), source(fake, {"train.py": SCRIPT}), interval_s=2.0, max_world=nodes)
+            for vm in made:
+                vm.stand_by(run)
+                vm.start()
+            for vm in made:
+                fake.wait_fact(vm.uid, Kind.HELLO, timeout_s=PATIENCE_S)
+            one = Gang(fake, run, made[:nodes])
+            for vm in one.members:
+                vm.attach_disk()
+                one.disks.add(vm.uid)
+            one.begin()
+            one.steady()
+            yield one, made[nodes:]
+        finally:
+            for vm in made:
+                vm.end()
+
+
+def pauses(nodes: int, times: int = TIMES) -> tuple[list[float], list[float]]:
+    """Seconds of pause after a notice, and of the last save in each."""
+    with gang(nodes, nodes + 1) as (one, spares):
+        return tuple(zip(*(_pause(one, spares) for _ in range(times)), strict=True))  # type: ignore[return-value]
+
+
+def _pause(one: Gang, spares: list[Machine]) -> tuple[float, float]:
+    """The spare takes the last member's place, who is the spare of the next time.
+
+    Raises:
+        RuntimeError: a step was lost.
+    """
+    victim, spare = one.members[-1], spares.pop()
+    one.fake.instance(victim.uid, victim.name, preempted="TRUE")
+    one.fake.wait_fact(victim.uid, Kind.NOTICE, one.gen, PATIENCE_S)
+    before, old = [], list(one.members)
+    one.tell(DocState.SAVE_STOP)
+    for vm in old:
+        one.fake.wait_fact(vm.uid, Kind.RELEASED, one.gen, PATIENCE_S)
+    for vm in old:
+        seen = Seen.of(vm, one.gen)
+        assert seen is not None
+        before.append(seen)
+    one.members[-1] = spare
+    victim.stand_by(one.run)
+    one.begin()
+    after = one.began()
+    one.fake.instance(victim.uid, victim.name, preempted="FALSE")
+    spares.append(victim)
+    last = max(seen.step for seen in before)
+    if any(seen.restored is None or seen.restored.step != last for seen in after):
+        raise RuntimeError(f"step {last} was the last one, taken up again: {[seen.restored for seen in after]}")
+    one.steady()
+    pause = max(seen.first_step_at for seen in after) - max(seen.step_at for seen in before)
+    return pause, max(seen.save_s for seen in before)
+
+
+def shrinks(nodes: int, times: int = TIMES) -> list[float]:
+    """Seconds from the decision to go on with one fewer to the first step of all survivors."""
+    return [_shrink(nodes) for _ in range(times)]
+
+
+def _shrink(nodes: int) -> float:
+    with gang(nodes, nodes) as (one, _):
+        one.members.pop().end()
+        for vm in one.members:  # its peers' jobs fail with it, and say so: that brings the round that decides
+            one.fake.wait_fact(vm.uid, Kind.EXIT, one.gen, PATIENCE_S)
+        decided = time.time()
+        one.begin()
+        after = one.began()
+        if any(seen.restored is None for seen in after):
+            raise RuntimeError("it began anew")
+        return max(seen.first_step_at for seen in after) - decided
+
+
+def figures() -> list[dict[str, object]]:
+    """For ``bench/run.py``."""
+    found = []
+    for nodes in NODES:
+        taken, saves = pauses(nodes)
+        beside = statistics.median(pause - save for pause, save in zip(taken, saves, strict=True))
+        name = "recovery.pause_after_notice_s" + _of(nodes)
+        what = f"{nodes} nodes, median of {TIMES}; the save, {statistics.median(saves):.2f} s, is not counted"
+        found.append(_figure(name, beside, what))
+    for nodes in NODES:
+        name = "recovery.shrink_s" + _of(nodes)
+        taken = shrinks(nodes)
+        found.append(_figure(name, statistics.median(taken), f"{nodes} nodes to {nodes - 1}, median of {TIMES}"))
+    return found
+
+
+def _of(nodes: int) -> str:
+    return "" if nodes == NODES[0] else f".{nodes}_nodes"
+
+
+def _figure(name: str, value: float, against: str) -> dict[str, object]:
+    goal = {"goal": f"<= {GOAL_S:g}", "holds": value <= GOAL_S}
+    return {"name": name, "value": round(value, 2), "unit": "s", **goal, "against": against}
+
+
+if __name__ == "__main__":
+    for figure in figures():
+        print(f"{figure['name']}: {figure['value']} {figure['unit']} (goal {figure['goal']}); {figure['against']}")
