@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.security.tally import TALLY
+
+# Where the longest files are: begun first, they do not run alone at the end, when other processes have no file left.
+LONG = ("lifecycle", "machine", "vm", "model", "sim", "train", "scale", "security")
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+        return LONG.index(folder) if folder in LONG else len(LONG)
+
+    items.sort(key=place)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
