@@ -51,7 +51,9 @@ crash: setup
 	@$(BIN)/python -m tests.train.crash $(ARGS)
 
 recovery: setup
-	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/vm/test_recovery.py tests/vm/test_launcher.py tests/vm/test_agent.py $(ARGS)
+	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/vm/test_recovery.py tests/vm/test_launcher.py $(ARGS)
+	@SPOTKEEPER_TESTS_LAUNCHER=zygote $(BIN)/python -m pytest tests/vm/test_recovery.py tests/vm/test_agent.py $(ARGS)
+	@SPOTKEEPER_TESTS_LAUNCHER=exec $(BIN)/python -m pytest tests/vm/test_recovery.py tests/vm/test_agent.py $(ARGS)
 
 features: setup
 	@$(BIN)/python -m tests.train.features $(ARGS)

@@ -1,5 +1,11 @@
 """Scripts that the agents of the tests run. They speak the control file as the library does, without its weight."""
 
+from __future__ import annotations
+
+import os
+
+LAUNCHER = os.environ.get("SPOTKEEPER_TESTS_LAUNCHER", "")  # "zygote", "exec": a real one in all tests (make recovery)
+
 OBEDIENT = '''
 """Trains until told to stop: the library's manners, without torch."""
 import os, sys, time

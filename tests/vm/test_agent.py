@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from spotkeeper.spec.generation import DocState, JobRun, Role, SyncReply
 from spotkeeper.train.control import Control, ControlError
 
 from tests.vm.fakes import JOB, Fake, Machine, command_of, document, environ_of, source, wait_until
-from tests.vm.jobs import GANG, OBEDIENT
+from tests.vm.jobs import GANG, LAUNCHER, OBEDIENT
 
 Make = Callable[..., Machine]
 
@@ -24,8 +25,9 @@ Make = Callable[..., Machine]
 def obedient(vm: Machine, *args: str, real: bool = False, **fields: Any) -> JobRun:
     """A job that minds its control file; under the light launcher unless a test needs the ``real`` one."""
     sha256 = source(vm.fake, {"train.py": OBEDIENT})
-    python = "python3" if real else vm.light_python()
-    return JobRun(name="job", command=("train.py", *args), source_sha256=sha256, python=python, **fields)
+    python = "python3" if real or LAUNCHER else vm.light_python()
+    mode = LAUNCHER or "zygote"
+    return JobRun("job", ("train.py", *args), sha256, python=python, launcher=mode, **fields)
 
 
 def begin(fake: Fake, vm: Machine, run: JobRun, gen: int = 1) -> None:
@@ -231,7 +233,7 @@ def test_killed_agent_whose_state_is_lost_finds_its_job_by_the_launcher(fake: Fa
 def test_killed_launcher_is_an_exit_and_the_next_generation_gets_another(fake: Fake, machine: Make) -> None:
     vm = machine()
     begin(fake, vm, obedient(vm))
-    [launcher] = [pid for pid in vm.processes() if "light_launcher" in command_of(pid)]
+    [launcher] = [json.loads(line)["pid"] for line in vm.log().splitlines() if '"launcher.up"' in line]
     os.kill(launcher, signal.SIGKILL)
     assert fake.wait_fact(vm.uid, Kind.EXIT, 1).value == "137"
     left = [command_of(pid) for pid in vm.processes() if b"SPOTKEEPER_GEN=1" in environ_of(pid)]

@@ -13,7 +13,7 @@ from spotkeeper.train.control import Commit, Control, ControlError
 
 from tests.vm import nets
 from tests.vm.fakes import JOB, Fake, Machine, document, environ_of, source, wait_until
-from tests.vm.jobs import OBEDIENT
+from tests.vm.jobs import LAUNCHER, OBEDIENT
 from tests.vm.nets import Net
 
 Make = Callable[..., Machine]
@@ -160,10 +160,44 @@ def a_master_that_is_gone_without_a_word(
     assert words(survivor, 2) == [], "given up for a newer one: no crash"
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("mode", ["zygote", "exec"])
+def test_two_of_three_are_lost_at_once_and_then_one_more(fake: Fake, machine: Make, mode: str) -> None:
+    """One of the two is the master. Here their kernels do say FIN: the third's job ends with them, and says so."""
+    run = JobRun("job", ("train.py",), source(fake, {"train.py": SAVING_GANG}), launcher=mode)
+    vms = [
+        machine(
+            uid=f"{1001 + n}", name=f"sk-test-{JOB}-r000{n % 3}-a{1 + n // 3}", rank=n % 3, address=f"127.0.1.{n + 1}"
+        )
+        for n in range(4)
+    ]
+    for vm in vms:
+        vm.stand_by(run)
+        vm.start()
+    for vm in vms:
+        fake.wait_fact(vm.uid, Kind.HELLO, timeout_s=120)
+    one, two, three, spare = vms
+    serve(document(1, 1, (one.member(), two.member(), three.member())), run, one, two, three)
+    for vm in (one, two, three):
+        trains(vm, 1)
+    one.end()
+    three.end()
+    assert fake.wait_fact(two.uid, Kind.EXIT, 1, 60).value != "0"
+    serve(document(2, 2, (spare.member(), two.member())), run, spare, two)  # a replacement has the dead one's index
+    for vm in (spare, two):
+        trains(vm, 2)
+    spare.end()
+    fake.wait_fact(two.uid, Kind.EXIT, 2, 60)
+    serve(document(3, 3, (two.member(),)), run, two)
+    trains(two, 3)
+    assert not [pid for pid in two.processes() if {b"SPOTKEEPER_GEN=1", b"SPOTKEEPER_GEN=2"} & set(environ_of(pid))]
+
+
 def test_a_notice_during_the_last_save_does_not_disturb_it(fake: Fake, machine: Make) -> None:
     vm = machine()
     notice_s(vm, 30)
-    run = JobRun("job", ("train.py",), source(fake, {"train.py": SLOW_TO_SAVE}), python=vm.light_python())
+    python, mode = ("python3", LAUNCHER) if LAUNCHER else (vm.light_python(), "zygote")
+    run = JobRun("job", ("train.py",), source(fake, {"train.py": SLOW_TO_SAVE}), python=python, launcher=mode)
     vm.stand_by(run)
     vm.start()
     fake.wait_sync(vm.uid)
