@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import queue
@@ -286,6 +287,23 @@ def test_nothing_survives_its_launcher(bench: Callable[[str], Bench], mode: str)
     assert isinstance(one.events.get(timeout=10), LauncherLost)
     one.supervisor.sweep()
     wait_until(lambda: not any(alive(pid) for pid in family), 3)  # SIGKILL has been sent; exiting takes a moment
+    assert one.marked() == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("order", list(itertools.permutations(("launcher", "torchrun", "rank"))), ids="-".join)
+def test_nothing_survives_whoever_is_killed_first(bench: Callable[[str], Bench], order: tuple[str, ...]) -> None:
+    """All within a moment. Nobody kills the guard: without it only the unit's cgroup finds a nameless daemon."""
+    one = bench("exec")
+    family, rank = stubborn(one)
+    pids = {"launcher": one.launcher.pid, "torchrun": one.torchrun(), "rank": rank}
+    for victim in order:
+        with contextlib.suppress(ProcessLookupError):  # those before have taken it along
+            os.kill(pids[victim], signal.SIGKILL)
+    while not isinstance(one.events.get(timeout=20), LauncherLost):
+        pass
+    one.supervisor.sweep()
+    wait_until(lambda: not any(alive(pid) for pid in family), 10)
     assert one.marked() == []
 
 
