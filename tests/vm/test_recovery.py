@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,13 @@ from spotkeeper.spec.generation import DocState, Generation, JobRun
 from spotkeeper.train.control import Commit, Control, ControlError
 
 from tests.vm import nets
-from tests.vm.fakes import JOB, Fake, Machine, document, environ_of, source, wait_until
+from tests.vm.fakes import JOB, REPO, Fake, Machine, document, environ_of, source, wait_until
 from tests.vm.jobs import LAUNCHER, OBEDIENT
 from tests.vm.nets import Net
 
 Make = Callable[..., Machine]
+DESIGN = REPO / "docs/design.md"
+SECTION = "## What a gang comes through, and what shows it"
 
 # Steps with an all-reduce that carries what is wanted, so that all ranks save, and leave, at the same step.
 SAVING_GANG = """
@@ -216,3 +219,12 @@ def test_a_notice_during_the_last_save_does_not_disturb_it(fake: Fake, machine: 
         assert control.ask == asked, "it was asked once"
     assert words(vm, 1) == ["released"] and int(released.value) > 0
     assert vm.log().count('"job.save_stop"') == 1
+
+
+def test_what_the_table_of_recoveries_names_is_there() -> None:
+    text = DESIGN.read_text().partition(SECTION)[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 15
+    for file, test in named:
+        path = REPO / file if "/" in file else Path(__file__).with_name(file)
+        assert re.search(rf"^def {test}\(", path.read_text(), re.MULTILINE), f"{file}::{test}"
