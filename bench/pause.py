@@ -228,8 +228,3 @@ def _of(nodes: int) -> str:
 def _figure(name: str, value: float, against: str) -> dict[str, object]:
     goal = {"goal": f"<= {GOAL_S:g}", "holds": value <= GOAL_S}
     return {"name": name, "value": round(value, 2), "unit": "s", **goal, "against": against}
-
-
-if __name__ == "__main__":
-    for figure in figures():
-        print(f"{figure['name']}: {figure['value']} {figure['unit']} (goal {figure['goal']}); {figure['against']}")
