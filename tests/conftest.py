@@ -11,16 +11,31 @@ import pytest
 from tests.security.tally import TALLY
 
 # Where the longest files are: begun first, they do not run alone at the end, when other processes have no file left.
-LONG = ("lifecycle", "machine", "vm", "model", "sim", "train", "scale", "security")
+LONG = ("machine", "vm", "model", "sim", "train", "scale", "security")
+WAITING = "lifecycle"  # whole runs, which wait more than they compute: one of these among so many others
+AMONG = 3
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
-        folder = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
-        return LONG.index(folder) if folder in LONG else len(LONG)
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [path for path in files if _folder(path) == WAITING]
+    others = sorted((path for path in files if _folder(path) != WAITING), key=_place)
+    order: list[Path] = []
+    for at, path in enumerate(waiting):
+        order += [path, *others[at * AMONG : (at + 1) * AMONG]]
+    order += others[len(waiting) * AMONG :]
+    items[:] = [item for path in order for item in files[path]]
 
-    items.sort(key=place)
+
+def _folder(path: Path) -> str:
+    return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
+
+
+def _place(path: Path) -> int:
+    return LONG.index(_folder(path)) if _folder(path) in LONG else len(LONG)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
