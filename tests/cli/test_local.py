@@ -99,7 +99,7 @@ def test_what_cannot_be_done_is_said(shell: Shell, argv: tuple[str, ...], code: 
 
 
 def test_a_tick_from_the_shell_makes_a_jobs_machines(shell: Shell) -> None:
-    (shell.folder / "train.py").write_text("print(1)\n")
+    (shell.folder / "train.py").write_text("import time\ntime.sleep(600)\n")
     (shell.folder / "job.yaml").write_text("name: one\ncommand: [train.py]\nsource: .\nstatic: never\n")
     (shell.folder / ".spotkeeperignore").write_text("*\n!train.py\n")
     job = shell.json("submit", "job.yaml")["job"]

@@ -22,7 +22,7 @@ APIS: dict[str, tuple[str, ...]] = {
     "monitoring": ("monitoring",),
     "projects": ("iam", "cloudresourcemanager"),
     "pubsub": ("pubsub",),
-    "serviceaccount": ("iam",),
+    "serviceaccount": ("iam", "iamcredentials"),  # a machine speaks as the jobs' identity
     "storage": ("storage",),
 }
 

@@ -181,7 +181,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"alerts.email": "nobody"}, 'alerts.email: "nobody": is no e-mail address'),
     ({"endpoints.compute": "localhost:80"}, 'endpoints.compute: "localhost:80": want an address, http(s)://...'),
     ({"budget": {"monthly": 100}}, "budget.billing_account: missing, want a text"),
-    ({"agent.python": "3.10"}, 'agent.python: "3.10": not one of 3.11, 3.12, 3.13'),
+    ({"agent.python": "3.9"}, 'agent.python: "3.9": not one of 3.10, 3.11, 3.12, 3.13'),
 ]
 
 

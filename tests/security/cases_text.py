@@ -84,11 +84,11 @@ def names(text: str) -> None:
 def shell_word(text: str) -> None:
     """As the interpreter of the startup script: a real shell reads the very text, or it is refused."""
     try:
-        script = boot._render("startup.sh.j2", {"stack": "t", "interpreter": text, "unit": "x", "watchdog_s": "9"})
+        values = {"stack": "t", "interpreter": text, "files": {"/etc/x": "x"}, "watchdog_s": "9"}
+        script = boot._render("startup.sh.j2", values)
     except ValueError:
         return
-    start = script.index("PYTHON=")
-    line = script[start : script.index("\nROOT=", start)]
+    (line,) = [line for line in script.splitlines() if line.startswith("PYTHON=")]
     found = subprocess.run(["bash", "-c", f'{line}\nprintf %s "$PYTHON"'], capture_output=True, check=False)
     assert found.stdout.decode() == text and not found.stderr
 

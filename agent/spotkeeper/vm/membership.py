@@ -45,6 +45,7 @@ class Membership:
         self._parts = parts
         self._super = parts.supervisor
         self._reporter: report.Reporter | None = None
+        self._heard = False  # what the launcher runs: it may be up before its first word is taken in
         self.unsaid: Ending | None = None
 
     def news(self) -> News:
@@ -91,7 +92,7 @@ class Membership:
     def _start(self, doc: Generation, index: int, member: Member) -> None:
         me, ready, output = self._me, self._parts.ready, self._parts.output
         run, assignment = me.saved.run, me.saved.assignment
-        if run is None or assignment is None or ready.source is None or not self._parts.launcher.up:
+        if run is None or assignment is None or ready.source is None or not (self._parts.launcher.up and self._heard):
             return
         if member.disk and self._parts.mounting.number is None:
             me.log.once("disk", "disk.awaited", gen=doc.gen)
@@ -134,6 +135,7 @@ class Membership:
 
     def launcher_up(self, gen: int | None, code: int | None) -> None:
         """A fresh launcher has run nothing. One that an agent before this one used may hold our child."""
+        self._heard = True
         saved = self._me.saved
         if self._super.child is not None or self.unsaid is not None:
             return
@@ -166,6 +168,7 @@ class Membership:
 
     def launcher_lost(self, reason: str, text: str) -> None:
         self._me.log("launcher.lost", reason=reason)
+        self._heard = False
         child = self._super.child
         self._parts.ready.launcher_lost(at_once=child is not None)
         self._super.sweep()

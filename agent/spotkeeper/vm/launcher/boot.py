@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import hashlib
 import importlib.util
 import io
@@ -81,6 +82,7 @@ def _default_signals() -> None:
 
 
 def _listen() -> None:
+    faulthandler.enable()  # a crash in C leaves its Python frames in the log
     if folder := os.environ.get("SPOTKEEPER_RUN"):
         stacks.listen(Path(folder), _local_rank())
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NAME = "error"
-_TAIL = 8192  # bytes of a log
+_TAIL = 16384  # bytes of a log
 _LONGEST = 500  # characters of a message
 _OF_PEERS = {"DistNetworkError", "DistStoreError"}
 # gloo's, NCCL's and the store's own words for a peer that is gone, or that does not come
@@ -26,6 +26,7 @@ _PEER = re.compile(
     r"|collective operation timeout|Timed out waiting \d+ms for (recv|send)|Socket Timeout|recvValue failed"
 )
 _WATCHDOG = re.compile(rb"ProcessGroupNCCL|gloo/transport|Watchdog caught collective")
+_FATAL = re.compile(rb"Fatal Python error: [A-Z][\w -]{1,60}")  # faulthandler's, which ``boot.py`` turns on
 
 
 def note(run: Path, local_rank: int, error: BaseException) -> None:
@@ -41,6 +42,16 @@ def note_exit(run: Path, local_rank: int, code: int, at: float) -> None:
         # SIGTERM is torchrun's, to the others on its node; NCCL's watchdog aborts for a peer's sake.
         after = code == -signal.SIGTERM or (code == -signal.SIGABRT and _spoke_of_a_peer(run, local_rank))
         _write(run, local_rank, at, what, after)
+
+
+def note_fatal(run: Path) -> None:
+    """Of workers that died of themselves, and that torchrun took for healthy when it ended them: a core takes time."""
+    for log in run.glob("logs/*/*/*/stderr.log"):
+        local_rank, tail = log.parent.name, _tail(log)
+        found = _FATAL.search(tail)
+        if found and local_rank.isdigit() and not (run / f"{NAME}.{local_rank}").exists():
+            after = _WATCHDOG.search(tail) is not None
+            _write(run, int(local_rank), log.stat().st_mtime, found[0].decode(), after)
 
 
 def follows(error: BaseException) -> bool:
@@ -65,11 +76,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _spoke_of_a_peer(run: Path, local_rank: int) -> bool:
-    for log in run.glob(f"logs/*/*/{local_rank}/stderr.log"):
-        with contextlib.suppress(OSError), log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL))
-            return _WATCHDOG.search(file.read()) is not None
-    return False
+    return any(_WATCHDOG.search(_tail(log)) for log in run.glob(f"logs/*/*/{local_rank}/stderr.log"))
+
+
+def _tail(log: Path) -> bytes:
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _TAIL))
+        return file.read()
+    return b""
 
 
 def _write(run: Path, local_rank: int, at: float, what: str, after: bool) -> None:

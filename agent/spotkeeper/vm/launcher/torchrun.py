@@ -38,6 +38,7 @@ def run(args: list[str]) -> int:
         if folder := os.environ.get("SPOTKEEPER_RUN"):
             for failed in error.failures.values():
                 failure.note_exit(Path(folder), failed.local_rank, failed.exitcode, failed.timestamp)
+            failure.note_fatal(Path(folder))
         return NO_RESTART if NO_RESTART in codes else shell_code(error.get_first_failure()[1].exitcode)
     except SignalException as error:
         return 128 + int(error.sigval)
