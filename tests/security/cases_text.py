@@ -88,7 +88,7 @@ def shell_word(text: str) -> None:
         script = boot._render("startup.sh.j2", values)
     except ValueError:
         return
-    (line,) = [line for line in script.splitlines() if line.startswith("PYTHON=")]
+    (line,) = [line for line in script.split("\n") if line.startswith("PYTHON=")]
     found = subprocess.run(["bash", "-c", f'{line}\nprintf %s "$PYTHON"'], capture_output=True, check=False)
     assert found.stdout.decode() == text and not found.stderr
 
