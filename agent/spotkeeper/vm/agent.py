@@ -57,6 +57,7 @@ from spotkeeper.vm.standing import Standing, State
 from spotkeeper.vm.sync import FunctionClient, Outbox, Syncer
 
 SHUTDOWN_S = 25.0  # virtual; of the 30 s a cloud gives from ACPI power-off to the end, some is the system's own
+NEAR_S = 600.0  # virtual; a recommendation to rebalance stands for hours, and always ends an hour ahead
 PAUSE_IDLE_S = 5.0  # real pauses of the loop when no event comes
 PAUSE_RUNNING_S = 0.5
 PAUSE_AWAITING_S = 0.1
@@ -244,7 +245,9 @@ class Agent:
     def _may_change(self) -> bool:
         """Whether another agent may take over now: nothing is under way that it would have to begin anew."""
         busy = any(map(self._parts.helper.busy, ("mount", "unmount", "drop", "source", "sources")))
-        quiet = self._farewell.leaving is None and self._me.saved.notice is None and self._super.next_tick_s() is None
+        notice = self._me.saved.notice
+        near = notice is not None and notice.deadline < self._clock.now() + NEAR_S
+        quiet = self._farewell.leaving is None and not near and self._super.next_tick_s() is None
         return quiet and not busy and self._membership.unsaid is None
 
     def succeed(self) -> None:
