@@ -33,7 +33,7 @@ demo: setup
 	@$(BIN)/python -m spotkeeper.local.demo $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 adapters: .venv-adapters/.stamp
 	@.venv-adapters/bin/python -m pytest tests/adapters tests/lifecycle/test_adapters.py $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ LONG = ("machine", "vm", "model", "sim", "train", "scale", "security")
 WAITING = "lifecycle"  # whole runs, which wait more than they compute: one of these among so many others
 AMONG = 3
 HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two for each core, and four at most: half of the time the tests of whole machines wait."""
+    return min(4, 2 * len(os.sched_getaffinity(0)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
