@@ -568,6 +568,15 @@ def test_spool_forgets_an_old_job_but_not_the_word_that_drops_it(tmp_path: Path)
     assert box.waiting() == (FactIn(Kind.DROPPED, 3, attempt=4),)
 
 
+def test_spool_keeps_what_the_cloud_said_of_the_machine_when_a_job_takes_it_in(tmp_path: Path) -> None:
+    box = sync.Outbox(tmp_path, "b", QUIET)
+    box.assigned("old")
+    box.add(FactIn(Kind.RELEASED, 7, "70"))
+    box.add(FactIn(Kind.REPRIEVE, 7, "1795286127"))
+    box.assigned("new")
+    assert box.waiting() == (FactIn(Kind.REPRIEVE, 0, "1795286127"),)
+
+
 # What a power cut, another program or a flipped bit leaves of a small file.
 DAMAGED = [b"", b'{"boot": "b", "fac', b'{"boot": "\xff"}', bytes(64), b"[" * 100_000, b"null", b"\xff\xfe"]
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import requests
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spotkeeper.clock import Clock
 from spotkeeper.spec import codec
+from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import FactIn, Progress, Sync, SyncReply
 from spotkeeper.vm.events import Answered
 from spotkeeper.vm.log import Log
@@ -33,6 +34,7 @@ PATH = "/v1/sync"
 CONNECT_S = 3.0
 ANSWER_S = 30.0  # a sync with new facts waits for a round with its cloud calls
 AT_ONCE = 32  # facts; the function looks at no more of one sync
+OF_THE_MACHINE = frozenset({Kind.NOTICE, Kind.REPRIEVE})
 
 
 def pending_s(waited: float) -> float:
@@ -117,10 +119,14 @@ class Outbox:
                 self._job, self._facts = left.job, list(left.facts)
 
     def assigned(self, job: str | None) -> None:
-        """Another job or attempt: what was said for the old one may be said again, what waits is void."""
+        """Another job or attempt: what was said for the old one may be said again, what waits is void.
+
+        But what the cloud says of this machine is true whoever it serves, of no generation then.
+        """
         with self._lock:
             if job != self._job:
-                self._facts = [fact for fact in self._facts if fact.attempt is not None]
+                own = [replace(f, gen=0) if f.kind in OF_THE_MACHINE else f for f in self._facts]
+                self._facts = [fact for fact in own if fact.attempt is not None or fact.kind in OF_THE_MACHINE]
             self._job = job
             self._told.clear()
             self._save()
@@ -155,8 +161,7 @@ class Outbox:
             self._log.once(f"spool {error.errno}", "spool.trouble", error=str(error))
 
 
-@dataclass(frozen=True)
-class Want:
+class Want(Struct, frozen=True):
     """What the loop wants of the next exchanges."""
 
     ver: int = 0
