@@ -30,6 +30,14 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True, rename={"on_demand"
         return self.spot if model is Model.SPOT else self.on_demand
 
 
+class Interface(Struct, frozen=True, forbid_unknown_fields=True):
+    """EC2: one network interface that a launch names. ``kind``: as EC2 calls it (``interface``, ``efa``, ``efa-only``)."""
+
+    card: Annotated[int, Meta(ge=0)]
+    device: Annotated[int, Meta(ge=0)]
+    kind: Literal["interface", "efa", "efa-only"] = "efa"
+
+
 class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     kind: Literal["spot", "static"]
@@ -45,6 +53,14 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     placement: dict[str, str] = {}  # zone -> placement policy self link
     nodes: tuple[StaticNode, ...] = ()
     disk_usd_gb_month: Annotated[float, Meta(ge=0)] | None = None  # a data disk's price; None: unknown
+    # EC2 alone. A launch names either a subnet, and its template the security groups, or whole interfaces: EC2 refuses
+    # a subnet beside interfaces, also where those are the template's. So a template of ours has no interfaces.
+    subnets: dict[str, str] = {}  # zone -> subnet id
+    interfaces: tuple[Interface, ...] = ()  # of a pool with EFA; (): one plain interface
+    security_groups: tuple[str, ...] = ()  # of those interfaces
+    disk_iops: Annotated[int, Meta(ge=1)] | None = None  # None: what its type has of itself
+    disk_mbps: Annotated[int, Meta(ge=1)] | None = None  # MiB/s
+    disk_key: str = ""  # KMS key of data disks; "": the account's own
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
