@@ -31,7 +31,7 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True, rename={"on_demand"
 
 
 class Interface(Struct, frozen=True, forbid_unknown_fields=True):
-    """EC2: one network interface that a launch names. ``kind``: as EC2 calls it (``interface``, ``efa``, ``efa-only``)."""
+    """EC2: one network interface that a launch names; ``kind`` in EC2's words."""
 
     card: Annotated[int, Meta(ge=0)]
     device: Annotated[int, Meta(ge=0)]
@@ -49,8 +49,8 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     disk_gb: Annotated[int, Meta(ge=1, le=65_536)]
     disk_type: str
     prices: dict[str, Price]  # by zone
-    templates: dict[str, str] = {}  # model ("spot", "on-demand") -> template self link
-    placement: dict[str, str] = {}  # zone -> placement policy self link
+    templates: dict[str, str] = {}  # model ("spot", "on-demand") -> template: its self link, or its id on EC2
+    placement: dict[str, str] = {}  # zone -> placement policy's self link, or the group's name on EC2
     nodes: tuple[StaticNode, ...] = ()
     disk_usd_gb_month: Annotated[float, Meta(ge=0)] | None = None  # a data disk's price; None: unknown
     # EC2 alone. A launch names either a subnet, and its template the security groups, or whole interfaces: EC2 refuses
@@ -61,6 +61,9 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     disk_iops: Annotated[int, Meta(ge=1)] | None = None  # None: what its type has of itself
     disk_mbps: Annotated[int, Meta(ge=1)] | None = None  # MiB/s
     disk_key: str = ""  # KMS key of data disks; "": the account's own
+    # By number: a call that is repeated makes the same machine, whatever has been declared meanwhile.
+    template_versions: dict[str, str] = {}  # model -> version of its launch template
+    tags: dict[str, str] = {}  # of every machine, beside those that say which it is: what agents read
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,12 +79,12 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
 class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     stack: str
     cloud: Literal["gcp", "aws"]
-    project: str
+    project: str  # on AWS the account's id
     region: str
     bucket: str
     pools: tuple[PoolState, ...]
     function_url: str = ""
-    node_identity: str = ""  # e-mail of the nodes' service account, checked in their tokens
+    node_identity: str = ""  # the nodes' service account by its e-mail, or their role by its ARN: who may say hello
     bundle_sha256: str = ""
     lease_minutes: Annotated[int, Meta(ge=1)] = 120
     boot_deadline_s: Annotated[int, Meta(ge=1)] = 480
