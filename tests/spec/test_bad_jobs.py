@@ -511,6 +511,11 @@ def with_pool(**over: object) -> StackState:
     return msgspec.structs.replace(STACK, pools=(pool("workers", **over),))
 
 
+def on_aws(**over: object) -> StackState:
+    given = {"subnets": dict.fromkeys(ZONES, "subnet-1"), "template_versions": {"spot": "3", "on-demand": "1"}}
+    return msgspec.structs.replace(with_pool(**(given | over)), cloud="aws")
+
+
 NO_C = {zone: PRICES[zone] for zone in ZONES[:2]}
 STACK_CASES = [
     (
@@ -567,6 +572,14 @@ STACK_CASES = [
     (
         with_pool(kind="static", max_on_demand=0, max_nodes=1, nodes=(StaticNode("n", "us-central1-f"),)),
         'pools[0].nodes[0].zone: "us-central1-f": is not a zone of this pool (did you mean us-central1-c?)',
+    ),
+    (
+        on_aws(subnets={zone: "subnet-1" for zone in ZONES[:2]}),
+        "pools[0].subnets.us-central1-c: missing, want the subnet of this zone",
+    ),
+    (
+        on_aws(template_versions={"spot": "3"}),
+        "pools[0].template_versions.on-demand: missing, want the version of its launch template",
     ),
 ]
 

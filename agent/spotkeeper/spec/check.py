@@ -460,4 +460,16 @@ def pool_kind(pool: PoolState, state: StackState) -> Iterator[Problem]:
             yield problem(path, "is not a zone of this pool", node.zone, nearest(node.zone, pool.zones))
 
 
-POOL_VALIDATORS = (pool_zones, pool_prices, pool_kind)
+def pool_ec2(pool: PoolState, state: StackState) -> Iterator[Problem]:
+    """On AWS a spot pool can be had in each of its zones, from a template at one version."""
+    if state.cloud != "aws" or pool.kind != "spot":
+        return
+    for zone in pool.zones:
+        if zone not in pool.subnets:
+            yield problem(join("subnets", zone), "missing, want the subnet of this zone")
+    for model in pool.templates:
+        if model not in pool.template_versions:
+            yield problem(join("template_versions", model), "missing, want the version of its launch template")
+
+
+POOL_VALIDATORS = (pool_zones, pool_prices, pool_kind, pool_ec2)
