@@ -574,7 +574,7 @@ STACK_CASES = [
         'pools[0].nodes[0].zone: "us-central1-f": is not a zone of this pool (did you mean us-central1-c?)',
     ),
     (
-        on_aws(subnets={zone: "subnet-1" for zone in ZONES[:2]}),
+        on_aws(subnets=dict.fromkeys(ZONES[:2], "subnet-1")),
         "pools[0].subnets.us-central1-c: missing, want the subnet of this zone",
     ),
     (
