@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from msgspec import Struct
@@ -12,9 +13,11 @@ from spotkeeper.spec import codec
 from spotkeeper.spec.failure import Failure
 from spotkeeper.vm.launcher.failure import NAME
 
+MOST_RANKS = 10_000  # of one machine, as ``Failure`` tells them
+
 
 class _Note(Struct, frozen=True):
-    at: float
+    at: Annotated[float, msgspec.Meta(ge=0.0, lt=1e11)]  # unix seconds; anybody's, and no other makes a fact
     what: str = ""
     follows: bool = False
 
@@ -26,7 +29,8 @@ def failures(folder: Path) -> dict[int, Failure]:
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
             local_rank = int(path.suffix[1:])
             note = codec.decode(path.read_bytes(), _Note)
-            found[local_rank] = Failure(note.follows, max(0, int(note.at * 1000)), local_rank)
+            if 0 <= local_rank < MOST_RANKS:
+                found[local_rank] = Failure(note.follows, int(note.at * 1000), local_rank)
     return found
 
 

@@ -36,6 +36,7 @@ class Ready:
         self._home = (jobhost.STATE if jobhost.hosted() else settings.state) / "env"
         self._disk = settings.run / pyenv.DISK
         self._disk.unlink(missing_ok=True)
+        self._mounted: Path | None = None
         self._bucket = bucket
         self._launcher = launcher
         self._helper = helper
@@ -58,10 +59,13 @@ class Ready:
             self._launcher.begin(launcher_kind(run, self.source, self._home))
 
     def mounted(self, folder: Path | None) -> None:
-        """Where the job's environment is on the rank's disk, while that is mounted."""
+        """Where the job's environment is on the rank's disk, while that is mounted. Told once, however often said."""
+        if folder == self._mounted:
+            return
+        self._mounted = folder
         if folder is None:
             self._disk.unlink(missing_ok=True)
-        elif not self._disk.exists():
+        else:
             beside = self._disk.with_suffix(".new")
             beside.write_text(f"{folder}\n")
             beside.rename(self._disk)

@@ -328,7 +328,7 @@ def exit_codes(folder: Path) -> list[int]:
     for path in folder.glob("exit.*"):
         with contextlib.suppress(OSError, ValueError):
             if path.suffix != ".tmp":
-                codes.append(int(path.read_text()))
+                codes.append(int(path.read_text()) & 0xFF)  # as exit(3) has it: a job may write anything
     return codes
 
 

@@ -25,12 +25,12 @@ if not __package__:  # run as a file, with nothing on the path but the standard 
 import contextlib
 import json
 import os
-import selectors
 import signal
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spotkeeper.vm.launcher.lines import Lines, Message
 from spotkeeper.vm.launcher.process import reap_dead, shell_code, sweep
 
 SOCKET = "host.sock"
@@ -48,31 +48,15 @@ class Host:
     cgroup: Path | None
     _began: int = 0
     _owners: dict[int, socket.socket] = field(default_factory=dict)  # pid -> who is to be told of its end
-    _buffers: dict[socket.socket, bytearray] = field(default_factory=dict)
     _groups: dict[int, Path] = field(default_factory=dict)
-    _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
+    _lines: Lines = field(init=False)
 
     def serve(self) -> None:
         """Until it is ended."""
-        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler the wake-up descriptor stays silent
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        listener = self._listen()
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._selector.register(read, selectors.EVENT_READ)
+        self._lines = Lines(self._listen(), self._answer, self._reap)
+        self._lines.open()
         _ready()
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is listener:
-                    client, _ = listener.accept()
-                    self._buffers[client] = bytearray()
-                    self._selector.register(client, selectors.EVENT_READ)
-                elif key.fileobj == read:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(read, 4096)
-                    self._reap()
-                elif isinstance(key.fileobj, socket.socket):
-                    self._read(key.fileobj)
+        self._lines.serve()
 
     def _listen(self) -> socket.socket:
         path = self.folder / SOCKET
@@ -86,33 +70,7 @@ class Host:
         listener.listen(8)
         return listener
 
-    def _read(self, client: socket.socket) -> None:
-        try:
-            data = client.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(client)
-            return
-        buffer = self._buffers[client]
-        buffer += data
-        while b"\n" in buffer:
-            line, _, rest = bytes(buffer).partition(b"\n")
-            buffer[:] = rest
-            self._send(client, self._answer(client, line))
-
-    def _drop(self, client: socket.socket) -> None:
-        if self._buffers.pop(client, None) is not None:
-            self._selector.unregister(client)
-            client.close()
-
-    def _send(self, client: socket.socket, message: dict[str, object]) -> None:
-        try:
-            client.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self._drop(client)
-
-    def _answer(self, client: socket.socket, line: bytes) -> dict[str, object]:
+    def _answer(self, client: socket.socket, line: bytes) -> Message:
         try:
             message = json.loads(line)
             op = message.pop("op")
@@ -172,8 +130,8 @@ class Host:
             client, group = self._owners.pop(pid, None), self._groups.pop(pid, None)
             if group is not None:
                 _remove(group)
-            if client is not None and client in self._buffers:
-                self._send(client, {"code": shell_code(code)})
+            if client is not None:
+                self._lines.send(client, {"code": shell_code(code)})
 
 
 def _remove(group: Path) -> None:

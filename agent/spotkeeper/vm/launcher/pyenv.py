@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import signal
 import site
@@ -35,7 +36,8 @@ PROJECT = "pyproject.toml"
 BUILDING = "environment.building"  # in RUN: there while one is being made
 DISK = "environment.disk"  # in RUN: the folder on the rank's disk, once that is mounted (the agent writes it)
 LOOK_S = 0.5  # real
-DEPTH = 8  # requirements files that name others
+# Another file is named: `-r base.txt`, `-rbase.txt`, `--requirement=base.txt`; -c and --constraint likewise.
+_OTHER = re.compile(r"\s*(?:-[rc]\s*|--(?:requirement|constraint)(?:\s*=\s*|\s+))([^\s#]+)")
 
 
 class EnvError(Exception):
@@ -48,29 +50,43 @@ def contents(source: Path, file: str) -> str:
     A file that is not there counts as such: whoever makes the environment says so.
     """
     found = hashlib.sha256()
-    names = [file, PROJECT] if Path(file).name == LOCK else [file]
-    for name in names:
-        beside = name if name == file else str(Path(file).with_name(name))
-        _hash(found, source, source / beside, DEPTH)
+    todo = [source / file, *([source / Path(file).with_name(PROJECT)] if Path(file).name == LOCK else [])]
+    seen: set[str] = set()
+    while todo:
+        path = todo.pop(0)
+        known = os.path.normpath(path)
+        if known not in seen:  # files may name each other, or themselves
+            seen.add(known)
+            todo += _hash(found, source, path)
     return found.hexdigest()
 
 
-def _hash(found: hashlib._Hash, source: Path, path: Path, depth: int) -> None:
+def _hash(found: hashlib._Hash, source: Path, path: Path) -> list[Path]:
+    """Take in one file; those it names. Anybody's text: what is no file's name, or no file, is none."""
     found.update(f"{path.relative_to(source) if path.is_relative_to(source) else path.name}\0".encode())
+    if not _is_file(path):  # nor a pipe or a device, which may have no end
+        return []
     try:
         text = path.read_bytes()
     except OSError:
-        return
+        return []
     found.update(hashlib.sha256(text).digest())
-    if path.suffix not in (".txt", ".in") or not depth:
-        return
+    if path.suffix not in (".txt", ".in"):
+        return []
+    named: list[Path] = []
     for line in text.decode(errors="replace").splitlines():
-        words = line.split("#")[0].replace("=", " ").split()
-        option = words[0] if words and words[0] in ("-r", "-c", "--requirement", "--constraint") else ""
-        if option and len(words) > 1:
-            _hash(found, source, path.parent / words[1], depth - 1)
-        elif words and "/" in words[0] and (source / words[0]).is_file():  # a wheel that comes with the source
-            _hash(found, source, source / words[0], 0)
+        if option := _OTHER.match(line):
+            named.append(path.parent / option[1])
+        elif (words := line.split("#")[0].split()) and "/" in words[0] and _is_file(source / words[0]):
+            named.append(source / words[0])  # a wheel that comes with the source
+    return named
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def name(source: Path, file: str) -> str:

@@ -22,7 +22,6 @@ import contextlib
 import fcntl
 import json
 import os
-import selectors
 import signal
 import socket
 import struct
@@ -32,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotkeeper.vm.launcher import stacks
+from spotkeeper.vm.launcher.lines import Lines, Message
 from spotkeeper.vm.launcher.process import GUARD, become_subreaper, kill_children, reap_dead, shell_code
 
 SOCKET = "launcher.sock"
@@ -66,46 +66,26 @@ class Server:
     mode: str
     spawn: Callable[[Start, Server], int]
     run: Run | None = None
-    clients: dict[socket.socket, bytearray] = field(default_factory=dict)
-    _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
-    _closing: list[socket.socket | int] = field(default_factory=list)  # what a forked child must not keep
+    _lines: Lines = field(init=False)
+    _lock: int = field(init=False)
 
     def serve(self) -> None:
         """Serve until killed; return at once where another launcher holds the folder."""
         become_subreaper()
-        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = self._lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f"{self.folder}: another launcher serves here", file=sys.stderr)
             return
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler the wake-up descriptor stays silent
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        listener = self._listen()
-        self._closing += [lock, wake_read, wake_write, listener]
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._selector.register(wake_read, selectors.EVENT_READ)
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is listener:
-                    self._accept(listener)
-                elif key.fileobj == wake_read:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(wake_read, 4096)
-                    self._reap()
-                elif isinstance(key.fileobj, socket.socket):
-                    self._read(key.fileobj)
+        self._lines = Lines(self._listen(), lambda _, line: self._answer(line), self._reap, self._admits)
+        self._lines.open()
+        self._lines.serve()
 
     def leave_in_child(self) -> None:
         """In a forked child: drop the sockets, the lock and the handlers of this server."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for client in self.clients:
-            client.close()
-        for item in self._closing:
-            os.close(item) if isinstance(item, int) else item.close()
-        self._selector.close()
+        self._lines.leave_in_child()
+        os.close(self._lock)
 
     def _listen(self) -> socket.socket:
         """Bind through a folder's descriptor: a unix socket's path ends at 108 bytes, ours may be longer."""
@@ -121,43 +101,12 @@ class Server:
         finally:
             os.close(folder)
 
-    def _accept(self, listener: socket.socket) -> None:
-        client, _ = listener.accept()
+    def _admits(self, client: socket.socket) -> bool:
+        """The agent made the folder; under systemd it is another user than the job."""
         peer = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        # The agent made the folder; under systemd it is another user than the job.
-        if peer[1] not in (0, os.geteuid(), self.folder.stat().st_uid):
-            client.close()
-            return
-        self.clients[client] = bytearray()
-        self._selector.register(client, selectors.EVENT_READ)
+        return peer[1] in (0, os.geteuid(), self.folder.stat().st_uid)
 
-    def _read(self, client: socket.socket) -> None:
-        try:
-            data = client.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(client)
-            return
-        buffer = self.clients[client]
-        buffer += data
-        while b"\n" in buffer:
-            line, _, rest = bytes(buffer).partition(b"\n")
-            buffer[:] = rest
-            self._send(client, self._answer(line))
-
-    def _drop(self, client: socket.socket) -> None:
-        if self.clients.pop(client, None) is not None:
-            self._selector.unregister(client)
-            client.close()
-
-    def _send(self, client: socket.socket, message: dict[str, object]) -> None:
-        try:
-            client.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self._drop(client)
-
-    def _answer(self, line: bytes) -> dict[str, object]:  # noqa: PLR0911 - one answer each
+    def _answer(self, line: bytes) -> Message:  # noqa: PLR0911 - one answer each
         try:
             message = json.loads(line)
             op = message["op"]
@@ -176,14 +125,14 @@ class Server:
         except (ValueError, KeyError, TypeError) as error:
             return {"ok": False, "error": f"{type(error).__name__}: {error}"}
 
-    def _status(self) -> dict[str, object]:
+    def _status(self) -> Message:
         run = None if self.run is None else {"gen": self.run.gen, "pid": self.run.pid, "code": self.run.code}
         key = os.environ.get("SPOTKEEPER_LAUNCHER_KEY", "")  # what its agent started it for
         guard = os.getppid() if os.environ.get(GUARD) == str(os.getppid()) else 0
-        about: dict[str, object] = {"pid": os.getpid(), "guard": guard, "mode": self.mode, "key": key, "home": _HOME}
+        about: Message = {"pid": os.getpid(), "guard": guard, "mode": self.mode, "key": key, "home": _HOME}
         return {"ok": True, **about, "memory_mb": memory_mb(), "run": run}
 
-    def _start(self, start: Start) -> dict[str, object]:
+    def _start(self, start: Start) -> Message:
         if self.run is not None and self.run.code is None:
             return {"ok": False, "error": f"generation {self.run.gen} still runs"}
         try:
@@ -192,20 +141,20 @@ class Server:
             return {"ok": False, "error": f"cannot start torchrun: {error}"}
         return {"ok": True, "pid": self.run.pid}
 
-    def _signal(self, gen: int, number: int) -> dict[str, object]:
+    def _signal(self, gen: int, number: int) -> Message:
         if self.run is None or self.run.gen != gen or self.run.code is not None:
             return {"ok": False, "error": f"generation {gen} does not run"}
         os.kill(self.run.pid, number)  # not reaped yet, so the number is still its own
         return {"ok": True}
 
-    def _kill(self, gen: int) -> dict[str, object]:
+    def _kill(self, gen: int) -> Message:
         """torchrun first, so that nothing restarts what dies; the rest when it has been reaped."""
         cgroup = Cgroup.own()
         if cgroup is not None:
             cgroup.kill(gen)
         return self._signal(gen, signal.SIGKILL)
 
-    def _stacks(self, gen: int) -> dict[str, object]:
+    def _stacks(self, gen: int) -> Message:
         """By a process of its own: whoever hangs may take its time to answer."""
         run = self.run
         if run is None or run.gen != gen or run.code is not None:
@@ -227,8 +176,7 @@ class Server:
             cgroup.kill(run.gen)
             cgroup.remove(run.gen)
         run.code = shell_code(ended[run.pid])
-        for client in list(self.clients):
-            self._send(client, {"event": "exit", "gen": run.gen, "code": run.code, "left": left})
+        self._lines.tell_all({"event": "exit", "gen": run.gen, "code": run.code, "left": left})
 
 
 def memory_mb() -> float | None:

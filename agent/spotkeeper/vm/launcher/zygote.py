@@ -32,9 +32,10 @@ def main(folder: str, warm: list[str]) -> None:
         if _exists(name):
             importlib.import_module(name)
     for name in warm:
-        if why := _cannot_warm(name):
-            print(f"zygote: {name} is imported by each generation anew: {why}", flush=True)
-            if "imported" not in why:  # what it has left behind is no ground to fork from
+        why_not, harmless = _warm(name)
+        if why_not:
+            print(f"zygote: {name} is imported by each generation anew: {why_not}", flush=True)
+            if not harmless:  # what it has left behind is no ground to fork from
                 left = [other for other in warm if other != name]
                 os.execv(sys.executable, [sys.executable, "-m", __spec__.name, folder, *left])  # noqa: S606
     gc.collect()
@@ -42,18 +43,18 @@ def main(folder: str, warm: list[str]) -> None:
     Server(Path(folder), "zygote", _fork).serve()
 
 
-def _cannot_warm(name: str) -> str:
-    """Import it; why it is of no use to a process that forks, or ''."""
+def _warm(name: str) -> tuple[str, bool]:
+    """Import it; why it is of no use to a process that forks, or '', and whether this one may go on forking."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # its own code; the job meets the same, and is told in its log
-        return f"it cannot be imported here ({type(error).__name__}: {error})"
+        return f"it cannot be imported here ({type(error).__name__}: {error})", True
     if threading.active_count() > 1:
-        return "it starts threads"
+        return "it starts threads", False
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return "it initialises CUDA"
-    return ""
+        return "it initialises CUDA", False
+    return "", True
 
 
 def _exists(name: str) -> bool:
