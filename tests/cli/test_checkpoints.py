@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from spotkeeper.cli import checkpoints
+from spotkeeper.cli import fetching
 from spotkeeper.cli.errors import Exit
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.spec.facts import Fact, Kind
@@ -50,7 +50,7 @@ def copy(
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(checkpoints, "PART", 300)  # bytes: a part takes several requests
+    monkeypatch.setattr(fetching, "PART", 300)  # bytes: a part takes several requests
     home = tmp_path / "here"
     home.mkdir()
     monkeypatch.chdir(home)

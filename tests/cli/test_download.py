@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from spotkeeper.cli import download
+from spotkeeper.cli import fetching
 from spotkeeper.cli.errors import Exit
 from spotkeeper.cli.pack import pack
 from spotkeeper.reconcile import paths
@@ -51,7 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_ended_job_is_found_by_name_and_fetched_whole(
     cli: Cli, store: ObjectStore, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "PART", 1000)  # bytes: a file takes several requests
+    monkeypatch.setattr(fetching, "PART", 1000)  # bytes: a file takes several requests
     ended(store)
     leave(store, 0, FILES)
     leave(store, 1, {"model.pt": b"of rank 1"}, left_out=("evil: a link that leads out of the folder",))

@@ -25,6 +25,7 @@ from spotkeeper.spec.mirror import MirrorFile, MirrorList, list_name, part_names
 from spotkeeper.train import store
 from spotkeeper.train.control import Commit
 from spotkeeper.train.store import FileSum, Manifest, Place
+from spotkeeper.vm import mirror_up
 from spotkeeper.vm.events import Fetched, MirrorThere
 from spotkeeper.vm.mirror_down import FOLDER, Download, NoCopyError
 from spotkeeper.vm.mirror_up import Pace, RottenError, Source, Upload
@@ -36,6 +37,12 @@ Make = Callable[..., Machine]
 PART = 1000
 FAST = 1e12
 FILES = {"state.bin": 2500, "skeleton.pkl": 700, "empty": 0}
+
+
+@pytest.fixture(autouse=True)
+def _no_nicer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it works in the tests' own thread, which has more to do, and begins processes, after it."""
+    monkeypatch.setattr(mirror_up, "NICE", os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def content(name: str, size: int, commit: Commit) -> bytes:

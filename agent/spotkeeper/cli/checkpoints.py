@@ -6,24 +6,21 @@ machines, so none is believed to stay in its folder. Writes nothing to the bucke
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from spotkeeper.cli.download import PART, Advance, bar, shown
 from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.fetching import Advance, Content, OtherBytesError, bar, have, shown
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.decide.seen import Commit, parse_commit
 from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.spec import codec
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.mirror import MirrorFile, MirrorList, list_name, part_names, part_size
+from spotkeeper.spec.mirror import MirrorList, list_name, part_names, part_size
 from spotkeeper.spec.record import Record
-from spotkeeper.train.store import file_hash
 
 PROOF = "COMMIT"  # the file by which the library knows that a checkpoint is complete
 BUCKET = "the bucket"
@@ -156,50 +153,20 @@ def _fetch(store: Store, job: str, listed: MirrorList, home: Path, advance: Adva
             text = f"{shown(file.name)!r} of {listed.gen}-{listed.step} would lead out of {home}"
             raise CliError(f"{text}; nothing was fetched", Exit.REFUSED)
     home.mkdir(parents=True, exist_ok=True)
+    commit = f"{listed.gen}-{listed.step}"
     for file in listed.files:
-        target = home / file.name
-        if _is(target, file):
-            advance(file.size)
-        else:
-            _write(store, job, listed, file, target, advance)
-        yield str(target)
+        names = part_names(job, commit, listed.rank, file, listed.part_bytes)
+        parts = [(name, part_size(file, number, listed.part_bytes)) for number, name in enumerate(names)]
+        try:
+            have(store, parts, Content(file.size, "sha256", file.sha256), home / file.name, advance)
+        except OtherBytesError:
+            text = (
+                f"{list_name(job, commit, listed.rank)}: {file.name} is damaged in the bucket, or was deleted meanwhile"
+            )
+            raise CliError(text, Exit.FAILED, "spotkeeper checkpoints lists others") from None
+        yield str(home / file.name)
     (home / PROOF).write_text(listed.commit)
     yield str(home / PROOF)
-
-
-def _is(target: Path, file: MirrorFile) -> bool:
-    """Whether it is there, to the last byte."""
-    if not target.is_file() or target.stat().st_size != file.size:
-        return False
-    return file_hash(target) == file.sha256
-
-
-def _write(store: Store, job: str, listed: MirrorList, file: MirrorFile, target: Path, advance: Advance) -> None:
-    """
-    Raises:
-        CliError: the bucket has other bytes than the checkpoint had.
-    """
-    commit, digest = f"{listed.gen}-{listed.step}", hashlib.sha256()
-    partial = target.parent / f".{secrets.token_hex(8)}.part"
-    try:
-        with partial.open("xb") as stream:
-            for number, name in enumerate(part_names(job, commit, listed.rank, file, listed.part_bytes)):
-                for piece in _pieces(store, name, part_size(file, number, listed.part_bytes)):
-                    digest.update(piece)
-                    stream.write(piece)
-                    advance(len(piece))
-        if digest.hexdigest() != file.sha256 or partial.stat().st_size != file.size:
-            name = list_name(job, commit, listed.rank)
-            text = f"{name}: {file.name} is damaged in the bucket, or was deleted meanwhile"
-            raise CliError(text, Exit.FAILED, "spotkeeper checkpoints lists others")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _pieces(store: Store, name: str, size: int) -> Iterator[bytes]:
-    for start in range(0, size, PART):
-        yield store.part(name, start, min(PART, size - start)) or b""
 
 
 def text(rows: tuple[CheckpointView, ...], record: Record) -> str:

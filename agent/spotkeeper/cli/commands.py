@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from spotkeeper.cli import download as downloading
 from spotkeeper.cli import jobs
 from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.fetching import shown
 from spotkeeper.cli.output import emit, note
 from spotkeeper.cli.pack import Source, pack
 from spotkeeper.cli.poke import poke
@@ -181,7 +182,7 @@ def download(job: str, folder: Path | None, rank: int | None, stack: str | None,
     done = downloading.download(store, record, folder, rank, quiet=as_json)
     emit(done, as_json, downloading.text(done))
     for line in done.left_out:
-        note(f"not kept: {downloading.shown(line)}")
+        note(f"not kept: {shown(line)}")
     if record.outcome is None:
         note(f"{record.name} still runs: of machines that go on there may be more")
 
@@ -200,8 +201,8 @@ def checkpoints(job: str, fetch: Path | None, commit: str | None, stack: str | N
         emit(rows, as_json, reading.text(rows, record))
         return
     done = reading.fetch(store, record, fetch, commit, quiet=as_json)
-    use = f'spotkeeper.attach(..., checkpoint_dir="{downloading.shown(done.folder)}") goes on from it'
-    emit(done, as_json, f"{done.commit} is in {downloading.shown(done.folder)}, {len(done.files)} files; {use}")
+    use = f'spotkeeper.attach(..., checkpoint_dir="{shown(done.folder)}") goes on from it'
+    emit(done, as_json, f"{done.commit} is in {shown(done.folder)}, {len(done.files)} files; {use}")
 
 
 def _look(target: Target, store: Store, state: StackState, record: Record) -> JobView:

@@ -6,11 +6,7 @@ is believed to stay in its folder. Writes nothing to the bucket.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import secrets
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.fetching import Advance, Content, OtherBytesError, bar, have, shown
 from spotkeeper.cli.jobs import check_rank
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.store_api import Store
@@ -26,13 +23,9 @@ from spotkeeper.report.view import OutputView
 from spotkeeper.spec import codec
 from spotkeeper.spec.output import Output, OutputFile
 from spotkeeper.spec.record import Outcome, Phase, Record
-from spotkeeper.train.store import file_hash
 
-PART = 8 << 20  # bytes of one request
 READS = 8  # lists at once
 SHOWN = 20  # files that are named one by one
-
-Advance = Callable[[int], object]  # so many bytes more
 
 
 class Got(Struct, frozen=True):
@@ -163,58 +156,17 @@ def _target(folder: Path, rank: int, path: str) -> Path:
 
 
 def _fetch(store: Store, job: str, one: Wanted, advance: Advance) -> Got:
-    was_there = _is(one.target, one.file)
-    if was_there:
-        advance(one.file.size)
-    else:
-        one.target.parent.mkdir(parents=True, exist_ok=True)
-        partial = one.target.parent / f".{secrets.token_hex(8)}.part"
-        try:
-            _write(store, job, one, partial, advance)
-            partial.replace(one.target)
-        finally:
-            partial.unlink(missing_ok=True)
-    return Got(one.rank, one.file.path, str(one.target), one.file.size, was_there)
-
-
-def _is(target: Path, file: OutputFile) -> bool:
-    """Whether it is there, to the last byte."""
-    if not target.is_file() or target.stat().st_size != file.size:
-        return False
-    return file_hash(target, "md5") == file.md5
-
-
-def _write(store: Store, job: str, one: Wanted, partial: Path, advance: Advance) -> None:
     """
     Raises:
         CliError: the bucket has other bytes than its list says.
     """
-    name = paths.output_file(job, one.rank, one.file.name)
-    md5 = hashlib.md5(usedforsecurity=False)
-    with partial.open("xb") as stream:
-        for start in range(0, one.file.size, PART):
-            piece = store.part(name, start, min(PART, one.file.size - start)) or b""
-            md5.update(piece)
-            stream.write(piece)
-            advance(len(piece))
-    if partial.stat().st_size != one.file.size or md5.hexdigest() != one.file.md5:
+    file, name = one.file, paths.output_file(job, one.rank, one.file.name)
+    try:
+        was_there = have(store, [(name, file.size)], Content(file.size, "md5", file.md5), one.target, advance)
+    except OtherBytesError:
         again = "run it again: a machine may have written it anew meanwhile"
-        raise CliError(f"{name}: not the {one.file.size} bytes that its list says", Exit.FAILED, again)
-
-
-@contextlib.contextmanager
-def bar(total: int, quiet: bool) -> Iterator[Advance]:
-    """A progress bar on standard error, where that is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda count: progress.advance(task, count)
+        raise CliError(f"{name}: not the {file.size} bytes that its list says", Exit.FAILED, again) from None
+    return Got(one.rank, file.path, str(one.target), file.size, was_there)
 
 
 def text(done: Downloaded) -> str:
@@ -228,8 +180,3 @@ def text(done: Downloaded) -> str:
         counted = f"{len(done.files)} files, {decimal(sum(got.size for got in done.files))}, in {shown(done.folder)}"
         lines.append(counted + (f"; {old} were there" if old else ""))
     return "\n".join(lines)
-
-
-def shown(path: str) -> str:
-    """Without what would move a terminal's cursor."""
-    return "".join(char if char.isprintable() else "?" for char in path)
