@@ -213,6 +213,15 @@ JOB_CASES = [
         "name: first\ncommand: [torchrun, --nproc-per-node=8, train.py]\n",
         'job.yaml:2: command[0]: "torchrun": want the script: Spotkeeper runs torchrun itself (did you mean train.py?)',
     ),
+    (
+        "name: first\ncommand: [accelerate, launch, train.py]\nsource: code\n",
+        'job.yaml:2: command[0]: "accelerate": want the script: Spotkeeper runs torchrun itself, and its processes are '
+        "accelerate's (did you mean train.py?)",
+    ),
+    (
+        "name: first\ncommand: [poetry, run, train.py]\nsource: code\n",
+        'job.yaml:2: command[0]: "poetry": no such file in `source` (code)',
+    ),
     ("name: first\ncommand: ['']\n", "job.yaml:2: command[0]: is empty, want the script's name"),
     (
         GOOD + "python: python3 -O\n",

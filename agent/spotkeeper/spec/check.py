@@ -265,7 +265,9 @@ def _unsent(folder: Path, command: tuple[str, ...]) -> Iterator[Problem]:
 
 def _script(folder: Path, spec: JobSpec) -> Iterator[Problem]:
     script = spec.command[0]
-    if _sentence(spec.command) or not script.endswith(".py") or script.startswith("/") or _named(folder, script):
+    if _sentence(spec.command) or runner(script) or not script.strip() or script.startswith(("/", "-")):
+        return
+    if _named(folder, script):
         return
     hint = nearest(
         script, [str(p.relative_to(folder)) for p in list(folder.glob("*.py")) + list(folder.glob("*/*.py"))]
