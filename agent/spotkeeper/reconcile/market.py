@@ -51,9 +51,9 @@ def offers_seen(
     """Pure: the newest of each kind, by offer. An offer of which nothing is known is left out."""
     out: list[OfferSeen] = []
     for pool in pools:
-        told = prices[pool.name].now(now) if pool.name in prices else None
-        priced = {(zone, Model.SPOT): OfferSeen(pool.name, zone, Model.SPOT, price=told) for zone in pool.zones}
-        seen = priced if told is not None else {}
+        known = prices.get(pool.name)
+        told = {zone: usd for zone in pool.zones if known and (usd := known.now(now, zone)) is not None}
+        seen = {(zone, Model.SPOT): OfferSeen(pool.name, zone, Model.SPOT, price=usd) for zone, usd in told.items()}
         for key, changes in _told(sights.get(pool.name, ())):
             offer = seen.get(key) or OfferSeen(pool.name, *key)
             newer = {name: at for name, at in changes.items() if at > getattr(offer, name)}
@@ -123,8 +123,12 @@ def _ask(store: Store, cloud: Cloud, pool: str, held: Held[Prices] | None, now: 
 
 
 def _merged(old: tuple[PriceRun, ...], told: tuple[PriceRun, ...]) -> tuple[PriceRun, ...]:
-    """What is told now goes before what was told earlier, and what is told no more stays."""
-    return (*(run for run in old if run.start < told[0].start), *told)
+    """What is told now of a zone goes before what was told earlier, and what is told no more stays."""
+    first: dict[str, float] = {}
+    for run in told:
+        first.setdefault(run.zone, run.start)
+    kept = [run for run in old if run.start < first.get(run.zone, float("inf"))]
+    return tuple(sorted((*kept, *told), key=lambda run: run.start))
 
 
 # -- what machines live through

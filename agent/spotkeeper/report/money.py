@@ -64,7 +64,7 @@ class Attempt:
         """USD so far."""
         start, end = self.span(now)
         told = prices.get(self.pool) if self.model is Model.SPOT else None
-        price = self.price if told is None else told.mean(start, end, self.price)
+        price = self.price if told is None else told.mean(start, end, self.price, self.zone)
         return (end - start) / HOUR_S * price
 
 

@@ -20,10 +20,14 @@ FRESH_S = 24 * HOUR_S  # a price told longer ago chooses nothing any more; for t
 
 
 class PriceRun(Struct, frozen=True, array_like=True):
-    """From ``start`` (virtual unix seconds) until the next run a spot machine costs ``usd`` an hour."""
+    """From ``start`` (virtual unix seconds) until the next run a spot machine costs ``usd`` an hour.
+
+    ``zone`` "": in all of the region, as Compute Engine tells prices; EC2 tells them by zone.
+    """
 
     start: float
     usd: float
+    zone: str = ""
 
 
 class Prices(Struct, frozen=True, omit_defaults=True):
@@ -38,26 +42,30 @@ class Prices(Struct, frozen=True, omit_defaults=True):
     told: float = 0.0
     runs: tuple[PriceRun, ...] = ()  # by time
 
-    def now(self, now: float) -> float | None:
+    def now(self, now: float, zone: str = "") -> float | None:
         """USD per machine-hour for a choice made now; None: unknown, or told too long ago."""
-        return self.at(now) if self.told and now - self.told <= FRESH_S else None
+        return self.at(now, zone) if self.told and now - self.told <= FRESH_S else None
 
-    def at(self, time: float) -> float | None:
+    def at(self, time: float, zone: str = "") -> float | None:
         """The price of a moment; None before the first run. The last run goes on until another is told."""
-        found = bisect_right(self.runs, time, key=lambda run: run.start)
-        return self.runs[found - 1].usd if found else None
+        runs = self._of(zone)
+        found = bisect_right(runs, time, key=lambda run: run.start)
+        return runs[found - 1].usd if found else None
 
-    def mean(self, start: float, end: float, unknown: float) -> float:
+    def mean(self, start: float, end: float, unknown: float, zone: str = "") -> float:
         """The time-weighted mean over ``[start, end]``; ``unknown`` is the price of times before the first run."""
         if end <= start:
-            return self.at(start) or unknown
-        total, at, price = 0.0, start, self.at(start)
-        for run in self.runs:
+            return self.at(start, zone) or unknown
+        total, at, price = 0.0, start, self.at(start, zone)
+        for run in self._of(zone):
             if start < run.start < end:
                 total += (run.start - at) * (unknown if price is None else price)
                 at, price = run.start, run.usd
         total += (end - at) * (unknown if price is None else price)
         return total / (end - start)
+
+    def _of(self, zone: str) -> tuple[PriceRun, ...]:
+        return tuple(run for run in self.runs if run.zone in ("", zone))
 
 
 class Sight(Struct, frozen=True, array_like=True):

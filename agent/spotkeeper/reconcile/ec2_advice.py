@@ -1,0 +1,135 @@
+"""What EC2 tells of its spot market, as far as we read it: prices by zone, and placement scores. Pure; calls nothing.
+
+Both are hints: what is not said in so many words is unknown, never zero. Scores name zones by id (``use1-az1``), whose
+names differ from account to account.
+
+Source: AWS, ``DescribeSpotPriceHistory`` and ``GetSpotPlacementScores``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta, timezone
+from math import isfinite
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.reconcile.ec2_wire import Part, to_time
+from spotkeeper.spec import codec
+from spotkeeper.spec.market import PriceRun
+from spotkeeper.spec.stack import PoolState
+
+BACK = timedelta(days=2)  # EC2 tells the price that held at the beginning as well
+SYSTEM = "Linux/UNIX"
+RUNS_KEPT = 1000
+PAGE = 1000
+OF_REGION = [{"Name": "zone-type", "Values": ["availability-zone"]}]
+
+
+class Told(Part, frozen=True):
+    availability_zone: str = ""
+    spot_price: str = ""
+    product_description: str = ""
+    timestamp: datetime | None = None
+
+
+class History(Part, frozen=True):
+    spot_price_history: tuple[Told, ...] = ()
+
+
+class Score(Part, frozen=True):
+    availability_zone_id: str = ""
+    score: int = 0
+
+
+class ScoreList(Part, frozen=True):
+    spot_placement_scores: tuple[Score, ...] = ()
+
+
+class Zone(Part, frozen=True):
+    zone_name: str = ""
+    zone_id: str = ""
+
+
+class Zones(Part, frozen=True):
+    availability_zones: tuple[Zone, ...] = ()
+
+
+class Scores(Struct, frozen=True):
+    """By zone, 1 (hardly) to 10 (likely), as told ``at`` (virtual unix seconds). Zones that are missing are unknown."""
+
+    at: float
+    by_zone: dict[str, int]
+
+
+def question(pool: PoolState, now: float) -> dict[str, object]:
+    """Asks for the prices of the pool's machine type in the whole region."""
+    return {
+        "InstanceTypes": [pool.machine_type],
+        "ProductDescriptions": [SYSTEM],
+        "StartTime": datetime.fromtimestamp(now, timezone.utc) - BACK,
+        "MaxResults": PAGE,
+    }
+
+
+def price_runs(answer: Mapping[str, object], zones: frozenset[str]) -> tuple[PriceRun, ...] | None:
+    """The prices of an answer in these zones, by time; None where it tells none."""
+    try:
+        told = codec.convert(answer, History).spot_price_history
+    except msgspec.ValidationError:
+        return None
+    runs = {run for one in told if one.availability_zone in zones and (run := _run(one)) is not None}
+    return _joined(sorted(runs, key=lambda run: (run.start, run.zone))) or None
+
+
+def score_question(pool: PoolState, region: str, machines: int) -> dict[str, object]:
+    return {
+        "InstanceTypes": [pool.machine_type],
+        "TargetCapacity": max(1, machines),
+        "TargetCapacityUnitType": "units",
+        "SingleAvailabilityZone": True,
+        "RegionNames": [region],
+    }
+
+
+def zone_names(answer: Mapping[str, object]) -> dict[str, str]:
+    """Zone id -> this account's name of it."""
+    try:
+        told = codec.convert(answer, Zones).availability_zones
+    except msgspec.ValidationError:
+        return {}
+    return {one.zone_id: one.zone_name for one in told if one.zone_id and one.zone_name}
+
+
+def scores(answer: Mapping[str, object], names: Mapping[str, str], zones: frozenset[str], now: float) -> Scores | None:
+    """None where it tells nothing of these zones."""
+    try:
+        told = codec.convert(answer, ScoreList).spot_placement_scores
+    except msgspec.ValidationError:
+        return None
+    by_zone = {names.get(one.availability_zone_id, ""): one.score for one in told if 1 <= one.score <= 10}
+    known = {zone: score for zone, score in by_zone.items() if zone in zones}
+    return Scores(now, known) if known else None
+
+
+def _run(told: Told) -> PriceRun | None:
+    start = to_time(told.timestamp)
+    try:
+        usd = float(told.spot_price)
+    except ValueError:
+        return None
+    if not start or not isfinite(usd) or usd <= 0 or not told.product_description.startswith(SYSTEM):
+        return None
+    return PriceRun(start, usd, told.availability_zone)
+
+
+def _joined(runs: Iterable[PriceRun]) -> tuple[PriceRun, ...]:
+    """Without runs that repeat their zone's price before them; only the newest are kept."""
+    last: dict[str, float] = {}
+    out: list[PriceRun] = []
+    for run in runs:
+        if last.get(run.zone) != run.usd:
+            last[run.zone] = run.usd
+            out.append(run)
+    return tuple(out[-RUNS_KEPT:])

@@ -1,0 +1,103 @@
+"""EC2's lists: all pages of one, whole or not at all, and zone by zone where the region does not answer as one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.reconcile.ec2_api import Api, RefusedError
+from spotkeeper.reconcile.ec2_errors import classify
+from spotkeeper.reconcile.ec2_wire import Instances, Snapshots, Volumes
+from spotkeeper.reconcile.wire import NoAnswerError
+from spotkeeper.spec import codec
+from spotkeeper.spec.cloud import Class
+
+LIST_S = 10.0  # one answer
+PAGE = 1000  # EC2's most
+MAX_PAGES = 100
+
+T = TypeVar("T")
+Paged = TypeVar("Paged", Instances, Volumes, Snapshots)
+Filters = Sequence[Mapping[str, object]]
+OPERATION: dict[type, str] = {
+    Instances: "describe_instances",
+    Volumes: "describe_volumes",
+    Snapshots: "describe_snapshots",
+}
+log = logging.getLogger(__name__)
+
+
+class ListError(Exception):
+    """A list did not come whole; what it would have shown is unknown. ``throttled``: asking on would make it worse."""
+
+    def __init__(self, why: str, throttled: bool = False) -> None:
+        super().__init__(why)
+        self.throttled = throttled
+
+
+class Looked(Struct, Generic[T], frozen=True):
+    """What a list over zones gave, and the zones that answered."""
+
+    items: tuple[T, ...]
+    answered: frozenset[str]
+
+
+def look(ask: Callable[[str | None, float], list[T]], zones: tuple[str, ...], ends: float) -> Looked[T]:
+    """One question for the region (zone None); where that fails, one for each zone.
+
+    An outage of one zone makes the whole question fail. Where EC2 says that it is asked too much, it is left alone.
+    """
+    try:
+        return Looked(tuple(ask(None, ends)), frozenset(zones))
+    except ListError as error:
+        log.warning("the region did not answer: %s", error)
+        if error.throttled:
+            return Looked((), frozenset())
+    items: list[T] = []
+    answered: set[str] = set()
+    for zone in zones:
+        try:
+            items += ask(zone, ends)
+        except ListError as error:
+            log.warning("zone %s did not answer: %s", zone, error)
+            continue
+        answered.add(zone)
+    return Looked(tuple(items), frozenset(answered))
+
+
+def pages(api: Api, kind: type[Paged], filters: Filters, ends: float) -> list[Paged]:
+    """The whole list.
+
+    Raises:
+        ListError: it did not come whole.
+    """
+    query: dict[str, object] = {"Filters": filters, "MaxResults": PAGE}
+    if kind is Snapshots:
+        query["OwnerIds"] = ["self"]  # otherwise everybody's public ones are searched
+    out: list[Paged] = []
+    for _ in range(MAX_PAGES):
+        left = min(LIST_S, ends - time.monotonic())
+        if left <= 0:
+            raise ListError(f"{OPERATION[kind]}: no time left in this look")
+        page = _page(api, kind, query, left)
+        out.append(page)
+        if not page.next_token:
+            return out
+        query["NextToken"] = page.next_token
+    raise ListError(f"{OPERATION[kind]}: more than {MAX_PAGES} pages")
+
+
+def _page(api: Api, kind: type[Paged], query: Mapping[str, object], left_s: float) -> Paged:
+    try:
+        return codec.convert(api.call(OPERATION[kind], left_s, query), kind)
+    except RefusedError as error:
+        raise ListError(str(error), classify(error.code, error.status) is Class.THROTTLED) from error
+    except NoAnswerError as error:
+        raise ListError(str(error)) from error
+    except msgspec.ValidationError as error:
+        raise ListError(f"{OPERATION[kind]}: an answer that is no list: {error}") from error
