@@ -11,9 +11,11 @@ All times in records, facts and tokens are *virtual* unix seconds.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from dataclasses import dataclass
+from datetime import datetime
 
 ENV = "SPOTKEEPER_CLOCK"
 
@@ -65,3 +67,14 @@ class Clock:
     def wait(self, event: threading.Event, virtual_s: float) -> bool:
         """``event.wait`` with a virtual timeout."""
         return event.wait(max(0.0, self.real_s(virtual_s)))
+
+
+def from_rfc3339(text: str) -> float:
+    """``2026-09-18T08:22:00.123456789Z`` as unix seconds; a fraction counts for nothing.
+
+    Python 3.10 reads neither a ``Z`` nor nanoseconds. Raises ValueError, also where no zone is said.
+    """
+    moment = datetime.fromisoformat(re.sub(r"\.\d+", "", text).replace("Z", "+00:00"))
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r}: a time without its zone")
+    return moment.timestamp()

@@ -8,7 +8,6 @@ Source: AWS, "Spot Instance interruption notices", "EC2 instance rebalance recom
 
 from __future__ import annotations
 
-import calendar
 import hashlib
 import re
 import threading
@@ -21,7 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spotkeeper.clock import Clock
+from spotkeeper.clock import Clock, from_rfc3339
 from spotkeeper.spec import codec
 from spotkeeper.vm.imds import Imds
 from spotkeeper.vm.metadata import EXPIRY_MARGIN_S, FIRST, HANG_S, Instance, MetadataError
@@ -238,7 +237,7 @@ def _iso(path: str, text: str) -> float:
         MetadataError: it is no such time.
     """
     try:
-        return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))
+        return from_rfc3339(text)
     except ValueError:
         raise MetadataError(f"{path}: a time that is none") from None
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import base64
 import os
 import threading
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import requests
 from msgspec import Struct
 
-from spotkeeper.clock import Clock
+from spotkeeper.clock import Clock, from_rfc3339
 from spotkeeper.spec import codec
 from spotkeeper.vm.metadata import ANSWER_S, CONNECT_S, EXPIRY_MARGIN_S, GCE_HOST, HANG_S, HOST, Instance, MetadataError
 from spotkeeper.vm.notice import Cause, Sign, scheduled
@@ -182,14 +181,9 @@ def sign_of(preempted: str, event: str, upcoming: _Upcoming | None, now: float) 
     if event.upper().startswith("TERMINATE"):
         return Sign(Cause.MAINTENANCE)
     try:
-        return scheduled(_rfc3339(upcoming.window_start_time), now) if upcoming else None
+        return scheduled(from_rfc3339(upcoming.window_start_time), now) if upcoming else None
     except ValueError:
         return None
-
-
-def _rfc3339(text: str) -> float:
-    """Unix seconds. Raises ValueError."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()  # Python 3.10 knows no Z
 
 
 def _expiry(token: str) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from datetime import datetime
 from urllib.parse import urlencode
 from xml.etree import ElementTree
 
@@ -17,7 +16,7 @@ import msgspec
 import requests
 from msgspec import Struct
 
-from spotkeeper.clock import Clock
+from spotkeeper.clock import Clock, from_rfc3339
 from spotkeeper.spec import codec
 from spotkeeper.vm.ec2 import Ec2
 from spotkeeper.vm.identity import Address, Answer, Endpoints, IdentityError, same
@@ -134,6 +133,6 @@ class AwsIdentity:
 
 def _time(text: str) -> float:
     try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        return from_rfc3339(text)
     except ValueError:
         raise IdentityError("AssumeRole: an answer that is none") from None

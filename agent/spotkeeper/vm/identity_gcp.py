@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 import threading
 from collections.abc import Callable
-from datetime import datetime
 from typing import TypeVar
 
 import msgspec
 import requests
 from msgspec import Struct
 
-from spotkeeper.clock import Clock
+from spotkeeper.clock import Clock, from_rfc3339
 from spotkeeper.spec import codec
 from spotkeeper.vm.identity import Address, Answer, Endpoints, IdentityError
 
@@ -151,9 +149,8 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def _time(text: str) -> float:
-    """RFC 3339, of which Python 3.10 does not read nanoseconds."""
     try:
-        return datetime.fromisoformat(re.sub(r"\.\d+", "", text).replace("Z", "+00:00")).timestamp()
+        return from_rfc3339(text)
     except ValueError:
         raise IdentityError("generateAccessToken: an answer that is none") from None
 

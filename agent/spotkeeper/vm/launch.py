@@ -31,6 +31,7 @@ from spotkeeper.vm import jobhost
 from spotkeeper.vm.events import ChildEnded, LauncherLost, LauncherUp
 from spotkeeper.vm.jobhost import Process
 from spotkeeper.vm.launcher import pyenv
+from spotkeeper.vm.launcher.output import tail
 from spotkeeper.vm.launcher.process import REAP_S
 from spotkeeper.vm.launcher.server import SOCKET
 from spotkeeper.vm.log import Log
@@ -201,12 +202,15 @@ class Launcher:
 
     # The rest runs in the launcher's thread.
 
+    def _last_words(self) -> str:
+        return tail(self._folder / LOG, 4096).decode(errors="replace")
+
     def _live(self, kind: Kind) -> None:
         reason = "it ended"
         try:
             sock = self._connect(kind)
         except LaunchError as error:
-            self._post(LauncherLost(str(error), _tail(self._folder / LOG)))
+            self._post(LauncherLost(str(error), self._last_words()))
             return
         try:
             self._read(sock)
@@ -220,7 +224,7 @@ class Launcher:
             self._renewing = False
             self.begin(kind)
         else:
-            self._post(LauncherLost(reason, _tail(self._folder / LOG)))
+            self._post(LauncherLost(reason, self._last_words()))
 
     def _connect(self, kind: Kind) -> socket.socket:
         sock = self._try_connect()
@@ -344,10 +348,3 @@ def start_saver(folder: Path, job_path: Path) -> Process:
     command = [sys.executable, "-S", str(program), "--socket", str(folder / SAVER_SOCKET)]
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_JOBS}
     return jobhost.spawn("saver", command, env, folder / "saver.log")
-
-
-def _tail(path: Path, size: int = 4096) -> str:
-    try:
-        return path.read_bytes()[-size:].decode(errors="replace")
-    except OSError:
-        return ""

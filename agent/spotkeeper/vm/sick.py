@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from spotkeeper.spec.sick import Sign
+from spotkeeper.vm.launcher.output import tail
 
 END_BYTES = 64 * 1024  # of each log
 KERNEL_LINES = 20_000
@@ -53,7 +54,8 @@ def of_crash(folder: Path, root: Path) -> Sign | None:
 
 def in_logs(folder: Path) -> Sign | None:
     """By the ends of what the workers and torchrun printed."""
-    text = "".join(_end(path) for path in sorted((*folder.glob("*.log"), *(folder / "logs").rglob("std*.log"))))
+    logs = sorted((*folder.glob("*.log"), *(folder / "logs").rglob("std*.log")))
+    text = "".join(tail(path, END_BYTES).decode(errors="replace") for path in logs)
     return next((found for found, pattern in _LOGS if re.search(pattern, text)), None)
 
 
@@ -94,12 +96,3 @@ def _since(line: str, since_s: float) -> str:
     if len(fields) < 3 or not fields[2].isdecimal() or int(fields[2]) / 1e6 < since_s:
         return ""
     return text
-
-
-def _end(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - END_BYTES))
-            return file.read(END_BYTES).decode(errors="replace")
-    except OSError:
-        return ""

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from spotkeeper.vm.launcher import output
+
 NAME = "error"
 _TAIL = 16384  # bytes of a log
 _LONGEST = 500  # characters of a message
@@ -47,7 +49,7 @@ def note_exit(run: Path, local_rank: int, code: int, at: float) -> None:
 def note_fatal(run: Path) -> None:
     """Of workers that died of themselves, and that torchrun took for healthy when it ended them: a core takes time."""
     for log in run.glob("logs/*/*/*/stderr.log"):
-        local_rank, tail = log.parent.name, _tail(log)
+        local_rank, tail = log.parent.name, output.tail(log, _TAIL)
         found = _FATAL.search(tail)
         if found and local_rank.isdigit() and not (run / f"{NAME}.{local_rank}").exists():
             after = _WATCHDOG.search(tail) is not None
@@ -76,14 +78,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _spoke_of_a_peer(run: Path, local_rank: int) -> bool:
-    return any(_WATCHDOG.search(_tail(log)) for log in run.glob(f"logs/*/*/{local_rank}/stderr.log"))
-
-
-def _tail(log: Path) -> bytes:
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, file.seek(0, 2) - _TAIL))
-        return file.read()
-    return b""
+    return any(_WATCHDOG.search(output.tail(log, _TAIL)) for log in run.glob(f"logs/*/*/{local_rank}/stderr.log"))
 
 
 def _write(run: Path, local_rank: int, at: float, what: str, after: bool) -> None:

@@ -15,6 +15,7 @@ import select
 import signal
 import stat
 import sys
+from pathlib import Path
 
 KEPT_BYTES = 64 << 20  # of each file, from its end; at times twice as much
 NAME = "sk-output"  # of the process, as /proc/<pid>/comm shows it
@@ -26,6 +27,16 @@ _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 def keep_end(fd: int, size: int, kept: int) -> None:
     """Give back what all but the last ``kept`` bytes of a file take. Nobody notices: its size stays as it is."""
     ctypes.CDLL(None).fallocate(fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(max(0, size - kept)))
+
+
+def tail(path: Path, size: int) -> bytes:
+    """The last ``size`` bytes of a log, without the line that they cut; nothing where it cannot be read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - size)
+        file.seek(start)
+        read = file.read(size)
+        return read if start == 0 else read.partition(b"\n")[2] or read
+    return b""
 
 
 def bound() -> None:
