@@ -91,7 +91,15 @@ def test_result_round_trip(tmp_path: Path, commit: Commit | None) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"outcome": "lost", "gen": 1, "step": 1, "commit": null}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "[" * 100_000, '{"outcome": "lost", "gen": 1, "step": 1, "commit": null}'),
+        *('{"outcome": "done", "gen": 1e999, "step": 1, "commit": null}',),  # infinity has no whole number
+        *('{"outcome": "done", "gen": 1, "step": -1, "commit": null}', f'{{"outcome": "done", "gen": {"9" * 50}}}'),
+        *('{"outcome": "done", "gen": 1, "step": 1, "commit": "12"}',),
+    ],
+)
 def test_a_broken_result_is_no_result(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
     assert read_result(tmp_path) is None

@@ -78,6 +78,8 @@ def test_the_first_is_the_earliest_that_failed_of_itself(tmp_path: Path) -> None
         (tmp_path / f"error.{rank}").write_text(json.dumps({"at": at, "what": "", "follows": follows}))
     (tmp_path / "error.x").write_text("{}")
     (tmp_path / "error.9").write_text("no JSON")
+    for name, at in (("5", 1e308), ("6", 1e300), ("7", -1.0), ("99999999999", 0.5), ("-1", 0.5)):  # as a job may write
+        (tmp_path / f"error.{name}").write_text(json.dumps({"at": at, "what": "", "follows": False}))
     assert failures.first(tmp_path) == Failure(False, 2000, 2)
 
 

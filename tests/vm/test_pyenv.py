@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import subprocess
@@ -187,11 +188,13 @@ def test_uv_lock_is_installed_as_it_says(tmp_path: Path, monkeypatch: pytest.Mon
         ("requirements.txt", "other\n"),
         ("more.txt", "other\n"),  # named by -r
         ("pins.txt", "other\n"),  # named by -c, in that one
+        ("base.txt", "other\n"),  # named without a space
         ("toffee-1.0-py3-none-any.whl", "other"),
     ],
 )
 def test_another_of_its_files_is_another_environment(tmp_path: Path, file: str, text: str) -> None:
-    (tmp_path / "requirements.txt").write_text("-r more.txt\n./toffee-1.0-py3-none-any.whl\n")
+    (tmp_path / "requirements.txt").write_text("-r more.txt\n-rbase.txt\n./toffee-1.0-py3-none-any.whl\n")
+    (tmp_path / "base.txt").write_text("")
     (tmp_path / "more.txt").write_text("--constraint=pins.txt\n")
     (tmp_path / "pins.txt").write_text("toffee<2\n")
     wheel(tmp_path)
@@ -201,3 +204,21 @@ def test_another_of_its_files_is_another_environment(tmp_path: Path, file: str, 
     assert pyenv.contents(tmp_path, "requirements.txt") == before, "what it is not made of"
     (tmp_path / file).write_text(text)
     assert pyenv.contents(tmp_path, "requirements.txt") != before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"-r requirements.txt\n" * 100,  # a file that names itself took a minute with four such lines, hours with five
+        b"-r a\0b\n./a\0b\n-r .\n-r\n",
+        b"-r wheels/" + b"x" * 300 + b"\n./wheels/" + b"x" * 300 + b"\n",
+        b"-r pipe.txt\n./pipe.txt\n-r /dev/zero\n",
+        b"\xff\xfe\x00-\x00r\x00",
+    ],
+    ids=["itself", "nul", "long", "pipe", "no text"],
+)
+def test_a_file_of_no_sense_neither_ends_nor_holds_up_the_agent(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "wheels").mkdir()
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "requirements.txt").write_bytes(text)
+    assert pyenv.contents(tmp_path, "requirements.txt") == pyenv.contents(tmp_path, "requirements.txt")

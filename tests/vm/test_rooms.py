@@ -890,6 +890,8 @@ def test_exit_files_of_no_sense_and_folders_that_go_do_not_end_the_agent(
     (tmp_path / "logs/x/0").mkdir(parents=True)
     (tmp_path / "logs/x/0/stderr.log").write_text("its last words")
     (tmp_path / "exit.0").write_bytes(b"\xff\xfe")
+    (tmp_path / "exit.1").write_text("9" * 4000)
+    assert all(0 <= code < 256 for code in supervisor.exit_codes(tmp_path)), "a longer number makes no fact"
     assert b"its last words" in logs.collect(tmp_path)
     uploader = logs.Uploader(Any, Clock(), QUIET)  # type: ignore[arg-type]
 

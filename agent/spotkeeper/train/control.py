@@ -420,9 +420,16 @@ def write_result(run: Path | str, result: Result) -> None:
 
 def read_result(run: Path | str) -> Result | None:
     """What the job left, or None where it left nothing that makes sense (it was killed)."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         raw = json.loads((Path(run) / RESULT).read_bytes())
-        commit = None if raw["commit"] is None else Commit(*(int(part) for part in raw["commit"]))
+        commit = None if raw["commit"] is None else Commit(*map(_count, raw["commit"]))
         if raw["outcome"] in ("stopped", "done"):
-            return Result(raw["outcome"], int(raw["gen"]), int(raw["step"]), commit)
+            return Result(raw["outcome"], _count(raw["gen"]), _count(raw["step"]), commit)
     return None
+
+
+def _count(value: object) -> int:
+    """Anybody's number: one that is none would end the agent, or make a fact that nobody takes. Raises ValueError."""
+    if type(value) is not int or not 0 <= value < 1 << _STEP_BITS:
+        raise ValueError(f"{value!r:.40} is no count")
+    return value
