@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from spotkeeper.train import store
@@ -93,6 +96,33 @@ def test_what_was_whole_once_and_is_no_more_is_known_here_or_put_aside(tmp_path:
     store.quarantine_incomplete(tmp_path)
     assert store.damaged(tmp_path, Commit(1, 5)) == [Commit(2, 10)], "only the last two are kept to be looked at"
     assert store.damaged(tmp_path / "none", None) == []
+
+
+def test_a_folder_that_the_disk_cannot_read_any_more_is_skipped_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended every generation at its start, and kept the agent from mounting the disk."""
+    make(tmp_path, Commit(1, 5))
+    make(tmp_path, Commit(2, 10))
+    stat = os.stat
+
+    def failing(path: Any, *words: Any, **named: Any) -> os.stat_result:
+        if "2-10" in str(path):
+            raise OSError(errno.EUCLEAN, os.strerror(errno.EUCLEAN), str(path))
+        return stat(path, *words, **named)
+
+    def unreadable(path: Path, *words: Any) -> bytes:
+        failing(path)
+        return path.open("rb").read()
+
+    monkeypatch.setattr(os, "stat", failing)
+    monkeypatch.setattr(Path, "read_bytes", unreadable)
+    newest = store.newest(tmp_path, hashes=False)
+    assert newest.commit == Commit(1, 5)
+    assert "Structure needs cleaning" in newest.skipped[0].why
+    assert store.complete(tmp_path) == [Commit(1, 5)] and store.partial(tmp_path) == []
+    assert store.damaged(tmp_path, None) == [Commit(1, 5)]
+    assert [each.name for each in store.quarantine_incomplete(tmp_path)] == ["2-10"]
 
 
 def test_every_flipped_bit_of_commit_is_noticed(tmp_path: Path) -> None:

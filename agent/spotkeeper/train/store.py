@@ -166,7 +166,7 @@ def read(folder: Path | str, commit: Commit) -> Manifest:
         ValueError: it is incomplete or damaged, with the reason.
     """
     home = Path(folder) / str(commit)
-    if not (home / COMMIT).exists() and (home / PART).exists():
+    if not _there(home / COMMIT) and _there(home / PART):
         raise ValueError("no COMMIT: this node's part is whole, but that all others are was not told here")
     return _read(home, commit, COMMIT)
 
@@ -178,7 +178,7 @@ def read_part(folder: Path | str, commit: Commit) -> Manifest:
         ValueError: its own part is incomplete or damaged, with the reason.
     """
     home = Path(folder) / str(commit)
-    return _read(home, commit, COMMIT if (home / COMMIT).exists() else PART)
+    return _read(home, commit, COMMIT if _there(home / COMMIT) else PART)
 
 
 def _read(home: Path, commit: Commit, marker: str) -> Manifest:
@@ -288,10 +288,19 @@ def damaged(folder: Path, since: Commit | None) -> list[Commit]:
 
     One that was never finished has no COMMIT: nobody has ever counted on it.
     """
-    put_aside = [path.name.partition(".")[2] for path in _listed(folder / QUARANTINE) if (path / COMMIT).exists()]
-    here = [path.name for path in _listed(folder) if (path / COMMIT).exists()]
+    put_aside = [path.name.partition(".")[2] for path in _listed(folder / QUARANTINE) if _there(path / COMMIT)]
+    here = [path.name for path in _listed(folder) if _there(path / COMMIT)]
     found = {commit for name in (*put_aside, *here) if (commit := Commit.parse(name))}
     return sorted((commit for commit in found if since is None or commit > since), reverse=True)
+
+
+def _there(path: Path) -> bool:
+    """Not where the disk cannot tell (EIO, EUCLEAN): ``Path.exists`` would raise, and one bad folder end the run."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -329,7 +338,7 @@ def partial(folder: Path | str) -> list[Commit]:
     found = []
     for commit in scan(folder):
         with contextlib.suppress(ValueError):
-            if not (Path(folder) / str(commit) / COMMIT).exists():
+            if not _there(Path(folder) / str(commit) / COMMIT):
                 found.append(read_part(folder, commit).commit)
     return found
 
