@@ -8,11 +8,11 @@ from infra.settings import OnDestroy
 
 
 def protection(on_destroy: OnDestroy) -> pulumi.ResourceOptions:
-    """``protect``: the engine refuses before anything happens. ``keep``: it forgets it, and the cloud keeps it."""
+    """``protect``: the engine refuses before anything happens. ``retain``: it forgets it, and the cloud keeps it."""
     match on_destroy:
         case "protect":
             return pulumi.ResourceOptions(protect=True)
-        case "keep":
+        case "retain":
             return pulumi.ResourceOptions(retain_on_delete=True)
         case "delete":
             return pulumi.ResourceOptions()

@@ -16,16 +16,16 @@ import pulumi
 import pulumi_gcp as gcp
 
 from infra import naming
-from infra.drain import Drain, DrainArgs
+from infra.drain import Drain, GcpDrainArgs
 from infra.gcp.identity import Identity
 from infra.gcp.storage import Storage
-from infra.settings import Endpoints, Settings
+from infra.settings import Settings
+from infra.settings.gcp import COMPUTE
 
 # A gang's reports meet in few processes, where one round covers them all: with a process for each report, a thousand
 # of them took eighteen seconds to be heard, and cost four rounds and not two (tests/scale).
 INSTANCES, AT_ONCE = 4, 80
 PREEMPTED = 'protoPayload.methodName="compute.instances.preempted"'
-_GOOGLE = Endpoints()
 
 
 class HasParts(Protocol):
@@ -117,9 +117,7 @@ def environment(settings: Settings, clock_email: str) -> dict[str, str]:
         "THREADS": str(AT_ONCE),  # of functions-framework: with its four, four rounds would keep all reports waiting
     }
     elsewhere = {
-        "SPOTKEEPER_COMPUTE_ENDPOINT": settings.endpoints.compute
-        if settings.endpoints.compute != _GOOGLE.compute
-        else "",
+        "SPOTKEEPER_COMPUTE_ENDPOINT": settings.endpoints.compute if settings.endpoints.compute != COMPUTE else "",
         "SPOTKEEPER_JWKS": settings.endpoints.jwks,
         "SPOTKEEPER_ISSUER": settings.endpoints.issuer,
     }
@@ -146,7 +144,7 @@ class Drained(pulumi.ComponentResource):
         needed = [part for component in args.stands_on for part in component.parts]
         self.drain = Drain(
             "drain",
-            DrainArgs(
+            GcpDrainArgs(
                 stack=settings.stack,
                 project=settings.project,
                 zones=settings.zones,

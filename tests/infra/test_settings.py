@@ -56,8 +56,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (pool(machine__typ="a2-highgpu-1g"), "pools[1].machine.typ: unknown key (did you mean type?)"),
     (pool(disk__sizeGb=100), "pools[1].disk.sizeGb: unknown key (did you mean size_gb?)"),
     ({"limits.lease_minuts": 5}, "limits.lease_minuts: unknown key (did you mean lease_minutes?)"),
-    ({"cloud": "gpc"}, 'cloud: "gpc": not one of gcp (did you mean gcp?)'),
-    ({"cloud": "azure"}, 'cloud: "azure": not one of gcp'),
+    ({"cloud": "gpc"}, 'cloud: "gpc": not one of aws, gcp (did you mean gcp?)'),
+    ({"cloud": "azure"}, 'cloud: "azure": not one of aws, gcp'),
     (pool(kind="spott"), 'pools[1].kind: "spott": not one of spot, static (did you mean spot?)'),
     (pool(size="8"), 'pools[1].size: "8": want a whole number, without quotes'),
     (pool(size=0), "pools[1].size: 0: must be at least 1"),
@@ -65,7 +65,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (pool(size=True), "pools[1].size: true: want a whole number"),
     (pool(disk__size_gb=-5), "pools[1].disk.size_gb: -5: must be at least 10"),
     (pool(disk__size_gb=100_000), "pools[1].disk.size_gb: 100000: must be at most 65536"),
-    (pool(disk=None), "pools[1].disk: missing, want a mapping with size_gb, type, on_destroy"),
+    (pool(disk=None), "pools[1].disk: missing, want a mapping with size_gb, type, iops, mb_s"),
     (pool(zones="us-east1-b"), 'pools[1].zones: "us-east1-b": want a list of texts'),
     ({"pools": []}, "pools: []: too short, want a list of mappings with at least 1"),
     ({"image": 3}, "image: 3: want a text: put it in quotes"),
@@ -103,7 +103,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (pool(machine__type="A2"), 'pools[1].machine.type: "A2": is no machine type'),
     (
         pool(machine__type="a2-highgpu-3g"),
-        "pools[1].prices.us-east1-b: a2-highgpu-3g is not in infra/catalog.py: give its price (did you mean a2-",
+        'pools[1].machine.type: "a2-highgpu-3g": is not in infra/catalog.py: another type, or its prices by zone (prices) (did you mean a2-',
     ),
     (
         pool(machine__accelerator={"type": "nvidia-l4"}),
@@ -131,7 +131,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     # combinations
     (pool(max_on_demand=9), "pools[1].max_on_demand: 9: is above size (8)"),
-    (pool(disk__on_destroy="keep"), 'pools[1].disk.on_destroy: "keep": only a static pool\'s disk can stay'),
+    (pool(disk__on_destroy="retain"), 'pools[1].disk.on_destroy: "retain": only a static pool\'s disk can stay'),
     ({"pools.0.max_on_demand": 1}, "pools[0].max_on_demand: 1: only a spot pool has it"),
     ({"pools.0.notice_s": 30}, "pools[0].notice_s: 30: only a spot pool has it"),
     (
@@ -180,7 +180,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"alerts.email": "nobody"}, 'alerts.email: "nobody": is no e-mail address'),
     ({"endpoints.compute": "localhost:80"}, 'endpoints.compute: "localhost:80": want an address, http(s)://...'),
-    ({"budget": {"monthly": 100}}, "budget.billing_account: missing, want a text"),
+    ({"budget": {"monthly": 100}}, "budget.billing_account: missing, want the billing account"),
     ({"agent.python": "3.9"}, 'agent.python: "3.9": not one of 3.10, 3.11, 3.12, 3.13'),
 ]
 
@@ -231,7 +231,7 @@ def test_stack_and_project_are_checked_too(stack: str, project: str, message: st
 
 
 def test_a_production_stack_needs_its_data_kept_or_a_clear_word() -> None:
-    kept = {"bucket.on_destroy": "protect", "pools.0.disk.on_destroy": "keep"}
+    kept = {"bucket.on_destroy": "protect", "pools.0.disk.on_destroy": "retain"}
     assert read(kept, stack="prod-eu").bucket.on_destroy == "protect"
     assert read({"allow_data_loss": True}, stack="prod-eu").allow_data_loss
 

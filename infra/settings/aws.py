@@ -1,0 +1,268 @@
+"""What AWS asks of a stack file, and what it fills in. Rules as in ``checks``."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+from spotkeeper.spec.parse import Problem, join, nearest, problem
+
+from infra.catalog import AWS_EFA, AWS_PRICES, AWS_ZONES, zones_of
+from infra.settings.checks import PoolRule, Rule, only_elsewhere
+from infra.settings.model import OWN_RANGE, Settings
+from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
+
+DISK = "gp3"
+LONGEST_S = 900  # of a Lambda function
+_MOST_SPREAD = 7  # machines of a spread group in one zone
+_KEPT = 5  # addresses of each subnet
+_ACCOUNT = re.compile(r"\d{12}\Z")
+_IMAGE = re.compile(r"(ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./-]+:[\w.-]+)\Z")
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+\Z")
+_CALLER = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+\Z")
+_SECRET = re.compile(r"(arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[\w/+=.@-]{1,512}\Z")
+_BUCKET = re.compile(r"[a-z0-9][-a-z0-9]{1,61}[a-z0-9]\Z")
+
+# Disk types -> the smallest and the largest in GB.
+_DISKS: dict[str, tuple[int, int]] = {
+    "gp3": (1, 65_536),
+    "gp2": (1, 16_384),
+    "io1": (4, 16_384),
+    "io2": (4, 65_536),
+    "st1": (125, 16_384),
+    "sc1": (125, 16_384),
+}
+
+
+def complete(s: Settings) -> Settings:
+    """Zones, images, disk types, placement and addresses that were left out, filled in."""
+    zones = s.zones or zones_of(s.region)
+    found = s.endpoints
+    return replace(
+        s,
+        zones=zones,
+        pools=tuple(_pool(pool, replace(s, zones=zones)) for pool in s.pools),
+        network=s.network if s.network.exists() or s.network.cidr else replace(s.network, cidr=OWN_RANGE),
+        endpoints=replace(
+            found,
+            compute=found.compute or f"https://ec2.{s.region}.amazonaws.com",
+            storage=found.storage or f"https://s3.{s.region}.amazonaws.com",
+        ),
+    )
+
+
+def _pool(pool: Pool, s: Settings) -> Pool:
+    near = pool.placement and replace(pool.placement, strategy=pool.placement.strategy or "cluster")
+    return replace(
+        pool,
+        zones=pool.zones or (() if pool.kind == "static" else s.zones),
+        image=pool.image or s.image,
+        placement=near,
+        disk=replace(pool.disk, type=pool.disk.type or DISK),
+        boot_disk=replace(pool.boot_disk, type=pool.boot_disk.type or DISK),
+    )
+
+
+def account(s: Settings) -> Iterator[Problem]:
+    if not s.account:
+        yield Problem("account", 'missing, want the account\'s number: account: "123456789012"')
+    elif not _ACCOUNT.match(s.account):
+        yield problem("account", "is no account number (12 digits, in quotes)", s.account)
+
+
+def region(s: Settings) -> Iterator[Problem]:
+    if s.region not in AWS_ZONES:
+        yield problem("region", "is not a region in infra/catalog.py", s.region, nearest(s.region, AWS_ZONES))
+
+
+def image(s: Settings) -> Iterator[Problem]:
+    yield from _image("image", s.image)
+
+
+def _image(path: str, name: str) -> Iterator[Problem]:
+    if re.match(r"resolve:ssm:[^:]+\Z", name):
+        yield problem(path, "names a parameter, which moves: add its version, resolve:ssm:<name>:<version>", name)
+    elif not _IMAGE.match(name):
+        yield problem(path, "want ami-... or resolve:ssm:<name>:<version>", name)
+
+
+def existing_network(s: Settings) -> Iterator[Problem]:
+    network = s.network
+    if network.vpc and not re.match(r"vpc-[0-9a-f]{8,17}\Z", network.vpc):
+        yield problem("network.vpc", "want vpc-...", network.vpc)
+    for zone, subnet in network.subnets.items():
+        path = join("network.subnets", zone)
+        if zone not in s.zones:
+            yield problem(path, "is not one of the stack's zones", subnet, nearest(zone, s.zones))
+        elif not re.match(r"subnet-[0-9a-f]{8,17}\Z", subnet):
+            yield problem(path, "want subnet-...", subnet)
+    if network.subnets:
+        for zone in sorted({zone for pool in s.pools for zone in pool.zones} - set(network.subnets)):
+            yield Problem(join("network.subnets", zone), "missing: a pool has machines there")
+
+
+def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
+    """The range is cut into one subnet for each zone, all of a size: a gang lives in one of them."""
+    try:
+        network = ipaddress.IPv4Network(s.network.cidr)
+    except ValueError:
+        return  # which is said elsewhere, or the network exists
+    if not 16 <= network.prefixlen <= 24:
+        yield problem("network.cidr", "want a range of /16 to /24: each zone has a subnet of it", s.network.cidr)
+        return
+    parts = 1 << max(len(s.zones) - 1, 0).bit_length()
+    room, most = network.num_addresses // parts - _KEPT, max((pool.size for pool in s.pools), default=0)
+    if room < most:
+        message = f"leaves each of {len(s.zones)} zones {room} addresses, and a pool has {most} machines"
+        yield problem("network.cidr", message, s.network.cidr)
+
+
+def callers(s: Settings) -> Iterator[Problem]:
+    for index, caller in enumerate(s.reconcile.invokers):
+        if not _CALLER.match(caller):
+            message = "want a role's or user's ARN: arn:aws:iam::123456789012:role/operators"
+            yield problem(join("reconcile.invokers", index), message, caller)
+
+
+def job_identity(s: Settings) -> Iterator[Problem]:
+    """A machine is not itself to its jobs: whoever could be it could end the others."""
+    if not s.job_identity:
+        return
+    if not _ROLE.match(s.job_identity):
+        yield problem("job_identity", "want a role's ARN: arn:aws:iam::123456789012:role/trainer", s.job_identity)
+    elif s.job_identity.rsplit("/", 1)[1].startswith(f"sk-{s.stack}"):
+        yield problem("job_identity", "is a role of Spotkeeper's own: make one for jobs", s.job_identity)
+
+
+def secret_names(s: Settings) -> Iterator[Problem]:
+    for index, name in enumerate(s.secrets):
+        if not _SECRET.match(name):
+            yield problem(join("secrets", index), "want a secret's name or ARN", name)
+
+
+def bucket_name(s: Settings) -> Iterator[Problem]:
+    name = s.bucket_name()
+    if not _BUCKET.match(name) or name.startswith(("xn--", "sthree-")) or name.endswith(("-s3alias", "--ol-s3")):
+        yield problem("bucket.name", "is no bucket name (3 to 63 lower-case letters, digits and -)", name)
+
+
+def function(s: Settings) -> Iterator[Problem]:
+    if s.reconcile.timeout_s > LONGEST_S:
+        yield problem("reconcile.timeout_s", f"a Lambda function has {LONGEST_S} s at most", s.reconcile.timeout_s)
+
+
+def of_gcp(s: Settings) -> Iterator[Problem]:
+    yield from only_elsewhere(s, _OF_GCP)
+
+
+_OF_GCP: dict[str, tuple[object, str]] = {
+    "bucket.location": (None, "only gcp has it: a bucket is in the stack's region"),
+    "network.ssh": ("none", "only gcp has it: EC2 Instance Connect and Session Manager are the account's"),
+    "limits.max_run_hours": (None, "only gcp has it: EC2 ends no machine by its age; limits.lease_minutes does"),
+    "budget.billing_account": ("", "only gcp has it: the account pays for itself"),
+    "endpoints.jwks": ("", "only gcp has it: AWS checks callers itself"),
+    "endpoints.issuer": ("", "only gcp has it: AWS checks callers itself"),
+}
+RULES: tuple[Rule, ...] = (
+    account, region, image, existing_network, subnets_hold_their_nodes, callers, job_identity, secret_names,
+    bucket_name, function, of_gcp,
+)  # fmt: skip
+
+
+# --- one pool ----------------------------------------------------------------------------
+
+
+def pool_image(pool: Pool, s: Settings) -> Iterator[Problem]:
+    if pool.image != s.image:
+        yield from _image("image", pool.image)
+
+
+def pool_machine(pool: Pool, s: Settings) -> Iterator[Problem]:
+    kind = pool.machine.type
+    found = re.fullmatch(r"([a-z][a-z0-9-]*?)\.([a-z0-9-]+)", kind)
+    if found is None:
+        yield problem("machine.type", "is no instance type", kind, nearest(kind, AWS_PRICES))
+        return
+    arm = bool(re.fullmatch(r"(a1|[a-z]+\d+g[a-z]*)", found[1]))
+    if arm != (s.agent.arch == "aarch64"):
+        yield problem("machine.type", f"is not of agent.arch ({s.agent.arch})", kind)
+
+
+def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
+    efa, kind = pool.machine.efa, pool.machine.type
+    most = AWS_EFA.get(kind, 0 if kind in AWS_PRICES else efa)  # of a type nobody knows, AWS says it
+    if efa > most:
+        told = f"{kind} has {most} at most" if most else f"{kind} has none: leave it out"
+        yield problem("machine.efa", told, efa)
+    elif efa > 1 and s.network.public_ip:
+        message = "a machine with several network cards can have no public address: network.public_ip: false"
+        yield problem("machine.efa", message, efa)
+
+
+def of_gcp_in_a_pool(pool: Pool, s: Settings) -> Iterator[Problem]:
+    yield from only_elsewhere(pool, _POOL_OF_GCP)
+    if pool.kind == "spot" and pool.notice_s not in (None, SPOT_NOTICE_S):
+        yield problem("notice_s", f"EC2's is always {SPOT_NOTICE_S}: leave it out", pool.notice_s)
+
+
+_POOL_OF_GCP: dict[str, tuple[object, str]] = {
+    "machine.accelerator": (None, "only gcp has it: an instance type brings its own"),
+    "machine.nic": (None, "only gcp has it: leave it out"),
+    "machine.gpu_direct": (None, "only gcp has it: machine.efa is aws's"),
+    "placement.max_distance": (None, "only gcp has it: leave it out"),
+    "max_run_hours": (None, "only gcp has it: EC2 ends no machine by its age"),
+}
+
+
+def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
+    if pool.placement is None:
+        return
+    if pool.placement.strategy == "compact":
+        yield problem("placement.strategy", "is what gcp calls it", "compact", "cluster")
+    most = _MOST_SPREAD * max(1, len(pool.zones))
+    if pool.placement.strategy == "spread" and pool.size > most:
+        yield problem("size", f"a spread group has {_MOST_SPREAD} machines in a zone, {most} here", pool.size)
+
+
+def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
+    for path, kind, size in (
+        ("disk", pool.disk.type, pool.disk.size_gb),
+        ("boot_disk", pool.boot_disk.type, pool.boot_disk.size_gb),
+    ):
+        if kind not in _DISKS:
+            yield problem(f"{path}.type", "is no volume type", kind, nearest(kind, _DISKS))
+        elif not _DISKS[kind][0] <= size <= _DISKS[kind][1]:
+            yield problem(f"{path}.size_gb", f"{kind} volumes have {_DISKS[kind][0]} to {_DISKS[kind][1]} GB", size)
+    if pool.boot_disk.type in ("st1", "sc1"):
+        yield problem("boot_disk.type", "cannot boot: want gp3", pool.boot_disk.type)
+    elif pool.boot_disk.type in ("io1", "io2"):
+        yield problem(
+            "boot_disk.type", "is bought by operations, which a boot disk does not need: want gp3", pool.boot_disk.type
+        )
+    yield from _bought(pool.disk)
+
+
+def _bought(disk: DataDisk) -> Iterator[Problem]:
+    """Operations and throughput, as EC2 sells them."""
+    if disk.type in ("io1", "io2") and disk.iops is None:
+        yield Problem("disk.iops", f"missing: {disk.type} is bought by it")
+    if disk.type in ("gp2", "st1", "sc1") and disk.iops is not None:
+        yield problem("disk.iops", f"a {disk.type} has what its size gives: leave it out", disk.iops)
+    if disk.type in _DISKS and disk.type != "gp3" and disk.mb_s is not None:
+        yield problem("disk.mb_s", f"a {disk.type} has what its size gives: leave it out", disk.mb_s)
+    if disk.type != "gp3":
+        return
+    iops = 3000 if disk.iops is None else disk.iops
+    most = min(80_000, max(3000, 500 * disk.size_gb))
+    if not 3000 <= iops <= most:
+        yield problem("disk.iops", f"a gp3 of {disk.size_gb} GB has 3000 to {most}", iops)
+    fastest = min(2000, max(125, iops // 4))
+    if disk.mb_s is not None and not 125 <= disk.mb_s <= fastest:
+        yield problem("disk.mb_s", f"a gp3 with {iops} iops has 125 to {fastest}", disk.mb_s)
+
+
+POOL_RULES: tuple[PoolRule, ...] = (
+    pool_image, pool_machine, pool_cards, of_gcp_in_a_pool, pool_placement, pool_disks
+)  # fmt: skip

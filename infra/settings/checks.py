@@ -1,0 +1,357 @@
+"""What must hold in a stack file on any cloud. Each rule is a function: settings in, problems out.
+
+A problem names the path, the value, and the nearest valid name or the remedy. A rule of a
+pool gives paths relative to it. A rule may take types and ranges for granted, and may not
+read a file, the environment or a cloud.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import PurePosixPath
+
+from spotkeeper.spec.names import POOL_NAME, STACK_NAME
+from spotkeeper.spec.parse import Problem, join, nearest, problem
+
+from infra.catalog import AWS_PRICES, GCP_PRICES, zones_of
+from infra.settings.model import Settings
+from infra.settings.pool import Pool
+
+Rule = Callable[[Settings], Iterator[Problem]]
+PoolRule = Callable[[Pool, Settings], Iterator[Problem]]
+
+PRIVATE = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))  # RFC 1918
+_PRICES = {"gcp": GCP_PRICES, "aws": AWS_PRICES}
+OURS = 8  # labels of Spotkeeper's own that a resource may bear
+EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+\Z")
+_LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
+_LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
+_STACK_REFERENCE = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+\Z")
+_LEAST_TICKS_OF_LEASE = 3  # one lost tick, or two, must not power machines off
+_NAME = "want a letter, then letters, digits and -, at most 24, all lower case"
+
+# Keys of other tools, and of what was decided against: the nearest name would lead astray.
+ELSEWHERE: Mapping[str, str] = {
+    "max_price": "there is none: a spot machine costs at most its on-demand price, and a cap only loses it sooner",
+    "spot_price": "there is none: a spot machine costs at most its on-demand price; prices: corrects the table",
+    "reuse_boot": "boot disks are not kept: the rank's data disk is, and boots are cheap",
+    "reuseBoot": "boot disks are not kept: the rank's data disk is, and boots are cheap",
+    "min": "a pool has no least size: machines come with jobs (nodes.min in a job file)",
+    "target": "a pool has no size of its own: machines come with jobs",
+    "count": "size says how many",
+    "service_account": "machines are given one of their own; job_identity says whom jobs are",
+    "instance_type": "machine.type says it",
+    "machine_type": "machine.type says it",
+    "user_data": "machines run one script of ours; what a job needs is in its source and its image",
+    "startup_script": "machines run one script of ours; what a job needs is in its source and its image",
+    "zone": "zones says it: a list, also of one",
+}
+
+
+def explained(found: Problem) -> Problem:
+    """An unknown key whose meaning is known from elsewhere, with what to do instead."""
+    key = found.path.rsplit(".", 1)[-1]
+    if not found.message.startswith("unknown key") or key not in ELSEWHERE:
+        return found
+    return replace(found, message=f"unknown key: {ELSEWHERE[key]}", hint=None)
+
+
+# --- the whole stack --------------------------------------------------------------------
+
+
+def stack_name(s: Settings) -> Iterator[Problem]:
+    if not STACK_NAME.match(s.stack):
+        yield problem("stack", _NAME, s.stack)
+
+
+def zones_in_region(s: Settings) -> Iterator[Problem]:
+    known = zones_of(s.region)
+    for index, zone in enumerate(s.zones if known else ()):
+        yield from _zone(join("zones", index), zone, s.zones[:index], known, f"a zone of {s.region}")
+
+
+def _zone(path: str, zone: str, before: tuple[str, ...], known: tuple[str, ...], what: str) -> Iterator[Problem]:
+    if zone in before:
+        yield problem(path, "is named twice", zone)
+    elif zone not in known:
+        yield Problem(path, f"{zone} is not {what}", hint=nearest(zone, known))
+
+
+def network_is_one(s: Settings) -> Iterator[Problem]:
+    """A network is made, or named, or another stack's: never two of them."""
+    network = s.network
+    if network.from_stack and (network.vpc or network.subnets):
+        yield problem(
+            "network.from_stack", "names a network, and so do vpc and subnets: one of them", network.from_stack
+        )
+    elif network.from_stack and not _STACK_REFERENCE.match(network.from_stack):
+        yield problem("network.from_stack", "want <organization>/<project>/<stack>", network.from_stack)
+    if network.vpc and not network.subnets:
+        yield Problem("network.subnets", "missing: an existing network (vpc) needs its subnets named")
+    if network.subnets and not network.vpc:
+        yield Problem("network.vpc", "missing: whose subnets are they?")
+    if network.exists() and network.cidr:
+        yield problem("network.cidr", "is for a network of its own, and this one exists: leave it out", network.cidr)
+
+
+def network_range(s: Settings) -> Iterator[Problem]:
+    if s.network.exists():
+        return
+    try:
+        network = ipaddress.ip_network(s.network.cidr)
+    except ValueError as error:
+        yield problem("network.cidr", f"is no address range: {error}", s.network.cidr)
+        return
+    nodes = sum(pool.size for pool in s.pools)
+    if not isinstance(network, ipaddress.IPv4Network) or not any(network.subnet_of(each) for each in PRIVATE):
+        ranges = ", ".join(map(str, PRIVATE))
+        yield problem("network.cidr", f"want a private IPv4 range, within one of {ranges}", s.network.cidr)
+    elif network.num_addresses - 4 < nodes:  # both clouds keep 4 or more of them
+        yield problem("network.cidr", f"has too few addresses for {nodes} nodes", s.network.cidr)
+
+
+def lease_spans_ticks(s: Settings) -> Iterator[Problem]:
+    lease, least = s.limits.lease_minutes, _LEAST_TICKS_OF_LEASE * s.reconcile.tick_minutes
+    if lease < least:
+        fit = f"{_LEAST_TICKS_OF_LEASE} ticks (reconcile.tick_minutes) must fit"
+        yield problem("limits.lease_minutes", f"is below {least}: {fit}", lease)
+    elif s.alerts.email and lease <= s.alerts.missed_minutes:
+        told = f"is not above alerts.missed_minutes ({s.alerts.missed_minutes}): machines would be off before you know"
+        yield problem("limits.lease_minutes", told, lease)
+
+
+def run_outlasts_boot(s: Settings) -> Iterator[Problem]:
+    hours = s.limits.max_run_hours
+    if hours is not None and hours * 3600 < 2 * s.limits.boot_deadline_s:
+        yield problem("limits.max_run_hours", "is less than two boot deadlines", hours)
+
+
+def machine_cap(s: Settings) -> Iterator[Problem]:
+    """A cap that can never bind is a mistake of who wrote it."""
+    most, cap = sum(pool.size for pool in s.dynamic()), s.limits.machines
+    if cap is not None and not s.dynamic():
+        yield problem("limits.machines", "limits nothing: there is no spot pool", cap)
+    elif cap is not None and cap > most:
+        yield problem("limits.machines", f"limits nothing: the spot pools' sizes make {most}", cap)
+
+
+def spend_cap(s: Settings) -> Iterator[Problem]:
+    cap = s.limits.usd_per_hour
+    if cap is None:
+        return
+    found = [price for pool in s.dynamic() for zone in pool.zones if (price := pool.price(zone))]
+    cheapest = min((price.spot or price.on_demand for price in found), default=None)
+    if cheapest is None:
+        yield problem("limits.usd_per_hour", "limits nothing: there is no spot pool with a price", cap)
+    elif cap < cheapest:
+        yield problem("limits.usd_per_hour", f"buys not one machine: the cheapest costs {cheapest}", cap)
+
+
+def function_timeout(s: Settings) -> Iterator[Problem]:
+    """A tick must end before the next one begins, or rounds only wait for each other's lease."""
+    if s.reconcile.timeout_s > 60 * s.reconcile.tick_minutes * 5:
+        yield problem("reconcile.timeout_s", "is longer than five ticks", s.reconcile.timeout_s)
+
+
+def bouts(s: Settings) -> Iterator[Problem]:
+    short, window = s.fallback.short_life_minutes, s.fallback.window_minutes
+    if short > window:
+        yield problem("fallback.short_life_minutes", f"is above window_minutes ({window:g})", short)
+
+
+def alarms(s: Settings) -> Iterator[Problem]:
+    if s.alerts.email and not EMAIL.match(s.alerts.email):
+        yield problem("alerts.email", "is no e-mail address", s.alerts.email)
+    if s.alerts.email and not s.alerts.about:
+        yield Problem("alerts.about", "is empty, so nobody is ever told: leave it out, or remove email")
+    if s.alerts.missed_minutes < 2 * s.reconcile.tick_minutes:
+        least = 2 * s.reconcile.tick_minutes
+        yield problem("alerts.missed_minutes", f"is below {least}: two ticks must fit", s.alerts.missed_minutes)
+    yield from _twice("alerts.about", s.alerts.about)
+
+
+def budget_steps(s: Settings) -> Iterator[Problem]:
+    if s.budget is None:
+        return
+    if not s.budget.alert_at:
+        yield Problem("budget.alert_at", "is empty, so nobody is ever told: leave it out for 50, 90, 100")
+    yield from _twice("budget.alert_at", s.budget.alert_at)
+
+
+def _twice(path: str, values: tuple[object, ...]) -> Iterator[Problem]:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            yield problem(join(path, index), "is named twice", value)
+
+
+def interpreter(s: Settings) -> Iterator[Problem]:
+    name = s.agent.interpreter
+    if not name or re.search(r"[\x00-\x20\x7f]", name):
+        yield problem("agent.interpreter", "want a command or a path, one word", name)
+        return
+    version = re.fullmatch(r"python(\d+\.\d+)", name.rsplit("/", 1)[-1])
+    if version and version[1] != s.agent.python:
+        message = f"is not of version {s.agent.python} (agent.python), for which the bundle's wheels are"
+        yield problem("agent.interpreter", message, name)
+
+
+def secrets_are_names(s: Settings) -> Iterator[Problem]:
+    if s.secrets and not s.job_identity:
+        yield Problem("secrets", "nobody can read them: jobs are nobody without job_identity")
+    yield from _twice("secrets", s.secrets)
+
+
+def job_files(s: Settings) -> Iterator[Problem]:
+    for index, name in enumerate(s.jobs):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not name:
+            yield problem(
+                join("jobs", index), "want a path inside the repository, from the folder of Pulumi.yaml", name
+            )
+        elif path.suffix not in (".yaml", ".yml"):
+            yield problem(join("jobs", index), "want a job file, .yaml", name)
+    yield from _twice("jobs", s.jobs)
+
+
+def label_rules(s: Settings) -> Iterator[Problem]:
+    most = (64 if s.cloud == "gcp" else 50) - OURS
+    if len(s.labels) > most:
+        told = f"a resource has {most + OURS} labels at most, and {OURS} of them are kept for Spotkeeper's own"
+        yield Problem("labels", f"are {len(s.labels)}: {told}")
+    for key, value in s.labels.items():
+        path = join("labels", key)
+        if key.startswith("sk-"):
+            yield problem(path, "sk-... labels are Spotkeeper's own", value)
+        elif key.startswith("goog"):
+            yield problem(path, "goog... labels are Google's own", value)
+        elif not _LABEL_KEY.match(key):
+            yield Problem(path, "a label's key is lower-case letters, digits, - and _, at most 63")
+        elif not _LABEL_VALUE.match(value):
+            yield problem(path, "a label's value is lower-case letters, digits, - and _, at most 63", value)
+
+
+def production_bucket(s: Settings) -> Iterator[Problem]:
+    if _is_production(s) and s.bucket.on_destroy == "delete":
+        yield problem("bucket.on_destroy", _loses(s), "delete")
+
+
+def _is_production(s: Settings) -> bool:
+    return s.stack.startswith("prod") and not s.allow_data_loss
+
+
+def _loses(s: Settings) -> str:
+    return f"a destroy of {s.stack} would lose data: retain or protect it, or set allow_data_loss: true"
+
+
+def addresses(s: Settings) -> Iterator[Problem]:
+    for name in ("compute", "storage", "jwks", "issuer", "function"):
+        value = getattr(s.endpoints, name)
+        if value and not re.match(r"https?://[^/\s]+", value):
+            yield problem(join("endpoints", name), "want an address, http(s)://...", value)
+
+
+RULES: tuple[Rule, ...] = (
+    stack_name, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot, machine_cap,
+    spend_cap, function_timeout, bouts, alarms, budget_steps, interpreter, secrets_are_names, job_files, label_rules,
+    production_bucket, addresses,
+)  # fmt: skip
+
+
+# --- one pool; paths are relative to it --------------------------------------------------
+
+
+def pool_name(pool: Pool, s: Settings) -> Iterator[Problem]:
+    if not POOL_NAME.match(pool.name):
+        yield problem("name", _NAME, pool.name)
+    elif pool.name in (other.name for other in takewhile(lambda other: other is not pool, s.pools)):
+        yield problem("name", "another pool has this name", pool.name)
+
+
+def pool_zones(pool: Pool, s: Settings) -> Iterator[Problem]:
+    in_region = zones_of(s.region)
+    if not in_region:
+        return  # the region is wrong, which is said elsewhere
+    if pool.kind == "static" and not pool.zones:
+        yield Problem("zones", "missing: a static node's disk stays in its zone, so name it")
+    for index, zone in enumerate(pool.zones):
+        if zone not in in_region:
+            yield Problem(join("zones", index), f"{zone} is not a zone of {s.region}", hint=nearest(zone, in_region))
+        else:
+            yield from _zone(join("zones", index), zone, pool.zones[:index], s.zones, "in the stack's zones")
+
+
+def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
+    for zone in pool.prices:
+        if zone not in pool.zones:
+            yield Problem(join("prices", zone), "is not a zone of this pool", hint=nearest(zone, pool.zones))
+    kind, listed = pool.machine.type, _PRICES[s.cloud]
+    if pool.zones and not pool.prices and pool.price(pool.zones[0]) is None:
+        if kind not in listed:
+            message = "is not in infra/catalog.py: another type, or its prices by zone (prices)"
+            yield problem("machine.type", message, kind, nearest(kind, listed))
+        return  # or its accelerator is not, which is said elsewhere
+    for zone in pool.zones:
+        price = pool.price(zone)
+        if price is None:
+            yield Problem(join("prices", zone), f"missing: {kind} is not in infra/catalog.py")
+        elif pool.kind == "spot" and price.spot is None:
+            yield Problem(join(join("prices", zone), "spot"), "missing, a spot pool needs it")
+        elif price.spot is not None and price.spot > price.on_demand:
+            yield problem(join(join("prices", zone), "spot"), "is above the on-demand price", price.spot)
+
+
+def pool_kind(pool: Pool, s: Settings) -> Iterator[Problem]:
+    if pool.kind == "spot":
+        if pool.disk.on_destroy != "delete":
+            message = "only a static pool's disk can stay: the disks of ranks go with the stack"
+            yield problem("disk.on_destroy", message, pool.disk.on_destroy)
+        if pool.max_on_demand is not None and pool.max_on_demand > pool.size:
+            yield problem("max_on_demand", f"is above size ({pool.size})", pool.max_on_demand)
+        return
+    for name, why in (
+        ("max_on_demand", "static nodes are on-demand"),
+        ("notice_s", "static nodes are not preempted"),
+        ("max_run_hours", "static nodes are always on"),
+    ):
+        if (value := getattr(pool, name)) is not None:
+            yield problem(name, f"only a spot pool has it: {why}", value)
+    if len(pool.zones) > pool.size:
+        yield problem("zones", f"has more zones than the pool has nodes ({pool.size})", list(pool.zones))
+    if _is_production(s) and pool.disk.on_destroy == "delete":
+        yield problem("disk.on_destroy", _loses(s), "delete")
+
+
+def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
+    placement = pool.placement
+    if placement is None:
+        return
+    if placement.max_distance is not None and placement.strategy == "spread":
+        yield problem("placement.max_distance", "machines that are spread have none", placement.max_distance)
+    if pool.kind == "static" and placement.strategy != "spread" and len(pool.zones) > 1:
+        yield problem("zones", "nodes near each other live in one zone", list(pool.zones))
+
+
+def pool_run(pool: Pool, s: Settings) -> Iterator[Problem]:
+    hours = pool.max_run_hours
+    if hours is not None and hours != s.limits.max_run_hours and hours * 3600 < 2 * s.limits.boot_deadline_s:
+        yield problem("max_run_hours", "is less than two boot deadlines", hours)
+
+
+POOL_RULES: tuple[PoolRule, ...] = (pool_name, pool_zones, pool_prices, pool_kind, pool_placement, pool_run)
+
+
+# --- what only one of the clouds has -----------------------------------------------------
+
+
+def only_elsewhere(value: object, fields: Mapping[str, tuple[object, str]]) -> Iterator[Problem]:
+    """Fields (path -> its neutral value, why it cannot be set) that this cloud does not have."""
+    for path, (neutral, why) in fields.items():
+        found = value
+        for name in path.split("."):
+            found = None if found is None else getattr(found, name)
+        if found is not None and found != neutral:
+            yield problem(path, why, found if isinstance(found, str | int | float) else None)
