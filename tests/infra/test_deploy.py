@@ -23,7 +23,7 @@ TEMPLATE = "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    monkeypatch.setattr("infra.drain._PAUSE_S", 0.01)
+    monkeypatch.setattr("infra.drain.gcp._PAUSE_LOCAL_S", 0.01)
     with serve() as cloud:
         yield cloud
 

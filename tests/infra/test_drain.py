@@ -9,8 +9,9 @@ from typing import Any
 import dill
 import pytest
 
-from infra import drain
-from infra.drain import Api, Drain, DrainArgs, DrainError, DrainProvider, Emptying, Target
+from infra.drain import Drain, DrainError, DrainProvider, GcpDrainArgs, opened
+from infra.drain.emptying import empty
+from infra.drain.gcp import Api
 from tests.infra.cloud import Cloud, serve
 
 ZONES = ("us-central1-a", "us-central1-b")
@@ -27,7 +28,7 @@ def cloud() -> Iterator[Cloud]:
 
 @pytest.fixture
 def props(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(drain, "_PAUSE_S", 0.01)
+    monkeypatch.setattr("infra.drain.gcp._PAUSE_LOCAL_S", 0.01)
     return {
         "stack": "dev", "project": "local", "zones": list(ZONES), "bucket": "sk-local-dev",
         "compute": f"{cloud.endpoint}/compute/v1", "storage": cloud.endpoint,
@@ -75,7 +76,7 @@ def test_a_machine_that_shows_up_late_is_found_by_the_second_look(cloud: Cloud, 
             machine(cloud, "instances", "sk-dev-abcdefgh-r0000-a2", ZONES[1], sk_stack="dev", sk_job="abcdefgh")
         pauses.append(seconds)
 
-    Emptying(Target.of(props), Api(None), pause=pause).run()
+    empty(opened(props), pause=pause)
     assert not [path for path in cloud.things if "/instances/" in path]
     assert len(pauses) >= 2, "clean twice in a row, counted from the late one"
 
@@ -98,7 +99,7 @@ def test_a_disk_that_is_held_waits_for_its_machine(cloud: Cloud, props: dict[str
         if held.pop("users", None):
             assert disk in cloud.things, "not deleted while a machine may write to it"
 
-    Emptying(Target.of(props), Api(None), pause=pause).run()
+    empty(opened(props), pause=pause)
     assert disk not in cloud.things
 
 
@@ -127,7 +128,7 @@ def test_what_cannot_be_deleted_is_named_in_the_end(cloud: Cloud, props: dict[st
     cloud.things[disk]["users"] = ["a machine that stays"]
     clock = iter(range(0, 100_000, 1000))
     with pytest.raises(DrainError, match="still there: sk-dev-abcdefgh-r0000-d1"):
-        Emptying(Target.of(props), Api(None), pause=lambda _: None, now=lambda: next(clock)).run()
+        empty(opened(props), pause=lambda _: None, now=lambda: next(clock))
 
 
 def test_a_stack_that_is_built_again_may_insert_again(cloud: Cloud, props: dict[str, Any]) -> None:
@@ -151,13 +152,48 @@ def test_the_state_keeps_a_reference_to_the_code_and_no_copy() -> None:
 
 def test_the_environment_says_where_a_moved_cloud_is(props: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", "http://127.0.0.1:1/compute/v1/")
-    assert Target.of(props).compute == "http://127.0.0.1:1/compute/v1"
+    assert opened(props).compute == "http://127.0.0.1:1/compute/v1"
 
 
 def test_the_token_is_in_no_text() -> None:
     assert "secret" not in repr(Api("secret"))
 
 
-def test_arguments_name_all_that_is_needed() -> None:
-    assert set(DrainArgs.__annotations__) == set(Target.names())
+def test_a_stack_that_was_made_before_there_were_two_clouds_is_drained(cloud: Cloud, props: dict[str, Any]) -> None:
+    assert "cloud" not in props
+    gone = machine(cloud, "disks", "sk-dev-abcdefgh-r0000-d0", sk_stack="dev", sk_job="abcdefgh")
+    DrainProvider().delete("drain/dev", props)
+    assert gone not in cloud.things
+    made_with_more = {**props, "cloud": "gcp"}
+    assert not DrainProvider().diff("drain/dev", props, made_with_more).replaces
+
+
+def test_a_busy_cloud_is_asked_again(cloud: Cloud, props: dict[str, Any]) -> None:
+    """Throttled, or a disk of which a snapshot is being made: no reason to leave a stack half destroyed."""
+    name = "sk-dev-abcdefgh-r0000-d0"
+    disk = machine(cloud, "disks", name, sk_stack="dev", sk_job="abcdefgh")
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            cloud.refuse.clear()
+
+    cloud.refuse[name] = 503
+    assert empty(opened(props), pause=pause) == {"disk": 1}
+    assert disk not in cloud.things and len(looks) == 4, "refused twice, deleted, then two clean looks"
+
+
+def test_what_was_there_is_told(cloud: Cloud, props: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        machine(cloud, "instances", f"sk-dev-abcdefgh-r000{rank}-a1", sk_stack="dev", sk_job="abcdefgh")
+    machine(cloud, "disks", "sk-dev-abcdefgh-r0000-d1", sk_stack="dev", sk_job="abcdefgh")
+    DrainProvider().delete("drain/dev", props)
+    assert capsys.readouterr().err == "drain of dev: 1 disk, 2 machines; all gone\n"
+    DrainProvider().delete("drain/dev", props)
+    assert capsys.readouterr().err == "drain of dev: nothing was there; all gone\n"
+
+
+def test_arguments_are_what_the_provider_reads(props: dict[str, Any]) -> None:
+    assert {*GcpDrainArgs.__annotations__} == {*props, "cloud"}
     assert Drain._resource_type_name == "dynamic:Resource"

@@ -1,0 +1,145 @@
+"""The drain on EC2: machines, rank volumes and snapshots by tag. Uses the operator's own credentials, by botocore.
+
+EC2 keeps a terminated instance in its lists for an hour, and one that shuts down still holds its
+volume and its place in the network: the first is gone, the second is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotkeeper.spec.names import LABEL_JOB, LABEL_STACK
+
+from infra.drain.emptying import DRAIN_OBJECT, POOLS_OBJECT, DrainError, Thing
+
+_PAUSE_S = 10.0  # EC2's lists are behind its answers by seconds
+_BATCH = 50  # one call's instances; one that may not be terminated refuses them all
+_ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
+_GONE = ("InvalidInstanceID.NotFound", "InvalidVolume.NotFound", "InvalidSnapshot.NotFound")
+_LATER = ("VolumeInUse", "InvalidSnapshot.InUse", "IncorrectState", "IncorrectInstanceState", "IncorrectSpotRequestState")
+_NO_OBJECT = ("NoSuchBucket", "NoSuchKey", "404")
+
+
+@dataclass(frozen=True)
+class Ec2:
+    """A stack on AWS (:class:`infra.drain.emptying.Cloud`). ``ec2``, ``s3``: botocore's clients."""
+
+    stack: str
+    bucket: str
+    ec2: Any = field(repr=False)
+    s3: Any = field(repr=False)
+    pause_s: float = _PAUSE_S
+
+    @classmethod
+    def of(cls, props: Mapping[str, Any]) -> Ec2:
+        """Endpoints that a stack file leaves out are botocore's own, which ``AWS_ENDPOINT_URL`` may change."""
+        from botocore.config import Config
+        from botocore.session import get_session
+
+        patient = Config(retries={"max_attempts": 10, "mode": "standard"})  # throttled calls, in a large stack
+        session, region = get_session(), str(props["region"])
+        return cls(
+            stack=str(props["stack"]),
+            bucket=str(props["bucket"]),
+            ec2=session.create_client("ec2", region, endpoint_url=props.get("ec2") or None, config=patient),
+            s3=session.create_client("s3", region, endpoint_url=props.get("s3") or None, config=patient),
+        )
+
+    def owner(self) -> str | None:
+        found = self._object("get_object", POOLS_OBJECT)
+        return None if found is None else str(json.loads(found["Body"].read()).get("stack"))
+
+    def announce(self) -> None:
+        self._object("put_object", DRAIN_OBJECT, Body=b"{}")
+
+    def lift(self) -> None:
+        self._object("delete_object", DRAIN_OBJECT)
+
+    def things(self) -> Iterator[Thing]:
+        filters = [{"Name": f"tag:{LABEL_STACK}", "Values": [self.stack]}]
+        alive = {"Name": "instance-state-name", "Values": list(_ALIVE)}
+        for page in self._pages("describe_instances", Filters=[*filters, alive]):
+            for instance in (each for group in page["Reservations"] for each in group["Instances"]):
+                state = instance["State"]["Name"]
+                if self._is_ours(instance) and state in _ALIVE:
+                    yield _thing("machine", instance["InstanceId"], instance, leaving=state == "shutting-down")
+        for page in self._pages("describe_volumes", Filters=filters):
+            for volume in filter(self._is_ours, page["Volumes"]):
+                if volume["State"] != "deleted":
+                    yield _thing("disk", volume["VolumeId"], volume, leaving=volume["State"] in ("in-use", "deleting"))
+        for page in self._pages("describe_snapshots", Filters=filters, OwnerIds=["self"]):
+            for snapshot in filter(self._is_ours, page["Snapshots"]):
+                yield _thing("snapshot", snapshot["SnapshotId"], snapshot)
+
+    def delete(self, things: Sequence[Thing]) -> None:
+        machines = [thing.where for thing in things if thing.kind == "machine"]
+        for start in range(0, len(machines), _BATCH):
+            self._terminate(machines[start : start + _BATCH])
+        for thing in things:
+            if thing.kind == "disk":
+                self._ask(self.ec2.delete_volume, VolumeId=thing.where)
+            elif thing.kind == "snapshot":
+                self._ask(self.ec2.delete_snapshot, SnapshotId=thing.where)
+
+    def _terminate(self, ids: list[str]) -> None:
+        """One that is gone refuses the whole call: then each for itself."""
+        if not self._ask(self.ec2.terminate_instances, InstanceIds=ids) and len(ids) > 1:
+            for each in ids:
+                self._ask(self.ec2.terminate_instances, InstanceIds=[each])
+
+    def _ask(self, call: Callable[..., object], **params: object) -> bool:
+        """Whether it was taken; False: it is gone, or cannot go yet and is asked again after the next look."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            call(**params)
+        except ClientError as error:
+            if _code(error) in (*_GONE, *_LATER):
+                return False
+            raise DrainError(f"{list(params.values())[0]}: {error}") from None
+        except BotoCoreError as error:
+            raise DrainError(f"EC2 does not answer: {error}") from None
+        return True
+
+    def _pages(self, operation: str, **params: object) -> Iterator[dict[str, Any]]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield from self.ec2.get_paginator(operation).paginate(**params)
+        except (ClientError, BotoCoreError) as error:
+            raise DrainError(f"{operation}: {error}") from None
+
+    def _object(self, operation: str, key: str, **params: object) -> dict[str, Any] | None:
+        """None: no such object, or no such bucket."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            answer: dict[str, Any] = getattr(self.s3, operation)(Bucket=self.bucket, Key=key, **params)
+        except ClientError as error:
+            if _code(error) in _NO_OBJECT:
+                return None
+            raise DrainError(f"s3://{self.bucket}/{key}: {error}") from None
+        except BotoCoreError as error:
+            raise DrainError(f"s3://{self.bucket}/{key}: {error}") from None
+        return answer
+
+    def _is_ours(self, item: Mapping[str, Any]) -> bool:
+        """Believe the tags, not the filter: a mistake here deletes another team's machines."""
+        tags = _tags(item)
+        return tags.get(LABEL_STACK) == self.stack and bool(tags.get(LABEL_JOB))
+
+
+def _tags(item: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
+
+
+def _thing(kind: str, id_: str, item: Mapping[str, Any], leaving: bool = False) -> Thing:
+    name = _tags(item).get("Name")
+    return Thing(kind, f"{id_} ({name})" if name else id_, id_, leaving)
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
