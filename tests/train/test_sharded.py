@@ -137,6 +137,10 @@ def test_a_damaged_part_costs_all_the_same_checkpoint(two: tuple[Path, str], tmp
     told = taken_up(Life(2, 2, tmp_path / "ckpt", tmp_path / "out"))
     assert [each["step"] for each in told] == [older.step] * 2
     assert "skipped checkpoint 0-3: __1_0.distcp does not match its hash in COMMIT" in told[1]["log"]
+    for node in (0, 1):  # by its sizes it holds, so it would cost one that does its place
+        folder = tmp_path / f"ckpt/node{node}"
+        assert max(store.complete(folder)) == older
+        assert store.damaged(folder, older) == [NEWEST], "put aside on both"
 
 
 def test_torchs_own_tools_read_it(two: tuple[Path, str], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ more than a few parts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -28,6 +29,7 @@ from spotkeeper.train.shards import Meshes, Shard
 from spotkeeper.train.store import Manifest, Skipped
 
 Need = tuple[int, int]  # a rank of then, and a slot of its image
+_WHOLE, _UNREADABLE, _ROTTEN = b"whole", b"unreadable", b"rotten"  # what a rank says of the parts it has read
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,15 @@ class _Part:
 class Restorer:
     """One search. ``skipped``: what was passed over, and why."""
 
-    def __init__(self, gang: Gang, folder: Path | None, meshes: Meshes, *, managed: bool) -> None:
-        """``managed``: an agent started this, so somebody has seen to it that what can be had is here."""
+    def __init__(self, gang: Gang, folder: Path | None, meshes: Meshes, *, keeps: bool, managed: bool) -> None:
+        """``keeps``: this rank is the one of its node that answers for the folder.
+
+        ``managed``: an agent started this, so somebody has seen to it that what can be had is here.
+        """
         self._gang = gang
         self._folder = folder
         self._meshes = meshes
+        self._keeps = keeps
         self._managed = managed
         self._mine: dict[Commit, Manifest] = {}
         self.skipped: list[Skipped] = []
@@ -80,12 +86,21 @@ class Restorer:
                 damaged.
         """
         while (plan := self._choose()) is not None:
-            parts = self._read(plan)
-            if all(self._gang.gather(b"" if parts is None else b"1")):
-                assert parts is not None
+            parts, verdict = self._read(plan)
+            verdicts = self._gang.gather(verdict)
+            if set(verdicts) == {_WHOLE}:
                 return _Exchange(self._gang, plan, parts, self._meshes).found()
+            if _ROTTEN in verdicts:
+                self._put_aside(plan.commit)
             self._mine.pop(plan.commit, None)
         return None
+
+    def _put_aside(self, commit: Commit) -> None:
+        """On all machines alike, for without one part the others are nothing: left there, it would count as one of
+        those that are kept, at the cost of one that holds."""
+        if self._keeps and self._folder is not None and commit in self._mine:  # all have read, and nobody writes now
+            with contextlib.suppress(OSError):
+                store.quarantine(self._folder, commit)
 
     def _choose(self) -> _Plan | None:
         """The newest of which every part is on one of these machines."""
@@ -124,8 +139,8 @@ class Restorer:
             self.skipped.append(Skipped(str(commit), why))
         self._mine.pop(commit, None)
 
-    def _read(self, plan: _Plan) -> dict[int, _Part] | None:
-        """The parts that this rank answers for; None (and a reason in ``skipped``) where one does not hold."""
+    def _read(self, plan: _Plan) -> tuple[dict[int, _Part], bytes]:
+        """The parts that this rank answers for, and whether they hold; a reason in ``skipped`` where one does not."""
         manifest, parts = self._mine.get(plan.commit), {}
         for rank, source in enumerate(plan.source):
             if source != self._gang.rank:
@@ -136,9 +151,9 @@ class Restorer:
                 data = _load(self._folder, manifest, dcp.data_name(rank))
             except ValueError as error:
                 self.skipped.append(Skipped(str(plan.commit), str(error)))
-                return None
+                return {}, _ROTTEN if isinstance(error, store.RottenError) else _UNREADABLE
             parts[rank] = _Part(bytes(raw), Skeleton.read(raw), flat(data, len(data)))
-        return parts
+        return parts, _WHOLE
 
 
 @dataclass(frozen=True)

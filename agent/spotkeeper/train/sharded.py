@@ -61,7 +61,8 @@ class Sharded:
         self._open: Commit | None = None  # the save that is not complete yet; the same on all ranks
 
     def begin(self, folder: Path | None, hello: Hello | None) -> tuple[Found | None, list[Skipped]]:
-        restorer = Restorer(self._gang, folder, self._parts.meshes, managed=self._managed)
+        keeps = self._writer.client is not None
+        restorer = Restorer(self._gang, folder, self._parts.meshes, keeps=keeps, managed=self._managed)
         found = restorer.restore()
         if found is None:
             return None, restorer.skipped
