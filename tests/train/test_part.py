@@ -85,9 +85,11 @@ def test_of_parts_without_a_commit_the_newest_stays_and_no_complete_one_goes_for
     publish(client, write(client, Commit(1, 1)))
     write(client, Commit(1, 2))
     write(client, Commit(1, 3))
+    client.hello(tmp_path, 1, 2)  # answered after what went before: pruning
     assert (store.complete(tmp_path), store.partial(tmp_path)) == ([Commit(1, 1)], [Commit(1, 3)])
     publish(client, write(client, Commit(1, 4)))
+    client.hello(tmp_path, 1, 2)
     assert (store.complete(tmp_path), store.partial(tmp_path)) == ([Commit(1, 4), Commit(1, 1)], [])
     publish(client, write(client, Commit(1, 5)))
-    client.hello(tmp_path, 1, 2)  # answered after what went before: pruning
+    client.hello(tmp_path, 1, 2)
     assert store.scan(tmp_path) == [Commit(1, 5), Commit(1, 4)]

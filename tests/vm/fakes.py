@@ -112,7 +112,7 @@ class Fake:
         with self.changed:
             return [(fact.kind.value, fact.gen, fact.value) for by, fact in self.facts if by == uid]
 
-    def wait(self, what: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    def wait(self, what: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         """What ``what`` gives, once it gives something."""
         until = time.monotonic() + timeout_s
         with self.changed:
@@ -122,7 +122,7 @@ class Fake:
                     raise AssertionError(f"not within {timeout_s} s; facts so far: {facts}")
             return found
 
-    def wait_fact(self, uid: str, kind: Kind, gen: int | None = None, timeout_s: float = 30.0) -> FactIn:
+    def wait_fact(self, uid: str, kind: Kind, gen: int | None = None, timeout_s: float = 60.0) -> FactIn:
         def find() -> FactIn | None:
             return next(
                 (f for by, f in self.facts if by == uid and f.kind is kind and (gen is None or f.gen == gen)), None
@@ -355,7 +355,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(what: Callable[[], Any], timeout_s: float = 15.0) -> Any:
+def wait_until(what: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """Poll what has no event: another process's files and children."""
     until = time.monotonic() + timeout_s
     while not (found := what()):

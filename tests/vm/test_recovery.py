@@ -217,6 +217,8 @@ def test_a_notice_during_the_last_save_does_not_disturb_it(fake: Fake, machine: 
         (folder / "durable").touch()
         released = fake.wait_fact(vm.uid, Kind.RELEASED, 1)
         assert control.ask == asked, "it was asked once"
+    asked_for = len(fake.syncs)
+    fake.wait(lambda: len(fake.syncs) > asked_for + 2)  # the word to stop stands; it is no news to say again
     assert words(vm, 1) == ["released"] and int(released.value) > 0
     assert vm.log().count('"job.save_stop"') == 1
 

@@ -46,6 +46,7 @@ class Membership:
         self._super = parts.supervisor
         self._reporter: report.Reporter | None = None
         self._heard = False  # what the launcher runs: it may be up before its first word is taken in
+        self._said = -1  # the newest generation whose end this agent has told
         self.unsaid: Ending | None = None
 
     def news(self) -> News:
@@ -85,8 +86,8 @@ class Membership:
             return  # what an agent before this one started is not accounted for yet
         if self._wanted(doc) and saved.started < doc.gen:
             self._start(doc, *place)
-        elif doc.state is DocState.SAVE_STOP:
-            # It ended before the word came, or had not begun: either way nothing of it runs.
+        elif doc.state is DocState.SAVE_STOP and self._said < doc.gen:
+            # It had not begun, or an agent before this one saw its end: either way nothing of it runs.
             self._me.say(Kind.RELEASED, self._step(None), gen=doc.gen)
 
     def _start(self, doc: Generation, index: int, member: Member) -> None:
@@ -186,6 +187,7 @@ class Membership:
 
     def lost(self, gen: int, code: int = KILLED) -> None:
         """It ended without anybody here who saw how."""
+        self._said = gen
         self._me.say(Kind.EXIT, str(code), gen=gen)
         self._me.save(ended=gen)
 
@@ -243,6 +245,7 @@ class Membership:
             self._parts.launcher.renew()
 
     def _say_ending(self, ending: Ending) -> None:
+        self._said = ending.gen
         if ending.commit is not None:
             self._parts.mounting.wrote(ending.commit, ending.gen)
         if ending.stopped:
@@ -285,6 +288,7 @@ class Membership:
             parts.mirror.forget_job()
         me.doc = None
         self._reporter = self.unsaid = None
+        self._said = -1
         parts.ready.forget_job()
         parts.given.forget_job()
         parts.mounting.forget_job()
