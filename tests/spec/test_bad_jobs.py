@@ -79,6 +79,19 @@ JOB_CASES = [
         'job.yaml:2: command[0]: "/opt/a.py\\n": has blanks around the script\'s name (did you mean /opt/a.py?)',
     ),
     (
+        "name: first\ncommand: [-m]\n",
+        'job.yaml:2: command: ["-m"]: wants a module after "-m", such as my.package',
+    ),
+    (
+        "name: first\ncommand: [-m, --help]\n",
+        'job.yaml:2: command: ["-m", "--help"]: wants a module after "-m", such as my.package',
+    ),
+    (
+        "name: first\ncommand: [-c, 'print()']\n",
+        'job.yaml:2: command[0]: "-c": is an option, want the script\'s name, or -m and a module',
+    ),
+    (GOOD + "python: -c\n", 'job.yaml:3: python: "-c": want one interpreter, such as python3 or /opt/venv/bin/python'),
+    (
         GOOD + "deadline: 9999999d\n",
         'job.yaml:3: deadline: "9999999d": is more than ten years away: leave it out for a job without a deadline',
     ),

@@ -225,6 +225,7 @@ def test_peers_that_refuse_are_there_and_those_that_are_silent_are_named(monkeyp
     said(found, Level.ERROR, "10.0.0.9, fd00::9", "firewall")
     assert "127.0.0.1" not in found.found
     said(checks.peers(Place()), Level.SKIPPED, "--peer")
+    said(checks.peers(Place(peers=("bad..host", "127.0.0.1:99999"))), Level.ERROR, "bad..host, 127.0.0.1:99999")
 
 
 # ---------------------------------------------------------------- torch, driver, NCCL

@@ -131,6 +131,10 @@ def command_words(job: JobContext) -> Iterator[Problem]:
         yield problem("command[0]", "is empty, want the script's name")
     elif command[0] != command[0].strip():
         yield problem("command[0]", "has blanks around the script's name", command[0], command[0].strip())
+    elif command[0] == "-m" and (len(command) < 2 or not command[1] or command[1][0] in "-."):
+        yield problem("command", 'wants a module after "-m", such as my.package', list(command))
+    elif command[0].startswith("-") and command[0] != "-m":
+        yield problem("command[0]", "is an option, want the script's name, or -m and a module", command[0])
     if why := runner(command[0]):
         script = next((word for word in command[1:] if word.endswith(".py")), None)
         yield problem("command[0]", f"want the script: {why}", command[0], script)
@@ -141,8 +145,9 @@ def _sentence(command: tuple[str, ...]) -> bool:
 
 
 def interpreter(job: JobContext) -> Iterator[Problem]:
-    if not job.spec.python.strip() or len(job.spec.python.split()) > 1 or "\0" in job.spec.python:
-        yield problem("python", "want one interpreter, such as python3 or /opt/venv/bin/python", job.spec.python)
+    python = job.spec.python
+    if not python.strip() or len(python.split()) > 1 or "\0" in python or python.startswith("-"):
+        yield problem("python", "want one interpreter, such as python3 or /opt/venv/bin/python", python)
 
 
 def warm_modules(job: JobContext) -> Iterator[Problem]:

@@ -180,13 +180,13 @@ def peers(place: Place) -> Finding:
 def _call(peer: str, answered: set[str]) -> None:
     """Add it to those who answer, if it does."""
     host, colon, port = peer.rpartition(":")
-    known = colon and port.isdigit() and ":" not in host
+    known = colon and port.isdecimal() and int(port) < 1 << 16 and ":" not in host
     address = (host, int(port)) if known else (peer.strip("[]"), PEER_PORT)
     try:
         socket.create_connection(address, timeout=PEER_S).close()
     except ConnectionRefusedError:
         pass  # by somebody who is there
-    except OSError:
+    except (OSError, UnicodeError):  # no answer; or no name that anybody could have
         return
     answered.add(peer)
 
