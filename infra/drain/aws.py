@@ -19,7 +19,13 @@ _PAUSE_S = 10.0  # EC2's lists are behind its answers by seconds
 _BATCH = 50  # one call's instances; one that may not be terminated refuses them all
 _ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 _GONE = ("InvalidInstanceID.NotFound", "InvalidVolume.NotFound", "InvalidSnapshot.NotFound")
-_LATER = ("VolumeInUse", "InvalidSnapshot.InUse", "IncorrectState", "IncorrectInstanceState", "IncorrectSpotRequestState")
+_LATER = (
+    "VolumeInUse",
+    "InvalidSnapshot.InUse",
+    "IncorrectState",
+    "IncorrectInstanceState",
+    "IncorrectSpotRequestState",
+)
 _NO_OBJECT = ("NoSuchBucket", "NoSuchKey", "404")
 
 
@@ -46,6 +52,7 @@ class Ec2:
             bucket=str(props["bucket"]),
             ec2=session.create_client("ec2", region, endpoint_url=props.get("ec2") or None, config=patient),
             s3=session.create_client("s3", region, endpoint_url=props.get("s3") or None, config=patient),
+            pause_s=_PAUSE_S,
         )
 
     def owner(self) -> str | None:
@@ -99,7 +106,7 @@ class Ec2:
         except ClientError as error:
             if _code(error) in (*_GONE, *_LATER):
                 return False
-            raise DrainError(f"{list(params.values())[0]}: {error}") from None
+            raise DrainError(f"{next(iter(params.values()))}: {error}") from None
         except BotoCoreError as error:
             raise DrainError(f"EC2 does not answer: {error}") from None
         return True
