@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,29 @@ def test_a_broken_result_is_no_result(tmp_path: Path, text: str) -> None:
 def test_the_agent_can_import_this_without_torch(module: str) -> None:
     code = f"import sys, {module}; assert not {{'torch', 'numpy', 'msgspec'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+FULL = """
+import sys
+from pathlib import Path
+from spotkeeper.train.control import Control
+folder = Path(sys.argv[1]) / "7"
+folder.mkdir()
+try:
+    with (folder / "log").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+except OSError:
+    Control.create(folder / "ctl")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts a small /run of its own")
+def test_a_full_run_folder_is_an_error_and_does_not_end_the_agent(tmp_path: Path) -> None:
+    """It was SIGBUS, at every start of the agent anew, so that nobody was told."""
+    mount = 'mount -t tmpfs -o size=64k none "$0" && exec "$1" -c "$2" "$0"'
+    command = ["unshare", "-m", "sh", "-c", mount, str(tmp_path), sys.executable, FULL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 1 and "No space left on device" in done.stderr, done

@@ -139,12 +139,13 @@ class Control:
         """Make the file (an old one is overwritten in place) and map it. The agent does this.
 
         Raises:
-            OSError: the folder is missing or not writable.
+            OSError: the folder is missing, not writable, or full.
         """
         path = Path(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         try:
             os.ftruncate(fd, SIZE)
+            os.posix_fallocate(fd, 0, SIZE)  # a full /run says so here: the first write to a hole would be SIGBUS
             buffer = mmap.mmap(fd, SIZE)
         finally:
             os.close(fd)
