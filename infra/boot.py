@@ -1,16 +1,17 @@
 """Renders the scripts that a machine runs when it starts and when it stops.
 
 They hold constants only: whatever differs between jobs, and whatever Pulumi learns late
-(the function's address), reaches a machine as metadata, never as text in a shell.
+(the function's address), reaches a machine as metadata (on EC2: as tags), never as text in a shell.
 Undefined names, and a substitution that passes no filter, are errors.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -24,19 +25,32 @@ UNITS = ("spotkeeper.service", "spotkeeper-root.service", "spotkeeper-job.servic
 # What runs as root on a machine comes with its template, and not from a folder that the agent may write.
 AS_ROOT = ("roothelper.py", "roothelper_fence.py")
 METADATA_BYTES = 256 * 1024  # Compute Engine's limit for one value
+USER_DATA_BYTES = 16 * 1024  # EC2's, before base64
 _BARE = re.compile(r"\{\{(?![^}]*\|)[^}]*\}\}")
 
 
 @dataclass(frozen=True)
 class Scripts:
-    """The values of the metadata keys ``startup-script`` and ``shutdown-script``."""
+    """What machines run.
+
+    Attributes:
+        startup: Compute Engine's metadata key ``startup-script``; on EC2 an object of the bucket.
+        shutdown: Compute Engine's ``shutdown-script``; EC2 runs none, and the unit's own stop serves.
+        user_data: EC2's, by the kind of the pool; it fetches ``startup``, and no release changes it.
+    """
 
     startup: str
-    shutdown: str
+    shutdown: str = ""
+    user_data: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        """Of ``startup``, by which a machine asks for it."""
+        return hashlib.sha256(self.startup.encode()).hexdigest()
 
 
 def render(settings: Settings) -> Scripts:
-    """Both scripts for a stack.
+    """The scripts for a stack.
 
     Raises:
         ValueError: a value that cannot stand where its template puts it.
@@ -45,26 +59,33 @@ def render(settings: Settings) -> Scripts:
     files = {f"/usr/local/lib/spotkeeper/{name}": _program(name) for name in AS_ROOT}
     files |= {f"/etc/systemd/system/{name}": text for name, text in units(settings).items()}
     watchdog_s = str(2 * settings.limits.boot_deadline_s)
-    return Scripts(
-        startup=_render("startup.sh.j2", {**constants, "files": files, "watchdog_s": watchdog_s}),
-        shutdown=_render("shutdown.sh.j2", constants),
-    )
+    given = {**constants, "cloud": settings.cloud, "files": files, "watchdog_s": watchdog_s}
+    startup = _render("startup.sh.j2", given, METADATA_BYTES)
+    if settings.cloud == "gcp":
+        return Scripts(startup, shutdown=_render("shutdown.sh.j2", constants, METADATA_BYTES))
+    # A static node is Pulumi's: no watchdog ends it.
+    watchdogs = {"spot": watchdog_s, "static": ""}
+    user_data = {
+        kind: _render("user-data.sh.j2", {**constants, "watchdog_s": seconds}, USER_DATA_BYTES)
+        for kind, seconds in watchdogs.items()
+    }
+    return Scripts(startup, user_data=user_data)
 
 
 def units(settings: Settings) -> dict[str, str]:
     """systemd's units by their names: the agent, its root helper, and the jobs."""
     constants = {"stack": settings.stack, "interpreter": settings.agent.interpreter}
-    return {name: _render(f"{name}.j2", constants) for name in UNITS}
+    return {name: _render(f"{name}.j2", constants, METADATA_BYTES) for name in UNITS}
 
 
 def _program(name: str) -> str:
     return (ROOT / "agent/spotkeeper/vm" / name).read_text("utf-8")
 
 
-def _render(name: str, values: Mapping[str, object]) -> str:
+def _render(name: str, values: Mapping[str, object], most: int) -> str:
     text = _environment().get_template(name).render(values)
-    if len(text.encode()) > METADATA_BYTES:
-        raise ValueError(f"{name}: {len(text.encode())} bytes, a metadata value has at most {METADATA_BYTES}")
+    if len(text.encode()) > most:
+        raise ValueError(f"{name}: {len(text.encode())} bytes, and a machine can be given {most}")
     return text
 
 

@@ -155,10 +155,10 @@ def test_a_substitution_without_a_filter_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(boot, "TEMPLATES", tmp_path)
     boot._environment.cache_clear()
     with pytest.raises(ValueError, match=r"startup.sh.j2: \{\{ stack \}\} passes no filter"):
-        boot._render("startup.sh.j2", {"stack": "x"})
+        boot._render("startup.sh.j2", {"stack": "x"}, boot.METADATA_BYTES)
     (tmp_path / "startup.sh.j2").write_text("echo {{ stak|sh }}")
     with pytest.raises(UndefinedError):
-        boot._render("startup.sh.j2", {"stack": "x"})
+        boot._render("startup.sh.j2", {"stack": "x"}, boot.METADATA_BYTES)
     boot._environment.cache_clear()
 
 

@@ -40,7 +40,7 @@ class StackFile:
 
 
 def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
-    """Startup and shutdown scripts of a stack file (the local one's, if none is named).
+    """What the machines of a stack file run (of the local one's, if none is named).
 
     Raises:
         SpecError, CliError: as :func:`read_stack_file`.
@@ -49,7 +49,10 @@ def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
     from infra import boot
 
     scripts = boot.render(settings)
-    return (Rendered("startup-script", scripts.startup), Rendered("shutdown-script", scripts.shutdown))
+    texts = [Rendered(f"user-data ({kind} pools)", text) for kind, text in scripts.user_data.items()]
+    texts += [Rendered("startup-script", scripts.startup)]
+    texts += [Rendered("shutdown-script", scripts.shutdown)] if scripts.shutdown else []
+    return tuple(texts)
 
 
 def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFile:
