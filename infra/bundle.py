@@ -1,8 +1,9 @@
 """Packs what machines and the function run, so that equal sources give equal bytes.
 
-Three archives: the *bundle* that VMs fetch by hash (``site/`` with the ``spotkeeper``
-package and what it imports, ``job/`` for the path of users' jobs, ``templates/job/``), the
-*function* (package, entry file, pinned requirements). Both are cached by the hash of their
+Two archives: the *bundle* that VMs fetch by hash (``site/`` with the ``spotkeeper``
+package and what it imports, ``job/`` for the path of users' jobs, ``templates/job/``), and the
+*function* (for Cloud Functions package, entry file and pinned requirements, which it builds; for
+Lambda, which builds nothing, the package with its wheels). They are cached by the hash of their
 inputs. Nothing here may talk to a cloud; only a bundle for another Python version than
 the running one reads the package index, through pip.
 """
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "agent" / "spotkeeper"
 AGENT_REQUIRES = ("jinja2", "msgspec", "requests")
 UNUSED = ("charset-normalizer",)  # vm/light.py
+LAMBDA_REQUIRES = ("msgspec", "obstore")  # boto3 lies in the runtime; callers are checked by IAM
 FUNCTION_REQUIRES = ("functions-framework", "msgspec", "obstore", "pyjwt", "cryptography", "requests")
 # What a job's own Python gets on its path: the standard library and torch suffice for these.
 JOB_PARTS = ("__init__.py", "clock.py", "train", "vm/__init__.py", "vm/launcher")
@@ -64,7 +66,7 @@ def bundle(cache_folder: Path, python: str, arch: str = "x86_64") -> Archive:
     path = cache_folder / f"bundle-{key[:16]}.tar"
     if not path.exists():
         with tempfile.TemporaryDirectory() as scratch:
-            _write(path, _tar({**files, **_site_packages(python, arch, Path(scratch))}))
+            _write(path, _tar({**files, **_site_packages(agent_requires(), python, arch, Path(scratch))}))
     return Archive(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
@@ -79,6 +81,24 @@ def function_source(cache_folder: Path) -> Archive:
     if not path.exists():
         _write(path, data)
     return Archive(path, sha256)
+
+
+def lambda_source(cache_folder: Path, python: str) -> Archive:
+    """The zip that Lambda runs: the package and its wheels for Lambda's ``python`` (``3.11``) on x86_64.
+
+    Raises:
+        BundleError: as :func:`bundle`.
+    """
+    files = package_files("spotkeeper", PACKAGE, leave_out=NOT_IN_FUNCTION)
+    requires = closure(LAMBDA_REQUIRES)
+    key = _digest(files, _pins(requires), f"lambda {python}")
+    path = cache_folder / f"lambda-{key[:16]}.zip"
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            wheels = _site_packages(requires, python, "x86_64", Path(scratch))
+            files |= {name.removeprefix("site/"): file for name, file in wheels.items()}
+            _write(path, _zip({name: file.read_bytes() for name, file in files.items()}))
+    return Archive(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 class BundleError(Exception):
@@ -159,16 +179,18 @@ def _pins(distributions: Iterable[metadata.Distribution]) -> tuple[str, ...]:
     return tuple(f"{_canonical(d.metadata['Name'])}=={d.version}" for d in distributions)
 
 
-def _site_packages(python: str, arch: str, scratch: Path) -> dict[str, Path]:
-    """Files of the agent's dependencies: those installed here, or fetched for another Python or processor."""
+def _site_packages(
+    requires: tuple[metadata.Distribution, ...], python: str, arch: str, scratch: Path
+) -> dict[str, Path]:
+    """Files of dependencies: those installed here, or fetched for another Python or processor."""
     here = (f"{sys.version_info.major}.{sys.version_info.minor}", sys.platform, platform.machine())
     if here == (python, "linux", arch):
-        return _installed(agent_requires())
+        return _installed(requires)
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:"),
         *(f"--platform={libc}_{arch}" for libc in ("manylinux2014", "manylinux_2_17", "manylinux_2_28")),
         *("--implementation=cp", "--python-version", python, "--target", str(scratch)),
-        *_pins(agent_requires()),
+        *_pins(requires),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
