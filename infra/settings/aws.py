@@ -18,6 +18,7 @@ DISK = "gp3"
 LONGEST_S = 900  # of a Lambda function
 _MOST_SPREAD = 7  # machines of a spread group in one zone
 _KEPT = 5  # addresses of each subnet
+_PARTS = 8  # of a network's range; no region has more zones
 _ACCOUNT = re.compile(r"\d{12}\Z")
 _IMAGE = re.compile(r"(ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./-]+:[\w.-]+)\Z")
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+\Z")
@@ -103,8 +104,17 @@ def existing_network(s: Settings) -> Iterator[Problem]:
             yield Problem(join("network.subnets", zone), "missing: a pool has machines there")
 
 
+def subnet_range(cidr: str, zone: str) -> str:
+    """The part of the network's range that is a zone's, by the zone's letter: one that joins moves no other's."""
+    return str(list(ipaddress.IPv4Network(cidr).subnets(prefixlen_diff=_PARTS.bit_length() - 1))[_index(zone)])
+
+
+def _index(zone: str) -> int:
+    return ord(zone[-1]) - ord("a")
+
+
 def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
-    """The range is cut into one subnet for each zone, all of a size: a gang lives in one of them."""
+    """Each zone has a subnet, all of a size: a gang lives in one of them."""
     try:
         network = ipaddress.IPv4Network(s.network.cidr)
     except ValueError:
@@ -112,10 +122,9 @@ def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
     if not 16 <= network.prefixlen <= 24:
         yield problem("network.cidr", "want a range of /16 to /24: each zone has a subnet of it", s.network.cidr)
         return
-    parts = 1 << max(len(s.zones) - 1, 0).bit_length()
-    room, most = network.num_addresses // parts - _KEPT, max((pool.size for pool in s.pools), default=0)
+    room, most = network.num_addresses // _PARTS - _KEPT, max((pool.size for pool in s.pools), default=0)
     if room < most:
-        message = f"leaves each of {len(s.zones)} zones {room} addresses, and a pool has {most} machines"
+        message = f"leaves each zone {room} addresses (an eighth of it), and a pool has {most} machines"
         yield problem("network.cidr", message, s.network.cidr)
 
 
