@@ -31,6 +31,11 @@ def template(stack: str, pool: str, model: str) -> str:
     return f"{stack}-{pool}-{'spot' if model == 'spot' else 'od'}"
 
 
+def launch_template(stack: str, pool: str, model: str) -> str:
+    """On EC2, where a change is a new version under the same name (<= 57 of 128)."""
+    return f"sk-{stack}-{pool}-{'od' if model == 'on-demand' else model}"
+
+
 def placement(stack: str, pool: str, zone: str) -> str:
     """A policy is regional and its group lives in one zone, hence the zone's letter (<= 54)."""
     return f"sk-{stack}-{pool}-{zone.rsplit('-', 1)[1]}"
@@ -54,3 +59,8 @@ def labels(extra: dict[str, str], stack: str, pool: str | None = None) -> dict[s
     """The labels of a declared thing: the operator's own, then ours."""
     ours = {LABEL_STACK: stack} | ({LABEL_POOL: pool} if pool else {})
     return {**extra, **ours}
+
+
+def tags(extra: dict[str, str], stack: str, name: str, pool: str | None = None) -> dict[str, str]:
+    """Labels on AWS, where also the name of a thing that has only an id is one."""
+    return {**labels(extra, stack, pool), "Name": name}
