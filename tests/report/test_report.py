@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -584,6 +586,22 @@ def test_what_is_printed_fits_and_says_what_matters() -> None:
     assert "boom [bold]" in printed(status(view))
     assert "notice" in printed(report(view))
     assert "first" in printed(job_table([view]))
+
+
+@pytest.mark.parametrize("width", [56, 60, 76, 110])
+@pytest.mark.parametrize("show", [status, live])
+def test_machines_on_a_narrow_terminal_lose_columns_but_no_word(
+    show: Callable[[JobView], RenderableType], width: int
+) -> None:
+    view = job_view(a_record(), None, NOTICED, STACK, 600.0)
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(show(view))
+    text = capture.get()
+    assert "notice, 1m40s left" in text and "attempt 1 (master)" in text and "…" not in text
+    inner = width - 4 * (show is live)  # its box
+    assert ("zone  " in text, "model" in text, "  age" in text) == (inner >= 59, inner >= 66, inner >= 74)
+    assert max(len(line) for line in text.splitlines()) <= width
 
 
 @pytest.mark.parametrize("width", [40, 80, 110, 160, 300])

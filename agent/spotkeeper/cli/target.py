@@ -108,9 +108,10 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
             export_bucket(name),
         )
     raise CliError(
-        "no stack: neither SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are set nor is there a .spotkeeper/local here",
+        "no stack: SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are not set, and no .spotkeeper/local is here or above",
         Exit.MISSING,
-        "on this machine: spotkeeper local up; in a cloud: export SPOTKEEPER_STACK=... SPOTKEEPER_BUCKET=gs://...",
+        "on this machine: spotkeeper local up, or where one runs in another folder: export SPOTKEEPER_FOLDER=..."
+        "/.spotkeeper/local; in a cloud: export SPOTKEEPER_STACK=... SPOTKEEPER_BUCKET=gs://...",
     )
 
 

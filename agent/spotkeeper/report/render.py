@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -225,23 +225,55 @@ def node_word(node: NodeView) -> str:
     return node.state.value + (f", {duration(node.left_s)} left" if node.left_s is not None else "")
 
 
-def node_table(nodes: Iterable[NodeView]) -> Table:
+_NODE_COLUMNS = ("rank", "state", "zone", "model", "machine", "age")
+_NODE_SPARE = ("age", "model", "zone")  # on a narrow terminal they go, in this order
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """One line a machine. What is shown is whole: where it is narrow, the spare columns go; a terminal that is
+    narrower still cuts.
+    """
+
+    nodes: tuple[NodeView, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left = list(_NODE_COLUMNS)
+        for spare in _NODE_SPARE:
+            if _width(console, options, node_table(self.nodes, left)) <= options.max_width:
+                break
+            left.remove(spare)
+        yield node_table(self.nodes, left)
+
+
+def node_table(nodes: Iterable[NodeView], columns: Collection[str] = _NODE_COLUMNS) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     nodes = tuple(nodes)
     slow = any(node.lag for node in nodes)
-    for title in ("rank", "state", "zone", "model", "machine", "age", *(["own time"] if slow else [])):
+    for title in (*columns, *(["own time"] if slow else [])):
         table.add_column(title, justify="right" if title in ("rank", "age") else "left", no_wrap=True)
     for node in nodes:
-        table.add_row(
-            str(node.rank),
-            Text(node_word(node), style=_NODE_STYLE[node.state]),
-            node.zone or "-",
-            node.model.value if node.model else "-",
-            (node.node or (f"attempt {node.attempt}" if node.attempt else "-")) + (" (master)" if node.master else ""),
-            duration(node.age_s),
-            *([Text(node.lag, style="bold yellow")] if slow else []),
-        )
+        cells = {
+            "rank": str(node.rank),
+            "state": Text(node_word(node), style=_NODE_STYLE[node.state]),
+            "zone": node.zone or "-",
+            "model": node.model.value if node.model else "-",
+            "machine": _machine(node),
+            "age": duration(node.age_s),
+        }
+        lag = [Text(node.lag, style="bold yellow")] if slow else []
+        table.add_row(*(cells[title] for title in columns), *lag)
     return table
+
+
+def _machine(node: NodeView) -> str:
+    attempt = f"attempt {node.attempt}" if node.attempt else "-"
+    return (node.node or attempt) + (" (master)" if node.master else "")
+
+
+def _width(console: Console, options: ConsoleOptions, table: Table) -> int:
+    """How wide a table would be with nothing cut."""
+    return Measurement.get(console, options.update(width=_WIDE), table).maximum
 
 
 def preempted(view: JobView) -> str:
@@ -264,17 +296,17 @@ class JobTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         whole = self._table(_COLUMNS, state_word)
-        if self._width(console, options, whole) <= options.max_width:
+        if _width(console, options, whole) <= options.max_width:
             yield whole
             yield from self._notes()
             return
         left, table = list(_COLUMNS), self._table(_COLUMNS, phase_word)
         for spare in _SPARE:
-            if self._width(console, options, table) <= options.max_width:
+            if _width(console, options, table) <= options.max_width:
                 break
             left.remove(spare)
             table = self._table(left, phase_word)
-        width = max(options.max_width, self._width(console, options, table))
+        width = max(options.max_width, _width(console, options, table))
         yield from console.render(table, options.update(width=width))
         for view in self.views:
             if state_word(view) != phase_word(view):
@@ -294,10 +326,6 @@ class JobTable:
             cells = {**_cells(view), "state": state(view)}
             table.add_row(*(cells[title] for title in columns))
         return table
-
-    @staticmethod
-    def _width(console: Console, options: ConsoleOptions, table: Table) -> int:
-        return Measurement.get(console, options.update(width=_WIDE), table).maximum
 
 
 _WIDE = 10_000  # more than any table wants
@@ -361,7 +389,7 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
         Text(f"{money_line(view)}; {facts}", style="dim"),
     ]
     if view.nodes:
-        body += [Text(), node_table(view.nodes)]
+        body += [Text(), NodeTable(view.nodes)]
     body += [Text(), events]
     body += [Text(line, style="red", no_wrap=True, overflow="ellipsis") for line in view.failed]
     if view.crash_log and not view.stands():  # then `crash_log` follows the box, whole
@@ -385,7 +413,7 @@ def status(view: JobView) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
     parts += [Text(warning, style="bold yellow") for warning in view.warnings]
     if view.nodes:
-        parts.append(node_table(view.nodes))
+        parts.append(NodeTable(view.nodes))
     parts += [Text(line, style="red", no_wrap=True, overflow="ignore") for line in view.failed]
     if view.crash_log:
         parts.append(crash_log(view))
