@@ -1,18 +1,21 @@
 """Kill of a node to the first step of the next generation: zygote against exec, and against elastic torchrun.
 
 The process side alone: no cloud, no boot, no function. Three nodes of one process each, on
-loopback addresses of their own; all processes of the third are killed at once.
+loopback addresses of their own (and two, and four); all processes of one are killed at once.
 
 * zygote, exec: what an agent does at the next document. The survivors' processes are ended
   and all three members (a warm machine in place of the third) start the next generation.
 * elastic: torchrun's own c10d rendezvous with the fastest settings that work, its store
   outside so that no node's death takes it along. The survivors go on as two, which is less
   work than waiting for a third.
+
+A machine that comes back is counted by the time without a step: from the last of the smaller gang to the first of all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import signal
@@ -21,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +41,9 @@ from spotkeeper.vm.supervisor import Node, Supervisor, launcher_kind
 NODES = 3
 ZYGOTE_TIMES, EXEC_TIMES, ELASTIC_TIMES = 5, 2, 2
 GOAL_ELASTIC, GOAL_EXEC = 8.0, 4.0
+ELASTIC, COLD = "tuned elastic torchrun", "a cold torchrun per generation"
+ADAPTERS = str(Path(__file__).resolve().parent.parent / ".venv-adapters/bin/python")  # has transformers (make adapters)
+STANDS_IN = "torch._inductor.compile_fx"  # where that is not there: 2 s of imports that every environment has
 PATIENCE_S = 120.0
 JOB = "benchjob"
 ELASTIC_CONF = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1,is_host=0"
@@ -47,15 +53,15 @@ SCRIPT = """
 import os, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
-step = 0
+step, path = 0, os.environ["BENCH_FIRST"] + f"/{os.getpid()}"
 while True:
     dist.all_reduce(torch.ones(1000))
     step += 1
     if step == 1:
-        path = os.environ["BENCH_FIRST"] + f"/{os.getpid()}"
         with open(path + ".tmp", "w") as file:
             file.write(repr(time.time()))
         os.rename(path + ".tmp", path)
+    os.utime(path)
     time.sleep(0.02)
 """
 
@@ -76,6 +82,12 @@ def first_steps(folder: Path, after: float, count: int) -> float:
     raise TimeoutError(f"no {count} first steps within {PATIENCE_S:.0f} s")
 
 
+def last_step(folder: Path, before: float = float("inf")) -> float:
+    """When a worker whose first step came before a moment did its last one."""
+    old = [path for path in folder.iterdir() if path.suffix != ".tmp" and float(path.read_text()) < before]
+    return max(path.stat().st_mtime for path in old)
+
+
 @dataclass
 class Machine:
     """One node's launcher and supervisor, as its agent has them."""
@@ -91,7 +103,7 @@ class Machine:
         self.supervisor = Supervisor(self.folder, templates_path(), self.launcher, log)
 
     def warm(self, run: JobRun, source: Path) -> None:
-        self.launcher.begin(launcher_kind(run, source))
+        self.launcher.begin(launcher_kind(run, source, self.folder / "env"))
 
     def warmed(self) -> None:
         event = self.events.get(timeout=PATIENCE_S)
@@ -114,77 +126,146 @@ class Machine:
         sweep(self.folder, set())
 
 
-def restarts(mode: str, times: int) -> list[float]:
+@dataclass(frozen=True)
+class How:
+    """What starts generations, and of what: ``imports`` are the script's first lines, ``warm`` what a zygote shares."""
+
+    mode: str
+    imports: str = ""
+    warm: tuple[str, ...] = ()
+    python: str = sys.executable
+
+
+@dataclass
+class Gang:
+    """``made``: every machine there was; ``firsts``: where workers note their first step, and touch it at each."""
+
+    root: Path
+    run: JobRun
+    source: Path
+    firsts: Path
+    made: list[Machine] = field(default_factory=list)
+    gen: int = -1
+
+    def machine(self) -> Machine:
+        """One more, which is getting warm."""
+        number = len(self.made) + 1
+        self.made.append(Machine(self.root / f"vm{number}", f"127.0.1.{number}"))
+        self.made[-1].warm(self.run, self.source)
+        return self.made[-1]
+
+    def start(self, members: list[Machine]) -> None:
+        """Their next generation."""
+        self.gen += 1
+        listed = tuple(Member(n, 1, str(n), "b", one.address, 1) for n, one in enumerate(members))
+        port = 21000 + os.getpid() % 5000 + self.gen
+        uid = "00000000-0000-4000-8000-000000000001"
+        address, run_id = listed[0].address, f"{uid}-{self.gen}"
+        doc = Generation(JOB, uid, self.gen, self.gen, DocState.RUN, listed, address, port, run_id)
+        with ThreadPoolExecutor(len(members)) as pool:  # as the agents of several machines do
+            for started in [pool.submit(one.start, doc, self.run, self.source, n) for n, one in enumerate(members)]:
+                started.result()
+
+    def end(self, members: list[Machine]) -> None:
+        """Give up what they run."""
+        for one in members:  # each machine's agent would do this at the same time
+            one.supervisor.discard()
+        for one in members:
+            one.discarded()
+
+
+@contextlib.contextmanager
+def gang(root: Path, how: How, nodes: int) -> Iterator[Gang]:
+    """So many warm machines; what they train on is not begun."""
+    source, firsts = root / "src", root / "first"
+    source.mkdir()
+    firsts.mkdir()
+    (source / "train.py").write_text(how.imports + SCRIPT)
+    env = {"BENCH_FIRST": str(firsts), "OMP_NUM_THREADS": "1"}
+    run = JobRun("bench", ("train.py",), None, env=env, python=how.python, launcher=how.mode, warm=how.warm)
+    one = Gang(root, run, source, firsts)
+    try:
+        for machine in [one.machine() for _ in range(nodes)]:
+            machine.warmed()
+        yield one
+    finally:
+        for machine in one.made:
+            machine.power_cut()
+
+
+def restarts(how: How, times: int, nodes: int = NODES) -> list[float]:
     """Seconds from a kill to the first step of all members of the next generation."""
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        source, firsts = root / "src", root / "first"
-        source.mkdir()
-        firsts.mkdir()
-        (source / "train.py").write_text(SCRIPT)
-        env = {"BENCH_FIRST": str(firsts), "OMP_NUM_THREADS": "1"}
-        run = JobRun("bench", ("train.py",), None, env=env, python=sys.executable, launcher=mode)
-        machines: list[Machine] = []
-        try:
-            machines += [Machine(root / f"vm{number}", f"127.0.1.{number + 1}") for number in range(NODES)]
-            for one in machines:
-                one.warm(run, source)
-            for one in machines:
-                one.warmed()
-            began = time.time()
-            _start_all(machines, 0, run, source)
-            first_steps(firsts, began, NODES)
-            return [_one_restart(machines, number + 1, run, source, firsts) for number in range(times)]
-        finally:
-            for one in machines:
-                one.power_cut()
+    with tempfile.TemporaryDirectory() as name, gang(Path(name), how, nodes) as one:
+        began = time.time()
+        one.start(one.made)
+        first_steps(one.firsts, began, nodes)
+        members, taken = list(one.made), []
+        for _ in range(times):
+            spare = one.machine()
+            spare.warmed()
+            time.sleep(0.5)  # the gang trains
+            killed = time.time()
+            members.pop().power_cut()
+            one.end(members)
+            members.append(spare)
+            one.start(members)
+            taken.append(first_steps(one.firsts, killed, nodes) - killed)
+        return taken
 
 
-def _one_restart(machines: list[Machine], gen: int, run: JobRun, source: Path, firsts: Path) -> float:
-    spare = Machine(machines[0].folder.parent / f"spare{gen}", f"127.0.1.{NODES + gen}")
-    spare.warm(run, source)
-    spare.warmed()
-    time.sleep(0.5)  # the gang trains
-    victim = machines[-1]
-    killed = time.time()
-    victim.power_cut()
-    machines[-1] = spare
-    for one in machines[:-1]:  # each machine's agent would do this at the same time
-        one.supervisor.discard()
-    for one in machines[:-1]:
-        one.discarded()
-    _start_all(machines, gen, run, source)
-    return first_steps(firsts, killed, NODES) - killed
+def joins(how: How) -> float:
+    """Seconds without a step where a machine that has come back is taken in again."""
+    with tempfile.TemporaryDirectory() as name, gang(Path(name), how, NODES) as one:
+        began = time.time()
+        one.start(one.made[1:])
+        first_steps(one.firsts, began, NODES - 1)
+        time.sleep(0.5)
+        one.end(one.made[1:])
+        stood = last_step(one.firsts)
+        one.start(one.made)
+        return first_steps(one.firsts, stood, NODES) - stood
 
 
-def _start_all(machines: list[Machine], gen: int, run: JobRun, source: Path) -> None:
-    members = tuple(Member(n, 1, str(n), "b", one.address, 1) for n, one in enumerate(machines))
-    port = 21000 + os.getpid() % 5000 + gen
-    uid = "00000000-0000-4000-8000-000000000001"
-    doc = Generation(JOB, uid, gen, gen, DocState.RUN, members, members[0].address, port, f"{uid}-{gen}")
-    with ThreadPoolExecutor(len(machines)) as pool:  # as the agents of three machines do
-        for started in [pool.submit(one.start, doc, run, source, n) for n, one in enumerate(machines)]:
-            started.result()
+def elastic(times: int, nodes: int = NODES) -> list[float]:
+    """The same as :func:`restarts` for torchrun's own elasticity: until the survivors' first step, one fewer."""
+    return [_one_elastic(nodes) for _ in range(times)]
 
 
-def elastic(times: int) -> list[float]:
-    """The same for torchrun's own elasticity: seconds until the survivors' first step as two."""
-    return [_one_elastic() for _ in range(times)]
+def _one_elastic(nodes: int) -> float:
+    with _elastic_gang(nodes, nodes) as (root, running, _):
+        killed = time.time()
+        _kill_tree(running[-1])
+        return first_steps(root / "first", killed, nodes - 1) - killed
 
 
-def _one_elastic() -> float:
+def elastic_joins() -> float:
+    """The same as :func:`joins`, where the one that comes back needs its own start before it knocks."""
+    with _elastic_gang(NODES - 1, NODES) as (root, _, another):
+        began = time.time()
+        another()
+        return first_steps(root / "first", began, NODES) - last_step(root / "first", before=began)
+
+
+@contextlib.contextmanager
+def _elastic_gang(
+    nodes: int, most: int
+) -> Iterator[tuple[Path, list[subprocess.Popen[bytes]], Callable[[], subprocess.Popen[bytes]]]]:
+    """A gang that steps, and how to begin one node more."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         root = Path(name)
         (root / "train.py").write_text(SCRIPT)
         (root / "first").mkdir()
         port = stack.enter_context(_store(root))
+        numbers = itertools.count()
+
+        def another() -> subprocess.Popen[bytes]:
+            return stack.enter_context(_torchrun(root, next(numbers), port, f"{min(nodes, most - 1)}:{most}"))
+
         began = time.time()
-        nodes = [stack.enter_context(_torchrun(root, number, port)) for number in range(NODES)]
-        first_steps(root / "first", began, NODES)
+        running = [another() for _ in range(nodes)]
+        first_steps(root / "first", began, nodes)
         time.sleep(0.5)
-        killed = time.time()
-        _kill_tree(nodes[-1])
-        return first_steps(root / "first", killed, NODES - 1) - killed
+        yield root, running, another
 
 
 @contextlib.contextmanager
@@ -208,9 +289,9 @@ def _store(root: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _torchrun(root: Path, number: int, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def _torchrun(root: Path, number: int, port: int, nodes: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={NODES - 1}:{NODES}", "--nproc-per-node=1"),
+        *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=1"),
         *("--max-restarts=10", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench"),
         *(f"--rdzv-conf={ELASTIC_CONF}", f"--local-addr=127.0.1.{number + 1}"),
         *(f"--log-dir={root / 'logs'}", str(root / "train.py")),
@@ -243,15 +324,31 @@ def _kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 def figures() -> list[dict[str, object]]:
-    """For ``bench/run.py``: all three in one run, so that they share the machine's mood."""
+    """For ``bench/run.py``: the alternatives in the same run, so that they share the machine's mood."""
     become_subreaper()  # orphans of killed nodes become ours and are reaped at the end, not left as zombies
-    zygote = statistics.median(restarts("zygote", ZYGOTE_TIMES))
-    cold = statistics.median(restarts("exec", EXEC_TIMES))
-    tuned = statistics.median(elastic(ELASTIC_TIMES))
-    return [
-        _ratio("recovery.zygote_vs_elastic", tuned, zygote, GOAL_ELASTIC, "tuned elastic torchrun"),
-        _ratio("recovery.zygote_vs_exec", cold, zygote, GOAL_EXEC, "a cold torchrun per generation"),
+    zygote, cold = How("zygote"), How("exec")
+    ours = statistics.median(restarts(zygote, ZYGOTE_TIMES))
+    found = [
+        _ratio("recovery.zygote_vs_elastic", statistics.median(elastic(ELASTIC_TIMES)), ours, GOAL_ELASTIC, ELASTIC),
+        _ratio("recovery.zygote_vs_exec", statistics.median(restarts(cold, EXEC_TIMES)), ours, GOAL_EXEC, COLD),
     ]
+    for nodes in (2, 4):
+        taken, others = statistics.median(restarts(zygote, ELASTIC_TIMES, nodes)), elastic(1, nodes)
+        found.append(
+            _ratio(f"recovery.zygote_vs_elastic.{nodes}_nodes", min(others), taken, GOAL_ELASTIC, f"{ELASTIC}, {nodes}")
+        )
+    found.append(_ratio("recovery.rejoin_vs_elastic", elastic_joins(), joins(zygote), GOAL_ELASTIC, ELASTIC))
+    return [*found, _imports()]
+
+
+def _imports() -> dict[str, object]:
+    """A job whose own imports take long: shared by the zygote (``warm:``), against done anew by each generation."""
+    python = ADAPTERS if Path(ADAPTERS).exists() else sys.executable
+    module = "transformers.models.llama.modeling_llama" if python == ADAPTERS else STANDS_IN
+    imports = f"import {module}\n"
+    warm = statistics.median(restarts(How("zygote", imports, (module,), python), ELASTIC_TIMES, 2))
+    cold = statistics.median(restarts(How("exec", imports, python=python), 1, 2))
+    return _ratio("recovery.imports_vs_exec", cold, warm, GOAL_EXEC, f"{COLD}, 2 nodes, import {module}")
 
 
 def _ratio(name: str, other_s: float, ours_s: float, goal: float, what: str) -> dict[str, object]:
