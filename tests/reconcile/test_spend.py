@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from spotkeeper.spec.job import AskKind, Retry
 from spotkeeper.spec.record import Hold, Phase
@@ -24,6 +26,18 @@ def test_a_job_that_crashes_again_and_again_is_held_by_its_cap(static: int) -> N
     record = world.record()
     assert record.hold is Hold.SPEND and record.budget.crashes > 0
     assert 0.01 <= record.fuses.spent < 0.015
+
+
+def test_a_hold_is_a_line_of_the_log_that_the_stacks_alarms_look_for(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(nodes=1, max_usd=0.01, boot_s=100_000.0)
+    world.submit()
+    with caplog.at_level(logging.WARNING, "spotkeeper.reconcile"):
+        world.until(lambda: holding(world), 300)
+        world.run(120)
+    told = [line for line in caplog.records if getattr(line, "event", "") == "hold"]
+    assert [(line.levelname, line.reason, line.job) for line in told] == [("WARNING", "spend", world.record().job)]
+    fuses = [line.reason for line in caplog.records if getattr(line, "event", "") == "fuse"]
+    assert fuses == ["spend"], "and the fuse that blew before it"
 
 
 def test_a_machine_that_never_comes_up_spends_too() -> None:

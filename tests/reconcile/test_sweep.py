@@ -69,7 +69,7 @@ def test_a_record_that_was_deleted_is_told_once_and_the_disks_that_stay_by_name(
     with caplog.at_level(logging.INFO):
         world.run(190)
     told = [line for line in caplog.records if GHOST in line.getMessage()]
-    assert [line.levelname for line in told] == ["ERROR"]
+    assert [(line.levelname, line.event) for line in told] == [("ERROR", "orphan")], "what the alarm looks for"
     assert told[0].getMessage() == (
         f"ALARM: job {GHOST} has machines, disks or grants but no record: it is ended, its machines go; "
         f"2 disks kept, which bill: sk-t-{GHOST}-r0000-d1 (z-b), sk-t-{GHOST}-r0001-d1 (z-b)"

@@ -7,14 +7,18 @@ repeated copy finds the object there. What they say of offers goes to ``market/`
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 
 from spotkeeper.reconcile import market
 from spotkeeper.reconcile.store_api import Store
-from spotkeeper.spec.ledger import Entry
+from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Record
 
+log = logging.getLogger("spotkeeper.reconcile")
+# Those that people are told of: the stack's alarms look for ``event`` and ``reason`` in the log (infra, alerts).
+_TOLD = (Event.HOLD, Event.FUSE)
 _OWED = 256  # entries of a job that are told to the market later; it is advisory
 _REMEMBERED = 4096  # (job, time, id) of entries this process wrote, to spare the bucket repeats
 
@@ -34,6 +38,7 @@ class Writer:
         new = [entry for entry in entries if (job, entry.at, entry.id) not in self._written]
         if new:
             store.append_all(job, new)
+            _tell(job, new)
         owed = [*self._owed.pop(job, ()), *new]
         if not market.feed(store, job, owed):
             self._owed[job] = owed[-_OWED:]
@@ -41,3 +46,11 @@ class Writer:
             self._written[job, entry.at, entry.id] = None
             if len(self._written) > _REMEMBERED:
                 self._written.popitem(last=False)
+
+
+def _tell(job: str, entries: Iterable[Entry]) -> None:
+    """One line for each; a repeated copy by another process tells it again, which is better than never."""
+    for entry in entries:
+        if entry.event in _TOLD:
+            what = {"event": entry.event.value, "reason": entry.cause, "job": job}
+            log.warning("%s of job %s: %s", entry.event.value, job, entry.detail or entry.cause, extra=what)

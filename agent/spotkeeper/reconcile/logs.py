@@ -11,7 +11,21 @@ import sys
 
 from spotkeeper.spec.redact import redact
 
-FIELDS = ("path", "status", "ms", "job", "caller", "reason", "ended", "rounds", "passes", "writes", "calls", "jobs")
+FIELDS = (
+    "path",
+    "status",
+    "ms",
+    "job",
+    "event",
+    "caller",
+    "reason",
+    "ended",
+    "rounds",
+    "passes",
+    "writes",
+    "calls",
+    "jobs",
+)
 MAX_TEXT = 500
 
 

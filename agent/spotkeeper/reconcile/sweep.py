@@ -166,7 +166,7 @@ def _tell(job: str, listing: Listing) -> None:
         "ALARM: job %s has machines, disks or grants but no record: it is ended, its machines go; %s",
         job,
         disks or "no disk of it is known",
-        extra={"job": job},
+        extra={"job": job, "event": "orphan"},
     )
 
 
