@@ -8,7 +8,8 @@ import pulumi
 from pulumi.runtime.config import CONFIG, get_config_env
 from spotkeeper.spec.parse import SpecError
 
-from infra import gcp, settings
+from infra import settings
+from infra.exports import Exports
 
 BUILD = Path(__file__).resolve().parent.parent / ".spotkeeper" / "build"
 
@@ -23,13 +24,24 @@ def main() -> None:
         stack = settings.from_config({**get_config_env(), **CONFIG.get()}, pulumi.get_stack())
     except SpecError as error:
         raise pulumi.RunError(f"Pulumi.{pulumi.get_stack()}.yaml:\n{error}") from None
-    exports = gcp.declare(stack, BUILD)
+    exports = declare(stack)
     pulumi.export("bucket", exports.bucket)
     pulumi.export("reconcileUrl", exports.function_url)
     pulumi.export("bundle", exports.bundle_sha256)
     pulumi.export("pools", exports.pools)
     pulumi.export("staticNodes", exports.static_nodes)
     pulumi.export("keptDisks", exports.kept_disks)
+
+
+def declare(stack: settings.Settings) -> Exports:
+    """By the stack's cloud; the other one's library, which takes seconds to load, stays where it is."""
+    if stack.cloud == "aws":
+        from infra import aws
+
+        return aws.declare(stack, BUILD)
+    from infra import gcp
+
+    return gcp.declare(stack, BUILD)
 
 
 main()

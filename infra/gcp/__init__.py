@@ -7,12 +7,10 @@ reconcile made), then what those machines stood on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import pulumi
-
 from infra import boot, bundle
+from infra.exports import Exports
 from infra.gcp.alerts import Alerts, AlertsArgs
 from infra.gcp.disks import Disks, DisksArgs
 from infra.gcp.identity import Identity, IdentityArgs
@@ -22,18 +20,6 @@ from infra.gcp.pools import Pools, PoolsArgs, pool_states, publish_state
 from infra.gcp.reconcile import Drained, DrainedArgs, Function, FunctionArgs, HasParts, Triggers, TriggersArgs
 from infra.gcp.storage import Storage, StorageArgs
 from infra.settings import Settings
-
-
-@dataclass(frozen=True)
-class Exports:
-    """The stack's outputs, an API for other stacks and for the command line."""
-
-    bucket: pulumi.Output[str]
-    function_url: pulumi.Output[str]
-    bundle_sha256: str
-    pools: list[str]
-    static_nodes: list[str]
-    kept_disks: list[str]
 
 
 def declare(settings: Settings, build: Path) -> Exports:

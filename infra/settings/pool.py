@@ -64,6 +64,10 @@ class BootDisk(Struct, frozen=True, forbid_unknown_fields=True):
 
     size_gb: GB = 50
     type: Annotated[str, about("unset: pd-balanced, gp3")] = ""
+    device: Annotated[
+        str,
+        about("aws: the image's root device; unset: /dev/sda1 (Ubuntu's; /dev/xvda is Amazon Linux's and Debian's)"),
+    ] = ""
 
 
 class DataDisk(Struct, frozen=True, forbid_unknown_fields=True):

@@ -184,6 +184,8 @@ class Run:
     # --- steps ---------------------------------------------------------------------------
 
     def _create(self, op: Op, entry: Entry) -> tuple[str, Json]:
+        if self.shown is not None:  # of any cloud, this one's table or not
+            return "", entry.inputs
         id_, outputs = table.computed(entry.type, entry.name, entry.inputs, self.place)
         if self.dry:
             self._step(op, entry, lambda: None)
