@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -13,10 +14,10 @@ from infra.aws.reconcile import Function
 from infra.settings import Budget, Settings
 
 NAMESPACE = "Spotkeeper"
-# What the function writes into its log (`event`) -> what people are told.
+# alerts.about -> the event in the function's log (spotkeeper.spec.ledger, reconcile/sweep), and what people are told.
 TOLD: dict[str, tuple[str, str]] = {
     "holds": ("hold", "a job holds: it waits for a person"),
-    "spend": ("spend", "the stack's spending cap keeps machines from being bought"),
+    "spend": ("fuse", "a money fuse has blown: no machine is bought until somebody looks"),
     "orphans": ("orphan", "machines or disks of a job that nobody knows"),
 }
 
@@ -104,7 +105,7 @@ class Alerts(pulumi.ComponentResource):
             period=300,
         )
 
-    def _alarm(self, key: str, message: str, topic: aws.sns.Topic, **how: object) -> None:
+    def _alarm(self, key: str, message: str, topic: aws.sns.Topic, **how: Any) -> None:
         aws.cloudwatch.MetricAlarm(
             key,
             name=f"{self._called}-{key}",
@@ -113,7 +114,7 @@ class Alerts(pulumi.ComponentResource):
             ok_actions=[topic.arn],
             tags=self._tags(key),
             opts=self._child,
-            **how,  # type: ignore[arg-type]
+            **how,
         )
 
     def _budget(self, budget: Budget) -> None:

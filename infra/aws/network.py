@@ -161,7 +161,8 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
         self.parts += [group, come, go, out_4, out_6]
-        return group.id
+        found: pulumi.Output[str] = group.id
+        return found
 
     def _tags(self, which: str = "") -> dict[str, str]:
         name = f"{self._called}-{which}" if which else self._called

@@ -248,7 +248,7 @@ def root(pool: Pool) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
 
 
 def interfaces(pool: Pool) -> tuple[Interface, ...]:
-    """An Elastic Fabric Adapter on each network card; the first carries everything else too, the others have no address.
+    """An Elastic Fabric Adapter on each network card: the first carries all else too, the others have no address.
 
     A machine type of many cards (P5) has addresses to give on every fourth only, and one address is enough.
     """
