@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import spotkeeper
 import torch
-from spotkeeper.train import client, keep, store
+from spotkeeper.train import client, keep, store, tell
 from spotkeeper.train.control import NAME, Commit, Control, Fault, Result, State, Want, read_result
 from spotkeeper.train.run import Run
 from spotkeeper.train.settings import Settings, make_output
@@ -272,6 +273,19 @@ def test_a_stop_by_the_agent(agent: Control, tmp_path: Path) -> None:
     manifest = store.read(tmp_path / "ckpt", Commit(5, 6))
     assert (manifest.gang[0].slot, manifest.world) == (2, 1)
     assert manifest.versions["torch"] == str(torch.__version__)
+
+
+def test_a_run_folder_that_takes_nothing_makes_no_crash_of_a_stop(
+    agent: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tell, "write_result", full)
+    with pytest.raises(SystemExit) as stop:
+        generation(at(6, lambda: agent.request(Want.SAVE_STOP, time.time() + 30)))
+    assert stop.value.code == 0 and (agent.state, agent.commit) == (State.STOPPED, Commit(5, 6))
+    assert "result.json: [Errno 28] No space left on device" in capsys.readouterr().err
 
 
 def test_a_wish_for_what_is_durable_already_is_answered(agent: Control) -> None:

@@ -983,6 +983,18 @@ def test_stall_and_full_disk_are_facts(tmp_path: Path) -> None:
         assert reporter.facts(control, 141.0) == []
 
 
+def test_a_stop_without_a_result_is_none_the_less_a_stop(tmp_path: Path) -> None:
+    """On a full /run, of a node whose peers were told first: exit 0 alone would say that the job is through."""
+    launcher: Any = SimpleNamespace(pid=0)
+    one = supervisor.Supervisor(tmp_path, tmp_path, launcher, QUIET)
+    for state, stopped in ((State.STOPPED, True), (State.STOPPING, False), (State.DONE, False)):
+        control = Control.create(tmp_path / "ctl")
+        control.state = state
+        one.child = supervisor.Child(1, tmp_path, 1, 25.0, control)
+        ending = one.ended(1, 0)
+        assert ending is not None and (ending.stopped, ending.well) == (stopped, not stopped)
+
+
 @pytest.mark.parametrize("set_by", [-1e8, -3600.0, 3600.0, 1e8])
 def test_a_wall_clock_that_is_set_makes_no_step_late_and_hides_no_stall(tmp_path: Path, set_by: float) -> None:
     with Control.create(tmp_path / "ctl") as control:

@@ -87,7 +87,10 @@ class Teller:
             return
         self._show_loss()
         if self._run is not None:
-            write_result(self._run, Result(outcome, gen, step, commit))
+            try:
+                write_result(self._run, Result(outcome, gen, step, commit))
+            except OSError as error:  # a full /run must not turn a stop into a crash: the control file says as much
+                say(f"result.json: {error}")
         self._control.state = Phase.STOPPED if outcome == "stopped" else Phase.DONE
         if outcome == "stopped":
             say(f"generation {gen}: stopped after step {step}, newest checkpoint {commit}")

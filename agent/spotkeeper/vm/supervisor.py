@@ -280,6 +280,8 @@ class Supervisor:
         result = read_result(child.folder)
         if result is not None and result.gen != child.gen:
             result = None
+        if result is None and child.control.state is State.STOPPED:  # on a full /run the control file alone says so
+            result = Result("stopped", child.gen, child.control.step, child.control.commit)
         codes = exit_codes(child.folder)
         if NO_RESTART in codes:
             code = NO_RESTART
