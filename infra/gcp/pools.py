@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import msgspec
 import pulumi
 import pulumi_gcp as gcp
-from spotkeeper.spec.stack import PoolState, StackState, StaticNode
+from msgspec.structs import replace
+from spotkeeper.spec.stack import PoolState
 
 from infra import naming
 from infra.boot import Scripts
 from infra.bundle import Archive
-from infra.catalog import GCP_DISK_PRICES
 from infra.gcp.disks import Disks
 from infra.gcp.identity import Identity
 from infra.gcp.network import Network
@@ -25,6 +25,7 @@ from infra.gcp.placement import Placement
 from infra.gcp.reconcile import Function
 from infra.gcp.storage import Storage
 from infra.settings import Pool, Settings
+from infra.settings.state import models, pool_state, stack_state
 
 POOLS_OBJECT = "stack/pools.json"
 DATA_DEVICE = "sk-data"  # the agent finds the disk as /dev/disk/by-id/google-sk-data
@@ -74,7 +75,7 @@ class Pools(pulumi.ComponentResource):
             naming.template(settings.stack, pool.name, model),
             region=settings.region,
             machine_type=pool.machine.type,
-            scheduling=scheduling(pool, model, settings.limits.max_run_s()),
+            scheduling=scheduling(pool, model, pool.max_run_s()),
             guest_accelerators=[
                 gcp.compute.RegionInstanceTemplateGuestAcceleratorArgs(type=kind, count=count)
                 for kind, count in accelerators(pool)
@@ -84,7 +85,7 @@ class Pools(pulumi.ComponentResource):
                     boot=True,
                     auto_delete=True,
                     device_name="boot",
-                    source_image=settings.image,
+                    source_image=pool.image,
                     disk_size_gb=pool.boot_disk.size_gb,
                     disk_type=pool.boot_disk.type,
                     labels=labels,
@@ -134,7 +135,7 @@ class Pools(pulumi.ComponentResource):
                 auto_delete=True,
                 device_name="boot",
                 initialize_params=gcp.compute.InstanceBootDiskInitializeParamsArgs(
-                    image=settings.image, size=pool.boot_disk.size_gb, type=pool.boot_disk.type, labels=labels
+                    image=pool.image, size=pool.boot_disk.size_gb, type=pool.boot_disk.type, labels=labels
                 ),
             ),
             attached_disks=[
@@ -178,10 +179,6 @@ class Pools(pulumi.ComponentResource):
             "sk-storage": args.settings.endpoints.storage,
             "startup-script": args.scripts.startup,
         }
-
-
-def models(pool: Pool) -> tuple[str, ...]:
-    return ("spot", "on-demand") if pool.on_demand_nodes() else ("spot",)
 
 
 def accelerators(pool: Pool) -> list[tuple[str, int]]:
@@ -233,28 +230,6 @@ def pool_states(settings: Settings, pools: Pools, placement: Placement) -> pulum
     )
 
 
-def pool_state(settings: Settings, pool: Pool, templates: dict[str, str], placement: dict[str, str]) -> PoolState:
-    nodes = [] if pool.kind == "spot" else [
-        StaticNode(naming.node(settings.stack, pool.name, i), pool.node_zone(i)) for i in range(pool.size)
-    ]  # fmt: skip
-    return PoolState(
-        name=pool.name,
-        kind=pool.kind,
-        machine_type=pool.machine.type,
-        zones=pool.zones,
-        nproc=pool.machine.processes(),
-        max_nodes=pool.size,
-        max_on_demand=pool.on_demand_nodes(),
-        disk_gb=pool.disk.size_gb,
-        disk_type=pool.disk.type,
-        prices={zone: price for zone in pool.zones if (price := pool.price(zone))},
-        templates=templates,
-        placement=placement,
-        nodes=tuple(nodes),
-        disk_usd_gb_month=GCP_DISK_PRICES.get(pool.disk.type),
-    )
-
-
 def publish_state(
     settings: Settings,
     storage: Storage,
@@ -267,22 +242,8 @@ def publish_state(
 
     def document(values: tuple[list[PoolState], str, str]) -> str:
         states, url, email = values
-        state = StackState(
-            stack=settings.stack,
-            cloud="gcp",
-            project=settings.project,
-            region=settings.region,
-            bucket=settings.bucket_name(),
-            pools=tuple(states),
-            function_url=url,
-            node_identity=email,
-            bundle_sha256=bundle.sha256,
-            lease_minutes=settings.limits.lease_minutes,
-            boot_deadline_s=settings.limits.boot_deadline_s,
-            fallback=settings.fallback.state(),
-            max_run_s=settings.limits.max_run_s(),
-            job_identity=settings.job_identity,
-        )
+        known = stack_state(settings, tuple(states))
+        state = replace(known, function_url=url, node_identity=email, bundle_sha256=bundle.sha256)
         return msgspec.json.format(msgspec.json.encode(state)).decode()
 
     return gcp.storage.BucketObject(

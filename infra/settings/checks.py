@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from spotkeeper.spec.names import POOL_NAME, STACK_NAME
 from spotkeeper.spec.parse import Problem, join, nearest, problem
 
-from infra.catalog import AWS_PRICES, GCP_PRICES, zones_of
+from infra.catalog import AWS_PRICES, AWS_ZONES, GCP_PRICES, GCP_ZONES, zones_of
 from infra.settings.model import Settings
 from infra.settings.pool import Pool
 
@@ -26,12 +26,15 @@ PoolRule = Callable[[Pool, Settings], Iterator[Problem]]
 
 PRIVATE = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))  # RFC 1918
 _PRICES = {"gcp": GCP_PRICES, "aws": AWS_PRICES}
+_REGIONS = {"gcp": GCP_ZONES, "aws": AWS_ZONES}
+_MACHINE = {"gcp": re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+\Z"), "aws": re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+\Z")}
 OURS = 8  # labels of Spotkeeper's own that a resource may bear
 EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+\Z")
 _LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
 _STACK_REFERENCE = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+\Z")
 _LEAST_TICKS_OF_LEASE = 3  # one lost tick, or two, must not power machines off
+_OVER_BEFORE = "is less than two boot deadlines (limits.boot_deadline_s): machines would end before they train"
 _NAME = "want a letter, then letters, digits and -, at most 24, all lower case"
 
 # Keys of other tools, and of what was decided against: the nearest name would lead astray.
@@ -68,8 +71,19 @@ def stack_name(s: Settings) -> Iterator[Problem]:
         yield problem("stack", _NAME, s.stack)
 
 
+def region(s: Settings) -> Iterator[Problem]:
+    if s.region not in _REGIONS[s.cloud]:
+        near = nearest(s.region, _REGIONS[s.cloud])
+        yield problem("region", f"is not a region of {s.cloud} in infra/catalog.py", s.region, near)
+
+
+def _known_zones(s: Settings) -> tuple[str, ...]:
+    """Of the stack's region; () where that is wrong, which is said elsewhere."""
+    return zones_of(s.region) if s.region in _REGIONS[s.cloud] else ()
+
+
 def zones_in_region(s: Settings) -> Iterator[Problem]:
-    known = zones_of(s.region)
+    known = _known_zones(s)
     for index, zone in enumerate(s.zones if known else ()):
         yield from _zone(join("zones", index), zone, s.zones[:index], known, f"a zone of {s.region}")
 
@@ -78,7 +92,7 @@ def _zone(path: str, zone: str, before: tuple[str, ...], known: tuple[str, ...],
     if zone in before:
         yield problem(path, "is named twice", zone)
     elif zone not in known:
-        yield Problem(path, f"{zone} is not {what}", hint=nearest(zone, known))
+        yield problem(path, f"is not {what}", zone, nearest(zone, known))
 
 
 def network_is_one(s: Settings) -> Iterator[Problem]:
@@ -103,15 +117,24 @@ def network_range(s: Settings) -> Iterator[Problem]:
         return
     try:
         network = ipaddress.ip_network(s.network.cidr)
-    except ValueError as error:
-        yield problem("network.cidr", f"is no address range: {error}", s.network.cidr)
+    except ValueError:
+        yield problem("network.cidr", "is no address range", s.network.cidr, _range_of(s.network.cidr))
         return
     nodes = sum(pool.size for pool in s.pools)
     if not isinstance(network, ipaddress.IPv4Network) or not any(network.subnet_of(each) for each in PRIVATE):
         ranges = ", ".join(map(str, PRIVATE))
         yield problem("network.cidr", f"want a private IPv4 range, within one of {ranges}", s.network.cidr)
     elif network.num_addresses - 4 < nodes:  # both clouds keep 4 or more of them
-        yield problem("network.cidr", f"has too few addresses for {nodes} nodes", s.network.cidr)
+        least = 32 - (nodes + 3).bit_length()
+        yield problem("network.cidr", f"has too few addresses for {nodes} nodes: want /{least}", s.network.cidr)
+
+
+def _range_of(text: str) -> str | None:
+    """The range that an address with a prefix is in."""
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        return None
 
 
 def lease_spans_ticks(s: Settings) -> Iterator[Problem]:
@@ -127,7 +150,7 @@ def lease_spans_ticks(s: Settings) -> Iterator[Problem]:
 def run_outlasts_boot(s: Settings) -> Iterator[Problem]:
     hours = s.limits.max_run_hours
     if hours is not None and hours * 3600 < 2 * s.limits.boot_deadline_s:
-        yield problem("limits.max_run_hours", "is less than two boot deadlines", hours)
+        yield problem("limits.max_run_hours", _OVER_BEFORE, hours)
 
 
 def machine_cap(s: Settings) -> Iterator[Problem]:
@@ -154,7 +177,8 @@ def spend_cap(s: Settings) -> Iterator[Problem]:
 def function_timeout(s: Settings) -> Iterator[Problem]:
     """A tick must end before the next one begins, or rounds only wait for each other's lease."""
     if s.reconcile.timeout_s > 60 * s.reconcile.tick_minutes * 5:
-        yield problem("reconcile.timeout_s", "is longer than five ticks", s.reconcile.timeout_s)
+        told = f"is longer than five ticks ({300 * s.reconcile.tick_minutes} s), and rounds would wait for each other"
+        yield problem("reconcile.timeout_s", told, s.reconcile.timeout_s)
 
 
 def bouts(s: Settings) -> Iterator[Problem]:
@@ -177,6 +201,8 @@ def alarms(s: Settings) -> Iterator[Problem]:
 def budget_steps(s: Settings) -> Iterator[Problem]:
     if s.budget is None:
         return
+    if not re.fullmatch(r"[A-Z]{3}", s.budget.currency):
+        yield problem("budget.currency", "want the three letters of a currency, USD", s.budget.currency)
     if not s.budget.alert_at:
         yield Problem("budget.alert_at", "is empty, so nobody is ever told: leave it out for 50, 90, 100")
     yield from _twice("budget.alert_at", s.budget.alert_at)
@@ -255,9 +281,9 @@ def addresses(s: Settings) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    stack_name, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot, machine_cap,
-    spend_cap, function_timeout, bouts, alarms, budget_steps, interpreter, secrets_are_names, job_files, label_rules,
-    production_bucket, addresses,
+    stack_name, region, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot,
+    machine_cap, spend_cap, function_timeout, bouts, alarms, budget_steps, interpreter, secrets_are_names, job_files,
+    label_rules, production_bucket, addresses,
 )  # fmt: skip
 
 
@@ -272,16 +298,17 @@ def pool_name(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 
 def pool_zones(pool: Pool, s: Settings) -> Iterator[Problem]:
-    in_region = zones_of(s.region)
-    if not in_region:
-        return  # the region is wrong, which is said elsewhere
+    in_region = _known_zones(s)
     if pool.kind == "static" and not pool.zones:
         yield Problem("zones", "missing: a static node's disk stays in its zone, so name it")
+    if not in_region or pool.zones == s.zones:
+        return  # what is wrong with them is said elsewhere
+    allowed = s.zones if set(s.zones) <= set(in_region) else in_region
     for index, zone in enumerate(pool.zones):
         if zone not in in_region:
-            yield Problem(join("zones", index), f"{zone} is not a zone of {s.region}", hint=nearest(zone, in_region))
+            yield problem(join("zones", index), f"is not a zone of {s.region}", zone, nearest(zone, in_region))
         else:
-            yield from _zone(join("zones", index), zone, pool.zones[:index], s.zones, "in the stack's zones")
+            yield from _zone(join("zones", index), zone, pool.zones[:index], allowed, "one of the stack's zones")
 
 
 def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
@@ -289,6 +316,9 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
         if zone not in pool.zones:
             yield Problem(join("prices", zone), "is not a zone of this pool", hint=nearest(zone, pool.zones))
     kind, listed = pool.machine.type, _PRICES[s.cloud]
+    if not _MACHINE[s.cloud].match(kind):
+        yield problem("machine.type", f"is no machine type of {s.cloud}", kind, nearest(kind, listed))
+        return
     if pool.zones and not pool.prices and pool.price(pool.zones[0]) is None:
         if kind not in listed:
             message = "is not in infra/catalog.py: another type, or its prices by zone (prices)"
@@ -338,7 +368,7 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
 def pool_run(pool: Pool, s: Settings) -> Iterator[Problem]:
     hours = pool.max_run_hours
     if hours is not None and hours != s.limits.max_run_hours and hours * 3600 < 2 * s.limits.boot_deadline_s:
-        yield problem("max_run_hours", "is less than two boot deadlines", hours)
+        yield problem("max_run_hours", _OVER_BEFORE, hours)
 
 
 POOL_RULES: tuple[PoolRule, ...] = (pool_name, pool_zones, pool_prices, pool_kind, pool_placement, pool_run)

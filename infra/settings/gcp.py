@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 
 from msgspec.structs import replace
+from spotkeeper.spec.names import STACK_NAME
 from spotkeeper.spec.parse import Problem, join, nearest, problem
 
 from infra import naming
-from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_PRICES, GCP_ZONES, zones_of
+from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, zones_of
 from infra.settings.checks import EMAIL, PoolRule, Rule, only_elsewhere
 from infra.settings.model import OWN_RANGE, Endpoints, Settings
 from infra.settings.pool import SPOT_NOTICE_S, Pool
@@ -86,11 +87,6 @@ def project_id(s: Settings) -> Iterator[Problem]:
         yield problem("gcp:project", "is no project id (6 to 30 lower-case letters, digits and -)", s.project)
 
 
-def region(s: Settings) -> Iterator[Problem]:
-    if s.region not in GCP_ZONES:
-        yield problem("region", "is not a region in infra/catalog.py", s.region, nearest(s.region, GCP_ZONES))
-
-
 def image(s: Settings) -> Iterator[Problem]:
     yield from _image("image", s.image)
 
@@ -155,6 +151,8 @@ def secret_names(s: Settings) -> Iterator[Problem]:
 
 def bucket_name(s: Settings) -> Iterator[Problem]:
     name = s.bucket_name()
+    if s.bucket.name is None and not STACK_NAME.match(s.stack):
+        return  # which is said elsewhere
     if not re.fullmatch(r"[a-z0-9][-_a-z0-9]{1,61}[a-z0-9]", name) or name.startswith("goog") or "google" in name:
         yield problem("bucket.name", "is no bucket name (3 to 63 lower-case letters, digits, - and _)", name)
 
@@ -177,7 +175,7 @@ _OF_AWS: dict[str, tuple[object, str]] = {
     "service_linked_role": (False, "only aws has one: remove it"),
 }
 RULES: tuple[Rule, ...] = (
-    project_id, region, image, existing_network, even_ticks, people, job_identity, secret_names, bucket_name, billing,
+    project_id, image, existing_network, even_ticks, people, job_identity, secret_names, bucket_name, billing,
     of_aws,
 )  # fmt: skip
 
@@ -192,8 +190,6 @@ def pool_image(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 def pool_machine(pool: Pool, s: Settings) -> Iterator[Problem]:
     machine = pool.machine
-    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)+", machine.type):
-        yield problem("machine.type", "is no machine type", machine.type, nearest(machine.type, GCP_PRICES))
     if machine.efa:
         yield problem("machine.efa", "only aws has it: machine.gpu_direct is gcp's", machine.efa)
     if machine.type.startswith(_ARM) != (s.agent.arch == "aarch64"):
@@ -262,7 +258,7 @@ def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
     _, operations, throughput = _DISKS.get(pool.disk.type, (0, True, True))
     for name, sold in (("iops", operations), ("mb_s", throughput)):
         if (value := getattr(pool.disk, name)) is not None and not sold:
-            yield problem(f"disk.{name}", f"a {pool.disk.type} has what its size gives: leave it out", value)
+            yield problem(f"disk.{name}", f"{pool.disk.type} has what its size gives: leave it out", value)
 
 
 POOL_RULES: tuple[PoolRule, ...] = (

@@ -18,6 +18,11 @@ ALARMS: tuple[Alarm, ...] = ("ticks", "holds", "spend", "orphans")
 OWN_RANGE = "10.40.0.0/16"
 
 
+def _from(where: str) -> Meta:
+    """A field that nobody writes into a stack file: messages and editors do not offer it."""
+    return Meta(description=f"from {where}", extra={"offered": False})
+
+
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
     """One of the stack's own, made from ``cidr``; or one that exists: ``vpc`` with ``subnets``, or ``from_stack``."""
 
@@ -118,7 +123,7 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
 
     monthly: Annotated[int, Meta(ge=1, description="what the stack may cost a month")]
     billing_account: Annotated[str, about("gcp: 0123AB-4567CD-89EF01")] = ""
-    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z", description="the account's")] = "USD"
+    currency: Annotated[str, about("the billing account's")] = "USD"
     alert_at: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=500)], ...], about("percent of it at which a mail is sent")
     ] = (50, 90, 100)
@@ -149,8 +154,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     endpoints filled in: no reader has to think of what was left out.
     """
 
-    stack: str
-    project: str
+    stack: Annotated[str, _from("Pulumi")]
+    project: Annotated[str, _from("`gcp:project`")]
     cloud: Literal["gcp", "aws"]
     region: Annotated[str, about("us-central1, us-east-1")]
     image: Annotated[

@@ -306,6 +306,20 @@ def plan(file: Path | None, stack: str | None, *, as_json: bool) -> None:
     emit(planned, as_json, "" if as_json else "\n".join(planning.lines(planned)))
 
 
+def check(stack: str | None, *, as_json: bool) -> None:
+    from spotkeeper.cli import check as checking
+
+    checking.run(stack, as_json=as_json)
+
+
+def review(
+    preview: Path, file: Path | None, stack: str | None, base: Path | None, *, agreed: bool, as_json: bool
+) -> None:
+    from spotkeeper.cli import review as reviewing
+
+    reviewing.review(preview, file, stack, base, agreed=agreed, as_json=as_json)
+
+
 def schema(document: str) -> None:
     from spotkeeper.cli.schema import text
 

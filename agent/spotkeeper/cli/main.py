@@ -368,6 +368,63 @@ def plan(
     commands.plan(stack_file, stack, as_json=as_json)
 
 
+@app.command(rich_help_panel=STACKS)
+def check(
+    stack: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="STACK",
+            help="A stack of infra/stacks, or its file, Pulumi.NAME.yaml; else SPOTKEEPER_STACK, else the local one.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a stack file, and the job files it names: all that can be known to be wrong, at once. Asks no cloud.
+
+    Each line says where it is, what was found, and the nearest valid name or what to do.
+    With `--json`: `{"ok": false, "problems": [{"file", "line", "path", "value", "message", "nearest"}]}`.
+
+    Examples: `spotkeeper check prod`, `spotkeeper check infra/stacks/Pulumi.prod.yaml --json`
+    """
+    from spotkeeper.cli import commands
+
+    commands.check(stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
+def review(
+    preview: Annotated[
+        Path,
+        typer.Option("--preview", metavar="FILE", help="What `pulumi preview --json` printed; - is standard input."),
+    ],
+    stack_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--stack-file", metavar="FILE", help="Pulumi.NAME.yaml; else that of the stack."),
+    ] = None,
+    base: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--base", metavar="FILE", help="The stack file as it was, to compare the cost with."),
+    ] = None,
+    allow_data_loss: Annotated[
+        bool, typer.Option("--allow-data-loss", help="Data may be lost: a person has agreed to it.")
+    ] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """What a change would do to a stack, as the comment on a pull request: resources, data, and what it will cost.
+
+    Exit code 4 where a disk or a bucket would be deleted or replaced, or the stack be emptied, and nobody has agreed;
+    1 where the preview itself failed. Of values it shows sizes, zones and machine types only.
+    `.github/workflows` shows how it is used.
+
+    Example: `pulumi preview --json | spotkeeper review --preview - --stack prod`
+    """
+    from spotkeeper.cli import commands
+
+    commands.review(preview, stack_file, stack, base, agreed=allow_data_loss, as_json=as_json)
+
+
 @app.command(rich_help_panel=JOBS)
 def schema(
     document: Annotated[str, typer.Argument(metavar="job|stack|state", help="Which document.", show_default=False)],
@@ -418,6 +475,20 @@ def preflight(
     from spotkeeper.cli import preflight as preflights
 
     preflights.run(folder, tuple(peer or ()), notice, python, quick=quick, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
+def policy() -> None:
+    """Answer as the rule that chooses machines would, so that anybody can judge it on markets of their own.
+
+    Reads questions from standard input and answers on standard output, one JSON object a line (protocol 1): it is
+    asked at every tick of a recorded market and says where the job runs until the next one. It asks no cloud.
+
+    Example: `echo '{"type":"hello","protocol":1}' | spotkeeper policy`
+    """
+    from spotkeeper.cli.policy import serve
+
+    serve(sys.stdin.buffer, sys.stdout.buffer)
 
 
 @app.command(rich_help_panel=STACKS)

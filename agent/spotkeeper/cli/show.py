@@ -67,7 +67,7 @@ def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFi
         from spotkeeper.local.deploy.config import read_config
     except ImportError:
         raise no_checkout() from None
-    path = file or _stack_file(stack or os.environ.get("SPOTKEEPER_STACK", "") or "local", other)
+    path = file or stack_path(stack, other)
     lines = _lines(path)
     name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
     config = read_config(path, STAND_IN if name == "local" else None)
@@ -81,11 +81,13 @@ def no_checkout() -> CliError:
     return CliError("the stack is made by `infra`, which is not here", Exit.MISSING, "run it in a checkout")
 
 
-def _stack_file(stack: str, other: str) -> Path:
-    """
+def stack_path(stack: str | None, other: str) -> Path:
+    """The file of a stack of this checkout: the named one's, SPOTKEEPER_STACK's, or the local one's.
+
     Raises:
         CliError: the checkout has no stack of this name.
     """
+    stack = stack or os.environ.get("SPOTKEEPER_STACK", "") or "local"
     folder = CHECKOUT / "infra" / "stacks"
     names = sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in folder.glob("Pulumi.*.yaml"))
     if stack in names:

@@ -60,7 +60,20 @@ class Tally:
         pool = stack.pool(offer.pool)
         if pool is None or (offer.model is Model.ON_DEMAND and taken >= pool.max_on_demand):
             return False
-        return self._pools[offer.pool] < pool.max_nodes
+        return self._pools[offer.pool] < pool.max_nodes and self._under_the_stacks(stack, pool.dearest(offer.model))
+
+    def _under_the_stacks(self, stack: StackState, usd: float) -> bool:
+        """Whether all dynamic machines together, and one more of that price, keep to what the stack may have."""
+        if stack.max_machines is not None:
+            taken = sum(count for name, count in self._pools.items() if name is not None)
+            if taken >= stack.max_machines:
+                return False
+        if stack.max_usd_hour is None:
+            return True
+        for pool in stack.pools:
+            usd += self._resources[f"slot:{pool.name}"] * pool.dearest(Model.SPOT)
+            usd += self._resources[f"slot:{pool.name}/on-demand"] * pool.dearest(Model.ON_DEMAND)
+        return usd <= stack.max_usd_hour + 1e-9  # three times 1.2 are not above 3.6
 
 
 def change(alloc: Alloc, add: Iterable[Grant], drop: Iterable[Grant]) -> Alloc:

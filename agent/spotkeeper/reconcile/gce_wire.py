@@ -158,6 +158,10 @@ def disk_body(stack: StackState, pool: PoolState, action: CreateDisk) -> dict[st
         "type": f"{project}/zones/{action.zone}/diskTypes/{pool.disk_type}",
         "labels": names.labels(stack.stack, pool.name, action.job, action.rank),
     }
+    if pool.disk_iops is not None:
+        body["provisionedIops"] = str(pool.disk_iops)
+    if pool.disk_mbps is not None:
+        body["provisionedThroughput"] = str(pool.disk_mbps)
     if action.snapshot:
         body["sourceSnapshot"] = f"{project}/global/snapshots/{action.snapshot}"
     return body

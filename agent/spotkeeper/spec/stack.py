@@ -65,6 +65,11 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     template_versions: dict[str, str] = {}  # model -> version of its launch template
     tags: dict[str, str] = {}  # of every machine, beside those that say which it is: what agents read
 
+    def dearest(self, model: Model) -> float:
+        """USD an hour of one machine, in the zone where it costs most: a grant does not say which."""
+        known = (price.of(model) for price in self.prices.values())
+        return max((usd for usd in known if usd is not None), default=0.0)
+
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
     """When a job goes on-demand for a while (a bout), and for how long. Durations in virtual seconds."""
@@ -91,6 +96,8 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     fallback: Fallback = Fallback()
     max_run_s: Annotated[int, Meta(ge=1)] | None = None
     job_identity: str = ""  # whom jobs are on its machines; "": nobody
+    max_machines: Annotated[int, Meta(ge=1)] | None = None  # dynamic ones of all pools; None: as many as the pools say
+    max_usd_hour: Annotated[float, Meta(gt=0)] | None = None  # what they may cost together, by list price
 
     def pool(self, name: str) -> PoolState | None:
         return next((pool for pool in self.pools if pool.name == name), None)
