@@ -1,0 +1,54 @@
+"""``spotkeeper policy``: the rule that chooses machines, on standard input and output, for whoever judges it.
+
+One JSON object a line (``spec.policy``). A line that makes no sense ends nothing: where it was a tick, the answer is
+what is safe anywhere (go on, else on-demand), and what was wrong goes to standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import BinaryIO, TextIO, cast
+
+import msgspec
+
+from spotkeeper.reconcile.select_play import Player
+from spotkeeper.spec import codec
+from spotkeeper.spec.policy import KEEP, ON_DEMAND, PROTOCOL, Answer, Bye, End, Hello, Message, Ready, Start, Tick
+
+NAME = "spotkeeper"
+MESSAGE = cast(type[Message], Message)  # a union of structs, which msgspec takes for a type
+SAFE = Answer((KEEP, ON_DEMAND))
+
+
+def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> None:
+    """Answer until ``bye``, or the end of the input."""
+    player = Player()
+    while line := lines.readline():
+        if not line.strip():
+            continue
+        try:
+            message = codec.decode(line, MESSAGE)
+            if isinstance(message, Bye):
+                return
+            answer = _answer(player, message, errors)
+        except (msgspec.DecodeError, LookupError, AttributeError, ArithmeticError, ValueError) as error:
+            print(f"spotkeeper policy: {type(error).__name__}: {error}: {line[:120]!r}", file=errors, flush=True)
+            answer = SAFE if b'"tick"' in line and b'"type"' in line else None
+        if answer is not None:
+            answers.write(msgspec.json.encode(answer) + b"\n")
+            answers.flush()
+
+
+def _answer(player: Player, message: Message, errors: TextIO) -> Ready | Answer | None:
+    match message:
+        case Hello():
+            if message.protocol != PROTOCOL:
+                print(f"spotkeeper policy: protocol {message.protocol}: I speak {PROTOCOL}", file=errors, flush=True)
+            return Ready(NAME)
+        case Start():
+            player.start(message)
+        case Tick():
+            return player.tick(message)
+        case End():
+            player.end(message)
+    return None
