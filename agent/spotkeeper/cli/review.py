@@ -1,0 +1,102 @@
+"""``review``: a `pulumi preview` and a stack file as the comment on a pull request, and the guard over its data.
+
+Reads files and prints; asks no cloud, runs no engine, knows nothing of who hosts the repository.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.output import emit, note
+from spotkeeper.cli.show import STAND_IN, no_checkout, stack_path
+from spotkeeper.report.cost import BootDisk, StackCost, stack_cost
+from spotkeeper.report.preview import Foreseen, PreviewError, read
+from spotkeeper.report.review import LABEL, Review, Verdict, judge, markdown
+from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.redact import redact
+
+if TYPE_CHECKING:
+    from infra.settings import Settings
+
+STDIN = Path("-")
+OTHER = "spotkeeper review --stack-file FILE"
+
+
+def review(
+    preview: Path, file: Path | None, stack: str | None, base: Path | None, *, agreed: bool, as_json: bool
+) -> None:
+    """Print the review; then fail where its verdict is that this may not go on.
+
+    Raises:
+        CliError: data would be lost and nobody agreed, the preview failed, the stack file is wrong (both are in what
+            is printed), or a file cannot be read.
+    """
+    path = file or stack_path(stack, OTHER)
+    name = stack or path.name.removeprefix("Pulumi.").removesuffix(".yaml")
+    foreseen = _foreseen(preview)
+    try:
+        cost = cost_of(_settings(path, name))
+    except SpecError as error:  # whoever wrote it reads this comment
+        cost, foreseen = None, replace(foreseen, errors=(redact(str(error)), *foreseen.errors))
+    made = Review(name, judge(foreseen, agreed), foreseen, cost, _before(base, name))
+    emit(made, as_json, "" if as_json else markdown(made).rstrip("\n"))
+    if made.verdict is Verdict.REFUSED:
+        names = ", ".join(change.name for change in foreseen.lost())
+        remedy = (
+            f"change it so that it stays; or, if it is meant, --allow-data-loss (a pull request: the label {LABEL})"
+        )
+        raise CliError(f"data would be lost: {names}", Exit.REFUSED, remedy)
+    if made.verdict is Verdict.FAILED:
+        raise CliError("the preview failed, or the stack file is wrong; the reasons are above", Exit.FAILED)
+
+
+def _foreseen(preview: Path) -> Foreseen:
+    try:
+        return read(sys.stdin.buffer.read() if preview == STDIN else preview.read_bytes())
+    except OSError as error:
+        raise CliError(f"{preview}: {error.strerror}", Exit.USAGE, "pulumi preview --json > preview.json") from None
+    except PreviewError as error:
+        raise CliError(f"{preview}: {error}", Exit.USAGE, "pulumi preview --json > preview.json") from None
+
+
+def _settings(path: Path, name: str) -> Settings:
+    """A stack file under the stack's name, whatever the file is called.
+
+    Raises:
+        SpecError: it is wrong.
+        CliError: no checkout is at hand.
+    """
+    try:
+        from infra import settings
+        from spotkeeper.local.deploy.config import read_config
+    except ImportError:
+        raise no_checkout() from None
+    return settings.from_config(read_config(path, STAND_IN if name == "local" else None), name)
+
+
+def _before(base: Path | None, name: str) -> StackCost | None:
+    """A stack that the other branch does not have yet, or has in words of an older version, is compared with nothing."""
+    if base is None or not base.is_file() or not base.read_bytes().strip():
+        return None
+    try:
+        return cost_of(_settings(base, name))
+    except SpecError as error:
+        note(f"{base} makes no sense here, so nothing is compared with it:\n{redact(str(error))}")
+        return None
+
+
+def cost_of(settings: Settings) -> StackCost:
+    """What a stack file allows, by its own prices and the catalog's."""
+    from infra.catalog import DISK_PRICES
+    from infra.settings.state import pool_state
+
+    boots = {
+        pool.name: BootDisk(pool.boot_disk.size_gb, DISK_PRICES.get(pool.boot_disk.type)) for pool in settings.pools
+    }
+    states = [pool_state(settings, pool) for pool in settings.pools]
+    return stack_cost(states, boots, settings.limits.machines, settings.limits.usd_per_hour)

@@ -1,0 +1,250 @@
+"""What `pulumi preview --json` foresees, and what of it would lose data. Pure.
+
+Reads the engine's digest; of a resource's values it takes a few that are harmless by their
+name, and no other, so that nothing secret can get into what is said of a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from spotkeeper.spec.redact import redact
+
+# Values that a change may show: shapes and places, never text that somebody wrote.
+SHOWN = frozenset(
+    {"zone", "region", "location", "availabilityZone", "machineType", "instanceType", "size", "type", "iops",
+     "throughput", "schedule", "scheduleExpression", "forceDestroy"}
+)  # fmt: skip
+VALUE_CHARS = 60
+HOLDS_DATA = {
+    "gcp:compute/disk:Disk": "a disk with its checkpoints",
+    "gcp:compute/regionDisk:RegionDisk": "a disk with its checkpoints",
+    "gcp:storage/bucket:Bucket": "a bucket: records, outputs, copies of checkpoints",
+    "aws:ebs/volume:Volume": "a volume with its checkpoints",
+    "aws:s3/bucket:Bucket": "a bucket: records, outputs, copies of checkpoints",
+    "aws:s3/bucketV2:BucketV2": "a bucket: records, outputs, copies of checkpoints",
+}
+NODES = frozenset({"gcp:compute/instance:Instance", "aws:ec2/instance:Instance"})
+DRAIN = "drain"  # the resource whose deletion empties the stack (infra/drain)
+JOB = "pulumi-python:dynamic/spotkeeper:Job"  # a job by git (infra/jobs.py)
+_IGNORED = frozenset({"same", "read", "refresh", "read-replacement", "discard", "remove-pending-replace"})
+
+
+class PreviewError(Exception):
+    """This is no preview; the message says what to do."""
+
+
+class Op(str, Enum):
+    """What would happen to a resource."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    REPLACE = "replace"
+    DELETE = "delete"
+    KEEP = "keep"  # it leaves Pulumi's state, and stays in the cloud (on_destroy: retain)
+
+
+_OPS = {
+    "create": Op.CREATE,
+    "import": Op.CREATE,
+    "update": Op.UPDATE,
+    "replace": Op.REPLACE,
+    "create-replacement": Op.REPLACE,
+    "import-replacement": Op.REPLACE,
+    "delete-replaced": Op.REPLACE,
+    "discard-replaced": Op.REPLACE,
+    "delete": Op.DELETE,
+}
+
+
+class Change(Struct, frozen=True, omit_defaults=True):
+    """One resource. ``why``: the inputs that differ. ``data``: what would be lost. ``warning``: what else to know."""
+
+    op: Op
+    type: str
+    name: str
+    why: tuple[str, ...] = ()
+    data: str = ""
+    warning: str = ""
+
+
+class Foreseen(Struct, frozen=True):
+    """``same``: resources that stay as they are. ``errors``: why the preview failed, where it did."""
+
+    changes: tuple[Change, ...]
+    same: int
+    errors: tuple[str, ...]
+
+    def lost(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.data)
+
+
+# --- the engine's digest ----------------------------------------------------------------
+
+
+class _State(Struct, frozen=True):
+    """A resource before or after; anything but these fields is left unread."""
+
+    type: str = ""
+    protect: bool = False
+    retainOnDelete: bool = False  # noqa: N815  # Pulumi's name
+    inputs: dict[str, Any] = {}
+
+
+class _Step(Struct, frozen=True):
+    op: str
+    urn: str
+    oldState: _State | None = None  # noqa: N815
+    newState: _State | None = None  # noqa: N815
+    diffReasons: tuple[str, ...] | None = None  # noqa: N815
+    replaceReasons: tuple[str, ...] | None = None  # noqa: N815
+    detailedDiff: dict[str, Any] | None = None  # noqa: N815
+
+
+class _Diagnostic(Struct, frozen=True):
+    message: str = ""
+    severity: str = ""
+    urn: str = ""
+
+
+class _Digest(Struct, frozen=True):
+    """``steps`` is there in every preview, were there nothing to do; what is not a preview has none."""
+
+    steps: tuple[_Step, ...] | None | UnsetType = UNSET
+    diagnostics: tuple[_Diagnostic, ...] | None = None
+    changeSummary: dict[str, int] | None = None  # noqa: N815
+
+
+def read(text: bytes) -> Foreseen:
+    """The output of ``pulumi preview --json``.
+
+    Raises:
+        PreviewError: it is not that.
+    """
+    try:
+        digest = msgspec.json.decode(text, type=_Digest)
+    except msgspec.DecodeError as error:
+        raise PreviewError(_no_preview(text, str(error))) from None
+    if digest.steps is UNSET and not digest.diagnostics:
+        raise PreviewError(_no_preview(text, "it has no steps"))
+    steps = digest.steps or ()
+    assert steps is not UNSET
+    return Foreseen(
+        changes=_merged(steps),
+        same=(digest.changeSummary or {}).get("same", 0),
+        errors=tuple(_errors(digest.diagnostics or ())),
+    )
+
+
+def _no_preview(text: bytes, why: str) -> str:
+    if not text.strip():
+        return "it is empty: `pulumi preview` said why on its standard error"
+    if text.count(b"\n{") and text.lstrip().startswith(b"{"):
+        return "it has one event a line: unset PULUMI_ENABLE_STREAMING_JSON_PREVIEW"
+    return f"it is no output of `pulumi preview --json`: {why}"
+
+
+def _merged(steps: tuple[_Step, ...]) -> tuple[Change, ...]:
+    """One change for each resource: the halves of a replacement are one, and worse comes before better."""
+    found: dict[str, Change] = {}
+    for step in steps:
+        change = _change(step)
+        if change is None:
+            continue
+        before = found.get(step.urn)
+        if before is None or (change.data and not before.data):
+            found[step.urn] = change
+    return tuple(found.values())
+
+
+def _change(step: _Step) -> Change | None:
+    state = step.newState or step.oldState or _State()
+    kind, name = state.type or _type_of(step.urn), step.urn.rsplit("::", 1)[-1]
+    if kind.startswith(("pulumi:pulumi:", "pulumi:providers:")):
+        return None
+    warning = _exposed(step)
+    if step.op in _IGNORED:
+        return Change(Op.UPDATE, kind, name, (), warning=warning) if warning else None
+    op = _OPS.get(step.op)
+    if op is None:  # a newer engine's word: to be silent about it could hide a loss
+        return Change(Op.UPDATE, kind, name, (step.op,), warning="an operation that is not known here: look yourself")
+    if op is Op.DELETE and step.oldState is not None and step.oldState.retainOnDelete:
+        told = "stays in the cloud, and bills, until somebody deletes it" if kind in HOLDS_DATA else ""
+        return Change(Op.KEEP, kind, name, warning=told)
+    return Change(op, kind, name, tuple(_why(step)), _data(op, kind, name, step), warning or _told(op, kind))
+
+
+def _type_of(urn: str) -> str:
+    parts = urn.split("::")
+    return parts[-2].rsplit("$", 1)[-1] if len(parts) >= 4 else "?"
+
+
+def _data(op: Op, kind: str, name: str, step: _Step) -> str:
+    """What would be lost. A disk that is retained and replaced is lost to whoever goes on with a blank one."""
+    if op not in (Op.DELETE, Op.REPLACE):
+        return ""
+    if kind in HOLDS_DATA:
+        return HOLDS_DATA[kind]
+    if name == DRAIN:
+        return "the drain: the stack's machines, rank disks and snapshots go with it"
+    if kind == JOB and op is Op.DELETE and (step.oldState or _State()).inputs.get("on_remove") == "cancel":
+        return "a job that is cancelled when it leaves the list, with its disks and checkpoints"
+    return ""
+
+
+def _told(op: Op, kind: str) -> str:
+    if kind in NODES and op in (Op.DELETE, Op.REPLACE):
+        return "a static node: what trains on it stops, and goes on from its last checkpoint"
+    if kind == JOB and op is Op.UPDATE:
+        return "refused while the job runs: give it a new name, or cancel it first"
+    if kind == JOB and op is Op.DELETE:
+        return "the job goes on: leaving the list cancels nothing"
+    return ""
+
+
+def _exposed(step: _Step) -> str:
+    """Data whose protection would end: the next change can delete it."""
+    old, new = step.oldState, step.newState
+    if old is None or new is None or (old.type or new.type) not in HOLDS_DATA:
+        return ""
+    lifted = (old.protect and not new.protect) or (old.retainOnDelete and not new.retainOnDelete)
+    forced = not old.inputs.get("forceDestroy") and bool(new.inputs.get("forceDestroy"))
+    return "its protection ends: the next change, or a destroy, may delete its data" if lifted or forced else ""
+
+
+def _why(step: _Step) -> Iterator[str]:
+    """Paths of what differs, those that force a replacement first."""
+    names = [*(step.replaceReasons or ()), *(step.diffReasons or ()), *(step.detailedDiff or {})]
+    old, new = (state.inputs if state else {} for state in (step.oldState, step.newState))
+    for name in dict.fromkeys(names):
+        yield f"{name}{_values(name, old, new)}"
+
+
+def _values(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if name not in SHOWN:
+        return ""
+    before, after = _harmless(old.get(name)), _harmless(new.get(name))
+    return f": {before} -> {after}" if before and after and before != after else ""
+
+
+def _harmless(value: object) -> str:
+    """Numbers, and short words; of anything else nothing."""
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
+    if isinstance(value, str) and len(value) <= VALUE_CHARS and not value.startswith("["):
+        return redact(value)
+    return ""
+
+
+def _errors(diagnostics: tuple[_Diagnostic, ...]) -> Iterator[str]:
+    for found in diagnostics:
+        if found.severity != "error":
+            continue
+        where = found.urn.rsplit("::", 1)[-1]
+        said = redact(found.message.removeprefix("error: ")).strip()
+        yield f"{where}: {said}" if where else said
