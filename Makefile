@@ -1,4 +1,4 @@
-# make demo | test | adapters | model | soak | crash | recovery | features | bench | lint | types | setup | lock | clean
+# make demo | test | adapters | model | soak | crash | ec2 | recovery | features | bench | lint | types | setup | lock | clean
 #
 # Everything is installed into .venv of this checkout, from requirements.lock, which has a
 # hash for every file and no address: pip's or uv's own settings say where packages come from.
@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test adapters model soak crash recovery features security bench lint types lock setup clean
+.PHONY: help demo test adapters model soak crash ec2 recovery features security bench lint types lock setup clean
 
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
@@ -16,6 +16,7 @@ help:
 	@echo "make model  every state of small worlds, and every rule taken away in turn; writes .spotkeeper/model.json"
 	@echo "make soak   10,000 virtual days on recorded markets with every fault at once; writes .spotkeeper/soak.json"
 	@echo "make crash  kill -9 at every point of a save, failing disks, flipped bytes; writes .spotkeeper/crash.json"
+	@echo "make ec2    the function killed, frozen and left without news at every point of twelve stories on EC2"
 	@echo "make recovery  launchers and agents killed, noticed and cut off in every way, under zygote and exec"
 	@echo "make features  whatever people train with, in 1, 2 and 3 ranks, stopped and resumed; writes .spotkeeper/features.json"
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
@@ -49,6 +50,9 @@ soak: setup
 
 crash: setup
 	@$(BIN)/python -m tests.train.crash $(ARGS)
+
+ec2: setup
+	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/sim/test_ec2_stories.py $(ARGS)
 
 recovery: setup
 	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/vm/test_recovery.py tests/vm/test_launcher.py $(ARGS)

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
+from spotkeeper.spec import cloud as spec_cloud
 from spotkeeper.spec import names
 from spotkeeper.spec.cloud import (
     Action,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tests.sim.agent import Agent
     from tests.sim.world import World
 
+SeenCloud = spec_cloud.Cloud
 Commit = tuple[int, int]  # generation, step
 OPERATIONS = 100  # failed operations that a listing tells, newest last
 REMEMBERED_S = 3600.0  # and for how long
@@ -115,7 +117,12 @@ class Cloud:
         self.looks = 0
         self.stale_at = -1  # this look shows a listing
         self.stale_by = 0  # so many versions old
+        self.changes = 0
         self._listing: Listing | None = None
+
+    def process(self) -> SeenCloud:
+        """The cloud as one process of the function has it; Compute Engine's adapter would remember nothing."""
+        return self
 
     # -- what is there
 

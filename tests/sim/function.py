@@ -84,7 +84,7 @@ class Process:
         def tap(verb: str, before: bool) -> None:
             function.passes(self, verb, before)
 
-        store, cloud = Tapped(world.store, tap, function.counts), Tapped(world.cloud, tap, function.counts)
+        store, cloud = Tapped(world.store, tap, function.counts), Tapped(world.cloud.process(), tap, function.counts)
         settings = Settings(stack=world.stack.stack, bucket="", clock=world.engine)  # type: ignore[arg-type]
         runtime = Runtime(settings, store, cloud)  # type: ignore[arg-type]
         runtime._verifier = _Believes()  # type: ignore[assignment]

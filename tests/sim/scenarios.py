@@ -14,6 +14,7 @@ from spotkeeper.reconcile.lease import BEAT_S
 from spotkeeper.spec.job import AskKind
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Outcome, Phase
+from spotkeeper.spec.stack import StackState
 
 from tests.sim.function import Function, Point
 from tests.sim.gang import SAVE_S
@@ -101,14 +102,15 @@ def perform(
     but: str = "nothing",
     seed: int = 7,
     shipped: bool = False,
+    on: Callable[[StackState], StackState] = lambda stack: stack,
 ) -> Told:
     """Play it, with something done to the function from the moment on at which the story begins.
 
     ``lost``: steps that may be done again, where that is not what the story promises. ``but``: a property that
     what is done takes away. ``shipped``: leases as the function ships them, and looks that take long enough for them
-    to be renewed; otherwise they last 75 s, and nothing takes time.
+    to be renewed; otherwise they last 75 s, and nothing takes time. ``on``: the cloud (``tests.sim.ec2.on_ec2``).
     """
-    stack = small_stack(3, on_demand=scenario.on_demand)
+    stack = on(small_stack(3, on_demand=scenario.on_demand))
     world = World(stack=stack, seed=seed, look_s=LOOK_S if shipped else 0.0)
     world.beats = shipped
     world.meter.counts = world.function.counts

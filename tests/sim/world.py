@@ -123,7 +123,7 @@ class World:
         self.violations: list[str] = []
         self.version = 0  # of everything that a round can see
         self.store = SimStore(stack, self)
-        self.cloud = Cloud(self, random.Random(seed + 1), delays or Delays())  # noqa: S311
+        self.cloud = _kind(stack)(self, random.Random(seed + 1), delays or Delays())  # noqa: S311
         self.look_s = look_s
         self.beats = False  # whether leases are short and renewed, as the function ships them; otherwise they last 75 s
         self.settle_s, self.events, self.hang_share = settle_s, events, hang_share
@@ -332,6 +332,15 @@ class World:
             if any(slot.model is Model.ON_DEMAND for rank in record.ranks for slot in (rank.cur, rank.next) if slot):
                 return now  # a price that is asked for by the hour, or a refusal forgotten, may bring it back to spot
         return min((moment for moment in at if moment >= now), default=float("inf"))
+
+
+def _kind(stack: StackState) -> type[Cloud]:
+    """Compute Engine, or EC2, which is heavier: the shipped adapter speaks to it through botocore."""
+    if stack.cloud == "gcp":
+        return Cloud
+    from tests.sim.ec2 import Ec2Cloud
+
+    return Ec2Cloud
 
 
 def _timers(record: Record, times: Times, stack: StackState) -> list[float]:

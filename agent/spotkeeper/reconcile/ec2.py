@@ -176,16 +176,13 @@ class Ec2:
 
     def find(self, uid: str, deadline_s: float) -> Vm | None:
         """The machine of this id if it is one of the stack's, also for the hour after its end; None: unknown."""
-        ends = time.monotonic() + deadline_s
         try:
-            pages = self._pages("describe_instances", Instances, [{"Name": "instance-id", "Values": [uid]}], ends)
+            found = self._by([{"Name": "instance-id", "Values": [uid]}], time.monotonic() + deadline_s)
         except ListError as error:
             log.warning("machine %s: %s", uid, error)
             return None
-        found = (item for page in pages for one in page.reservations for item in one.instances)
-        return next(
-            iter(_known(ec2_wire.to_vm(i, self._stack.stack, self._addresses, ended=True) for i in found)), None
-        )
+        stack = self._stack.stack
+        return next(iter(_known(ec2_wire.to_vm(item, stack, self._addresses, ended=True) for item in found)), None)
 
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
         """Spot prices of the pool's machine type, by zone; None where the cloud does not tell them."""

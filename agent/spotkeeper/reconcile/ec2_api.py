@@ -72,14 +72,18 @@ class Api:
         with self._lock:
             if self._client is None:
                 from botocore.config import Config
-                from botocore.session import get_session
 
                 once = Config(retries={"total_max_attempts": 1, "mode": "standard"})
-                client = get_session().create_client("ec2", self._region, endpoint_url=self._endpoint, config=once)
+                client = self._session().create_client("ec2", self._region, endpoint_url=self._endpoint, config=once)
                 check_endpoint(client.meta.endpoint_url)
                 client.meta.events.register("before-send.ec2.*", self._send)
                 self._client = client
             return self._client
+
+    def _session(self) -> Any:
+        from botocore.session import get_session
+
+        return get_session()
 
     def _send(self, request: Any, **_: object) -> Any:
         """botocore's own way to carry a request elsewhere: what this returns is the answer."""

@@ -1,0 +1,269 @@
+"""EC2 under virtual time: the shipped adapter, botocore and the strict stand-in behind ``spec.cloud.Cloud``.
+
+What the stand-in holds is told to the world, which boots agents on it and judges what is asked of it, as
+``cloud.py`` does for Compute Engine. Each process of the function has an adapter of its own (:class:`Seat`), whose
+memory dies with it.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+from spotkeeper.reconcile.ec2 import Ec2
+from spotkeeper.spec import names
+from spotkeeper.spec.cloud import (
+    Action,
+    Class,
+    CreateSnapshot,
+    DeleteDisk,
+    DeleteVm,
+    DetachDisk,
+    Disk,
+    InsertVm,
+    Listing,
+    Result,
+    Vm,
+    VmStatus,
+)
+from spotkeeper.spec.market import PriceRun
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.stack import StackState
+
+from tests.reconcile.ec2_standin import site, things
+from tests.reconcile.ec2_standin.server import Here
+from tests.reconcile.ec2_standin.site import Site, Watcher
+from tests.reconcile.ec2_standin.things import OWNER, Template, Vol, Volume
+from tests.reconcile.ec2_standin.verbs import Ec2Service
+from tests.sim.cloud import Cloud, Commit, Delays, Drive, Machine
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+MARKET = ("Server.SpotInstanceTermination", "Spot instance termination")
+ITSELF = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
+
+
+def on_ec2(stack: StackState) -> StackState:
+    """The same stack, declared on AWS."""
+    pools = tuple(
+        replace(
+            pool,
+            disk_type="gp3",
+            templates={"spot": f"lt-{pool.name}-spot", "on-demand": f"lt-{pool.name}-od"},
+            template_versions={"spot": "1", "on-demand": "1"},
+            subnets={zone: f"subnet-{zone}" for zone in pool.zones},
+            placement={zone: f"{pool.name}-{zone}" for zone in pool.zones},
+            tags={"sk-bucket": stack.bucket},
+        )
+        for pool in stack.pools
+    )
+    return replace(stack, cloud="aws", project=OWNER, pools=pools)
+
+
+class VolumeDrive(Drive):
+    """A drive that is a volume of the stand-in's; what is committed on it is the volume's content."""
+
+    def __init__(self, volume: Volume, owned: names.Owned) -> None:
+        self.volume, self.owned = volume, owned
+
+    @property
+    def disk(self) -> Disk:  # type: ignore[override]
+        ready = self.volume.state is not Vol.CREATING
+        name = self.volume.tags["Name"]
+        return Disk(name, self.volume.zone, self.owned.job, self.owned.rank, self.owned.number, (), ready)
+
+    @property
+    def user(self) -> str | None:  # type: ignore[override]
+        return self.volume.holder or None
+
+    @property
+    def newest(self) -> Commit | None:  # type: ignore[override]
+        return self.volume.contents  # type: ignore[return-value]
+
+    @newest.setter
+    def newest(self, commit: Commit | None) -> None:
+        self.volume.contents = commit
+
+
+class Ec2Cloud(Cloud):
+    """``machines``, ``drives`` and ``shots`` follow what the stand-in does."""
+
+    def __init__(self, world: World, random: Random, delays: Delays) -> None:
+        super().__init__(world, random, delays)
+        zones = {zone: f"use1-az{n}" for n, zone in enumerate(world.stack.zones(), 1)}
+        times = site.Delays((1.0, 6.0), delays.start_s, delays.gone_s, delays.disk_s, delays.attach_s, delays.shot_s)
+        self.site = Site(world.engine, zones, random.getrandbits(32), times)
+        self.site.subnets = {f"subnet-{zone}": zone for zone in zones}
+        for pool in world.stack.pools:
+            plain = {"InstanceType": "m5.large"}
+            spot = {**plain, "InstanceMarketOptions": {"MarketType": "spot"}}
+            for template, data in ((pool.templates["spot"], spot), (pool.templates["on-demand"], plain)):
+                self.site.templates[template] = Template(template, {"1": data})
+            self.site.groups |= set(pool.placement.values())
+        self.site.market.capacity = lambda zone, spot: self.limit(zone, Model.SPOT if spot else Model.ON_DEMAND)
+        self.site.watcher = _Told(self)
+        self.service = Ec2Service(self.site)
+
+    def process(self) -> Seat:
+        return Seat(self)
+
+    # -- what the world does to machines
+
+    def preempt(self, machine: Machine, notice_s: float) -> None:
+        super().preempt(machine, notice_s)
+        if machine.uid in self.site.instances:
+            self.site.instances[machine.uid].notice = machine.notice
+
+    def reprieve(self, machine: Machine) -> None:
+        super().reprieve(machine)
+        self.site.instances[machine.uid].notice = None
+
+    def stopping(self, machine: Machine, seconds: float) -> None:
+        instance = self.site.instances.get(machine.uid)
+        if instance is not None:
+            self.site.stop(instance, MARKET if machine.fate == "market" else ITSELF, seconds)
+
+    def remove(self, machine: Machine) -> None:
+        instance = self.site.instances.get(machine.uid)
+        if instance is not None:
+            instance.reason = MARKET
+            self.site.end(instance)
+
+    def gone(self, machine: Machine) -> None:
+        super().remove(machine)
+
+    # -- what is asked of it
+
+    def judge(self, action: Action) -> None:
+        """S2, S3, S7 and S10, before the call is carried out."""
+        checks, stack = self.world.checks, self.world.stack.stack
+        match action:
+            case InsertVm():
+                checks.insert(action)
+            case DeleteVm():
+                machine = self.machines.get(action.uid)
+                if machine is not None:
+                    checks.delete(machine)
+            case DetachDisk():
+                for drive in self._named(action.disk, action.zone):
+                    if drive.user == action.vm_uid:
+                        checks.detach(drive)
+            case DeleteDisk():
+                for drive in self._named(action.disk, action.zone):
+                    if drive.user is None:
+                        checks.delete_disk(drive)
+            case CreateSnapshot():
+                name = names.disk_name(stack, action.job, action.rank, action.number)
+                for drive in self._named(name, action.zone):
+                    if drive.user is not None:
+                        self.world.violate("S2", f"a snapshot of {name} while {drive.user} holds it: stale at once")
+
+    def _named(self, name: str, zone: str) -> list[Drive]:
+        return [drive for drive in self.drives.values() if (drive.disk.name, drive.disk.zone) == (name, zone)]
+
+    def looked(self, listing: Listing) -> None:
+        self._listing = listing
+
+
+class Seat:
+    """The cloud as one process of the function has it."""
+
+    def __init__(self, cloud: Ec2Cloud) -> None:
+        self._cloud, world = cloud, cloud.world
+        self._ec2 = Ec2(world.stack, Here(cloud.service, "us-east-1"), world.engine)  # type: ignore[arg-type]
+        self._seen: tuple[int, Listing] | None = None
+
+    def list(self, stack: str) -> Listing:
+        """Cached until something changes; a stale view serves an earlier one."""
+        cloud = self._cloud
+        cloud.looks += 1
+        if cloud.looks == cloud.stale_at and cloud.versions:
+            return cloud.versions[-min(cloud.stale_by, len(cloud.versions))]
+        if self._seen is None or self._seen[0] != cloud.changes:
+            changes = cloud.changes
+            listing = self._ec2.list(stack)
+            assert not cloud.service.faults, cloud.service.faults
+            if not listing.answered:  # asked too much: the next look may get more
+                return listing
+            self._seen = changes, listing
+        cloud.looked(self._seen[1])
+        return self._seen[1]
+
+    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
+        return None
+
+    def perform(self, action: Action, deadline_s: float) -> Result:
+        cloud = self._cloud
+        cloud.calls += 1
+        cloud.judge(action)
+        result = self._ec2.perform(action, deadline_s)
+        assert not cloud.service.faults, cloud.service.faults
+        cloud.refusals += result.kind is Class.CAPACITY
+        return result
+
+
+class _Told(Watcher):
+    """Carries the stand-in's news into the world."""
+
+    def __init__(self, cloud: Ec2Cloud) -> None:
+        self.cloud = cloud
+
+    def launched(self, instance: things.Instance) -> None:
+        cloud, tags = self.cloud, instance.tags
+        vm = Vm(
+            name=tags["Name"],
+            uid=instance.id,
+            zone=instance.zone,
+            status=VmStatus.PENDING,
+            pool=tags[names.LABEL_POOL],
+            job=tags[names.LABEL_JOB],
+            rank=int(tags[names.LABEL_RANK]),
+            attempt=int(tags[names.LABEL_ATTEMPT]),
+            address=instance.address,
+            model=Model.SPOT if instance.spot else Model.ON_DEMAND,
+            created=instance.launched,
+        )
+        cloud.machines[instance.id] = Machine(vm, instance.token, cloud._id())
+        cloud.launches += 1
+        cloud.world.meter.launched = True
+
+    def running(self, instance: things.Instance) -> None:
+        if instance.id in self.cloud.machines:
+            self.cloud._running(self.cloud.machines[instance.id])
+
+    def stopping(self, instance: things.Instance, seconds: float) -> None:
+        machine = self.cloud.machines.get(instance.id)
+        if machine is not None:
+            machine.vm = replace(machine.vm, status=VmStatus.STOPPING)
+            if machine.agent is not None:
+                machine.agent.going_down(self.cloud.world.engine.t + seconds)
+
+    def gone(self, instance: things.Instance) -> None:
+        machine = self.cloud.machines.get(instance.id)
+        if machine is not None:
+            self.cloud.gone(machine)
+
+    def made(self, thing: Volume | things.Snapshot) -> None:
+        owned = names.parse_disk_name(thing.tags["Name"])
+        assert owned is not None
+        if isinstance(thing, Volume):
+            self.cloud.drives[thing.id, thing.zone] = VolumeDrive(thing, owned)
+        else:
+            self.cloud.shots[thing.tags["Name"] + "/" + thing.id] = None  # type: ignore[assignment]
+
+    def dropped(self, thing: Volume | things.Snapshot) -> None:
+        if isinstance(thing, Volume):
+            del self.cloud.drives[thing.id, thing.zone]
+        else:
+            del self.cloud.shots[thing.tags["Name"] + "/" + thing.id]
+
+    def attached(self, volume: Volume) -> None:
+        machine = self.cloud.machines.get(volume.holder)
+        if machine is not None and machine.agent is not None:
+            machine.agent.disk_there()
+
+    def changed(self) -> None:
+        self.cloud.changes += 1
+        self.cloud.changed()

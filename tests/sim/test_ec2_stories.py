@@ -1,0 +1,172 @@
+"""The twelve stories on EC2: the function as shipped, its adapter, botocore, and the strict stand-in.
+
+As on Compute Engine (``test_crash_points.py``, where the faults are explained), the process is killed and frozen at
+every effect, every request in turn is missed, every look shows old listings. A play takes half a second here, so
+``make test`` has each story undisturbed and with one fault; all of them: ``make ec2``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+from spotkeeper.reconcile import ec2_wire
+from spotkeeper.reconcile.ec2 import Ec2
+from spotkeeper.reconcile.ec2_wire import InstanceIn
+from spotkeeper.spec import names
+from spotkeeper.spec.cloud import Class
+
+from tests.reconcile.ec2_standin.site import Fault
+from tests.sim.ec2 import Ec2Cloud, on_ec2
+from tests.sim.scenarios import ROUGH, SCENARIOS, Play, Scenario, Told, perform
+from tests.sim.test_crash_points import LEAST, LEAST_OF_ALL, effects, freeze, kill, lose, show_old
+from tests.sim.world import World
+
+each = pytest.mark.parametrize("scenario", SCENARIOS, ids=[scenario.name for scenario in SCENARIOS])
+whole = pytest.mark.matrix
+BOOT_S = 480.0  # the deadline of a boot
+
+
+def well(scenario: Scenario) -> Told:
+    told = perform(scenario, on=on_ec2)
+    assert told.why == ""
+    assert len(effects(told)) >= LEAST
+    return told
+
+
+def why(scenario: Scenario, interfere: Callable[[World], None], **more: object) -> str:
+    return perform(scenario, interfere, on=on_ec2, **more).why  # type: ignore[arg-type]
+
+
+@each
+def test_a_story_ends_well_and_so_it_does_where_the_function_dies(scenario: Scenario) -> None:
+    """At one of its effects, another for each story; and where it freezes at another."""
+    points, number = effects(well(scenario)), SCENARIOS.index(scenario)
+    assert why(scenario, kill(points[(7 * number + 3) % len(points)])) == ""
+    if number % 6 == 0:
+        assert why(scenario, freeze(points[(11 * number + 5) % len(points)])) == ""
+
+
+@whole
+def test_there_are_as_many_points_as_on_compute_engine() -> None:
+    assert sum(len(effects(well(scenario))) for scenario in SCENARIOS) >= LEAST_OF_ALL
+
+
+@whole
+@each
+def test_killed_at_every_effect(scenario: Scenario) -> None:
+    assert {at: told for at in effects(well(scenario)) if (told := why(scenario, kill(at)))} == {}
+
+
+@whole
+@each
+def test_frozen_at_every_effect_and_going_on_with_a_stale_view(scenario: Scenario) -> None:
+    assert {at: told for at in effects(well(scenario)) if (told := why(scenario, freeze(at)))} == {}
+
+
+@whole
+@each
+def test_every_request_in_turn_is_missed(scenario: Scenario) -> None:
+    requests = range(well(scenario).requests)
+    assert {number: told for number in requests if (told := why(scenario, lose(number)))} == {}
+
+
+@whole
+@each
+def test_every_look_in_turn_shows_an_old_listing(scenario: Scenario) -> None:
+    seen = {}
+    for look in range(well(scenario).looks):
+        for versions in (1, 2, 3):
+            if told := why(scenario, show_old(look, versions), lost=scenario.lost + ROUGH, but="S4"):
+                seen[look, versions] = told
+    assert seen == {}
+
+
+# -- what only EC2 does to a story
+
+
+def _born_dead(play: Play) -> None:
+    """The market takes every machine of the first three seconds before it is visible."""
+    cloud = play.world.cloud
+    assert isinstance(cloud, Ec2Cloud)
+
+    def strike() -> None:
+        for instance in list(cloud.site.instances.values()):
+            cloud.site.stop(instance, ("Server.SpotInstanceTermination", "taken"), 0.5)
+
+    for moment in (0.5, 1.5, 3.0):
+        play.world.engine.after(moment, strike)
+
+
+BORN_DEAD = Scenario("born dead", _born_dead, lambda play: play.on, fresh=True)
+
+
+def test_a_token_whose_machine_is_dead_costs_an_attempt_and_no_more() -> None:
+    """Rule 7: EC2 gives that machine for as long as a day."""
+
+    def refused(world: World) -> None:
+        world.cloud.site.strict_tokens = True  # type: ignore[attr-defined]
+
+    assert why(BORN_DEAD, lambda _: None) == ""
+    assert why(BORN_DEAD, refused) == "", "or says that it was terminated"
+
+
+def test_calls_that_are_refused_lost_and_throttled_only_take_time() -> None:
+    def trouble(world: World) -> None:
+        cloud = world.cloud
+        assert isinstance(cloud, Ec2Cloud)
+        cloud.site.faults += [
+            Fault("RunInstances", "InternalError", 500, times=2),
+            Fault("RunInstances", done=True, times=2),
+            Fault("DescribeInstances", "RequestLimitExceeded", 503, times=3),
+            Fault("DescribeVolumes", times=2),
+            Fault("CreateVolume", done=True, times=2),
+            Fault("AttachVolume", done=True, times=1),
+            Fault("TerminateInstances", "Unavailable", 503, times=2),
+        ]
+
+    for name in ("start", "silent loss"):
+        assert why(next(s for s in SCENARIOS if s.name == name), trouble) == ""
+
+
+# -- what is broken is seen
+
+
+def test_a_dead_token_taken_for_a_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that never says hello is given up after eight minutes instead of at once."""
+    assert perform(BORN_DEAD, on=on_ec2).took_s < BOOT_S
+    monkeypatch.setattr(Ec2, "_launched", lambda self, made, ends: (Class.ACCEPTED, made.instance_id))
+    assert perform(BORN_DEAD, on=on_ec2).took_s > BOOT_S
+
+
+def test_launches_without_a_token_of_their_own_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch whose answer is lost, twice, is asked for again: without its token that is another machine."""
+    start = SCENARIOS[0]
+    launched: list[int] = []
+
+    def count(world: World) -> None:
+        launched.append(0)
+        world.cloud.site.faults.append(Fault("RunInstances", done=True, times=2))  # type: ignore[attr-defined]
+        real = world.cloud.site.launch  # type: ignore[attr-defined]
+
+        def launch(instance: object) -> None:
+            launched[-1] += 1
+            real(instance)
+
+        world.cloud.site.launch = launch  # type: ignore[attr-defined]
+
+    assert why(start, count) == ""
+    monkeypatch.setattr(names, "idempotency_key", lambda *_: str(uuid4()))
+    why(start, count)
+    assert launched[0] == 2 < launched[1]
+
+
+def test_a_terminated_machine_taken_for_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ec2_wire.to_vm
+
+    def to_vm(item: InstanceIn, *more: object, **named: object) -> object:
+        return real(item, *more, **{**named, "ended": True})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ec2_wire, "to_vm", to_vm)
+    assert why(SCENARIOS[0], lambda _: None) != ""
