@@ -80,7 +80,7 @@ def _settings(path: Path, name: str) -> Settings:
 
 
 def _before(base: Path | None, name: str) -> StackCost | None:
-    """A stack that the other branch does not have yet, or has in words of an older version, is compared with nothing."""
+    """A stack that the other branch does not have, or has in words of an older version, is compared with nothing."""
     if base is None or not base.is_file() or not base.read_bytes().strip():
         return None
     try:

@@ -113,9 +113,10 @@ class _Diagnostic(Struct, frozen=True):
 
 
 class _Digest(Struct, frozen=True):
-    """``steps`` is there in every preview, were there nothing to do; what is not a preview has none."""
+    """Every preview has a ``config``, were there nothing to do; what is not a preview has none."""
 
-    steps: tuple[_Step, ...] | None | UnsetType = UNSET
+    config: dict[str, Any] | UnsetType = UNSET
+    steps: tuple[_Step, ...] | None = None
     diagnostics: tuple[_Diagnostic, ...] | None = None
     changeSummary: dict[str, int] | None = None  # noqa: N815
 
@@ -130,12 +131,10 @@ def read(text: bytes) -> Foreseen:
         digest = msgspec.json.decode(text, type=_Digest)
     except msgspec.DecodeError as error:
         raise PreviewError(_no_preview(text, str(error))) from None
-    if digest.steps is UNSET and not digest.diagnostics:
-        raise PreviewError(_no_preview(text, "it has no steps"))
-    steps = digest.steps or ()
-    assert steps is not UNSET
+    if digest.config is UNSET and not digest.steps and not digest.diagnostics:
+        raise PreviewError(_no_preview(text, "it has neither steps nor a configuration"))
     return Foreseen(
-        changes=_merged(steps),
+        changes=_merged(digest.steps or ()),
         same=(digest.changeSummary or {}).get("same", 0),
         errors=tuple(_errors(digest.diagnostics or ())),
     )
