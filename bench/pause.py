@@ -5,6 +5,8 @@ those of the control files, from the last step of one generation to the first of
 
 * pause after a notice: a warm replacement stands by. All save and stop at one step, and the next generation begins
   without waiting for any disk: the replacement gets the state from a peer.
+* the same with sharded state (FSDP2), whose next generation waits for the disk: its move, from the save's end to the
+  word that it is mounted on the replacement, is said apart. Here a folder moves; in a cloud an attached disk does.
 * shrink: a machine is gone without a word. From the decision to go on without it to the first step of all survivors,
   which then split the same global batch.
 
@@ -13,6 +15,7 @@ Polls are as in a real cloud (0.5 s while something is awaited) and part of both
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 import time
@@ -22,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import DocState, Generation, JobRun
+from spotkeeper.spec.generation import DocState, Generation, JobRun, Role, SyncReply
 from spotkeeper.train.control import Commit, Control, ControlError
 
 from tests.vm.fakes import JOB, Fake, Machine, document, fake_cloud, source, wait_until
@@ -47,6 +50,24 @@ for batch in run.steps(torch.utils.data.DataLoader(torch.ones(4800, 1000), 1), e
     run.backward(model(batch).square().mean())
     if run.step():
         time.sleep(0.02)
+"""
+
+
+# 12 MB of state as well, a half of it on each of two machines.
+SHARDED = """
+import time
+import spotkeeper, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = fully_shard(torch.nn.Linear(1000, 1000))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+run = spotkeeper.attach(model, optimizer)
+for batch in run.steps(torch.utils.data.DataLoader(torch.ones(4800, 1000), 6), epochs=10_000):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)
 """
 
 
@@ -122,17 +143,19 @@ class Gang:
 
 
 @contextmanager
-def gang(nodes: int, machines: int) -> Iterator[tuple[Gang, list[Machine]]]:
-    """So many machines, all warm, and a gang of the first ones, each with its disk."""
+def gang(nodes: int, machines: int, script: str = SCRIPT) -> Iterator[tuple[Gang, list[Machine]]]:
+    """So many machines, all warm, and a gang of the first ones, each with its disk; the others stand by."""
     with tempfile.TemporaryDirectory(prefix="sk-bench-") as name, fake_cloud() as fake:
         made: list[Machine] = []
         try:
             for number in range(machines):
-                who = {"uid": f"{1001 + number}", "name": f"sk-test-{JOB}-r{number:04}-a1"}
+                rank = min(number, nodes - 1)
+                who = {"uid": f"{1001 + number}", "name": f"sk-test-{JOB}-r{rank:04}-a{1 + number - rank}"}
                 made.append(
-                    Machine(fake, Path(name) / f"vm{number}", rank=number, address=f"127.0.1.{number + 1}", **who)
+                    Machine(fake, Path(name) / f"vm{number}", rank=rank, address=f"127.0.1.{number + 1}", **who)
                 )
-            run = JobRun("bench", ("train.py",), source(fake, {"train.py": SCRIPT}), interval_s=2.0, max_world=nodes)
+            sent = source(fake, {"train.py": script})
+            run = JobRun("bench", ("train.py",), sent, interval_s=2.0, max_world=nodes)
             for vm in made:
                 vm.stand_by(run)
                 vm.start()
@@ -157,34 +180,66 @@ def pauses(nodes: int, times: int = TIMES) -> tuple[list[float], list[float]]:
 
 
 def _pause(one: Gang, spares: list[Machine]) -> tuple[float, float]:
-    """The spare takes the last member's place, who is the spare of the next time.
-
-    Raises:
-        RuntimeError: a step was lost.
-    """
+    """The spare takes the last member's place, who is the spare of the next time."""
     victim, spare = one.members[-1], spares.pop()
-    one.fake.instance(victim.uid, victim.name, preempted="TRUE")
-    one.fake.wait_fact(victim.uid, Kind.NOTICE, one.gen, PATIENCE_S)
-    before, old = [], list(one.members)
-    one.tell(DocState.SAVE_STOP)
-    for vm in old:
-        one.fake.wait_fact(vm.uid, Kind.RELEASED, one.gen, PATIENCE_S)
-    for vm in old:
-        seen = Seen.of(vm, one.gen)
-        assert seen is not None
-        before.append(seen)
+    before = _stopped(one)
     one.members[-1] = spare
     victim.stand_by(one.run)
     one.begin()
     after = one.began()
     one.fake.instance(victim.uid, victim.name, preempted="FALSE")
     spares.append(victim)
+    pause = _pause_s(before, after)
+    one.steady()
+    return pause, max(seen.save_s for seen in before)
+
+
+def sharded_pauses(nodes: int, times: int = TIMES) -> tuple[list[float], list[float], list[float]]:
+    """The same of sharded state, and the seconds that the disk's move took in each."""
+    with gang(nodes, nodes + times, SHARDED) as (one, spares):
+        return tuple(zip(*(_sharded_pause(one, spares) for _ in range(times)), strict=True))  # type: ignore[return-value]
+
+
+def _sharded_pause(one: Gang, spares: list[Machine]) -> tuple[float, float, float]:
+    """A spare takes the last member's place, and its disk."""
+    victim, spare = one.members[-1], spares.pop(0)
+    before, saved = _stopped(one), time.time()
+    one.fake.reply(victim.uid, SyncReply(Role.SUPERSEDED, JOB, victim.rank, 1))
+    one.fake.wait_fact(victim.uid, Kind.FREED, timeout_s=PATIENCE_S)
+    shutil.move(victim.root / "disk", spare.root / "disk")
+    spare.attach_disk()
+    spare.stand_by(one.run, disk=0)
+    one.fake.wait_fact(spare.uid, Kind.ATTACHED, timeout_s=PATIENCE_S)
+    moved = time.time() - saved
+    one.members[-1] = spare
+    one.disks.add(spare.uid)
+    one.begin()
+    pause = _pause_s(before, one.began())
+    one.steady()
+    return pause, max(seen.save_s for seen in before), moved
+
+
+def _stopped(one: Gang) -> list[Seen]:
+    """The last member gets a notice, and all save and stop."""
+    victim = one.members[-1]
+    one.fake.instance(victim.uid, victim.name, preempted="TRUE")
+    one.fake.wait_fact(victim.uid, Kind.NOTICE, one.gen, PATIENCE_S)
+    one.tell(DocState.SAVE_STOP)
+    for vm in one.members:
+        one.fake.wait_fact(vm.uid, Kind.RELEASED, one.gen, PATIENCE_S)
+    seen = [Seen.of(vm, one.gen) for vm in one.members]
+    return [each for each in seen if each is not None]
+
+
+def _pause_s(before: list[Seen], after: list[Seen]) -> float:
+    """
+    Raises:
+        RuntimeError: a step was lost.
+    """
     last = max(seen.step for seen in before)
     if any(seen.restored is None or seen.restored.step != last for seen in after):
         raise RuntimeError(f"step {last} was the last one, taken up again: {[seen.restored for seen in after]}")
-    one.steady()
-    pause = max(seen.first_step_at for seen in after) - max(seen.step_at for seen in before)
-    return pause, max(seen.save_s for seen in before)
+    return max(seen.first_step_at for seen in after) - max(seen.step_at for seen in before)
 
 
 def shrinks(nodes: int, times: int = TIMES) -> list[float]:
@@ -214,6 +269,11 @@ def figures() -> list[dict[str, object]]:
         name = "recovery.pause_after_notice_s" + _of(nodes)
         what = f"{nodes} nodes, median of {TIMES}; the save, {statistics.median(saves):.2f} s, is not counted"
         found.append(_figure(name, beside, what))
+    taken, saves, moves = sharded_pauses(NODES[0])
+    beside = statistics.median(all_of - save - move for all_of, save, move in zip(taken, saves, moves, strict=True))
+    parts = f"the save, {statistics.median(saves):.2f} s, and the disk's move, {statistics.median(moves):.2f} s"
+    what = f"{NODES[0]} nodes, median of {TIMES}; {parts}, are not counted"
+    found.append(_figure("recovery.pause_after_notice_s.sharded", beside, what))
     for nodes in NODES:
         name = "recovery.shrink_s" + _of(nodes)
         taken = shrinks(nodes)

@@ -9,7 +9,6 @@ limits; their figures are counts and virtual seconds.
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import statistics
 import sys
 import tempfile
@@ -62,8 +61,13 @@ def own_work(ranks: int, folder: Path) -> tuple[float, float, int]:
         decision = decide(held, Seen(**{**seen.__dict__, "facts": facts, "listing": listing}))
         assert decision.quiet, decision
         took.append((time.perf_counter() - begin) * 1000.0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
-    return statistics.median(took), peak, len(encode_versioned(_as_named(record)))
+    return statistics.median(took), _peak_mb(), len(encode_versioned(_as_named(record)))
+
+
+def _peak_mb() -> float:
+    """Of this program; ru_maxrss may be its parent's, whose memory it had until it was executed."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024.0 for line in lines if line.startswith("VmHWM:"))
 
 
 def _as_named(record: Record) -> Record:
