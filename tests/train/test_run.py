@@ -275,6 +275,20 @@ def test_a_stop_by_the_agent(agent: Control, tmp_path: Path) -> None:
     assert manifest.versions["torch"] == str(torch.__version__)
 
 
+@pytest.mark.parametrize(("every", "total"), [(1, 16), (4, 4), (3, 5)])
+def test_where_a_run_will_end_is_told_in_steps_though_the_script_adds_up_gradients(
+    agent: Control, every: int, total: int
+) -> None:
+    things = Things()
+    told = []
+    for number, (x, y) in enumerate(things.attach().steps(things.loader, epochs=2), start=1):
+        nn.functional.mse_loss(things.model(x), y).backward()
+        if number % every == 0:
+            things.optimizer.step()
+        told.append(agent.total_steps)
+    assert set(told[every:]) == {total} and agent.total_steps == agent.step == total
+
+
 def test_a_run_folder_that_takes_nothing_makes_no_crash_of_a_stop(
     agent: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -108,6 +108,7 @@ class Run:
         self._agreement = Agreement(self._gang)
         self._course = Course(parts, self._gang, self._pace, self._seed)
         self._loops = 0  # calls of steps()
+        self._epochs: int | None = None  # of the loop under way, where they end it
         self._idle = True  # the loop under way, or the last one, has yielded nothing
         self._advice = ""  # for a failure after the loop; none in it
         self._stepped = False
@@ -317,9 +318,15 @@ class Run:
         self._idle, self._advice = True, ""
         self._samples = 0
         self._watch.begin()
-        if steps is None and epochs is not None and feed.epoch_batches is not None:
-            steps = self._course.step + (epochs - feed.position.epoch) * feed.epoch_batches - feed.position.number
-        self._tell.begin(steps or 0)
+        self._epochs = epochs if steps is None else None
+        left = self._batches_left(feed)
+        self._tell.begin(steps or (0 if left is None else self._course.step + left))
+
+    def _batches_left(self, feed: Feed) -> int | None:
+        """To the end of a loop over epochs; None where steps end it, or nobody knows."""
+        if self._epochs is None or feed.epoch_batches is None:
+            return None
+        return (self._epochs - feed.position.epoch) * feed.epoch_batches - feed.position.number
 
     def _begin_batch(self, feed: Feed) -> None:
         self._update.begin(feed.turn, feed.position.batch)
@@ -346,7 +353,7 @@ class Run:
         self._ended = now
         self._course.stepped()
         self._writer.poll()
-        self._tell.stepped(self._course.step, feed.position.batch)
+        self._tell.stepped(self._course.step, feed.position.batch, self._batches_left(feed))
         if first:
             self._keeper.warm(self._course)
         self._lag.after_step(self._watch.end(), self._samples, self._pace.step_s)

@@ -38,6 +38,7 @@ class Teller:
         self._pace = pace
         self._tells = tells
         self._batches = 0  # since the last step
+        self._trained = self._steps = 0  # batches and steps of the loop
         self._loss: float | torch.Tensor | None = None
         self._loss_at = 0.0
 
@@ -47,7 +48,7 @@ class Teller:
 
     def begin(self, total_steps: int) -> None:
         """A loop begins; 0: nobody knows when it will end."""
-        self._batches = 0
+        self._batches = self._trained = self._steps = 0
         if self._tells:
             self._control.state = Phase.TRAINING
             self._control.total_steps = total_steps
@@ -58,11 +59,17 @@ class Teller:
         """Another one was trained on."""
         self._batches += 1
 
-    def stepped(self, step: int, batch: int) -> None:
-        """``batch``: samples of all ranks in a batch."""
+    def stepped(self, step: int, batch: int, left: int | None = None) -> None:
+        """``batch``: samples of all ranks in a batch. ``left``: batches to the loop's end, where they decide it.
+
+        A script that adds up gradients by itself says nowhere how many batches it takes for a step: it is seen.
+        """
         batches, self._batches = self._batches, 0
         if not self._tells:
             return
+        self._trained, self._steps = self._trained + batches, self._steps + 1
+        if left is not None:
+            self._control.total_steps = step + left // max(1, round(self._trained / self._steps))
         control, step_s = self._control, self._pace.step_s
         control.stepped(step)
         control.step_s = step_s
