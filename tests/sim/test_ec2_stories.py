@@ -148,7 +148,7 @@ def test_launches_without_a_token_of_their_own_are_seen(monkeypatch: pytest.Monk
     def count(world: World) -> None:
         launched.append(0)
         world.cloud.site.faults.append(Fault("RunInstances", done=True, times=2))  # type: ignore[attr-defined]
-        world.cloud.site.delays.seen = (20.0, 20.0)  # type: ignore[attr-defined]  # so a listing does not show it either
+        world.cloud.site.delays.seen = (70.0, 70.0)  # type: ignore[attr-defined]  # not before a tick
         real = world.cloud.site.launch  # type: ignore[attr-defined]
 
         def launch(instance: object) -> None:
