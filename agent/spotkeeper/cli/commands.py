@@ -15,9 +15,9 @@ from spotkeeper.cli import jobs
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.fetching import shown
 from spotkeeper.cli.output import emit, note
-from spotkeeper.cli.pack import Source, pack
+from spotkeeper.cli.pack import pack_source
 from spotkeeper.cli.poke import poke
-from spotkeeper.cli.submit import submit as submit_job
+from spotkeeper.cli.submit import submit_file
 from spotkeeper.cli.target import Target, find_target
 from spotkeeper.reconcile.store_api import CorruptError, Store, StoreError
 from spotkeeper.report.held import resume as resume_command
@@ -40,16 +40,14 @@ class Asked(Struct, frozen=True, omit_defaults=True):
 
 
 def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: bool) -> None:
-    target, store, state, spec = _stack_and_job(stack, file)
-    source = _pack(file, spec)
+    target, store, _, spec = _stack_and_job(stack, file)
+    source = pack_source(file, spec)
     if check:
         emit(spec, as_json, f"{file}: {spec.name} is well" + (f", {source.files} files to send" if source else ""))
         return
-    if store.draining():
-        raise CliError(f"the stack {state.stack} is being destroyed", Exit.REFUSED, f"bring it up again: {target.up()}")
-    done = submit_job(store, spec, source, target.clock.now())
+    done, heard = submit_file(target, file, spec, source)
     _note_upkeep(target)
-    if done.new and not poke(target, done.job):
+    if not heard:
         note("the function could not be reached from here: the next tick starts the job")
     word = "submitted" if done.new else "runs already" if done.holds is None else f"holds ({done.holds})"
     text = f"{done.name}: {word}, job {done.job}"
@@ -83,10 +81,6 @@ def _stack_and_job(stack: str | None, file: Path) -> tuple[Target, Store, StackS
             note("\n".join(f"error: {line}" for line in str(error).splitlines()))
         raise
     return target, store, state, read_job(file, state, target.clock.now())
-
-
-def _pack(file: Path, spec: JobSpec) -> Source | None:
-    return pack((file.resolve().parent / spec.source).resolve()) if spec.source is not None else None
 
 
 def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:
@@ -256,7 +250,7 @@ def resume(job: str, file: Path | None, stack: str | None, *, go_back: bool, as_
 
     target, store, state, spec = _stack_and_job(stack, file)
     record = jobs.find_job(store, job)
-    source = _pack(file, spec)
+    source = pack_source(file, spec)
     by, now = getpass.getuser(), target.clock.now()
     wish, changed = resume_with(store, record, spec, source, state, now, by, go_back=go_back)
     if not poke(target, record.job):

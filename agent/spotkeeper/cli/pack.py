@@ -20,6 +20,7 @@ from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore import GitIgnorePatternError
 
 from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.spec.job import JobSpec
 
 LIMIT_BYTES = 256 * 10**6  # every VM fetches it at every boot
 ALWAYS_OUT = GitIgnoreSpec.from_lines(
@@ -37,6 +38,11 @@ class Source:
     tar: bytes
     sha256: str
     files: int
+
+
+def pack_source(file: Path, spec: JobSpec) -> Source | None:
+    """The folder that a job file sends along, if it names one. Errors as of :func:`pack`."""
+    return pack((file.resolve().parent / spec.source).resolve()) if spec.source is not None else None
 
 
 def pack(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Source:

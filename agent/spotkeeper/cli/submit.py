@@ -13,14 +13,17 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.pack import Source
+from spotkeeper.cli.poke import poke
+from spotkeeper.cli.target import Target
 from spotkeeper.reconcile import paths
-from spotkeeper.reconcile.store_api import CorruptError, Store
+from spotkeeper.reconcile.store_api import CorruptError, Held, Store
 from spotkeeper.report.held import mend
 from spotkeeper.spec.job import JobSpec, spec_sha256
 from spotkeeper.spec.ledger import Entry, Event
@@ -41,6 +44,21 @@ class Submitted(Struct, frozen=True):
     holds: str | None = None
 
 
+def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None) -> tuple[Submitted, bool]:
+    """Submit a checked job file to a stack; the job, and whether the function has heard of it already.
+
+    Raises:
+        CliError: as :func:`submit`; or the stack is being destroyed.
+        StoreError: the bucket.
+    """
+    store = target.store()
+    if store.draining():
+        again = f"bring it up again: {target.up()}"
+        raise CliError(f"{file}: the stack {target.stack} is being destroyed", Exit.REFUSED, again)
+    done = submit(store, spec, source, target.clock.now())
+    return done, not done.new or poke(target, done.job)
+
+
 def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Submitted:
     """Put a checked job into the bucket; the next round starts it.
 
@@ -48,7 +66,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Su
         CliError: the name is taken by an unfinished job with other content, or the job was cancelled meanwhile.
         StoreError: the bucket.
     """
-    full = msgspec.structs.replace(spec, source_sha256=source.sha256 if source else None)
+    full = with_source(spec, source)
     digest = spec_sha256(full)
     earlier = _same_name(store, full, digest)
     if earlier is not None:
@@ -79,6 +97,11 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Su
     return Submitted(job, spec.name, new=True)
 
 
+def with_source(spec: JobSpec, source: Source | None) -> JobSpec:
+    """The job file together with what it sends: what a job's content is known by (``spec_sha256``)."""
+    return msgspec.structs.replace(spec, source_sha256=source.sha256 if source else None)
+
+
 def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | None] | None:
     """The unfinished job of this name with this content, and its record if it is there; None: the name is free."""
     job = store.read_name(spec.name)
@@ -88,6 +111,28 @@ def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | 
     if held is not None and held.value.phase in (Phase.END, Phase.DONE):
         store.delete_name(spec.name, job)
         return None
+    return _refuse_other(store, job, held, spec, digest)
+
+
+def check_name(store: Store, spec: JobSpec) -> None:
+    """Whether a submission would be taken; changes nothing. ``spec``: with its source.
+
+    Raises:
+        CliError: an unfinished job of this name has other content.
+    """
+    job = store.read_name(spec.name)
+    held = store.read_record(job) if job is not None else None
+    if job is not None and (held is None or held.value.phase not in (Phase.END, Phase.DONE)):
+        _refuse_other(store, job, held, spec, spec_sha256(spec))
+
+
+def _refuse_other(
+    store: Store, job: str, held: Held[Record] | None, spec: JobSpec, digest: str
+) -> tuple[str, Record | None]:
+    """
+    Raises:
+        CliError: the unfinished ``job`` of this name has other content.
+    """
     theirs = store.read_spec(job, held.value.spec_key() if held is not None else "")
     if theirs is not None and spec_sha256(theirs) == digest:
         return job, held.value if held is not None else None
