@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from spotkeeper.spec import money
 from spotkeeper.spec.command import SHELL_WORDS, argv, runner
 from spotkeeper.spec.job import JobSpec, UnknownError, deadline_at
 from spotkeeper.spec.names import JOB_NAME, POOL_NAME, STACK_NAME
@@ -218,6 +219,14 @@ def deadline(job: JobContext) -> Iterator[Problem]:
         yield problem("deadline", "is in the past", text)
 
 
+def money_and_time(job: JobContext) -> Iterator[Problem]:
+    yield from money.spans(job.spec)
+    yield from money.budget(job.spec, job.pools())
+    yield from money.price_cap(job.spec, job.pools())
+    if job.now is not None:
+        yield from money.feasible(job.spec, job.pools(), job.now)
+
+
 def policy_fits(job: JobContext) -> Iterator[Problem]:
     spec = job.spec
     if spec.policy == "on-demand" and spec.max_on_demand == 0:
@@ -377,6 +386,7 @@ JOB_VALIDATORS = (
     secrets_by_reference,
     secrets_have_a_reader,
     deadline,
+    money_and_time,
     policy_fits,
     source_hash,
     source_folder,

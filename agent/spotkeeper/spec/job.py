@@ -27,8 +27,8 @@ def _unoffered(text: str) -> Meta:
 class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
     """How many machines. ``min < max`` lets the job go on smaller and grow again."""
 
-    min: Annotated[int, Meta(ge=1, le=10_000)]
-    max: Annotated[int, Meta(ge=1, le=10_000)]
+    min: Annotated[int, Meta(ge=1, le=10_000, description="it trains with so many at least")]
+    max: Annotated[int, Meta(ge=1, le=10_000, description="and with so many at most")]
 
 
 class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +40,8 @@ class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is saved, how often, and how much of it is kept."""
+
     replicated: Annotated[bool, _about("true (DDP): every node holds a full copy; false (FSDP): sharded")] = True
     interval_s: Annotated[float, Meta(gt=0, description="unset: from measured stall and observed losses")] | None = None
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
@@ -49,7 +51,7 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
     """The crash budget: failures of the user's own code. Preemptions never count."""
 
-    crashes: Annotated[int, Meta(ge=0, le=1000)] = 3
+    crashes: Annotated[int, Meta(ge=0, le=1000, description="so many in its life, then it holds")] = 3
 
 
 class Hang(Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +72,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, _about("a-z, 0-9 and -, at most 40 characters; one unfinished job may have it")]
     command: Annotated[tuple[str, ...], Meta(min_length=1, description="script and its arguments, never a shell line")]
-    nodes: Annotated[int, Meta(ge=1, le=10_000)] | Nodes = 1
+    nodes: Annotated[int, Meta(ge=1, le=10_000, description="how many machines, or {min, max}")] | Nodes = 1
     pools: Annotated[tuple[str, ...], _about("where machines may come from; empty: every pool of the stack")] = ()
     source: Annotated[str | None, _about("folder sent to the machines, relative to the job file")] = None
     python: Annotated[str, _about("interpreter on the machines, with torch installed")] = "python3"
@@ -87,6 +89,16 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     hang: Annotated[Hang | Literal["off"], _about("when the job is taken for hung; off: never")] = Hang()
     policy: Annotated[Literal["balanced", "spot", "on-demand", "shuffle"], _about("what to buy, and when")] = "balanced"
     deadline: Annotated[str | None, _about("2026-12-24T18:00Z, or 6h, 90m, 2d from submission")] = None
+    work: Annotated[
+        str | None, _about("40h, 90m, 2d: how long it trains if nothing happens; unset: as its first steps tell")
+    ] = None
+    max_wait: Annotated[
+        str | None, _about("30m, 6h: how long it waits for spot before on-demand; unset: the policy's choice")
+    ] = None
+    max_price: (
+        Annotated[float, Meta(gt=0, description="USD an hour that a spot machine may cost; never above on-demand's")]
+        | None
+    ) = None
     static: Annotated[Literal["use", "never"], _about("whether to take the stack's static nodes")] = "use"
     stragglers: Annotated[
         Literal["report", "replace"], _about("machines that hold the others up: show them, or swap them too")
@@ -108,7 +120,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     max_usd: (
         Annotated[float, Meta(gt=0, description="the job holds when it has spent this much on machines")] | None
     ) = None
-    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**32, description="of the order of samples, and of random numbers")] = 0
     source_sha256: Annotated[str | None, _unoffered("filled in by submit")] = None
 
     def size(self) -> Nodes:
@@ -138,6 +150,20 @@ def spec_sha256(spec: JobSpec) -> str:
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([mhd])\Z")
 _SPAN_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 LONGEST_S = 10 * 365 * 86400.0
+
+
+def span_s(text: str) -> float:
+    """A length of time (``6h``, ``90m``, ``2d``) in seconds.
+
+    Raises:
+        ValueError: it is none, or longer than ten years.
+    """
+    span = _SPAN.match(text.strip())
+    if span is None:
+        raise ValueError("want a length of time: 90m, 6h, 2d")
+    if (length := float(span[1]) * _SPAN_S[span[2]]) > LONGEST_S:
+        raise ValueError("is more than ten years")
+    return length
 
 
 def deadline_at(text: str, submitted: float) -> float:
