@@ -190,11 +190,16 @@ def pool_image(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 def pool_machine(pool: Pool, s: Settings) -> Iterator[Problem]:
     machine = pool.machine
-    if machine.efa:
-        yield problem("machine.efa", "only aws has it: machine.gpu_direct is gcp's", machine.efa)
+    yield from only_elsewhere(pool, _POOL_OF_AWS)
     if machine.type.startswith(_ARM) != (s.agent.arch == "aarch64"):
         yield problem("machine.type", f"is not of agent.arch ({s.agent.arch})", machine.type)
     yield from _accelerator(pool)
+
+
+_POOL_OF_AWS: dict[str, tuple[object, str]] = {
+    "machine.efa": (0, "only aws has it: machine.gpu_direct is gcp's"),
+    "boot_disk.device": ("", "only aws has it: leave it out"),
+}
 
 
 def _accelerator(pool: Pool) -> Iterator[Problem]:

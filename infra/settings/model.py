@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from spotkeeper.spec.stack import Fallback as FallbackState
 
-from infra.settings.pool import Hours, OnDestroy, Pool, about
+from infra.catalog import AWS_ZONES, GCP_ZONES
+from infra.settings.pool import Hours, OnDestroy, Pool, about, offers
 
 Alarm = Literal["ticks", "holds", "spend", "orphans"]
 ALARMS: tuple[Alarm, ...] = ("ticks", "holds", "spend", "orphans")
@@ -45,6 +46,8 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Bucket(Struct, frozen=True, forbid_unknown_fields=True):
+    """All that the stack knows, with its jobs' checkpoints and outputs."""
+
     name: Annotated[str | None, about("unset: sk-<project or account>-<stack>")] = None
     location: Annotated[str | None, about("gcp: unset: the stack's region")] = None
     on_destroy: Annotated[OnDestroy, about("what a destroy does to it, with its checkpoints and outputs")] = "delete"
@@ -130,6 +133,8 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Alerts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Mails, to whoever runs the stack."""
+
     email: Annotated[str, about("unset: nobody is told")] = ""
     missed_minutes: Annotated[int, Meta(ge=2, le=1410, description="without any tick")] = 5
     about: Annotated[
@@ -156,8 +161,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     stack: Annotated[str, _from("Pulumi")]
     project: Annotated[str, _from("`gcp:project`")]
-    cloud: Literal["gcp", "aws"]
-    region: Annotated[str, about("us-central1, us-east-1")]
+    cloud: Annotated[Literal["gcp", "aws"], about("whose it is")]
+    region: Annotated[str, offers("all of it is in one region", [*GCP_ZONES, *AWS_ZONES])]
     image: Annotated[
         str, about("one pinned image: projects/<project>/global/images/<name>; ami-..., resolve:ssm:<name>:<version>")
     ]

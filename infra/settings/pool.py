@@ -6,12 +6,13 @@ descriptions are what editors show, and the table of fields in `docs/operate.md`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 from spotkeeper.spec.stack import Price
 
-from infra.catalog import BUILT_IN, list_price
+from infra.catalog import AWS_PRICES, BUILT_IN, DISK_PRICES, GCP_ACCELERATOR_PRICES, GCP_PRICES, list_price
 
 SPOT_NOTICE_S = 120  # what both clouds can give
 OnDestroy = Literal["delete", "retain", "protect"]
@@ -23,6 +24,11 @@ def about(text: str) -> Meta:
     return Meta(description=text)
 
 
+def offers(text: str, values: Iterable[str]) -> Meta:
+    """As above, with values that an editor completes; others are as good."""
+    return Meta(description=text, extra_json_schema={"anyOf": [{"enum": sorted(values)}, {}]})
+
+
 GB = Annotated[int, Meta(ge=10, le=65_536, description="gigabytes")]  # the smallest Persistent Disk, the largest disks
 Hours = Annotated[float, Meta(gt=0, le=2880, description="Compute Engine ends a job's machine after so many hours")]
 
@@ -30,12 +36,14 @@ Hours = Annotated[float, Meta(gt=0, le=2880, description="Compute Engine ends a 
 class Accelerator(Struct, frozen=True, forbid_unknown_fields=True):
     """Accelerators added to a machine type that does not bring its own (Compute Engine's N1)."""
 
-    type: Annotated[str, about("as Compute Engine names it: nvidia-tesla-t4")]
+    type: Annotated[str, offers("as Compute Engine names it", GCP_ACCELERATOR_PRICES)]
     count: Annotated[int, Meta(ge=1, le=16, description="so many in each machine")] = 1
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
-    type: Annotated[str, about("a2-highgpu-1g, p4d.24xlarge; it says which accelerators there are")]
+    """What each machine of the pool is."""
+
+    type: Annotated[str, offers("it says which accelerators there are", [*GCP_PRICES, *AWS_PRICES])]
     accelerator: Annotated[Accelerator | None, about("gcp: added to an n1 machine")] = None
     nproc: (
         Annotated[int, Meta(ge=1, le=64, description="processes on each machine; unset: one an accelerator, or 1")]
@@ -63,7 +71,7 @@ class BootDisk(Struct, frozen=True, forbid_unknown_fields=True):
     """Stateless: dies with its machine."""
 
     size_gb: GB = 50
-    type: Annotated[str, about("unset: pd-balanced, gp3")] = ""
+    type: Annotated[str, offers("unset: pd-balanced, gp3", DISK_PRICES)] = ""
     device: Annotated[
         str,
         about("aws: the image's root device; unset: /dev/sda1 (Ubuntu's; /dev/xvda is Amazon Linux's and Debian's)"),
@@ -74,7 +82,7 @@ class DataDisk(Struct, frozen=True, forbid_unknown_fields=True):
     """The retained disk of a rank (spot pool) or of a node (static pool)."""
 
     size_gb: GB
-    type: Annotated[str, about("unset: pd-balanced, gp3")] = ""
+    type: Annotated[str, offers("unset: pd-balanced, gp3", DISK_PRICES)] = ""
     iops: (
         Annotated[int, Meta(ge=100, le=350_000, description="operations a second, of types that are bought by them")]
         | None

@@ -30,6 +30,10 @@ def text(document: str) -> str:
     return schema_text(Document(document))
 
 
+def _cloud(name: str) -> dict[str, Any]:
+    return {"properties": {"spotkeeper:cloud": {"const": name}}, "required": ["spotkeeper:cloud"]}
+
+
 def stack_file() -> dict[str, object]:
     """Of ``infra/stacks/Pulumi.<stack>.yaml``: the fields of ``infra.settings.Settings``, as Pulumi names them.
 
@@ -38,11 +42,13 @@ def stack_file() -> dict[str, object]:
     """
     import msgspec
 
+    from spotkeeper.spec.schema import described
+
     try:
         from infra.settings import NAMESPACE, Settings
     except ImportError:
         raise no_checkout() from None
-    made: dict[str, Any] = msgspec.json.schema(Settings)
+    made = described(msgspec.json.schema(Settings))
     types = made["$defs"]
     settings = types.pop(Settings.__name__)
     ours = {f"{NAMESPACE}:{name}": body for name, body in settings["properties"].items()}
@@ -52,8 +58,13 @@ def stack_file() -> dict[str, object]:
         required.remove(f"{NAMESPACE}:{name}")
     config = {
         "type": "object",
-        "properties": {"gcp:project": {"type": "string"}, **ours},
-        "required": ["gcp:project", *required],
+        "description": "the stack's settings; keys of other namespaces are their providers'",
+        "properties": {"gcp:project": {"type": "string", "description": "gcp: the project's id"}, **ours},
+        "required": required,
+        "allOf": [
+            {"if": _cloud("gcp"), "then": {"required": ["gcp:project"]}},
+            {"if": _cloud("aws"), "then": {"required": [f"{NAMESPACE}:account"]}},
+        ],
         "patternProperties": {f"^(?!{NAMESPACE}:)": {}},
         "additionalProperties": False,
     }

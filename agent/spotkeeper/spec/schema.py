@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -28,8 +29,22 @@ _TYPES: dict[Document, type[JobSpec] | type[StackState]] = {Document.JOB: JobSpe
 
 def schema(document: Document) -> dict[str, object]:
     """The schema (draft 2020-12) of a job file, or of ``stack/pools.json``."""
-    body: dict[str, object] = msgspec.json.schema(_TYPES[document])
+    body = described(msgspec.json.schema(_TYPES[document]))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"Spotkeeper {document.value}", **body}
+
+
+def described(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with each field's words at the field, where editors look: msgspec leaves them in a branch or type."""
+    types: dict[str, Any] = schema.get("$defs", {})
+    for one in types.values():
+        for field in one.get("properties", {}).values():
+            for part in (field, *field.get("anyOf", ())):
+                words = part.get("description") or types.get(part.get("$ref", "").rpartition("/")[2], {}).get(
+                    "description"
+                )
+                if words and "description" not in field:
+                    field["description"] = words
+    return schema
 
 
 def schema_text(document: Document) -> str:

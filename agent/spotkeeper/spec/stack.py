@@ -23,8 +23,8 @@ class StaticNode(Struct, frozen=True, forbid_unknown_fields=True):
 class Price(Struct, frozen=True, forbid_unknown_fields=True, rename={"on_demand": "on-demand"}):
     """USD per machine-hour."""
 
-    on_demand: Annotated[float, Meta(ge=0)]
-    spot: Annotated[float, Meta(ge=0)] | None = None
+    on_demand: Annotated[float, Meta(ge=0, description="USD per machine-hour")]
+    spot: Annotated[float, Meta(ge=0, description="USD per machine-hour; spot pools need it")] | None = None
 
     def of(self, model: Model) -> float | None:
         return self.spot if model is Model.SPOT else self.on_demand

@@ -1,0 +1,96 @@
+"""What editors are given: each field with its words, each shipped file fits, and what is misspelt does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from spotkeeper.cli import schema as stack_schema
+from spotkeeper.spec import schema as job_schema
+
+from tests.infra import stackfiles
+from tests.infra.test_settings_wrong import FOLDER, LEADS_TO
+
+ROOT = Path(__file__).resolve().parents[2]
+STACKS = sorted((ROOT / "infra/stacks").glob("Pulumi.*.yaml"))
+JOBS = sorted((ROOT / "examples").glob("*/job.yaml"))
+# In these parts of the lists, what is wrong is a key's name or a value's kind: an editor underlines it.
+BY_KIND = ("# unknown keys: the nearest name, what there is, or why there is none", "# kinds of values")
+
+
+@pytest.fixture(scope="module")
+def stack() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(stack_schema.text("stack")))
+
+
+@pytest.fixture(scope="module")
+def job() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(stack_schema.text("job")))
+
+
+def wrong(cloud: str) -> Iterator[tuple[str, bool]]:
+    """(changes, whether their kind is wrong)."""
+    by_kind = False
+    for line in (FOLDER / f"{cloud}.txt").read_text().splitlines():
+        if line.startswith("#"):
+            by_kind = line in BY_KIND
+        elif line:
+            yield line.partition(LEADS_TO)[0], by_kind
+
+
+def written(plain: dict[str, Any]) -> dict[str, Any]:
+    """Settings as a stack file says them."""
+    project = {"gcp:project": "acme-train"} if plain.get("cloud") != "aws" else {}
+    return {"config": project | {f"spotkeeper:{key}": value for key, value in plain.items()}}
+
+
+@pytest.mark.parametrize("file", STACKS, ids=lambda file: file.name)
+def test_the_stack_files_that_come_with_it_fit(stack: jsonschema.Draft202012Validator, file: Path) -> None:
+    stack.validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize("file", JOBS, ids=lambda file: file.parent.name)
+def test_the_job_files_that_come_with_it_fit(job: jsonschema.Draft202012Validator, file: Path) -> None:
+    job.validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize("cloud", ["gcp", "aws"])
+def test_what_is_wrong_by_its_name_or_kind_is_underlined(stack: jsonschema.Draft202012Validator, cloud: str) -> None:
+    assert stack.is_valid(written(stackfiles.plain(cloud)))
+    for line, by_kind in wrong(cloud):
+        changes = {key: value for key, value in yaml.safe_load("{" + line + "}").items() if not key.startswith("$")}
+        if by_kind:
+            assert not stack.is_valid(written(stackfiles.plain(cloud, changes))), line
+
+
+def test_each_cloud_names_who_pays(stack: jsonschema.Draft202012Validator) -> None:
+    for cloud, key in (("gcp", "gcp:project"), ("aws", "spotkeeper:account")):
+        document = written(stackfiles.plain(cloud))
+        del document["config"][key]
+        assert key in next(stack.iter_errors(document)).message
+
+
+@pytest.mark.parametrize(
+    "made", [stack_schema.stack_file(), job_schema.schema(job_schema.Document.JOB)], ids=["stack", "job"]
+)
+def test_every_field_has_its_words(made: dict[str, Any]) -> None:
+    parts = [made, made.get("properties", {}).get("config", {}), *made["$defs"].values()]
+    silent = [
+        name for part in parts for name, field in part.get("properties", {}).items() if "description" not in field
+    ]
+    assert silent == []
+
+
+def test_an_editor_completes_regions_machines_and_words() -> None:
+    made = stack_schema.stack_file()
+    region = made["properties"]["config"]["properties"]["spotkeeper:region"]  # type: ignore[index]
+    assert {"us-central1", "us-east-1"} <= set(region["anyOf"][0]["enum"])
+    machine = made["$defs"]["Machine"]["properties"]["type"]  # type: ignore[index]
+    assert {"a2-highgpu-1g", "p4d.24xlarge"} <= set(machine["anyOf"][0]["enum"])
+    disk = made["$defs"]["DataDisk"]["properties"]["on_destroy"]  # type: ignore[index]
+    assert (disk["enum"], disk["default"]) == (["delete", "protect", "retain"], "delete")
