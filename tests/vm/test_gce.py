@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -118,6 +119,27 @@ def test_a_wait_ends_with_a_change_of_anything_that_counts(server: Server, one: 
     assert [instance.sign for instance in found] == [Sign(Cause.MAINTENANCE)]
 
 
+@pytest.mark.parametrize(
+    ("told", "deadline"),
+    [
+        ({"windowStartTime": "2027-01-15T08:30:00Z", "canReschedule": True}, 1_800_001_800.0),
+        ({"window_start_time": "2027-01-15T08:30:00Z", "can_reschedule": "true"}, 1_800_001_800.0),
+        ({"windowStartTime": "2027-01-16T08:30:00Z"}, None),  # tomorrow
+        ({"windowStartTime": "0001-01-01T00:00:00Z"}, None),
+        *((other, None) for other in ("NONE", {}, {"error": "try again later"}, None, [], {"windowStartTime": 7})),
+    ],
+)
+def test_maintenance_in_a_window_and_whatever_else_is_there_hides_no_preemption(
+    server: Server, told: object, deadline: float | None
+) -> None:
+    """Machines without it have ``"NONE"``: all that the server said of them could not be read."""
+    one = Gce(Clock(time.time(), NOW, 1.0), server.host)
+    server.set(upcoming_maintenance=told)
+    assert one.instance().sign == (None if deadline is None else Sign(Cause.MAINTENANCE, deadline))
+    server.set(preempted="TRUE")
+    assert one.instance().sign == Sign(Cause.PREEMPTED)
+
+
 def test_a_wait_without_a_change_ends_after_a_while(one: Gce, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gce, "HANG_S", 0.0)
     seen, etag = one.wait(FIRST)
@@ -179,7 +201,7 @@ NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
     ],
 )
 def test_what_the_tree_says_is_ahead(preempted: str, event: str, window: str, sign: Sign | None) -> None:
-    assert sign_of(preempted, event, gce._Upcoming(window), NOW) == sign
+    assert sign_of(preempted, event, json.dumps({"windowStartTime": window}).encode(), NOW) == sign
 
 
 def test_two_tokens_prove_who_it_is(server: Server, one: Gce) -> None:

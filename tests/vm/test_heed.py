@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,7 @@ import pytest
 from spotkeeper.clock import Clock
 from spotkeeper.spec.facts import Kind
 from spotkeeper.vm.gce import Gce
-from spotkeeper.vm.heed import Heed
+from spotkeeper.vm.heed import LATE_S, Heed
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.metadata import Instance
 from spotkeeper.vm.notice import REBALANCE_S, Cause, Notice, Sign
@@ -86,3 +87,17 @@ def test_what_is_surer_takes_its_place(me: Standing) -> None:
     heed.observed(seen(Cause.REBALANCE))
     heed.heed()
     assert said(me) == words
+
+
+@pytest.mark.parametrize(("need_s", "given_s"), [(30.0, 30.0), (0.0, LATE_S)])
+def test_a_job_may_save_on_a_machine_that_is_there_though_its_time_is_over(
+    me: Standing, monkeypatch: pytest.MonkeyPatch, need_s: float, given_s: float
+) -> None:
+    """Maintenance whose window has begun, seen only now: the job was killed in the moment it was told to save."""
+    asked: list[float] = []
+    child = SimpleNamespace(gen=1, saving=False, signals=False, need_s=need_s)
+    heed = Heed(me, cast(Supervisor, SimpleNamespace(child=child, save_and_stop=asked.append)))
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    heed.observed(seen(Cause.MAINTENANCE, NOW - 600))
+    heed.heed()
+    assert asked == [NOW + given_s]

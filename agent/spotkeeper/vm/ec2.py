@@ -212,7 +212,7 @@ def _maintenance(text: str, now: float) -> Sign | None:
     events = _decode(MAINTENANCE, text, tuple[_Event, ...])
     try:
         starts = [_http_date(event.not_before) for event in events if event.state == "active"]
-    except ValueError:
+    except (ValueError, OverflowError):
         raise MetadataError(f"{MAINTENANCE}: a time that is none") from None
     return scheduled(min(starts), now) if starts else None
 

@@ -29,10 +29,11 @@ class _Interface(Struct, frozen=True):
     ip: str = ""
 
 
-class _Upcoming(Struct, frozen=True, rename="camel"):
-    """``upcoming-maintenance``: of machines with accelerators, hours or days ahead. RFC 3339."""
+class _Upcoming(Struct, frozen=True):
+    """``upcoming-maintenance``: of machines with accelerators, hours or days ahead. RFC 3339, and spelt in two ways."""
 
-    window_start_time: str = ""
+    in_tree: str = msgspec.field(default="", name="windowStartTime")
+    by_itself: str = msgspec.field(default="", name="window_start_time")
 
 
 class _Tree(Struct, frozen=True, rename="camel"):
@@ -45,7 +46,7 @@ class _Tree(Struct, frozen=True, rename="camel"):
     network_interfaces: Annotated[tuple[_Interface, ...], msgspec.Meta(min_length=1)] = (_Interface(),)
     preempted: str = "FALSE"
     maintenance_event: str = "NONE"
-    upcoming_maintenance: _Upcoming | None = None
+    upcoming_maintenance: msgspec.Raw = msgspec.Raw(b"null")  # where there is none: "NONE", {}, {"error": ...}
 
 
 class Gce:
@@ -140,7 +141,7 @@ class Gce:
             zone=tree.zone.rpartition("/")[2],
             address=tree.network_interfaces[0].ip,
             attributes=tree.attributes,
-            sign=sign_of(tree.preempted, tree.maintenance_event, tree.upcoming_maintenance, self._clock.now()),
+            sign=sign_of(tree.preempted, tree.maintenance_event, bytes(tree.upcoming_maintenance), self._clock.now()),
         )
 
     def _get(self, path: str, query: dict[str, str], answer_s: float = ANSWER_S) -> tuple[bytes, str]:
@@ -174,15 +175,19 @@ class _Claims(Struct, frozen=True):
     exp: float = 0.0
 
 
-def sign_of(preempted: str, event: str, upcoming: _Upcoming | None, now: float) -> Sign | None:
-    """What the tree says is ahead. A migration is none of it: the machine goes on elsewhere."""
+def sign_of(preempted: str, event: str, upcoming: bytes, now: float) -> Sign | None:
+    """What the tree says is ahead. A migration is none of it: the machine goes on elsewhere.
+
+    ``upcoming``: JSON of any shape; what cannot be read is no maintenance, and hides no preemption.
+    """
     if preempted.upper() == "TRUE":
         return Sign(Cause.PREEMPTED)
     if event.upper().startswith("TERMINATE"):
         return Sign(Cause.MAINTENANCE)
     try:
-        return scheduled(from_rfc3339(upcoming.window_start_time), now) if upcoming else None
-    except ValueError:
+        told = codec.decode(upcoming, _Upcoming)
+        return scheduled(from_rfc3339(told.in_tree or told.by_itself), now)
+    except ValueError:  # DecodeError is one
         return None
 
 

@@ -15,6 +15,7 @@ from spotkeeper.vm.standing import Standing, State
 from spotkeeper.vm.supervisor import Supervisor
 
 RESERVE_S = 8.0  # real; detect, agree, hash, report (and never more than a quarter of the notice)
+LATE_S = 5.0  # real, at least, to save in where the deadline is past
 
 
 class Heed:
@@ -52,7 +53,7 @@ class Heed:
         """Save at once and go on; save and stop when the time left is what a save takes, with a reserve.
 
         A notice too short for two saves gets one. Most often the function says stop first,
-        when the replacement stands by.
+        when the replacement stands by. A machine that is there though its time is over may as well save.
         """
         clock = self._me.clock
         self._tell(notices.prolong(self._me.saved.notice, clock.now()))
@@ -60,11 +61,12 @@ class Heed:
         if given is None or child is None or child.saving:
             return
         left_s = clock.real_s(given.deadline - clock.now())
-        reserve_s = min(RESERVE_S, 0.25 * clock.real_s(given.deadline - given.at))
+        reserve_s = max(0.0, min(RESERVE_S, 0.25 * clock.real_s(given.deadline - given.at)))
         need_s = child.need_s + reserve_s
         if left_s <= need_s:
             self._me.become(State.SAVING)
-            self._super.save_and_stop(time.time() + max(0.0, left_s - 0.25 * reserve_s))
+            within_s = left_s - 0.25 * reserve_s if left_s > 0 else max(child.need_s, LATE_S)
+            self._super.save_and_stop(time.time() + within_s)
         elif not child.signals and self._saved_for != (child.gen, given) and left_s > need_s + child.control.save_s:
             self._saved_for = child.gen, given
             self._super.save()

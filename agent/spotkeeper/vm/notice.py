@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAINTENANCE_S = 60.0  # the warning that TERMINATE_ON_HOST_MAINTENANCE gives where nothing longer is said
 HORIZON_S = 3600.0  # maintenance may be announced weeks ahead; a successor needs minutes
+WINDOW_S = 86_400.0  # hours, says the cloud; whoever runs a day after it began is through, or it never was
 REBALANCE_S = 3600.0  # no end is said; see prolong()
 
 
@@ -101,8 +102,8 @@ def prolong(known: Notice | None, now: float) -> Change:
 
 
 def scheduled(start: float, now: float) -> Sign | None:
-    """Maintenance that is announced for ``start``, once it is near."""
-    return Sign(Cause.MAINTENANCE, start) if start - now <= HORIZON_S else None
+    """Maintenance that is announced for ``start``, once it is near, and while its window may last."""
+    return Sign(Cause.MAINTENANCE, start) if -WINDOW_S <= start - now <= HORIZON_S else None
 
 
 def shutdown(known: Notice | None, left_s: float, now: float) -> Notice:
