@@ -32,6 +32,7 @@ class Declared:
     parent: str
     protect: bool
     retain: bool
+    ignores: tuple[str, ...] = ()  # inputs that may change in the program without a change in the cloud
 
     @property
     def key(self) -> str:
@@ -52,8 +53,8 @@ class Cloud(Mocks):
 
 
 class Recorder(MockMonitor):
-    def __init__(self) -> None:
-        super().__init__(Cloud())
+    def __init__(self, cloud: Mocks) -> None:
+        super().__init__(cloud)
         self.declared: list[Declared] = []
 
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802 - Pulumi's name
@@ -69,6 +70,7 @@ class Recorder(MockMonitor):
                     request.parent.rsplit("::", 1)[-1],
                     bool(request.protect),
                     bool(request.retainOnDelete),
+                    tuple(request.ignoreChanges),
                 )
             )
         return reply
@@ -82,9 +84,9 @@ def key_of(urn: str) -> str:
 Declare = Callable[..., dict[str, Declared]]
 
 
-def run_program(stack: str, config: Mapping[str, str]) -> dict[str, Declared]:
+def run_program(stack: str, config: Mapping[str, str], cloud: Mocks | None = None) -> dict[str, Declared]:
     """Run ``infra/__main__.py`` for a stack; everything declared, by ``type::name``, in order."""
-    recorder = Recorder()
+    recorder = Recorder(cloud or Cloud())
     ROOT_RESOURCE.set(None)  # or the second program of a process has the first one's stack for a parent
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # a failed run leaves futures that nobody reads
     pulumi.runtime.set_mocks(recorder.mocks, project="spotkeeper", stack=stack, preview=False, monitor=recorder)
