@@ -25,6 +25,8 @@ def main() -> None:
     except SpecError as error:
         raise pulumi.RunError(f"Pulumi.{pulumi.get_stack()}.yaml:\n{error}") from None
     exports = declare(stack)
+    if stack.jobs:
+        declare_jobs(stack, exports.ready)
     pulumi.export("bucket", exports.bucket)
     pulumi.export("reconcileUrl", exports.function_url)
     pulumi.export("bundle", exports.bundle_sha256)
@@ -42,6 +44,24 @@ def declare(stack: settings.Settings) -> Exports:
     from infra import gcp
 
     return gcp.declare(stack, BUILD)
+
+
+def declare_jobs(stack: settings.Settings, ready: pulumi.Resource) -> None:
+    """Only where there are any: what submits a job is not loaded by a program that has none.
+
+    Raises:
+        RunError: a job file is wrong; the message lists everything.
+    """
+    from spotkeeper.cli.errors import CliError
+
+    from infra import jobs
+
+    try:
+        jobs.declare(stack, ready)
+    except SpecError as error:
+        raise pulumi.RunError(f"the jobs of Pulumi.{pulumi.get_stack()}.yaml:\n{error}") from None
+    except CliError as error:
+        raise pulumi.RunError(f"{error}; {error.remedy}") from None
 
 
 main()

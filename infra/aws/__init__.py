@@ -49,4 +49,5 @@ def declare(settings: Settings, build: Path) -> Exports:
         pools=[pool.name for pool in settings.pools],
         static_nodes=sorted(pools.nodes),
         kept_disks=disks.kept,
+        ready=drained.drain,
     )

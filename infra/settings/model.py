@@ -188,6 +188,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         bool, about("aws: make the account's role for spot machines; once in an account, by one stack")
     ] = False
     jobs: Annotated[tuple[str, ...], about("job files, from the folder of Pulumi.yaml, that `pulumi up` submits")] = ()
+    cancel_removed_jobs: Annotated[
+        bool, about("a job whose file leaves `jobs` is cancelled, with its disks; unset: it goes on")
+    ] = False
     labels: Annotated[dict[str, str], about("on everything that can carry them")] = {}
     allow_data_loss: Annotated[bool, about("lets a stack called prod* delete data on destroy")] = False
 

@@ -200,7 +200,9 @@ class Run:
 
     def _update(self, entry: Entry, old: Entry, keys: tuple[str, ...]) -> tuple[str, Json]:
         learned: Json = {}
-        if entry.type != table.DRAIN and not self.dry:
+        if table.dynamic(entry.type):
+            self._step(Op.UPDATE, entry, lambda: learned.update(self._provided(entry, old)))
+        elif not self.dry:
             it = table.target(entry.type, entry.name, entry.inputs, self.place)
             self._step(Op.UPDATE, entry, lambda: learned.update(self.api.update(it, keys)))
         else:
@@ -210,16 +212,30 @@ class Run:
         return old.id, {**entry.inputs, **outputs}
 
     def _make(self, entry: Entry) -> Json:
-        if entry.type == table.DRAIN:
-            drain().create(entry.inputs)
-            return {}
+        if table.dynamic(entry.type):
+            return self._provided(entry, None)
         return self.api.create(table.target(entry.type, entry.name, entry.inputs, self.place))
+
+    def _provided(self, entry: Entry, old: Entry | None) -> Json:
+        """Made or changed by the program's own provider; what it computes. A dry run checks only.
+
+        Raises:
+            DeployError: the provider finds something wrong, before anything is changed.
+        """
+        own = provider(entry.type)
+        before = {**old.inputs, **old.outputs} if old else {}
+        if failures := own.check(before, dict(entry.inputs)).failures:
+            raise DeployError("; ".join(str(failure.reason) for failure in failures))
+        if self.dry:
+            return {}
+        made = own.update(old.id, before, dict(entry.inputs)) if old else own.create(dict(entry.inputs))
+        return {key: value for key, value in (made.outs or {}).items() if key not in entry.inputs}
 
     def _drop(self, entry: Entry) -> None:
         if not entry.custom or self.dry:
             return
-        if entry.type == table.DRAIN:
-            drain().delete(f"drain/{entry.inputs['stack']}", entry.inputs)
+        if table.dynamic(entry.type):
+            provider(entry.type).delete(entry.id, {**entry.inputs, **entry.outputs})
             return
         self.api.delete(table.target(entry.type, entry.name, entry.inputs, self.place))
 
@@ -246,23 +262,39 @@ class Run:
 
 
 def compare(entry: Entry, old: Entry) -> table.Change:
-    if entry.type == table.DRAIN:
+    if table.dynamic(entry.type):
         keys = tuple(key for key in entry.inputs if entry.inputs[key] != old.inputs.get(key))
         return table.Change(keys, (), delete_first=False)
     return table.compare(entry.type, old.inputs, entry.inputs)
 
 
+class _Outputs(Protocol):
+    outs: Json | None
+
+
+class _Checked(Protocol):
+    failures: list[Any]
+
+
 class _Provider(Protocol):
-    def create(self, props: Json) -> object: ...
+    def check(self, _olds: Json, news: Json) -> _Checked: ...
+    def create(self, props: Json) -> _Outputs: ...
+    def update(self, _id: str, _olds: Json, _news: Json) -> _Outputs: ...
     def delete(self, _id: str, _props: Json) -> None: ...
 
 
-def drain() -> _Provider:
-    """The one dynamic provider of the program."""
-    from infra.drain import DrainProvider
+def provider(type_: str) -> _Provider:
+    """The program's own provider of a dynamic type."""
+    made: _Provider
+    if type_ == table.DRAIN:
+        from infra.drain import DrainProvider
 
-    provider: _Provider = DrainProvider()
-    return provider
+        made = DrainProvider()
+    else:
+        from infra.jobs import JobProvider
+
+        made = JobProvider()
+    return made
 
 
 @contextmanager

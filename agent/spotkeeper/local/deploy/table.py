@@ -83,6 +83,11 @@ class UnknownTypeError(Exception):
     """The program declares a type that this cloud does not have."""
 
 
+def dynamic(type_: str) -> bool:
+    """Whether the program brings the provider itself: no call of this table makes it."""
+    return type_.startswith("pulumi-python:dynamic")
+
+
 def kind_of(type_: str) -> Kind:
     try:
         return KINDS[type_]
@@ -118,8 +123,8 @@ def computed(
     type_: str, logical: str, inputs: Json, place: Place = Place("spotkeeper-test", "us-central1")
 ) -> tuple[str, Json]:
     """Id and computed outputs of a resource before (or without) any call."""
-    if type_ == DRAIN:
-        return f"drain/{inputs.get('stack')}", {}
+    if dynamic(type_):
+        return f"{logical}/{inputs.get('stack')}", {}
     it = target(type_, logical, inputs, place)
     outputs = kind_of(type_).outputs(it)
     known = {"project": it.project} | ({} if kind_of(type_).binding else {"name": it.name}) | outputs
