@@ -15,7 +15,7 @@ from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.mirror import MirrorFile, MirrorList, list_name, part_names, part_size
-from spotkeeper.spec.record import Mirrored, Rank
+from spotkeeper.spec.record import Mirrored, Phase, Rank
 from spotkeeper.train import store as disk
 from spotkeeper.train.control import Commit
 from spotkeeper.train.store import FileSum, Manifest, Place
@@ -93,6 +93,16 @@ def test_a_job_without_any_says_so(cli: Cli, store: ObjectStore) -> None:
     assert done.code == 0 and "no machine has told of a checkpoint" in done.out
     done = cli("checkpoints", "first", "--fetch", "ckpt")
     assert done.code == Exit.MISSING and "mirror: {every_min: 60}" in done.err
+
+
+def test_disks_that_went_with_their_job_hold_none(cli: Cli, store: ObjectStore) -> None:
+    ranks = (Rank(wrote=2),)
+    a_job(store, ranks=ranks, phase=Phase.DONE)
+    store.put_progress(JOB, Progress(2, 45, 1.0, commit_gen=2, commit_step=40))
+    assert json.loads(cli("checkpoints", JOB, "--json").out) == []
+    assert "it is over, and its disks went with it" in cli("checkpoints", JOB).out
+    copy(store, "1-20")
+    assert [row["where"] for row in json.loads(cli("checkpoints", JOB, "--json").out)] == ["the bucket"]
 
 
 def test_the_newest_complete_copy_comes_here_whole_and_the_library_takes_it(

@@ -209,8 +209,11 @@ def test_logs(cli: Cli, store: ObjectStore) -> None:
     held = store.read_record(JOB)
     assert held is not None
     assert store.cas_record(msgspec.structs.replace(held.value, phase=Phase.DONE), held.token)
-    assert "this one printed nothing" in cli("logs", "first", "--rank", "1").err
+    assert "no log: nothing was printed\n  try: the others: --rank all" in cli("logs", "first", "--rank", "1").err
     assert "generations with a log: 1, 10" in cli("logs", "first", "--gen", "7").err
+    for gen in (1, 10):
+        store.delete(f"jobs/{JOB}/logs/0/{gen}.log")
+    assert cli("logs", "first", "--rank", "all").err == "error: first: no rank has a log: nothing was printed\n"
 
 
 def test_a_log_that_grows_and_loses_its_beginning_is_printed_once() -> None:

@@ -20,7 +20,7 @@ from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.spec import codec
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.mirror import MirrorList, list_name, part_names, part_size
-from spotkeeper.spec.record import Record
+from spotkeeper.spec.record import Phase, Record
 
 PROOF = "COMMIT"  # the file by which the library knows that a checkpoint is complete
 BUCKET = "the bucket"
@@ -58,7 +58,12 @@ def known(store: Store, record: Record, now: float) -> tuple[CheckpointView, ...
 
 
 def _on_disks(store: Store, record: Record) -> Iterator[CheckpointView]:
-    """By the words of machines: of those that go on, what they commit; of others, what they had at last."""
+    """By the words of machines: of those that go on, what they commit; of others, what they had at last.
+
+    The disks of a job that is over went with it.
+    """
+    if _gone(record):
+        return
     held: dict[int, Commit] = {}
     for fact in store.list_facts(record.job):
         commit = parse_commit(fact.value) if fact.kind is Kind.HOLDS else None
@@ -71,6 +76,10 @@ def _on_disks(store: Store, record: Record) -> Iterator[CheckpointView]:
         if commit is not None:
             where = f"static node {rank.node}" if rank.node is not None else f"disk of rank {index}"
             yield CheckpointView("{}-{}".format(*commit), where)
+
+
+def _gone(record: Record) -> bool:
+    return record.phase in (Phase.END, Phase.DONE) and not record.keep_disks
 
 
 def _committed(store: Store, record: Record) -> Commit | None:
@@ -175,8 +184,11 @@ def text(rows: tuple[CheckpointView, ...], record: Record) -> str:
 
     from spotkeeper.report.render import duration
 
+    who = f"{record.name} ({record.job})"
+    if not rows and _gone(record):
+        return f"{who}: none; it is over, and its disks went with it (what it left: spotkeeper download {record.name})"
     if not rows:
-        return f"{record.name} ({record.job}): no machine has told of a checkpoint, and the bucket has none"
+        return f"{who}: no machine has told of a checkpoint, and the bucket has none"
     lines = []
     for row in rows:
         parts = [f"{row.commit:<12}", f"{shown(row.where):<16}"]

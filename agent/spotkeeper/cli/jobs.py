@@ -213,16 +213,21 @@ def log_data(store: Store, record: Record, rank: int, gen: int | None = None) ->
     """
     check_rank(record, rank)
     gens = log_gens(store, record, rank)
-    if not gens or (gen is not None and gen not in gens):
-        which = f" of generation {gen}" if gen is not None else ""
-        over = record.phase in (Phase.END, Phase.DONE)
-        if gens:
-            remedy = f"generations with a log: {', '.join(map(str, gens))}"
-        else:
-            remedy = "another --rank: this one printed nothing" if over else "a log appears once something is printed"
-        raise CliError(f"{record.name}: rank {rank} has no log{which}{'' if over else ' yet'}", Exit.MISSING, remedy)
+    if not gens:
+        what = f"rank {rank} has no log" + (f" of generation {gen}" if gen is not None else "")
+        raise no_log(record, what, "the others: --rank all" if len(record.ranks) > 1 else "")
+    if gen is not None and gen not in gens:
+        remedy = f"generations with a log: {', '.join(map(str, gens))}"
+        raise CliError(f"{record.name}: rank {rank} has no log of generation {gen}", Exit.MISSING, remedy)
     chosen = gens[-1] if gen is None else gen
     return chosen, store.get(paths.log(record.job, rank, chosen)) or b""
+
+
+def no_log(record: Record, what: str, otherwise: str = "") -> CliError:
+    """What to say where nothing is stored of a rank, or of all. ``otherwise``: a remedy once the job is over."""
+    if record.phase not in (Phase.END, Phase.DONE):
+        return CliError(f"{record.name}: {what} yet", Exit.MISSING, "a log appears once something is printed")
+    return CliError(f"{record.name}: {what}: nothing was printed", Exit.MISSING, otherwise)
 
 
 def check_rank(record: Record, rank: int) -> None:

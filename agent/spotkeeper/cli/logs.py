@@ -39,7 +39,7 @@ def logs(
     """Of one rank; None: of all.
 
     Raises:
-        CliError: no such rank; no log of it, unless it is followed.
+        CliError: no such rank; no log of it, or of any, unless it is followed.
     """
     ranks = _ranks(record, rank)
     news = News()
@@ -80,6 +80,8 @@ def _once(
 ) -> None:
     if every:  # of one generation: a rank that is no member any more has an older log
         gens = {rank: jobs.log_gens(store, record, rank) for rank in ranks}
+        if not any(gens.values()):
+            raise jobs.no_log(record, "no rank has a log")
         newest = max((of[-1] for of in gens.values() if of), default=None) if gen is None else gen
         ranks = [rank for rank in ranks if newest in gens[rank]] or ranks[:1]
         gen = newest
