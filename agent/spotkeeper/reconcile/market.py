@@ -12,18 +12,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 from msgspec.structs import replace
 
+from spotkeeper.reconcile import market_past, paths
 from spotkeeper.reconcile.store_api import Held, OfferSeen, Store, StoreError
+from spotkeeper.spec import codec
 from spotkeeper.spec.cloud import Class, Cloud, InsertVm, Result
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.market import HOUR_S, Fate, PriceRun, Prices, Sight, lives
+from spotkeeper.spec.market import HOUR_S, Fate, Past, PriceRun, Prices, Sight, lives
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
 
 ASK_S = 2.0  # real seconds for all questions of a look
 ASK_EVERY_S = HOUR_S
-LOOK_BACK = 2  # hours of history a choice is made from: longer than anything stays cold
+LOOK_BACK = 2  # hours of history that are read as they are, each tick: longer than anything stays cold
+FOLD_BACK = 72  # hours read for what came before them, where nobody has folded them yet
 
 FED = frozenset({Event.ADMITTED, Event.REFUSED, Event.NOTICE, Event.REPRIEVE, Event.LOSS, Event.GONE})
 
@@ -39,16 +43,24 @@ def look(store: Store, cloud: Cloud, stack: StackState, now: float) -> tuple[Off
         prices = _prices(store, cloud, pools, now)
         hours = tuple(int(now // HOUR_S) - back for back in range(LOOK_BACK))
         sights = store.read_sights(tuple(pool.name for pool in pools), hours)
+        pasts = {pool.name: _past(store, pool.name, hours[-1]) for pool in pools}
     except StoreError as error:
         log.warning("what is known of the market could not be read: %s", error)
         return ()
-    return offers_seen(pools, prices, sights, now)
+    return offers_seen(pools, prices, sights, now, pasts)
 
 
 def offers_seen(
-    pools: Iterable[PoolState], prices: Mapping[str, Prices], sights: Mapping[str, tuple[Sight, ...]], now: float
+    pools: Iterable[PoolState],
+    prices: Mapping[str, Prices],
+    sights: Mapping[str, tuple[Sight, ...]],
+    now: float,
+    pasts: Mapping[str, Past] | None = None,
 ) -> tuple[OfferSeen, ...]:
-    """Pure: the newest of each kind, by offer. An offer of which nothing is known is left out."""
+    """Pure: the newest of each kind, by offer. An offer of which nothing is known is left out.
+
+    A zone that is no more of its pool is passed over, whatever is known of it.
+    """
     out: list[OfferSeen] = []
     for pool in pools:
         known = prices.get(pool.name)
@@ -58,8 +70,36 @@ def offers_seen(
             offer = seen.get(key) or OfferSeen(pool.name, *key)
             newer = {name: at for name, at in changes.items() if at > getattr(offer, name)}
             seen[key] = replace(offer, **newer)
-        out += (seen[key] for key in sorted(seen))
+        past = (pasts or {}).get(pool.name, Past(pool.name, 0))
+        watches, boot_s = market_past.now(past, sights.get(pool.name, ()), now)
+        for zone, watch in watches.items():
+            key = (zone, Model.SPOT)
+            seen[key] = replace(seen.get(key) or OfferSeen(pool.name, *key), watch=watch)
+        out += (replace(seen[key], boot_s=boot_s) for key in sorted(seen) if key[0] in pool.zones)
     return tuple(out)
+
+
+def _past(store: Store, pool: str, hour: int) -> Past:
+    """What came before ``hour``, folded up to there; hours that are over for an hour are folded by who comes first."""
+    path = paths.market_past(pool)
+    past = _kept(store, path, pool)
+    if past is not None and past.hour >= hour:
+        return past
+    first = max(hour - FOLD_BACK, past.hour if past is not None else 0)
+    sights = store.read_sights((pool,), tuple(range(first, hour)))[pool]
+    folded = market_past.fold(past or Past(pool, first), sights, hour)
+    store.put(path, msgspec.json.encode(folded))
+    return folded
+
+
+def _kept(store: Store, path: str, pool: str) -> Past | None:
+    data = store.get(path)
+    try:
+        past = None if data is None else codec.decode(data, Past)
+    except msgspec.DecodeError as error:
+        log.warning("%s makes no sense, and is made anew: %s", path, error)
+        return None
+    return past if past is None or past.pool == pool else None
 
 
 def _told(sights: tuple[Sight, ...]) -> Iterator[tuple[tuple[str, Model], dict[str, float]]]:

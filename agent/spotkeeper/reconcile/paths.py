@@ -153,6 +153,10 @@ def prices(pool: str) -> str:
     return f"{MARKET}prices/{_word(pool)}"
 
 
+def market_past(pool: str) -> str:
+    return f"{MARKET}past/{pool}"
+
+
 def market_hours(pool: str) -> str:
     return f"{MARKET}hours/{_word(pool)}/"
 

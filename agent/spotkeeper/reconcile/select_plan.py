@@ -36,11 +36,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps in order, the first that works; none: wait. ``why``: what the order as a whole is for."""
+    """Steps in order, the first that works; none: wait. ``why``: what the order as a whole is for.
+
+    ``patience_h``: so long on-demand is no step, if nothing else changes.
+    """
 
     steps: tuple[Step, ...]
     why: str
     probe: tuple[str, ...] = ()
+    patience_h: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,6 @@ def _on_demand(course: Course, zones: tuple[Zone, ...], rule: Rule, must: bool) 
 
 
 def _idle(course: Course, zones: tuple[Zone, ...], rule: Rule, must: bool) -> Plan:
-    demand = Step(Go.ON_DEMAND, "", "")
     if must:
         why = f"on-demand for the deadline: {course.slack_h:.1f} h are left beside the work"
         return Plan((Step(Go.ON_DEMAND, "", why),), why)
@@ -188,24 +191,24 @@ def _idle(course: Course, zones: tuple[Zone, ...], rule: Rule, must: bool) -> Pl
         for rate, worth, life, zone in weigh(course, zones, rule)
         if worth > rule.least
     ]
-    waits, why = _waits(course, zones, rule)
-    if not waits:
-        return Plan((*steps, Step(demand.go, "", why)), why)
+    patience, why = _patience(course, zones, rule)
+    if patience <= 0:
+        return Plan((*steps, Step(Go.ON_DEMAND, "", why)), why)
     asked = {step.zone for step in steps}
-    return Plan(tuple(steps), why, tuple(zone.id for zone in zones if zone.id not in asked))
+    return Plan(tuple(steps), why, tuple(zone.id for zone in zones if zone.id not in asked), patience)
 
 
-def _waits(course: Course, zones: tuple[Zone, ...], rule: Rule) -> tuple[bool, str]:
-    """Whether to wait where no spot is to be had, and why (not)."""
+def _patience(course: Course, zones: tuple[Zone, ...], rule: Rule) -> tuple[float, str]:
+    """How long to wait where no spot is to be had, hours, and why (not)."""
     need = rule.wait_ticks * course.tick_h + rule.wait_left * course.left_h + rule.wait_planned * course.planned_h
     if course.slack_h <= need:
-        return False, f"on-demand if no spot is to be had: {course.slack_h:.1f} h of slack, {need:.1f} h are kept"
+        return 0.0, f"on-demand if no spot is to be had: {course.slack_h:.1f} h of slack, {need:.1f} h are kept"
     if not course.deadline and rule.gives_up and zones:
         best = max(zones, key=lambda zone: zone.track.share)
         share = best.track.share
         if best.price + course.delay_price * (1.0 - share) / share > 1.0:
-            return False, f"on-demand if no spot is to be had: the best zone has it {share:.0%} of the time"
-    return True, f"wait for spot: {course.slack_h:.1f} h of slack, {need:.1f} h are kept"
+            return 0.0, f"on-demand if no spot is to be had: the best zone has it {share:.0%} of the time"
+    return course.slack_h - need, f"wait for spot: {course.slack_h:.1f} h of slack, {need:.1f} h are kept"
 
 
 def _promise(life: Life, zone: Zone) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 
-from spotkeeper.reconcile.select_life import Shape
+from spotkeeper.reconcile.select_life import SHAPE, Shape
+from spotkeeper.spec.market import Watch
 
 TOGETHER_H = 1.1  # two looks no further apart are of one spell, where both saw the zone up
 JUST_H = 0.05  # the age of a zone of which nothing says since when it is there
+UNKNOWN_H = 1.0  # of one that nobody has looked at
 MOST_HIDDEN = 0.95
 
 
@@ -30,11 +32,36 @@ class Track:
         self.looked_h = 0.0
         self.up_h = 0.0  # of ``looked_h``
 
-    def see(self, at_h: float, up: bool) -> None:
+    @classmethod
+    def of(cls, watch: Watch | None, shape: Shape = SHAPE) -> Track:
+        """As it was kept; None: nobody has looked."""
+        track = cls(shape)
+        if watch is not None and watch.up is not None:
+            track.up, track.seen_h, track.since_h = watch.up, watch.seen_h, watch.since_h
+            track.losses, track.exposure = watch.losses, watch.exposure
+            track.looked_h, track.up_h = watch.looked_h, watch.up_h
+        return track
+
+    def watch(self, zone: str) -> Watch:
+        if self.up is None:
+            return Watch(zone)
+        seen = self.losses, self.exposure, self.looked_h, self.up_h
+        return Watch(zone, self.up, self.seen_h, self.since_h, *seen)
+
+    def fade(self, share: float) -> None:
+        """The past counts for this much from now on."""
+        self.losses *= share
+        self.exposure *= share
+        self.looked_h *= share
+        self.up_h *= share
+
+    def see(self, at_h: float, up: bool, *, watched: bool = False) -> None:
+        """One look. ``watched``: a machine ran there since the last one, so nothing is hidden between the two."""
         if at_h <= self.seen_h:
             return
         gap = at_h - self.seen_h
-        one_spell = gap <= TOGETHER_H and self.up is True
+        one_spell = self.up is True and (watched or gap <= TOGETHER_H)
+        whole = gap if watched and self.up is not None else min(gap, 1.0)
         if one_spell:
             age = self.seen_h - self.since_h
             expected = self.shape.losses(age, age + gap)
@@ -42,8 +69,8 @@ class Track:
             self.losses += not up
         if up and not one_spell:
             self.since_h = at_h - (min(gap, 1.0) / 2 if self.up is False else JUST_H)
-        self.looked_h += min(gap, 1.0)
-        self.up_h += min(gap, 1.0) * up
+        self.looked_h += whole
+        self.up_h += whole * up
         self.up, self.seen_h = up, at_h
 
     def unhide(self) -> None:
@@ -59,11 +86,13 @@ class Track:
         self.losses *= -math.log(1.0 - share) / share
 
     def age_h(self, now_h: float) -> float:
-        """Since when the zone may have been there, if it is there now."""
-        gap = now_h - self.seen_h
+        """For how long the zone may have been there, if it is there now."""
+        if self.up is None:
+            return UNKNOWN_H
+        gap = max(0.0, now_h - self.seen_h)
         if self.up and gap <= TOGETHER_H:
             return now_h - self.since_h
-        return min(gap, 1.0) / 2 if self.up is False else JUST_H
+        return JUST_H if self.up else min(gap, 1.0) / 2
 
     @property
     def share(self) -> float:

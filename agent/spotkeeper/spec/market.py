@@ -68,6 +68,40 @@ class Prices(Struct, frozen=True, omit_defaults=True):
         return tuple(run for run in self.runs if run.zone in ("", zone))
 
 
+class Watch(Struct, frozen=True, array_like=True):
+    """What was seen of spot in a zone, in short (``reconcile.select_track``). Times are hours of the virtual clock."""
+
+    zone: str
+    up: bool | None = None  # at ``seen_h``; None: nobody has looked
+    seen_h: float = 0.0
+    since_h: float = 0.0
+    losses: float = 0.0
+    exposure: float = 0.0
+    looked_h: float = 0.0
+    up_h: float = 0.0
+
+
+class Alive(Struct, frozen=True, array_like=True):
+    """A spot machine whose end nobody has told yet."""
+
+    machine: str
+    zone: str
+    since_h: float
+
+
+class Past(Struct, frozen=True, omit_defaults=True):
+    """``market/past/<pool>``: all hours before ``hour``, folded into one small object, the older the fainter.
+
+    Whoever folds the same hours writes the same; what is told of an hour after that is left out.
+    """
+
+    pool: str
+    hour: int
+    zones: tuple[Watch, ...] = ()
+    alive: tuple[Alive, ...] = ()
+    boots_s: tuple[float, ...] = ()  # of the newest machines: from the order to the hello
+
+
 class Sight(Struct, frozen=True, array_like=True):
     """One event of one machine's life. A machine is known by its attempt, whose number never returns.
 
