@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 STACK = "local"
 STACK_FILE = Path(__file__).resolve().parents[3] / "infra" / "stacks" / "Pulumi.local.yaml"
 DEPLOYMENT = "deploy"  # below the cloud's folder: what was deployed
+_VM_COLUMNS = ("VM", "state", "zone", "model", "machine", "address", "$/h")
+_DISK_COLUMNS = ("disk", "state", "zone", "GB", "used by")
+_ZONE_COLUMNS = ("zone", "spot runs", "spot fits", "on-demand runs", "spot price")
 MAX_SCALE = 120.0  # then a notice of 120 s is one second, in which a job must have saved, and a tick comes every half
 
 
@@ -121,17 +125,35 @@ def up(folder: Path, *, scale: float, seed: int, as_json: bool) -> None:
     with failures(), only_one(folder, "spotkeeper local up", "take another folder: --folder"):
         cloud = LocalCloud.up(folder, scale=scale, seed=seed)
         out = console()
-        if as_json:
-            done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)
-        else:
-            note(f"a cloud {'runs' if cloud.fresh else 'ran already'} in {cloud.folder}, {scale_words(cloud)}")
-            done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, Printer(out))
-            summary(done, out)
+        with _known(cloud):
+            if as_json:
+                done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)
+            else:
+                note(f"a cloud {'runs' if cloud.fresh else 'ran already'} in {cloud.folder}, {scale_words(cloud)}")
+                done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, Printer(out))
+                summary(done, out)
     if (named_folder() or local_folder(Path.cwd()) or Path()).resolve() != cloud.folder:
         note(f"for spotkeeper submit, status and the others:  export {FOLDER}={shlex.quote(str(cloud.folder))}")
     if as_json:
         changes = {op.value: count for op, count in done.changes.items()}
         emit(UpResult(str(cloud.folder), cloud.endpoint, STACK, done.engine, changes), True, "")
+
+
+@contextmanager
+def _known(cloud: LocalCloud) -> Iterator[None]:
+    """A program's own jobs (``jobs:`` of the stack file) are submitted to the cloud that is being brought up."""
+    names = {FOLDER: str(cloud.folder), "SPOTKEEPER_STACK": STACK}
+    before = {name: os.environ.get(name) for name in (*names, "SPOTKEEPER_BUCKET")}
+    os.environ.pop("SPOTKEEPER_BUCKET", None)
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def scale_words(cloud: LocalCloud) -> str:
@@ -160,7 +182,8 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, as_json: bool)
         with _halfway(folder):
             cloud = LocalCloud.up(folder)  # a drain needs a control plane that answers
             printer = () if as_json else (Printer(console()),)
-            deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, *printer)
+            with _known(cloud):
+                deploy.destroy(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, *printer)
             left = cloud.down(purge=True)
     if left:
         emit(left, as_json, "")
@@ -231,30 +254,51 @@ def status(folder: Path, *, as_json: bool) -> None:
 def tables(found: Status) -> RenderableType:
     """VMs, disks, zones and money of the cloud."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    def table(*titles: str) -> Table:
-        made = Table(box=None, pad_edge=False, header_style="dim")
-        for title in titles:
-            made.add_column(title, no_wrap=True)
-        return made
+    from spotkeeper.report.render import fitting
 
-    vms = table("VM", "state", "zone", "model", "machine", "address", "$/h")
-    for vm in sorted(found.vms, key=lambda vm: vm.name):
-        state = vm.status.lower() + (", preempted" if vm.preempted else ", notice" if vm.notice_until else "")
-        vms.add_row(vm.name, state, vm.zone, vm.model, vm.machine, vm.address, f"{vm.price:.3f}")
-    disks = table("disk", "state", "zone", "GB", "used by")
-    for disk in sorted(found.disks, key=lambda disk: disk.name):
-        disks.add_row(disk.name, disk.status.lower(), disk.zone, str(disk.size_gb), ", ".join(disk.users) or "-")
-    zones = table("zone", "spot runs", "spot fits", "on-demand runs", "spot price")
-    for zone in found.zones:
-        fits = "any" if zone.capacity is None else str(zone.capacity)
-        share = f"{zone.spot_price_share:.0%} of on-demand"
-        zones.add_row(zone.zone, str(zone.running), fits + (" (set)" if zone.overridden else ""),
-                      str(zone.on_demand_running), share)  # fmt: skip
+    vms = (
+        {
+            "VM": vm.name,
+            "state": vm.status.lower() + (", preempted" if vm.preempted else ", notice" if vm.notice_until else ""),
+            "zone": vm.zone,
+            "model": vm.model,
+            "machine": vm.machine,
+            "address": vm.address,
+            "$/h": f"{vm.price:.3f}",
+        }
+        for vm in sorted(found.vms, key=lambda vm: vm.name)
+    )
+    disks = (
+        {
+            "disk": disk.name,
+            "state": disk.status.lower(),
+            "zone": disk.zone,
+            "GB": str(disk.size_gb),
+            "used by": ", ".join(disk.users) or "-",
+        }
+        for disk in sorted(found.disks, key=lambda disk: disk.name)
+    )
+    zones = (
+        {
+            "zone": zone.zone,
+            "spot runs": str(zone.running),
+            "spot fits": ("any" if zone.capacity is None else str(zone.capacity)) + " (set)" * zone.overridden,
+            "on-demand runs": str(zone.on_demand_running),
+            "spot price": f"{zone.spot_price_share:.0%} of on-demand",
+        }
+        for zone in found.zones
+    )
     money = f"billed ${found.bill.spent:.2f}; the same hours on demand ${found.bill.on_demand_only:.2f}"
-    return Group(vms, Text(), disks, Text(), zones, Text(f"\n{money}"))
+    return Group(
+        fitting(vms, _VM_COLUMNS, ("address", "machine", "$/h", "model", "zone")),
+        Text(),
+        fitting(disks, _DISK_COLUMNS, ("GB", "zone", "state")),
+        Text(),
+        fitting(zones, _ZONE_COLUMNS, ("on-demand runs", "spot price")),
+        Text(f"\n{money}"),
+    )
 
 
 def preempt(folder: Path, vm: str, *, notice: bool, as_json: bool) -> None:

@@ -188,7 +188,7 @@ class Run:
             return "", entry.inputs
         id_, outputs = table.computed(entry.type, entry.name, entry.inputs, self.place)
         if self.dry:
-            self._step(op, entry, lambda: None)
+            self._step(op, entry, lambda: self._provided(entry, None) if table.dynamic(entry.type) else None)
             return "", entry.inputs
         if op is Op.CREATE:
             self.state.put(replace(entry, pending=True))

@@ -1,0 +1,75 @@
+"""Jobs by git through Pulumi's own engine: submitted once, refused while they run. Needs the ``pulumi`` command."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from spotkeeper.local import deploy
+from spotkeeper.local.deploy import DeployError, Op
+from spotkeeper.reconcile.store import ObjectStore, open_store
+
+from tests.infra.cloud import Cloud, serve
+from tests.infra.conftest import STACKS
+from tests.spec.samples import STACK
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("pulumi") and shutil.which("pulumi-language-python")),
+    reason="the pulumi command (with its Python host) is not on PATH",
+)
+
+
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    with serve() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """Of the one-machine cloud; the provider is a process of the engine's, so the environment names it."""
+    url = f"sqlite://{tmp_path}/bucket.sqlite"
+    for name, value in {"STACK": "local", "BUCKET": url, "CLOCK": "0:0:1", "TOKEN": ""}.items():
+        monkeypatch.setenv(f"SPOTKEEPER_{name}", value)
+    made = open_store(url)
+    made.put("stack/pools.json", msgspec.json.encode(msgspec.structs.replace(STACK, stack="local")))
+    return made
+
+
+def config(folder: Path, *jobs: Path) -> Path:
+    document = msgspec.yaml.decode((STACKS / "Pulumi.local.yaml").read_bytes())
+    document["config"]["spotkeeper:jobs"] = [str(job) for job in jobs]
+    path = folder / "Pulumi.local.yaml"
+    path.write_bytes(msgspec.yaml.encode(document))
+    return path
+
+
+def test_up_submits_a_job_once_and_refuses_to_change_it_while_it_runs(
+    cloud: Cloud, store: ObjectStore, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("name: first\ncommand: [/bin/true]\n")
+
+    def up(*jobs: Path) -> deploy.DeployResult:
+        return deploy.up("local", config(tmp_path, *jobs), cloud.endpoint, tmp_path / "deploy", engine="pulumi")
+
+    up(job)
+    submitted = store.active_jobs()
+    assert len(submitted) == 1
+    assert up(job).empty
+    job.write_text("name: first\ncommand: [/bin/false]\n")
+    with pytest.raises(DeployError) as caught:
+        up(job)
+    told = str(caught.value)
+    assert "with other content: command; give this one another `name`" in told and "cancel first" in told
+    assert "Traceback" not in told
+    job.write_text("name: second\ncommand: [/bin/false]\n")  # the way out
+    changed = up(job).changes
+    assert (changed[Op.CREATE], changed[Op.DELETE]) == (1, 1)
+    assert len(store.active_jobs()) == 2, "the first goes on: leaving the list cancels nothing"
+    assert all(not store.list_asks(each) for each in store.active_jobs())
+    deploy.destroy("local", config(tmp_path), cloud.endpoint, tmp_path / "deploy", engine="pulumi")
+    assert cloud.things == {}

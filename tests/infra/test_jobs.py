@@ -1,0 +1,245 @@
+"""Jobs by git: what a stack names is submitted once, never changed while it runs, cancelled only where that is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from spotkeeper.cli import jobs as ledger
+from spotkeeper.cli.submit import with_source
+from spotkeeper.local import deploy
+from spotkeeper.local.deploy import DeployError, Op
+from spotkeeper.local.deploy.config import read_config
+from spotkeeper.reconcile.store import ObjectStore, open_store
+from spotkeeper.spec.job import AskKind, spec_sha256
+from spotkeeper.spec.jobfile import read_job
+from spotkeeper.spec.record import Outcome, Phase
+
+from infra import jobs
+from infra.jobs import JobError, JobProvider
+from tests.infra.cloud import Cloud, serve
+from tests.infra.conftest import STACKS, run_program
+from tests.spec.samples import STACK
+
+LOCAL = STACKS / "Pulumi.local.yaml"
+JOB = "pulumi-python:dynamic/spotkeeper:Job"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A checkout with one job file, and the bucket of the one-machine cloud that it is submitted to."""
+
+    root: Path
+    store: ObjectStore
+
+    def write(self, lr: str = "0.1", name: str = "first") -> None:
+        text = f"# {name}\nname: {name}\ncommand: [train.py, --lr, '{lr}']\nsource: code\nnodes: 2\n"
+        (self.root / "jobs" / "first.yaml").write_text(text)
+
+    def props(self, on_remove: str = "keep") -> dict[str, Any]:
+        path = self.root / "jobs" / "first.yaml"
+        spec = read_job(path, None, 0.0)
+        return {
+            "stack": "local", "bucket": "gs://sk-local", "here": True, "file": "jobs/first.yaml", "job": spec.name,
+            "content": jobs.content(path, spec), "on_remove": on_remove,
+        }  # fmt: skip
+
+    def end(self, job: str) -> None:
+        held = self.store.read_record(job)
+        assert held is not None
+        done = msgspec.structs.replace(held.value, phase=Phase.DONE, outcome=Outcome.SUCCEEDED, nonce="over")
+        assert self.store.cas_record(done, held.token) is not None
+
+    def config(self, *names: str, cancel: bool = False) -> Path:
+        document = msgspec.yaml.decode(LOCAL.read_bytes())
+        document["config"]["spotkeeper:jobs"] = list(names)
+        document["config"]["spotkeeper:cancel_removed_jobs"] = cancel
+        path = self.root / "Pulumi.local.yaml"
+        path.write_bytes(msgspec.yaml.encode(document))
+        return path
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    url = f"sqlite://{tmp_path}/bucket.sqlite"
+    for name, value in {"STACK": "local", "BUCKET": url, "CLOCK": "0:0:1"}.items():
+        monkeypatch.setenv(f"SPOTKEEPER_{name}", value)
+    monkeypatch.setattr(jobs, "ROOT", tmp_path)
+    monkeypatch.setattr("spotkeeper.cli.poke.identity_token", lambda *_: "")  # nobody hears of it but the next tick
+    (tmp_path / "jobs" / "code").mkdir(parents=True)
+    (tmp_path / "jobs" / "code" / "train.py").write_text("print(1)\n")
+    store = open_store(url)
+    store.put("stack/pools.json", msgspec.json.encode(msgspec.structs.replace(STACK, stack="local")))
+    made = Repository(tmp_path, store)
+    made.write()
+    return made
+
+
+def made(repository: Repository, **props: Any) -> dict[str, Any]:
+    """The outputs of a job that was just created."""
+    outs = JobProvider().create({**repository.props(), **props}).outs
+    assert outs is not None
+    return outs
+
+
+def failures(olds: dict[str, Any], news: dict[str, Any]) -> list[str]:
+    return [failure.reason for failure in JobProvider().check(olds, news).failures]
+
+
+# --- the resource ---------------------------------------------------------------------------
+
+
+def test_it_is_submitted_as_the_command_submits_it(repository: Repository) -> None:
+    job = made(repository)["submitted"]
+    held = repository.store.read_record(job)
+    assert held is not None and held.value.name == "first" and held.value.phase is Phase.RUN
+    path = repository.root / "jobs" / "first.yaml"
+    spec = repository.store.read_spec(job)
+    assert spec is not None and spec_sha256(spec) == repository.props()["content"] == held.value.spec_sha256
+    assert spec_sha256(with_source(read_job(path, None, 0.0), None)) != repository.props()["content"], "with its source"
+    assert made(repository)["submitted"] == job, "an up that was cut off after the submission finds its job again"
+
+
+def test_a_comment_is_no_change_and_an_over_job_is_not_begun_again(repository: Repository) -> None:
+    before = made(repository)
+    path = repository.root / "jobs" / "first.yaml"
+    path.write_text(f"# another comment\n{path.read_text()}")
+    assert not JobProvider().diff("first/local", before, repository.props()).changes
+    repository.end(before["submitted"])
+    assert not JobProvider().diff("first/local", before, repository.props()).changes
+
+
+def test_changing_one_that_runs_is_refused_before_anything_and_says_the_ways_out(
+    repository: Repository,
+) -> None:
+    before = made(repository)
+    repository.write(lr="0.2")
+    news = repository.props()
+    assert JobProvider().diff("first/local", before, news).changes
+    (told,) = failures(before, news)
+    assert "a job of this name runs already" in told and "command" in told
+    assert "another `name`" in told and "spotkeeper cancel first" in told
+    with pytest.raises(JobError, match="another `name`"):
+        JobProvider().update("first/local", before, news)
+    assert repository.store.active_jobs() == (before["submitted"],)
+    spec = repository.store.read_spec(before["submitted"])
+    assert spec is not None and "0.1" in spec.command
+
+
+def test_one_that_is_over_may_change_and_is_submitted_anew(repository: Repository) -> None:
+    before = made(repository)
+    repository.end(before["submitted"])
+    repository.write(lr="0.2")
+    news = repository.props()
+    assert failures(before, news) == []
+    after = JobProvider().update("first/local", before, news).outs
+    assert after is not None and after["submitted"] != before["submitted"]
+    held = repository.store.read_record(after["submitted"])
+    assert held is not None and held.value.phase is Phase.RUN
+
+
+def test_a_name_that_somebody_else_submitted_with_other_content_is_refused(repository: Repository) -> None:
+    made(repository)
+    repository.write(lr="0.2")
+    assert len(failures({}, repository.props())) == 1
+
+
+def test_who_cannot_look_into_the_bucket_may_preview(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = made(repository)
+    repository.write(lr="0.2")
+    monkeypatch.setenv("SPOTKEEPER_BUCKET", "sqlite:///nonexistent/bucket.sqlite")
+    assert failures(before, repository.props()) == []
+    with pytest.raises(JobError):
+        JobProvider().update("first/local", before, repository.props())
+
+
+@pytest.mark.parametrize(("on_remove", "asked"), [("keep", []), ("cancel", [AskKind.CANCEL])])
+def test_leaving_the_list_cancels_only_what_says_so(
+    repository: Repository, on_remove: str, asked: list[AskKind]
+) -> None:
+    before = made(repository, on_remove=on_remove)
+    JobProvider().delete("first/local", before)
+    assert [ask.kind for ask in repository.store.list_asks(before["submitted"])] == asked
+
+
+def test_a_later_job_of_the_same_name_is_not_cancelled(repository: Repository) -> None:
+    before = made(repository, on_remove="cancel")
+    repository.end(before["submitted"])
+    repository.write(lr="0.3")
+    later = made(repository)["submitted"]
+    JobProvider().delete("first/local", before)
+    assert not repository.store.list_asks(later)
+
+
+def test_a_stack_that_is_being_destroyed_takes_none(repository: Repository) -> None:
+    repository.store.put("stack/drain", b"{}")
+    with pytest.raises(JobError, match="is being destroyed; bring it up again"):
+        made(repository)
+
+
+# --- the program, and the in-process runner --------------------------------------------------
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    monkeypatch.setattr("infra.drain.gcp._PAUSE_LOCAL_S", 0.01)
+    with serve() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def up(cloud: Cloud, tmp_path: Path) -> Callable[[Path], deploy.DeployResult]:
+    return lambda config: deploy.up("local", config, cloud.endpoint, tmp_path / "deploy", engine="in-process")
+
+
+def test_the_program_declares_a_job_behind_all_that_it_needs(repository: Repository) -> None:
+    config = read_config(repository.config("jobs/first.yaml", cancel=True), "http://127.0.0.1:9")
+    declared = run_program("local", config)
+    job = declared[f"{JOB}::first"]
+    assert job.parent == "jobs" and job.properties["on_remove"] == "cancel" and job.properties["here"]
+    assert job.properties["content"] == repository.props()["content"]
+    assert "pulumi-python:dynamic:Resource::drain" in declared["spotkeeper:all:Jobs::jobs"].depends_on
+    private = json.dumps({key: value for key, value in job.properties.items() if key != "__provider"})
+    assert str(repository.root) not in private, "a state is not of one machine"
+
+
+def test_up_submits_it_once_refuses_a_change_and_leaves_it_alone_when_it_is_gone(
+    repository: Repository, up: Callable[[Path], deploy.DeployResult]
+) -> None:
+    config = repository.config("jobs/first.yaml")
+    first = up(config)
+    (job,) = repository.store.active_jobs()
+    assert ledger.find_job(repository.store, "first").job == job
+    assert up(config).empty
+    repository.write(lr="0.2")
+    with pytest.raises(DeployError, match=r"runs already .* with other content: command; give this one another `name`"):
+        up(config)
+    assert repository.store.active_jobs() == (job,)
+    repository.write()
+    gone = up(repository.config())
+    assert gone.changes[Op.DELETE] == 2, "the job and the component around it"  # nothing else
+    assert repository.store.active_jobs() == (job,) and not repository.store.list_asks(job)
+    assert first.changes[Op.CREATE] == gone.changes[Op.SAME] + 2
+
+
+def test_a_preview_refuses_it_too(repository: Repository, up: Callable[[Path], deploy.DeployResult], cloud: Cloud,
+                                  tmp_path: Path) -> None:  # fmt: skip
+    config = repository.config("jobs/first.yaml")
+    up(config)
+    repository.write(lr="0.2")
+    with pytest.raises(DeployError, match="another `name`"):
+        deploy.preview("local", config, cloud.endpoint, tmp_path / "deploy", engine="in-process")
+
+
+def test_a_wrong_job_file_is_told_before_anything_is_made(
+    repository: Repository, up: Callable[[Path], deploy.DeployResult], cloud: Cloud
+) -> None:
+    (repository.root / "jobs" / "first.yaml").write_text("name: first\ncomand: [train.py]\n")
+    with pytest.raises(DeployError, match=r"jobs/first.yaml:2: comand: unknown key .*command"):
+        up(repository.config("jobs/first.yaml"))
+    assert not repository.store.active_jobs()
