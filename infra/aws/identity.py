@@ -126,7 +126,8 @@ def dead_letters(stack: str) -> str:
 
 def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
     """All that the function may do; ``subnets``, ``group``: ids of the network that its machines may join."""
-    return (*_launching(settings, subnets, group), *_keeping(settings), *_remembering(settings))
+    launching = _launching(settings, subnets, group) if settings.dynamic() else ()
+    return (*launching, *_keeping(settings), *_remembering(settings))
 
 
 def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:

@@ -240,3 +240,14 @@ def test_every_boot_runs_it_again(scripts: boot.Scripts) -> None:
 
 def test_the_mark_in_the_template_is_the_scripts_own(scripts: boot.Scripts) -> None:
     assert scripts.sha256 == sha(scripts.startup.encode())
+
+
+def test_render_shows_people_what_machines_run(scripts: boot.Scripts) -> None:
+    from spotkeeper.cli.show import stack_texts
+
+    shown = {each.name: each.text for each in stack_texts(STACKS / "Pulumi.example-aws.yaml", None)}
+    assert shown == {
+        "user-data (spot pools)": scripts.user_data["spot"],
+        "user-data (static pools)": scripts.user_data["static"],
+        "startup-script": scripts.startup,
+    }

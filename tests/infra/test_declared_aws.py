@@ -567,3 +567,17 @@ def test_what_can_bear_tags_says_whose_it_is(example: Declaration) -> None:
 def test_no_prices_are_capped_and_no_secret_is_written(example: Declaration) -> None:
     everything = json.dumps([found.properties for found in example.values()], default=str)
     assert "maxPrice" not in everything and "AKIA" not in everything
+
+
+# --- what people are shown -------------------------------------------------------------------
+
+
+def test_plan_shows_it_without_an_engine_and_without_a_cloud(example: Declaration) -> None:
+    from spotkeeper.cli.plan import plan
+
+    planned = plan(STACKS / f"Pulumi.{NAME}.yaml", None)
+    assert {f"{one.type}::{one.name}" for one in planned} == set(example)
+    parts = [one.name for one in planned if one.type.startswith("spotkeeper:")]
+    assert sorted(parts) == sorted(f.name for f in example.values() if f.type.startswith("spotkeeper:aws:"))
+    url = next(one for one in planned if one.name == f"sk-{NAME}-burst-spot").inputs["tagSpecifications"]
+    assert "(known after up)" in json.dumps(url), "what only AWS can tell is left open"

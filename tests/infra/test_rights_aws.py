@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.reconcile import ec2_rights, paths
+from spotkeeper.spec.facts import Fact, Kind
 
 from infra.aws.identity import (
     LOOK,
@@ -157,6 +159,11 @@ def test_marks_are_given_at_birth_only(function: str) -> None:
     assert not may(function, tag, machine, {"aws:RequestTag/sk-stack": "prod", "ec2:CreateAction": "RunInstances"})
 
 
+def test_where_all_pools_are_static_no_machine_may_be_launched(settings: Settings) -> None:
+    policy = document(function_rights(replace(settings, pools=settings.static()), SUBNETS, GROUP))
+    assert not {"ec2:RunInstances", "iam:PassRole"} & actions_of(policy)
+
+
 def test_only_the_machines_identity_may_be_handed_out_and_to_machines_only(function: str) -> None:
     role = "arn:aws:iam::123456789012:role/sk-example-aws"
     assert may(function, "iam:PassRole", f"{role}-vm", {"iam:PassedToService": "ec2.amazonaws.com"})
@@ -164,45 +171,36 @@ def test_only_the_machines_identity_may_be_handed_out_and_to_machines_only(funct
     assert not may(function, "iam:PassRole", f"{role}-fn", {"iam:PassedToService": "ec2.amazonaws.com"})
 
 
-def test_the_function_writes_its_documents_and_nothing_that_a_machine_runs(function: str) -> None:
-    sha, job = "a" * 64, "abcd2345"
-    written = [paths.ALLOC, paths.record(job), paths.lease(job), paths.active(job), paths.name("run"), paths.tomb(job),
-               paths.spec(job), paths.progress(job), paths.static_hello("node", "boot"), paths.prices("burst"),
-               paths.market_hour("burst", 1), paths.quarantine(sha), paths.entry(job, 1.0, "x")]  # fmt: skip
-    for key in written:
+def written() -> dict[str, str]:
+    """A path of every kind that the function knows of (``reconcile/paths``), by the name of what makes it."""
+    values = {"sha256": "a" * 64, "what": Fact("uid", "boot", 0, 1, 1, Kind.HELLO)}
+    by_type = {"str": "abcd2345", "int": 1, "float": 1.0}
+    out = {"ALLOC": paths.ALLOC}
+    for name, make in inspect.getmembers(paths, inspect.isfunction):
+        if make.__module__ == paths.__name__ and not name.startswith("_") and name not in ("bundle", "copy_of"):
+            asked = inspect.signature(make).parameters.values()
+            given = {each.name: values.get(each.name, by_type.get(str(each.annotation))) for each in asked}
+            out[name] = make(**given)
+    return out
+
+
+def test_the_function_may_write_every_document_that_it_knows(function: str) -> None:
+    found = written()
+    assert len(found) > 25
+    for name, path in found.items():
+        key = f"{path}x" if path.endswith("/") else path
         for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
-            assert may(function, action, f"{BUCKET}/{key}"), key
-    for key in (paths.STACK, paths.DRAIN):
-        assert may(function, "s3:GetObject", f"{BUCKET}/{key}") and not may(function, "s3:PutObject", f"{BUCKET}/{key}")
-    for key in (paths.bundle(sha), f"boot/{sha}.sh", f"function/{sha}.zip"):
-        assert not may(function, "s3:PutObject", f"{BUCKET}/{key}"), "it would be root on every machine"
+            assert may(function, action, f"{BUCKET}/{key}"), (name, key)
     assert may(function, "s3:ListBucket", BUCKET)
     assert not may(function, "s3:GetObject", "arn:aws:s3:::another/stack/alloc")
 
 
-def test_every_path_of_the_function_is_one_of_those() -> None:
-    """A path that is added must be looked at above."""
-    functions = {
-        name for name, found in inspect.getmembers(paths, inspect.isfunction) if found.__module__ == paths.__name__
-    }
-    assert {name for name in functions if not name.startswith("_")} == {
-        *(
-            "active",
-            "ask",
-            "asks",
-            "bundle",
-            "copies",
-            "copy_of",
-            "entry",
-            "fact",
-            "facts",
-            "folder",
-            "lease",
-            "ledger",
-        ),
-        *("log", "market_hour", "market_hours", "name", "output_file", "output_list", "outputs", "prices", "progress"),
-        *("quarantine", "record", "source", "sources", "spec", "static_hello", "static_node", "tomb"),
-    }
+def test_the_function_writes_nothing_that_a_machine_runs_or_that_people_declare(function: str) -> None:
+    sha = "a" * 64
+    for key in (paths.bundle(sha), f"boot/{sha}.sh", f"function/{sha}.zip"):
+        assert not may(function, "s3:PutObject", f"{BUCKET}/{key}"), "it would be root on every machine"
+    for key in (paths.STACK, paths.DRAIN):
+        assert may(function, "s3:GetObject", f"{BUCKET}/{key}") and not may(function, "s3:PutObject", f"{BUCKET}/{key}")
 
 
 # --- machines ------------------------------------------------------------------------------
@@ -248,8 +246,6 @@ def test_a_machine_can_do_nothing_to_machines(node: str) -> None:
 
 
 def test_machines_lend_jobs_the_role_that_the_stack_names_and_no_other(settings: Settings, node: str) -> None:
-    from msgspec.structs import replace
-
     assert may(node, "sts:AssumeRole", "arn:aws:iam::123456789012:role/trainer")
     assert not may(node, "sts:AssumeRole", "arn:aws:iam::123456789012:role/admin")
     nobody = document(node_rights(replace(settings, job_identity="")))
@@ -304,8 +300,6 @@ def test_nobody_speaks_to_the_bucket_in_the_open_or_writes_a_record_blindly(sett
 
 def test_policies_fit(settings: Settings) -> None:
     """Of 50 pools in 6 zones. A role's inline policies may have 10,240 characters together, a bucket's 20,480."""
-    from msgspec.structs import replace
-
     burst = next(pool for pool in settings.dynamic() if pool.name == "burst")
     kinds = [replace(burst.machine, type=f"m7i-flex.{size}xlarge") for size in range(50)]
     many = replace(settings, pools=tuple(replace(burst, name=f"p{i}", machine=kind) for i, kind in enumerate(kinds)))

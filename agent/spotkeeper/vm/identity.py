@@ -59,7 +59,7 @@ class Endpoints:
 
     iam: str = "https://iamcredentials.googleapis.com"
     secrets: str = "https://secretmanager.googleapis.com"
-    sts: str = "https://sts.{region}.amazonaws.com"
+    sts: str = "https://sts.{region}.api.aws"  # by IPv6 too: a machine without NAT has no other way out
     secrets_aws: str = "https://secretsmanager.{region}.amazonaws.com"
 
 
