@@ -27,7 +27,7 @@ def declare(settings: Settings, build: Path) -> Exports:
     agent = bundle.bundle(build, settings.agent.python, settings.agent.arch)
     source = bundle.function_source(build)
     network = Network("network", NetworkArgs(settings))
-    identity = Identity("identity", IdentityArgs(settings))
+    identity = Identity("identity", IdentityArgs(settings, network))
     storage = Storage("storage", StorageArgs(settings, agent, source, identity))
     function = Function("function", FunctionArgs(settings, storage, identity))
     placement = Placement("placement", PlacementArgs(settings))
@@ -41,8 +41,8 @@ def declare(settings: Settings, build: Path) -> Exports:
     descriptor = publish_state(settings, storage, function, identity, agent, pool_states(settings, pools, placement))
     stands_on: list[HasParts] = [network, function, placement, pools]
     drained = Drained("drained", DrainedArgs(settings, storage, descriptor, stands_on))
-    Triggers("triggers", TriggersArgs(settings, function, identity, drained))
-    Alerts("alerts", AlertsArgs(settings, function))
+    triggers = Triggers("triggers", TriggersArgs(settings, function, identity, drained))
+    Alerts("alerts", AlertsArgs(settings, function, triggers))
     return Exports(
         bucket=storage.bucket.name,
         function_url=function.url,

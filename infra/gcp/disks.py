@@ -23,8 +23,7 @@ class Disks(pulumi.ComponentResource):
     def __init__(self, name: str, args: DisksArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("spotkeeper:gcp:Disks", name, None, opts)
         self._settings = args.settings
-        static = [pool for pool in args.settings.pools if pool.kind == "static"]
-        nodes = [(pool, index) for pool in static for index in range(pool.size)]
+        nodes = [(pool, index) for pool in args.settings.static() for index in range(pool.size)]
         stack = args.settings.stack
         self.links = {naming.node(stack, pool.name, i): self._disk(pool, i).self_link for pool, i in nodes}
         self.kept = [naming.node_disk(stack, p.name, i) for p, i in nodes if p.disk.on_destroy != "delete"]
@@ -38,6 +37,8 @@ class Disks(pulumi.ComponentResource):
             zone=pool.node_zone(index),
             size=pool.disk.size_gb,
             type=pool.disk.type,
+            provisioned_iops=pool.disk.iops,
+            provisioned_throughput=pool.disk.mb_s,
             labels=naming.labels(self._settings.labels, self._settings.stack, pool.name),
             opts=pulumi.ResourceOptions.merge(pulumi.ResourceOptions(parent=self), protection(pool.disk.on_destroy)),
         )

@@ -12,6 +12,7 @@ import pulumi
 import pulumi_gcp as gcp
 
 from infra import naming
+from infra.gcp.network import Network, project_of
 from infra.settings import Settings
 
 NODE = "vm"
@@ -112,6 +113,7 @@ def machines_of(stack: str) -> str:
 @dataclass(frozen=True)
 class IdentityArgs:
     settings: Settings
+    network: Network
 
 
 class Identity(pulumi.ComponentResource):
@@ -138,8 +140,11 @@ class Identity(pulumi.ComponentResource):
                 opts=self._child,
             )
         )
+        if args.settings.network.exists():
+            self.bindings.append(self._uses(args.network))
         if args.settings.job_identity:
             self.bindings.append(self._may_be(args.settings.job_identity))
+            self.bindings += [self._reads(args.settings.job_identity, secret) for secret in args.settings.secrets]
         self.register_outputs({})
 
     def _may_be(self, account: str) -> gcp.serviceaccount.IAMMember:
@@ -150,6 +155,28 @@ class Identity(pulumi.ComponentResource):
             service_account_id=f"projects/{project}/serviceAccounts/{account}",
             role="roles/iam.serviceAccountTokenCreator",
             member=self.node.member,
+            opts=self._child,
+        )
+
+    def _uses(self, network: Network) -> gcp.compute.SubnetworkIAMMember:
+        """A network may be another project's, where the roles of this one count for nothing."""
+        return gcp.compute.SubnetworkIAMMember(
+            "function-uses-subnetwork",
+            project=network.subnetwork.apply(lambda link: project_of(link, self._settings.project)),
+            region=self._settings.region,
+            subnetwork=network.subnetwork.apply(lambda link: link.rsplit("/", 1)[-1]),
+            role="roles/compute.networkUser",
+            member=self.function.member,
+            opts=self._child,
+        )
+
+    def _reads(self, account: str, secret: str) -> gcp.secretmanager.SecretIamMember:
+        """Jobs, and not the machines that they run on."""
+        return gcp.secretmanager.SecretIamMember(
+            f"jobs-read-{secret.rsplit('/', 1)[-1]}",
+            secret_id=secret if "/" in secret else f"projects/{self._settings.project}/secrets/{secret}",
+            role="roles/secretmanager.secretAccessor",
+            member=f"serviceAccount:{account}",
             opts=self._child,
         )
 

@@ -1,4 +1,4 @@
-"""Compact placement: one policy for each pool and zone, since a group of close machines lives in one zone.
+"""Placement: one policy for each pool and zone, since a group of close machines lives in one zone.
 
 Reconcile names the zone's policy when it inserts a machine; in the template it would tie
 the pool to one zone.
@@ -13,6 +13,8 @@ import pulumi_gcp as gcp
 
 from infra import naming
 from infra.settings import Pool, Settings
+
+_DOMAINS = 8  # the most that a spread policy may have; further machines share them
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,18 @@ class Placement(pulumi.ComponentResource):
             called,
             name=called,
             region=self._settings.region,
-            # vm_count is left out: with it, a group exists only at exactly that size.
-            group_placement_policy=gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(
-                collocation="COLLOCATED", max_distance=pool.placement.max_distance if pool.placement else None
-            ),
+            group_placement_policy=group(pool),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.parts.append(policy)
         link: pulumi.Output[str] = policy.self_link
         return link
+
+
+def group(pool: Pool) -> gcp.compute.ResourcePolicyGroupPlacementPolicyArgs:
+    """Near each other, or on hardware apart. No vm_count: with it, a group exists only at exactly that size."""
+    if pool.placement and pool.placement.strategy == "spread":
+        return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(availability_domain_count=min(_DOMAINS, pool.size))
+    return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(
+        collocation="COLLOCATED", max_distance=pool.placement.max_distance if pool.placement else None
+    )

@@ -20,7 +20,7 @@ from infra.boot import Scripts
 from infra.bundle import Archive
 from infra.gcp.disks import Disks
 from infra.gcp.identity import Identity
-from infra.gcp.network import Network
+from infra.gcp.network import GVNIC, Card, Network
 from infra.gcp.placement import Placement
 from infra.gcp.reconcile import Function
 from infra.gcp.storage import Storage
@@ -93,11 +93,13 @@ class Pools(pulumi.ComponentResource):
             ],
             network_interfaces=[
                 gcp.compute.RegionInstanceTemplateNetworkInterfaceArgs(
-                    subnetwork=self._args.network.subnetwork,
+                    subnetwork=card.subnetwork,
+                    nic_type=card.nic_type or None,
                     access_configs=[gcp.compute.RegionInstanceTemplateNetworkInterfaceAccessConfigArgs()]
-                    if settings.network.public_ip
+                    if public
                     else [],
                 )
+                for card, public in self._cards(pool)
             ],
             service_account=gcp.compute.RegionInstanceTemplateServiceAccountArgs(
                 email=self._args.identity.node.email, scopes=[SCOPE]
@@ -145,11 +147,11 @@ class Pools(pulumi.ComponentResource):
             ],
             network_interfaces=[
                 gcp.compute.InstanceNetworkInterfaceArgs(
-                    subnetwork=self._args.network.subnetwork,
-                    access_configs=[gcp.compute.InstanceNetworkInterfaceAccessConfigArgs()]
-                    if settings.network.public_ip
-                    else [],
+                    subnetwork=card.subnetwork,
+                    nic_type=card.nic_type or None,
+                    access_configs=[gcp.compute.InstanceNetworkInterfaceAccessConfigArgs()] if public else [],
                 )
+                for card, public in self._cards(pool)
             ],
             service_account=gcp.compute.InstanceServiceAccountArgs(
                 email=self._args.identity.node.email, scopes=[SCOPE]
@@ -163,6 +165,12 @@ class Pools(pulumi.ComponentResource):
             metadata=self._metadata(pool),
             opts=self._opts,
         )
+
+    def _cards(self, pool: Pool) -> list[tuple[Card, bool]]:
+        """Each with whether it has a public address: only the first may."""
+        first = Card(self._args.network.subnetwork, nic_type(pool))
+        further = [(card, False) for card in self._args.network.cards.get(pool.name, ())]
+        return [(first, self._args.settings.network.public_ip), *further]
 
     def _metadata(self, pool: Pool) -> dict[str, pulumi.Input[str]]:
         """Constants of the stack; what a job says never travels here."""
@@ -187,9 +195,17 @@ def accelerators(pool: Pool) -> list[tuple[str, int]]:
     return [(added.type, added.count)] if added else []
 
 
+def nic_type(pool: Pool) -> str:
+    """Of the first card; "": what the machine type and the image agree on."""
+    if pool.machine.gpu_direct:
+        return GVNIC
+    return {"gvnic": GVNIC, "virtio": "VIRTIO_NET", None: ""}[pool.machine.nic]
+
+
 def on_host_maintenance(pool: Pool) -> str:
-    """A machine with accelerators cannot move while it runs."""
-    return "TERMINATE" if pool.machine.has_accelerator() else "MIGRATE"
+    """A machine with accelerators cannot move while it runs, nor one that has its place beside others."""
+    near = pool.placement is not None and pool.placement.strategy != "spread"
+    return "TERMINATE" if pool.machine.has_accelerator() or near else "MIGRATE"
 
 
 def scheduling(pool: Pool, model: str, max_run_s: int | None) -> gcp.compute.RegionInstanceTemplateSchedulingArgs:

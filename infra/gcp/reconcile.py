@@ -25,6 +25,9 @@ from infra.settings.gcp import COMPUTE
 # A gang's reports meet in few processes, where one round covers them all: with a process for each report, a thousand
 # of them took eighteen seconds to be heard, and cost four rounds and not two (tests/scale).
 INSTANCES, AT_ONCE = 4, 80
+_IMAGES_DAYS = 7
+_TRIES = 5  # an event that five posts could not deliver is older than the next tick
+_DEAD_S = 7 * 24 * 3600  # so long somebody can look at one
 PREEMPTED = 'protoPayload.methodName="compute.instances.preempted"'
 
 
@@ -48,6 +51,7 @@ class Function(pulumi.ComponentResource):
         super().__init__("spotkeeper:gcp:Function", name, None, opts)
         settings = args.settings
         self._child = pulumi.ResourceOptions(parent=self)
+        self.images = self._images(settings)
         self.function = gcp.cloudfunctionsv2.Function(
             "function",
             name=naming.stack(settings.stack),
@@ -56,6 +60,7 @@ class Function(pulumi.ComponentResource):
             build_config=gcp.cloudfunctionsv2.FunctionBuildConfigArgs(
                 runtime=settings.reconcile.runtime,
                 entry_point="main",
+                docker_repository=self.images.id,
                 service_account=args.identity.build.id,  # the default build identity has too few roles
                 source=gcp.cloudfunctionsv2.FunctionBuildConfigSourceArgs(
                     storage_source=gcp.cloudfunctionsv2.FunctionBuildConfigSourceStorageSourceArgs(
@@ -87,6 +92,34 @@ class Function(pulumi.ComponentResource):
         ]
         self.parts: list[pulumi.Resource] = [self.function, *self.access]
         self.register_outputs({"url": self.url})
+
+    def _images(self, settings: Settings) -> gcp.artifactregistry.Repository:
+        """Of the function's builds. The project's own (gcf-artifacts) would outlive the stack, and bill."""
+        return gcp.artifactregistry.Repository(
+            "images",
+            repository_id=naming.stack(settings.stack),
+            location=settings.region,
+            format="DOCKER",
+            description=f"Spotkeeper {settings.stack}: builds of the function",
+            cleanup_policies=[
+                gcp.artifactregistry.RepositoryCleanupPolicyArgs(
+                    id="older",
+                    action="DELETE",
+                    condition=gcp.artifactregistry.RepositoryCleanupPolicyConditionArgs(
+                        tag_state="ANY", older_than=f"{_IMAGES_DAYS * 24 * 3600}s"
+                    ),
+                ),
+                gcp.artifactregistry.RepositoryCleanupPolicyArgs(
+                    id="newest",
+                    action="KEEP",
+                    most_recent_versions=gcp.artifactregistry.RepositoryCleanupPolicyMostRecentVersionsArgs(
+                        keep_count=2
+                    ),
+                ),
+            ],
+            labels=naming.labels(settings.labels, settings.stack),
+            opts=self._child,
+        )
 
     def _invoker(self, name: str, member: pulumi.Input[str]) -> gcp.cloudrunv2.ServiceIamMember:
         """On the Run service: the function's own invoker role does not admit direct calls."""
@@ -172,6 +205,7 @@ class Triggers(pulumi.ComponentResource):
         super().__init__("spotkeeper:gcp:Triggers", name, None, opts)
         self._args = args
         self._called = naming.stack(args.settings.stack)
+        self._child = pulumi.ResourceOptions(parent=self)
         self._last = pulumi.ResourceOptions(parent=self, depends_on=[args.drained.drain])
         self.tick = self._schedule()
         self.push = self._preemption_route()
@@ -203,27 +237,9 @@ class Triggers(pulumi.ComponentResource):
     def _preemption_route(self) -> gcp.pubsub.Subscription:
         """A machine can vanish before its own scripts run: the provider's log is the witness."""
         settings = self._args.settings
-        child = pulumi.ResourceOptions(parent=self)
-        labels = naming.labels(settings.labels, settings.stack)
-        topic = gcp.pubsub.Topic(
-            "preempted", name=f"{self._called}-preempted", labels=labels, message_retention_duration="3600s", opts=child
-        )
-        sink = gcp.logging.ProjectSink(
-            "preempted",
-            name=f"{self._called}-preempted",
-            destination=pulumi.Output.concat("pubsub.googleapis.com/", topic.id),
-            filter=f'{PREEMPTED} AND protoPayload.resourceName=~"/instances/{naming.machine_prefix(settings.stack)}"',
-            unique_writer_identity=True,
-            opts=child,
-        )
-        publisher = gcp.pubsub.TopicIAMMember(
-            "sink-publishes",
-            topic=topic.name,
-            role="roles/pubsub.publisher",
-            member=sink.writer_identity,
-            opts=child,
-        )
-        return gcp.pubsub.Subscription(
+        topic, published = self._topic()
+        dead = self._dead_letters()
+        push = gcp.pubsub.Subscription(
             "push",
             name=f"{self._called}-preempted",
             topic=topic.name,
@@ -231,12 +247,74 @@ class Triggers(pulumi.ComponentResource):
             message_retention_duration="600s",  # an older loss has long been found by the tick
             expiration_policy=gcp.pubsub.SubscriptionExpirationPolicyArgs(ttl=""),
             retry_policy=gcp.pubsub.SubscriptionRetryPolicyArgs(minimum_backoff="5s", maximum_backoff="60s"),
+            dead_letter_policy=gcp.pubsub.SubscriptionDeadLetterPolicyArgs(
+                dead_letter_topic=dead.id, max_delivery_attempts=_TRIES
+            ),
             push_config=gcp.pubsub.SubscriptionPushConfigArgs(
                 push_endpoint=pulumi.Output.concat(self._args.function.url, "/v1/event"),
                 oidc_token=gcp.pubsub.SubscriptionPushConfigOidcTokenArgs(
                     service_account_email=self._args.identity.clock.email, audience=self._args.function.url
                 ),
             ),
-            labels=labels,
-            opts=pulumi.ResourceOptions.merge(self._last, pulumi.ResourceOptions(depends_on=[publisher])),
+            labels=naming.labels(settings.labels, settings.stack),
+            opts=pulumi.ResourceOptions.merge(self._last, pulumi.ResourceOptions(depends_on=[published])),
         )
+        gcp.pubsub.SubscriptionIAMMember(  # who gives a message up takes it from here
+            "pubsub-gives-up",
+            subscription=push.name,
+            role="roles/pubsub.subscriber",
+            member=self._pubsub.member,
+            opts=self._child,
+        )
+        return push
+
+    def _topic(self) -> tuple[gcp.pubsub.Topic, pulumi.Resource]:
+        """Where preemptions of this stack's machines arrive; and the right to publish them."""
+        labels = naming.labels(self._args.settings.labels, self._args.settings.stack)
+        called = f"{self._called}-preempted"
+        topic = gcp.pubsub.Topic(
+            "preempted", name=called, labels=labels, message_retention_duration="3600s", opts=self._child
+        )
+        machines = f"/instances/{naming.machine_prefix(self._args.settings.stack)}"
+        sink = gcp.logging.ProjectSink(
+            "preempted",
+            name=called,
+            destination=pulumi.Output.concat("pubsub.googleapis.com/", topic.id),
+            filter=f'{PREEMPTED} AND protoPayload.resourceName=~"{machines}"',
+            unique_writer_identity=True,
+            opts=self._child,
+        )
+        publisher = gcp.pubsub.TopicIAMMember(
+            "sink-publishes",
+            topic=topic.name,
+            role="roles/pubsub.publisher",
+            member=sink.writer_identity,
+            opts=self._child,
+        )
+        return topic, publisher
+
+    def _dead_letters(self) -> gcp.pubsub.Topic:
+        """What could not be delivered, kept for a person to look at: a topic keeps nothing without a subscription."""
+        labels = naming.labels(self._args.settings.labels, self._args.settings.stack)
+        called = f"{self._called}-dead"
+        self._pubsub = gcp.projects.ServiceIdentity(
+            "pubsub", project=self._args.settings.project, service="pubsub.googleapis.com", opts=self._child
+        )
+        dead = gcp.pubsub.Topic("dead", name=called, labels=labels, opts=self._child)
+        gcp.pubsub.TopicIAMMember(
+            "pubsub-buries",
+            topic=dead.name,
+            role="roles/pubsub.publisher",
+            member=self._pubsub.member,
+            opts=self._child,
+        )
+        gcp.pubsub.Subscription(
+            "dead",
+            name=called,
+            topic=dead.name,
+            message_retention_duration=f"{_DEAD_S}s",
+            expiration_policy=gcp.pubsub.SubscriptionExpirationPolicyArgs(ttl=""),
+            labels=labels,
+            opts=self._child,
+        )
+        return dead

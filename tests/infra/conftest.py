@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import runpy
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from pulumi.runtime import rpc
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks
 from pulumi.runtime.settings import ROOT as ROOT_RESOURCE
 from spotkeeper.local.deploy.config import read_config
-from spotkeeper.local.deploy.monitor import plain
+from spotkeeper.local.deploy.monitor import STACK_REFERENCE, plain
 from spotkeeper.local.deploy.table import computed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,13 @@ class Declared:
         return f"{self.type}::{self.name}"
 
 
+OTHER_STACK = {
+    "vpc": "projects/acme-net/global/networks/shared",
+    "subnets": {"us-central1": "projects/acme-net/regions/us-central1/subnetworks/train"},
+}
+"""What any other stack tells of itself."""
+
+
 class Cloud(Mocks):
     """Answers as the provider would: computed outputs from the one table."""
 
@@ -46,6 +54,8 @@ class Cloud(Mocks):
         raise AssertionError(f"the program asks a cloud: {args.token}")
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        if args.typ == STACK_REFERENCE:
+            return args.name, {"name": args.inputs["name"], "outputs": OTHER_STACK}
         if not args.custom:
             return "", dict(args.inputs)
         id_, outputs = computed(args.typ, args.name, plain(args.inputs))
@@ -105,6 +115,17 @@ def local() -> dict[str, Declared]:
 def example() -> dict[str, Declared]:
     """The example for a real project."""
     return run_program("demo", read_config(STACKS / "Pulumi.example-gcp.yaml"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> dict[str, Declared]:
+    """A stack in another project's network, whose jobs read secrets."""
+    config = read_config(STACKS / "Pulumi.example-gcp.yaml")
+    network = {**OTHER_STACK, "ssh": "iap"}
+    secrets = ["wandb", "projects/acme-vault/secrets/hub"]
+    return run_program(
+        "demo", {**config, "spotkeeper:network": json.dumps(network), "spotkeeper:secrets": json.dumps(secrets)}
+    )
 
 
 @pytest.fixture

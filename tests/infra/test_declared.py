@@ -159,7 +159,7 @@ def test_everything_that_can_carry_labels_says_whose_it_is(stack: str, request: 
     name = {"local": "local", "example": "demo"}[stack]
     labelled = [d for d in declared.values() if "labels" in d.properties and "monitoring" not in d.type]
     assert {d.type.rsplit(":", 1)[1] for d in labelled} == {
-        *("Bucket", "Disk", "Function", "Instance", "RegionInstanceTemplate", "Subscription", "Topic")
+        *("Bucket", "Disk", "Function", "Instance", "RegionInstanceTemplate", "Repository", "Subscription", "Topic")
     }
     for found in labelled:
         assert found.properties["labels"]["sk-stack"] == name, found.key

@@ -80,7 +80,7 @@ def test_destroy_goes_backwards_and_drains_first(cloud: Cloud, tmp_path: Path) -
     seen: list[Event] = []
     destroy(cloud, tmp_path, seen)
     order = [event.name for event in seen if event.done and not event.type.startswith("spotkeeper:")]
-    assert {"tick", "push"} == set(order[:2]) and order[2] == "drain"
+    assert {"tick", "pubsub-gives-up", "push"} == set(order[:3]) and order[3] == "drain"
     assert order.index("function") < order.index("account-fn")
     assert order.index("sk-local-floor-s0") < order.index("sk-local-floor-s0-data")
     assert order.index("subnetwork") < len(order) - 1 - order[::-1].index("network")
@@ -185,7 +185,7 @@ def test_protected_data_stops_a_destroy_before_it_begins(cloud: Cloud, tmp_path:
 
 def test_kept_data_stays_when_all_else_goes(cloud: Cloud, tmp_path: Path) -> None:
     config = changed(
-        tmp_path, "disk: {size_gb: 20}\n    - name: burst", "disk: {size_gb: 20, on_destroy: keep}\n    - name: burst"
+        tmp_path, "disk: {size_gb: 20}\n    - name: burst", "disk: {size_gb: 20, on_destroy: retain}\n    - name: burst"
     )
     result = up(cloud, tmp_path, config)
     assert result.outputs["keptDisks"] == ["sk-local-floor-s0-data"]
@@ -218,8 +218,10 @@ def test_a_type_the_cloud_does_not_have_is_an_error() -> None:
         kind_of("gcp:sql/database:Database")
 
 
-def test_the_table_has_every_type_that_is_declared(local: dict[str, Declared], example: dict[str, Declared]) -> None:
-    types = {found.type for found in [*local.values(), *example.values()]}
+def test_the_table_has_every_type_that_is_declared(
+    local: dict[str, Declared], example: dict[str, Declared], shared: dict[str, Declared]
+) -> None:
+    types = {found.type for found in [*local.values(), *example.values(), *shared.values()]}
     assert {type_ for type_ in types if type_.startswith("gcp:")} == set(KINDS)
 
 

@@ -30,6 +30,11 @@ ONLY_KEPT = frozenset(
     {
         TOPIC,
         "pubsub:topicIAMMember",
+        "pubsub:subscriptionIAMMember",
+        "projects:serviceIdentity",
+        "artifactregistry:repository",
+        "secretmanager:secretIamMember",
+        "compute:subnetworkIAMMember",
         "storage:bucketIAMMember",
         "serviceaccount:account",
         "serviceaccount:iAMMember",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spotkeeper.local.deploy.runner import Run
 
 SECRET = "4dabf18193072939515e22adb298388d"  # noqa: S105 - the key by which Pulumi marks wrapped values
+STACK_REFERENCE = "pulumi:pulumi:StackReference"
 
 
 class Monitor(MockMonitor):
@@ -30,6 +31,16 @@ class Monitor(MockMonitor):
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802 - Pulumi's name
         self._request.now = request
         return super().RegisterResource(request)  # type: ignore[no-untyped-call]
+
+    def read(self, stack: str) -> tuple[str | None, dict[str, Any]]:
+        """Another stack's outputs: not known where nothing is made.
+
+        Raises:
+            DeployError: something is.
+        """
+        if self._run.shown is None:
+            raise DeployError(f"{stack}: only Pulumi's own engine can read the outputs of another stack")
+        return stack, {"name": stack}
 
     def make(self) -> tuple[str | None, dict[str, Any]]:
         """Make what this thread's request declares."""
@@ -58,6 +69,8 @@ class _Cloud(Mocks):
         raise DeployError(f"{args.token}: the program asks the cloud, which no preview could answer")
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        if args.typ == STACK_REFERENCE:
+            return self._monitor.read(str(args.inputs["name"]))
         return self._monitor.make()
 
 

@@ -112,7 +112,8 @@ def physical_name(type_: str, logical: str, inputs: Json) -> str:
     if kind.auto_name and not inputs.get("name"):
         digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
         return f"{logical}-{digest[:7]}"
-    return str(inputs.get("accountId") or inputs.get("roleId") or inputs.get("name") or logical)
+    given = (inputs.get(key) for key in ("accountId", "roleId", "repositoryId", "name"))
+    return str(next(filter(None, given), logical))
 
 
 def target(type_: str, logical: str, inputs: Json, place: Place) -> Target:
@@ -148,7 +149,7 @@ def compare(type_: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Chang
     kind = kind_of(type_)
     known = (set(old) | set(new)) - kind.ignore
     keys = tuple(sorted(key for key in known if old.get(key) != new.get(key)))
-    fixed = {"name", "zone", "region", "location", "bucket", "project", "accountId", "roleId"}
+    fixed = {"name", "zone", "region", "location", "bucket", "project", "accountId", "roleId", "repositoryId"}
     replaces = tuple(key for key in keys if (key in fixed if kind.in_place is None else key not in kind.in_place))
     return Change(keys, replaces, delete_first=bool(replaces) and "name" not in keys and not kind.auto_name)
 
@@ -180,6 +181,8 @@ def _network(t: Target) -> Json:
     return _some(
         name=t.name,
         autoCreateSubnetworks=t.inputs.get("autoCreateSubnetworks"),
+        mtu=t.inputs.get("mtu"),
+        networkProfile=_url(profile) if (profile := t.inputs.get("networkProfile")) else None,
         routingConfig=_some(routingMode=t.inputs.get("routingMode")),
     )
 
@@ -209,7 +212,11 @@ def _resource_policy(t: Target) -> Json:
     policy = t.inputs["groupPlacementPolicy"]
     return _some(
         name=t.name,
-        groupPlacementPolicy=_some(collocation=policy.get("collocation"), vmCount=policy.get("vmCount")),
+        groupPlacementPolicy=_some(
+            collocation=policy.get("collocation"),
+            vmCount=policy.get("vmCount"),
+            availabilityDomainCount=policy.get("availabilityDomainCount"),
+        ),
     )
 
 
@@ -219,6 +226,8 @@ def _disk(t: Target) -> Json:
         sizeGb=str(t.inputs["size"]),
         type=link(t, f"zones/{t.inputs['zone']}/diskTypes/{t.inputs.get('type', 'pd-standard')}"),
         labels=t.inputs.get("labels"),
+        provisionedIops=_digits(t.inputs.get("provisionedIops")),
+        provisionedThroughput=_digits(t.inputs.get("provisionedThroughput")),
     )
 
 
@@ -278,6 +287,7 @@ def _machine(t: Target, short_types: bool) -> Json:
         networkInterfaces=[
             _some(
                 subnetwork=_url(card["subnetwork"]) if card.get("subnetwork") else None,
+                nicType=card.get("nicType"),
                 accessConfigs=[{"type": "ONE_TO_ONE_NAT", "name": "external"} for _ in card.get("accessConfigs") or ()],
             )
             for card in t.inputs.get("networkInterfaces", ())
@@ -363,7 +373,18 @@ def _member(t: Target) -> Json:
     return {"id": "/".join([*parts, str(t.inputs["role"]), str(t.inputs["member"])])}
 
 
-_MEMBER_OF = ("bucket", "topic", "serviceAccountId", "project", "name")
+_MEMBER_OF = ("bucket", "topic", "subscription", "subnetwork", "secretId", "serviceAccountId", "project", "name")
+
+
+def _repository(t: Target) -> Json:
+    return {"id": f"projects/{t.project}/locations/{t.region}/repositories/{t.name}"}
+
+
+def _service_identity(t: Target) -> Json:
+    """Google's own account for one of its services in a project; it has no name but the service's."""
+    service = str(t.inputs["service"])
+    email = f"service-1@gcp-sa-{service.partition('.')[0]}.iam.gserviceaccount.com"
+    return {"id": f"projects/{t.project}/services/{service}", "email": email, "member": f"serviceAccount:{email}"}
 
 
 def _named(t: Target) -> Json:
@@ -403,6 +424,11 @@ KINDS: dict[str, Kind] = {
     "gcp:pubsub/topic:Topic": Kind(_in_project("topics"), in_place=None),
     "gcp:pubsub/topicIAMMember:TopicIAMMember": Kind(_member, binding=True),
     "gcp:pubsub/subscription:Subscription": Kind(_in_project("subscriptions"), in_place=None),
+    "gcp:pubsub/subscriptionIAMMember:SubscriptionIAMMember": Kind(_member, binding=True),
+    "gcp:projects/serviceIdentity:ServiceIdentity": Kind(_service_identity, binding=True),
+    "gcp:secretmanager/secretIamMember:SecretIamMember": Kind(_member, binding=True),
+    "gcp:compute/subnetworkIAMMember:SubnetworkIAMMember": Kind(_member, binding=True),
+    "gcp:artifactregistry/repository:Repository": Kind(_repository, in_place=None),
     "gcp:logging/projectSink:ProjectSink": Kind(_sink, in_place=None),
     "gcp:monitoring/notificationChannel:NotificationChannel": Kind(_in_project("notificationChannels"), in_place=None),
     "gcp:monitoring/alertPolicy:AlertPolicy": Kind(_in_project("alertPolicies"), in_place=None),
