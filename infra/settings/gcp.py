@@ -235,6 +235,8 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
         yield problem(
             "machine.gpu_direct", "needs networks of its own: let the stack make its network", machine.gpu_direct
         )
+    elif known == "rdma" and len(pool.zones) > 1:
+        yield problem("zones", "the network of RDMA cards is of one zone: name one", list(pool.zones))
 
 
 def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
