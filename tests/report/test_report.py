@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
+from spotkeeper.cli.localcloud import tables
+from spotkeeper.local.bill import Bill
+from spotkeeper.local.views import DiskView, Status, VmView, ZoneView
 from spotkeeper.report.events import describe
 from spotkeeper.report.money import attempts, first_of_each, money, stopped
 from spotkeeper.report.recovery import recoveries
@@ -601,6 +604,25 @@ def test_machines_on_a_narrow_terminal_lose_columns_but_no_word(
     assert "notice, 1m40s left" in text and "attempt 1 (master)" in text and "…" not in text
     inner = width - 4 * (show is live)  # its box
     assert ("zone  " in text, "model" in text, "  age" in text) == (inner >= 59, inner >= 66, inner >= 74)
+    assert max(len(line) for line in text.splitlines()) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_names_that_are_copied_into_a_command_are_whole_on_any_terminal(width: int) -> None:
+    name = "sk-local-abcdefgh-r0000-a11"
+    vm = VmView(name, "1", A, "spot", "a3-highgpu-1g", "RUNNING", "127.173.0.4", {}, "", 2.5, notice_until=1.0)
+    disk = DiskView(name, A, 50, "READY", (name,), {})
+    zone = ZoneView(A, 8, 2, 0, overridden=True, partitioned=False, spot_price_share=0.23)
+    found = Status(0.0, 20.0, "", (vm,), (disk,), (zone,), (), Bill(1.0, 2.0, 3.0, 4.0))
+    view = job_view(a_record(), None, NOTICED, STACK, 9 * HOUR)
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(tables(found))
+        console.print(report(view))
+    text = capture.get()
+    assert text.count(name) == 3 and "running, notice" in text and "8 (set)" in text and "…" not in text
+    assert f"spot in {A}" in text and "stood still" in text
+    assert ("a3-highgpu-1g" in text, "to next gen" in text) == (width >= 110, width >= 80)
     assert max(len(line) for line in text.splitlines()) <= width
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.filesize import decimal
@@ -207,7 +208,7 @@ def undisturbed_line(view: JobView) -> str:
     """What another run would have cost: it is told, and called nothing that was saved or lost."""
     return (
         f"on-demand machines that nothing interrupts, for as long as it trained: {usd(view.money.undisturbed)}"
-        " (without the boots, standstills and machines side by side that are in both figures above)"
+        " (the figures above have boots, standstills and machines side by side in them, too)"
     )
 
 
@@ -225,25 +226,50 @@ def node_word(node: NodeView) -> str:
     return node.state.value + (f", {duration(node.left_s)} left" if node.left_s is not None else "")
 
 
-_NODE_COLUMNS = ("rank", "state", "zone", "model", "machine", "age")
-_NODE_SPARE = ("age", "model", "zone")  # on a narrow terminal they go, in this order
-
-
 @dataclass(frozen=True)
-class NodeTable:
-    """One line a machine. What is shown is whole: where it is narrow, the spare columns go; a terminal that is
-    narrower still cuts.
+class Fitting:
+    """A table of which no word is cut: where it is narrow, its spare columns go, in their order. One that is too wide
+    without them all is cut.
+
+    ``make``: the table of some of its columns.
     """
 
-    nodes: tuple[NodeView, ...]
+    make: Callable[[Collection[str]], Table]
+    columns: tuple[str, ...]
+    spare: tuple[str, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        left = list(_NODE_COLUMNS)
-        for spare in _NODE_SPARE:
-            if _width(console, options, node_table(self.nodes, left)) <= options.max_width:
+        left = list(self.columns)
+        for spare in self.spare:
+            if _width(console, options, self.make(left)) <= options.max_width:
                 break
             left.remove(spare)
-        yield node_table(self.nodes, left)
+        yield self.make(left)
+
+
+def fitting(
+    rows: Iterable[Mapping[str, str]], columns: tuple[str, ...], spare: tuple[str, ...], right: Collection[str] = ()
+) -> Fitting:
+    """Rows by their columns' titles; those in ``right`` stand to the right."""
+    rows = tuple(rows)
+
+    def make(titles: Collection[str]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for title in titles:
+            table.add_column(title, justify="right" if title in right else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[title] for title in titles))
+        return table
+
+    return Fitting(make, columns, spare)
+
+
+_NODE_COLUMNS = ("rank", "state", "zone", "model", "machine", "age")
+_NODE_SPARE = ("age", "model", "zone")
+
+
+def nodes_fitting(nodes: tuple[NodeView, ...]) -> Fitting:
+    return Fitting(partial(node_table, nodes), _NODE_COLUMNS, _NODE_SPARE)
 
 
 def node_table(nodes: Iterable[NodeView], columns: Collection[str] = _NODE_COLUMNS) -> Table:
@@ -253,7 +279,7 @@ def node_table(nodes: Iterable[NodeView], columns: Collection[str] = _NODE_COLUM
     for title in (*columns, *(["own time"] if slow else [])):
         table.add_column(title, justify="right" if title in ("rank", "age") else "left", no_wrap=True)
     for node in nodes:
-        cells = {
+        cells: dict[str, str | Text] = {
             "rank": str(node.rank),
             "state": Text(node_word(node), style=_NODE_STYLE[node.state]),
             "zone": node.zone or "-",
@@ -352,24 +378,27 @@ def job_table(views: Iterable[JobView]) -> RenderableType:
     return JobTable(tuple(views))
 
 
-def recovery_table(recoveries: Iterable[RecoveryView]) -> Table:
+_RECOVERY_COLUMNS = ("cause", "announced", "ranks", "stood still", "to next gen", "boot", "replaced by", "gen")
+_RECOVERY_SPARE = ("gen", "boot", "to next gen", "announced", "ranks")
+
+
+def recovery_table(recoveries: Iterable[RecoveryView]) -> Fitting:
     """Durations are the stack's time, boots shown apart."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("cause", "announced", "ranks", "stood still", "to next gen", "boot", "replaced by", "gen"):
-        table.add_column(title, justify="left" if title in ("cause", "replaced by") else "right", no_wrap=True)
-    for one in recoveries:
-        by = f"{one.replacement.value} in {one.zone}" if one.replacement else "-"
-        table.add_row(
-            one.cause,
-            "yes" if one.announced else "no",
-            ",".join(str(rank) for rank in one.ranks) or "-",
-            duration(one.stopped_s),
-            duration(one.seconds),
-            duration(one.boot_s),
-            by,
-            str(one.gen),
-        )
-    return table
+    rows = (
+        {
+            "cause": one.cause,
+            "announced": "yes" if one.announced else "no",
+            "ranks": ",".join(str(rank) for rank in one.ranks) or "-",
+            "stood still": duration(one.stopped_s),
+            "to next gen": duration(one.seconds),
+            "boot": duration(one.boot_s),
+            "replaced by": f"{one.replacement.value} in {one.zone}" if one.replacement else "-",
+            "gen": str(one.gen),
+        }
+        for one in recoveries
+    )
+    right = set(_RECOVERY_COLUMNS) - {"cause", "replaced by"}
+    return fitting(rows, _RECOVERY_COLUMNS, _RECOVERY_SPARE, right)
 
 
 def live(view: JobView, rows: int = 8) -> RenderableType:
@@ -389,7 +418,7 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
         Text(f"{money_line(view)}; {facts}", style="dim"),
     ]
     if view.nodes:
-        body += [Text(), NodeTable(view.nodes)]
+        body += [Text(), nodes_fitting(view.nodes)]
     body += [Text(), events]
     body += [Text(line, style="red", no_wrap=True, overflow="ellipsis") for line in view.failed]
     if view.crash_log and not view.stands():  # then `crash_log` follows the box, whole
@@ -413,7 +442,7 @@ def status(view: JobView) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
     parts += [Text(warning, style="bold yellow") for warning in view.warnings]
     if view.nodes:
-        parts.append(NodeTable(view.nodes))
+        parts.append(nodes_fitting(view.nodes))
     parts += [Text(line, style="red", no_wrap=True, overflow="ignore") for line in view.failed]
     if view.crash_log:
         parts.append(crash_log(view))
