@@ -30,6 +30,7 @@ from spotkeeper.reconcile.deadline import LOOK_S, Deadline
 from spotkeeper.reconcile.hints import job_of_event
 from spotkeeper.reconcile.http import STATUS, Door, Refusal
 from spotkeeper.reconcile.logs import JsonLines
+from spotkeeper.reconcile.pace import Paced
 from spotkeeper.reconcile.runtime import (
     Deadlined,
     Flights,
@@ -608,9 +609,10 @@ class TestSettings:
         with pytest.raises(SettingsError, match="SPOTKEEPER_CLOCK"):
             settings_from_env(self.FULL)
 
-    def test_another_cloud(self, site: Site) -> None:
-        with pytest.raises(SettingsError, match="aws"):
-            site.runtime.cloud(msgspec.structs.replace(STACK, cloud="aws"))
+    def test_each_cloud_has_its_adapter(self, site: Site) -> None:
+        for cloud, adapter in (("gcp", "Gce"), ("aws", "Ec2")):
+            found = site.runtime.cloud(msgspec.structs.replace(STACK, cloud=cloud))
+            assert isinstance(found, Paced) and type(found.cloud).__name__ == adapter
 
 
 # -- the real thing

@@ -97,6 +97,20 @@ def test_without_a_job_a_listing_tells_its_name_once(aws: AwsSite) -> None:
     assert aws.looks == 1
 
 
+def test_one_look_makes_the_whole_gang_known(aws: AwsSite) -> None:
+    """Nodes that start together ask together: a look for each of them, two seconds apart, took minutes."""
+    whole = aws.cloud.listing
+    ids = {vm.uid: f"i-{n:017x}" for n, vm in enumerate(whole.vms) if vm.job and vm.uid != INSTANCE}
+    aws.cloud.listing = replace(whole, vms=tuple(replace(vm, uid=ids.get(vm.uid, vm.uid)) for vm in whole.vms))
+    assert len(ids) >= 2
+    for uid in ids.values():
+        iam = replace(
+            GOOD_IAM, user_arn=GOOD_IAM.user_arn.replace(INSTANCE, uid), user_id=f"AROA:{uid}", caller_id=f"AROA:{uid}"
+        )
+        assert aws.call("/v1/sync", sync("b"), iam)[1]["job"] is not None
+    assert aws.looks == 1
+
+
 def test_a_node_that_nobody_knows_does_not_make_us_list_for_every_question(aws: AwsSite) -> None:
     other = "i-0fedcba9876543210"
     iam = replace(
@@ -188,11 +202,11 @@ class TestNames:
     def test_only_one_listed_machine_whose_name_is_its_labels(self, aws: AwsSite) -> None:
         whole = aws.cloud.listing
         mine = next(vm for vm in whole.vms if vm.uid == INSTANCE)
-        assert auth_aws.node_of(whole, "t", INSTANCE) == auth_aws.Listed(INSTANCE, mine.name, mine.zone)
+        assert auth_aws.nodes_of(whole, "t")[INSTANCE] == auth_aws.Listed(INSTANCE, mine.name, mine.zone)
         for wrong in (replace(mine, attempt=9), replace(mine, job="zzzz9999"), replace(mine, rank=1)):
-            assert auth_aws.node_of(Listing((wrong,), ()), "t", INSTANCE) is None
-        assert auth_aws.node_of(Listing((mine, mine), ()), "t", INSTANCE) is None
-        assert auth_aws.node_of(whole, "other", INSTANCE) is None
+            assert auth_aws.nodes_of(Listing((wrong,), ()), "t") == {}
+        assert auth_aws.nodes_of(Listing((mine, mine), ()), "t") == {}
+        assert INSTANCE not in auth_aws.nodes_of(whole, "other")
 
     def test_the_body_is_cut_where_ours_ends(self) -> None:
         event = UrlEvent(_context(), {}, "x" * 100_000)

@@ -11,11 +11,12 @@ Source: AWS, "Lambda function URL payload format 2.0", ``requestContext.authoriz
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from msgspec import Struct
 
 from spotkeeper.reconcile.auth import AuthError, Caller
-from spotkeeper.spec.cloud import Listing
+from spotkeeper.spec.cloud import Listing, Vm
 from spotkeeper.spec.names import parse_vm_name
 
 _ROLE_SESSION = re.compile(
@@ -97,19 +98,19 @@ def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
     return Caller(iam.user_arn)
 
 
-def node_of(listing: Listing, stack: str, uid: str) -> Listed | None:
-    """The machine of this id, if the listing knows it for one of the stack's.
+def nodes_of(listing: Listing, stack: str) -> dict[str, Listed]:
+    """The machines of a listing that are known for the stack's, by id.
 
     Its name says which attempt of which rank it is; an adapter lists a machine only where labels and name
     agree. Two machines of one id, or a name of another stack, prove nothing.
     """
-    found = [vm for vm in listing.vms if vm.uid == uid]
-    if len(found) != 1:
-        return None
-    vm = found[0]
+    times = Counter(vm.uid for vm in listing.vms)
+    return {vm.uid: Listed(vm.uid, vm.name, vm.zone) for vm in listing.vms if times[vm.uid] == 1 and is_ours(vm, stack)}
+
+
+def is_ours(vm: Vm, stack: str) -> bool:
     owned = parse_vm_name(vm.name)
-    ours = not vm.job if owned is None else (owned.stack, *owned[1:]) == (stack, vm.job, vm.rank, vm.attempt)
-    return Listed(vm.uid, vm.name, vm.zone) if ours else None
+    return not vm.job if owned is None else (owned.stack, *owned[1:]) == (stack, vm.job, vm.rank, vm.attempt)
 
 
 def _principal(arn: str) -> tuple[str, str, str] | None:

@@ -15,9 +15,10 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -26,21 +27,31 @@ from spotkeeper.reconcile import auth_aws
 from spotkeeper.reconcile.auth import Caller, Who
 from spotkeeper.reconcile.body import MAX_BODY, BodyError
 from spotkeeper.reconcile.http import HEADERS, Answer, Door, Request, Ticked, Visit
-from spotkeeper.reconcile.runtime import Runtime, settings_from_env
+from spotkeeper.reconcile.pace import Paced
+from spotkeeper.reconcile.runtime import Runtime, settings_from_env, spare_the_collector
 from spotkeeper.spec import codec, names
 
 if TYPE_CHECKING:
     from spotkeeper.reconcile.document import Speaker
+    from spotkeeper.spec.cloud import Vm
     from spotkeeper.spec.generation import Sync
     from spotkeeper.spec.record import Record
     from spotkeeper.spec.stack import StackState
 
+FIND_S = 5.0  # real; to ask for one machine
 LOOK_AGAIN_S = 2.0  # real: a node nobody knows asks twice a second, and a listing costs
 KNOWN = 10_000  # nodes whose names are remembered: an id never gets another
 TICK = "spotkeeper.tick"  # source of the schedule's event, as Pulumi declares it
 SOURCES = ("aws.ec2", TICK)
 
 log = logging.getLogger("spotkeeper.lambda")
+
+
+@runtime_checkable
+class Finds(Protocol):
+    """A cloud that can be asked for one machine."""
+
+    def find(self, uid: str, deadline_s: float) -> Vm | None: ...
 
 
 class _Authorizer(Struct, frozen=True):
@@ -110,6 +121,7 @@ def _door() -> LambdaDoor:
     from spotkeeper.reconcile.logs import setup
 
     setup()
+    spare_the_collector()
     return LambdaDoor(Runtime(settings_from_env()))
 
 
@@ -145,7 +157,7 @@ class LambdaDoor(Door):
             return Ticked(0)
         if hint.source == TICK:
             return self._run_tick(visit)
-        node = self._listed(hint.detail.instance, stack) if auth_aws.is_instance(hint.detail.instance) else None
+        node = self._meant(hint.detail.instance, stack) if auth_aws.is_instance(hint.detail.instance) else None
         owned = names.parse_vm_name(node.name) if node is not None else None
         if owned is None:
             return Ticked(0)
@@ -173,18 +185,40 @@ class LambdaDoor(Door):
         return self._invoker(request)
 
     def _listed(self, uid: str, stack: StackState) -> auth_aws.Listed | None:
+        """The node of this id; a look that is made for it makes all others known as well, which a gang begins with."""
         with self._lock:
             found = self._known.get(uid)
             if found is not None or time.monotonic() - self._looked < LOOK_AGAIN_S:
                 return found
             self._looked = time.monotonic()
-        found = auth_aws.node_of(self.runtime.cloud(stack).list(stack.stack), stack.stack, uid)
-        if found is not None:
-            with self._lock:
-                self._known[uid] = found
-                while len(self._known) > KNOWN:
-                    self._known.popitem(last=False)
+        nodes = auth_aws.nodes_of(self.runtime.cloud(stack).list(stack.stack), stack.stack)
+        self._learn(nodes)
+        return nodes.get(uid)
+
+    def _meant(self, uid: str, stack: StackState) -> auth_aws.Listed | None:
+        """The node that an event names: known, or asked for by its id. It may have ended, and be listed no more.
+
+        Events of strangers come too, so none of them costs a whole listing where the cloud can be asked for one.
+        """
+        with self._lock:
+            if uid in self._known:
+                return self._known[uid]
+        cloud = self.runtime.cloud(stack)
+        finder = cloud.cloud if isinstance(cloud, Paced) else cloud
+        if not isinstance(finder, Finds):
+            return self._listed(uid, stack)
+        vm = finder.find(uid, FIND_S)
+        if vm is None or not auth_aws.is_ours(vm, stack.stack):
+            return None
+        found = auth_aws.Listed(vm.uid, vm.name, vm.zone)
+        self._learn({uid: found})
         return found
+
+    def _learn(self, nodes: Mapping[str, auth_aws.Listed]) -> None:
+        with self._lock:
+            self._known.update(nodes)
+            while len(self._known) > KNOWN:
+                self._known.popitem(last=False)
 
 
 def request_of(event: UrlEvent) -> UrlRequest:

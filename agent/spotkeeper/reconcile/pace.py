@@ -1,8 +1,8 @@
 """Calls that change something in the cloud, no faster than its quota: by waiting, not by being refused.
 
-Google allows 1,500 mutations a minute and project (EC2 refills 5 launches a second): a gang of a thousand asked
-for at once would meet the refusal in the middle, and so would everybody else in the project. What there is no
-time left for is put off to the next round, which repeats it under the same key.
+Google allows 1,500 mutations a minute and project, EC2 five launches at once and two a second, and of other changes
+fifty and five: a gang of a thousand asked for at once would meet the refusal in the middle, and so would everybody
+else in the project. What there is no time left for is put off to the next round, which repeats it under the same key.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from spotkeeper.spec.cloud import Action, Class, Cloud, Listing, Result
+from spotkeeper.spec.cloud import Action, Class, Cloud, InsertVm, Listing, Result
 from spotkeeper.spec.market import PriceRun
 
 PER_S = 15.0  # 900 a minute: room for a second process, and for people
 BURST = 100.0
+EC2_PER_S, EC2_BURST = 5.0, 50.0  # of each kind of change, in an account and region
+EC2_LAUNCHES_PER_S, EC2_LAUNCHES = 2.0, 5.0
 
 
 class Bucket:
@@ -38,22 +40,34 @@ class Bucket:
 
 
 class Paced:
-    """A cloud whose changes are paced. Listings are not: they have a quota of their own, and there are few."""
+    """A cloud whose changes are paced. Listings are not: they have a quota of their own, and there are few.
 
-    def __init__(self, cloud: Cloud, bucket: Bucket, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._cloud, self._bucket, self._sleep = cloud, bucket, sleep
+    Args:
+        launches: a bucket of their own for machines, where the cloud has one.
+    """
+
+    def __init__(
+        self,
+        cloud: Cloud,
+        bucket: Bucket,
+        sleep: Callable[[float], None] = time.sleep,
+        launches: Bucket | None = None,
+    ) -> None:
+        self.cloud, self._bucket, self._sleep = cloud, bucket, sleep
+        self._launches = launches or bucket
 
     def list(self, stack: str) -> Listing:
-        return self._cloud.list(stack)
+        return self.cloud.list(stack)
 
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
-        return self._cloud.price_history(pool, deadline_s)
+        return self.cloud.price_history(pool, deadline_s)
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         """As the cloud's; THROTTLED, without a call, where its turn would come later than half of its time."""
-        wait_s = self._bucket.take(deadline_s / 2)
+        bucket = self._launches if isinstance(action, InsertVm) else self._bucket
+        wait_s = bucket.take(deadline_s / 2)
         if wait_s is None:
             return Result(action, Class.THROTTLED, "put off: the cloud's quota of calls")
         if wait_s:
             self._sleep(wait_s)
-        return self._cloud.perform(action, deadline_s - wait_s)
+        return self.cloud.perform(action, deadline_s - wait_s)

@@ -115,7 +115,7 @@ class Runtime:
         self._store = store
         self._fixed_cloud = cloud
         self._open_cloud = open_cloud
-        self._pace: Bucket | None = None
+        self._pace: tuple[Bucket, Bucket] | None = None  # of changes, and of launches
         self._cloud: tuple[StackState, Cloud] | None = None
         self._verifier: Verifier | None = None
         self._options: Options | None = None
@@ -158,23 +158,17 @@ class Runtime:
             return self._options
 
     def cloud(self, stack: StackState) -> Cloud:
-        """The stack's cloud; made anew when Pulumi has changed the stack.
-
-        Raises:
-            SettingsError: there is no adapter for it.
-        """
+        """The stack's cloud; made anew when Pulumi has changed the stack."""
         if self._fixed_cloud is not None:
             return self._fixed_cloud
         with self._lock:
             if self._cloud is None or self._cloud[0] != stack:
-                if stack.cloud != "gcp":
-                    raise SettingsError(f"stack {stack.stack}: no adapter for {stack.cloud!r} in this build")
-                from spotkeeper.reconcile.gce import open_gce
-                from spotkeeper.reconcile.pace import Bucket, Paced
+                from spotkeeper.reconcile.pace import Paced
 
-                self._pace = self._pace or Bucket()  # one for the process, whatever becomes of the stack
-                found = (self._open_cloud or open_gce)(stack, self.clock, self.settings.compute_endpoint)
-                self._cloud = stack, Paced(found, self._pace)
+                self._pace = self._pace or _pace(stack)  # one for the process, whatever becomes of the stack
+                changes, launches = self._pace
+                found = (self._open_cloud or _opener(stack))(stack, self.clock, self.settings.compute_endpoint)
+                self._cloud = stack, Paced(found, changes, launches=launches)
             return self._cloud[1]
 
     def tick(self, deadline: Deadline) -> TickResult:
@@ -226,6 +220,27 @@ class Runtime:
                 while len(self._specs) > SPECS_KEPT:
                     self._specs.popitem(last=False)
         return spec
+
+
+def _opener(stack: StackState) -> Callable[[StackState, Clock, str | None], Cloud]:
+    """The adapter of the stack's cloud; the other one is not even imported."""
+    if stack.cloud == "aws":
+        from spotkeeper.reconcile.ec2 import open_ec2
+
+        return open_ec2
+    from spotkeeper.reconcile.gce import open_gce
+
+    return open_gce
+
+
+def _pace(stack: StackState) -> tuple[Bucket, Bucket]:
+    from spotkeeper.reconcile import pace
+
+    if stack.cloud == "aws":
+        launches = pace.Bucket(pace.EC2_LAUNCHES_PER_S, pace.EC2_LAUNCHES)
+        return pace.Bucket(pace.EC2_PER_S, pace.EC2_BURST), launches
+    one = pace.Bucket()
+    return one, one
 
 
 class Deadlined:

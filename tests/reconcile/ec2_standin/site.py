@@ -94,6 +94,7 @@ class Site:
         self.groups: set[str] = set()
         self.instances: dict[str, Instance] = {}
         self.volumes: dict[str, Volume] = {}
+        self.dropped: dict[str, Volume] = {}  # what a token still tells of
         self.snapshots: dict[str, Snapshot] = {}
         self.tokens: dict[tuple[str, str], tuple[object, str]] = {}  # (operation, token) -> (request, id)
         self.faults: list[Fault] = []
@@ -245,7 +246,7 @@ class Site:
         self.changed()
 
     def drop_volume(self, volume: Volume) -> None:
-        del self.volumes[volume.id]
+        self.dropped[volume.id] = self.volumes.pop(volume.id)
         self.watcher.dropped(volume)
         self.changed()
 

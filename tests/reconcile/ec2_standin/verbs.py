@@ -143,13 +143,13 @@ class Ec2Service:
     def _create_volume(self, params: Params) -> Params:
         replay = token_of(self.site, "CreateVolume", params)
         if replay is not None:
-            return show_created(self.site.volumes.get(replay), params, replay)
+            return show_created(self.site.volumes.get(replay) or self.site.dropped[replay])
         self._dark(params.get("AvailabilityZone", ""))
         volume = self._new_volume(params)
         self.site.add_volume(volume)
         if token := params.get("ClientToken"):
             self.site.tokens["CreateVolume", token] = (_without(params), volume.id)
-        return show_created(volume, params, volume.id)
+        return show_created(volume)
 
     def _new_volume(self, params: Params) -> Volume:
         site, zone, kind = self.site, params.get("AvailabilityZone", ""), params.get("VolumeType", "gp2")
@@ -352,14 +352,9 @@ class Ec2Service:
         return page, {"NextToken": str(first + size)} if rest else {}
 
 
-def show_created(volume: Volume | None, params: Params, uid: str) -> Params:
-    """What CreateVolume answers, whatever has become of the volume since: the first answer again."""
-    told = show_volume(
-        volume
-        or Volume(
-            uid, params["AvailabilityZone"], params.get("Size", 1), params.get("VolumeType", "gp2"), {}, "", 0.0, 0.0
-        )
-    )
+def show_created(volume: Volume) -> Params:
+    """What CreateVolume answers; under a token that was used, the first answer again, whatever became of the volume."""
+    told = show_volume(volume)
     told.pop("Attachments")
     return told
 
