@@ -17,6 +17,7 @@ import spotkeeper
 import torch
 from spotkeeper.train import client, keep, store, tell
 from spotkeeper.train.control import NAME, Commit, Control, Fault, Result, State, Want, read_result
+from spotkeeper.train.errors import CallError
 from spotkeeper.train.run import Run
 from spotkeeper.train.settings import Settings, make_output
 from torch import nn
@@ -302,6 +303,23 @@ def test_a_run_folder_that_takes_nothing_makes_no_crash_of_a_stop(
     assert "result.json: [Errno 28] No space left on device" in capsys.readouterr().err
 
 
+def test_a_second_run_in_one_job_is_refused(agent: Control) -> None:
+    """It began with the weights of the first, without a word, and each refused the other's checkpoints."""
+    generation(lambda *_: None)
+    with pytest.raises(CallError, match="a job has one run"):
+        Things().attach()
+
+
+def test_what_follows_a_loop_that_was_left_is_no_step(agent: Control) -> None:
+    """Early stopping: a long evaluation counted as a step that hangs."""
+    things = Things()
+    for number, batch in enumerate(things.attach().steps(things.loader, epochs=2)):
+        things.train(batch)
+        if number == 3:
+            break
+    assert agent.state is State.FINISHING
+
+
 def test_a_wish_for_what_is_durable_already_is_answered(agent: Control) -> None:
     def check(run: Run, _: Things) -> None:
         if run.steps_done == 3:
@@ -388,7 +406,10 @@ def test_training_goes_on_when_saves_fail(
             faults.append(agent.fault)
 
     things, run = generation(check)
-    assert run.steps_done == 16 and things.state() == alone(2)
+    with monkeypatch.context() as elsewhere:  # with the agent's folder it would go on from the end of this one
+        for name in ("RUN", "CKPT", "SAVER", "GEN"):
+            elsewhere.delenv(f"SPOTKEEPER_{name}")
+        assert run.steps_done == 16 and things.state() == alone(2)
     assert faults == [Fault.FENCED]
     assert agent.fault is Fault.NONE and agent.commit == Commit(5, 16)
     assert "checkpoint 5-4 was not saved" in capsys.readouterr().err

@@ -76,7 +76,7 @@ class State(IntEnum):
     STARTING  RESTORING                ``attach()``
     RESTORING TRAINING                 state loaded (or fresh)
     TRAINING  STOPPING                 all ranks agreed to stop
-    TRAINING  FINISHING                the loop reached its end
+    TRAINING  FINISHING                the loop reached its end, or was left by `break`
     STOPPING  STOPPED                  final save durable, or failed (``fault``)
     FINISHING DONE                     the same
     ========= ======================== =====================================

@@ -99,6 +99,7 @@ class Run:
         self._parts = parts
         self._gang: Gang = find_gang()
         self._settings = Settings.from_env(os.environ, folder=Path(checkpoint_dir) if checkpoint_dir else None)
+        self._settings.alone()
         self._seed = self._settings.seed if seed is None else seed
         self._micro = find_micro(self._gang, global_batch, self._settings.max_world, remembered(self._settings.run))
         self._update = Update(parts, self._gang.world, elastic=self._micro is not None)
@@ -123,6 +124,7 @@ class Run:
         self._writer = Writer(self._settings, self._own_folder(), self._control, self._pace)
         self._keeper = self._find_keeper()
         self._begin()
+        self._settings.attached()
         after.on_failure(self, lambda run: run._advice)
 
     # ------------------------------------------------------------ what users call
@@ -187,7 +189,11 @@ class Run:
             for batch in feed.batches(epochs):
                 self._begin_batch(feed)
                 self._idle = False
-                yield batch
+                try:
+                    yield batch
+                except GeneratorExit:  # `break`: nobody knows whether all ranks have come here, so nothing is saved
+                    self._tell.phase(Phase.FINISHING)  # but no step is awaited any more: what follows takes its time
+                    raise
                 self._update.done()
                 if not feed.turn.last:
                     continue

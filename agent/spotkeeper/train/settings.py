@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import IO
 
 from spotkeeper.clock import Clock
+from spotkeeper.train.errors import CallError
 from spotkeeper.train.pace import MEAN_LIFE_S
 
 LOCAL_FOLDER = Path(".spotkeeper/ckpt")
 LOCAL_OUTPUT = Path("output")
+_ATTACHED: set[tuple[Path | None, int | None]] = set()  # run folders and generations of this process's runs
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,22 @@ class Settings:
     seed: int
     replicated: bool  # an agent says that the job's state is
     max_world: int | None  # ranks of the job at its largest, where it may change its size; else None
+
+    def alone(self) -> None:
+        """
+        Raises:
+            CallError: this process has a run of this generation already: two would load, and overwrite, each other's.
+        """
+        if (self.run, self.gen) in _ATTACHED:
+            raise CallError(
+                "attach() was called before: a job has one run. Give it all models and optimizers together "
+                "(attach(a, [opt_a, opt_b], other=b)), and call run.steps() once for each loop"
+            )
+
+    def attached(self) -> None:
+        """The run has begun."""
+        if self.managed:
+            _ATTACHED.add((self.run, self.gen))
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], *, folder: Path | None = None) -> Settings:
