@@ -270,6 +270,7 @@ class Round:
             hellos=self.store.list_static_hellos() if any(pool.nodes for pool in stack.pools) else (),
             progress=progress,
             save_s=_save_s(progress, self.clock.scale),
+            left_s=_left_s(progress, self.clock.scale),
             draining=self.store.draining(),
             times=self.times if self.options.times else self.times.under(stack.fallback),
         )
@@ -416,6 +417,13 @@ def _said_in_vain(store: Store, job: str) -> tuple[Fact, ...]:
 
 def seen_with(seen: Seen, **changes: object) -> Seen:
     return Seen(**{**seen.__dict__, **changes})
+
+
+def _left_s(progress: Progress | None, scale: float) -> float | None:
+    """What its steps tell is left; None: it has told neither how many there are nor how long one takes."""
+    if progress is None or not progress.total_steps or progress.step_s is None:
+        return None
+    return max(0, progress.total_steps - progress.step) * progress.step_s * scale
 
 
 def _save_s(progress: Progress | None, scale: float) -> float | None:

@@ -1,22 +1,33 @@
 """What to ask for next, and where: an ordered list of offers, each with its reason. Pure.
 
-``balanced`` (the default): the cheapest spot first, by price and by what was refused lately; on-demand
-only as a bout (many losses, short lives, no spot to be had) and within ``max_on_demand``; never a spot
-price at or above the on-demand price of the same machine. ``spot`` and ``on-demand`` buy nothing else.
-``shuffle`` mixes the zones once per job, tries them in that order, waits, and starts over.
+The rule itself is :func:`select_plan.plan`, which ``spotkeeper policy`` and the replay ask as well; here a stack's
+offers and what was observed of them are brought before it. ``balanced`` (the default): spot by what its expected
+life is worth, on-demand after it (before it in a bout), or not before ``max_wait``; with a deadline the rule says
+when to wait. ``spot`` and ``on-demand`` buy nothing else. ``shuffle`` mixes the zones once per job, tries them in
+that order, waits, and starts over. Never a spot price at or above the on-demand price of the same machine.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 
+from spotkeeper.reconcile.select_plan import RULE, Course, Go, Plan, Zone, plan, weigh
+from spotkeeper.reconcile.select_track import Track
 from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
+
+TICK_H = 1 / 60
+BOOT_H = 240 / 3600  # where no machine of the pool was seen to boot
+ATTEMPT_H = 30 / 3600
+FAR_H = 24.0  # of work, where nobody knows how much is left
+AMPLE_H = 1e6  # of slack, without a deadline
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,25 @@ class Choice:
 
     offer: Offer
     why: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Offers, best first. ``until``: on-demand is among them from then on, virtual unix seconds; None: it is, or
+    it never will be.
+    """
+
+    choices: tuple[Choice, ...]
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """How far a job is, where that is known; hours. ``slack_h`` is the time until its deadline, less its work."""
+
+    left_h: float
+    slack_h: float
+    planned_h: float
 
 
 @dataclass(frozen=True)
@@ -38,6 +68,10 @@ class Need:
         bout: on-demand is preferred for now, spot comes after it.
         on_demand_left: how many more on-demand machines the job may have.
         cold_s: how long an offer refused to anybody stays cold.
+        leaves: an on-demand machine runs, and spot is to be worth both ways.
+        work: None: no deadline, or nobody knows how much is left.
+        since: since when it waits; on-demand counts ``max_wait`` from there.
+        save_s: how long a save takes, as measured.
     """
 
     now: float
@@ -49,22 +83,114 @@ class Need:
     market: tuple[OfferSeen, ...] = ()
     cold_s: float = 180.0
     salt: str = ""  # of the shuffle: the job's uid
+    leaves: bool = False
+    work: Work | None = None
+    since: float = 0.0
+    max_wait_s: float | None = None
+    save_s: float = 20.0
 
 
-def select(spec: JobSpec, stack: StackState, need: Need) -> tuple[Choice, ...]:
+@dataclass(frozen=True)
+class _Market:
+    """What was observed, by offer."""
+
+    need: Need
+    seen: dict[tuple[str, str, Model], OfferSeen] = field(default_factory=dict)
+
+    def of(self, offer: Offer) -> OfferSeen | None:
+        return self.seen.get((offer.pool, offer.zone, offer.model))
+
+    def cold(self, offer: Offer) -> bool:
+        seen = self.of(offer)
+        return seen is not None and seen.refused_at > 0 and self.need.now - seen.refused_at < self.need.cold_s
+
+
+def select(spec: JobSpec, stack: StackState, need: Need) -> Selection:
     """Dynamic offers, best first. Refused ones are left out; cold ones come last of their kind of model.
 
-    Under ``balanced`` on-demand comes after warm spot offers (before them in a bout), and spot offers
-    that went cold elsewhere come at the very end: asking again is free, waiting is not.
+    Spot that went cold elsewhere, or whose expected life is not worth a start, comes after on-demand: asking
+    again is free, waiting is not.
     """
-    seen = {(m.pool, m.zone, m.model): m for m in need.market}
-    rows: list[tuple[tuple[float, ...], Choice]] = []
-    for offer in _offers(spec, stack, need, seen):
-        observed = seen.get((offer.pool, offer.zone, offer.model))
-        cold = observed is not None and observed.refused_at > 0 and need.now - observed.refused_at < need.cold_s
-        rows.append((_order(spec, need, offer, cold), Choice(offer, _why(need, offer, cold))))
-    rows.sort(key=lambda row: (row[0], row[1].offer.key()))
-    return tuple(choice for _, choice in rows)
+    market = _Market(need, {(m.pool, m.zone, m.model): m for m in need.market})
+    every = list(_offers(spec, stack, need, market))
+    offers = [offer for offer in every if offer.key() not in need.refused]
+    spot = [offer for offer in offers if offer.model is Model.SPOT]
+    demand = sorted((o for o in offers if o.model is Model.ON_DEMAND), key=lambda o: (market.cold(o), o.price, o.key()))
+    if spec.policy == "shuffle":
+        return _shuffled(spot, demand, need)
+    listed = {(pool.name, zone): price.on_demand for pool in stack.pools for zone, price in pool.prices.items()}
+    warm = [offer for offer in spot if not market.cold(offer)]
+    told = plan(_course(need, warm, market), tuple(_zone(offer, market, listed) for offer in warm), RULE)
+    steps = [(_offer(warm, step.zone), step.why) for step in told.steps if step.go is Go.SPOT]
+    good = [Choice(offer, f"{_where(offer)}: {why}") for offer, why in steps]
+    if need.leaves:
+        return Selection(tuple(good))
+    taken = {offer.key() for offer, _ in steps}
+    order = _by_worth(spot, market, listed)
+    rest = [Choice(offer, _rest_why(offer, market)) for offer in order if offer.key() not in taken]
+    last = [Choice(offer, _demand_why(offer, need, told)) for offer in demand]
+    patience_s = _patience_s(need, told) if any(offer.model is Model.SPOT for offer in every) else 0.0
+    if demand and patience_s > 0:  # with a deadline, spot that is not worth a start is waited out
+        return Selection((*good, *(rest if need.work is None else ())), need.now + patience_s)
+    before = (last, good) if need.bout and need.work is None else (good, last)
+    return Selection((*before[0], *before[1], *rest))
+
+
+def _patience_s(need: Need, told: Plan) -> float:
+    """For how long on-demand is not to be had yet: as the rule says under a deadline, ``max_wait`` at most."""
+    patience = told.patience_h * 3600.0 if need.work is not None else 0.0 if need.max_wait_s is None else math.inf
+    if need.max_wait_s is None:
+        return patience
+    return min(patience, need.max_wait_s - max(0.0, need.now - need.since))
+
+
+def _by_worth(spot: list[Offer], market: _Market, listed: dict[tuple[str, str], float]) -> list[Offer]:
+    zones = tuple(_zone(offer, market, listed) for offer in sorted(spot, key=lambda offer: (offer.price, offer.key())))
+    order = [_offer(spot, zone.id) for _, _, _, zone in weigh(_course(market.need, spot, market), zones, RULE)]
+    return sorted(order, key=market.cold)
+
+
+def _course(need: Need, offers: list[Offer], market: _Market) -> Course:
+    """The rule's view of the need. Without a deadline there is time for everything."""
+    boots = [seen.boot_s / 3600.0 for offer in offers if (seen := market.of(offer)) and seen.boot_s is not None]
+    restart = max(boots, default=BOOT_H) + 2 * need.save_s / 3600.0
+    work = need.work or Work(FAR_H, AMPLE_H, 0.0)
+    return Course(
+        now_h=need.now / 3600.0,
+        left_h=work.left_h,
+        slack_h=work.slack_h,
+        planned_h=work.planned_h,
+        deadline=True,
+        restart_h=restart,
+        move_h=0.0,
+        attempt_h=ATTEMPT_H,
+        tick_h=TICK_H,
+        running=Go.ON_DEMAND if need.leaves else None,
+    )
+
+
+def _zone(offer: Offer, market: _Market, listed: dict[tuple[str, str], float]) -> Zone:
+    seen = market.of(offer)
+    track = Track.of(seen.watch if seen is not None else None)
+    if seen is not None and seen.refused_at:
+        track.see(seen.refused_at / 3600.0, False)
+    return Zone(offer.key(), offer.price / (listed.get((offer.pool, offer.zone)) or 1.0), track)
+
+
+def _offer(offers: list[Offer], key: str) -> Offer:
+    return next(offer for offer in offers if offer.key() == key)
+
+
+def _shuffled(spot: list[Offer], demand: list[Offer], need: Need) -> Selection:
+    def place(offer: Offer) -> tuple[int, float, str]:
+        return zlib.crc32(f"{need.salt}/{offer.zone}".encode()), offer.price, offer.key()
+
+    rows = [Choice(offer, f"{_where(offer)}: the zones are shuffled") for offer in sorted(spot, key=place)]
+    waited = max(0.0, need.now - need.since)
+    if need.max_wait_s is not None and waited < need.max_wait_s and demand:
+        return Selection(tuple(rows), need.since + need.max_wait_s)
+    after = sorted(demand, key=place)
+    return Selection((*rows, *(Choice(offer, f"{_where(offer)}: if no spot is to be had") for offer in after)))
 
 
 def static_offers(
@@ -99,9 +225,7 @@ def _models(spec: JobSpec, need: Need) -> tuple[Model, ...]:
     return (Model.SPOT, Model.ON_DEMAND)
 
 
-def _offers(
-    spec: JobSpec, stack: StackState, need: Need, seen: dict[tuple[str, str, Model], OfferSeen]
-) -> Iterable[Offer]:
+def _offers(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> Iterator[Offer]:
     for pool in _pools(spec, stack):
         if pool.kind == "static":
             continue
@@ -111,39 +235,44 @@ def _offers(
             for model in _models(spec, need):
                 if model is Model.ON_DEMAND and (need.on_demand_left <= 0 or pool.max_on_demand <= 0):
                     continue
-                price = _price(pool, zone, model, seen)
-                if price is None:
-                    continue
-                offer = Offer(pool.name, zone, model, price)
-                if offer.key() not in need.refused:
-                    yield offer
+                price = _price(pool, zone, model, market, spec.max_price)
+                if price is not None:
+                    yield Offer(pool.name, zone, model, price)
 
 
-def _price(pool: PoolState, zone: str, model: Model, seen: dict[tuple[str, str, Model], OfferSeen]) -> float | None:
-    """USD per machine-hour, or None where the offer does not exist or costs no less than on-demand."""
+def _price(pool: PoolState, zone: str, model: Model, market: _Market, most: float | None) -> float | None:
+    """USD per machine-hour, or None where the offer does not exist, or is spot for no less than on-demand (or than
+    the job's ``max_price``).
+    """
     listed = pool.prices.get(zone)
     if listed is None:
         return None
-    observed = seen.get((pool.name, zone, model))
+    observed = market.seen.get((pool.name, zone, model))
     price = observed.price if observed is not None and observed.price is not None else listed.of(model)
-    if price is None or (model is Model.SPOT and price >= listed.on_demand):
-        return None
-    return price
+    if price is None or model is not Model.SPOT:
+        return price
+    return None if price >= listed.on_demand or (most is not None and price > most) else price
 
 
-def _order(spec: JobSpec, need: Need, offer: Offer, cold: bool) -> tuple[float, ...]:
-    spot = offer.model is Model.SPOT
-    if spec.policy == "shuffle":
-        return (float(not spot), float(zlib.crc32(f"{need.salt}/{offer.zone}".encode())), offer.price)
-    if need.bout:
-        return (float(cold), float(spot), offer.price)
-    return (float(cold), float(not spot), offer.price)
+# -- reasons
 
 
-def _why(need: Need, offer: Offer, cold: bool) -> str:
-    where = f"{offer.model.value} in {offer.zone} at ${offer.price:.3f}/h"
-    if cold:
-        return f"{where}: refused within {need.cold_s:.0f} s, so last"
-    if offer.model is Model.ON_DEMAND:
-        return f"{where}: a bout of on-demand" if need.bout else f"{where}: if no spot is to be had"
-    return f"{where}: after on-demand while the bout lasts" if need.bout else f"{where}: cheapest first"
+def _where(offer: Offer) -> str:
+    return f"{offer.model.value} in {offer.zone} at ${offer.price:.3f}/h"
+
+
+def _rest_why(offer: Offer, market: _Market) -> str:
+    if market.cold(offer):
+        return f"{_where(offer)}: refused within {market.need.cold_s:.0f} s, so last"
+    return f"{_where(offer)}: its expected life is not worth a start"
+
+
+def _demand_why(offer: Offer, need: Need, told: Plan) -> str:
+    if need.work is not None:
+        return f"{_where(offer)}: {told.why}"
+    return f"{_where(offer)}: {'a bout of on-demand' if need.bout else 'if no spot is to be had'}"
+
+
+def time_of_day(at: float) -> str:
+    """``14:20 UTC``."""
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%H:%M UTC")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
 from spotkeeper.reconcile.decide.seen import Seen, View
-from spotkeeper.reconcile.select import Choice
+from spotkeeper.reconcile.select import Selection, time_of_day
 from spotkeeper.spec.cloud import Action
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.job import HOLD_DAYS
@@ -22,7 +22,7 @@ from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
 
 DAY_S = 86_400.0
-OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool]
+OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool, bool, float]
 KEPT_LOSSES = 32  # loss times kept in the record, for select()
 
 
@@ -66,7 +66,8 @@ class Draft:
         self.entries: list[Entry] = []
         self.wanted: list[Grant] = []
         self.held = alloc.Tally(seen.alloc.grants)  # and what this pass wants
-        self.offers: dict[OffersKey, tuple[Choice, ...]] = {}  # what select() said in this pass
+        self.offers: dict[OffersKey, Selection] = {}  # what select() said in this pass
+        self.whys: dict[str, str] = {}  # and why, by offer
 
     # -- writing
 
@@ -268,14 +269,17 @@ class Draft:
         self.set(budget=changed)
         recent = sum(1 for at in times if self.now - at <= self.times.window_s)
         if recent >= self.times.losses + len(self.ranks) or short >= self.times.short_lives:
-            self.bout("too many losses" if short < self.times.short_lives else "lives too short")
+            since = [at for at in times if self.now - at <= self.times.window_s]
+            told = f"{len(since)} losses in {(self.now - since[0]) / 60:.0f} min in {slot.zone}"
+            self.bout("too many losses" if short < self.times.short_lives else "lives too short", told)
 
-    def bout(self, cause: str) -> None:
-        """On-demand for a while: a bout, not a verdict."""
+    def bout(self, cause: str, told: str = "") -> None:
+        """On-demand for a while: a bout, not a verdict. ``told``: what brought it about, for people."""
         if self.record.bout_until > self.now:
             return
         self.set(bout_until=self.now + self.times.bout_s)
-        self.log(Event.BOUT, f"v{self.record.ver + 1}", cause=cause)
+        again = f"spot again at {time_of_day(self.now + self.times.bout_s)}"
+        self.log(Event.BOUT, f"v{self.record.ver + 1}", cause=cause, detail=f"{told}, {again}" if told else again)
 
 
 def _on_demand(rank: Rank) -> int:

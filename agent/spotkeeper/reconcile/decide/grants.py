@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
-from spotkeeper.reconcile.decide import ends, fuses, kept, stragglers
+from spotkeeper.reconcile.decide import course, ends, fuses, kept, stragglers
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.select import Choice, Need, select, static_offers
+from spotkeeper.reconcile.select import Choice, Need, Selection, select, static_offers, time_of_day
 from spotkeeper.spec.cloud import Offer, VmStatus
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Phase, Rank, Slot, SlotState
@@ -107,7 +106,12 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) ->
     if offer.model is Model.ON_DEMAND and draft.seen.spec and draft.seen.spec.policy != "on-demand":
         draft.bout("no spot in the zone")
     key = f"r{index}.a{attempt}"
-    draft.log(Event.INTENT, key, rank=index, slot=slot, price=offer.price, cause=cause, detail=offer.node or "")
+    draft.log(Event.INTENT, key, rank=index, slot=slot, price=offer.price, cause=cause, detail=_why(draft, offer))
+
+
+def _why(draft: Draft, offer: Offer) -> str:
+    """Why this offer, for people: in the ledger, and in what ``status`` shows of it."""
+    return offer.node or draft.whys.get(offer.key(), "")
 
 
 def _cause(rank: Rank, which: str, offer: Offer) -> str:
@@ -143,7 +147,7 @@ def _waiting(draft: Draft, index: int, capped: set[Model]) -> None:
         return
     if not capped and rank.refused and draft.now >= rank.refused_at + draft.times.cold_s:
         draft.put(index, refused=())
-    _wait(draft, index, _no_offers(draft, bool(capped)))
+    _wait(draft, index, _no_offers(draft, bool(capped)) + _until(draft, rank))
     if draft.record.dry_since is None:
         draft.set(dry_since=draft.now)
 
@@ -174,6 +178,12 @@ def _no_offers(draft: Draft, capped: bool) -> str:
     return f"waiting for spot capacity in {where}: the job's own max_on_demand is {spec.max_on_demand}"
 
 
+def _until(draft: Draft, rank: Rank) -> str:
+    """Until when on-demand waits: to the minute, so that the reason stays the same while it does."""
+    until = selection(draft, rank, _home_zone(draft, rank)).until
+    return "" if until is None else f"; on-demand from {time_of_day(until)} at the latest"
+
+
 def _wait(draft: Draft, index: int, reason: str) -> None:
     if draft.ranks[index].cur is None and draft.record.reason != reason:
         draft.set(reason=reason)
@@ -202,38 +212,47 @@ def _home_zone(draft: Draft, rank: Rank) -> str | None:
 
 
 def choices(draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...] = ()) -> tuple[Choice, ...]:
-    spec = draft.seen.spec
-    assert spec is not None
+    return selection(draft, rank, zone, models).choices
+
+
+def selection(
+    draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...] = (), *, leaves: bool = False
+) -> Selection:
+    """Once for all ranks that are in the same position. ``leaves``: spot is to be worth leaving on-demand for."""
     refused = rank.refused if draft.now < rank.refused_at + draft.times.cold_s else ()
     bout, left = draft.now < draft.record.bout_until, _on_demand_left(draft)
-    key = (zone, models, refused, bout, left > 0)
+    max_wait_s = course.max_wait_s(draft)
+    since = 0.0 if max_wait_s is None else rank.vacant_since or draft.record.created
+    key = (zone, models, refused, bout, left > 0, leaves, since)
     if key not in draft.offers:
-        draft.offers[key] = _select(draft, spec, zone, models, refused, bout, left)
+        draft.offers[key] = _select(
+            draft,
+            Need(
+                now=draft.now,
+                zone=zone,
+                models=models,
+                refused=frozenset(refused),
+                bout=bout,
+                on_demand_left=left,
+                market=draft.seen.market,
+                cold_s=draft.times.cold_s,
+                salt=draft.record.uid,
+                leaves=leaves,
+                work=course.work(draft),
+                since=since,
+                max_wait_s=max_wait_s,
+                save_s=draft.save_s(),
+            ),
+        )
     return draft.offers[key]
 
 
-def _select(
-    draft: Draft,
-    spec: JobSpec,
-    zone: str | None,
-    models: tuple[Model, ...],
-    refused: tuple[str, ...],
-    bout: bool,
-    left: int,
-) -> tuple[Choice, ...]:
-    """Once for all ranks that are in the same position."""
-    need = Need(
-        now=draft.now,
-        zone=zone,
-        models=models,
-        refused=frozenset(refused),
-        bout=bout,
-        on_demand_left=left,
-        market=draft.seen.market,
-        cold_s=draft.times.cold_s,
-        salt=draft.record.uid,
-    )
-    return select(spec, draft.seen.stack, need)
+def _select(draft: Draft, need: Need) -> Selection:
+    spec = draft.seen.spec
+    assert spec is not None
+    found = select(spec, draft.seen.stack, need)
+    draft.whys.update((choice.offer.key(), choice.why) for choice in found.choices)
+    return found
 
 
 def _on_demand_left(draft: Draft) -> int:
@@ -247,7 +266,7 @@ def warm_spot(draft: Draft, index: int) -> bool:
     rank = draft.ranks[index]
     if rank.cur is None or draft.seen.spec is None or draft.seen.draining:
         return False
-    found = choices(draft, replace(rank, refused=()), rank.cur.zone, (Model.SPOT,))
+    found = selection(draft, replace(rank, refused=()), rank.cur.zone, (Model.SPOT,), leaves=True).choices
     return any(not cold(draft, choice.offer) for choice in found)
 
 
