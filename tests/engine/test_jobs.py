@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from spotkeeper.local import deploy
-from spotkeeper.local.deploy import DeployError, Op
+from spotkeeper.local.deploy import DeployError, Event, Op
 from spotkeeper.reconcile.store import ObjectStore, open_store
 
 from tests.infra.cloud import Cloud, serve
-from tests.infra.conftest import STACKS
+from tests.infra.conftest import ROOT, STACKS
 from tests.spec.samples import STACK
 
 pytestmark = pytest.mark.skipif(
@@ -39,27 +40,41 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     return made
 
 
+@pytest.fixture
+def job() -> Iterator[Path]:
+    """A job file in this repository, where a stack's jobs are."""
+    ignored = ROOT / ".spotkeeper"
+    ignored.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ignored) as folder:
+        yield Path(folder) / "job.yaml"
+
+
 def config(folder: Path, *jobs: Path) -> Path:
     document = msgspec.yaml.decode((STACKS / "Pulumi.local.yaml").read_bytes())
-    document["config"]["spotkeeper:jobs"] = [str(job) for job in jobs]
+    document["config"]["spotkeeper:jobs"] = [str(job.relative_to(ROOT)) for job in jobs]
     path = folder / "Pulumi.local.yaml"
     path.write_bytes(msgspec.yaml.encode(document))
     return path
 
 
 def test_up_submits_a_job_once_and_refuses_to_change_it_while_it_runs(
-    cloud: Cloud, store: ObjectStore, tmp_path: Path
+    cloud: Cloud, store: ObjectStore, job: Path, tmp_path: Path
 ) -> None:
-    job = tmp_path / "job.yaml"
     job.write_text("name: first\ncommand: [/bin/true]\n")
 
+    seen: list[Event] = []
+
     def up(*jobs: Path) -> deploy.DeployResult:
-        return deploy.up("local", config(tmp_path, *jobs), cloud.endpoint, tmp_path / "deploy", engine="pulumi")
+        seen.clear()
+        file = config(tmp_path, *jobs)
+        return deploy.up("local", file, cloud.endpoint, tmp_path / "deploy", seen.append, engine="pulumi")
 
     up(job)
+    assert [event.op for event in seen if event.name == "first" and event.done] == [Op.CREATE]
     submitted = store.active_jobs()
     assert len(submitted) == 1
-    assert up(job).empty
+    up(job)
+    assert not [event for event in seen if event.name == "first" and event.op is not Op.SAME]
     job.write_text("name: first\ncommand: [/bin/false]\n")
     with pytest.raises(DeployError) as caught:
         up(job)
@@ -67,9 +82,11 @@ def test_up_submits_a_job_once_and_refuses_to_change_it_while_it_runs(
     assert "with other content: command; give this one another `name`" in told and "cancel first" in told
     assert "Traceback" not in told
     job.write_text("name: second\ncommand: [/bin/false]\n")  # the way out
-    changed = up(job).changes
-    assert (changed[Op.CREATE], changed[Op.DELETE]) == (1, 1)
+    up(job)
+    done = {(event.name, event.op) for event in seen if event.done}
+    assert {("second", Op.CREATE), ("first", Op.DELETE)} <= done
     assert len(store.active_jobs()) == 2, "the first goes on: leaving the list cancels nothing"
     assert all(not store.list_asks(each) for each in store.active_jobs())
+    assert set(submitted) < set(store.active_jobs())
     deploy.destroy("local", config(tmp_path), cloud.endpoint, tmp_path / "deploy", engine="pulumi")
     assert cloud.things == {}

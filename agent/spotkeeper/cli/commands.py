@@ -307,11 +307,18 @@ def check(stack: str | None, *, as_json: bool) -> None:
 
 
 def review(
-    preview: Path, file: Path | None, stack: str | None, base: Path | None, *, agreed: bool, as_json: bool
+    preview: Path,
+    file: Path | None,
+    stack: str | None,
+    base: Path | None,
+    *,
+    agreed: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     from spotkeeper.cli import review as reviewing
 
-    reviewing.review(preview, file, stack, base, agreed=agreed, as_json=as_json)
+    reviewing.review(preview, file, stack, base, agreed=agreed, quiet=quiet, as_json=as_json)
 
 
 def schema(document: str) -> None:

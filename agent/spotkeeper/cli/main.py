@@ -409,12 +409,16 @@ def review(
     allow_data_loss: Annotated[
         bool, typer.Option("--allow-data-loss", help="Data may be lost: a person has agreed to it.")
     ] = False,
+    expect_no_changes: Annotated[
+        bool, typer.Option("--expect-no-changes", help="Fail where anything changes: for a nightly look at drift.")
+    ] = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
     """What a change would do to a stack, as the comment on a pull request: resources, data, and what it will cost.
 
-    Exit code 4 where a disk or a bucket would be deleted or replaced, or the stack be emptied, and nobody has agreed;
+    Exit code 4 where a disk or a bucket would be deleted or replaced, or the stack be emptied, and nobody has agreed
+    (or, with `--expect-no-changes`, where anything is not as it was declared: `pulumi preview --refresh --json`);
     1 where the preview itself failed. Of values it shows sizes, zones and machine types only.
     `.github/workflows` shows how it is used.
 
@@ -422,7 +426,7 @@ def review(
     """
     from spotkeeper.cli import commands
 
-    commands.review(preview, stack_file, stack, base, agreed=allow_data_loss, as_json=as_json)
+    commands.review(preview, stack_file, stack, base, agreed=allow_data_loss, quiet=expect_no_changes, as_json=as_json)
 
 
 @app.command(rich_help_panel=JOBS)

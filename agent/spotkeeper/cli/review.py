@@ -28,9 +28,9 @@ OTHER = "spotkeeper review --stack-file FILE"
 
 
 def review(
-    preview: Path, file: Path | None, stack: str | None, base: Path | None, *, agreed: bool, as_json: bool
+    preview: Path, file: Path | None, stack: str | None, base: Path | None, *, agreed: bool, quiet: bool, as_json: bool
 ) -> None:
-    """Print the review; then fail where its verdict is that this may not go on.
+    """Print the review; then fail where its verdict is that this may not go on. ``quiet``: nothing may change at all.
 
     Raises:
         CliError: data would be lost and nobody agreed, the preview failed, the stack file is wrong (both are in what
@@ -47,12 +47,14 @@ def review(
     emit(made, as_json, "" if as_json else markdown(made).rstrip("\n"))
     if made.verdict is Verdict.REFUSED:
         names = ", ".join(change.name for change in foreseen.lost())
-        remedy = (
-            f"change it so that it stays; or, if it is meant, --allow-data-loss (a pull request: the label {LABEL})"
-        )
+        remedy = f"keep it; or, if it is meant, --allow-data-loss (on a pull request: the label {LABEL})"
         raise CliError(f"data would be lost: {names}", Exit.REFUSED, remedy)
     if made.verdict is Verdict.FAILED:
         raise CliError("the preview failed, or the stack file is wrong; the reasons are above", Exit.FAILED)
+    if quiet and foreseen.changes:
+        names = ", ".join(change.name for change in foreseen.changes)
+        remedy = "pulumi up undoes it; or write into the program what was done by hand"
+        raise CliError(f"the cloud is not as it was declared: {names}", Exit.REFUSED, remedy)
 
 
 def _foreseen(preview: Path) -> Foreseen:

@@ -69,8 +69,9 @@ class PoolCost(Struct, frozen=True):
 
 def pool_cost(pool: PoolState, boot: BootDisk) -> PoolCost:
     """What a pool costs, by the prices that ``pool`` carries."""
-    spot = _range(pool, [price.spot for price in pool.prices.values()])
-    on_demand = _range(pool, [price.on_demand for price in pool.prices.values()])
+    prices = [pool.prices.get(zone) for zone in pool.zones]
+    spot = _range([price.spot if price else None for price in prices])
+    on_demand = _range([price.on_demand if price else None for price in prices])
     static = pool.kind == "static"
     dear = pool.max_nodes if static else min(pool.max_on_demand, pool.max_nodes)
     disks = _disks(pool, boot)
@@ -89,10 +90,10 @@ def pool_cost(pool: PoolState, boot: BootDisk) -> PoolCost:
     )
 
 
-def _range(pool: PoolState, prices: Iterable[float | None]) -> Range | None:
+def _range(prices: list[float | None]) -> Range | None:
     """Over the pool's zones; None where one of them has no price: the dearest might be that one."""
     known = [price for price in prices if price is not None]
-    return Range(min(known), max(known)) if known and len(known) == len(pool.zones) else None
+    return Range(min(known), max(known)) if known and len(known) == len(prices) else None
 
 
 def _disks(pool: PoolState, boot: BootDisk) -> float | None:
