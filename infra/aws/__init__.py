@@ -37,7 +37,7 @@ def declare(settings: Settings, build: Path) -> Exports:
         "pools",
         PoolsArgs(settings, scripts, agent.sha256, network, identity, storage, function, placement, disks),
     )
-    descriptor = publish_state(settings, storage, function, identity, agent, pools)
+    descriptor = publish_state(settings, storage, function, identity, agent, placement, pools)
     stands_on: list[HasParts] = [network, function, placement, pools]
     drained = Drained("drained", DrainedArgs(settings, storage, descriptor, stands_on))
     Triggers("triggers", TriggersArgs(settings, function, identity, drained))

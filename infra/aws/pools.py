@@ -9,8 +9,9 @@ machine runs, so that a replacement can boot while its predecessor dies.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import pulumi
@@ -122,20 +123,9 @@ class Pools(pulumi.ComponentResource):
             for each in interfaces(pool)
         ]
 
-    def _told(self, pool: Pool) -> dict[str, pulumi.Input[str]]:
-        """The tags of a machine: the stack's, and what an agent reads. What a job says never travels here."""
+    def _told(self, pool: Pool) -> Mapping[str, pulumi.Input[str]]:
         args = self._args
-        settings = args.settings
-        words: dict[str, pulumi.Input[str]] = {
-            "sk-boot": args.scripts.sha256,
-            "sk-bucket": args.storage.bucket.bucket,
-            "sk-bundle": args.bundle_sha256,
-            "sk-function": args.function.url,
-            "sk-notice-s": str(pool.notice_seconds()),
-        }
-        given = {"sk-job-identity": settings.job_identity, "sk-storage": elsewhere(settings, "s3")}
-        words |= {name: value for name, value in given.items() if value}
-        return {**naming.labels(settings.labels, settings.stack, pool.name), **words}
+        return told(args.settings, pool, args.scripts.sha256, args.bundle_sha256, args.function.url)
 
     # --- static nodes --------------------------------------------------------------------
 
@@ -184,40 +174,70 @@ class Pools(pulumi.ComponentResource):
 
     def states(self) -> pulumi.Output[list[PoolState]]:
         """The pools as reconcile reads them."""
+        made = [each for found in self.templates.values() for each in found.values()]
+        network = self._args.network
         late = pulumi.Output.all(
-            templates={
-                name: {model: [each.id, each.latest_version] for model, each in found.items()}
-                for name, found in self.templates.items()
-            },
-            groups=self._args.placement.groups,
-            subnets=self._args.network.subnets,
-            group=self._args.network.group,
-            tags={pool.name: self._told(pool) for pool in self._args.settings.dynamic()},
+            pulumi.Output.all(*(each.id for each in made)),
+            pulumi.Output.all(*(each.latest_version for each in made)),
+            pulumi.Output.all(**network.subnets),
+            network.group,
+            self._args.function.url,
         )
-        return late.apply(lambda made: [self._state(pool, made) for pool in self._args.settings.pools])
+        return late.apply(lambda found: self._states(*found))
 
-    def _state(self, pool: Pool, made: Mapping[str, Mapping[str, Mapping[str, object]]]) -> PoolState:
-        settings = self._args.settings
-        found = {model: _template_of(each) for model, each in made["templates"].get(pool.name, {}).items()}
-        placed = {zone: str(group) for zone, group in made["groups"].get(pool.name, {}).items()}
-        state = pool_state(settings, pool, {model: id_ for model, (id_, _) in found.items()}, placed)
+    def _states(
+        self, ids: Sequence[str], versions: Sequence[float], subnets: Mapping[str, str], group: str, url: str
+    ) -> list[PoolState]:
+        """``ids``, ``versions``: of the templates, in their order. Numbers come from the engine as floats."""
+        keys = [(pool, model) for pool, found in self.templates.items() for model in found]
+        found = {key: (id_, str(int(version))) for key, id_, version in zip(keys, ids, versions, strict=True)}
+        return [self._state(pool, found, subnets, group, url) for pool in self._args.settings.pools]
+
+    def _state(
+        self,
+        pool: Pool,
+        found: Mapping[tuple[str, str], tuple[str, str]],
+        subnets: Mapping[str, str],
+        group: str,
+        url: str,
+    ) -> PoolState:
+        args = self._args
+        mine = {model: found[pool.name, model] for model in self.templates.get(pool.name, ())}
+        near = pool.zones if pool.placement else ()
+        state = pool_state(
+            args.settings,
+            pool,
+            {model: id_ for model, (id_, _) in mine.items()},
+            {zone: naming.placement(args.settings.stack, pool.name, zone) for zone in near},
+        )
         if pool.kind == STATIC:
             return state
         cards = interfaces(pool)
         return replace(
             state,
-            template_versions={model: version for model, (_, version) in found.items()},
-            subnets={zone: str(made["subnets"][zone]) for zone in pool.zones},
+            template_versions={model: version for model, (_, version) in mine.items()},
+            subnets={zone: subnets[zone] for zone in pool.zones},
             interfaces=cards,
-            security_groups=(str(made["group"]),) if cards else (),
-            tags={name: str(value) for name, value in made["tags"][pool.name].items()},
+            security_groups=(group,) if cards else (),
+            tags=told(args.settings, pool, args.scripts.sha256, args.bundle_sha256, url),
         )
 
 
-def _template_of(made: object) -> tuple[str, str]:
-    """(id, version) of a template; numbers come from the engine as floats."""
-    assert isinstance(made, list)
-    return str(made[0]), str(int(made[1]))
+Text = TypeVar("Text", bound="str | pulumi.Input[str]")
+
+
+def told(settings: Settings, pool: Pool, boot_sha256: str, bundle_sha256: str, url: Text) -> dict[str, str | Text]:
+    """The tags of a machine: the stack's, and what an agent reads. What a job says never travels here."""
+    words: dict[str, str | Text] = {
+        "sk-boot": boot_sha256,
+        "sk-bucket": settings.bucket_name(),
+        "sk-bundle": bundle_sha256,
+        "sk-function": url,
+        "sk-notice-s": str(pool.notice_seconds()),
+    }
+    given = {"sk-job-identity": settings.job_identity, "sk-storage": elsewhere(settings, "s3")}
+    words |= {name: value for name, value in given.items() if value}
+    return {**naming.labels(settings.labels, settings.stack, pool.name), **words}
 
 
 def market(model: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
@@ -259,7 +279,13 @@ def interfaces(pool: Pool) -> tuple[Interface, ...]:
 
 
 def publish_state(
-    settings: Settings, storage: Storage, function: Function, identity: Identity, bundle: Archive, pools: Pools
+    settings: Settings,
+    storage: Storage,
+    function: Function,
+    identity: Identity,
+    bundle: Archive,
+    placement: Placement,
+    pools: Pools,
 ) -> aws.s3.BucketObjectv2:
     """Write ``stack/pools.json``: what the function reads on every tick."""
 
@@ -277,6 +303,6 @@ def publish_state(
             lambda made: text(made[0], made[1], made[2])
         ),
         content_type="application/json",
-        # What it names, the function may use.
-        opts=pulumi.ResourceOptions(parent=storage, depends_on=identity.bindings),
+        # What it names is there, and the function may use it.
+        opts=pulumi.ResourceOptions(parent=storage, depends_on=[*identity.bindings, *placement.parts]),
     )
