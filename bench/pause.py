@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, Generation, JobRun, Role, SyncReply
 from spotkeeper.train.control import Commit, Control, ControlError
@@ -106,18 +107,20 @@ class Gang:
     ver: int = 0
     doc: Generation | None = None
     disks: set[str] = field(default_factory=set)
+    replicated: bool = True
 
     def begin(self) -> None:
         """Another generation of these members."""
         self.gen += 1
-        self.doc = document(0, self.gen, tuple(vm.member(vm.uid in self.disks) for vm in self.members))
+        listed = tuple(vm.member(vm.uid in self.disks) for vm in self.members)
+        self.doc = document(0, self.gen, listed, replicated=self.replicated)
         self.tell(DocState.RUN)
 
     def tell(self, state: DocState) -> None:
         assert self.doc is not None
         self.ver += 1
         deadline = time.time() + 60 if state is DocState.SAVE_STOP else None
-        doc = document(self.ver, self.gen, self.doc.members, state, port=self.doc.port, deadline=deadline)
+        doc = replace(self.doc, ver=self.ver, state=state, deadline=deadline)
         for vm in self.members:
             vm.serve(doc, self.run, disk=0 if vm.uid in self.disks else None)
 
@@ -155,13 +158,14 @@ def gang(nodes: int, machines: int, script: str = SCRIPT) -> Iterator[tuple[Gang
                     Machine(fake, Path(name) / f"vm{number}", rank=rank, address=f"127.0.1.{number + 1}", **who)
                 )
             sent = source(fake, {"train.py": script})
-            run = JobRun("bench", ("train.py",), sent, interval_s=2.0, max_world=nodes)
+            most = nodes if script is SCRIPT else None  # sharded state has one number of ranks
+            run = JobRun("bench", ("train.py",), sent, interval_s=2.0, max_world=most)
             for vm in made:
                 vm.stand_by(run)
                 vm.start()
             for vm in made:
                 fake.wait_fact(vm.uid, Kind.HELLO, timeout_s=PATIENCE_S)
-            one = Gang(fake, run, made[:nodes])
+            one = Gang(fake, run, made[:nodes], replicated=script is SCRIPT)
             for vm in one.members:
                 vm.attach_disk()
                 one.disks.add(vm.uid)
