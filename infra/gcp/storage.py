@@ -18,6 +18,8 @@ from infra.gcp.identity import Identity
 from infra.protection import protection
 from infra.settings import Settings
 
+UNFINISHED_DAYS = 1  # a checkpoint's upload takes minutes; what was left of one bills until it is removed
+
 
 @dataclass(frozen=True)
 class Access:
@@ -92,6 +94,12 @@ class Storage(pulumi.ComponentResource):
             force_destroy=keep == "delete",
             # Records are rewritten all day: soft delete would bill every version of them for a week.
             soft_delete_policy=gcp.storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=0),
+            lifecycle_rules=[
+                gcp.storage.BucketLifecycleRuleArgs(
+                    action=gcp.storage.BucketLifecycleRuleActionArgs(type="AbortIncompleteMultipartUpload"),
+                    condition=gcp.storage.BucketLifecycleRuleConditionArgs(age=UNFINISHED_DAYS),
+                )
+            ],
             labels=naming.labels(settings.labels, settings.stack),
             opts=pulumi.ResourceOptions.merge(self._child, protection(keep)),
         )

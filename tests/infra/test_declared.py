@@ -14,6 +14,7 @@ from spotkeeper.spec.stack import StackState
 
 from infra.gcp.identity import CHANGE, LOOK
 from tests.infra.conftest import Declared
+from tests.infra.policies import broken
 from tests.scale.burst import CONCURRENCY, INSTANCES
 
 Declaration = dict[str, Declared]
@@ -50,6 +51,14 @@ def before(declared: Declaration, key: str) -> set[str]:
 def test_the_local_stack_is_this_list(local: Declaration) -> None:
     """Changed on purpose? Write the new list with: python -m tests.infra.golden"""
     assert GOLDEN.read_text().split("\n")[:-1] == sorted(local)
+
+
+@pytest.mark.parametrize("stack", ["dev", "prod"])
+@pytest.mark.parametrize("name", ["local", "example", "shared"])
+def test_nothing_breaks_a_rule_of_the_policy_pack(name: str, stack: str, request: pytest.FixtureRequest) -> None:
+    """Production's rules as well, where the stack file is one of production; the local one is nobody's."""
+    declared: Declaration = request.getfixturevalue(name)
+    assert (broken(declared, stack) == []) == ((name, stack) != ("local", "prod"))
 
 
 # --- whom jobs are ----------------------------------------------------------------------

@@ -23,6 +23,7 @@ from infra.settings import from_config
 from tests.infra.aws_cloud import AwsCloud, identity
 from tests.infra.aws_judge import judge, operation, pascal
 from tests.infra.conftest import STACKS, Declared, run_program
+from tests.infra.policies import broken
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")  # as AWS's library loads
 Declaration = dict[str, Declared]
@@ -85,6 +86,12 @@ def before(declared: Declaration, key: str) -> set[str]:
                 found.add(other)
                 queue.append(other)
     return found
+
+
+@pytest.mark.parametrize("stack", ["dev", "prod"])
+@pytest.mark.parametrize("name", ["example", "joined"])
+def test_nothing_breaks_a_rule_of_the_policy_pack(name: str, stack: str, request: pytest.FixtureRequest) -> None:
+    assert broken(request.getfixturevalue(name), stack) == []
 
 
 # --- order -----------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""The pack: `pulumi preview --policy-pack infra/policy`. Hands what Pulumi sees to the rules, and their words back.
+
+It runs in an environment of its own, without this project: hence the path.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pulumi_policy import (
+    EnforcementLevel,
+    Policy,
+    PolicyPack,
+    PolicyResource,
+    ReportViolation,
+    ResourceValidationArgs,
+    ResourceValidationPolicy,
+    StackValidationArgs,
+    StackValidationPolicy,
+)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from infra.policy.rules import RULES, Rule
+from infra.policy.seen import Seen
+
+
+def seen(of: ResourceValidationArgs | PolicyResource) -> Seen:
+    return Seen(
+        type=of.resource_type,
+        name=of.name,
+        inputs=of.props,
+        stack=of.urn.split("::")[0].removeprefix("urn:pulumi:"),
+        protect=bool(of.opts.protect),
+    )
+
+
+def policies(rule: Rule) -> list[Policy]:
+    """One or two of Pulumi's for a rule of ours: it keeps those of one resource and those of a stack apart."""
+    level = EnforcementLevel.MANDATORY if rule.mandatory else EnforcementLevel.ADVISORY
+
+    def of_one(args: ResourceValidationArgs, report: ReportViolation) -> None:
+        for message in rule.of_one(seen(args)):
+            report(message, None)
+
+    def of_all(args: StackValidationArgs, report: ReportViolation) -> None:
+        for found, message in rule.of_all([seen(each) for each in args.resources]):
+            report(f"{found.name}: {message}", None)
+
+    made: list[Policy] = []
+    if rule.parts:
+        made.append(ResourceValidationPolicy(rule.name, rule.why, of_one, enforcement_level=level))
+    if rule.over_all:
+        name = f"{rule.name}-together" if rule.parts else rule.name
+        made.append(StackValidationPolicy(name, rule.why, of_all, enforcement_level=level))
+    return made
+
+
+PolicyPack("spotkeeper", policies=[policy for rule in RULES for policy in policies(rule)])

@@ -1,0 +1,288 @@
+"""What the rules ask of AWS's resources. A check yields what is wrong; which rule it is of: :data:`CHECKS`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from infra.policy.seen import Seen, Statement, at, each, on, statements
+
+TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
+INSTANCE = "aws:ec2/instance:Instance"
+VOLUME = "aws:ebs/volume:Volume"
+BUCKET = "aws:s3/bucket:Bucket"
+LIFECYCLE = (
+    "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
+    "aws:s3/bucketLifecycleConfigurationV2:BucketLifecycleConfigurationV2",
+)
+PUBLIC_BLOCK = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
+ROLE = "aws:iam/role:Role"
+ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
+POLICIES = (ROLE_POLICY, "aws:iam/policy:Policy", "aws:iam/userPolicy:UserPolicy")
+PERMISSION = "aws:lambda/permission:Permission"
+TAGGED = (
+    TEMPLATE,
+    INSTANCE,
+    VOLUME,
+    BUCKET,
+    ROLE,
+    "aws:ec2/vpc:Vpc",
+    "aws:ec2/subnet:Subnet",
+    "aws:ec2/securityGroup:SecurityGroup",
+    "aws:ec2/placementGroup:PlacementGroup",
+    "aws:lambda/function:Function",
+    "aws:cloudwatch/logGroup:LogGroup",
+    "aws:sqs/queue:Queue",
+)
+# What a template's machines make: default tags of a provider do not reach it.
+LAUNCHED = ("instance", "volume", "network-interface")
+_BLOCKS = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
+# Actions that know no resource: AWS takes "*" for them and nothing else.
+_RESOURCELESS = re.compile(
+    r"(\w+:(Describe|List|Get\w*Scores|GetCallerIdentity)\w*|cloudwatch:PutMetricData|ssmmessages:\w+|xray:Put\w+)\Z"
+)
+
+
+def no_public_address(seen: Seen) -> Iterator[str]:
+    if on(seen.at("associatePublicIpAddress")):
+        yield "associatePublicIpAddress: want false"
+    for index, card in enumerate(seen.each("networkInterfaces")):
+        if on(at(card, "associatePublicIpAddress")):
+            yield f'networkInterfaces[{index}].associatePublicIpAddress: want "false"'
+
+
+def no_public_subnet(seen: Seen) -> Iterator[str]:
+    if on(seen.at("mapPublicIpOnLaunch")):
+        yield "mapPublicIpOnLaunch: want false: every machine in it would have a public address"
+
+
+def no_address(seen: Seen) -> Iterator[str]:
+    yield "a public address is reserved, and bills"
+
+
+def no_nat(seen: Seen) -> Iterator[str]:
+    yield "a NAT bills by the hour and by the gigabyte: IPv6 and a gateway endpoint reach what machines need"
+
+
+def no_open_door(seen: Seen) -> Iterator[str]:
+    ranges = [*seen.each("cidrIpv4"), *seen.each("cidrIpv6")]
+    for rule in seen.each("ingress"):
+        ranges += [*each(at(rule, "cidrBlocks")), *each(at(rule, "ipv6CidrBlocks"))]
+    if seen.type.endswith(":SecurityGroupRule") and seen.at("type") == "ingress":
+        ranges += [*seen.each("cidrBlocks"), *seen.each("ipv6CidrBlocks")]
+    for source in ranges:
+        if str(source) in ("0.0.0.0/0", "::/0"):
+            yield f"lets {source} in"
+
+
+def imds(seen: Seen) -> Iterator[str]:
+    if seen.type == INSTANCE and seen.at("launchTemplate") is not None and seen.at("metadataOptions") is None:
+        return  # the template says it
+    if seen.at("metadataOptions.httpTokens") != "required":
+        yield "metadataOptions.httpTokens: want required (IMDSv2): without it a job's request forger is the machine"
+    hops = seen.at("metadataOptions.httpPutResponseHopLimit")
+    if isinstance(hops, int | float) and hops > 1:
+        yield f"metadataOptions.httpPutResponseHopLimit: {hops:g}: want 1, or containers of jobs are the machine"
+
+
+def machines_end(seen: Seen) -> Iterator[str]:
+    """What reconcile launches: a shutdown from within ends it, and spot is asked for once. Static nodes stay."""
+    market, end = seen.at("instanceMarketOptions"), seen.at("instanceInitiatedShutdownBehavior")
+    if end != "terminate" and (market is not None or not re.search(r"-static(-|\Z)", str(seen.at("name")))):
+        yield "instanceInitiatedShutdownBehavior: want terminate: a machine that powers off must not go on billing"
+    if market is None:
+        return
+    for field, want in (("spotInstanceType", "one-time"), ("instanceInterruptionBehavior", "terminate")):
+        if (found := at(market, f"spotOptions.{field}")) != want:
+            yield f"instanceMarketOptions.spotOptions.{field}: {found}: want {want}"
+
+
+def no_price_cap(seen: Seen) -> Iterator[str]:
+    if seen.at("instanceMarketOptions.spotOptions.maxPrice") is not None:
+        path = "instanceMarketOptions.spotOptions.maxPrice"
+        yield f"{path}: leave it out: on-demand is the cap, a lower one only loses machines"
+
+
+def no_standing_request(seen: Seen) -> Iterator[str]:
+    yield "a standing request launches machines that nobody counts: reconcile asks for each"
+
+
+def encrypted_template(seen: Seen) -> Iterator[str]:
+    for index, mapping in enumerate(seen.each("blockDeviceMappings")):
+        if at(mapping, "ebs") is not None and not on(at(mapping, "ebs.encrypted")):
+            yield f"blockDeviceMappings[{index}].ebs.encrypted: want true"
+
+
+def encrypted_instance(seen: Seen) -> Iterator[str]:
+    if seen.at("rootBlockDevice") is not None and not on(seen.at("rootBlockDevice.encrypted")):
+        yield "rootBlockDevice.encrypted: want true"
+    for index, disk in enumerate(seen.each("ebsBlockDevices")):
+        if not on(at(disk, "encrypted")):
+            yield f"ebsBlockDevices[{index}].encrypted: want true"
+
+
+def encrypted_volume(seen: Seen) -> Iterator[str]:
+    if not on(seen.at("encrypted")):
+        yield "encrypted: want true"
+
+
+def pinned(seen: Seen) -> Iterator[str]:
+    image = str(seen.at("imageId") or seen.at("ami") or "")
+    if re.match(r"resolve:ssm:[^:]+\Z", image):
+        yield f"{image}: names a parameter, which moves: add its version"
+
+
+def narrow(seen: Seen) -> Iterator[str]:
+    for statement in statements(seen.at("policy")):
+        if statement.allows:
+            yield from _too_much(statement)
+
+
+def _too_much(statement: Statement) -> Iterator[str]:
+    for action in statement.actions:
+        if "*" in action:
+            yield f"allows {action}: name each action"
+    bounded = [action for action in statement.actions if "*" not in action and not _RESOURCELESS.match(action)]
+    if "*" in statement.resources and bounded:
+        yield f"allows {', '.join(bounded)} on everything: name the resources"
+    if "iam:PassRole" in statement.actions and at(statement.conditions, "StringEquals.iam:PassedToService") is None:
+        yield "allows iam:PassRole to any service: want a condition on iam:PassedToService"
+
+
+def trusted(seen: Seen) -> Iterator[str]:
+    for statement in statements(seen.at("assumeRolePolicy")):
+        if statement.allows and "*" in statement.principals:
+            yield "anybody may assume it: name who"
+
+
+def closed_bucket(seen: Seen) -> Iterator[str]:
+    for statement in statements(seen.at("policy")):
+        if statement.allows and "*" in statement.principals:
+            yield "lets anybody in: name who"
+
+
+def named_caller(seen: Seen) -> Iterator[str]:
+    if seen.at("principal") == "*":
+        yield "anybody may call the function: name who"
+
+
+def url_asks(seen: Seen) -> Iterator[str]:
+    if seen.at("authorizationType") != "AWS_IAM":
+        yield "authorizationType: want AWS_IAM: the function believes AWS's word for who calls"
+
+
+def no_key(seen: Seen) -> Iterator[str]:
+    yield "a key outlives everything and is in the state: machines and functions have roles"
+
+
+def block_is_whole(seen: Seen) -> Iterator[str]:
+    for field in _BLOCKS:
+        if not on(seen.at(field)):
+            yield f"{field}: want true"
+
+
+def bucket_stays(seen: Seen) -> Iterator[str]:
+    if seen.production and on(seen.at("forceDestroy")):
+        yield "forceDestroy: a destroy of a production stack would empty it"
+
+
+def disk_stays(seen: Seen) -> Iterator[str]:
+    if seen.production and not seen.protect and not seen.retain:
+        yield "neither protected nor, as far as can be seen, retained: on_destroy: protect"
+
+
+def tagged(seen: Seen) -> Iterator[str]:
+    if at(seen.inputs, "tags.sk-stack") is None:
+        yield "tags: sk-stack is missing: nobody would find it, nor count what it costs"
+
+
+def tags_what_it_makes(seen: Seen) -> Iterator[str]:
+    kinds = {at(one, "resourceType") for one in seen.each("tagSpecifications") if at(one, "tags.sk-stack") is not None}
+    for kind in LAUNCHED:
+        if kind not in kinds:
+            yield f"tagSpecifications: none for {kind} with sk-stack: the template's own tags do not reach it"
+
+
+def logs_end(seen: Seen) -> Iterator[str]:
+    if not seen.at("retentionInDays"):
+        yield "retentionInDays: missing: logs would be kept, and bill, for ever"
+
+
+# --- the whole stack ---------------------------------------------------------------------
+
+
+def buckets_are_blocked(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+    yield from _without(every, (PUBLIC_BLOCK,), "has no BucketPublicAccessBlock")
+
+
+def buckets_are_tidied(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+    told = "has no lifecycle: parts of uploads that were never finished bill for ever"
+    yield from _without(every, LIFECYCLE, told)
+
+
+def _without(every: Sequence[Seen], types: tuple[str, ...], told: str) -> Iterator[tuple[Seen, str]]:
+    """Buckets that no resource of these types is for; what one is for may be known by its name only after `up`."""
+    buckets = [seen for seen in every if seen.type == BUCKET]
+    if len(buckets) > sum(seen.type in types for seen in every):
+        named = {str(seen.at("bucket")) for seen in every if seen.type in types}
+        yield from ((seen, told) for seen in buckets if str(seen.at("bucket")) not in named)
+
+
+def schedule_only_invokes(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+    """A schedule's role may call the function and put aside what could not be delivered, and do nothing else."""
+    clocks = {
+        str(seen.at("name"))
+        for seen in every
+        if seen.type == ROLE
+        for statement in statements(seen.at("assumeRolePolicy"))
+        if "Service:scheduler.amazonaws.com" in statement.principals
+    }
+    for seen in every:
+        if seen.type == ROLE_POLICY and str(seen.at("role")) in clocks:
+            for statement in statements(seen.at("policy")):
+                for action in statement.actions:
+                    if statement.allows and action not in ("lambda:InvokeFunction", "sqs:SendMessage"):
+                        yield seen, f"the schedule's role may {action}: it may invoke, and no more"
+
+
+CHECKS = (
+    ("no-public-address", (TEMPLATE, INSTANCE), no_public_address),
+    ("no-public-address", ("aws:ec2/subnet:Subnet",), no_public_subnet),
+    ("no-public-address", ("aws:ec2/eip:Eip",), no_address),
+    ("no-nat", ("aws:ec2/natGateway:NatGateway",), no_nat),
+    (
+        "no-open-door",
+        (
+            "aws:ec2/securityGroup:SecurityGroup",
+            "aws:ec2/securityGroupRule:SecurityGroupRule",
+            "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule",
+        ),
+        no_open_door,
+    ),
+    ("imds-v2", (TEMPLATE, INSTANCE), imds),
+    ("machines-end", (TEMPLATE,), machines_end),
+    ("no-price-cap", (TEMPLATE,), no_price_cap),
+    ("machines-end", ("aws:ec2/spotInstanceRequest:SpotInstanceRequest",), no_standing_request),
+    ("machines-end", ("aws:ec2/spotFleetRequest:SpotFleetRequest", "aws:ec2/fleet:Fleet"), no_standing_request),
+    ("encrypted-disks", (TEMPLATE,), encrypted_template),
+    ("encrypted-disks", (INSTANCE,), encrypted_instance),
+    ("encrypted-disks", (VOLUME,), encrypted_volume),
+    ("pinned-image", (TEMPLATE, INSTANCE), pinned),
+    ("least-privilege", POLICIES, narrow),
+    ("least-privilege", (ROLE,), trusted),
+    ("least-privilege", (PERMISSION,), named_caller),
+    ("least-privilege", ("aws:lambda/functionUrl:FunctionUrl",), url_asks),
+    ("no-keys", ("aws:iam/accessKey:AccessKey", "aws:iam/user:User"), no_key),
+    ("private-bucket", ("aws:s3/bucketPolicy:BucketPolicy",), closed_bucket),
+    ("private-bucket", (PUBLIC_BLOCK,), block_is_whole),
+    ("bucket-stays", (BUCKET,), bucket_stays),
+    ("disks-stay", (VOLUME,), disk_stays),
+    ("labelled", TAGGED, tagged),
+    ("labelled", (TEMPLATE,), tags_what_it_makes),
+    ("logs-end", ("aws:cloudwatch/logGroup:LogGroup",), logs_end),
+)
+STACK_CHECKS = (
+    ("private-bucket", buckets_are_blocked),
+    ("tidy-bucket", buckets_are_tidied),
+    ("schedule-only-invokes", schedule_only_invokes),
+)

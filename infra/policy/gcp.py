@@ -1,0 +1,185 @@
+"""What the rules ask of Google Cloud's resources. A check yields what is wrong; which rule it is of: :data:`CHECKS`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from infra.policy.seen import Seen, at, each, on
+
+TEMPLATES = (
+    "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate",
+    "gcp:compute/instanceTemplate:InstanceTemplate",
+)
+INSTANCE = "gcp:compute/instance:Instance"
+MACHINES = (*TEMPLATES, INSTANCE)
+DISKS = ("gcp:compute/disk:Disk", "gcp:compute/regionDisk:RegionDisk")
+BUCKET = "gcp:storage/bucket:Bucket"
+FIREWALL = "gcp:compute/firewall:Firewall"
+CUSTOM_ROLE = "gcp:projects/iAMCustomRole:IAMCustomRole"
+SCHEDULE = "gcp:cloudscheduler/job:Job"
+BINDINGS = (
+    "gcp:projects/iAMMember:IAMMember",
+    "gcp:projects/iAMBinding:IAMBinding",
+    "gcp:serviceaccount/iAMMember:IAMMember",
+    "gcp:storage/bucketIAMMember:BucketIAMMember",
+    "gcp:storage/bucketIAMBinding:BucketIAMBinding",
+    "gcp:cloudrunv2/serviceIamMember:ServiceIamMember",
+    "gcp:cloudfunctionsv2/functionIamMember:FunctionIamMember",
+    "gcp:pubsub/topicIAMMember:TopicIAMMember",
+    "gcp:secretmanager/secretIamMember:SecretIamMember",
+)
+LABELLED = (
+    *MACHINES,
+    *DISKS,
+    BUCKET,
+    "gcp:cloudfunctionsv2/function:Function",
+    "gcp:pubsub/topic:Topic",
+    "gcp:pubsub/subscription:Subscription",
+)
+INVOKES = ("roles/run.invoker", "roles/cloudfunctions.invoker")
+_EVERYBODY = ("allUsers", "allAuthenticatedUsers")
+_BROAD = ("roles/owner", "roles/editor", "roles/viewer")
+_GIVES_RIGHTS = (".setIamPolicy", "iam.serviceAccountKeys.create", "iam.serviceAccounts.actAs")
+
+
+def no_public_address(seen: Seen) -> Iterator[str]:
+    for index, card in enumerate(seen.each("networkInterfaces")):
+        if each(at(card, "accessConfigs")) or each(at(card, "ipv6AccessConfigs")):
+            yield f"networkInterfaces[{index}] has a public address: leave accessConfigs out"
+
+
+def no_address(seen: Seen) -> Iterator[str]:
+    if seen.at("addressType") != "INTERNAL":
+        yield "a public address is reserved, and bills"
+
+
+def no_nat(seen: Seen) -> Iterator[str]:
+    yield "a NAT bills by the hour and by the gigabyte: private access reaches what machines need"
+
+
+def no_open_door(seen: Seen) -> Iterator[str]:
+    if seen.at("direction") == "EGRESS" or not each(seen.at("allows")):
+        return
+    for source in seen.each("sourceRanges"):
+        if str(source) in ("0.0.0.0/0", "::/0"):
+            yield f"lets {source} in"
+
+
+def machines_end(seen: Seen) -> Iterator[str]:
+    """What reconcile launches: taken back whole, and never started again by anybody else."""
+    if seen.at("scheduling.automaticRestart") is not False:
+        yield "scheduling.automaticRestart: want false: a restarted machine is one that reconcile has replaced"
+    if seen.at("scheduling.provisioningModel") != "SPOT":
+        return
+    for field, want in (
+        ("preemptible", True),
+        ("instanceTerminationAction", "DELETE"),
+        ("onHostMaintenance", "TERMINATE"),
+    ):
+        if (found := seen.at(f"scheduling.{field}")) != want:
+            yield f"scheduling.{field}: {found}: want {want} for a spot machine"
+
+
+def runs_end(seen: Seen) -> Iterator[str]:
+    if seen.production and seen.at("scheduling.maxRunDuration.seconds") is None:
+        yield "scheduling.maxRunDuration: missing: set limits.max_run_hours"
+
+
+def no_borrowed_identity(seen: Seen) -> Iterator[str]:
+    email = seen.at("serviceAccount.email")
+    if email is None or str(email).endswith("-compute@developer.gserviceaccount.com"):
+        yield "serviceAccount: want one of the stack's own, not the project's default"
+
+
+def shielded(seen: Seen) -> Iterator[str]:
+    for field in ("enableVtpm", "enableIntegrityMonitoring"):
+        if not on(seen.at(f"shieldedInstanceConfig.{field}")):
+            yield f"shieldedInstanceConfig.{field}: want true"
+
+
+def pinned(seen: Seen) -> Iterator[str]:
+    disks = [*seen.each("disks"), *seen.each("bootDisk")]
+    for image in (at(disk, path) for disk in disks for path in ("sourceImage", "initializeParams.image")):
+        if image is not None and "/family/" in str(image):
+            yield f"{image}: names a family, which moves: name one image"
+
+
+def narrow(seen: Seen) -> Iterator[str]:
+    role = str(seen.at("role"))
+    if role in _BROAD or role.lower().endswith("admin"):
+        yield f"{role}: too much: name the permissions in a custom role"
+    for member in (*seen.each("member"), *seen.each("members")):
+        if member in _EVERYBODY:
+            yield f"{member} may do it: name who"
+
+
+def narrow_role(seen: Seen) -> Iterator[str]:
+    for permission in map(str, seen.each("permissions")):
+        if "*" in permission:
+            yield f"{permission}: name each permission"
+        elif permission.endswith(_GIVES_RIGHTS):
+            yield f"{permission}: whoever has it can give himself any other"
+
+
+def no_key(seen: Seen) -> Iterator[str]:
+    yield "a key outlives everything and is in the state: machines and functions have identities"
+
+
+def private_bucket(seen: Seen) -> Iterator[str]:
+    if not on(seen.at("uniformBucketLevelAccess")):
+        yield "uniformBucketLevelAccess: want true"
+    if seen.at("publicAccessPrevention") != "enforced":
+        yield "publicAccessPrevention: want enforced"
+
+
+def tidy_bucket(seen: Seen) -> Iterator[str]:
+    if not seen.each("lifecycleRules"):
+        yield "lifecycleRules: none: parts of uploads that were never finished bill for ever"
+
+
+def bucket_stays(seen: Seen) -> Iterator[str]:
+    if seen.production and on(seen.at("forceDestroy")):
+        yield "forceDestroy: a destroy of a production stack would empty it"
+
+
+def disk_stays(seen: Seen) -> Iterator[str]:
+    if seen.production and not seen.protect and not seen.retain:
+        yield "neither protected nor, as far as can be seen, retained: on_destroy: protect"
+
+
+def labelled(seen: Seen) -> Iterator[str]:
+    if at(seen.inputs, "labels.sk-stack") is None:
+        yield "labels: sk-stack is missing: nobody would find it, nor count what it costs"
+
+
+def schedule_only_invokes(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+    """The schedule's account may call the function, and do nothing else."""
+    path = "httpTarget.oidcToken.serviceAccountEmail"
+    clocks = {f"serviceAccount:{seen.at(path)}" for seen in every if seen.type == SCHEDULE}
+    for seen in every:
+        if seen.type in BINDINGS and seen.at("role") not in INVOKES:
+            for member in (*seen.each("member"), *seen.each("members")):
+                if member in clocks:
+                    yield seen, f"the schedule's account has {seen.at('role')}: it may invoke, and no more"
+
+
+CHECKS = (
+    ("no-public-address", MACHINES, no_public_address),
+    ("no-public-address", ("gcp:compute/address:Address", "gcp:compute/globalAddress:GlobalAddress"), no_address),
+    ("no-nat", ("gcp:compute/routerNat:RouterNat",), no_nat),
+    ("no-open-door", (FIREWALL,), no_open_door),
+    ("machines-end", TEMPLATES, machines_end),
+    ("runs-end", TEMPLATES, runs_end),
+    ("own-identity", MACHINES, no_borrowed_identity),
+    ("shielded", MACHINES, shielded),
+    ("pinned-image", MACHINES, pinned),
+    ("least-privilege", BINDINGS, narrow),
+    ("least-privilege", (CUSTOM_ROLE,), narrow_role),
+    ("no-keys", ("gcp:serviceaccount/key:Key", "gcp:storage/hmacKey:HmacKey"), no_key),
+    ("private-bucket", (BUCKET,), private_bucket),
+    ("tidy-bucket", (BUCKET,), tidy_bucket),
+    ("bucket-stays", (BUCKET,), bucket_stays),
+    ("disks-stay", DISKS, disk_stays),
+    ("labelled", LABELLED, labelled),
+)
+STACK_CHECKS = (("schedule-only-invokes", schedule_only_invokes),)

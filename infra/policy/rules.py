@@ -1,0 +1,88 @@
+"""The rules by name: why each is there, and the checks of both clouds that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from infra.policy import aws, gcp
+from infra.policy.seen import Seen
+
+Check = Callable[[Seen], Iterator[str]]
+StackCheck = Callable[[Sequence[Seen]], Iterator[tuple[Seen, str]]]
+
+# A rule's name -> why. Each stops an `up`, except what is under ADVICE.
+WHY: dict[str, str] = {
+    "no-public-address": "Machines reach what they need without one, and nobody reaches them.",
+    "no-nat": "An idle stack costs next to nothing: no gateway that bills by the hour.",
+    "no-open-door": "Nobody comes in from the whole internet.",
+    "imds-v2": "A machine's identity is given to nobody who merely makes it send a request.",
+    "machines-end": "What reconcile launched ends whole, once, and is started again by reconcile alone.",
+    "runs-end": "In production the cloud itself ends a machine that everybody forgot.",
+    "no-price-cap": "A spot machine costs at most its on-demand price; a cap below it only loses machines.",
+    "encrypted-disks": "Every disk is encrypted, also those that machines bring.",
+    "own-identity": "Machines are an account of the stack's own, with its few rights.",
+    "shielded": "A machine boots what its image says.",
+    "pinned-image": "A stack that nobody changed shows no difference.",
+    "least-privilege": "Rights are named: no wildcard where it can be avoided, nobody called everybody.",
+    "no-keys": "No key of an account is made: it would be in the state, and outlive the stack.",
+    "schedule-only-invokes": "The schedule calls the function and may do nothing else.",
+    "private-bucket": "Records, checkpoints and outputs are nobody else's.",
+    "tidy-bucket": "What was left of a broken upload does not bill for ever.",
+    "bucket-stays": "A destroy of a production stack does not empty its bucket.",
+    "disks-stay": "A destroy of a production stack keeps the disks of its static nodes.",
+    "labelled": "Everything says whose it is: destroy and the bill go by it.",
+    "logs-end": "Logs have an end.",
+}
+# Pulumi does not tell a policy of retain_on_delete, so this one can be wrong; and a NAT may be somebody's wish.
+ADVICE = frozenset({"disks-stay", "no-nat"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``parts``: types of resources, and what is asked of each; ``over_all``: what is asked of all of them together."""
+
+    name: str
+    why: str
+    mandatory: bool
+    parts: tuple[tuple[tuple[str, ...], Check], ...]
+    over_all: tuple[StackCheck, ...]
+
+    def of_one(self, seen: Seen) -> Iterator[str]:
+        for types, check in self.parts:
+            if seen.type in types:
+                yield from check(seen)
+
+    def of_all(self, every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+        for check in self.over_all:
+            yield from check(every)
+
+
+def _rule(name: str) -> Rule:
+    parts = tuple((types, check) for of, types, check in (*gcp.CHECKS, *aws.CHECKS) if of == name)
+    over_all = tuple(check for of, check in (*gcp.STACK_CHECKS, *aws.STACK_CHECKS) if of == name)
+    return Rule(name, WHY[name], name not in ADVICE, parts, over_all)
+
+
+RULES: tuple[Rule, ...] = tuple(map(_rule, WHY))
+
+
+@dataclass(frozen=True)
+class Violation:
+    rule: str
+    resource: str  # type::name
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.resource}: {self.message}"
+
+
+def violations(every: Iterable[Seen]) -> Iterator[Violation]:
+    """What the rules find in a whole stack."""
+    resources = tuple(every)
+    for rule in RULES:
+        for seen in resources:
+            for message in rule.of_one(seen):
+                yield Violation(rule.name, f"{seen.type}::{seen.name}", message)
+        for seen, message in rule.of_all(resources):
+            yield Violation(rule.name, f"{seen.type}::{seen.name}", message)
