@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import multiprocessing
 import threading
 import uuid
@@ -33,7 +34,7 @@ from spotkeeper.reconcile.store import SINGLY, CorruptError, ObjectStore, encode
 from spotkeeper.reconcile.store_api import HOURS_KEPT, StaticHello, Store, StoreError
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import Progress
-from spotkeeper.spec.job import Ask, AskKind, JobSpec
+from spotkeeper.spec.job import Ask, AskKind, Checkpoint, JobSpec, Nodes
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import PriceRun, Prices, Sight
 from spotkeeper.spec.model import Model
@@ -676,3 +677,18 @@ def test_every_path_is_a_key() -> None:
         paths.STACK, paths.ALLOC, paths.DRAIN,
     ):  # fmt: skip
         assert check_key(path) == path
+
+
+def test_a_stored_job_says_no_more_than_its_file(tmp_path: Path) -> None:
+    """A function that is older than the shell that submits refuses fields that it does not know."""
+    store = ObjectStore(SqliteObjects(tmp_path / "b.sqlite"))
+    spec = JobSpec("first", ("train.py",), nodes=Nodes(1, 2), checkpoint=Checkpoint(keep=7), seed=3)
+    store.put_spec("abcdefgh", spec)
+    assert json.loads(store.get(paths.spec("abcdefgh")) or b"") == {
+        "name": "first",
+        "command": ["train.py"],
+        "nodes": {"min": 1, "max": 2},
+        "checkpoint": {"keep": 7},
+        "seed": 3,
+    }
+    assert store.read_spec("abcdefgh") == spec

@@ -24,7 +24,7 @@ from spotkeeper.reconcile.store_api import HOURS_KEPT, CorruptError, Held, Newer
 from spotkeeper.spec import codec
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
-from spotkeeper.spec.job import Ask, JobSpec
+from spotkeeper.spec.job import Ask, JobSpec, spec_json
 from spotkeeper.spec.ledger import Entry
 from spotkeeper.spec.market import MarketHour, Prices, Sight
 from spotkeeper.spec.names import JOB_ID
@@ -256,7 +256,7 @@ class ObjectStore:
         return self._value(paths.spec(job, sha256), JobSpec)
 
     def put_spec(self, job: str, spec: JobSpec, sha256: str = "") -> None:
-        self._objects.put(paths.spec(job, sha256), msgspec.json.encode(spec))
+        self._objects.put(paths.spec(job, sha256), spec_json(spec))
 
     def read_progress(self, job: str) -> Progress | None:
         return self._value(paths.progress(job), Progress)

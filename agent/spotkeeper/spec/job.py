@@ -147,6 +147,24 @@ def spec_sha256(spec: JobSpec) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+def spec_json(spec: JobSpec) -> bytes:
+    """What is stored: without what is as it would be anyway. So a function that is older than the shell that submits,
+    and knows fewer fields, reads every job that uses none of the new ones.
+    """
+    return msgspec.json.encode(_said(spec))
+
+
+def _said(value: object) -> object:
+    if not isinstance(value, Struct):
+        return value
+    fields = [(field, getattr(value, field.name)) for field in msgspec.structs.fields(value)]
+    return {field.encode_name: _said(is_) for field, is_ in fields if is_ != _default(field)}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([mhd])\Z")
 _SPAN_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 LONGEST_S = 10 * 365 * 86400.0
