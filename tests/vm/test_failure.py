@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from spotkeeper.spec.failure import Failure
 from spotkeeper.vm import failures
 from spotkeeper.vm.launcher import failure
+from spotkeeper.vm.settings import job_path
 
 
 class DistNetworkError(RuntimeError):
@@ -87,3 +90,28 @@ def test_the_first_is_the_earliest_that_failed_of_itself(tmp_path: Path) -> None
 def test_words_that_make_no_sense_are_none(text: str) -> None:
     assert Failure.parse(text) is None
     assert Failure.parse(str(Failure(True, 7, 3))) == Failure(True, 7, 3)
+
+
+RAISES = "from spotkeeper.train.errors import CallError\nraise CallError('mine')\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "what"),
+    [
+        (f"import sys\nsys.excepthook = lambda *_: 1 / 0\n{RAISES}", 93, "CallError: mine"),
+        (f"import sys\nsys.stderr = sys.stdout = None\n{RAISES}", 93, "CallError: mine"),
+        (f"import os\nos.close(1)\nos.close(2)\n{RAISES}", 93, "CallError: mine"),
+        ("import sys\nsys.excepthook = lambda *_: sys.exit(7)\nraise ValueError('mine')", 7, "ValueError: mine"),
+    ],
+    ids=["hook fails", "no stderr", "closed", "hook exits"],
+)
+def test_a_failure_that_cannot_be_shown_is_noted_and_keeps_its_code(
+    tmp_path: Path, script: str, code: int, what: str
+) -> None:
+    """The order that a restart cannot help got lost, and the job was tried again and again."""
+    (tmp_path / "train.py").write_text(script)
+    boot = Path(failure.__file__).with_name("boot.py")
+    env = {"PYTHONPATH": str(job_path()), "SPOTKEEPER_RUN": str(tmp_path), "LOCAL_RANK": "0"}
+    subprocess.run([sys.executable, "-S", boot, tmp_path / "train.py"], env=env, capture_output=True, check=False)
+    assert (tmp_path / "exit.0").read_text() == f"{code}\n"
+    assert json.loads((tmp_path / "error.0").read_text())["what"].endswith(what)

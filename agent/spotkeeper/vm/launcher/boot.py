@@ -22,6 +22,7 @@ import runpy
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 from spotkeeper.train.errors import NO_RESTART, ScriptError
@@ -137,20 +138,35 @@ def _run_user(argv: list[str]) -> int:
     except SystemExit as stop:
         return _code_of(stop)
     except BaseException as error:
-        _show(error)
         if folder := os.environ.get("SPOTKEEPER_RUN"):
             failure.note(Path(folder), _local_rank(), error)
-        return NO_RESTART if isinstance(error, ScriptError) else 1
+        code = _show(error)
+        return NO_RESTART if isinstance(error, ScriptError) else code
     return 0
 
 
-def _show(error: BaseException) -> None:
-    """As the interpreter would have, had it run the script itself: the user's hook, and no frame of ours."""
+def _show(error: BaseException) -> int:
+    """As the interpreter would have, had it run the script itself: the user's hook, and no frame of ours.
+
+    Returns:
+        The exit code: 1, or the one with which the hook has ended the script. Nothing is lost where the hook fails, or
+        the script has closed its standard error.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
-    sys.stderr.flush()
+    error, code = error.with_traceback(trace), 1
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit as stop:
+        code = _code_of(stop)
+    except BaseException as wrong:
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exception(wrong)
+            traceback.print_exception(error)
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed; None
+        sys.stderr.flush()
+    return code
 
 
 def _code_of(stop: SystemExit) -> int:
