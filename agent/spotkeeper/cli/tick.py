@@ -112,12 +112,11 @@ def repair_alloc(target: Target) -> Alloc:
 def _runtime(target: Target) -> Runtime:
     """What the function holds, in this shell; the cloud is reached as the target says, and can be."""
     state = target.state(target.store())
-    if state.cloud != "gcp":
-        raise CliError(
-            f"{state.stack} is a stack of {state.cloud}; only gcp can be reconciled from a shell", Exit.USAGE
-        )
     endpoint = target.compute_endpoint or os.environ.get("SPOTKEEPER_COMPUTE_ENDPOINT") or None
     settings = Settings(state.stack, target.bucket, target.clock, compute_endpoint=endpoint)
+    if state.cloud == "aws":
+        _check_aws_login()
+        return Runtime(settings)
     if endpoint or "GCE_METADATA_HOST" in os.environ:
         return Runtime(settings, open_cloud=open_gce)
     token = GcloudToken(target.clock)
@@ -130,3 +129,17 @@ def _runtime(target: Target) -> Runtime:
         return Gce(stack, Api(DEFAULT_ENDPOINT, token), clock)
 
     return Runtime(settings, open_cloud=as_user)
+
+
+def _check_aws_login() -> None:
+    """Whether there are keys to sign with; without them every look would come back empty.
+
+    Raises:
+        CliError: there are none, or nothing to sign with: in Lambda boto3 is there, on a laptop it is asked for.
+    """
+    try:
+        from botocore.session import get_session
+    except ImportError:
+        raise CliError("EC2 is asked through boto3, which is not installed", Exit.USAGE, "pip install boto3") from None
+    if get_session().get_credentials() is None:
+        raise CliError("the cloud cannot be asked: no AWS credentials are found", Exit.FAILED, "aws sso login")
