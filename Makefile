@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test adapters model soak crash ec2 recovery features security bench lint types lock setup clean
+.PHONY: help demo test adapters model soak crash ec2 recovery features security bench lint types lock setup operator clean
 
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
@@ -22,13 +22,17 @@ help:
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
 	@echo "make security  all bad input: 99 classes and 100,000 generated bodies; whole, it writes .spotkeeper/security.json"
 	@echo "make setup  .venv from requirements.lock; all others begin with it"
-	@echo "make lint   ruff and shellcheck        make types  mypy"
+	@echo "make operator  .venv with what \`pulumi up\` and the command need, from the same lock: no torch"
+	@echo "make lint   ruff, shellcheck, zizmor   make types  mypy"
 	@echo "make lock   requirements.lock anew     make clean  remove .venv and caches"
 
 setup: .venv/.stamp
 
 .venv/.stamp: requirements.lock pyproject.toml .ci/setup
 	@PYTHON=$(PYTHON) bash .ci/setup
+
+operator:
+	@PYTHON=$(PYTHON) bash .ci/operator
 
 demo: setup
 	@$(BIN)/python -m spotkeeper.local.demo $(ARGS)
@@ -71,7 +75,9 @@ bench: setup
 lint: setup
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
-	@$(BIN)/shellcheck .ci/run .ci/setup .ci/adapters
+	@$(BIN)/shellcheck .ci/run .ci/setup .ci/adapters .ci/operator
+	@$(BIN)/zizmor --offline --quiet .github
+	@if command -v actionlint >/dev/null; then PATH="$(BIN):$$PATH" actionlint; fi
 
 types: setup
 	@$(BIN)/mypy --no-error-summary agent/spotkeeper infra

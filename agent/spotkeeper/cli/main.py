@@ -407,7 +407,12 @@ def review(
         typer.Option("--base", metavar="FILE", help="The stack file as it was, to compare the cost with."),
     ] = None,
     allow_data_loss: Annotated[
-        bool, typer.Option("--allow-data-loss", help="Data may be lost: a person has agreed to it.")
+        bool,
+        typer.Option(
+            "--allow-data-loss",
+            envvar="SPOTKEEPER_ALLOW_DATA_LOSS",
+            help="Data may be lost: a person has agreed to it.",
+        ),
     ] = False,
     expect_no_changes: Annotated[
         bool, typer.Option("--expect-no-changes", help="Fail where anything changes: for a nightly look at drift.")
