@@ -54,7 +54,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 def test_up_again_changes_nothing(shell: Shell) -> None:
-    changes = shell.json("local", "up")["changes"]
+    again = shell("local", "up", "--scale", "4", "--json")
+    changes = json.loads(again.stdout)["changes"]
+    assert again.stderr.startswith("--scale 4 is of a new cloud")
     assert {what for what, count in changes.items() if count} == {"same"}
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from spotkeeper.cli.target import LOCAL as HERE
+from spotkeeper.cli.target import SCALE
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Option("--folder", help="Where the cloud keeps everything it writes.")]
@@ -26,7 +27,7 @@ real torchrun; it is set up by the same Pulumi program as a real cloud.""",
 @app.command()
 def up(
     folder: Folder = HERE,
-    scale: Annotated[float, typer.Option(help="How many times faster than real its clock runs: 120 at most.")] = 20.0,
+    scale: Annotated[float, typer.Option(help="How many times faster than real its clock runs: 120 at most.")] = SCALE,
     seed: Annotated[int, typer.Option(help="Draws another market and other boots.")] = 0,
     as_json: Json = False,
 ) -> None:

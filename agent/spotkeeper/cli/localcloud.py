@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import console, emit, note
-from spotkeeper.cli.target import FOLDER, LOCAL, Target, folder_option, local_folder, named_folder
+from spotkeeper.cli.target import FOLDER, LOCAL, SCALE, Target, folder_option, local_folder, named_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -125,6 +125,8 @@ def up(folder: Path, *, scale: float, seed: int, as_json: bool) -> None:
     with failures(), only_one(folder, "spotkeeper local up", "take another folder: --folder"):
         cloud = LocalCloud.up(folder, scale=scale, seed=seed)
         out = console()
+        if not cloud.fresh and scale not in (SCALE, cloud.clock.scale):
+            note(f"--scale {scale:g} is of a new cloud, and this one goes on: spotkeeper local down comes first")
         with _known(cloud):
             if as_json:
                 done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)

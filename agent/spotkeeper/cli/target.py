@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spotkeeper.spec.stack import StackState
 
 LOCAL = Path(".spotkeeper") / "local"
+SCALE = 20.0  # how many times faster its clock runs, where nobody says otherwise
 CLOUD_FILE = "cloud.json"
 FOLDER = "SPOTKEEPER_FOLDER"
 
