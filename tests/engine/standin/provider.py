@@ -1,0 +1,162 @@
+"""A stand-in for the `gcp` or `aws` provider plugin, stricter than the cloud on what the SDK's types can tell.
+
+It keeps what was made in a file, writes down every change in order, refuses what no shape knows, and replaces what the
+real provider would (``rules``). Three files of its folder are the test's hands: ``fail`` names a resource whose
+creation fails, ``hang`` one whose creation never ends, ``gone`` one that somebody deleted behind Pulumi's back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pulumi
+from pulumi.provider.experimental import provider as p
+from pulumi.provider.experimental.property_value import PropertyValue
+from pulumi.provider.experimental.server import main as serve
+from spotkeeper.local.deploy import table
+from spotkeeper.local.deploy.provider import GIVEN, to_plain, type_of
+
+from tests.engine.standin import rules, shapes
+from tests.infra.aws_cloud import ARNS, MORE, identity
+
+Json = dict[str, Any]
+FOLDER = "STANDIN_FOLDER"
+
+
+class Memory:
+    """What there is, and what was done. One process has it at a time; each call is written at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shapes: Json = json.loads((folder / "shapes.json").read_text())
+
+    def there(self) -> Json:
+        path = self.folder / "cloud.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def keep(self, things: Json) -> None:
+        part = self.folder / "cloud.part"
+        part.write_text(json.dumps(things))
+        part.replace(self.folder / "cloud.json")
+
+    def note(self, what: str, type_: str, name: str) -> None:
+        with (self.folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps([what, type_, name]) + "\n")
+
+    def named(self, hand: str) -> str:
+        path = self.folder / hand
+        return path.read_text().strip() if path.exists() else ""
+
+
+class StandIn(p.Provider):
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    async def check_config(self, request: p.CheckRequest) -> p.CheckResponse:
+        return p.CheckResponse(inputs=request.new_inputs)
+
+    async def diff_config(self, request: p.DiffRequest) -> p.DiffResponse:
+        return p.DiffResponse(changes=False)
+
+    async def configure(self, request: p.ConfigureRequest) -> p.ConfigureResponse:
+        return p.ConfigureResponse(supports_preview=True)
+
+    async def check(self, request: p.CheckRequest) -> p.CheckResponse:
+        """Files become their paths, and computed values are left out, which no shape can judge."""
+        type_, plain = type_of(request), to_plain(request.new_inputs)
+        if type_ not in self._memory.shapes:
+            raise ValueError(f"{type_}: this provider has no such resource")
+        wrong = shapes.problems({**self._memory.shapes[type_], "needed": ()}, plain)
+        failures = [p.CheckFailure(each.partition(":")[0], each) for each in wrong]
+        files = {k: v.value.path for k, v in request.new_inputs.items() if isinstance(v.value, pulumi.FileAsset)}
+        paths = {key: PropertyValue(str(path)) for key, path in files.items()}
+        return p.CheckResponse(inputs={**request.new_inputs, **paths}, failures=failures)
+
+    async def diff(self, request: p.DiffRequest) -> p.DiffResponse:
+        new, state = to_plain(request.new_inputs), to_plain(request.old_state)
+        given = set(filter(None, str(state.get(GIVEN, "")).split(",")))
+        old = {key: state[key] for key in given if key in state}
+        known = {key for key in request.new_inputs if key in new} | given
+        changed = sorted(key for key in known - {rules.BY_CONTENT} if old.get(key) != new.get(key))
+        replaced = rules.replaces(type_of(request), old, new, changed)
+        return p.DiffResponse(
+            changes=bool(changed),
+            diffs=changed,
+            replaces=replaced,
+            delete_before_replace=bool(replaced) and rules.delete_first(new, changed),
+        )
+
+    async def create(self, request: p.CreateRequest) -> p.CreateResponse:
+        if request.preview:
+            return p.CreateResponse(resource_id="", properties=request.properties)
+        type_, inputs = type_of(request), to_plain(request.properties)
+        self._memory.note("begin", type_, request.name)
+        if request.name == self._memory.named("fail"):
+            raise RuntimeError(f"{request.name}: 503 the cloud cannot do it now")
+        if request.name == self._memory.named("hang"):
+            await asyncio.Event().wait()
+        id_, outputs = computed(type_, request.name, inputs)
+        things = self._memory.there()
+        key = f"{type_}|{id_}"
+        if key in things:
+            raise RuntimeError(f"{key}: 409 already exists")
+        state = {**inputs, **outputs, GIVEN: ",".join(sorted(inputs))}
+        self._memory.keep({**things, key: {"name": request.name, "state": state}})
+        self._memory.note("create", type_, request.name)
+        return p.CreateResponse(resource_id=id_, properties=_wired(request.properties, state))
+
+    async def read(self, request: p.ReadRequest) -> p.ReadResponse:
+        """As it stands in the cloud. What somebody deleted is gone."""
+        found = self._memory.there().get(f"{type_of(request)}|{request.resource_id}")  # type: ignore[arg-type]
+        if found is None or request.name == self._memory.named("gone"):
+            return p.ReadResponse(resource_id="")
+        return p.ReadResponse(request.resource_id, _wired(request.properties, found["state"]), request.inputs)
+
+    async def update(self, request: p.UpdateRequest) -> p.UpdateResponse:
+        type_, inputs = type_of(request), to_plain(request.news)
+        _, outputs = computed(type_, request.name, inputs)
+        if request.preview:
+            return p.UpdateResponse(properties=request.news)
+        state = {**inputs, **outputs, GIVEN: ",".join(sorted(inputs))}
+        things = self._memory.there()
+        things[f"{type_}|{request.resource_id}"]["state"] = state
+        self._memory.keep(things)
+        self._memory.note("update", type_, request.name)
+        return p.UpdateResponse(properties=_wired(request.news, state))
+
+    async def delete(self, request: p.DeleteRequest) -> None:
+        things = self._memory.there()
+        things.pop(f"{type_of(request)}|{request.resource_id}", None)
+        self._memory.keep(things)
+        self._memory.note("delete", type_of(request), request.name)
+
+
+def computed(type_: str, name: str, inputs: Json) -> tuple[str, Json]:
+    """Id and outputs, as each cloud would give them."""
+    if type_.startswith("gcp:"):
+        return table.computed(type_, name, inputs)
+    called = str(inputs.get("name") or inputs.get("bucket") or inputs.get("key") or name)
+    outputs: Json = {"name": called, **MORE.get(type_, {})}
+    if type_ in ARNS:
+        outputs["arn"] = ARNS[type_].format(called)
+    return identity(type_, name), {key: value for key, value in outputs.items() if key not in inputs}
+
+
+def _wired(properties: dict[str, PropertyValue], state: Json) -> dict[str, PropertyValue]:
+    """Declared values as they came (secrets stay secrets); the rest, and what has changed since, from the cloud."""
+    now = to_plain(properties)
+    kept = {key: value for key, value in properties.items() if key in state and now.get(key) == state[key]}
+    return {**{key: PropertyValue(value) for key, value in state.items()}, **kept}
+
+
+def main() -> None:
+    serve(sys.argv[1:], "99.0.0", StandIn(Memory(Path(os.environ[FOLDER]))))
+
+
+if __name__ == "__main__":
+    main()

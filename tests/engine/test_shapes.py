@@ -1,0 +1,56 @@
+"""Whatever the program declares, on both clouds, is what the SDKs' own types take; and the stand-ins' rules know it."""
+
+from __future__ import annotations
+
+import pytest
+from spotkeeper.local.deploy.config import read_config
+
+from tests.engine.standin.rules import REPLACES
+from tests.engine.standin.shapes import problems, shape_of
+from tests.infra.aws_cloud import AwsCloud
+from tests.infra.conftest import STACKS, Declared, run_program
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def declared() -> list[Declared]:
+    found: list[Declared] = []
+    for name, cloud in (("example-gcp", None), ("example-aws", AwsCloud())):
+        found += run_program(name, read_config(STACKS / f"Pulumi.{name}.yaml"), cloud).values()
+    return [each for each in found if each.type.startswith(("gcp:", "aws:"))]
+
+
+def test_every_argument_is_one_that_the_sdk_knows(declared: list[Declared]) -> None:
+    shapes = {type_: shape_of(type_) for type_ in {each.type for each in declared}}
+    wrong = [f"{each.key}: {said}" for each in declared for said in problems(shapes[each.type], each.properties)]
+    assert wrong == []
+
+
+def test_the_rules_are_of_what_is_declared_and_of_nothing_else(declared: list[Declared]) -> None:
+    assert set(REPLACES) == {each.type for each in declared}
+
+
+def test_rules_name_inputs_that_there_are(declared: list[Declared]) -> None:
+    unknown = {
+        f"{type_}: {name}"
+        for type_, names in REPLACES.items()
+        for name in names - {"*"} - shape_of(type_)["fields"].keys()
+    }
+    assert unknown == set()
+
+
+def test_what_the_sdk_does_not_know_is_refused() -> None:
+    disk = shape_of("gcp:compute/disk:Disk")
+    good = {"zone": "us-central1-a", "size": 20, "labels": {"a": "b"}, "diskEncryptionKey": {"rawKey": "x"}}
+    assert problems(disk, good) == []
+    assert problems(disk, {**good, "sizeGb": 20}) == ["sizeGb: unknown"]
+    assert problems(disk, {**good, "size": "20GB"}) == ["size: want int, not '20GB'"]
+    assert problems(disk, {**good, "labels": ["a"]}) == ["labels: want a map"]
+    assert problems(disk, {**good, "diskEncryptionKey": {"raw_key": "x"}}) == ["diskEncryptionKey.raw_key: unknown"]
+    template = shape_of("gcp:compute/regionInstanceTemplate:RegionInstanceTemplate")
+    assert problems(template, {"machineType": "n2", "disks": [{"boot": 1}], "scheduling": {"premptible": True}}) == [
+        "disks[0].boot: want bool, not 1",
+        "scheduling.premptible: unknown",
+    ]
+    assert problems(template, {"machineType": "n2"}) == ["disks: missing"]
