@@ -17,6 +17,8 @@ from enum import Enum
 from spotkeeper.reconcile.select_life import SHAPE, Life, Shape, expected
 from spotkeeper.reconcile.select_track import Track, common, factor
 
+USUAL_START_H = 0.2
+
 
 class Go(str, Enum):
     SPOT = "spot"
@@ -75,6 +77,7 @@ class Course:
     tick_h: float
     delay_price: float = 0.0
     running: Go | None = None  # SPOT, ON_DEMAND, or nothing
+    age_h: float = 0.0  # since when it runs
     zone: str = ""
 
     @property
@@ -102,8 +105,10 @@ class Rule:
     better: float = 0.1  # ... better by this an hour
     switch_left: float = 0.1  # slack for it, as a share of the work left
     probe_every_h: float = 0.5  # while on on-demand
-    by_age: bool = True
+    stay_restarts: float = 0.0  # on on-demand at least: where lives are foreseen it gains nothing
+    by_age: bool = True  # what follows are parts that can be left out, to see what each is worth
     by_losses: bool = True
+    by_restart: bool = True
     switches: bool = True
     gives_up: bool = True  # a job without a deadline goes on-demand where spot is so rare that waiting costs more
 
@@ -136,7 +141,8 @@ def weigh(course: Course, zones: tuple[Zone, ...], rule: Rule) -> list[tuple[flo
     for zone in zones:
         scale = factor(zone.track, mean, shape.weight) if rule.by_losses else 1.0
         age = zone.track.age_h(course.now_h) if rule.by_age else 0.5
-        life = expected(shape, age, rule.caution * scale, course.restart_h + zone.move_h, max(course.left_h, 0.01))
+        start = (course.restart_h if rule.by_restart else USUAL_START_H) + zone.move_h
+        life = expected(shape, age, rule.caution * scale, start, max(course.left_h, 0.01))
         worth = life.work_h - zone.price * life.hours - zone.move_price
         rows.append((worth / life.hours, worth, life, zone))
     rows.sort(key=lambda row: -row[0])
@@ -166,7 +172,8 @@ def _on_demand(course: Course, zones: tuple[Zone, ...], rule: Rule, must: bool) 
     if must or course.slack_h <= room:
         return Plan((keep,), f"on-demand to the end: {course.slack_h:.1f} h are left beside the work")
     steps: list[Step] = []
-    if course.slack_h > rule.leave_restarts * course.restart_h + rule.leave_left * course.left_h:
+    stayed = course.age_h >= rule.stay_restarts * course.restart_h
+    if stayed and course.slack_h > rule.leave_restarts * course.restart_h + rule.leave_left * course.left_h:
         steps = [
             Step(Go.SPOT, zone.id, _promise(life, zone), rate)
             for rate, worth, life, zone in weigh(course, zones, rule)

@@ -94,4 +94,5 @@ class Player:
             delay_price=terms.delay_price,
             running=None if on is None else Go.SPOT if on.kind == "spot" else Go.ON_DEMAND,
             zone="" if on is None else on.zone,
+            age_h=0.0 if on is None else on.age_h,
         )

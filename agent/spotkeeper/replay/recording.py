@@ -1,13 +1,15 @@
 """A recorded market: by tick, how many machines each zone carried, and at what share of the on-demand price.
 
-Two spellings are read: values by tick, and the shipped ``[value, ticks]`` runs.
+Two spellings are read: values by tick, and the shipped ``[value, ticks]`` runs. ``null`` is a gap: nobody looked.
+What nobody saw was not to be had, and has the price of before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import repeat
 from pathlib import Path
 
 import msgspec
@@ -21,11 +23,14 @@ class RecordingError(Exception):
     """A file that is no recording; says which, and why."""
 
 
+Told = list[float | tuple[float | None, int] | None]
+
+
 class _Zone(msgspec.Struct, frozen=True):
     zone: str
-    capacity: list[int | tuple[int, int]]
-    price: list[float | tuple[float, int]] | None = None
-    spot_price: list[float | tuple[float, int]] | None = None
+    capacity: Told
+    price: Told | None = None
+    spot_price: Told | None = None
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -111,11 +116,22 @@ def region_of(zone: str) -> str:
 
 
 def _zone(zone: _Zone, ratio: float) -> Zone:
-    capacity = tuple(int(value) for value in _flat(zone.capacity))
+    capacity = tuple(int(value or 0) for value in _flat(zone.capacity))
     told = zone.price if zone.price is not None else zone.spot_price
-    price = (ratio,) * len(capacity) if told is None else tuple(_flat(told))
+    price = (ratio,) * len(capacity) if told is None else tuple(_without_gaps(_flat(told), ratio))
     return Zone(zone.zone, region_of(zone.zone), capacity, price)
 
 
-def _flat(runs: list[int | tuple[int, int]] | list[float | tuple[float, int]]) -> tuple[float, ...]:
-    return tuple(chain.from_iterable(repeat(run[0], run[1]) if isinstance(run, tuple) else (run,) for run in runs))
+def _flat(told: Told) -> Iterator[float | None]:
+    for run in told:
+        if isinstance(run, tuple):
+            yield from repeat(run[0], run[1])
+        else:
+            yield run
+
+
+def _without_gaps(prices: Iterator[float | None], first: float) -> Iterator[float]:
+    last = first
+    for price in prices:
+        last = last if price is None else price
+        yield last

@@ -1,0 +1,99 @@
+"""``spotkeeper policy``: the protocol as it is written down, and lines that make no sense."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from spotkeeper.cli.policy import serve
+
+JOB = {
+    "work_h": 48.0, "deadline_h": 60.0, "horizon_h": 60.0, "restart_h": 0.2, "move_h": 0.05, "move_price": 0.327,
+    "attempt_h": 0.008333, "probe_h": 0.016667, "delay_price": 0.0, "tick_h": 0.054167, "on_demand_price": 1.0,
+}  # fmt: skip
+ZONES = [{"id": f"z{n}", "region": "r0", "history": [[float(h), 1] for h in range(48, 0, -1)]} for n in range(2)]
+START = {"type": "start", "case": "9f2c", "home": "z1", "job": JOB, "zones": ZONES}
+TICK = {
+    "type": "tick", "tick": 17, "now_h": 0.92, "done_h": 0.5, "left_h": 47.5, "time_left_h": 59.08,
+    "event": "preempted", "on": None, "home": "z1", "spot_price": {"z0": 0.31, "z1": 0.30},
+    "tried": {"z0": False}, "probed": {"z1": True}, "preemptions": 3, "cost": 0.21,
+}  # fmt: skip
+
+
+def talk(*lines: object) -> tuple[list[dict[str, object]], str]:
+    """What is answered, and what is said on standard error."""
+    asked = b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
+    answers, errors = io.BytesIO(), io.StringIO()
+    serve(io.BytesIO(asked), answers, errors)
+    return [json.loads(line) for line in answers.getvalue().splitlines()], errors.getvalue()
+
+
+def test_only_hello_and_ticks_are_answered() -> None:
+    end = {"type": "end", "cost": 24.9, "finish_h": 55.2, "missed": False, "preemptions": 7}
+    answers, errors = talk({"type": "hello", "protocol": 1}, START, TICK, end, {"type": "bye"}, TICK)
+    assert answers[0] == {"type": "ready", "name": "spotkeeper"}
+    assert set(answers[1]) == {"try", "probe"}
+    assert len(answers) == 2
+    assert errors == ""
+
+
+def test_what_runs_is_kept() -> None:
+    on = {"kind": "spot", "zone": "z1", "age_h": 0.3, "pending_h": 0.0}
+    assert talk(START, {**TICK, "on": on, "event": "tick"})[0] == [{"try": ["keep"], "probe": []}]
+
+
+def test_without_time_it_is_on_demand() -> None:
+    assert talk(START, {**TICK, "time_left_h": 47.9})[0] == [{"try": ["od"], "probe": []}]
+
+
+def test_without_a_deadline_the_horizon_counts() -> None:
+    soft = {**START, "job": {**JOB, "deadline_h": None, "horizon_h": 144.0, "delay_price": 0.1}}
+    assert talk(soft, {**TICK, "time_left_h": None})[0][0]["try"][-1].startswith("spot:")  # type: ignore[index]
+
+
+def test_fields_that_are_new_are_passed_over() -> None:
+    assert len(talk({**START, "more": 1}, {**TICK, "more": {"x": []}})[0]) == 1
+
+
+def test_an_empty_history_is_no_error() -> None:
+    bare = [{"id": "z1", "region": "r0", "history": []}]
+    answers, errors = talk({**START, "zones": bare}, {**TICK, "tried": {}, "probed": {}, "spot_price": {"z1": 0.3}})
+    assert answers == [{"try": ["spot:z1"], "probe": []}]
+    assert errors == ""
+
+
+def test_a_zone_without_a_price_is_not_tried() -> None:
+    answers, _ = talk(START, {**TICK, "spot_price": {"z0": 0.3}, "tried": {}})
+    assert answers[0]["try"] == ["spot:z0"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"tick"}',
+        json.dumps({**TICK, "tried": {"z9": False}}).encode(),
+        json.dumps({**TICK, "left_h": "much"}).encode(),
+        json.dumps({**TICK, "on": {"kind": "boat", "zone": "z1", "age_h": 0, "pending_h": 0}}).encode(),
+    ],
+)
+def test_a_tick_that_makes_no_sense_gets_an_answer_that_is_safe_anywhere(line: bytes) -> None:
+    answers, errors = talk(START, line, TICK)
+    assert answers[0] == {"try": ["keep", "od"], "probe": []}
+    assert len(answers) == 2
+    assert errors.startswith("spotkeeper policy: ")
+
+
+def test_a_tick_before_any_start_is_answered_too() -> None:
+    assert talk(TICK)[0] == [{"try": ["keep", "od"], "probe": []}]
+
+
+@pytest.mark.parametrize("line", [b"", b"nonsense", b"[1", b'{"type":"boat"}', b"\xff\xfe", b"{" * 100_000])
+def test_other_nonsense_gets_no_answer_and_ends_nothing(line: bytes) -> None:
+    assert len(talk(line, START, TICK)[0]) == 1
+
+
+def test_a_clock_that_jumps_back_harms_nothing() -> None:
+    answers, errors = talk(START, TICK, {**TICK, "tick": 2, "now_h": -3.0}, TICK)
+    assert len(answers) == 3
+    assert errors == ""
