@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import ipaddress
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from spotkeeper.spec.stack import StackState
 
 from infra import boot
 from infra.settings import from_config
+from tests.infra import aws_terraform
 from tests.infra.aws_cloud import AwsCloud, identity
 from tests.infra.aws_judge import judge, operation, pascal
 from tests.infra.conftest import STACKS, Declared, run_program
@@ -588,3 +591,30 @@ def test_plan_shows_it_without_an_engine_and_without_a_cloud(example: Declaratio
     assert sorted(parts) == sorted(f.name for f in example.values() if f.type.startswith("spotkeeper:aws:"))
     url = next(one for one in planned if one.name == f"sk-{NAME}-burst-spot").inputs["tagSpecifications"]
     assert "(known after up)" in json.dumps(url), "what only AWS can tell is left open"
+
+
+# --- the provider's own word -------------------------------------------------------------------
+
+needs_provider = pytest.mark.skipif(
+    not aws_terraform.installed(), reason="terraform, or a copy of its provider of AWS, is not installed"
+)
+
+
+@needs_provider
+def test_the_provider_takes_all_that_is_declared(example: Declaration, joined: Declaration, tmp_path: Path) -> None:
+    """And complains of what is spoilt, so that its silence means something."""
+    role = example["aws:iam/rolePolicy:RolePolicy::rights-vm"]
+    bucket = example["aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration::lifecycle"]
+    spoilt = [
+        dataclasses.replace(role, name="spoilt", properties={**role.properties, "policy": "{"}),
+        dataclasses.replace(
+            example[ROUTES[0]], name="spoilt", properties={**example[ROUTES[0]].properties, "arn": "x"}
+        ),
+        dataclasses.replace(bucket, name="spoilt", properties={**bucket.properties, "bucket": "B" * 99}),
+    ]
+    others = of(joined, "aws:iam/serviceLinkedRole:ServiceLinkedRole")
+    asked = [found for found in [*example.values(), *others] if found.type.startswith("aws:")]
+    assert len({found.type for found in asked}) > 35
+    said = aws_terraform.judge([*asked, *spoilt], tmp_path)
+    assert {line.partition(":")[0].rpartition(".")[2] for line in said} == {"x-spoilt"}, said
+    assert len({line.partition(":")[0] for line in said}) == len(spoilt), said
