@@ -225,8 +225,8 @@ STEPS = (
         (
             Patch(
                 "spotkeeper.reconcile.alloc",
-                "        return self._pools[offer.pool] < pool.max_nodes\n",
-                "        return True\n",
+                "        return self._pools[offer.pool] < pool.max_nodes and",
+                "        return",
             ),
         ),
         TWO_JOBS,

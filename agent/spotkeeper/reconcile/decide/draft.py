@@ -66,6 +66,7 @@ class Draft:
         self.entries: list[Entry] = []
         self.wanted: list[Grant] = []
         self.held = alloc.Tally(seen.alloc.grants)  # and what this pass wants
+        self._members: tuple[tuple[int, Slot], ...] | None = None
         self.offers: dict[OffersKey, Selection] = {}  # what select() said in this pass
         self.whys: dict[str, str] = {}  # and why, by offer
 
@@ -77,6 +78,7 @@ class Draft:
             self.ranks[:] = ranks
             self.on_demand = sum(map(_on_demand, self.ranks)) + sum(map(alloc.is_on_demand, self.wanted))
         self.record = replace(self.record, **changes)
+        self._members = None
 
     @property
     def changed(self) -> bool:
@@ -90,6 +92,7 @@ class Draft:
         old = self.ranks[index]
         self.ranks[index] = new = replace(old, **changes)
         self.on_demand += _on_demand(new) - _on_demand(old)
+        self._members = None
 
     def want(self, grant: Grant) -> None:
         self.wanted.append(grant)
@@ -140,14 +143,12 @@ class Draft:
         """How many ranks are to have a machine."""
         return len(self.filled())
 
-    def members(self) -> list[tuple[int, Slot]]:
+    def members(self) -> tuple[tuple[int, Slot], ...]:
         """Ranks of the newest generation whose machine still is the one that was in it."""
-        out = []
-        for index in self.record.members:
-            slot = self.ranks[index].cur if index < len(self.ranks) else None
-            if slot is not None and slot.state is SlotState.MEMBER:
-                out.append((index, slot))
-        return out
+        if self._members is None:  # asked for by every room, and in most passes nothing changes between them
+            slots = ((index, self.ranks[index].cur) for index in self.record.members if index < len(self.ranks))
+            self._members = tuple((n, slot) for n, slot in slots if slot and slot.state is SlotState.MEMBER)
+        return self._members
 
     def save_s(self) -> float:
         """From the word to the end of a save. A script that saves by itself is believed: nothing of it is measured."""
