@@ -79,3 +79,22 @@ def test_who_is_not_logged_in_is_told_so_and_no_tick_is_made(
     assert (done.code, done.out) == (1, "")
     assert "gcloud" in done.err and "try: gcloud auth login" in done.err
     assert store.list("") == before
+
+
+def test_a_stack_on_aws_is_asked_with_the_users_own_keys(
+    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = json.loads(store.get("stack/pools.json") or b"")
+    store.put("stack/pools.json", json.dumps(stack | {"cloud": "aws", "region": "us-east-1"}).encode())
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"AWS_CONFIG_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    done = cli("reconcile", "--once")
+    assert done.code == 1 and "try: aws sso login" in done.err
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+    monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", "http://127.0.0.1:1")
+    done = cli("reconcile", "--once")
+    assert done.code == 0 and "0 unfinished jobs" in done.out

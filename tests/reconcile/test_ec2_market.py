@@ -1,0 +1,34 @@
+"""EC2's prices are a zone's; Compute Engine's are the region's. Both are kept and read by the same code."""
+
+from __future__ import annotations
+
+from spotkeeper.reconcile.market import _merged, offers_seen
+from spotkeeper.spec.market import HOUR_S, PriceRun, Prices
+
+from tests.reconcile.ec2_region import POOL, A, B
+
+NOW = 1_000_000.0
+
+
+def test_each_zone_has_its_price_and_what_is_not_told_is_unknown() -> None:
+    prices = Prices(
+        "gpu", NOW, NOW, (PriceRun(NOW - 60, 0.2, A), PriceRun(NOW - 50, 0.4, B), PriceRun(NOW - 40, 0.25, A))
+    )
+    assert {seen.zone: seen.price for seen in offers_seen((POOL,), {"gpu": prices}, {}, NOW)} == {A: 0.25, B: 0.4}
+    one = Prices("gpu", NOW, NOW, (PriceRun(NOW - 60, 0.2, A),))
+    assert {seen.zone: seen.price for seen in offers_seen((POOL,), {"gpu": one}, {}, NOW)} == {A: 0.2}
+    everywhere = Prices("gpu", NOW, NOW, (PriceRun(NOW - 60, 0.3),))
+    assert {seen.price for seen in offers_seen((POOL,), {"gpu": everywhere}, {}, NOW)} == {0.3}
+
+
+def test_a_machine_is_charged_by_its_own_zone() -> None:
+    prices = Prices("gpu", NOW, NOW, (PriceRun(0.0, 0.2, A), PriceRun(0.0, 0.4, B), PriceRun(HOUR_S, 0.6, A)))
+    assert prices.mean(0.0, 2 * HOUR_S, 9.0, A) == 0.4
+    assert prices.mean(0.0, 2 * HOUR_S, 9.0, B) == 0.4
+    assert prices.mean(0.0, 2 * HOUR_S, 9.0, "elsewhere") == 9.0
+
+
+def test_what_is_told_of_one_zone_takes_nothing_from_another() -> None:
+    old = (PriceRun(100.0, 0.2, A), PriceRun(200.0, 0.4, B), PriceRun(900.0, 0.3, A))
+    told = (PriceRun(150.0, 0.25, A), PriceRun(800.0, 0.5, B))
+    assert _merged(old, told) == (PriceRun(100.0, 0.2, A), PriceRun(150.0, 0.25, A), PriceRun(200.0, 0.4, B), told[1])
