@@ -19,6 +19,7 @@ from pulumi_policy import (
     StackValidationArgs,
     StackValidationPolicy,
 )
+from pulumi_policy.proxy import UnknownValueError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -41,11 +42,11 @@ def policies(rule: Rule) -> list[Policy]:
     level = EnforcementLevel.MANDATORY if rule.mandatory else EnforcementLevel.ADVISORY
 
     def of_one(args: ResourceValidationArgs, report: ReportViolation) -> None:
-        for message in rule.of_one(seen(args)):
+        for message in rule.of_one(seen(args), UnknownValueError):
             report(message, None)
 
     def of_all(args: StackValidationArgs, report: ReportViolation) -> None:
-        for found, message in rule.of_all([seen(each) for each in args.resources]):
+        for found, message in rule.of_all([seen(each) for each in args.resources], UnknownValueError):
             report(f"{found.name}: {message}", None)
 
     made: list[Policy] = []

@@ -108,6 +108,9 @@ def narrow(seen: Seen) -> Iterator[str]:
     role = str(seen.at("role"))
     if role in _BROAD or role.lower().endswith("admin"):
         yield f"{role}: too much: name the permissions in a custom role"
+
+
+def named(seen: Seen) -> Iterator[str]:
     for member in (*seen.each("member"), *seen.each("members")):
         if member in _EVERYBODY:
             yield f"{member} may do it: name who"
@@ -174,6 +177,7 @@ CHECKS = (
     ("shielded", MACHINES, shielded),
     ("pinned-image", MACHINES, pinned),
     ("least-privilege", BINDINGS, narrow),
+    ("least-privilege", BINDINGS, named),
     ("least-privilege", (CUSTOM_ROLE,), narrow_role),
     ("no-keys", ("gcp:serviceaccount/key:Key", "gcp:storage/hmacKey:HmacKey"), no_key),
     ("private-bucket", (BUCKET,), private_bucket),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from infra.policy import aws, gcp
@@ -40,7 +41,11 @@ ADVICE = frozenset({"disks-stay", "no-nat"})
 
 @dataclass(frozen=True)
 class Rule:
-    """``parts``: types of resources, and what is asked of each; ``over_all``: what is asked of all of them together."""
+    """``parts``: types of resources, and what is asked of each; ``over_all``: what is asked of all of them together.
+
+    ``later``: the errors by which an input says that it is known only after `up`. A check that meets one says nothing,
+    for `up` asks it again.
+    """
 
     name: str
     why: str
@@ -48,14 +53,16 @@ class Rule:
     parts: tuple[tuple[tuple[str, ...], Check], ...]
     over_all: tuple[StackCheck, ...]
 
-    def of_one(self, seen: Seen) -> Iterator[str]:
+    def of_one(self, seen: Seen, *later: type[Exception]) -> Iterator[str]:
         for types, check in self.parts:
             if seen.type in types:
-                yield from check(seen)
+                with suppress(*later):
+                    yield from check(seen)
 
-    def of_all(self, every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+    def of_all(self, every: Sequence[Seen], *later: type[Exception]) -> Iterator[tuple[Seen, str]]:
         for check in self.over_all:
-            yield from check(every)
+            with suppress(*later):
+                yield from check(every)
 
 
 def _rule(name: str) -> Rule:

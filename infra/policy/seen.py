@@ -1,8 +1,7 @@
 """A declared resource as rules see it, and words to ask it with. Judges nothing.
 
-Inputs are whatever Pulumi hands over: mappings and sequences that may be proxies. A value that
-is not known before `up` raises when it is read, and Pulumi says that the rule waits for it; so rules read only
-what they judge.
+Inputs are whatever Pulumi hands over: mappings and sequences that may be proxies. A value that is known only after
+`up` raises when it is read, and the check waits for it; so a check reads only what it judges.
 """
 
 from __future__ import annotations
