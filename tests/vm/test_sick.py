@@ -89,3 +89,10 @@ def test_kernel_messages_of_this_generation_count_and_older_ones_do_not(tmp_path
 def test_the_machines_own_ring_is_read_without_waiting_for_more() -> None:
     """Where this process may read it; else there is nothing to see, and no error."""
     assert isinstance(kernel_lines(Path("/dev/kmsg"), 0.0), list)
+
+
+def test_a_pipe_of_the_jobs_does_not_hold_up_the_agent(tmp_path: Path) -> None:
+    """Nobody ever writes to it: the end of the generation was never said."""
+    folder = crash(tmp_path, "CUDA error: uncorrectable ECC error encountered")
+    os.mkfifo(folder / "x.log")
+    assert in_logs(folder) is Sign.MEMORY

@@ -55,7 +55,8 @@ def of_crash(folder: Path, root: Path) -> Sign | None:
 def in_logs(folder: Path) -> Sign | None:
     """By the ends of what the workers and torchrun printed."""
     logs = sorted((*folder.glob("*.log"), *(folder / "logs").rglob("std*.log")))
-    text = "".join(tail(path, END_BYTES).decode(errors="replace") for path in logs)
+    # Files only: the folder is the job's, and whoever opens a pipe waits for its other end.
+    text = "".join(tail(path, END_BYTES).decode(errors="replace") for path in logs if path.is_file())
     return next((found for found, pattern in _LOGS if re.search(pattern, text)), None)
 
 
