@@ -100,7 +100,7 @@ class Rule:
     leave_restarts: float = 2.0  # ... so many restarts
     caution: float = 1.5  # times the hazard that is believed: a life that is expected too long costs a restart
     back: float = 1.5  # restarts that the way back to on-demand is worth
-    least: float = -0.05  # on-demand hours that a launch from idle may cost: it also shows how the zone is
+    least: float = -0.25  # an hour: what a launch from idle may cost beyond its work; it also shows how the zone is
     dearer: float = 0.05  # another zone must be cheaper than the one that runs by this, and ...
     better: float = 0.1  # ... better by this an hour
     switch_left: float = 0.1  # slack for it, as a share of the work left
@@ -195,8 +195,8 @@ def _idle(course: Course, zones: tuple[Zone, ...], rule: Rule, must: bool) -> Pl
         return Plan((Step(Go.ON_DEMAND, "", why),), why)
     steps = [
         Step(Go.SPOT, zone.id, _promise(life, zone), rate)
-        for rate, worth, life, zone in weigh(course, zones, rule)
-        if worth > rule.least
+        for rate, _, life, zone in weigh(course, zones, rule)
+        if rate > rule.least
     ]
     patience, why = _patience(course, zones, rule)
     if patience <= 0:

@@ -44,3 +44,8 @@ def max_wait_s(draft: Draft) -> float | None:
         with contextlib.suppress(ValueError):
             return span_s(spec.max_wait)
     return None
+
+
+def waits_since(draft: Draft) -> float:
+    """Since when the gang has not trained, if it does not: its stop, or its submission. A retry is no new wait."""
+    return draft.record.stop_since if draft.record.gen else draft.record.created

@@ -222,7 +222,7 @@ def selection(
     refused = rank.refused if draft.now < rank.refused_at + draft.times.cold_s else ()
     bout, left = draft.now < draft.record.bout_until, _on_demand_left(draft)
     max_wait_s = course.max_wait_s(draft)
-    since = 0.0 if max_wait_s is None else rank.vacant_since or draft.record.created
+    since = 0.0 if max_wait_s is None else course.waits_since(draft)
     key = (zone, models, refused, bout, left > 0, leaves, since)
     if key not in draft.offers:
         draft.offers[key] = _select(

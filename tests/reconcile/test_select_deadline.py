@@ -1,0 +1,175 @@
+"""Deadlines, patience and prices through the shipped rounds: what is bought when, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from spotkeeper.reconcile.round import _left_s
+from spotkeeper.reconcile.select import Need, Work, select, time_of_day
+from spotkeeper.reconcile.store_api import OfferSeen
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.market import Watch
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.stack import Price
+
+from tests.reconcile.world import ZONES, World, stack
+
+NOW_H = 500.0
+NOW = NOW_H * 3600.0
+SPOT, ON_DEMAND = Model.SPOT, Model.ON_DEMAND
+
+
+def submitted(**spec: object) -> World:
+    """A job on a market without spot."""
+    world = World(nodes=1, **spec)  # type: ignore[arg-type]
+    for zone in ZONES:
+        world.capacity[zone, SPOT] = 0
+    world.submit()
+    return world
+
+
+def models(world: World) -> list[Model | None]:
+    return [machine.vm.model for machine in world.dynamic()]
+
+
+def test_a_job_without_a_deadline_takes_on_demand_at_once() -> None:
+    world = submitted()
+    world.run(100)
+    assert models(world) == [ON_DEMAND]
+
+
+def test_with_a_deadline_it_waits_while_there_is_time_and_says_until_when() -> None:
+    world = submitted(work="30m", deadline="80m")
+    world.run(600)
+    assert models(world) == []
+    said = world.record().reason
+    assert "; on-demand from " in said and said.endswith(" UTC at the latest")
+    told = len(world.events(Event.REFUSED))
+    world.run(300)
+    assert world.record().reason == said, "it is the same until then, and no write a minute"
+    assert told <= len(world.events(Event.REFUSED)) <= told + 10
+    world.until(lambda: ON_DEMAND in models(world), 3000)
+    begun = world.t - world.record().created
+    assert 25 * 60 < begun < 45 * 60, "with 80 min for 30 of work, it leaves room for a start that fails"
+
+
+def test_the_ledger_says_why_each_machine_was_bought() -> None:
+    world = submitted(work="30m", deadline="45m")
+    world.until(lambda: ON_DEMAND in models(world), 900)
+    (*_, intent) = world.events(Event.INTENT)
+    assert intent.detail.startswith("on-demand in z-")
+    assert "slack" in intent.detail or "deadline" in intent.detail
+
+
+def test_max_wait_is_how_long_on_demand_waits() -> None:
+    world = submitted(max_wait="10m")
+    world.run(540)
+    assert models(world) == []
+    world.until(lambda: ON_DEMAND in models(world), 200)
+
+
+def test_what_comes_first_ends_the_wait() -> None:
+    world = submitted(max_wait="5m", work="30m", deadline="20h")
+    world.until(lambda: ON_DEMAND in models(world), 500)
+
+
+def test_spot_that_comes_back_meanwhile_is_taken() -> None:
+    world = submitted(work="30m", deadline="5h")
+    world.run(400)
+    world.capacity.clear()
+    world.until(world.training, 600)
+    assert models(world) == [SPOT]
+
+
+def test_spot_dearer_than_max_price_is_none() -> None:
+    world = World(nodes=1, max_price=0.305)
+    world.capacity["z-a", SPOT] = 0
+    world.submit()
+    world.run(100)
+    assert models(world) == [ON_DEMAND]
+
+
+# -- the choice
+
+
+def job(**more: object) -> JobSpec:
+    return JobSpec("job", ("x",), **more)  # type: ignore[arg-type]
+
+
+def chosen(spec: JobSpec, **need: object) -> list[tuple[str, Model]]:
+    asked = Need(now=NOW, **{"on_demand_left": 9, **need})  # type: ignore[arg-type]
+    return [(choice.offer.zone[-1], choice.offer.model) for choice in select(spec, stack(), asked).choices]
+
+
+def steady(zone: str, hours: float = 10.0) -> OfferSeen:
+    return OfferSeen("pool", zone, SPOT, watch=Watch(zone, True, NOW_H, NOW_H - hours, 0.0, 2.0, hours, hours))
+
+
+def stormy(zone: str, losses: float = 6.0) -> OfferSeen:
+    return OfferSeen("pool", zone, SPOT, watch=Watch(zone, True, NOW_H, NOW_H - 0.1, losses, 1.0, 10.0, 3.0))
+
+
+def test_a_zone_with_losses_comes_after_one_without() -> None:
+    assert chosen(job(), market=(stormy("z-a"), steady("z-b")))[0] == ("b", SPOT)
+
+
+def test_on_demand_comes_before_spot_that_is_not_worth_its_start() -> None:
+    bad = tuple(replace(stormy(zone, 60.0), boot_s=900.0) for zone in ZONES)
+    order = chosen(job(), market=bad)
+    assert order[0][1] is ON_DEMAND
+    assert order[-1][1] is SPOT
+
+
+def test_on_demand_is_left_for_a_zone_that_lasts_and_not_for_one_that_dies() -> None:
+    bad = tuple(replace(stormy(zone, 60.0), boot_s=900.0) for zone in ZONES)
+    assert chosen(job(), models=(SPOT,), leaves=True, market=bad) == []
+    assert chosen(job(), models=(SPOT,), leaves=True, market=(stormy("z-a"), steady("z-b")))[0] == ("b", SPOT)
+
+
+def test_on_demand_is_not_left_when_the_deadline_is_near() -> None:
+    late = Work(left_h=10.0, slack_h=0.15, planned_h=2.0)
+    assert chosen(job(deadline="20h"), models=(SPOT,), leaves=True, work=late, market=(steady("z-b"),)) == []
+    assert chosen(job(deadline="20h"), work=late)[0][1] is ON_DEMAND
+
+
+def test_policy_on_demand_never_waits_and_spot_never_buys_another() -> None:
+    ample = Work(left_h=10.0, slack_h=50.0, planned_h=50.0)
+    assert {model for _, model in chosen(job(policy="on-demand", deadline="9d"), work=ample)} == {ON_DEMAND}
+    assert {model for _, model in chosen(job(policy="spot", deadline="9d"), work=ample)} == {SPOT}
+    assert {model for _, model in chosen(job(deadline="9d"), work=ample)} == {SPOT}
+
+
+def test_a_pool_without_spot_is_not_waited_for() -> None:
+    ample = Work(left_h=10.0, slack_h=50.0, planned_h=50.0)
+    pool = replace(stack().pools[0], prices={zone: Price(on_demand=1.0) for zone in ZONES})
+    found = select(job(deadline="9d"), replace(stack(), pools=(pool,)), Need(NOW, on_demand_left=9, work=ample))
+    assert found.until is None
+    assert {choice.offer.model for choice in found.choices} == {ON_DEMAND}
+
+
+@pytest.mark.parametrize("policy", ["balanced", "shuffle"])
+def test_a_wait_since_a_time_to_come_is_no_longer_than_max_wait(policy: str) -> None:
+    """A clock that jumped back."""
+    found = select(job(policy=policy), stack(), Need(NOW, on_demand_left=9, max_wait_s=600.0, since=NOW + 9e6))
+    assert {choice.offer.model for choice in found.choices} == {SPOT}
+    assert found.until is not None and (policy == "shuffle" or found.until <= NOW + 600.0)
+
+
+def test_looks_from_a_time_to_come_and_from_long_ago_harm_nothing() -> None:
+    ahead = OfferSeen("pool", "z-a", SPOT, watch=Watch("z-a", True, NOW_H + 50, NOW_H + 40, 1.0, 1.0, 5.0, 5.0))
+    old = OfferSeen("pool", "z-b", SPOT, watch=Watch("z-b", False, NOW_H - 999, 0.0, 3.0, 2.0, 9.0, 4.0))
+    assert len(chosen(job(), market=(ahead, old))) == 6
+
+
+def test_what_is_left_is_told_by_steps_and_their_time() -> None:
+    progress = Progress(gen=1, step=40, at=0.0, step_s=2.0, total_steps=100)
+    assert _left_s(progress, 3.0) == 360.0
+    assert _left_s(replace(progress, total_steps=None), 1.0) is None
+    assert _left_s(replace(progress, step=200), 1.0) == 0.0
+    assert _left_s(None, 1.0) is None
+
+
+def test_times_of_day_are_utc() -> None:
+    assert time_of_day(1_800_000_000.0) == "08:00 UTC"
