@@ -51,8 +51,9 @@ def operation(name: str) -> OperationModel:
     return model().operation_model(name)
 
 
+@lru_cache(maxsize=4096)  # listings ask the same again and again
 def read(body: bytes) -> tuple[str, Params]:
-    """Operation and parameters of a request.
+    """Operation and parameters of a request. Nobody changes them.
 
     Raises:
         Ec2Error: it is none that EC2 takes.
@@ -72,8 +73,20 @@ def read(body: bytes) -> tuple[str, Params]:
     return name, params
 
 
+_written: dict[tuple[str, str], bytes] = {}
+
+
 def write(name: str, answer: Params) -> bytes:
-    """The answer as XML. Raises AssertionError where EC2 could not say this."""
+    """The answer as XML. Raises AssertionError where EC2 could not say this. What was judged once is not again."""
+    key = name, repr(answer)
+    if key not in _written:
+        if len(_written) > 4096:
+            _written.clear()
+        _written[key] = _write(name, answer)
+    return _written[key]
+
+
+def _write(name: str, answer: Params) -> bytes:
     shape = operation(name).output_shape
     inner = ""
     if shape is not None:
