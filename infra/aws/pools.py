@@ -150,9 +150,8 @@ class Pools(pulumi.ComponentResource):
         zone = pool.node_zone(index)
         return aws.ec2.Instance(
             called,
-            launch_template=aws.ec2.InstanceLaunchTemplateArgs(
-                id=template.id, version=template.latest_version.apply(lambda version: str(int(version)))
-            ),
+            # Not by number: made anew on purpose (`pulumi up --replace`), it is made as the template says then.
+            launch_template=aws.ec2.InstanceLaunchTemplateArgs(id=template.id, version="$Default"),
             instance_type=pool.machine.type,
             subnet_id=None if pool.machine.efa else network.subnets[zone],
             placement_group=self._args.placement.groups.get(pool.name, {}).get(zone),
@@ -167,7 +166,8 @@ class Pools(pulumi.ComponentResource):
             instance_id=node.id,
             volume_id=self._args.disks.ids[called],
             stop_instance_before_detaching=True,  # it would be taken from under a file system that is mounted
-            opts=self._child,
+            # A volume is in one machine at a time: it leaves the old node before it comes to the new one.
+            opts=pulumi.ResourceOptions.merge(self._child, pulumi.ResourceOptions(delete_before_replace=True)),
         )
 
     # --- what reconcile reads ------------------------------------------------------------

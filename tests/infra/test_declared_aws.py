@@ -318,9 +318,11 @@ def test_a_static_node_is_not_stopped_for_an_image_or_user_data(example: Declara
     (node,) = of(example, INSTANCE)
     assert node.ignores == ("launchTemplate",)
     assert sorted(node.properties) == ["instanceType", "launchTemplate", "subnetId", "tags"]
-    assert node.properties["launchTemplate"] == {
-        "id": identity(TEMPLATE, f"sk-{NAME}-floor-static"), "version": "7",
-    }  # fmt: skip
+    template = node.properties["launchTemplate"]
+    assert template == {"id": identity(TEMPLATE, f"sk-{NAME}-floor-static"), "version": "$Default"}
+    assert all(found.properties["updateDefaultVersion"] for found in of(example, TEMPLATE)), (
+        "made anew, it is as it is now"
+    )
 
 
 def test_a_static_node_learns_of_a_release_by_its_tags(example: Declaration) -> None:
