@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.console import Console, RenderableType
 from spotkeeper.cli.localcloud import tables
 from spotkeeper.local.bill import Bill
@@ -715,3 +716,12 @@ def test_node_states_are_all_drawn() -> None:
     from spotkeeper.report.render import _NODE_STYLE
 
     assert set(_NODE_STYLE) == set(NodeState)
+
+
+def test_a_job_that_nobody_has_touched_says_so_and_one_that_somebody_has_does_not() -> None:
+    fresh = Record("abcdefgh", "u", "first", "", 0.0, ranks=(Rank(), Rank()))
+    assert not job_view(fresh, None, (), STACK, 599.0).warnings
+    (line,) = job_view(fresh, None, (), STACK, 720.0).warnings
+    assert "12 min ago" in line and "spotkeeper reconcile --once" in line
+    assert not job_view(replace(fresh, ver=1), None, (), STACK, 720.0).warnings
+    assert "0/2" in printed(job_table([job_view(fresh, None, (), STACK, 720.0)]))

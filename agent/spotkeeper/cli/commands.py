@@ -240,6 +240,8 @@ def ask_job(
     size = f" to {jobs.machines(nodes)}" if nodes is not None else ""
     text = f"{record.name} ({record.job}): asked to {kind}{size}"
     emit(Asked(record.job, record.name, kind, wish.id), as_json, text)
+    if not as_json:
+        note(f"  to see it done: spotkeeper status {record.name}")
 
 
 def resume(job: str, file: Path | None, stack: str | None, *, go_back: bool, as_json: bool) -> None:

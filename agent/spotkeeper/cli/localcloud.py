@@ -132,10 +132,13 @@ def up(folder: Path, *, scale: float, seed: int, as_json: bool) -> None:
                 done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT)
             else:
                 note(f"a cloud {'runs' if cloud.fresh else 'ran already'} in {cloud.folder}, {scale_words(cloud)}")
+                note(f"bringing up the stack {STACK}: what pulumi up would do ...")
                 done = deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / DEPLOYMENT, Printer(out))
                 summary(done, out)
     if (named_folder() or local_folder(Path.cwd()) or Path()).resolve() != cloud.folder:
         note(f"for spotkeeper submit, status and the others:  export {FOLDER}={shlex.quote(str(cloud.folder))}")
+    if cloud.fresh and not as_json:
+        note("next, in the project's folder:  spotkeeper submit examples/gpt/job.yaml --watch")
     if as_json:
         changes = {op.value: count for op, count in done.changes.items()}
         emit(UpResult(str(cloud.folder), cloud.endpoint, STACK, done.engine, changes), True, "")

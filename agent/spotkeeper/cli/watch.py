@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotkeeper.cli.errors import Exit
-from spotkeeper.cli.output import console, emit_line
+from spotkeeper.cli.output import console, emit_line, note
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.record import Outcome
 
@@ -27,7 +27,11 @@ def watch(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], No
         OK where it succeeded, FAILED where it failed, holds because it failed, or was cancelled.
     """
     plain = as_json or not sys.stdout.isatty()
-    view = _lines(look, as_json, wait) if plain else _live(look, wait)
+    try:
+        view = _lines(look, as_json, wait) if plain else _live(look, wait)
+    except KeyboardInterrupt:
+        note("the job goes on without anybody who watches; spotkeeper watch follows it again")
+        raise
     return Exit.OK if view.outcome is Outcome.SUCCEEDED else Exit.FAILED
 
 

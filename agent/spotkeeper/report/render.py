@@ -362,7 +362,7 @@ def _cells(view: JobView) -> dict[str, str]:
     return {
         "job": view.job,
         "name": view.name,
-        "nodes": f"{training}/{len({node.rank for node in view.nodes})}",
+        "nodes": f"{training}/{view.size}",
         "gen": str(view.gen),
         "step": step_word(view),
         "loss": "-" if view.loss is None else loss_word(view.loss),

@@ -68,6 +68,9 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
     lag: str = ""  # "1.6x the median": how slow its machine is, where it holds the others up
 
 
+UNTOUCHED_S = 600.0  # virtual; a tick comes each minute, and the first one does something
+
+
 class MoneyView(Struct, frozen=True):
     """USD. ``on_demand_only``: the same machine-hours at on-demand prices; ``saved`` is of these.
 
@@ -139,6 +142,7 @@ class JobView(Struct, frozen=True, omit_defaults=True):
     failed: tuple[str, ...] = ()  # why its last generation that failed did, where ``crash_log`` does not show it
     output: OutputView | None = None  # filled for `status JOB`
     uploading_s: float | None = None  # for so long a machine has been bringing what it left to the bucket
+    size: int = 0  # how many ranks are to have a machine
     warnings: tuple[str, ...] = ()  # that still hold, of the newest generation, while the job is not over
     disks_kept: str = ""  # how many disks of a job that is over still bill, and which
     site: Site = CLOUD
@@ -198,7 +202,8 @@ def job_view(
             for r in recoveries(entries, now)
         ),
         crash_log=crash_log,
-        warnings=() if ended is not None else tuple(_warnings(entries, record.gen)),
+        size=record.wanted(),
+        warnings=() if ended is not None else (*_untouched(record, now), *_warnings(entries, record.gen)),
         disks_kept=next((entry.detail.removeprefix("but ") for entry in entries if entry.event is Event.DONE), ""),
         site=site,
     )
@@ -214,6 +219,16 @@ def _no_new_step(record: Record, progress: Progress | None, now: float, site: Si
 
 _UNTIL = {Event.FULL: Event.SAVED, Event.UNSAVED: Event.SAVED, Event.LAG: Event.KEEPS_UP}  # what takes it back
 _OVER = frozenset(_UNTIL.values())
+
+
+def _untouched(record: Record, now: float) -> Iterable[str]:
+    """Of a job that no round has done anything for: whoever waits for it must look elsewhere."""
+    if record.ver == 0 and record.phase is Phase.RUN and now - record.created > UNTOUCHED_S:
+        waits = f"{(now - record.created) / 60.0:.0f} min"
+        yield (
+            f"the function has done nothing for it since it was submitted, {waits} ago: it does not run, has nothing to"
+            " offer, or cannot read the job's file (its log says which; so does spotkeeper reconcile --once)"
+        )
 
 
 def _warnings(entries: tuple[Entry, ...], gen: int) -> Iterable[str]:

@@ -258,7 +258,8 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
     if not there:
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         hint = nearest(folder.name, siblings)
-        yield problem("source", "no such folder (relative to the job file)", job.spec.source, hint)
+        home = "; ~ stands for nothing here" if job.spec.source.startswith("~") else ""
+        yield problem("source", f"no such folder (relative to the job file{home})", job.spec.source, hint)
     elif not folder.is_dir():
         yield problem("source", "is a file, want the folder that holds the script", job.spec.source)
     elif folder in (Path("/"), Path.home()):
