@@ -1,0 +1,61 @@
+"""An idle stack's bill: every declared type has a price, a tick does what is counted, and both clouds stay below $3."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from spotkeeper.cli.show import read_stack_file
+from spotkeeper.reconcile.round import Options
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.reconcile.sweep import tick
+
+from infra import idle
+from infra.idle import UnpricedError
+from tests.infra.conftest import STACKS, Declared
+from tests.scale.burst import stack_of
+from tests.scale.test_tick import Clock, Cloud
+from tests.security.cases_store import Shelf
+
+# The types of the AWS example; the Google one is declared by a fixture that others need too.
+GATEWAY = "aws:ec2/natGateway:NatGateway"
+
+
+def settings(cloud: str) -> idle.Settings:
+    return read_stack_file(STACKS / f"Pulumi.example-{cloud}.yaml", None, "").settings
+
+
+def test_an_idle_stack_on_google_cloud_costs_less_than_three_dollars(example: Mapping[str, Declared]) -> None:
+    lines = idle.idle(settings("gcp"), Counter(one.type for one in example.values()))
+    assert 0.5 < idle.total(lines) <= 3.0
+    assert all(line.usd >= 0 for line in lines)
+
+
+def test_what_nobody_priced_is_an_error_and_a_gateway_by_the_hour_is_not_free() -> None:
+    with pytest.raises(UnpricedError, match="natGateway"):
+        idle.idle(settings("aws"), {GATEWAY: 1})
+    assert not idle.PRICED.keys() & idle.FREE and not idle.BOUGHT & idle.FREE
+
+
+def test_rarer_ticks_cost_less() -> None:
+    every = settings("aws")
+    rare = msgspec.structs.replace(every, reconcile=msgspec.structs.replace(every.reconcile, tick_minutes=5))
+    alarms = {"aws:cloudwatch/metricAlarm:MetricAlarm": 4}
+    often, seldom = idle.total(idle.idle(every, alarms)), idle.total(idle.idle(rare, alarms))
+    assert seldom - 0.4 == pytest.approx((often - 0.4) / 5)
+
+
+def test_a_tick_with_nothing_to_do_asks_the_bucket_no_more_than_is_reckoned_with() -> None:
+    shelf = Shelf()
+    store = ObjectStore(shelf)
+    stack = stack_of(4)
+    store.put("stack/pools.json", msgspec.json.encode(stack))
+    cloud, clock, options = Cloud(), Clock(), Options(settle_s=0.0, parallel=1)
+    tick(store, cloud, clock, options)  # the first one of an instance reads more
+    asked: Counter[str] = Counter()
+    shelf.before = lambda verb, _key: asked.update([verb])
+    assert tick(store, cloud, clock, options).jobs == 0
+    assert asked["list"] <= idle.LISTS and asked["get"] <= idle.READS + idle.READS_A_POOL * len(stack.pools)
+    assert set(asked) <= {"list", "get"}, "nothing is written"
