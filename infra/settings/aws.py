@@ -164,10 +164,10 @@ def function(s: Settings) -> Iterator[Problem]:
 
 
 def of_gcp(s: Settings) -> Iterator[Problem]:
-    yield from only_elsewhere(s, _OF_GCP)
+    yield from only_elsewhere(s, OF_GCP)
 
 
-_OF_GCP: dict[str, tuple[object, str]] = {
+OF_GCP: dict[str, tuple[object, str]] = {
     "bucket.location": (None, "only gcp has it: a bucket is in the stack's region"),
     "network.ssh": ("none", "only gcp has it: EC2 Instance Connect and Session Manager are the account's"),
     "limits.max_run_hours": (None, "only gcp has it: EC2 ends no machine by its age; limits.lease_minutes does"),
@@ -211,12 +211,12 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 
 def of_gcp_in_a_pool(pool: Pool, s: Settings) -> Iterator[Problem]:
-    yield from only_elsewhere(pool, _POOL_OF_GCP)
+    yield from only_elsewhere(pool, POOL_OF_GCP)
     if pool.kind == "spot" and pool.notice_s not in (None, SPOT_NOTICE_S):
         yield problem("notice_s", f"EC2's is always {SPOT_NOTICE_S}: leave it out", pool.notice_s)
 
 
-_POOL_OF_GCP: dict[str, tuple[object, str]] = {
+POOL_OF_GCP: dict[str, tuple[object, str]] = {
     "machine.accelerator": (None, "only gcp has it: an instance type brings its own"),
     "machine.nic": (None, "only gcp has it: leave it out"),
     "machine.gpu_direct": (None, "only gcp has it: machine.efa is aws's"),

@@ -167,10 +167,10 @@ def billing(s: Settings) -> Iterator[Problem]:
 
 
 def of_aws(s: Settings) -> Iterator[Problem]:
-    yield from only_elsewhere(s, _OF_AWS)
+    yield from only_elsewhere(s, OF_AWS)
 
 
-_OF_AWS: dict[str, tuple[object, str]] = {
+OF_AWS: dict[str, tuple[object, str]] = {
     "account": ("", "only aws has it: the project is gcp:project"),
     "service_linked_role": (False, "only aws has one: remove it"),
 }
@@ -190,13 +190,13 @@ def pool_image(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 def pool_machine(pool: Pool, s: Settings) -> Iterator[Problem]:
     machine = pool.machine
-    yield from only_elsewhere(pool, _POOL_OF_AWS)
+    yield from only_elsewhere(pool, POOL_OF_AWS)
     if machine.type.startswith(_ARM) != (s.agent.arch == "aarch64"):
         yield problem("machine.type", f"is not of agent.arch ({s.agent.arch})", machine.type)
     yield from _accelerator(pool)
 
 
-_POOL_OF_AWS: dict[str, tuple[object, str]] = {
+POOL_OF_AWS: dict[str, tuple[object, str]] = {
     "machine.efa": (0, "only aws has it: machine.gpu_direct is gcp's"),
     "boot_disk.device": ("", "only aws has it: leave it out"),
 }

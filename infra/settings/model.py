@@ -36,7 +36,7 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
         str, about("organization/<project>/<stack>: another Pulumi stack whose outputs are `vpc` and `subnets`")
     ] = ""
     public_ip: Annotated[bool, about("only for jobs that read from outside the cloud")] = False
-    ssh: Annotated[Literal["none", "iap"], about("iap: gcp: logins through the Identity-Aware Proxy, by OS Login")] = (
+    ssh: Annotated[Literal["none", "iap"], about("gcp: iap: logins through the Identity-Aware Proxy, by OS Login")] = (
         "none"
     )
 
@@ -147,8 +147,8 @@ class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
 
     compute: Annotated[str, about("unset: Compute Engine's, EC2's")] = ""
     storage: Annotated[str, about("unset: Cloud Storage's, S3's")] = ""
-    jwks: Annotated[str, about("keys of identity tokens; unset: Google's")] = ""
-    issuer: Annotated[str, about("of identity tokens; unset: Google's")] = ""
+    jwks: Annotated[str, about("gcp: keys of identity tokens; unset: Google's")] = ""
+    issuer: Annotated[str, about("gcp: of identity tokens; unset: Google's")] = ""
     function: Annotated[str, about("gcp: unset: its well-known name under cloudfunctions.net")] = ""
 
 

@@ -36,8 +36,8 @@ Hours = Annotated[float, Meta(gt=0, le=2880, description="Compute Engine ends a 
 class Accelerator(Struct, frozen=True, forbid_unknown_fields=True):
     """Accelerators added to a machine type that does not bring its own (Compute Engine's N1)."""
 
-    type: Annotated[str, offers("as Compute Engine names it", GCP_ACCELERATOR_PRICES)]
-    count: Annotated[int, Meta(ge=1, le=16, description="so many in each machine")] = 1
+    type: Annotated[str, offers("gcp: as Compute Engine names it", GCP_ACCELERATOR_PRICES)]
+    count: Annotated[int, Meta(ge=1, le=16, description="gcp: so many in each machine")] = 1
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ class Placement(Struct, frozen=True, forbid_unknown_fields=True):
         about("near each other, for the network (compact on gcp, cluster on aws; unset: that), or on hardware apart"),
     ] = None
     max_distance: (
-        Annotated[int, Meta(ge=1, le=3, description="gcp, compact: at most so far apart; 1 is one rack")] | None
+        Annotated[int, Meta(ge=1, le=3, description="gcp: compact: at most so far apart; 1 is one rack")] | None
     ) = None
 
 

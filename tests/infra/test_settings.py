@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.spec.parse import SpecError
 
-from infra.settings import Settings, from_config
-from tests.infra import stackfiles
-from tests.infra.conftest import STACKS
+from infra import settings as package
+from infra.settings import Settings, aws, checks, from_config, gcp, jobs, model, state
+from infra.settings import pool as pool_model
+from tests.infra import reference, stackfiles
+from tests.infra.conftest import ROOT, STACKS
 
 
 def read(changes: dict[str, Any] | None = None, stack: str = "dev", project: str = "acme-train") -> Settings:
@@ -87,11 +95,11 @@ def test_added_accelerators_are_in_the_price() -> None:
     assert price is not None and price.on_demand == pytest.approx(0.380 + 2 * 0.350)
 
 
-@pytest.mark.parametrize("name", ["local", "example-gcp"])
+@pytest.mark.parametrize("name", ["local", "example-gcp", "example-aws"])
 def test_the_stack_files_of_the_checkout_are_right(name: str) -> None:
     endpoint = "http://127.0.0.1:9" if name == "local" else None
     settings = from_config(read_config(STACKS / f"Pulumi.{name}.yaml", endpoint), "demo")
-    assert [pool.kind for pool in settings.pools] == ["static", "spot"]
+    assert [pool.kind for pool in settings.pools][:2] == ["static", "spot"]
 
 
 def test_the_example_stack_puts_one_kind_of_gpu_into_a_gang() -> None:
@@ -137,3 +145,129 @@ def test_a_key_without_namespace_is_the_projects_and_a_date_is_a_text(tmp_path: 
 def test_a_misspelt_namespace_is_told() -> None:
     with pytest.raises(SpecError, match=r"spotkeper:limits: unknown key \(did you mean spotkeeper:limits\?\)"):
         from_config({"spotkeper:limits": "{}"}, "dev")
+
+
+# --- both clouds -------------------------------------------------------------------------
+
+
+def test_what_is_left_out_is_filled_in_as_the_cloud_has_it() -> None:
+    on_gcp = stackfiles.read("gcp", {"limits.max_run_hours": 24, "pools.1.placement": {}})
+    on_aws = stackfiles.read("aws", {"pools.1.placement": {}})
+    for settings, disk, strategy in ((on_gcp, "pd-balanced", "compact"), (on_aws, "gp3", "cluster")):
+        static, spot = settings.pools
+        assert (static.disk.type, static.boot_disk.type, spot.disk.type, spot.boot_disk.type) == (disk,) * 4
+        assert spot.placement is not None and spot.placement.strategy == strategy
+        assert static.image == spot.image == settings.image
+        assert settings.network.cidr == model.OWN_RANGE
+    assert on_gcp.endpoints.compute == "https://compute.googleapis.com/compute/v1"
+    assert on_aws.endpoints.compute == "https://ec2.us-east-1.amazonaws.com"
+    assert (on_gcp.bucket_name(), on_aws.bucket_name()) == ("sk-acme-train-dev", "sk-123456789012-dev")
+    assert (on_gcp.pools[1].max_run_s(), on_gcp.pools[0].max_run_s()) == (86400, None), "static nodes are always on"
+
+
+def test_a_pool_may_differ_from_its_stack() -> None:
+    image = "projects/acme-images/global/images/gpu-1"
+    changes = {"limits.max_run_hours": 24, "pools.1.max_run_hours": 6, "pools.1.image": image}
+    static, spot = stackfiles.read("gcp", changes).pools
+    assert (spot.max_run_s(), spot.image) == (6 * 3600, image)
+    assert static.image != image
+
+
+def test_an_existing_network_is_given_no_range() -> None:
+    for network in (
+        {"from_stack": "acme/net/prod"},
+        {
+            "vpc": "projects/acme-net/global/networks/shared",
+            "subnets": {"us-east1": "projects/acme-net/regions/us-east1/subnetworks/train"},
+        },
+    ):
+        settings = stackfiles.read("gcp", {"network": network})
+        assert settings.network.exists() and settings.network.cidr == ""
+
+
+@pytest.mark.parametrize("cloud", ["gcp", "aws"])
+def test_a_region_beside_ours_must_be_the_same(cloud: str) -> None:
+    """A provider's own region would be where it makes what names none."""
+    plain = {f"spotkeeper:{key}": value for key, value in stackfiles.plain(cloud).items()}
+    config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in plain.items()}
+    config |= {"gcp:project": "acme-train", f"{cloud}:region": config["spotkeeper:region"]}
+    assert from_config(config, "dev").cloud == cloud
+    with pytest.raises(SpecError, match=rf'{cloud}:region: "elsewhere": differs from spotkeeper:region: leave it out'):
+        from_config({**config, f"{cloud}:region": "elsewhere"}, "dev")
+
+
+def test_texts_are_not_read_as_json() -> None:
+    """An account's number, as Pulumi hands it over, is a text like any other."""
+    plain = {f"spotkeeper:{key}": value for key, value in stackfiles.plain("aws").items()}
+    config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in plain.items()}
+    assert from_config(config, "dev").account == "123456789012"
+
+
+# --- the model, and what is made from it -------------------------------------------------
+
+
+def structs() -> list[type[msgspec.Struct]]:
+    found = [one for module in (model, pool_model) for one in vars(module).values()]
+    mine = [one for one in found if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+    return list(dict.fromkeys(one for one in mine if one.__module__.startswith(package.__name__)))
+
+
+def attributes(cloud: str) -> set[str]:
+    """Every attribute that the cloud's program reads of anything."""
+    files = [
+        *(ROOT / "infra").glob("*.py"),
+        *(ROOT / "infra" / cloud).glob("*.py"),
+        *(ROOT / "infra/drain").glob("*.py"),
+    ]
+    files += [Path(module.__file__ or "") for module in (checks, jobs, model, pool_model, state)]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize(
+    ("cloud", "refused"),
+    [("gcp", gcp.OF_AWS | gcp.POOL_OF_AWS), ("aws", aws.OF_GCP | aws.POOL_OF_GCP)],
+)
+def test_a_field_is_read_by_the_clouds_program_or_refused_on_that_cloud(cloud: str, refused: dict[str, Any]) -> None:
+    """A field that nobody reads would be a promise that nobody keeps."""
+    read = attributes(cloud)
+    silent = {name for struct in structs() for name in struct.__struct_fields__ if name not in read}
+    assert silent <= {path.rsplit(".", 1)[-1] for path in refused}
+
+
+@pytest.mark.parametrize(
+    ("other", "refused"), [("aws", gcp.OF_AWS | gcp.POOL_OF_AWS), ("gcp", aws.OF_GCP | aws.POOL_OF_GCP)]
+)
+def test_what_one_cloud_refuses_says_so_in_its_words(other: str, refused: dict[str, Any]) -> None:
+    words = {path.removeprefix("pools[]."): words for path, _, _, words in reference.rows()}
+    for path in refused:
+        of_it = [text for name, text in words.items() if name == path or name.startswith(f"{path}.")]
+        assert of_it and all(text.startswith(f"{other}: ") for text in of_it), path
+
+
+def test_the_page_for_operators_has_every_field() -> None:
+    """Changed a field? `python -m tests.infra.reference` writes the table anew."""
+    assert reference.written(reference.PAGE.read_text()) == reference.table()
+
+
+def test_the_projects_file_knows_every_key_and_no_other() -> None:
+    """Pulumi takes what is not in it, but shows no description of it, and `pulumi config set` no type."""
+    project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    fields = {field.encode_name: field for field in msgspec.inspect.type_info(Settings).fields}
+    assert project.keys() == fields.keys() - {"stack", "project"}
+    assert {key for key, known in project.items() if "default" not in known} == {
+        name for name in fields if fields[name].required and name not in ("stack", "project")
+    }
+
+
+def test_no_key_that_is_refused_with_a_reason_is_one_of_ours() -> None:
+    ours = {name for struct in structs() if struct is not package.Accelerator for name in struct.__struct_fields__}
+    assert not checks.ELSEWHERE.keys() & ours
+
+
+def test_settings_import_neither_pulumi_nor_a_cloud() -> None:
+    program = "import sys, infra.settings.jobs; print(sorted({m.split('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(ast.literal_eval(done.stdout))
+    assert "infra" in loaded
+    assert not loaded & {"pulumi", "pulumi_gcp", "pulumi_aws", "boto3", "obstore", "requests", "torch", "jinja2"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +87,8 @@ def check(file: Path | None, stack: str | None) -> Checked:
         read = read_stack_file(file, stack, "spotkeeper check FILE")
     except SpecError as error:
         raise SpecError([*error.problems, *_of_jobs(file, stack)]) from None
-    found = jobs.read_jobs(read.settings, CHECKOUT, time.time())
+    # Not by the clock, like `up`: the file of a job that is over may have a deadline that is past.
+    found = jobs.read_jobs(read.settings, CHECKOUT, 0.0)
     return _checked(read, tuple(job.name for job in found))
 
 
@@ -106,7 +106,7 @@ def _of_jobs(file: Path | None, stack: str | None) -> tuple[Problem, ...]:
     told: list[Problem] = []
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and not Path(name).is_absolute() and ".." not in Path(name).parts:
-            told += jobs.read_one(name, CHECKOUT, time.time(), None)[1]
+            told += jobs.read_one(name, CHECKOUT, 0.0, None)[1]
     return tuple(told)
 
 
