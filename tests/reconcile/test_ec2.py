@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from spotkeeper.clock import Clock
 from spotkeeper.reconcile import ec2_errors, ec2_rights
 from spotkeeper.reconcile.ec2 import open_ec2
-from spotkeeper.reconcile.ec2_advice import Scores
 from spotkeeper.reconcile.ec2_api import Api
 from spotkeeper.reconcile.ec2_errors import classify, detail_of
 from spotkeeper.reconcile.ec2_lists import PAGE
@@ -28,7 +27,7 @@ from spotkeeper.spec.cloud import (
     InsertVm,
     VmStatus,
 )
-from spotkeeper.spec.market import PriceRun
+from spotkeeper.spec.market import Chances, PriceRun
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import Interface
 
@@ -498,18 +497,18 @@ class TestHints:
         ]
         assert here.ec2.price_history("gpu", 5) is None
         here.site.market.scores = {"x-az1": 9}
-        assert here.ec2.scores("gpu", 4, 5) is None
-        assert here.ec2.scores("none", 4, 5) is None
+        assert here.ec2.chances("gpu", 5) is None
+        assert here.ec2.chances("none", 5) is None
 
     def test_scores_name_zones_by_id_and_the_account_names_them(self, here: Region) -> None:
         here.site.market.scores = {"x-az1": 9, "x-az2": 3, "x-az9": 10}
-        assert here.ec2.scores("gpu", 4, 5) == Scores(here.engine.t, {A: 3, B: 9})
-        here.ec2.scores("gpu", 4, 5)
+        assert here.ec2.chances("gpu", 5) == Chances(here.engine.t, {A: 0.3, B: 0.9})
+        here.ec2.chances("gpu", 5)
         assert len(here.asked("DescribeAvailabilityZones")) == 1
         asked = here.asked("GetSpotPlacementScores")[0]
-        assert (asked["TargetCapacity"], asked["SingleAvailabilityZone"], asked["RegionNames"]) == (4, True, ["us-x1"])
+        assert (asked["TargetCapacity"], asked["SingleAvailabilityZone"], asked["RegionNames"]) == (8, True, ["us-x1"])
         here.site.market.scores = {"x-az9": 10}
-        assert here.ec2.scores("gpu", 4, 5) is None
+        assert here.ec2.chances("gpu", 5) is None
 
 
 REFUSALS = {
@@ -591,7 +590,7 @@ def every_action(here: Region) -> None:
     here.pass_(60.0)
     here.do(InsertVm(JOB, UID, 0, 1, "gpu", A, Model.SPOT))
     here.ec2.price_history("gpu", 5)
-    here.ec2.scores("gpu", 1, 5)
+    here.ec2.chances("gpu", 5)
 
 
 def test_every_call_is_among_the_rights_and_every_right_is_for_a_call(here: Region) -> None:

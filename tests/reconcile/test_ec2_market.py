@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.market import _merged, offers_seen
-from spotkeeper.spec.market import HOUR_S, PriceRun, Prices
+from spotkeeper.reconcile.market import ASK_S, _merged, look, offers_seen
+from spotkeeper.reconcile.pace import Bucket, Paced
+from spotkeeper.spec.market import HOUR_S, Chances, PriceRun, Prices
 
 from tests.reconcile.ec2_region import POOL, A, B
+from tests.reconcile.world import World
 
 NOW = 1_000_000.0
 
@@ -32,3 +34,32 @@ def test_what_is_told_of_one_zone_takes_nothing_from_another() -> None:
     old = (PriceRun(100.0, 0.2, A), PriceRun(200.0, 0.4, B), PriceRun(900.0, 0.3, A))
     told = (PriceRun(150.0, 0.25, A), PriceRun(800.0, 0.5, B))
     assert _merged(old, told) == (PriceRun(100.0, 0.2, A), PriceRun(150.0, 0.25, A), PriceRun(200.0, 0.4, B), told[1])
+
+
+class Guessing(World):
+    """A cloud that tells no prices, and guesses."""
+
+    answers: Chances | None = None
+
+    def chances(self, pool: str, deadline_s: float) -> Chances | None:
+        assert deadline_s <= ASK_S
+        return self.answers
+
+
+def test_a_guess_is_kept_for_a_day_beside_prices_and_asked_for_once_an_hour() -> None:
+    world = Guessing()
+    pool = world.stack.pools[0]
+    zone = pool.zones[0]
+
+    def seen(now: float) -> dict[str, float | None]:
+        offers = look(world.store, Paced(world, Bucket()), world.stack, now)
+        return {offer.zone: offer.chance for offer in offers if offer.chance is not None}
+
+    world.answers = Chances(world.t, {zone: 0.7})
+    assert seen(world.t) == {zone: 0.7}, "the other zones are unknown"
+    world.answers = None
+    assert seen(world.t + 2 * HOUR_S) == {zone: 0.7}, "no answer takes nothing back"
+    assert seen(world.t + 30 * HOUR_S) == {}, "until it is too old"
+    world.answers = Chances(world.t + 31 * HOUR_S, {zone: 0.1})
+    assert seen(world.t + 31.5 * HOUR_S) == {zone: 0.1}
+    assert world.store.read_prices((pool.name,))[pool.name].value.told == 0.0, "prices are as unknown as before"

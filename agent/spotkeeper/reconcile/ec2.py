@@ -62,7 +62,7 @@ from spotkeeper.spec.cloud import (
     Result,
     Vm,
 )
-from spotkeeper.spec.market import PriceRun
+from spotkeeper.spec.market import Chances, PriceRun
 from spotkeeper.spec.stack import StackState
 
 DEVICE = "/dev/sdf"  # no template's own; the agent looks for the volume, not for this name
@@ -197,21 +197,21 @@ class Ec2:
             return None
         return ec2_advice.price_runs(answer, frozenset(found.zones))
 
-    def scores(self, pool: str, machines: int, deadline_s: float) -> ec2_advice.Scores | None:
-        """How likely so many spot machines of the pool are to be had, by zone; None: unknown, for whatever reason."""
+    def chances(self, pool: str, deadline_s: float) -> Chances | None:
+        """``GetSpotPlacementScores`` for all of the pool's machines at once; None: unknown, for whatever reason."""
         found, ends = self._stack.pool(pool), time.monotonic() + deadline_s
         if found is None:
             return None
         try:
             if not self._zone_ids:
-                told = self._api.call("describe_availability_zones", deadline_s, {"Filters": ec2_advice.OF_REGION})
-                self._zone_ids = ec2_advice.zone_names(told)
-            question = ec2_advice.score_question(found, self._stack.region, machines)
-            answer = self._api.call("get_spot_placement_scores", ends - time.monotonic(), question)
+                query = {"Filters": ec2_advice.OF_REGION}
+                self._zone_ids = ec2_advice.zone_names(self._call("describe_availability_zones", query, ends))
+            question = ec2_advice.score_question(found, self._stack.region)
+            answer = self._call("get_spot_placement_scores", question, ends)
         except (NoAnswerError, RefusedError) as error:
             log.info("placement scores of pool %s: %s", pool, error)
             return None
-        return ec2_advice.scores(answer, self._zone_ids, frozenset(found.zones), self._clock.now())
+        return ec2_advice.chances(answer, self._zone_ids, frozenset(found.zones), self._clock.now())
 
     # -- doing
 

@@ -13,11 +13,10 @@ from datetime import datetime, timedelta, timezone
 from math import isfinite
 
 import msgspec
-from msgspec import Struct
 
 from spotkeeper.reconcile.ec2_wire import Part, to_time
 from spotkeeper.spec import codec
-from spotkeeper.spec.market import PriceRun
+from spotkeeper.spec.market import Chances, PriceRun
 from spotkeeper.spec.stack import PoolState
 
 BACK = timedelta(days=2)  # EC2 tells the price that held at the beginning as well
@@ -56,13 +55,6 @@ class Zones(Part, frozen=True):
     availability_zones: tuple[Zone, ...] = ()
 
 
-class Scores(Struct, frozen=True):
-    """By zone, 1 (hardly) to 10 (likely), as told ``at`` (virtual unix seconds). Zones that are missing are unknown."""
-
-    at: float
-    by_zone: dict[str, int]
-
-
 def question(pool: PoolState, now: float) -> dict[str, object]:
     """Asks for the prices of the pool's machine type in the whole region."""
     return {
@@ -83,10 +75,11 @@ def price_runs(answer: Mapping[str, object], zones: frozenset[str]) -> tuple[Pri
     return _joined(sorted(runs, key=lambda run: (run.start, run.zone))) or None
 
 
-def score_question(pool: PoolState, region: str, machines: int) -> dict[str, object]:
+def score_question(pool: PoolState, region: str) -> dict[str, object]:
+    """Asks whether all of the pool's machines are to be had in one zone. Always the same: EC2 counts new questions."""
     return {
         "InstanceTypes": [pool.machine_type],
-        "TargetCapacity": max(1, machines),
+        "TargetCapacity": max(1, pool.max_nodes),
         "TargetCapacityUnitType": "units",
         "SingleAvailabilityZone": True,
         "RegionNames": [region],
@@ -102,15 +95,17 @@ def zone_names(answer: Mapping[str, object]) -> dict[str, str]:
     return {one.zone_id: one.zone_name for one in told if one.zone_id and one.zone_name}
 
 
-def scores(answer: Mapping[str, object], names: Mapping[str, str], zones: frozenset[str], now: float) -> Scores | None:
-    """None where it tells nothing of these zones."""
+def chances(
+    answer: Mapping[str, object], names: Mapping[str, str], zones: frozenset[str], now: float
+) -> Chances | None:
+    """Scores (1 hardly, 10 likely) as chances; None where it tells nothing of these zones."""
     try:
         told = codec.convert(answer, ScoreList).spot_placement_scores
     except msgspec.ValidationError:
         return None
-    by_zone = {names.get(one.availability_zone_id, ""): one.score for one in told if 1 <= one.score <= 10}
-    known = {zone: score for zone, score in by_zone.items() if zone in zones}
-    return Scores(now, known) if known else None
+    by_zone = {names.get(one.availability_zone_id, ""): one.score / 10 for one in told if 1 <= one.score <= 10}
+    known = {zone: chance for zone, chance in by_zone.items() if zone in zones}
+    return Chances(now, known) if known else None
 
 
 def _run(told: Told) -> PriceRun | None:

@@ -8,6 +8,7 @@ is decided here; ``select`` decides.
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from spotkeeper.reconcile import market_past, paths
 from spotkeeper.reconcile.store_api import Held, OfferSeen, Store, StoreError
 from spotkeeper.spec import codec
-from spotkeeper.spec.cloud import Class, Cloud, InsertVm, Result
+from spotkeeper.spec.cloud import Class, Cloud, InsertVm, Result, chances_of
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import HOUR_S, Fate, Past, PriceRun, Prices, Sight, lives
 from spotkeeper.spec.model import Model
@@ -63,9 +64,7 @@ def offers_seen(
     """
     out: list[OfferSeen] = []
     for pool in pools:
-        known = prices.get(pool.name)
-        told = {zone: usd for zone in pool.zones if known and (usd := known.now(now, zone)) is not None}
-        seen = {(zone, Model.SPOT): OfferSeen(pool.name, zone, Model.SPOT, price=usd) for zone, usd in told.items()}
+        seen = _hints(pool, prices.get(pool.name), now)
         for key, changes in _told(sights.get(pool.name, ())):
             offer = seen.get(key) or OfferSeen(pool.name, *key)
             newer = {name: at for name, at in changes.items() if at > getattr(offer, name)}
@@ -77,6 +76,18 @@ def offers_seen(
             seen[key] = replace(seen.get(key) or OfferSeen(pool.name, *key), watch=watch)
         out += (replace(seen[key], boot_s=boot_s) for key in sorted(seen) if key[0] in pool.zones)
     return tuple(out)
+
+
+def _hints(pool: PoolState, told: Prices | None, now: float) -> dict[tuple[str, Model], OfferSeen]:
+    """What the cloud itself says of spot, by zone; a zone of which it says nothing is left out."""
+    out: dict[tuple[str, Model], OfferSeen] = {}
+    if told is None:
+        return out
+    for zone in pool.zones:
+        usd, chance = told.now(now, zone), told.chance(now, zone)
+        if usd is not None or chance is not None:
+            out[zone, Model.SPOT] = OfferSeen(pool.name, zone, Model.SPOT, price=usd, chance=chance)
+    return out
 
 
 def _past(store: Store, pool: str, hour: int) -> Past:
@@ -154,10 +165,14 @@ def _ask(store: Store, cloud: Cloud, pool: str, held: Held[Prices] | None, now: 
     token = store.cas_prices(noted, held.token if held else "")
     if token is None:
         return None
+    ends = time.monotonic() + ASK_S
     told = cloud.price_history(pool, ASK_S)
-    if not told:
+    guessed = chances_of(cloud, pool, max(0.0, ends - time.monotonic()))
+    if not told and guessed is None:
         return noted
-    prices = replace(noted, told=now, runs=_merged(noted.runs, told))
+    prices = replace(noted, chances=guessed or noted.chances)
+    if told:
+        prices = replace(prices, told=now, runs=_merged(noted.runs, told))
     store.cas_prices(prices, token)
     return prices
 

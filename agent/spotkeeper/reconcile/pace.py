@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from spotkeeper.spec.cloud import Action, Class, Cloud, InsertVm, Listing, Result
-from spotkeeper.spec.market import PriceRun
+from spotkeeper.spec.cloud import Action, Class, Cloud, InsertVm, Listing, Result, chances_of
+from spotkeeper.spec.market import Chances, PriceRun
 
 PER_S = 15.0  # 900 a minute: room for a second process, and for people
 BURST = 100.0
@@ -61,6 +61,9 @@ class Paced:
 
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
         return self.cloud.price_history(pool, deadline_s)
+
+    def chances(self, pool: str, deadline_s: float) -> Chances | None:
+        return chances_of(self.cloud, pool, deadline_s)
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         """As the cloud's; THROTTLED, without a call, where its turn would come later than half of its time."""

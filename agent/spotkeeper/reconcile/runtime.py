@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.sweep import TickResult
     from spotkeeper.spec.cloud import Action, Cloud, Listing, Result
     from spotkeeper.spec.job import JobSpec
-    from spotkeeper.spec.market import PriceRun
+    from spotkeeper.spec.market import Chances, PriceRun
     from spotkeeper.spec.record import Record
     from spotkeeper.spec.stack import StackState
 
@@ -263,6 +263,12 @@ class Deadlined:
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
         left = self._left()
         return self._cloud.price_history(pool, min(deadline_s, left)) if left > 0 else None
+
+    def chances(self, pool: str, deadline_s: float) -> Chances | None:
+        from spotkeeper.spec.cloud import chances_of
+
+        left = self._left()
+        return chances_of(self._cloud, pool, min(deadline_s, left)) if left > 0 else None
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         from spotkeeper.spec.cloud import Class, Result

@@ -100,6 +100,7 @@ class OfferSeen(Struct, frozen=True, omit_defaults=True):
     launched_at: float = 0.0
     lost_at: float = 0.0
     price: float | None = None  # USD per machine-hour, where a market tells more than the stack file
+    chance: float | None = None  # of spot, 0 to 1: the cloud's own guess
     watch: Watch | None = None  # of a spot offer: how it was there, and how long
     boot_s: float | None = None  # from the order to the hello, as machines of the pool have it
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Protocol, Union
+from typing import Protocol, Union, runtime_checkable
 
 from msgspec import Struct
 
-from spotkeeper.spec.market import PriceRun
+from spotkeeper.spec.market import Chances, PriceRun
 from spotkeeper.spec.model import Model
 
 
@@ -192,3 +192,15 @@ class Cloud(Protocol):
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         """Make one call; never raises for what a cloud can answer."""
+
+
+@runtime_checkable
+class Guesses(Protocol):
+    """A cloud that says how likely its spot machines are to be had."""
+
+    def chances(self, pool: str, deadline_s: float) -> Chances | None:
+        """As the cloud guesses for all of the pool's machines at once. None: unknown, for whatever reason."""
+
+
+def chances_of(cloud: Cloud, pool: str, deadline_s: float) -> Chances | None:
+    return cloud.chances(pool, deadline_s) if isinstance(cloud, Guesses) else None

@@ -30,6 +30,14 @@ class PriceRun(Struct, frozen=True, array_like=True):
     zone: str = ""
 
 
+class Chances(Struct, frozen=True):
+    """How likely a pool's spot machines are to be had, 0 to 1 by zone, as a cloud guessed it ``at`` (virtual unix
+    seconds). A prior, and no more; a zone that is missing is unknown."""
+
+    at: float
+    by_zone: dict[str, float]
+
+
 class Prices(Struct, frozen=True, omit_defaults=True):
     """``market/prices/<pool>``: spot prices of a pool's machine type in the stack's region.
 
@@ -41,6 +49,12 @@ class Prices(Struct, frozen=True, omit_defaults=True):
     asked: float
     told: float = 0.0
     runs: tuple[PriceRun, ...] = ()  # by time
+    chances: Chances | None = None  # where the cloud tells any
+
+    def chance(self, now: float, zone: str) -> float | None:
+        """None: unknown, or told too long ago."""
+        told = self.chances
+        return told.by_zone.get(zone) if told is not None and now - told.at <= FRESH_S else None
 
     def now(self, now: float, zone: str = "") -> float | None:
         """USD per machine-hour for a choice made now; None: unknown, or told too long ago."""
