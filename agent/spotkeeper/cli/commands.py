@@ -323,6 +323,13 @@ def review(
     reviewing.review(preview, file, stack, base, agreed=agreed, quiet=quiet, as_json=as_json)
 
 
+def live(stack: str | None, *, as_json: bool) -> None:
+    from spotkeeper.cli import live as looking
+
+    found = looking.of_stack(stack)
+    emit(found, as_json, "\n".join(looking.text(found)).rstrip("\n"))
+
+
 def schema(document: str) -> None:
     from spotkeeper.cli.schema import text
 

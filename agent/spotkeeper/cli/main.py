@@ -434,6 +434,19 @@ def review(
     commands.review(preview, stack_file, stack, base, agreed=allow_data_loss, quiet=expect_no_changes, as_json=as_json)
 
 
+@app.command(rich_help_panel=STACKS)
+def live(stack: Stack = None, as_json: Json = False) -> None:
+    """What only a real cloud can tell of a stack: what to type in its first hour, and what to see. Asks no cloud itself.
+
+    The page docs/first-live-hour.md, with the stack's own names.
+
+    Example: `spotkeeper live --stack prod`
+    """
+    from spotkeeper.cli import commands
+
+    commands.live(stack, as_json=as_json)
+
+
 @app.command(rich_help_panel=JOBS)
 def schema(
     document: Annotated[str, typer.Argument(metavar="job|stack|state", help="Which document.", show_default=False)],
