@@ -174,7 +174,19 @@ def _zone(offer: Offer, market: _Market, listed: dict[tuple[str, str], float]) -
     track = Track.of(seen.watch if seen is not None else None)
     if seen is not None and seen.refused_at:
         track.see(seen.refused_at / 3600.0, False)
-    return Zone(offer.key(), offer.price / (listed.get((offer.pool, offer.zone)) or 1.0), track)
+    return Zone(
+        offer.key(), offer.price / (listed.get((offer.pool, offer.zone)) or 1.0), track, doubt=_doubt(offer, market)
+    )
+
+
+def _doubt(offer: Offer, market: _Market) -> float:
+    """By how much the cloud's own guess raises the hazard that is believed before anything was seen: a half to twice.
+
+    Only against its guesses of the other offers: of one machine type a cloud guesses low everywhere.
+    """
+    guesses = {key: seen.chance for key, seen in market.seen.items() if seen.chance is not None}
+    own = guesses.get((offer.pool, offer.zone, offer.model))
+    return 1.0 if own is None else 2.0 ** (sum(guesses.values()) / len(guesses) - own)
 
 
 def _offer(offers: list[Offer], key: str) -> Offer:

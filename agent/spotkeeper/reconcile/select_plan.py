@@ -51,13 +51,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """An offer of spot. ``move_h`` and ``move_price``: what it takes to bring the checkpoint there."""
+    """An offer of spot. ``move_h`` and ``move_price``: what it takes to bring the checkpoint there. ``doubt``: by how
+    much the cloud's own guess raises the hazard where little was seen; 1 where it says nothing.
+    """
 
     id: str
     price: float
     track: Track
     move_h: float = 0.0
     move_price: float = 0.0
+    doubt: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def weigh(course: Course, zones: tuple[Zone, ...], rule: Rule) -> list[tuple[flo
     mean = common([zone.track for zone in zones], shape.weight) if rule.by_losses else 1.0
     rows = []
     for zone in zones:
-        scale = factor(zone.track, mean, shape.weight) if rule.by_losses else 1.0
+        scale = factor(zone.track, mean * zone.doubt, shape.weight) if rule.by_losses else 1.0
         age = zone.track.age_h(course.now_h) if rule.by_age else 0.5
         start = (course.restart_h if rule.by_restart else USUAL_START_H) + zone.move_h
         life = expected(shape, age, rule.caution * scale, start, max(course.left_h, 0.01))
@@ -170,7 +173,7 @@ def _on_demand(course: Course, zones: tuple[Zone, ...], rule: Rule, must: bool) 
     keep = Step(Go.KEEP, course.zone, "on-demand runs")
     room = 2.0 * course.restart_h
     if must or course.slack_h <= room:
-        return Plan((keep,), f"on-demand to the end: {course.slack_h:.1f} h are left beside the work")
+        return Plan((keep,), _pressed(course))
     steps: list[Step] = []
     stayed = course.age_h >= rule.stay_restarts * course.restart_h
     if stayed and course.slack_h > rule.leave_restarts * course.restart_h + rule.leave_left * course.left_h:
@@ -191,7 +194,7 @@ def _on_demand(course: Course, zones: tuple[Zone, ...], rule: Rule, must: bool) 
 
 def _idle(course: Course, zones: tuple[Zone, ...], rule: Rule, must: bool) -> Plan:
     if must:
-        why = f"on-demand for the deadline: {course.slack_h:.1f} h are left beside the work"
+        why = _pressed(course)
         return Plan((Step(Go.ON_DEMAND, "", why),), why)
     steps = [
         Step(Go.SPOT, zone.id, _promise(life, zone), rate)
@@ -216,6 +219,13 @@ def _patience(course: Course, zones: tuple[Zone, ...], rule: Rule) -> tuple[floa
         if best.price + course.delay_price * (1.0 - share) / share > 1.0:
             return 0.0, f"on-demand if no spot is to be had: the best zone has it {share:.0%} of the time"
     return course.slack_h - need, f"wait for spot: {course.slack_h:.1f} h of slack, {need:.1f} h are kept"
+
+
+def _pressed(course: Course) -> str:
+    late_h = course.restart_h - course.slack_h
+    if late_h > 0:
+        return f"on-demand, and the deadline is missed by {late_h:.1f} h all the same"
+    return f"on-demand for the deadline: {course.slack_h:.1f} h are left beside the work"
 
 
 def _promise(life: Life, zone: Zone) -> str:

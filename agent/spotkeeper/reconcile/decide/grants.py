@@ -111,7 +111,7 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) ->
 
 def _why(draft: Draft, offer: Offer) -> str:
     """Why this offer, for people: in the ledger, and in what ``status`` shows of it."""
-    return offer.node or draft.whys.get(offer.key(), "")
+    return offer.node or draft.whys.get(offer.key(), "").partition(": ")[2]
 
 
 def _cause(rank: Rank, which: str, offer: Offer) -> str:
@@ -390,20 +390,24 @@ def plan(draft: Draft) -> tuple[Alloc | None, tuple[Entry, ...]]:
     drop = [grant for grant in draft.view.own_grants() if _over(draft, grant)]
     if not drop and not draft.wanted:
         return None, ()
-    entries = tuple(
-        Entry(
-            at=draft.now,
-            id=f"{Event.GONE.value}.r{grant.rank}.a{grant.attempt}",
-            event=Event.GONE,
-            gen=draft.record.gen,
-            rank=grant.rank,
-            attempt=grant.attempt,
-            pool=alloc.pool_of(grant),
-            detail=grant.resource,
-        )
-        for grant in drop
+    return alloc.change(draft.seen.alloc, draft.wanted, drop), tuple(_gone(draft, grant) for grant in drop)
+
+
+def _gone(draft: Draft, grant: Grant) -> Entry:
+    """With the times that the cloud bills, where it tells them: this look is up to a minute late."""
+    ran = draft.view.ran.get((grant.rank, grant.attempt)) if alloc.node_of(grant) is None else None
+    return Entry(
+        at=draft.now,
+        id=f"{Event.GONE.value}.r{grant.rank}.a{grant.attempt}",
+        event=Event.GONE,
+        gen=draft.record.gen,
+        rank=grant.rank,
+        attempt=grant.attempt,
+        pool=alloc.pool_of(grant),
+        detail=grant.resource,
+        started=(ran.started or None) if ran else None,
+        ended=(ran.ended or None) if ran else None,
     )
-    return alloc.change(draft.seen.alloc, draft.wanted, drop), entries
 
 
 def _over(draft: Draft, grant: Grant) -> bool:
