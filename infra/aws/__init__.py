@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pulumi
+import pulumi_aws as aws
+
 from infra import boot, bundle
 from infra.aws.alerts import Alerts, AlertsArgs
 from infra.aws.disks import Disks, DisksArgs
@@ -27,21 +30,23 @@ def declare(settings: Settings, build: Path) -> Exports:
     agent = bundle.bundle(build, settings.agent.python, settings.agent.arch)
     source = bundle.lambda_source(build, python(settings))
     scripts = boot.render(settings)
-    network = Network("network", NetworkArgs(settings))
-    identity = Identity("identity", IdentityArgs(settings, network))
-    storage = Storage("storage", StorageArgs(settings, agent, source, scripts))
-    function = Function("function", FunctionArgs(settings, storage, identity))
-    placement = Placement("placement", PlacementArgs(settings))
-    disks = Disks("disks", DisksArgs(settings))
+    there = pulumi.ResourceOptions(providers={"aws": provider(settings)})
+    network = Network("network", NetworkArgs(settings), there)
+    identity = Identity("identity", IdentityArgs(settings, network), there)
+    storage = Storage("storage", StorageArgs(settings, agent, source, scripts), there)
+    function = Function("function", FunctionArgs(settings, storage, identity), there)
+    placement = Placement("placement", PlacementArgs(settings), there)
+    disks = Disks("disks", DisksArgs(settings), there)
     pools = Pools(
         "pools",
         PoolsArgs(settings, scripts, agent.sha256, network, identity, storage, function, placement, disks),
+        there,
     )
     descriptor = publish_state(settings, storage, function, identity, agent, placement, pools)
     stands_on: list[HasParts] = [network, function, placement, pools]
-    drained = Drained("drained", DrainedArgs(settings, storage, descriptor, stands_on))
-    Triggers("triggers", TriggersArgs(settings, function, identity, drained))
-    Alerts("alerts", AlertsArgs(settings, function))
+    drained = Drained("drained", DrainedArgs(settings, storage, descriptor, stands_on), there)
+    Triggers("triggers", TriggersArgs(settings, function, identity, drained), there)
+    Alerts("alerts", AlertsArgs(settings, function), there)
     return Exports(
         bucket=storage.bucket.bucket,
         function_url=function.url,
@@ -50,4 +55,14 @@ def declare(settings: Settings, build: Path) -> Exports:
         static_nodes=sorted(pools.nodes),
         kept_disks=disks.kept,
         ready=drained.drain,
+    )
+
+
+def provider(settings: Settings) -> aws.Provider:
+    """AWS as the stack file means it: whatever the shell's region is, and in no other account."""
+    return aws.Provider(
+        "aws",
+        region=settings.region,
+        allowed_account_ids=[settings.account],
+        profile=pulumi.Config("aws").get("profile"),
     )

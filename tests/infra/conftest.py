@@ -34,6 +34,7 @@ class Declared:
     protect: bool
     retain: bool
     ignores: tuple[str, ...] = ()  # inputs that may change in the program without a change in the cloud
+    provider: str = ""  # the name of the one that it says; "": the default
 
     @property
     def key(self) -> str:
@@ -81,6 +82,7 @@ class Recorder(MockMonitor):
                     bool(request.protect),
                     bool(request.retainOnDelete),
                     tuple(request.ignoreChanges),
+                    request.provider.split("::")[-2] if request.provider else "",
                 )
             )
         return reply

@@ -126,11 +126,19 @@ def test_reconcile_is_told_of_pools_when_it_may_use_them(example: Declaration) -
     assert "aws:iam/rolePolicy:RolePolicy::rights-fn" in before(example, "aws:s3/bucketObjectv2:BucketObjectv2::pools")
 
 
+def test_it_comes_up_in_its_own_account_and_region_whatever_the_shell_says(example: Declaration) -> None:
+    """The provider refuses to work with another account's credentials."""
+    told = one(example, "pulumi:providers:aws", "aws")
+    assert (told["region"], json.loads(told["allowedAccountIds"])) == ("us-east-1", ["123456789012"])
+    at_home = {found.provider for found in example.values() if found.type.startswith("aws:")}
+    assert at_home == {"aws"}, "none by the default provider"
+
+
 # --- the network -------------------------------------------------------------------------
 
 
 def test_each_zone_has_a_subnet_of_its_own_in_both_families(example: Declaration) -> None:
-    subnets = of(example, SUBNET)
+    subnets = sorted(of(example, SUBNET), key=lambda found: found.name)
     assert [found.properties["availabilityZone"] for found in subnets] == [f"us-east-1{zone}" for zone in "abc"]
     for family, whole in (("cidrBlock", "10.40.0.0/16"), ("ipv6CidrBlock", "2600:1f18:aa:bb00::/56")):
         ranges = [ipaddress.ip_network(found.properties[family]) for found in subnets]
