@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from random import Random
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
-from spotkeeper.spec import cloud as spec_cloud
 from spotkeeper.spec import names
 from spotkeeper.spec.cloud import (
     Action,
@@ -29,6 +29,7 @@ from spotkeeper.spec.cloud import (
     Disk,
     InsertVm,
     Listing,
+    Ran,
     Result,
     Snapshot,
     Vm,
@@ -38,10 +39,11 @@ from spotkeeper.spec.market import PriceRun
 from spotkeeper.spec.model import Model
 
 if TYPE_CHECKING:
+    from spotkeeper.spec import cloud as spec_cloud
+
     from tests.sim.agent import Agent
     from tests.sim.world import World
 
-SeenCloud = spec_cloud.Cloud
 Commit = tuple[int, int]  # generation, step
 OPERATIONS = 100  # failed operations that a listing tells, newest last
 REMEMBERED_S = 3600.0  # and for how long
@@ -77,6 +79,15 @@ class Machine:
         return self.vm.status in (VmStatus.PENDING, VmStatus.RUNNING)
 
 
+@dataclass(frozen=True)
+class Billed:
+    """One machine's time from RUNNING to gone, as the provider's bill has it. Virtual unix seconds."""
+
+    vm: Vm
+    start: float
+    end: float
+
+
 @dataclass
 class Delays:
     """Seconds, least and most, drawn evenly: an insert's way to RUNNING, the system's boot, and so on."""
@@ -107,6 +118,7 @@ class Cloud:
         self.world, self.random, self.delays = world, random, delays
         self.trouble = Trouble()
         self.machines: dict[str, Machine] = {}  # by uid
+        self.bill: list[Billed] = []  # of machines that are gone
         self.drives: dict[tuple[str, str], Drive] = {}  # by (name, zone)
         self.shots: dict[str, tuple[Snapshot, Commit | None]] = {}
         self.keys: dict[str, str] = {}  # idempotency key -> uid of the machine
@@ -120,7 +132,7 @@ class Cloud:
         self.changes = 0
         self._listing: Listing | None = None
 
-    def process(self) -> SeenCloud:
+    def process(self) -> spec_cloud.Cloud:
         """The cloud as one process of the function has it; Compute Engine's adapter would remember nothing."""
         return self
 
@@ -158,7 +170,10 @@ class Cloud:
         since = self.world.engine.t - REMEMBERED_S
         failed = tuple(result for result in self.failed if result.at >= since)
         shots = tuple(shot for shot, _ in self.shots.values())
-        return Listing(vms, disks, shots, frozenset(self.world.stack.zones()) - blind, failed)
+        answered = frozenset(self.world.stack.zones()) - blind
+        newest = takewhile(lambda one: one.end >= since, reversed(self.bill))
+        ran = tuple(Ran(one.vm.name, one.vm.zone, one.start, one.end) for one in newest)
+        return Listing(vms, disks, shots, answered, failed, tuple(one for one in ran if one.zone in answered))
 
     def of(self, job: str) -> list[Machine]:
         return [machine for machine in self.machines.values() if machine.vm.job == job]
@@ -254,7 +269,7 @@ class Cloud:
     def _running(self, machine: Machine) -> None:
         if machine.uid not in self.machines or machine.vm.status is not VmStatus.PENDING:
             return
-        machine.vm = replace(machine.vm, status=VmStatus.RUNNING)
+        machine.vm = replace(machine.vm, status=VmStatus.RUNNING, created=self.world.engine.t)
         machine.billed_from = self.world.engine.t
         self.world.meter.machines(+1)
         self.changed()
@@ -418,6 +433,7 @@ class Cloud:
             machine.agent = None
         if machine.billed_from is not None:
             self.world.meter.machines(-1)
+            self.bill.append(Billed(machine.vm, machine.billed_from, self.world.engine.t))
         if not machine.admitted and not machine.fate and machine.billed_from is not None:
             self.duplicates += self.world.checks.never_needed(machine)
         for drive in self.drives.values():

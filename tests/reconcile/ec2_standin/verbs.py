@@ -158,7 +158,7 @@ class Ec2Service:
         shot = self._snapshot(params["SnapshotId"]) if "SnapshotId" in params else None
         if shot is not None and shot.state != "completed":
             raise Ec2Error("IncorrectState", f"Snapshot '{shot.id}' is not in the 'completed' state")
-        size = params.get("Size") or (shot.size if shot else None)
+        size = params.get("Size", shot.size if shot else None)
         if size is None:
             raise Ec2Error("MissingParameter", "The request must contain the parameter size/snapshot")
         least, most = SIZES[kind]
