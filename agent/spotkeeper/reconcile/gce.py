@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Generic, TypeVar
@@ -32,6 +32,7 @@ from spotkeeper.reconcile.gce_api import DEFAULT_ENDPOINT, Answer, Api, Metadata
 from spotkeeper.reconcile.gce_errors import classify, detail_of, parse_error
 from spotkeeper.reconcile.gce_fields import of_a_page, of_all_zones
 from spotkeeper.reconcile.gce_wire import (
+    ENDINGS,
     Aggregated,
     DiskIn,
     Id,
@@ -46,6 +47,7 @@ from spotkeeper.reconcile.gce_wire import (
     last_part,
     partial_url,
     to_disk,
+    to_ran,
     to_result,
     to_snapshot,
     to_vm,
@@ -77,6 +79,7 @@ PARALLEL_LISTS = 8
 PAGE = 500
 MAX_PAGES = 200  # 100,000 things; a server that always names a next page must not hold a round for ever
 REMEMBERED = 10_000
+OPERATIONS = " OR ".join(f'operationType = "{kind}"' for kind in ("insert", *ENDINGS))
 OPERATION_PAGES = 4  # newest first; older failures were seen by earlier rounds
 
 T = TypeVar("T")
@@ -127,18 +130,19 @@ class Gce:
             vms = pool.submit(self._look, "instances", InstanceIn, stack, zones, ends)
             disks = pool.submit(self._look, "disks", DiskIn, stack, zones, ends)
             snapshots = pool.submit(self._snapshots, stack, ends)
-            failed = [pool.submit(self._failed_creations, stack, zone, ends) for zone in zones]
+            past = [pool.submit(self._operations, zone, ends) for zone in zones]
             seen_vms, seen_disks = vms.result(), disks.result()
             answered = seen_vms.answered & seen_disks.answered
             found = snapshots.result()
-            results = tuple(result for future in failed for result in future.result())
+            operations = {zone: future.result() for zone, future in zip(zones, past, strict=True)}
         return Listing(
             vms=tuple(vm for item in seen_vms.items if (vm := to_vm(item, stack, self._addresses)) is not None),
             disks=tuple(disk for item in seen_disks.items if (disk := to_disk(item, stack)) is not None),
             snapshots=found or (),
             # A snapshot that cannot be seen could be taken for one that must be made again.
             answered=answered if found is not None else frozenset(),
-            results=results,
+            results=tuple(result for zone, of in operations.items() for result in self._failed(stack, zone, of)),
+            ran=tuple(ran for zone, of in operations.items() for ran in to_ran(of, stack, zone)),
         )
 
     def _look(self, what: str, kind: type[T], stack: str, zones: tuple[str, ...], ends: float) -> Looked[T]:
@@ -189,17 +193,20 @@ class Gce:
             return None
         return tuple(snapshot for item in found if (snapshot := to_snapshot(item, stack)) is not None)
 
-    def _failed_creations(self, stack: str, zone: str, ends: float) -> tuple[Result, ...]:
-        """Inserts that were accepted and failed since. Advisory: where this list fails, a later one tells."""
-        query = {"filter": 'operationType = "insert"', "orderBy": "creationTimestamp desc"}
+    def _operations(self, zone: str, ends: float) -> builtins.list[OperationIn]:
+        """What was made and what ended lately. Advisory: where this list fails, a later one tells."""
+        query = {"filter": OPERATIONS, "orderBy": "creationTimestamp desc"}
         try:
-            found = self._pages(f"zones/{zone}/operations", OperationIn, query, ends, OPERATION_PAGES)
+            return self._pages(f"zones/{zone}/operations", OperationIn, query, ends, OPERATION_PAGES)
         except ListError as error:
             log.warning("operations of zone %s did not answer: %s", zone, error)
-            return ()
-        results = (to_result(item, stack, zone, self._asked) for item in found)
+            return []
+
+    def _failed(self, stack: str, zone: str, operations: builtins.list[OperationIn]) -> Iterable[Result]:
+        """Inserts that were accepted and failed since."""
         now = self._clock.now()  # a time of the cloud's future would keep its offer cold until then
-        return tuple(replace(result, at=min(result.at, now)) for result in results if result is not None)
+        found = (to_result(item, stack, zone, self._asked) for item in operations)
+        return (replace(result, at=min(result.at, now)) for result in found if result is not None)
 
     def _pages(
         self, path: str, kind: type[T], query: dict[str, str], ends: float, newest_pages: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Generic, TypeVar
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 from spotkeeper.reconcile.addresses import Addresses
 from spotkeeper.reconcile.gce_errors import OperationErrors, classify, detail_of
 from spotkeeper.spec import names
-from spotkeeper.spec.cloud import Action, CreateDisk, Disk, InsertVm, Result, Snapshot, Vm, VmStatus
+from spotkeeper.spec.cloud import Action, CreateDisk, Disk, InsertVm, Ran, Result, Snapshot, Vm, VmStatus
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
 
@@ -36,6 +36,8 @@ STATUS = {
     "STOPPED": VmStatus.DEAD,
     "TERMINATED": VmStatus.DEAD,
 }
+
+ENDINGS = ("delete", "compute.instances.preempted", "compute.instances.hostError")  # operations that end machines
 
 
 class Part(Struct, frozen=True, gc=False, rename="camel"):
@@ -105,6 +107,7 @@ class OperationIn(Part, frozen=True):
     client_operation_id: str = ""
     http_error_status_code: int = 0
     insert_time: str = ""
+    end_time: str = ""
     error: OperationErrors | None = None
 
 
@@ -250,6 +253,26 @@ def to_result(
         return None
     action = asked.get(operation.client_operation_id, action)
     return Result(action, classify(status, errors), detail_of(status, errors), to_time(operation.insert_time))
+
+
+def to_ran(operations: Iterable[OperationIn], stack: str, zone: str) -> tuple[Ran, ...]:
+    """When machines of ours that ended were on.
+
+    A deletion is over when the machine is off. A preemption is noted when it begins: its machine may bill for up to
+    30 s more, which is left out.
+    """
+    began: dict[str, float] = {}
+    over: dict[str, float] = {}
+    for operation in operations:
+        name, at = last_part(operation.target_link), to_time(operation.end_time)
+        owned = names.parse_vm_name(name)
+        if not at or operation.error is not None or owned is None or owned.stack != stack:
+            continue
+        if operation.operation_type == "insert":
+            began[name] = at
+        elif operation.operation_type in ENDINGS:
+            over[name] = min(at, over.get(name, at))
+    return tuple(Ran(name, zone, began.get(name, 0.0), at) for name, at in over.items())
 
 
 def to_time(text: str) -> float:

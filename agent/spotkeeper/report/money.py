@@ -124,7 +124,9 @@ def _attempt(rank: int, number: int, entries: list[Entry], over: float | None) -
     if intent is None:
         return None
     at = {entry.event: entry.at for entry in reversed(entries)}  # the first of each kind
-    refused = Event.REFUSED in at and Event.ADMITTED not in at
+    ran = any(entry.started is not None for entry in entries)
+    refused = Event.REFUSED in at and Event.ADMITTED not in at and not ran
+    found = at.get(Event.GONE, at[Event.REFUSED] if refused else over)
     return Attempt(
         rank=rank,
         attempt=number,
@@ -136,10 +138,15 @@ def _attempt(rank: int, number: int, entries: list[Entry], over: float | None) -
         start=max(intent.at, min((e.started for e in entries if e.started is not None), default=intent.at)),
         asked=intent.at,
         admitted=at.get(Event.ADMITTED),
-        end=at.get(Event.GONE, at[Event.REFUSED] if refused else over),
+        end=min((e.ended for e in entries if e.ended is not None), default=found),
         refused=refused,
-        listed=any(entry.event not in (Event.INTENT, Event.REFUSED, Event.GONE) for entry in entries),
+        listed=any(_seen(entry) for entry in entries),
     )
+
+
+def _seen(entry: Entry) -> bool:
+    """Whether it proves that there was a machine."""
+    return entry.started is not None or entry.event not in (Event.INTENT, Event.REFUSED, Event.GONE)
 
 
 def stopped(ledger: Iterable[Entry], now: float) -> tuple[Span, ...]:

@@ -73,6 +73,15 @@ class Snapshot(Struct, frozen=True):
     ready: bool
 
 
+class Ran(Struct, frozen=True, gc=False):
+    """When a machine that is listed no more was on, as the cloud itself tells; 0: it does not. For the ledger alone."""
+
+    name: str
+    zone: str
+    started: float = 0.0
+    ended: float = 0.0
+
+
 class Listing(Struct, frozen=True):
     """One look at the cloud. Absence proves something only in the zones that answered."""
 
@@ -81,6 +90,7 @@ class Listing(Struct, frozen=True):
     snapshots: tuple[Snapshot, ...] = ()
     answered: frozenset[str] = frozenset()
     results: tuple[Result, ...] = ()  # of operations that ended since (found by their idempotency key)
+    ran: tuple[Ran, ...] = ()  # machines that ended lately, as far as they are known
 
 
 class InsertVm(Struct, frozen=True, tag=True):
@@ -182,7 +192,7 @@ class Offer(Struct, frozen=True):
 
 
 class Cloud(Protocol):
-    """The verbs. Every call has a deadline; none retries by itself."""
+    """The verbs. Every call has a deadline; none retries by itself, but for a lost answer to one with EC2's token."""
 
     def list(self, stack: str) -> Listing:
         """One look over all zones of the stack, by label. A zone that fails is left out of ``answered``."""

@@ -60,3 +60,4 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     cause: str | None = None
     detail: str = ""
     started: float | None = None  # when the cloud created the machine (billing begins), where a listing told
+    ended: float | None = None  # of GONE: when the machine was off (billing ends), where the cloud told

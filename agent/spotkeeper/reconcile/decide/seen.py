@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
 from spotkeeper.spec import names
-from spotkeeper.spec.cloud import Class, CreateDisk, Disk, InsertVm, Listing, Result, Vm, VmStatus
+from spotkeeper.spec.cloud import Class, CreateDisk, Disk, InsertVm, Listing, Ran, Result, Vm, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
@@ -159,6 +159,16 @@ class View:
             if vm.zone == slot.zone and slot.uid in (None, vm.uid):
                 return vm
         return None
+
+    @cached_property
+    def ran(self) -> Mapping[tuple[int, int], Ran]:
+        """When machines of the job that are listed no more were on, by rank and attempt."""
+        found: dict[tuple[int, int], Ran] = {}
+        for ran in self.seen.listing.ran:
+            owned = names.parse_vm_name(ran.name)
+            if owned is not None and owned.job == self.job:
+                found[owned.rank, owned.number] = ran
+        return found
 
     def running(self, rank: int, slot: Slot) -> bool:
         vm = self.vm(rank, slot)
