@@ -1,8 +1,4 @@
-"""What infrastructure costs: to declare, to carry to a machine, to boot, and while nothing runs.
-
-``idle.*`` is computed, not measured: every resource that the example stacks declare (without their static nodes, which
-are bought to be always on) has a price in ``bench/_idle.py``, and one that has none fails the figure.
-"""
+"""What infrastructure takes: to declare it, to carry an agent to a machine, and to boot it there."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-GOAL_PROGRAM_S, GOAL_LINEAR, GOAL_BUNDLE_MB, GOAL_SCRIPT, GOAL_HELLO_S, GOAL_IDLE_USD = 10.0, 1.5, 5.0, 60, 5.0, 3.0
+GOAL_PROGRAM_S, GOAL_LINEAR, GOAL_BUNDLE_MB, GOAL_SCRIPT, GOAL_HELLO_S = 10.0, 1.5, 5.0, 60, 5.0
 POOLS = (1, 50, 500)
 PATIENCE_S = 120.0
 
@@ -21,7 +17,7 @@ PATIENCE_S = 120.0
 def figures() -> list[dict[str, object]]:
     """For ``bench/run.py``."""
     warnings.simplefilter("ignore", DeprecationWarning)  # as the clouds' libraries load
-    return [*_program(), *_bundle(), _script(), _hello(), *_idle()]
+    return [*_program(), *_bundle(), _script(), _hello()]
 
 
 # --- the program ---------------------------------------------------------------------------
@@ -140,23 +136,6 @@ class _Began:
             if any(b"booting" in path.read_bytes() for path in self._folder.glob("sk-*.log")):
                 self._at = time.monotonic()
             time.sleep(0.005)
-
-
-# --- while nothing runs ------------------------------------------------------------------------
-
-
-def _idle() -> list[dict[str, object]]:
-    from bench._idle import bill
-
-    out = []
-    for cloud in ("gcp", "aws"):
-        parts = bill(cloud)
-        usd = sum(parts.values())
-        most = sorted(parts.items(), key=lambda part: -part[1])
-        against = ", ".join(f"{what} {cost:.2f}" for what, cost in most if cost >= 0.005) + "; no free tier counted"
-        goal = f"<= {GOAL_IDLE_USD:g}"
-        out.append(_figure(f"idle.{cloud}_usd_month", usd, "USD", goal, usd <= GOAL_IDLE_USD, against))
-    return out
 
 
 def _figure(name: str, value: float, unit: str, goal: str, holds: bool, against: str) -> dict[str, Any]:
