@@ -118,7 +118,10 @@ class Alerts(pulumi.ComponentResource):
         )
 
     def _budget(self, budget: Budget) -> None:
-        """Counts what bears the stack's tag, once the account has made ``sk-stack`` a cost allocation tag."""
+        """Counts what bears the stack's tag, once the account has made ``sk-stack`` a cost allocation tag.
+
+        Where nobody is to be told, it is there to be looked at.
+        """
         email = self._settings.alerts.email
         aws.budgets.Budget(
             "budget",
@@ -138,9 +141,9 @@ class Alerts(pulumi.ComponentResource):
                     notification_type="ACTUAL",
                     threshold=percent,
                     threshold_type="PERCENTAGE",
-                    subscriber_email_addresses=[email] if email else None,
+                    subscriber_email_addresses=[email],
                 )
-                for percent in budget.alert_at
+                for percent in (budget.alert_at if email else ())
             ],
             tags=self._tags("budget"),
             opts=self._child,

@@ -82,6 +82,9 @@ class Storage(pulumi.ComponentResource):
         )
 
     def _guards(self) -> Sequence[pulumi.Resource]:
+        """They stay where the bucket does: one that a destroy leaves behind must not be left open."""
+        keep = self._settings.bucket.on_destroy
+        opts = pulumi.ResourceOptions.merge(self._child, protection(keep) if keep == "retain" else None)
         closed = aws.s3.BucketPublicAccessBlock(
             "closed",
             bucket=self.bucket.bucket,
@@ -89,40 +92,40 @@ class Storage(pulumi.ComponentResource):
             block_public_policy=True,
             ignore_public_acls=True,
             restrict_public_buckets=True,
-            opts=self._child,
+            opts=opts,
         )
-        return (
-            closed,
-            aws.s3.BucketOwnershipControls(
-                "owner",
-                bucket=self.bucket.bucket,
-                rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
-                opts=self._child,
-            ),
-            aws.s3.BucketPolicy(
-                "rules",
-                bucket=self.bucket.bucket,
-                policy=document(bucket_rules(self._settings)),
-                # S3 refuses one of the two while it puts the other into force.
-                opts=pulumi.ResourceOptions.merge(self._child, pulumi.ResourceOptions(depends_on=[closed])),
-            ),
-            aws.s3.BucketLifecycleConfiguration(
-                "lifecycle",
-                bucket=self.bucket.bucket,
-                rules=[
-                    aws.s3.BucketLifecycleConfigurationRuleArgs(
-                        id="unfinished-uploads",
-                        status="Enabled",
-                        filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
-                        abort_incomplete_multipart_upload=(
-                            aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
-                                days_after_initiation=UNFINISHED_DAYS
-                            )
-                        ),
-                    )
-                ],
-                opts=self._child,
-            ),
+        owner = aws.s3.BucketOwnershipControls(
+            "owner",
+            bucket=self.bucket.bucket,
+            rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
+            opts=opts,
+        )
+        rules = aws.s3.BucketPolicy(
+            "rules",
+            bucket=self.bucket.bucket,
+            policy=document(bucket_rules(self._settings)),
+            # S3 refuses one of the two while it puts the other into force.
+            opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[closed])),
+        )
+        return (closed, owner, rules, self._lifecycle(opts))
+
+    def _lifecycle(self, opts: pulumi.ResourceOptions) -> aws.s3.BucketLifecycleConfiguration:
+        return aws.s3.BucketLifecycleConfiguration(
+            "lifecycle",
+            bucket=self.bucket.bucket,
+            rules=[
+                aws.s3.BucketLifecycleConfigurationRuleArgs(
+                    id="unfinished-uploads",
+                    status="Enabled",
+                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
+                    abort_incomplete_multipart_upload=(
+                        aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
+                            days_after_initiation=UNFINISHED_DAYS
+                        )
+                    ),
+                )
+            ],
+            opts=opts,
         )
 
     def _object(

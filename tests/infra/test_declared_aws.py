@@ -64,6 +64,7 @@ def state(example: Declaration) -> StackState:
 def joined(config: dict[str, str]) -> Declaration:
     """The same stack in a network that another stack made, where nobody is told of anything."""
     changed = {
+        "spotkeeper:bucket": '{"on_destroy": "retain"}',
         "spotkeeper:network": '{"from_stack": "organization/net/prod"}',
         "spotkeeper:service_linked_role": "true",
     }
@@ -510,6 +511,15 @@ def test_the_bucket_is_closed_and_forgets_what_was_never_finished(example: Decla
 def test_the_bucket_stays_where_the_stack_file_says_so(example: Declaration) -> None:
     bucket = example["aws:s3/bucket:Bucket::bucket"]
     assert bucket.protect and bucket.properties["forceDestroy"] is False
+
+
+def test_a_bucket_that_a_destroy_leaves_behind_is_not_left_open(joined: Declaration, example: Declaration) -> None:
+    kinds = ("PublicAccessBlock", "OwnershipControls", "Policy", "LifecycleConfiguration")
+    for kind in ("", *kinds):
+        (kept,) = [found for found in joined.values() if found.type.endswith(f":Bucket{kind}")]
+        assert kept.retain and not kept.protect, kept.key
+        (other,) = [found for found in example.values() if found.type.endswith(f":Bucket{kind}")]
+        assert not other.retain, other.key
 
 
 # --- who is told -----------------------------------------------------------------------------
