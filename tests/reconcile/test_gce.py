@@ -16,7 +16,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.reconcile.gce import Gce, open_gce
 from spotkeeper.reconcile.gce_api import Api, MetadataToken, NoAnswerError
 from spotkeeper.reconcile.gce_errors import OneError, classify, parse_error
-from spotkeeper.reconcile.gce_wire import STATUS, to_time
+from spotkeeper.reconcile.gce_wire import STATUS, disk_body, to_time
 from spotkeeper.spec import names
 from spotkeeper.spec.cloud import (
     Action,
@@ -654,3 +654,14 @@ class TestToken:
     def test_the_host_is_a_setting(self, metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GCE_METADATA_HOST", metadata.host)
         assert MetadataToken(Clock())(5) == "t1"
+
+
+def test_a_disk_is_bought_with_what_its_pool_says_of_operations_and_throughput() -> None:
+    """Whole numbers are texts there, like every number of 64 bits; a pool that says nothing sends nothing."""
+    pool = STACK.pools[0]
+    fast = msgspec.structs.replace(pool, disk_type="hyperdisk-balanced", disk_iops=6000, disk_mbps=500)
+    action = CreateDisk(JOB, UID, 0, 1, pool.name, A)
+    body = disk_body(STACK, fast, action)
+    discovery.validate_request("compute.disks.insert", body)
+    assert (body["provisionedIops"], body["provisionedThroughput"]) == ("6000", "500")
+    assert not {"provisionedIops", "provisionedThroughput"} & disk_body(STACK, pool, action).keys()

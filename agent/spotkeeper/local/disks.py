@@ -90,6 +90,8 @@ class Disks:
             source_snapshot=snapshot.self_link if snapshot else None,
             source_snapshot_id=snapshot.id if snapshot else None,
             physical_block_size_bytes=body.physical_block_size_bytes or 4096,
+            provisioned_iops=body.provisioned_iops,
+            provisioned_throughput=body.provisioned_throughput,
             access_mode=body.access_mode,
         )
 
