@@ -24,6 +24,7 @@ TEMPLATES = ROOT / "templates" / "boot"
 UNITS = ("spotkeeper.service", "spotkeeper-root.service", "spotkeeper-job.service")
 # What runs as root on a machine comes with its template, and not from a folder that the agent may write.
 AS_ROOT = ("roothelper.py", "roothelper_fence.py")
+UDEV = "60-spotkeeper.rules"
 METADATA_BYTES = 256 * 1024  # Compute Engine's limit for one value
 USER_DATA_BYTES = 16 * 1024  # EC2's, before base64
 _BARE = re.compile(r"\{\{(?![^}]*\|)[^}]*\}\}")
@@ -58,6 +59,8 @@ def render(settings: Settings) -> Scripts:
     constants = {"stack": settings.stack, "interpreter": settings.agent.interpreter}
     files = {f"/usr/local/lib/spotkeeper/{name}": _program(name) for name in AS_ROOT}
     files |= {f"/etc/systemd/system/{name}": text for name, text in units(settings).items()}
+    if settings.cloud == "aws":
+        files[f"/etc/udev/rules.d/{UDEV}"] = _render(f"{UDEV}.j2", {}, METADATA_BYTES)
     watchdog_s = str(2 * settings.limits.boot_deadline_s)
     given = {**constants, "cloud": settings.cloud, "files": files, "watchdog_s": watchdog_s}
     startup = _render("startup.sh.j2", given, METADATA_BYTES)

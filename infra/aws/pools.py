@@ -33,7 +33,7 @@ from infra.settings.state import models, pool_state, stack_state
 
 POOLS_OBJECT = "stack/pools.json"
 STATIC = "static"
-DATA_DEVICE = "/dev/sdf"  # in EC2's books only; the agent finds the volume by its id
+DATA_DEVICE = "/dev/sdf"  # the agent finds the volume by its id, and by this name where machines know no ids (udev rule)
 MARKED = ("instance", "network-interface", "volume")  # what a launch makes, and bears the stack's tags from the start
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from msgspec.structs import replace
 from spotkeeper.local.deploy.config import read_config
+from spotkeeper.reconcile.ec2 import DEVICE
+from spotkeeper.vm import roothelper
+from spotkeeper.vm import settings as agent_settings
 
 from infra import boot
 from infra.settings import Settings, from_config
@@ -251,3 +255,15 @@ def test_render_shows_people_what_machines_run(scripts: boot.Scripts) -> None:
         "user-data (static pools)": scripts.user_data["static"],
         "startup-script": scripts.startup,
     }
+
+
+def test_a_machine_that_links_no_volume_by_its_id_has_the_agents_own_link(
+    settings: Settings, scripts: boot.Scripts
+) -> None:
+    """Xen machines (P3) call what is attached as /dev/sdf xvdf, and udev knows no id of it."""
+    (rule,) = [line for line in scripts.startup.splitlines() if line.startswith("SUBSYSTEM")]
+    words = dict(re.findall(r'([A-Z]+)(?:\{\w+\})?\+?==?"([^"]+)"', rule))
+    folder, _, link = words["SYMLINK"].rpartition("/")
+    device = agent_settings.Settings.device.fget(SimpleNamespace(root=Path("/")))  # type: ignore[attr-defined]
+    assert device == Path("/dev", folder, link) and roothelper.DISK.match(link)
+    assert words["KERNEL"] == DEVICE.replace("/dev/sd", "xvd") == "xvdf"

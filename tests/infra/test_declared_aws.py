@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.reconcile import ec2_wire, lambda_
+from spotkeeper.reconcile.ec2 import DEVICE
 from spotkeeper.spec.check import check_stack
 from spotkeeper.spec.cloud import CreateDisk, InsertVm
 from spotkeeper.spec.model import Model
@@ -347,6 +348,7 @@ def test_a_static_nodes_disk_stays_and_is_never_pulled_from_under_it(example: De
     assert volume.protect and volume.properties["encrypted"] is True
     (attached,) = of(example, "aws:ec2/volumeAttachment:VolumeAttachment")
     assert attached.properties["stopInstanceBeforeDetaching"] is True
+    assert attached.properties["deviceName"] == DEVICE, "as reconcile attaches a rank's: the agent looks for it so"
     inputs = {"availabilityZone": "", "size": 0, "type": "", "encrypted": True, "tags": {}} | volume.properties
     request = pascal(inputs, {"type": "VolumeType", "tags": ""}, operation("ec2", "CreateVolume"))
     assert judge("ec2", "CreateVolume", request) == []
