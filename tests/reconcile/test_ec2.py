@@ -277,9 +277,14 @@ class TestDisks:
         assert not here.site.volumes
 
     def test_another_size_under_its_token(self, here: Region) -> None:
-        here.kind(CreateDisk(JOB, UID, 0, 1, "gpu", A))
+        """A pool that was declared anew: a disk that is there, with its data, is what was wanted."""
+        again = CreateDisk(JOB, UID, 0, 1, "gpu", A)
+        here.disk()
         ec2 = open_ec2(replace(STACK, pools=(replace(POOL, disk_gb=99),)), here.engine, here.endpoint)  # type: ignore[arg-type]
-        assert ec2.perform(CreateDisk(JOB, UID, 0, 1, "gpu", A), 5).kind is Class.DEAD_KEY
+        assert ec2.perform(again, 5).kind is Class.ACCEPTED
+        (volume,) = here.site.volumes.values()
+        here.site.drop_volume(volume)
+        assert ec2.perform(again, 5).kind is Class.DEAD_KEY
 
     def test_a_zone_move_by_snapshot(self, here: Region) -> None:
         here.disk()

@@ -283,7 +283,14 @@ class Ec2:
             if not shots:
                 return Class.AMBIGUOUS, f"the snapshot {action.snapshot} is not there, or not visible yet"
             source = shots[0].snapshot_id
-        answer = self._again("create_volume", ec2_wire.volume(self._stack, pool, action, source), ends)
+        try:
+            answer = self._again("create_volume", ec2_wire.volume(self._stack, pool, action, source), ends)
+        except RefusedError as error:
+            # Its pool was declared anew since it was made: it may be there, with data, and only not have been listed.
+            name = names.disk_name(self._stack.stack, action.job, action.rank, action.number)
+            if classify(error.code, error.status) is Class.DEAD_KEY and self._found(name, action.zone, ends):
+                return Class.ACCEPTED, "is there already"
+            raise
         return self._created(codec.convert(answer, VolumeIn), ends)
 
     def _created(self, made: VolumeIn, ends: float) -> tuple[Class, str]:
@@ -378,9 +385,9 @@ class Ec2:
 
     def _ids(self, name: str, zone: str, ends: float) -> tuple[str, ...]:
         """Of the volumes of this name (one, unless somebody meddled), as listed last, else as asked for now."""
-        known = self._volumes.get((name, zone))
-        if known:
-            return known
+        return self._volumes.get((name, zone)) or self._found(name, zone, ends)
+
+    def _found(self, name: str, zone: str, ends: float) -> tuple[str, ...]:
         query = by_tag(self._stack.stack, Name=name, availability_zone=zone)
         found = pages(self._api, Volumes, query, ends)
         return tuple(item.volume_id for page in found for item in page.volumes if item.state in THERE)
