@@ -1,0 +1,152 @@
+"""The workflows: nothing that moves by itself, no more rights than are used, and no work of their own.
+
+Where ``actionlint`` and ``zizmor`` are installed they judge them too (`make lint` runs both).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from spotkeeper.report.review import LABEL, marker
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+ACTIONS = sorted((ROOT / ".github" / "actions").glob("*/action.yml"))
+NAMES = [file.stem for file in FILES]
+COMING = {"drill"}  # may be another release of the command line than this one
+
+
+def tool(name: str) -> str:
+    """Beside this Python, or on PATH."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed (CONTRIBUTING.md)")
+    return found
+
+
+def read(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+    return document
+
+
+def jobs() -> list[tuple[str, str, dict[str, Any]]]:
+    return [(name, key, job) for name in NAMES for key, job in read(name)["jobs"].items()]
+
+
+def scripts(job: dict[str, Any]) -> str:
+    return "\n".join(str(step.get("run", "")) for step in job["steps"])
+
+
+def test_there_is_a_workflow_for_each_thing_that_is_promised() -> None:
+    assert NAMES == ["drift", "drill", "preview", "test", "up"]
+
+
+def test_actionlint_finds_nothing() -> None:
+    done = subprocess.run(
+        [tool("actionlint"), *map(str, FILES)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_zizmor_finds_nothing() -> None:
+    command = [tool("zizmor"), "--offline", "--quiet", str(ROOT / ".github")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("file", [*FILES, *ACTIONS], ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_action_is_named_by_its_commit(file: Path) -> None:
+    for line in file.read_text().splitlines():
+        if found := re.search(r"uses: (\S+)(.*)", line):
+            ours = found[1].startswith("./")
+            assert ours or re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", found[1]), line
+            assert ours or re.match(r" # v\d+\.\d+\.\d+", found[2]), f"and by its version, for people: {line}"
+
+
+def test_one_action_is_one_commit_everywhere() -> None:
+    used: dict[str, set[str]] = {}
+    for file in (*FILES, *ACTIONS):
+        for name, commit in re.findall(r"uses: ([\w./-]+)@([0-9a-f]{40})", file.read_text()):
+            used.setdefault(name, set()).add(commit)
+    assert used and all(len(commits) == 1 for commits in used.values()), used
+
+
+@pytest.mark.parametrize(("name", "key", "job"), jobs(), ids=lambda value: value if isinstance(value, str) else "")
+def test_each_job_has_its_own_rights_and_an_end(name: str, key: str, job: dict[str, Any]) -> None:
+    assert read(name)["permissions"] == {}
+    assert job["timeout-minutes"] <= 60
+    rights = dict(job["permissions"])
+    assert rights.get("contents", "read") == "read"
+    writes = {right for right, what in rights.items() if what == "write"}
+    runs_ours = any("checkout" in str(step.get("uses", "")) for step in job["steps"])
+    assert writes <= ({"id-token"} if runs_ours else {"pull-requests", "issues"}), "code of a branch writes nowhere"
+    for step in job["steps"]:
+        if "checkout" in str(step.get("uses", "")):
+            assert step["with"]["persist-credentials"] is False
+
+
+def test_no_workflow_needs_a_stored_secret_or_an_account_but_the_clouds() -> None:
+    for file in (*FILES, *ACTIONS):
+        text = file.read_text()
+        assert "secrets." not in text and "PULUMI_ACCESS_TOKEN" not in text and "pull_request_target" not in text
+
+
+def test_only_an_approved_job_may_write_to_a_cloud() -> None:
+    for name, key, job in jobs():
+        text = yaml.safe_dump(job)
+        if "UP_" in text or "_UP_" in text or "pulumi up" in text:
+            assert (name, key) == ("up", "up") and job["environment"] == "${{ matrix.stack }}"
+            assert job["needs"] == "review", "what is approved can be read"
+    assert read("up")["concurrency"]["cancel-in-progress"] is False
+    assert (
+        "github.event.pull_request.head.repo.full_name == github.repository" in read("preview")["jobs"]["preview"]["if"]
+    )
+
+
+def test_data_is_guarded_before_every_up_and_on_every_pull_request() -> None:
+    for name, key in (("preview", "preview"), ("up", "review"), ("up", "up")):
+        job = read(name)["jobs"][key]
+        text = scripts(job)
+        assert "pulumi preview" in text and "spotkeeper review --preview preview.json" in text, (name, key)
+        assert "|| true" not in text
+        steps = [step for step in job["steps"] if "spotkeeper review" in str(step.get("run", ""))]
+        assert all("SPOTKEEPER_ALLOW_DATA_LOSS" in step["env"] for step in steps)
+        assert not any(step.get("continue-on-error") for step in job["steps"])
+    guarded = scripts(read("up")["jobs"]["up"])
+    assert guarded.index("spotkeeper review") < guarded.index("pulumi up")
+    labels = (ROOT / ".github" / "workflows" / "preview.yml").read_text() + scripts(read("up")["jobs"]["review"])
+    assert labels.count(LABEL) >= 2 and LABEL in (ROOT / "docs" / "operate.md").read_text()
+
+
+def test_a_label_that_comes_or_goes_is_judged_anew() -> None:
+    events = read("preview")[True]["pull_request"]["types"]  # YAML 1.1 reads `on` as yes
+    assert {"labeled", "unlabeled", "synchronize", "opened"} <= set(events)
+
+
+def test_the_comment_is_found_by_the_mark_that_the_review_begins_with() -> None:
+    mark = re.search(r'startswith\("([^"]+)"\)', scripts(read("preview")["jobs"]["comment"]))
+    assert mark is not None and marker("prod").startswith(mark[1])
+
+
+def test_the_work_is_done_by_commands_that_exist() -> None:
+    from spotkeeper.cli.main import app
+
+    known = {command.callback.__name__ for command in app.registered_commands if command.callback} | COMING
+    used = {word for _, _, job in jobs() for word in re.findall(r"\bspotkeeper ([a-z]+)", scripts(job))}
+    assert used == {"review", "drill"} and used <= known
+    for name, key, job in jobs():
+        for step in job["steps"]:
+            assert len(str(step.get("run", "")).splitlines()) <= 10, f"{name}.{key}: that much belongs into a command"
+
+
+def test_the_page_names_every_variable() -> None:
+    page = (ROOT / "docs" / "operate.md").read_text()
+    used = {word for file in FILES for word in re.findall(r"\bvars\.([A-Z_]+)", file.read_text())}
+    assert used and all(f"`{variable}`" in page for variable in used), used
