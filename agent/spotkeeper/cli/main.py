@@ -213,16 +213,57 @@ def checkpoints(
 
 
 @app.command(rich_help_panel=JOBS)
-def report(job: Job, stack: Stack = None, as_json: Json = False) -> None:
-    """Every recovery of a job, and what it cost against on-demand machines.
+def report(
+    job: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="JOB", help="Id or name of a job.", show_default=False),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Sums over all jobs, by user and by month.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="One line a machine (with --all: a job, user, month).")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Every machine a job had and its cost, lost work and its causes, every recovery; against on-demand machines.
 
-    A recovery: what was lost, announced or not, how long training stood still, what replaced it.
+    A recovery: what was lost, announced or not, how long training stood still, what replaced it. Lost work: what was
+    paid for and trained nothing that was kept; goodput is the rest's share.
 
-    Examples: `spotkeeper report first`, `spotkeeper report first --json`
+    Examples: `spotkeeper report first`, `spotkeeper report first --csv > machines.csv`, `spotkeeper report --all`
     """
-    from spotkeeper.cli import commands
+    from spotkeeper.cli import reporting
 
-    commands.report(job, stack, as_json=as_json)
+    reporting.report(job, stack, every=every, as_csv=as_csv, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def forecast(
+    file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)],
+    work: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--work", metavar="40h", help="How long it trains if nothing happens; else as the job file says."),
+    ] = None,
+    stack_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--stack-file", metavar="FILE", help="A stack that need not be up: Pulumi.NAME.yaml."),
+    ] = None,
+    markets: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--markets", metavar="DIR", help="Recordings to replay; else SPOTKEEPER_MARKETS, else ours."),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a comment.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """What a job will cost on spot, and when it will be done, with bands that hold four of five outcomes.
+
+    The rule that buys machines is replayed on recorded markets, and on the stack's own history where there is one,
+    beside on-demand only. What is assumed is printed, a line each. Nothing is started, and no cloud is asked.
+
+    Examples: `spotkeeper forecast job.yaml --work 40h`, `spotkeeper forecast job.yaml --json | jq .expected.usd`
+    """
+    from spotkeeper.cli import forecast as forecasting
+
+    forecasting.run(file, stack, stack_file, work, markets, as_markdown=markdown, as_json=as_json)
 
 
 @app.command(rich_help_panel=JOBS)

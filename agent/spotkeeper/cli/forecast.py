@@ -1,0 +1,275 @@
+"""``forecast``: gathers what a job's forecast rests on (job file, stack, recordings, own history), and prints it.
+
+Each thing that is not known is assumed, and said in a line. Nothing is bought, and no cloud is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.output import emit
+from spotkeeper.cli.target import find_target
+from spotkeeper.replay.recording import SHIPPED, RecordingError, read_folder, region_of
+from spotkeeper.report.forecast import Forecast, Library, forecast
+from spotkeeper.report.forecast_own import own_recording
+from spotkeeper.report.forecast_past import Part, Task, parts
+from spotkeeper.report.forecast_play import Shop
+from spotkeeper.report.forecast_text import markdown, table
+from spotkeeper.spec import money
+from spotkeeper.spec.job import JobSpec, deadline_at, span_s
+from spotkeeper.spec.jobfile import read_job
+from spotkeeper.spec.market import Prices
+from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.stack import PoolState, Price, StackState
+
+if TYPE_CHECKING:
+    from spotkeeper.reconcile.store_api import Store
+
+MARKETS = "SPOTKEEPER_MARKETS"
+WORK_H = 24.0  # where nothing says how long a job trains
+H100_USD = 11.061  # an hour of a3-highgpu-1g on demand, list price, us-central1: what the shipped recording is of
+H100_SPOT = 0.23  # of it, as recorded there
+HISTORY_HOURS = 90 * 24
+
+
+@dataclass
+class Ground:
+    """What a forecast rests on, as far as it was found.
+
+    ``named``: whether there is a stack, that the job file can be checked against. ``said``: what was assumed.
+    """
+
+    stack: StackState
+    store: Store | None = None
+    prices: dict[str, Prices] = field(default_factory=dict)
+    now: float = 0.0
+    said: list[str] = field(default_factory=list)
+    named: bool = True
+
+
+def run(file: Path, stack: str | None, stack_file: Path | None, work: str | None, markets: Path | None, *,
+        as_markdown: bool, as_json: bool) -> None:  # fmt: skip
+    """Print the forecast of a job file.
+
+    Raises:
+        SpecError: the job file or the stack file is wrong, or its deadline cannot be held.
+        CliError: no such stack, pool or recording, or a deadline without `work`.
+    """
+    made = of_file(file, ground(stack, stack_file), work, markets)
+    emit(made, as_json, "" if as_json else markdown(made).rstrip("\n") if as_markdown else table(made))
+
+
+def of_file(file: Path, known: Ground, work: str | None = None, markets: Path | None = None) -> Forecast:
+    """The forecast of a job file on a stack. One function for the command and for the comment on a pull request.
+
+    Raises:
+        SpecError, CliError: as :func:`run`.
+    """
+    spec = read_job(file, known.stack if known.named else None, known.now)
+    said = list(known.said)
+    task = task_of(spec, known, work, said)
+    library = library_of(known, task, markets)
+    with progress(f"replaying {spec.name}", len(library.parts)) as done:
+        return forecast(task, library, said, done)
+
+
+def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], pool: PoolState | None = None) -> Task:
+    """The job as it is replayed. What had to be assumed is added to ``said``.
+
+    Raises:
+        SpecError: its deadline cannot be held; with the earliest that can, and its price.
+        CliError: no pool for it, or a deadline without `work`.
+    """
+    pool = pool or pool_of(spec, known.stack, said)
+    spec = replace(spec, pools=(pool.name,), work=work or spec.work)
+    work_h = _work_h(spec, known, said)
+    if problems := tuple(money.feasible(spec, (pool,), known.now)):
+        raise SpecError(problems)
+    prices = known.prices.get(pool.name)
+    spot = [_spot(pool, zone, prices, known.now) for zone in pool.zones]
+    demand = [pool.prices[zone].on_demand for zone in pool.zones]
+    most = pool.max_on_demand if spec.max_on_demand is None else min(pool.max_on_demand, spec.max_on_demand)
+    return Task(
+        spec=spec,
+        shop=Shop(replace(known.stack, pools=(pool,)), pool, most >= spec.size().max),
+        spot=tuple(spot),
+        on_demand=sum(demand) / len(demand),
+        work_h=work_h,
+        restart_h=money.RESTART_S / 3600.0,
+        deadline_h=None if spec.deadline is None else (deadline_at(spec.deadline, known.now) - known.now) / 3600.0,
+    )
+
+
+def _work_h(spec: JobSpec, known: Ground, said: list[str]) -> float:
+    if spec.work is not None:
+        try:
+            hours = span_s(spec.work) / 3600.0
+        except ValueError as error:
+            raise CliError(f"--work {spec.work}: {error}", Exit.USAGE) from None
+        if hours <= 0:
+            raise CliError(f"--work {spec.work}: is nothing", Exit.USAGE)
+        return hours
+    if spec.deadline is not None:
+        raise CliError(f"{spec.name}: it has a deadline, and nothing says how long it trains", Exit.USAGE, "--work 40h")
+    if (told := _told_h(spec.name, known)) is not None:
+        said.append(f"work: {told:.1f} h, as the job of this name took for its steps so far")
+        return told
+    said.append(f"work: {WORK_H:.0f} h, for nothing says how long it trains (`work:` in the job file, or --work 40h)")
+    return WORK_H
+
+
+def _told_h(name: str, known: Ground) -> float | None:
+    """From an earlier job of this name: its steps, at its step time."""
+    if known.store is None or (job := known.store.read_name(name)) is None:
+        return None
+    progress_ = known.store.read_progress(job)
+    if progress_ is None or not progress_.total_steps or not progress_.step_s:
+        return None
+    return progress_.total_steps * progress_.step_s / 3600.0
+
+
+def _spot(pool: PoolState, zone: str, prices: Prices | None, now: float) -> float:
+    told = prices.now(now, zone) if prices is not None else None
+    listed = pool.prices[zone]
+    return told if told is not None else listed.spot if listed.spot is not None else listed.on_demand
+
+
+def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
+    """The cheapest spot pool that the job may use and that has room for it.
+
+    Raises:
+        CliError: there is none.
+    """
+    pools = dynamic(spec, stack)
+    fits = [pool for pool in pools if pool.max_nodes >= spec.size().max]
+    if not fits:
+        why = f"no spot pool of {stack.stack} has {spec.size().max} machines" if pools else "it may use no spot pool"
+        raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "`pools:` and `nodes:` in the job file")
+    best = min(fits, key=lambda pool: (min(_spot(pool, zone, None, 0.0) for zone in pool.zones), pool.name))
+    if len(fits) > 1:
+        others = ", ".join(pool.name for pool in fits if pool is not best)
+        said.append(f"pool: {best.name} alone, the cheapest ({others}: spotkeeper compare)")
+    return best
+
+
+def dynamic(spec: JobSpec, stack: StackState) -> list[PoolState]:
+    """Spot pools that the job may use, whose prices are known."""
+    return [
+        pool
+        for pool in stack.pools
+        if pool.kind == "spot" and (not spec.pools or pool.name in spec.pools) and set(pool.zones) <= set(pool.prices)
+    ]
+
+
+# -- what is known
+
+
+def ground(stack: str | None, stack_file: Path | None) -> Ground:
+    """The stack: a file's, the running one's, or, where none is named, one machine type as it was recorded.
+
+    Raises:
+        SpecError, CliError: the stack that was named is wrong, or not there.
+    """
+    if stack_file is not None:
+        return of_settings(stack_file, stack)
+    try:
+        target = find_target(stack)
+    except CliError:
+        if stack is not None or os.environ.get("SPOTKEEPER_BUCKET") or os.environ.get("SPOTKEEPER_STACK"):
+            raise
+        return Ground(recorded_stack(), now=time.time(), said=[NO_STACK], named=False)
+    store = target.store()
+    state = target.state(store)
+    held = store.read_prices(tuple(pool.name for pool in state.pools if pool.kind == "spot"))
+    return Ground(state, store, {name: one.value for name, one in held.items()}, target.clock.now())
+
+
+NO_STACK = (
+    f"no stack is named: zones, ${H100_USD}/h on demand and spot at {H100_SPOT:.0%} of it are those of the shipped "
+    "recording (a3-highgpu-1g, October 2025)"
+)
+
+
+def of_settings(stack_file: Path, stack: str | None) -> Ground:
+    """Of a stack file, whether or not it is up: by its prices and the catalog's."""
+    from spotkeeper.cli.show import read_stack_file
+
+    settings = read_stack_file(stack_file, stack, "spotkeeper forecast JOB.YAML --stack-file FILE").settings
+    from infra.settings.state import pool_state, stack_state
+
+    state = stack_state(settings, tuple(pool_state(settings, pool) for pool in settings.pools))
+    return Ground(state, now=time.time(), said=[f"prices: of {stack_file.name} and the list, not of today"])
+
+
+def recorded_stack() -> StackState:
+    """What the shipped recording is of, as if somebody had made a stack of it."""
+    zones = ("us-central1-a", "us-central1-b", "us-central1-c")
+    price = Price(H100_USD, round(H100_USD * H100_SPOT, 3))
+    pool = PoolState(
+        name="recorded",
+        kind="spot",
+        machine_type="a3-highgpu-1g",
+        zones=zones,
+        nproc=1,
+        max_nodes=10_000,
+        max_on_demand=10_000,
+        disk_gb=100,
+        disk_type="pd-ssd",
+        prices=dict.fromkeys(zones, price),
+    )
+    return StackState("none", "gcp", "", "us-central1", "", (pool,))
+
+
+def library_of(known: Ground, task: Task, markets: Path | None) -> Library:
+    """The shipped recordings, or those of a folder; and the job's own market, where anybody knows it.
+
+    Raises:
+        CliError: no recording there.
+    """
+    folder = markets or (Path(named) if (named := os.environ.get(MARKETS)) else SHIPPED)
+    try:
+        found = parts(read_folder(folder))
+    except RecordingError as error:
+        raise CliError(str(error), Exit.USAGE, "--markets DIR: a folder of recordings (*.json)") from None
+    own = tuple(part for part in found if _same(task.shop.pool, part.recording.market, part.recording.zones[0].region))
+    own = _history(known, task.shop.pool) or own
+    return Library(tuple(part for part in found if part not in own), own)
+
+
+def _same(pool: PoolState, market: str, region: str) -> bool:
+    """Whether a recorded region is the pool's own: of its region, and of the family that the market is named after."""
+    family = market.partition("_")[0]
+    return region_of(pool.zones[0]) == region and pool.machine_type.partition("-")[0].partition(".")[0] == family
+
+
+def _history(known: Ground, pool: PoolState) -> tuple[Part, ...]:
+    from spotkeeper.reconcile import paths
+
+    if known.store is None:
+        return ()
+    stems = (path.rpartition("/")[2] for path in known.store.list(paths.market_hours(pool.name)))
+    hours = [int(stem) for stem in stems if stem.isdigit()]
+    newest = tuple(hour for hour in hours if hour > known.now / 3600.0 - HISTORY_HOURS)
+    sights = known.store.read_sights((pool.name,), newest)[pool.name]
+    recorded = own_recording(pool.name, region_of(pool.zones[0]), sights)
+    return parts((recorded,)) if recorded is not None else ()
+
+
+@contextmanager
+def progress(what: str, steps: int) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, where somebody looks at it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(what, total=steps)
+        yield lambda: bars.advance(bar)

@@ -1,0 +1,137 @@
+"""The choice that reconcile makes, asked by a replay: `select()` about a gang that is one machine to it. Pure.
+
+What ``decide()`` adds to `select()` and what matters to money is here as well: a gang that has trained stays in its
+zone until that has run dry, on-demand comes in bouts. Nothing here decides what to buy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.decide.seen import Times
+from spotkeeper.reconcile.select import Need, Selection, Work, select
+from spotkeeper.reconcile.select_track import Track
+from spotkeeper.reconcile.store_api import OfferSeen
+from spotkeeper.spec.job import JobSpec, span_s
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.policy import KEEP, ON_DEMAND, SPOT, Answer, End, Start, Tick
+from spotkeeper.spec.stack import PoolState, StackState
+
+HOUR_S = 3600.0
+BEGIN_S = 1e6 * HOUR_S  # of a replay, on the clock that the rule is told
+STAY = Answer((KEEP,))
+TIMES = Times()
+
+
+@dataclass(frozen=True)
+class Shop:
+    """What a job may buy: one pool, its zones in order. ``on_demand``: whether the whole gang may be on-demand."""
+
+    stack: StackState
+    pool: PoolState
+    on_demand: bool
+
+    def only(self, zones: int) -> Shop:
+        """With the first of its zones alone."""
+        pool = replace(self.pool, zones=self.pool.zones[:zones])
+        return Shop(replace(self.stack, pools=(pool,)), pool, self.on_demand)
+
+
+class Chooser:
+    """`select()` as the replay's policy. The rule begins knowing nothing of the zones, as in a stack without jobs."""
+
+    def __init__(self, spec: JobSpec, shop: Shop, boot_s: float | None = None) -> None:
+        self.spec, self.shop, self.boot_s = spec, shop, boot_s
+        self.ranks = spec.size().max
+        self.max_wait_s = None if spec.max_wait is None else span_s(spec.max_wait)
+
+    def start(self, start: Start) -> None:
+        self.terms = start.job
+        self.names = {place.id: zone for place, zone in zip(start.zones, self.shop.pool.zones, strict=True)}
+        self.ids = {zone: id_ for id_, zone in self.names.items()}
+        self.tracks = {id_: Track.of(None) for id_ in self.names}
+        self.refused_at = dict.fromkeys(self.names, 0.0)
+        self.losses: list[float] = []
+        self.bout_until = self.idle_since = 0.0
+        self.ran, self.before = "", ""  # the zone that spot ran in last; what ran at the tick before
+
+    def end(self, end: End) -> None:
+        pass
+
+    def tick(self, tick: Tick) -> Answer:
+        now = BEGIN_S + tick.now_h * HOUR_S
+        self._look(tick, now)
+        if tick.on is None:
+            return self._idle(tick, now)
+        if tick.on.kind == "spot" or self.spec.policy == "on-demand" or now < self.bout_until:
+            return STAY
+        found = self._select(tick, now, tick.home, leaves=True)
+        return Answer((*self._words(found), KEEP))
+
+    def _look(self, tick: Tick, now: float) -> None:
+        """What was tried is of the tick before; what runs, or was lost, is of now."""
+        tried = now - self.terms.tick_h * HOUR_S
+        for id_, up in tick.tried.items():
+            self.tracks[id_].see(tried / HOUR_S, up)
+            self.refused_at[id_] = self.refused_at[id_] if up else tried
+            self.ran = id_ if up else self.ran
+        runs = tick.on.kind if tick.on is not None else ""
+        if runs == "spot":
+            self.tracks[self.ran].see(now / HOUR_S, True, watched=True)
+        elif tick.event == "preempted":
+            self.tracks[self.ran].see(now / HOUR_S, False, watched=True)
+            self._lost(now)
+        if runs == "od" and self.before != "od":
+            self.bout_until = max(self.bout_until, tried + self.shop.stack.fallback.bout_s)
+        if not runs and (self.before or tick.event != "tick"):
+            self.idle_since = now
+        self.before = runs
+
+    def _lost(self, now: float) -> None:
+        fallback = self.shop.stack.fallback
+        self.losses = [*(at for at in self.losses if now - at < fallback.window_s), now]
+        if len(self.losses) >= self.ranks + fallback.losses:
+            self.bout_until = now + fallback.bout_s
+
+    def _idle(self, tick: Tick, now: float) -> Answer:
+        dry = now - self.idle_since >= TIMES.dry_s
+        home = tick.home if self.ran and not dry else None
+        return Answer(self._words(self._select(tick, now, home)))
+
+    def _select(self, tick: Tick, now: float, home: str | None, *, leaves: bool = False) -> Selection:
+        need = Need(
+            now=now,
+            zone=None if home is None else self.names[home],
+            models=(Model.SPOT,) if leaves else (),
+            bout=now < self.bout_until,
+            on_demand_left=self.ranks if self.shop.on_demand else 0,
+            market=tuple(self._seen(id_, usd) for id_, usd in tick.spot_price.items()),
+            cold_s=TIMES.cold_s,
+            leaves=leaves,
+            work=self._work(tick),
+            since=self.idle_since,
+            max_wait_s=self.max_wait_s,
+        )
+        return select(self.spec, self.shop.stack, need)
+
+    def _seen(self, id_: str, usd: float) -> OfferSeen:
+        zone = self.names[id_]
+        watch = self.tracks[id_].watch(zone)
+        return OfferSeen(
+            self.shop.pool.name, zone, Model.SPOT, self.refused_at[id_], price=usd, watch=watch, boot_s=self.boot_s
+        )
+
+    def _work(self, tick: Tick) -> Work | None:
+        if tick.time_left_h is None:
+            return None
+        whole, left = self.terms.work_h, tick.left_h
+        planned = max(0.0, self.terms.horizon_h - whole) * left / whole
+        return Work(left, tick.time_left_h - left, planned)
+
+    def _words(self, found: Selection) -> tuple[str, ...]:
+        return tuple(
+            SPOT + self.ids[choice.offer.zone] if choice.offer.model is Model.SPOT else ON_DEMAND
+            for choice in found.choices
+        )
