@@ -17,7 +17,7 @@ import builtins
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -29,7 +29,8 @@ import msgspec
 from spotkeeper.clock import Clock
 from spotkeeper.reconcile import ec2_advice, ec2_wire
 from spotkeeper.reconcile.addresses import ENV, LOOPBACK, PRIVATE, Addresses
-from spotkeeper.reconcile.ec2_api import Api, Parsed, RefusedError
+from spotkeeper.reconcile.ec2_api import Api, RefusedError
+from spotkeeper.reconcile.ec2_calls import Calls
 from spotkeeper.reconcile.ec2_errors import GONE, classify, detail_of
 from spotkeeper.reconcile.ec2_lists import Filters, ListError, Looked, look, pages
 from spotkeeper.reconcile.ec2_wire import (
@@ -69,7 +70,6 @@ DEVICE = "/dev/sdf"  # no template's own; the agent looks for the volume, not fo
 LOOK_S = 24.0  # a whole look; a round has 50 s
 ASKED_AT_ONCE = 200  # values of a filter
 OLD_S = 120.0  # what was made so long ago is visible, so if it cannot be found it is gone
-TRIES = 2  # of a call with a token, while its answer is lost and half of its time is left
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Ec2:
 
     def __init__(self, stack: StackState, api: Api, clock: Clock, addresses: Addresses | None = None) -> None:
         self._stack = stack
-        self._api = api
+        self._api, self._calls = api, Calls(api)
         self._clock = clock
         self._addresses = addresses or Addresses()
         self._alive: frozenset[str] = frozenset()  # ids of machines that the last whole look showed
@@ -205,9 +205,9 @@ class Ec2:
         try:
             if not self._zone_ids:
                 query = {"Filters": ec2_advice.OF_REGION}
-                self._zone_ids = ec2_advice.zone_names(self._call("describe_availability_zones", query, ends))
+                self._zone_ids = ec2_advice.zone_names(self._calls.once("describe_availability_zones", query, ends))
             question = ec2_advice.score_question(found, self._stack.region)
-            answer = self._call("get_spot_placement_scores", question, ends)
+            answer = self._calls.once("get_spot_placement_scores", question, ends)
         except (NoAnswerError, RefusedError) as error:
             log.info("placement scores of pool %s: %s", pool, error)
             return None
@@ -250,7 +250,7 @@ class Ec2:
         pool = self._stack.pool(action.pool)
         if pool is None or not pool.templates.get(action.model.value):
             return Class.PERMANENT, f"pool {action.pool!r} has no {action.model.value} template"
-        answer = self._again("run_instances", ec2_wire.launch(self._stack, pool, action), ends)
+        answer = self._calls.again("run_instances", ec2_wire.launch(self._stack, pool, action), ends)
         made = codec.convert(answer, Reservation).instances
         if len(made) != 1:
             return Class.AMBIGUOUS, f"{len(made)} machines for one"
@@ -260,7 +260,7 @@ class Ec2:
         if self._is_old(made.launch_time):
             query: dict[str, object] = {"InstanceIds": [made.instance_id]}
             try:
-                found = codec.convert(self._call("describe_instances", query, ends), Instances)
+                found = codec.convert(self._calls.once("describe_instances", query, ends), Instances)
             except RefusedError as error:
                 if error.code in GONE:
                     return Class.DEAD_KEY, f"the token's {made.instance_id} is gone"
@@ -271,7 +271,7 @@ class Ec2:
         return Class.ACCEPTED, made.instance_id
 
     def _terminate(self, action: DeleteVm, ends: float) -> tuple[Class, str]:
-        return self._gone("terminate_instances", {"InstanceIds": [action.uid]}, ends)
+        return self._calls.gone("terminate_instances", {"InstanceIds": [action.uid]}, ends)
 
     def _create_volume(self, action: CreateDisk, ends: float) -> tuple[Class, str]:
         pool = self._stack.pool(action.pool)
@@ -284,7 +284,7 @@ class Ec2:
                 return Class.AMBIGUOUS, f"the snapshot {action.snapshot} is not there, or not visible yet"
             source = shots[0].snapshot_id
         try:
-            answer = self._again("create_volume", ec2_wire.volume(self._stack, pool, action, source), ends)
+            answer = self._calls.again("create_volume", ec2_wire.volume(self._stack, pool, action, source), ends)
         except RefusedError as error:
             # Its pool was declared anew since it was made: it may be there, with data, and only not have been listed.
             name = names.disk_name(self._stack.stack, action.job, action.rank, action.number)
@@ -297,14 +297,16 @@ class Ec2:
         """A disk holds data, so its number is burnt for a proof only: it has failed, or is old and not there."""
         if self._is_old(made.create_time):
             try:
-                found = codec.convert(self._call("describe_volumes", {"VolumeIds": [made.volume_id]}, ends), Volumes)
+                found = codec.convert(
+                    self._calls.once("describe_volumes", {"VolumeIds": [made.volume_id]}, ends), Volumes
+                )
             except RefusedError as error:
                 if error.code in GONE:
                     return Class.DEAD_KEY, f"the token's {made.volume_id} is gone"
                 raise
             made = next(iter(found.volumes), made)
         if made.state == "error":
-            self._gone("delete_volume", {"VolumeId": made.volume_id}, ends)
+            self._calls.gone("delete_volume", {"VolumeId": made.volume_id}, ends)
         if made.state not in THERE:
             return Class.DEAD_KEY, f"the token's {made.volume_id} is {made.state}"
         return Class.ACCEPTED, made.volume_id
@@ -314,14 +316,14 @@ class Ec2:
         if not found:
             return Class.IN_USE, f"{action.disk} is not there, or not visible yet"
         query = {"VolumeId": found[0], "InstanceId": action.vm_uid, "Device": DEVICE}
-        self._call("attach_volume", query, ends)
+        self._calls.once("attach_volume", query, ends)
         return Class.ACCEPTED, ""
 
     def _detach(self, action: DetachDisk, ends: float) -> tuple[Class, str]:
         """Never by force: that leaves the machine writing to what another one may mount."""
         for found in self._ids(action.disk, action.zone, ends):
             try:
-                self._call("detach_volume", {"VolumeId": found, "InstanceId": action.vm_uid}, ends)
+                self._calls.once("detach_volume", {"VolumeId": found, "InstanceId": action.vm_uid}, ends)
             except RefusedError as error:
                 if error.code not in (*GONE, "IncorrectState", "InvalidAttachment.NotFound"):
                     raise
@@ -330,7 +332,7 @@ class Ec2:
 
     def _delete_volume(self, action: DeleteDisk, ends: float) -> tuple[Class, str]:
         for found in self._ids(action.disk, action.zone, ends):
-            self._gone("delete_volume", {"VolumeId": found}, ends)
+            self._calls.gone("delete_volume", {"VolumeId": found}, ends)
         return Class.ACCEPTED, ""
 
     def _create_snapshot(self, action: CreateSnapshot, ends: float) -> tuple[Class, str]:
@@ -338,50 +340,20 @@ class Ec2:
         for shot in self._shots(names.disk_name(stack, action.job, action.rank, action.copy), ends, failed=True):
             if shot.state != "error":
                 return Class.ACCEPTED, "is there already"
-            self._gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
+            self._calls.gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
         source = names.disk_name(stack, action.job, action.rank, action.number)
         found = self._ids(source, action.zone, ends)
         if not found:
             return Class.IN_USE, f"{source} is not there, or not visible yet"
-        self._call("create_snapshot", ec2_wire.snapshot_of(stack, action, found[0]), ends)
+        self._calls.once("create_snapshot", ec2_wire.snapshot_of(stack, action, found[0]), ends)
         return Class.ACCEPTED, ""
 
     def _delete_snapshot(self, action: DeleteSnapshot, ends: float) -> tuple[Class, str]:
         for shot in self._shots(action.name, ends, failed=True):
-            self._gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
+            self._calls.gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
         return Class.ACCEPTED, ""
 
-    # -- what the calls are made of
-
-    def _call(self, operation: str, query: Mapping[str, object], ends: float) -> Parsed:
-        left = ends - time.monotonic()
-        if left <= 0:
-            raise NoAnswerError(f"{operation}: no time left")
-        return self._api.call(operation, left, query)
-
-    def _again(self, operation: str, query: Mapping[str, object], ends: float) -> Parsed:
-        """A call with a token, once more if its answer is lost: EC2 then says what came of the first."""
-        half = (ends + time.monotonic()) / 2
-        for _ in range(TRIES - 1):
-            try:
-                return self._call(operation, query, half)
-            except NoAnswerError as error:
-                log.warning("%s: %s; asked again under its token", operation, error)
-            except RefusedError as error:
-                if classify(error.code, error.status) is not Class.AMBIGUOUS:
-                    raise
-                log.warning("%s: %s; asked again under its token", operation, error)
-        return self._call(operation, query, ends)
-
-    def _gone(self, operation: str, query: Mapping[str, object], ends: float) -> tuple[Class, str]:
-        """A deletion: what is not there is what was wanted."""
-        try:
-            self._call(operation, query, ends)
-        except RefusedError as error:
-            if error.code not in GONE:
-                raise
-            return Class.ACCEPTED, "was gone"
-        return Class.ACCEPTED, ""
+    # -- by name
 
     def _ids(self, name: str, zone: str, ends: float) -> tuple[str, ...]:
         """Of the volumes of this name (one, unless somebody meddled), as listed last, else as asked for now."""
