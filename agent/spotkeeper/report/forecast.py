@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Struct
 
 from spotkeeper.replay.model import Outcome
-from spotkeeper.report.forecast_band import PROMISED, Band, Weighted, band, weigh
+from spotkeeper.report.forecast_band import PROMISED, Band, Values, band, weigh
 from spotkeeper.report.forecast_past import Part, Task, outcomes
 
 REPLAYS = 240  # of a job, all parts together
@@ -113,11 +113,11 @@ def _played(task: Task, part: Part, library: Library, done: Callable[[], None]) 
 def course(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) -> Course:
     """Bands over outcomes by part."""
 
-    def of(value: Callable[[Outcome], float]) -> list[Weighted]:
+    def of(value: Callable[[Outcome], float]) -> Values:
         return weigh(*([[value(out) for out in market] for market in markets] for markets in (others, own)))
 
     def share(value: Callable[[Outcome], bool]) -> float:
-        return sum(weight for yes, weight in of(lambda out: float(value(out))) if yes)
+        return of(lambda out: float(value(out))).share()
 
     most, horizon = task.spec.max_usd, task.terms(1.0).horizon_h
     return Course(

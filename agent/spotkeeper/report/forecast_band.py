@@ -1,22 +1,22 @@
 """From outcomes of replays to a band that holds 80 % of what happens. Pure.
 
 The next market is taken for one more of those that were recorded: each counts alike, however often it was replayed.
-A band is the shortest that holds ``LEVEL`` of the recorded outcomes. That is more than the 80 % that are promised,
-because a market that was not recorded differs from all that were: how much more was found by leaving each market out
-and looking how often the others' bands held its outcomes (conformal prediction over groups; ``bench/forecast.py``
-measures it anew).
+A band is the shortest that holds a share of the recorded outcomes, and more of them than the 80 % that are promised,
+because a market that was not recorded differs from all that were. Conformal prediction over groups (Lee, Barber and
+Willett, "Distribution-free inference with hierarchical data") would have it hold 0.8 (1 + 1/K) of K markets to be safe
+in the worst case; where markets and hours were left out in turn, some 0.6 of that addition did (``bench/forecast.py``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from msgspec import Struct
 
 PROMISED = 0.80
-LEVEL = 0.83
+ADDED = 0.5  # divided by the number of markets
 DIGITS = 9  # values that differ by less are one
 Weighted = tuple[float, float]  # a value and its weight
 
@@ -35,31 +35,44 @@ class Band(Struct, frozen=True):
         return Band(self.low * factor, self.mid * factor, self.high * factor)
 
 
-def weigh(others: Sequence[Sequence[float]], own: Sequence[Sequence[float]] = ()) -> list[Weighted]:
-    """Values of markets with their weights: all markets alike, but the job's own together as much as all others."""
+class Values(Struct, frozen=True):
+    """Outcomes with their weights, of so many markets."""
+
+    weighted: tuple[Weighted, ...]
+    markets: int
+
+    def share(self) -> float:
+        """Of outcomes that are 0 or 1."""
+        return sum(weight * value for value, weight in self.weighted)
+
+
+def weigh(others: Sequence[Sequence[float]], own: Sequence[Sequence[float]] = ()) -> Values:
+    """All markets alike, but the job's own together as much as all others."""
     kinds = [markets for markets in (others, own) if markets]
-    return [
+    weighted = tuple(
         (value, 1.0 / len(kinds) / len(markets) / len(market))
         for markets in kinds
         for market in markets
         for value in market
-    ]
+    )
+    return Values(weighted, len(others) + len(own))
 
 
-def band(values: Iterable[Weighted], level: float = LEVEL) -> Band:
-    """The shortest band with this share of the weight; a mean that lies outside (a few dear outcomes) stretches it.
+def band(values: Values) -> Band:
+    """The band of one quantity; a mean that lies outside (a few dear outcomes) stretches it.
 
     Raises:
         ValueError: there are no values.
     """
     found: dict[float, float] = {}
-    for value, weight in values:
+    for value, weight in values.weighted:
         found[round(value, DIGITS)] = found.get(round(value, DIGITS), 0.0) + weight
     if not found:
         raise ValueError("a band needs outcomes")
     points = sorted(found)
     sums = [0.0, *accumulate(found[point] for point in points)]
     mean = sum(point * weight for point, weight in found.items()) / sums[-1]
+    level = min(1.0, PROMISED + ADDED / values.markets)
     low, high = _shortest(points, sums, level * sums[-1])
     return Band(min(low, mean), mean, max(high, mean))
 

@@ -79,11 +79,18 @@ def parts(recordings: Iterable[Recording]) -> tuple[Part, ...]:
     return tuple(out)
 
 
-def hours(part: Part, first: float, last: float) -> Part:
-    """The part's hours between two shares of its length."""
-    ticks = part.recording.ticks
-    cut = slice(int(first * ticks), int(last * ticks))
-    zones = tuple(replace(zone, capacity=zone.capacity[cut], price=zone.price[cut]) for zone in part.recording.zones)
+def halves(part: Part) -> tuple[Part, Part] | None:
+    """The first half of its hours and the second; None: in one of them spot was never there."""
+    middle = part.recording.ticks // 2
+    both = _cut(part, slice(0, middle)), _cut(part, slice(middle, None))
+    lives = all(any(_lives(half.recording, zone) for zone in range(len(half.recording.zones))) for half in both)
+    return both if lives else None
+
+
+def _cut(part: Part, ticks: slice) -> Part:
+    zones = tuple(
+        replace(zone, capacity=zone.capacity[ticks], price=zone.price[ticks]) for zone in part.recording.zones
+    )
     return Part(part.name, replace(part.recording, zones=zones))
 
 
