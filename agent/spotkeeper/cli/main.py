@@ -541,13 +541,13 @@ def preflight(
 
 
 @app.command(rich_help_panel=STACKS)
-def policy() -> None:
+def policy(as_json: Json = False) -> None:
     """Answer as the rule that chooses machines would, so that anybody can judge it on markets of their own.
 
     Reads questions from standard input and answers on standard output, one JSON object a line (protocol 1): it is
     asked at every tick of a recorded market and says where the job runs until the next one. It asks no cloud.
 
-    Example: `echo '{"type":"hello","protocol":1}' | spotkeeper policy`
+    Example: `spotkeeper policy < questions.jsonl`, where the first line is `{"type":"hello","protocol":1}`
     """
     from spotkeeper.cli.policy import serve
 
