@@ -4,7 +4,8 @@ The next market is taken for one more of those that were recorded: each counts a
 A band is the shortest that holds a share of the recorded outcomes, and more of them than the 80 % that are promised,
 because a market that was not recorded differs from all that were. Conformal prediction over groups (Lee, Barber and
 Willett, "Distribution-free inference with hierarchical data") would have it hold 0.8 (1 + 1/K) of K markets to be safe
-in the worst case; where markets and hours were left out in turn, some 0.6 of that addition did (``bench/forecast.py``).
+in the worst case; where markets were left out in turn some 0.6 of that addition did, and where the job's own market
+was known and only its hours were left out, none was needed (``bench/forecast.py`` measures both).
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Band(Struct, frozen=True):
 
 
 class Values(Struct, frozen=True):
-    """Outcomes with their weights, of so many markets."""
+    """Outcomes with their weights; ``level``: of them, the share that a band is to hold."""
 
     weighted: tuple[Weighted, ...]
-    markets: int
+    level: float
 
     def share(self) -> float:
         """Of outcomes that are 0 or 1."""
@@ -55,7 +56,7 @@ def weigh(others: Sequence[Sequence[float]], own: Sequence[Sequence[float]] = ()
         for market in markets
         for value in market
     )
-    return Values(weighted, len(others) + len(own))
+    return Values(weighted, PROMISED if own else min(1.0, PROMISED + ADDED / max(1, len(others))))
 
 
 def band(values: Values) -> Band:
@@ -72,8 +73,7 @@ def band(values: Values) -> Band:
     points = sorted(found)
     sums = [0.0, *accumulate(found[point] for point in points)]
     mean = sum(point * weight for point, weight in found.items()) / sums[-1]
-    level = min(1.0, PROMISED + ADDED / values.markets)
-    low, high = _shortest(points, sums, level * sums[-1])
+    low, high = _shortest(points, sums, values.level * sums[-1])
     return Band(min(low, mean), mean, max(high, mean))
 
 
