@@ -13,6 +13,8 @@ from rich.console import Console, RenderableType
 from spotkeeper.cli.localcloud import tables
 from spotkeeper.local.bill import Bill
 from spotkeeper.local.views import DiskView, Status, VmView, ZoneView
+from spotkeeper.report import account_text
+from spotkeeper.report.account import account
 from spotkeeper.report.events import describe
 from spotkeeper.report.money import attempts, first_of_each, money, stopped
 from spotkeeper.report.recovery import recoveries
@@ -22,7 +24,6 @@ from spotkeeper.report.render import (
     job_table,
     live,
     loss_word,
-    report,
     saved,
     status,
     training_line,
@@ -74,6 +75,10 @@ NOTICED = (
     entry(Event.GONE, 2 * HOUR + 30, 0, 2),
     entry(Event.DONE, 2 * HOUR + 31),
 )
+
+
+def report(view: JobView, ledger: tuple[Entry, ...] = (), now: float = 9 * HOUR) -> RenderableType:
+    return account_text.report(view, account(view, ledger, now))
 
 
 def test_money_of_a_noticed_machine() -> None:
@@ -623,7 +628,7 @@ def test_names_that_are_copied_into_a_command_are_whole_on_any_terminal(width: i
     text = capture.get()
     assert text.count(name) == 3 and "running, notice" in text and "8 (set)" in text and "…" not in text
     assert f"spot in {A}" in text and "stood still" in text
-    assert ("a3-highgpu-1g" in text, "to next gen" in text) == (width >= 110, width >= 80)
+    assert ("a3-highgpu-1g" in text, "ranks" in text) == (width >= 110, width >= 80)
     assert max(len(line) for line in text.splitlines()) <= width
 
 

@@ -214,16 +214,6 @@ def logs(job: str, rank: str, gen: int | None, stack: str | None, *, follow: boo
     reading.logs(target, store, jobs.find_job(store, job), wanted, gen, follow=follow, as_json=as_json)
 
 
-def report(job: str, stack: str | None, *, as_json: bool) -> None:
-    from spotkeeper.report import render
-
-    target = find_target(stack)
-    store = target.store()
-    state = target.state(store)
-    view = jobs.view_of(store, jobs.find_job(store, job), state, target.clock.now(), target.site())
-    emit(view, as_json, render.report(view))
-
-
 def ask_job(
     job: str, kind: str, stack: str | None, *, as_json: bool, nodes: int | None = None, go_back: bool = False
 ) -> None:

@@ -10,6 +10,7 @@ interrupted submission began, once it has its name.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import secrets
 import uuid
 from collections.abc import Iterable
@@ -55,12 +56,12 @@ def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None
     if store.draining():
         again = f"bring it up again: {target.up()}"
         raise CliError(f"{file}: the stack {target.stack} is being destroyed", Exit.REFUSED, again)
-    done = submit(store, spec, source, target.clock.now())
+    done = submit(store, spec, source, target.clock.now(), getpass.getuser())
     return done, not done.new or poke(target, done.job)
 
 
-def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Submitted:
-    """Put a checked job into the bucket; the next round starts it.
+def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: str = "") -> Submitted:
+    """Put a checked job into the bucket; the next round starts it. ``by``: who submits, for the ledger.
 
     Raises:
         CliError: the name is taken by an unfinished job with other content, or the job was cancelled meanwhile.
@@ -87,7 +88,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float) -> Su
             f"{spec.name}: another submission of this name came first", Exit.REFUSED, "submit again to see it"
         )
     store.set_active(job, now)  # of an earlier submission it may be gone
-    store.append_ledger(job, Entry(at=now, id="submitted.job", event=Event.SUBMITTED))
+    store.append_ledger(job, Entry(at=now, id="submitted.job", event=Event.SUBMITTED, by=by))
     if not store.create_record(_record(store, job, full, digest, now)):
         theirs = store.read_record(job)
         if theirs is None or theirs.value.phase is not Phase.DONE:  # the same submission, by another shell

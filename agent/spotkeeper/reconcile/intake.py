@@ -277,3 +277,6 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
         uploading_s=progress.uploading_s,
     )
     store.put_progress(record.job, told)
+    if before is None or before.gen != told.gen:
+        first = Entry(at=now, id=f"{Event.FIRST.value}.g{told.gen}", event=Event.FIRST, gen=told.gen, step=told.step)
+        store.append_ledger(record.job, first)

@@ -270,6 +270,7 @@ class Round:
             hellos=self.store.list_static_hellos() if any(pool.nodes for pool in stack.pools) else (),
             progress=progress,
             save_s=_save_s(progress, self.clock.scale),
+            step_s=progress.step_s * self.clock.scale if progress is not None and progress.step_s else None,
             left_s=_left_s(progress, self.clock.scale),
             draining=self.store.draining(),
             times=self.times if self.options.times else self.times.under(stack.fallback),

@@ -32,6 +32,7 @@ _TEXTS: dict[Event, str] = {
     Event.ADMITTED: "{who} is up",
     Event.REFUSED: "{who}: no capacity for {what}",
     Event.GENERATION: "generation {gen} trains",
+    Event.FIRST: "generation {gen}: its first step is reported",
     Event.STOP: "all save and stop",
     Event.NOTICE: "{who}: its machine will be taken away",
     Event.REPRIEVE: "{who}: the notice was withdrawn",

@@ -9,7 +9,7 @@ it has those that took part in that generation; a swap's only where it was promo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from spotkeeper.report.events import SURPRISES
@@ -39,6 +39,10 @@ class Recovery:
     boot_s: float | None = None  # the longest boot of a replacement, INTENT to ADMITTED
     replacement: Model | None = None
     zone: str | None = None
+    notice_s: float | None = None  # from the notice to the order to stop: it trained on meanwhile
+    save_s: float | None = None  # what a save takes, as it was measured by then
+    start_s: float | None = None  # from the generation to its processes' first report
+    steps_again: int | None = None  # done before the stop, and again after it; None: not known
 
 
 Key: TypeAlias = tuple[int, int]  # rank, attempt
@@ -74,13 +78,14 @@ def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
     entries = first_of_each(ledger)
     machines: _Machines = {(machine.rank, machine.attempt): machine for machine in attempts(entries)}
     out: list[Recovery] = []
+    first = {entry.gen: entry.at for entry in reversed(entries) if entry.event is Event.FIRST}
     trouble = _Open()
     gen = 0
     for entry in entries:
         if entry.event is Event.GENERATION:
             trouble.withdrawn = entry.cause == WITHDRAWN
             if gen and trouble.counts():
-                out.append(_recovery(trouble, entry.at, entry.gen, machines))
+                out.append(_ended(_recovery(trouble, entry.at, entry.gen, machines), entry, first.get(entry.gen)))
             coming = [key for key in trouble.asked if not _came(trouble, key, machines, entry.at)]
             gen, trouble = entry.gen, _Open(asked=coming)
         elif entry.event in (Event.END, Event.DONE) or (entry.event is Event.HOLD and entry.cause == FAILED):
@@ -90,6 +95,12 @@ def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
     if gen and trouble.counts():
         out.append(_recovery(trouble, None, gen, machines, now))
     return tuple(out)
+
+
+def _ended(one: Recovery, by: Entry, first: float | None) -> Recovery:
+    """With what the generation that ended it knows."""
+    start_s = None if first is None else max(0.0, first - by.at)
+    return replace(one, save_s=by.save_s, start_s=start_s, steps_again=by.again)
 
 
 def _note(trouble: _Open, entry: Entry) -> None:
@@ -133,7 +144,7 @@ def _recovery(trouble: _Open, end: float | None, gen: int, machines: _Machines, 
     began = trouble.began()
     assert began is not None
     until = now if end is None else end
-    cause = _cause(trouble)
+    cause, noticed = _cause(trouble), min(trouble.noticed.values(), default=None)
     return Recovery(
         cause=cause,
         announced=not cause.startswith(SURPRISES),
@@ -145,6 +156,7 @@ def _recovery(trouble: _Open, end: float | None, gen: int, machines: _Machines, 
         boot_s=max(boots, default=None),
         replacement=came[-1].model if came else None,
         zone=came[-1].zone if came else None,
+        notice_s=None if noticed is None or trouble.stopped is None else max(0.0, trouble.stopped - noticed),
     )
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotkeeper.report.events import EventLine
-from spotkeeper.report.view import JobView, NodeState, NodeView, OutputView, RecoveryView
+from spotkeeper.report.view import JobView, NodeState, NodeView, OutputView
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Hold, Outcome, Phase
 
@@ -378,29 +378,6 @@ def job_table(views: Iterable[JobView]) -> RenderableType:
     return JobTable(tuple(views))
 
 
-_RECOVERY_COLUMNS = ("cause", "announced", "ranks", "stood still", "to next gen", "boot", "replaced by", "gen")
-_RECOVERY_SPARE = ("gen", "boot", "to next gen", "announced", "ranks")
-
-
-def recovery_table(recoveries: Iterable[RecoveryView]) -> Fitting:
-    """Durations are the stack's time, boots shown apart."""
-    rows = (
-        {
-            "cause": one.cause,
-            "announced": "yes" if one.announced else "no",
-            "ranks": ",".join(str(rank) for rank in one.ranks) or "-",
-            "stood still": duration(one.stopped_s),
-            "to next gen": duration(one.seconds),
-            "boot": duration(one.boot_s),
-            "replaced by": f"{one.replacement.value} in {one.zone}" if one.replacement else "-",
-            "gen": str(one.gen),
-        }
-        for one in recoveries
-    )
-    right = set(_RECOVERY_COLUMNS) - {"cause", "replaced by"}
-    return fitting(rows, _RECOVERY_COLUMNS, _RECOVERY_SPARE, right)
-
-
 def live(view: JobView, rows: int = 8) -> RenderableType:
     """The live view: state, nodes, money, the last ``rows`` events."""
     lines = [line for line in view.events if line.event not in _QUIET][-rows:]
@@ -455,13 +432,3 @@ def status(view: JobView) -> RenderableType:
 def output_line(output: OutputView, name: str) -> str:
     """What the job left, and how to have it."""
     return f"output: {count(output.files, 'file')}, {decimal(output.bytes)}; fetch it: spotkeeper download {name}"
-
-
-def report(view: JobView) -> RenderableType:
-    """What ``spotkeeper report JOB`` prints: every recovery and the money."""
-    parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
-    if view.money.saved_percent is not None:
-        parts.append(Text(undisturbed_line(view), style="dim"))
-    parts.append(recovery_table(view.recoveries) if view.recoveries else Text("never interrupted", style="dim"))
-    parts += [Text(line) for line in kept_lines(view)]
-    return Group(*parts)

@@ -16,7 +16,7 @@ from spotkeeper.report.events import EventLine, describe, event_lines
 from spotkeeper.report.held import HoldView, hold_view
 from spotkeeper.report.money import NO_PRICES, PricesByPool, first_of_each, money
 from spotkeeper.report.preemptions import Preemptions, preemptions
-from spotkeeper.report.recovery import recoveries
+from spotkeeper.report.recovery import Recovery, recoveries
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
@@ -86,6 +86,8 @@ class MoneyView(Struct, frozen=True):
 
 
 class RecoveryView(Struct, frozen=True, omit_defaults=True):
+    """``recovery.Recovery``, as it is shown."""
+
     cause: str
     announced: bool
     ranks: tuple[int, ...]
@@ -95,6 +97,30 @@ class RecoveryView(Struct, frozen=True, omit_defaults=True):
     boot_s: float | None = None
     replacement: Model | None = None
     zone: str | None = None
+    notice_s: float | None = None
+    save_s: float | None = None
+    start_s: float | None = None
+    steps_again: int | None = None
+    began: float = 0.0  # virtual unix seconds
+
+    @classmethod
+    def of(cls, one: Recovery) -> RecoveryView:
+        return cls(
+            cause=one.cause,
+            announced=one.announced,
+            ranks=one.ranks,
+            gen=one.gen,
+            stopped_s=one.stopped_s,
+            seconds=one.seconds,
+            boot_s=one.boot_s,
+            replacement=one.replacement,
+            zone=one.zone,
+            notice_s=one.notice_s,
+            save_s=one.save_s,
+            start_s=one.start_s,
+            steps_again=one.steps_again,
+            began=one.began,
+        )
 
 
 class Site(Struct, frozen=True, omit_defaults=True):
@@ -197,10 +223,7 @@ def job_view(
         preemptions=preemptions(entries),
         crashes=record.budget.crashes,
         events=event_lines(entries, record.created, stack.stack if stack else "", record.job),
-        recoveries=tuple(
-            RecoveryView(r.cause, r.announced, r.ranks, r.gen, r.stopped_s, r.seconds, r.boot_s, r.replacement, r.zone)
-            for r in recoveries(entries, now)
-        ),
+        recoveries=tuple(RecoveryView.of(one) for one in recoveries(entries, now)),
         crash_log=crash_log,
         size=record.wanted(),
         warnings=() if ended is not None else (*_untouched(record, now), *_warnings(entries, record.gen)),

@@ -15,6 +15,7 @@ class Event(str, Enum):
     ADMITTED = "admitted"  # its agent said hello and it is listed
     REFUSED = "refused"  # the cloud had no capacity (or quota)
     GENERATION = "generation"  # `gen` was published
+    FIRST = "first"  # the processes of `gen` are in their loop: their first report has come
     STOP = "stop"  # members were told to save and stop
     NOTICE = "notice"
     REPRIEVE = "reprieve"
@@ -60,4 +61,9 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     cause: str | None = None
     detail: str = ""
     started: float | None = None  # when the cloud created the machine (billing begins), where a listing told
+    step: int | None = None  # of GENERATION: the one it goes on from
+    again: int | None = None  # of GENERATION: steps before the stop that are done again, as far as it is known
+    step_s: float | None = None  # of GENERATION: the usual time of a step, virtual seconds
+    save_s: float | None = None  # of GENERATION: what a save takes, as it was measured last, virtual seconds
+    by: str = ""  # of SUBMITTED: who did
     ended: float | None = None  # of GONE: when the machine was off (billing ends), where the cloud told

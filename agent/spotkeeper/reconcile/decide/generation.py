@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import kept, mirrors
+from spotkeeper.reconcile.decide import kept, mirrors, redone
 from spotkeeper.reconcile.decide.draft import DAY_S, Draft
 from spotkeeper.reconcile.decide.needs import needed
 from spotkeeper.reconcile.decide.seen import admitted
@@ -166,7 +166,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
     gen = record.gen + 1
     ranks = list(draft.ranks)
     fresh = _fresh(draft, ready)
-    cause, origin = _cause(draft, ready), _origin(draft, ready)
+    cause, origin, done = _cause(draft, ready), _origin(draft, ready), redone.work(draft)
     for index, rank in enumerate(ranks):
         if index not in ready or rank.cur is None:
             ranks[index] = replace(rank, cur=replace(rank.cur, disk=False, holds=False)) if rank.cur else rank
@@ -189,7 +189,16 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         holds=0,
     )
     count = f"{len(ready)} node" + ("" if len(ready) == 1 else "s")
-    draft.log(Event.GENERATION, f"g{gen}", cause=cause, detail=f"{count}{origin}")
+    draft.log(
+        Event.GENERATION,
+        f"g{gen}",
+        cause=cause,
+        detail=f"{count}{origin}",
+        step=done.step,
+        again=done.again,
+        step_s=done.step_s,
+        save_s=done.save_s,
+    )
 
 
 def _origin(draft: Draft, ready: list[int]) -> str:

@@ -109,6 +109,7 @@ class Seen:
     market: tuple[OfferSeen, ...] = ()
     progress: Progress | None = None
     save_s: float | None = None  # measured, virtual seconds
+    step_s: float | None = None  # the usual time of a step, virtual seconds
     left_s: float | None = None  # of its work, by its steps and their measured time, virtual seconds
     draining: bool = False
     blind: bool = False  # the allocation cannot be read (`alloc` is empty then): nothing is granted or given back

@@ -1,0 +1,193 @@
+"""An account, and the totals of a stack, for people (tables) and for spreadsheets (CSV)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from spotkeeper.report.account import Account, AttemptLine
+from spotkeeper.report.render import count, duration, fitting, headline, kept_lines, money_line, undisturbed_line, usd
+from spotkeeper.report.totals import Total, Totals
+from spotkeeper.report.view import JobView, RecoveryView
+
+_MACHINES = (
+    "rank",
+    "attempt",
+    "model",
+    "zone",
+    "$/h",
+    "start",
+    "end",
+    "paid",
+    "cost",
+    "joined",
+    "asked for",
+    "ended by",
+)
+_MACHINES_SPARE = ("joined", "asked for", "end", "$/h", "attempt")
+_LOST = ("lost work", "cause", "node-hours", "cost", "share")
+_RECOVERIES = (
+    "cause",
+    "announced",
+    "ranks",
+    "took",
+    "notice",
+    "save",
+    "stood still",
+    "boot",
+    "start",
+    "again",
+    "replaced by",
+    "gen",
+)
+_RECOVERIES_SPARE = ("save", "start", "notice", "announced", "again", "gen", "ranks")
+_TOTALS = ("", "jobs", "machines", "node-hours", "cost", "on-demand", "saved", "lost work", "lost")
+_TOTALS_SPARE = ("machines", "on-demand", "lost")
+
+
+def report(view: JobView, found: Account) -> RenderableType:
+    """What ``spotkeeper report JOB`` prints."""
+    parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
+    if view.money.saved_percent is not None:
+        parts.append(Text(undisturbed_line(view), style="dim"))
+    parts += [Text(goodput_line(found)), Text()]
+    if found.attempts:
+        parts += [fitting(map(_machine, found.attempts), _MACHINES, _MACHINES_SPARE, {"$/h", "paid", "cost"}), Text()]
+    if found.lost:
+        parts += [fitting(_lost(found), _LOST, (), {"node-hours", "cost", "share"}), Text()]
+    if found.recoveries:
+        right = set(_RECOVERIES) - {"cause", "replaced by"}
+        parts.append(fitting(map(_recovery, found.recoveries), _RECOVERIES, _RECOVERIES_SPARE, right))
+    else:
+        parts.append(Text(quiet_line(found), style="dim"))
+    parts += [Text(line) for line in kept_lines(view)]
+    return Group(*parts)
+
+
+def goodput_line(found: Account) -> str:
+    """``goodput 93.1 % of 12.40 node-hours; 30 steps were done twice; submitted by ada``."""
+    share = "-" if found.goodput is None else f"{100 * found.goodput:.1f} %"
+    again = f"; {count(found.steps_again, 'step')} done twice" if found.steps_again else ""
+    return f"goodput {share} of {found.node_hours:.2f} node-hours{again}; submitted by {found.user}"
+
+
+def quiet_line(found: Account) -> str:
+    """Of a job without a recovery: machines that came to nothing are told all the same."""
+    never = count(found.never_joined, "machine")
+    return "training was never interrupted" + (f"; {never} never joined" if found.never_joined else "")
+
+
+def clock(at: float | None) -> str:
+    """UTC, to the second."""
+    return "-" if at is None else f"{datetime.fromtimestamp(at, timezone.utc):%m-%d %H:%M:%S}"
+
+
+def _machine(line: AttemptLine) -> dict[str, str]:
+    return {
+        "rank": str(line.rank),
+        "attempt": str(line.attempt),
+        "model": line.model.value,
+        "zone": line.zone,
+        "$/h": f"{line.price:.3f}",
+        "start": clock(line.start),
+        "end": clock(line.end) if line.end is not None else "runs",
+        "paid": duration(line.hours * 3600.0),
+        "cost": usd(line.usd),
+        "joined": "never" if line.joined is None else duration(line.joined - line.asked),
+        "asked for": line.cause,
+        "ended by": line.ended or "-",
+    }
+
+
+def _lost(found: Account) -> Iterable[dict[str, str]]:
+    for line in found.lost:
+        yield {
+            "lost work": line.part.value,
+            "cause": line.cause,
+            "node-hours": f"{line.node_hours:.3f}",
+            "cost": usd(line.usd),
+            "share": f"{100 * line.node_hours / found.node_hours:.1f} %",
+        }
+    yield {
+        "lost work": "all",
+        "cause": "",
+        "node-hours": f"{sum(line.node_hours for line in found.lost):.3f}",
+        "cost": usd(sum(line.usd for line in found.lost)),
+        "share": "-" if found.goodput is None else f"{100 * (1 - found.goodput):.1f} %",
+    }
+
+
+def _recovery(one: RecoveryView) -> dict[str, str]:
+    return {
+        "cause": one.cause,
+        "announced": "yes" if one.announced else "no",
+        "ranks": ", ".join(map(str, one.ranks)) or "-",
+        "took": duration(one.seconds) if one.seconds is not None else "goes on",
+        "notice": duration(one.notice_s),
+        "save": duration(one.save_s),
+        "stood still": duration(one.stopped_s),
+        "boot": duration(one.boot_s),
+        "start": duration(one.start_s),
+        "again": "-" if one.steps_again is None else str(one.steps_again),
+        "replaced by": f"{one.replacement.value} in {one.zone}" if one.replacement else "-",
+        "gen": str(one.gen),
+    }
+
+
+def summary(found: Totals) -> RenderableType:
+    """What ``spotkeeper report --all`` prints."""
+    parts: list[RenderableType] = []
+    for title, rows in (("job", found.jobs), ("submitted by", found.users), ("month", (*found.months, found.total))):
+        columns = (title, *_TOTALS[1:])
+        parts += [fitting((_total(title, row) for row in rows), columns, _TOTALS_SPARE, set(_TOTALS[1:])), Text()]
+    return Group(*parts[:-1])
+
+
+def _total(title: str, row: Total) -> dict[str, str]:
+    return {
+        title: row.key,
+        "jobs": str(row.jobs),
+        "machines": str(row.machines),
+        "node-hours": f"{row.node_hours:.2f}",
+        "cost": usd(row.usd),
+        "on-demand": usd(row.on_demand_only),
+        "saved": usd(row.saved),
+        "lost work": f"{row.lost_hours:.2f}",
+        "lost": usd(row.lost_usd),
+    }
+
+
+def attempts_csv(found: Account) -> str:
+    """One line for each machine: times as unix seconds, money as USD, unrounded."""
+    rows = [{"job": found.job, "name": found.name, "user": found.user} | _plain(line) for line in found.attempts]
+    return _csv(("job", "name", "user", *AttemptLine.__struct_fields__), rows)
+
+
+def totals_csv(found: Totals) -> str:
+    """One line for each job, user and month; ``by`` says which."""
+    by = (("job", found.jobs), ("user", found.users), ("month", found.months))
+    rows = [{"by": word} | _plain(row) for word, of in by for row in of]
+    return _csv(("by", *Total.__struct_fields__), rows)
+
+
+def _plain(row: AttemptLine | Total) -> dict[str, object]:
+    return {name: msgspec.to_builtins(getattr(row, name)) for name in row.__struct_fields__}
+
+
+def _csv(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _safe(value) for name, value in row.items()} for row in rows)
+    return out.getvalue().rstrip("\n")
+
+
+def _safe(value: object) -> object:
+    """A spreadsheet takes text that begins so for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

@@ -1,0 +1,189 @@
+"""Accounts from ledgers written by hand: each machine's end, each paid second in one part, sums by user and month."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from msgspec.structs import replace
+from spotkeeper.report import account_text
+from spotkeeper.report.account import NOBODY, Account, AttemptLine, account
+from spotkeeper.report.money import HOUR_S, attempts, first_of_each
+from spotkeeper.report.totals import Totals, shares, totals
+from spotkeeper.report.view import job_view
+from spotkeeper.report.worktime import Part, pieces
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.model import Model
+
+from tests.report.test_report import HOUR, NOTICED, A, a_record, entry, generation, intent, printed
+from tests.spec.samples import STACK
+
+NOW = 9 * HOUR
+
+
+def told(ledger: tuple[Entry, ...], now: float = NOW) -> Account:
+    return account(job_view(a_record(), None, ledger, STACK, now), ledger, now)
+
+
+def parts(ledger: tuple[Entry, ...], now: float = NOW) -> dict[tuple[int, Part, str], float]:
+    entries = first_of_each(ledger)
+    out: dict[tuple[int, Part, str], float] = {}
+    for piece in pieces(entries, attempts(entries), now):
+        key = piece.machine.attempt, piece.part, piece.cause
+        out[key] = out.get(key, 0.0) + piece.seconds
+    return {key: seconds for key, seconds in out.items() if seconds}
+
+
+def test_every_second_of_a_noticed_machine_and_its_successor() -> None:
+    """Make before break: the old machine trains on while the new one boots, and stands still for 10 s only."""
+    assert parts(NOTICED) == {
+        (1, Part.BOOTING, "start"): 60.0,
+        (1, Part.STANDING_STILL, "start"): 40.0,
+        (1, Part.TRAINED, ""): HOUR + 66 - 100,
+        (1, Part.STANDING_STILL, "notice"): 10.0,
+        (1, Part.LEAVING, "notice"): 44.0,
+        (2, Part.BOOTING, "notice"): 60.0,
+        (2, Part.STANDING_BY, "notice"): 1.0,
+        (2, Part.STANDING_STILL, "notice"): 10.0,
+        (2, Part.TRAINED, ""): 2 * HOUR - (HOUR + 76),
+        (2, Part.LEAVING, "succeeded"): 30.0,
+    }
+
+
+def test_the_parts_add_up_to_what_was_spent() -> None:
+    found = told(NOTICED)
+    lost = sum(line.usd for line in found.lost)
+    assert found.goodput == pytest.approx((2 * HOUR - 176 + 66) / HOUR / found.node_hours)
+    assert lost + found.goodput * found.node_hours * 1.0 == pytest.approx(found.money.spent)
+    assert sum(line.usd for line in found.attempts) == pytest.approx(found.money.spent)
+    assert [(line.ended, line.model) for line in found.attempts] == [("notice", Model.SPOT), ("succeeded", Model.SPOT)]
+
+
+def test_steps_that_are_done_again_are_lost_by_every_member() -> None:
+    lost_at, again = 1100.0, 30
+    up = [part for rank in (0, 1) for part in (intent(0.0, rank, 1), entry(Event.ADMITTED, 60.0, rank, 1))]
+    ledger = (
+        *up,
+        generation(100.0, 1),
+        entry(Event.LOSS, lost_at, 1, 1, cause="loss"),
+        entry(Event.STOP, lost_at, cause="loss"),
+        entry(Event.GONE, lost_at + 50, 1, 1, ended=lost_at),
+        intent(lost_at, 1, 2, cause="loss"),
+        entry(Event.ADMITTED, lost_at + 60, 1, 2),
+        replace(generation(lost_at + 70, 2), step=500, again=again, step_s=2.0, save_s=3.0),
+        replace(entry(Event.FIRST, lost_at + 74), gen=2),
+    )
+    entries = first_of_each(ledger)
+    found = [piece for piece in pieces(entries, attempts(entries), NOW) if piece.part is Part.AGAIN]
+    assert [(piece.machine.rank, piece.seconds, piece.cause) for piece in found] == [
+        (0, 60.0, "loss"),
+        (1, 60.0, "loss"),
+    ]
+    whole = told(ledger)
+    assert whole.steps_again == again
+    (one,) = whole.recoveries
+    assert (one.save_s, one.start_s, one.steps_again, one.notice_s) == (3.0, 4.0, again, None)
+    gone = whole.attempts[1]
+    assert (gone.rank, gone.attempt, gone.ended, gone.hours * HOUR_S) == (1, 1, "loss", lost_at)
+    assert "30 steps done twice" in printed(account_text.report(job_view(a_record(), None, ledger, STACK, NOW), whole))
+
+
+def test_a_machine_that_never_joined_is_paid_named_and_said() -> None:
+    never = entry(Event.LOSS, 500.0, 0, 1, cause="never joined", detail="no hello in time", started=20.0)
+    ledger = (
+        intent(0.0, 0, 1),
+        never,
+        entry(Event.GONE, 560.0, 0, 1, ended=540.0),
+        intent(505.0, 0, 2, cause="loss"),
+        entry(Event.ADMITTED, 560.0, 0, 2),
+        generation(570.0, 1),
+    )
+    found = told(ledger, HOUR)
+    first = found.attempts[0]
+    assert (first.ended, first.joined, first.hours * HOUR_S) == ("never joined: no hello in time", None, 520.0)
+    assert found.never_joined == 1
+    lost = {(line.part, line.cause): line.node_hours * HOUR_S for line in found.lost}
+    assert lost[Part.NEVER_JOINED, "start"] == 520.0
+    text = printed(account_text.report(job_view(a_record(), None, ledger, STACK, HOUR), found))
+    assert "training was never interrupted; 1 machine never joined" in text
+
+
+def test_a_machine_that_ran_and_that_nobody_heard_of_is_paid_by_the_clouds_own_word() -> None:
+    """It was given up while it booted, so no event but its end tells of it."""
+    silent = (intent(0.0, 0, 1), entry(Event.GONE, 200.0, 0, 1))
+    assert told(silent).money.spent == 0.0
+    ran = (intent(0.0, 0, 1), entry(Event.GONE, 200.0, 0, 1, started=20.0, ended=140.0))
+    assert told(ran).money.spent == pytest.approx(120.0 / HOUR)
+    assert told(ran).attempts[0].ended == "given up"
+
+
+def test_billing_ends_when_the_cloud_says_and_not_when_it_was_looked_at() -> None:
+    exact = tuple(
+        replace(one, ended=HOUR + 100.0) if one.event is Event.GONE and one.attempt == 1 else one for one in NOTICED
+    )
+    assert told(NOTICED).money.spent - told(exact).money.spent == pytest.approx(20.0 / HOUR)
+
+
+def test_what_the_cloud_refused_says_so_and_costs_nothing() -> None:
+    ledger = (intent(0.0, 0, 1), entry(Event.REFUSED, 30.0, 0, 1, cause="capacity"))
+    found = told(ledger)
+    assert (found.refused, found.attempts[0].ended, found.attempts[0].usd) == (1, "refused: capacity", 0.0)
+    assert found.goodput is None
+
+
+def by_month() -> Totals:
+    """Two users; one machine over the turn of a month, 20 minutes before it and 40 after it."""
+    turn = 1_798_761_600.0  # 2027-01-01T00:00:00Z
+    ada = (
+        replace(entry(Event.SUBMITTED, turn - 1200), by="ada"),
+        intent(turn - 1200, 0, 1),
+        entry(Event.ADMITTED, turn - 1100, 0, 1),
+        entry(Event.GONE, turn + 2400, 0, 1),
+    )
+    bob = (
+        intent(turn + 60, 0, 1, price=2.0),
+        entry(Event.ADMITTED, turn + 90, 0, 1),
+        entry(Event.GONE, turn + 3660, 0, 1),
+    )
+    now = turn + HOUR * 2
+    return totals([told(ada, now), told(bob, now)], now)
+
+
+def test_sums_by_user_and_month_add_up() -> None:
+    found = by_month()
+    assert [(row.key, round(row.usd, 6)) for row in found.users] == [("ada", 1.0), (NOBODY, 2.0)]
+    assert [(row.key, round(row.usd, 6), row.jobs) for row in found.months] == [
+        ("2026-12", round(1 / 3, 6), 1),
+        ("2027-01", round(2 / 3 + 2, 6), 2),
+    ]
+    for rows in (found.jobs, found.users, found.months):
+        for name in ("node_hours", "usd", "on_demand_only", "lost_hours", "lost_usd"):
+            assert sum(getattr(row, name) for row in rows) == pytest.approx(getattr(found.total, name))
+
+
+def test_a_machine_without_an_end_counts_until_now() -> None:
+    line = AttemptLine(0, 1, "p", A, Model.SPOT, "start", 1.0, 0.0, 0.0, 0.0, None, "", hours=1.0)
+    assert shares(line, HOUR) == (("1970-01", 1.0),)
+
+
+def test_csv_has_every_machine_and_no_formula() -> None:
+    bad = replace(told(NOTICED), name="=cmd()")
+    rows = list(csv.DictReader(io.StringIO(account_text.attempts_csv(bad))))
+    assert [(row["rank"], row["attempt"], row["model"], row["name"]) for row in rows] == [
+        ("0", "1", "spot", "'=cmd()"),
+        ("0", "2", "spot", "'=cmd()"),
+    ]
+    assert float(rows[0]["usd"]) == pytest.approx((HOUR + 120) / HOUR)
+    sums = list(csv.DictReader(io.StringIO(account_text.totals_csv(by_month()))))
+    assert {row["by"] for row in sums} == {"job", "user", "month"}
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_tables_fit_what_a_terminal_has(width: int) -> None:
+    from rich.console import Console
+
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(account_text.report(job_view(a_record(), None, NOTICED, STACK, NOW), told(NOTICED)))
+    console.print(account_text.summary(by_month()))
+    assert "notice" in console.export_text()
