@@ -33,7 +33,7 @@ from infra.settings.state import models, pool_state, stack_state
 
 POOLS_OBJECT = "stack/pools.json"
 STATIC = "static"
-DATA_DEVICE = "/dev/sdf"  # the agent finds the volume by its id, and by this name where machines know no ids (udev rule)
+DATA_DEVICE = "/dev/sdf"  # the agent finds the volume by its id; where machines know no ids, by this name (a udev rule)
 MARKED = ("instance", "network-interface", "volume")  # what a launch makes, and bears the stack's tags from the start
 
 
