@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import yaml
@@ -52,9 +53,14 @@ pools:
 }
 
 
+@cache
+def _read(text: str) -> Any:
+    return yaml.safe_load(text)
+
+
 def plain(cloud: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """The right file with changes, whose keys are paths: ``pools.1.size``. None as a value removes the key."""
-    found: dict[str, Any] = yaml.safe_load(GOOD[cloud])
+    found: dict[str, Any] = copy.deepcopy(_read(GOOD[cloud]))
     for path, value in (changes or {}).items():
         *parents, last = [int(word) if word.isdigit() else word for word in path.split(".")]
         at: Any = found
