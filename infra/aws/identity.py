@@ -132,11 +132,30 @@ def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> t
 
 def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
     """Machines of the stack's types, from its templates and with its identity, marked as its own."""
-    arns, stack = Arns(settings), settings.stack
-    marked = {f"aws:RequestTag/{LABEL_STACK}": stack}
-    machine: Conditions = {
+    arns, stack, run = Arns(settings), settings.stack, ("ec2:RunInstances",)
+    marked: Conditions = {"StringEquals": {f"aws:RequestTag/{LABEL_STACK}": stack}}
+    around = (arns.ec2("network-interface"), arns.ec2("spot-instances-request"))
+    templates: Conditions = {"StringEquals": {f"aws:ResourceTag/{LABEL_STACK}": stack}}
+    places = [*(arns.ec2("subnet", subnet) for subnet in subnets), arns.ec2("security-group", group)]
+    near = arns.ec2("placement-group", f"{naming.machine_prefix(stack)}*")
+    machines_only: Conditions = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
+    return (
+        Statement("LaunchMachines", run, (arns.ec2("instance"),), _machine(settings)),
+        Statement("WithEncryptedDisks", run, (arns.ec2("volume"),), {**marked, "Bool": {"ec2:Encrypted": "true"}}),
+        Statement("WithCardsAndRequests", run, around, marked),
+        Statement("FromOurTemplates", run, (arns.ec2("launch-template"),), templates),
+        Statement("OfTheirImages", run, (arns.ec2("image"),), {"Bool": {"ec2:IsLaunchTemplateResource": "true"}}),
+        Statement("InOurNetwork", run, (*places, near)),
+        Statement("AsOurMachines", ("iam:PassRole",), (arns.role(NODE),), machines_only),
+    )
+
+
+def _machine(settings: Settings) -> Conditions:
+    """What must be said of a machine that is launched, by the request or by its template."""
+    arns = Arns(settings)
+    return {
         "StringEquals": {
-            **marked,
+            f"aws:RequestTag/{LABEL_STACK}": settings.stack,
             "ec2:InstanceType": sorted({pool.machine.type for pool in settings.dynamic()}),
             "ec2:MetadataHttpTokens": "required",
         },
@@ -144,38 +163,6 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
         "ArnEquals": {"ec2:InstanceProfile": arns.profile()},
         "Null": {f"aws:RequestTag/{LABEL_JOB}": "false"},
     }
-    run = ("ec2:RunInstances",)
-    places = [*(arns.ec2("subnet", subnet) for subnet in subnets), arns.ec2("security-group", group)]
-    near = arns.ec2("placement-group", f"{naming.machine_prefix(stack)}*")
-    return (
-        Statement("LaunchMachines", run, (arns.ec2("instance"),), machine),
-        Statement(
-            "WithEncryptedDisks",
-            run,
-            (arns.ec2("volume"),),
-            {"StringEquals": marked, "Bool": {"ec2:Encrypted": "true"}},
-        ),
-        Statement(
-            "WithCardsAndRequests",
-            run,
-            (arns.ec2("network-interface"), arns.ec2("spot-instances-request")),
-            {"StringEquals": marked},
-        ),
-        Statement(
-            "FromOurTemplates",
-            run,
-            (arns.ec2("launch-template"),),
-            {"StringEquals": {f"aws:ResourceTag/{LABEL_STACK}": stack}},
-        ),
-        Statement("OfTheirImages", run, (arns.ec2("image"),), {"Bool": {"ec2:IsLaunchTemplateResource": "true"}}),
-        Statement("InOurNetwork", run, (*places, near)),
-        Statement(
-            "AsOurMachines",
-            ("iam:PassRole",),
-            (arns.role(NODE),),
-            {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}},
-        ),
-    )
 
 
 def _keeping(settings: Settings) -> tuple[Statement, ...]:

@@ -136,33 +136,21 @@ class Network(pulumi.ComponentResource):
             tags=self._tags("from-inside"),
             opts=self._child,
         )
-        go = aws.vpc.SecurityGroupEgressRule(
-            "to-inside",
-            security_group_id=group.id,
-            referenced_security_group_id=group.id,
-            ip_protocol="-1",
-            tags=self._tags("to-inside"),
-            opts=self._child,
-        )
-        out_4 = aws.vpc.SecurityGroupEgressRule(
-            "to-anywhere-4",
-            security_group_id=group.id,
-            cidr_ipv4=ANYWHERE_4,
-            ip_protocol="-1",
-            tags=self._tags("to-anywhere-4"),
-            opts=self._child,
-        )
-        out_6 = aws.vpc.SecurityGroupEgressRule(
-            "to-anywhere-6",
-            security_group_id=group.id,
-            cidr_ipv6=ANYWHERE_6,
-            ip_protocol="-1",
-            tags=self._tags("to-anywhere-6"),
-            opts=self._child,
-        )
-        self.parts += [group, come, go, out_4, out_6]
+        go = [
+            self._may_go("to-inside", group, referenced_security_group_id=group.id),
+            self._may_go("to-anywhere-4", group, cidr_ipv4=ANYWHERE_4),
+            self._may_go("to-anywhere-6", group, cidr_ipv6=ANYWHERE_6),
+        ]
+        self.parts += [group, come, *go]
         found: pulumi.Output[str] = group.id
         return found
+
+    def _may_go(
+        self, name: str, group: aws.ec2.SecurityGroup, **where: pulumi.Input[str]
+    ) -> aws.vpc.SecurityGroupEgressRule:
+        return aws.vpc.SecurityGroupEgressRule(
+            name, security_group_id=group.id, ip_protocol="-1", tags=self._tags(name), opts=self._child, **where
+        )
 
     def _tags(self, which: str = "") -> dict[str, str]:
         name = f"{self._called}-{which}" if which else self._called

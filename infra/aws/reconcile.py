@@ -56,7 +56,6 @@ class Function(pulumi.ComponentResource):
         super().__init__("spotkeeper:aws:Function", name, None, opts)
         self._settings = settings = args.settings
         self._child = pulumi.ResourceOptions(parent=self)
-        called = naming.stack(settings.stack)
         self.logs = aws.cloudwatch.LogGroup(  # Lambda's own would stay after a destroy, and keep everything
             "logs",
             name=identity.log_group(settings.stack),
@@ -72,7 +71,27 @@ class Function(pulumi.ComponentResource):
             tags=self._tags(identity.dead_letters(settings.stack)),
             opts=self._child,
         )
-        self.function = aws.lambda_.Function(
+        self.function = self._function(args)
+        retries = self._no_retries()
+        door = aws.lambda_.FunctionUrl(
+            "url", function_name=self.function.name, authorization_type="AWS_IAM", opts=self._child
+        )
+        self.url: pulumi.Output[str] = door.function_url.apply(lambda url: url.rstrip("/"))
+        self.access = [
+            *self._may_call("node", args.identity.node.arn, door),
+            *(
+                call
+                for i, arn in enumerate(settings.reconcile.invokers)
+                for call in self._may_call(f"person-{i}", arn, door)
+            ),
+        ]
+        self.parts: list[pulumi.Resource] = [self.logs, self.dead, self.function, retries, door, *self.access]
+        self.register_outputs({"url": self.url})
+
+    def _function(self, args: FunctionArgs) -> aws.lambda_.Function:
+        settings = self._settings
+        called = naming.stack(settings.stack)
+        return aws.lambda_.Function(
             "function",
             name=called,
             description="Spotkeeper reconcile: one round for each job, by schedule, report and event",
@@ -93,21 +112,6 @@ class Function(pulumi.ComponentResource):
                 self._child, pulumi.ResourceOptions(depends_on=[*args.identity.bindings, self.logs])
             ),
         )
-        retries = self._no_retries()
-        door = aws.lambda_.FunctionUrl(
-            "url", function_name=self.function.name, authorization_type="AWS_IAM", opts=self._child
-        )
-        self.url: pulumi.Output[str] = door.function_url.apply(lambda url: url.rstrip("/"))
-        self.access = [
-            *self._may_call("node", args.identity.node.arn, door),
-            *(
-                call
-                for i, arn in enumerate(settings.reconcile.invokers)
-                for call in self._may_call(f"person-{i}", arn, door)
-            ),
-        ]
-        self.parts: list[pulumi.Resource] = [self.logs, self.dead, self.function, retries, door, *self.access]
-        self.register_outputs({"url": self.url})
 
     def _no_retries(self) -> aws.lambda_.FunctionEventInvokeConfig:
         """The next tick is the retry, for a tick and for an event alike."""
