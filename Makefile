@@ -1,4 +1,4 @@
-# make demo | test | adapters | model | soak | crash | ec2 | recovery | features | bench | lint | types | setup | lock | clean
+# make demo | test | engine | adapters | model | soak | crash | ec2 | recovery | features | bench | lint | types | setup | lock | clean
 #
 # Everything is installed into .venv of this checkout, from requirements.lock, which has a
 # hash for every file and no address: pip's or uv's own settings say where packages come from.
@@ -7,11 +7,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test adapters model soak crash ec2 recovery features security bench lint types lock setup operator clean
+.PHONY: help demo test engine adapters model soak crash ec2 recovery features security bench lint types lock setup operator clean
 
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
 	@echo "make test   all tests (ARGS='-k decide' for some)"
+	@echo "make engine  both clouds' stacks through Pulumi's own engine, with strict stand-ins for their providers"
 	@echo "make adapters  the callbacks, with the real Lightning and transformers (in .venv-adapters, beside .venv)"
 	@echo "make model  every state of small worlds, and every rule taken away in turn; writes .spotkeeper/model.json"
 	@echo "make soak   10,000 virtual days on recorded markets with every fault at once; writes .spotkeeper/soak.json"
@@ -39,6 +40,10 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Pulumi's own engine is no Python package: https://www.pulumi.com/docs/install/ (pulumi, pulumi-language-python).
+engine: setup
+	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/engine $(ARGS)
 
 adapters: .venv-adapters/.stamp
 	@.venv-adapters/bin/python -m pytest tests/adapters tests/lifecycle/test_adapters.py $(ARGS)

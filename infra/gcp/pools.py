@@ -114,7 +114,11 @@ class Pools(pulumi.ComponentResource):
         )
 
     def _node(self, pool: Pool, index: int) -> gcp.compute.Instance:
-        """Not made from a template: a new agent must not replace the floor, only restart it."""
+        """Not made from a template: a new agent, a new image, another label must not replace the floor.
+
+        The provider can change nothing of a boot disk but by another machine, so what a node booted from it keeps until
+        somebody has it replaced (`docs/operate.md`, Rotating images).
+        """
         settings = self._args.settings
         called = naming.node(settings.stack, pool.name, index)
         labels = naming.labels(settings.labels, settings.stack, pool.name)
@@ -163,7 +167,7 @@ class Pools(pulumi.ComponentResource):
             labels=labels,
             tags=[naming.stack(settings.stack)],
             metadata=self._metadata(pool),
-            opts=self._opts,
+            opts=pulumi.ResourceOptions.merge(self._opts, pulumi.ResourceOptions(ignore_changes=["bootDisk"])),
         )
 
     def _cards(self, pool: Pool) -> list[tuple[Card, bool]]:

@@ -19,7 +19,7 @@ from tests.infra.conftest import STACKS
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("pulumi") and shutil.which("pulumi-language-python")),
-    reason="the pulumi command (with its Python host) is not on PATH",
+    reason="the pulumi command (with its Python host) is not on PATH: https://www.pulumi.com/docs/install/",
 )
 LOCAL = STACKS / "Pulumi.local.yaml"
 

@@ -118,6 +118,7 @@ def test_another_image_makes_templates_before_it_removes_the_old(cloud: Cloud, t
     steps = [(event.op, event.name) for event in seen if event.done and event.op is not Op.SAME]
     published = steps.index((Op.UPDATE, "pools"))
     assert steps.index((Op.REPLACE, "local-burst-spot")) < published < steps.index((Op.DELETE, "local-burst-spot"))
+    assert "sk-local-floor-s0" not in {name for _, name in steps}, "the floor keeps what it booted from"
 
 
 def test_a_static_node_takes_new_metadata_in_place(cloud: Cloud, tmp_path: Path) -> None:

@@ -197,6 +197,12 @@ def test_a_nodes_disk_has_what_was_bought_and_is_what_a_destroy_names() -> None:
     assert [each.retain for each in declared.values() if each.name == "sk-demo-floor-s0-data"] == [True]
 
 
+def test_a_static_node_keeps_what_it_booted_from(shared: Declaration) -> None:
+    """The provider would replace the machine for another image, or another label of its boot disk."""
+    (node,) = [each for each in shared.values() if each.type == "gcp:compute/instance:Instance"]
+    assert node.ignores == ("bootDisk",)
+
+
 def test_a_pool_without_a_notice_asks_for_none() -> None:
     declared = stack(pools=[pool("quick", "g2-standard-8", notice_s=0, max_run_hours=2)])
     template = of(declared, TEMPLATE)["demo-quick-spot"]

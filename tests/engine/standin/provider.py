@@ -102,17 +102,17 @@ class StandIn(p.Provider):
             await asyncio.Event().wait()
         id_, outputs = computed(type_, request.name, inputs)
         things = self._memory.there()
-        key = f"{type_}|{id_}"
-        if key in things:
-            raise RuntimeError(f"{key}: 409 already exists")
+        taken = [each for each in things.values() if each["type"] == type_ and _same_name(each["state"], inputs)]
+        if taken and "Member" not in type_:
+            raise RuntimeError(f"{type_} {request.name}: 409 already exists")
         state = {**inputs, **outputs, GIVEN: ",".join(sorted(inputs))}
-        self._memory.keep({**things, key: {"name": request.name, "state": state}})
+        self._memory.keep({**things, _key(request, id_): {"type": type_, "name": request.name, "state": state}})
         self._memory.note("create", type_, request.name)
         return p.CreateResponse(resource_id=id_, properties=_wired(request.properties, state))
 
     async def read(self, request: p.ReadRequest) -> p.ReadResponse:
         """As it stands in the cloud. What somebody deleted is gone."""
-        found = self._memory.there().get(f"{type_of(request)}|{request.resource_id}")  # type: ignore[arg-type]
+        found = self._memory.there().get(_key(request, request.resource_id))
         if found is None or request.name == self._memory.named("gone"):
             return p.ReadResponse(resource_id="")
         return p.ReadResponse(request.resource_id, _wired(request.properties, found["state"]), request.inputs)
@@ -124,14 +124,14 @@ class StandIn(p.Provider):
             return p.UpdateResponse(properties=request.news)
         state = {**inputs, **outputs, GIVEN: ",".join(sorted(inputs))}
         things = self._memory.there()
-        things[f"{type_}|{request.resource_id}"]["state"] = state
+        things[_key(request, request.resource_id)]["state"] = state
         self._memory.keep(things)
         self._memory.note("update", type_, request.name)
         return p.UpdateResponse(properties=_wired(request.news, state))
 
     async def delete(self, request: p.DeleteRequest) -> None:
         things = self._memory.there()
-        things.pop(f"{type_of(request)}|{request.resource_id}", None)
+        things.pop(_key(request, request.resource_id), None)
         self._memory.keep(things)
         self._memory.note("delete", type_of(request), request.name)
 
@@ -147,11 +147,29 @@ def computed(type_: str, name: str, inputs: Json) -> tuple[str, Json]:
     return identity(type_, name), {key: value for key, value in outputs.items() if key not in inputs}
 
 
+def _key(request: Any, id_: str) -> str:
+    return f"{request.urn}|{id_}"
+
+
+def _same_name(state: Json, inputs: Json) -> bool:
+    """Whether a name that the program chose is taken: in the same zone, of the same role."""
+    names = [key for key in ("name", "bucket", "key", "repositoryId", "accountId", "roleId") if key in inputs]
+    return bool(names) and all(state.get(key) == inputs[key] for key in [*names, "zone", "role"] if key in inputs)
+
+
+def _value(value: Any) -> PropertyValue:
+    if isinstance(value, dict):
+        return PropertyValue({key: _value(inner) for key, inner in value.items()})
+    if isinstance(value, list):
+        return PropertyValue([_value(inner) for inner in value])
+    return PropertyValue(float(value) if isinstance(value, int) and not isinstance(value, bool) else value)
+
+
 def _wired(properties: dict[str, PropertyValue], state: Json) -> dict[str, PropertyValue]:
     """Declared values as they came (secrets stay secrets); the rest, and what has changed since, from the cloud."""
     now = to_plain(properties)
     kept = {key: value for key, value in properties.items() if key in state and now.get(key) == state[key]}
-    return {**{key: PropertyValue(value) for key, value in state.items()}, **kept}
+    return {**{key: _value(value) for key, value in state.items()}, **kept}
 
 
 def main() -> None:

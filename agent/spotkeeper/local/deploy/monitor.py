@@ -55,6 +55,7 @@ class Monitor(MockMonitor):
             parent=request.parent.rsplit("::", 1)[-1],
             protect=bool(request.protect),
             retain=bool(request.retainOnDelete),
+            ignore=tuple(request.ignoreChanges),
             custom=bool(request.custom),
         )
         id_, outputs = self._run.declare(entry)

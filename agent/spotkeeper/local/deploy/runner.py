@@ -136,6 +136,8 @@ class Run:
         old = self.state.get(entry.urn)
         if old is None:
             return self._create(Op.CREATE, entry)
+        kept = {key: old.inputs[key] for key in entry.ignore if key in old.inputs}
+        entry = replace(entry, inputs={**entry.inputs, **kept})
         change = compare(entry, old)
         if not change:
             self._step(Op.SAME, entry, lambda: None)

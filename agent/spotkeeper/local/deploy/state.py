@@ -29,6 +29,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     parent: str = ""
     protect: bool = False
     retain: bool = False
+    ignore: tuple[str, ...] = ()  # inputs that stay as they were made, whatever the program says now
     custom: bool = True
     pending: bool = False  # noted, not known to exist
 

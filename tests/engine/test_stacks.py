@@ -1,0 +1,288 @@
+"""The stacks of both clouds through Pulumi's own engine: what changes, what is refused, and what a destroy leaves.
+
+Stand-in providers take the place of Google's and Amazon's (``standin``): strict about arguments, and with their rules
+of replacement. Needs the ``pulumi`` command with its Python host: https://www.pulumi.com/docs/install/
+Some forty runs of the engine: ``make engine``; ``make test`` has ``test_engine.py``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.engine.standin.project import Project, checkout
+from tests.engine.standin.rules import REPLACES
+from tests.infra.cloud import Cloud, serve
+from tests.infra.conftest import STACKS
+
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(
+        not (shutil.which("pulumi") and shutil.which("pulumi-language-python")),
+        reason="the pulumi command (with its Python host) is not on PATH: https://www.pulumi.com/docs/install/",
+    ),
+    pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning"),
+]
+COMPUTE = "/compute/v1/projects/acme-train"
+FLOOR, BURST = "floor", "burst"
+
+
+@dataclass(frozen=True)
+class World:
+    """A stack that is up, as the tests of its cloud begin with it. ``drained``: where the drain's calls go."""
+
+    cloud: str
+    project: Project
+    drained: Any
+    template: str  # types, as this cloud calls them
+    descriptor: str
+    node: str
+    disk: str
+    bucket: str
+    zone: tuple[str, str]
+
+    def pools(self, **burst: Any) -> list[dict[str, Any]]:
+        pools = msgspec.json.decode(msgspec.json.encode(self.project.config["spotkeeper:pools"]))
+        return [{**pool, **burst} if pool["name"] == BURST else pool for pool in pools]
+
+
+def small(name: str) -> dict[str, Any]:
+    """An example, without the pools that add nothing here."""
+    config = msgspec.yaml.decode((STACKS / f"Pulumi.{name}.yaml").read_bytes())["config"]
+    config["spotkeeper:pools"] = [pool for pool in config["spotkeeper:pools"] if pool["name"] in (FLOOR, BURST)]
+    return dict(config)
+
+
+@pytest.fixture(scope="module")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with serve() as cloud:
+        config = small("example-gcp")
+        config["spotkeeper:endpoints"] = {"compute": f"{cloud.endpoint}/compute/v1", "storage": cloud.endpoint}
+        needed = tuple(type_ for type_ in REPLACES if type_.startswith("gcp:"))
+        folder = tmp_path_factory.mktemp("google")
+        project = Project(folder / "stack", "gcp", config, {}, checkout(folder / "checkout"), needed=needed)
+        project.write()
+        yield World(
+            "gcp", project, cloud,
+            template="gcp:compute/regionInstanceTemplate:RegionInstanceTemplate",
+            descriptor="gcp:storage/bucketObject:BucketObject",
+            node="gcp:compute/instance:Instance",
+            disk="gcp:compute/disk:Disk",
+            bucket="gcp:storage/bucket:Bucket",
+            zone=("us-central1-a", "us-central1-b"),
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def amazon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL": endpoint}
+    needed = tuple(type_ for type_ in REPLACES if type_.startswith("aws:"))
+    environment = {**keys, "AWS_CONFIG_FILE": "/dev/null"}
+    folder = tmp_path_factory.mktemp("amazon")
+    program, config = checkout(folder / "checkout"), small("example-aws")
+    project = Project(folder / "stack", "aws", config, environment, program, needed=needed)
+    project.write()
+    yield World(
+        "aws", project, endpoint,
+        template="aws:ec2/launchTemplate:LaunchTemplate",
+        descriptor="aws:s3/bucketObjectv2:BucketObjectv2",
+        node="aws:ec2/instance:Instance",
+        disk="aws:ebs/volume:Volume",
+        bucket="aws:s3/bucket:Bucket",
+        zone=("us-east-1a", "us-east-1b"),
+    )  # fmt: skip
+    server.stop()
+
+
+@pytest.fixture(scope="module", params=["google", "amazon"])
+def world(request: pytest.FixtureRequest) -> World:
+    found: World = request.getfixturevalue(request.param)
+    first = found.project.up()
+    assert first.code == 0, first.said
+    assert {step.op for step in first.changed()} == {"create"}
+    return found
+
+
+@pytest.fixture
+def project(world: World, tmp_path: Path) -> Project:
+    return world.project.copied(tmp_path / "stack")
+
+
+def test_a_second_up_and_a_refresh_are_empty_while_machines_come_and_go(world: World, project: Project) -> None:
+    """What reconcile makes is in nobody's state: no preview, no drift check ever speaks of it."""
+    again = project.up("--expect-no-changes")
+    assert again.changed() == []
+    assert again.code == 0, again.said
+    dynamic(world, "abcdefgh", count=2)
+    drift = project.run("refresh", "--preview-only", "--expect-no-changes")
+    assert drift.code == 0, drift.said
+    gone(world)
+    project.hand("gone", "tick")
+    drift = project.run("refresh", "--preview-only", "--expect-no-changes")
+    assert drift.code != 0, "a schedule that somebody deleted is drift: the check is not deaf"
+
+
+def test_resizing_a_pool_updates_one_object(world: World, project: Project) -> None:
+    done = project.with_(pools=world.pools(size=12)).up()
+    assert done.code == 0, done.said
+    assert [(step.op, step.name) for step in done.changed()] == [("update", "pools")]
+
+
+def test_a_new_image_changes_templates_and_touches_no_static_node(world: World, project: Project) -> None:
+    image = {"gcp": "projects/acme-images/global/images/train-2027-01-01", "aws": "ami-0ddddddddddddddd1"}[world.cloud]
+    before = len(project.log())
+    done = project.with_(image=image).up()
+    assert done.code == 0, done.said
+    log = [(what, name) for what, type_, name in project.log()[before:] if type_ == world.template and what != "begin"]
+    assert not [step for step in done.changed() if step.type in (world.node, world.disk)]
+    if world.cloud == "aws":  # a launch template's change is a new version of it
+        assert {what for what, _ in log} == {"update"}
+        return
+    assert [what for what, _ in log] == ["create", "create", "delete", "delete"], "no moment without a template"
+    whole = [(what, name) for what, _, name in project.log()[before:]]
+    assert whole.index(("update", "pools")) < whole.index(("delete", "demo-burst-spot")), "nobody is sent to a dead one"
+
+
+def test_a_disk_that_would_move_to_another_zone_is_refused(world: World, project: Project) -> None:
+    pools = world.pools()
+    pools[0]["zones"] = [world.zone[1]]
+    before = len(project.log())
+    done = project.with_(pools=pools).up()
+    assert done.code != 0 and "protect" in done.said, done.said
+    touched = {(what, type_) for what, type_, _ in project.log()[before:] if type_ in (world.disk, world.node)}
+    assert not touched, "neither the disk nor its node"
+
+
+def test_a_protected_stack_refuses_to_be_destroyed_and_nothing_of_it_is_touched(world: World, project: Project) -> None:
+    before = project.log()
+    done = project.run("destroy", "--yes", "--skip-preview")
+    assert done.code != 0 and "protected" in done.said
+    assert project.log() == before
+
+
+def test_a_destroy_goes_backwards_drains_and_leaves_what_retain_names(world: World, project: Project) -> None:
+    """With running jobs, from a checkout whose code has changed since the last up: its drain is the one that runs."""
+    pools = world.pools()
+    pools[0]["disk"] = {**pools[0]["disk"], "on_destroy": "retain"}
+    free = project.with_(pools=pools, bucket={"on_destroy": "delete"})
+    assert free.up().code == 0
+    assert "sk-demo-floor-s0-data" in free.call("stack", "output", "keptDisks", "--stack", "demo")
+    dynamic(world, "abcdefgh", count=3)
+    before = len(free.log())
+    done = free.with_(checkout=changed_checkout(free.folder.parent)).run("destroy", "--yes", "--skip-preview")
+    assert done.code == 0, done.said
+    assert "THE NEWER DRAIN" in done.said and "3 machines" in done.said, done.said
+    assert left(world) == []
+    assert [each["name"] for each in free.there().values()] == ["sk-demo-floor-s0-data"]
+    order = [name for what, _, name in free.log()[before:] if what == "delete"]
+    steps = done.names("delete")
+    assert steps.index("tick") < steps.index("drain") < steps.index("function"), (
+        "nothing refills what the drain empties"
+    )
+    assert order.index("sk-demo-floor-s0") < order.index("network" if world.cloud == "gcp" else "vpc")
+
+
+def test_an_up_that_is_killed_half_way_goes_on(world: World, tmp_path: Path) -> None:
+    fresh = world.project.anew(tmp_path / "fresh")
+    fresh.call("stack", "select", "--create", fresh.stack)
+    fresh.hand("hang", "pools")
+    with fresh.running("up", "--yes", "--skip-preview"):
+        fresh.until_noted("begin", "pools")
+    made = {key for key, each in fresh.there().items()}
+    assert made
+    fresh.hand("hang", None)
+    fresh.call("cancel", "--yes", "--stack", fresh.stack)  # the lock of the one that was killed
+    done = fresh.up()
+    assert done.code == 0, done.said
+    assert made < set(fresh.there()), "what was made before stands, and was made once"
+    again = fresh.up("--expect-no-changes")
+    assert again.code == 0, again.said
+
+
+def test_a_cloud_that_refuses_leaves_a_stack_that_goes_on(world: World, tmp_path: Path) -> None:
+    fresh = world.project.anew(tmp_path / "fresh")
+    fresh.hand("fail", "function")
+    done = fresh.up()
+    assert done.code != 0 and "503 the cloud cannot do it now" in done.said
+    fresh.hand("fail", None)
+    assert fresh.up().code == 0
+    assert len(fresh.there()) == len(world.project.there())
+
+
+# --- machines of a job, and another checkout --------------------------------------------------
+
+
+def dynamic(world: World, job: str, count: int) -> None:
+    """Machines with their disks, as reconcile makes them."""
+    labels = {"sk-stack": "demo", "sk-pool": BURST, "sk-job": job}
+    if isinstance(world.drained, Cloud):
+        for rank in range(count):
+            for kind, name in (
+                ("instances", f"sk-demo-{job}-r000{rank}-a1"),
+                ("disks", f"sk-demo-{job}-r000{rank}-d0"),
+            ):
+                path = f"{COMPUTE}/zones/{world.zone[0]}/{kind}/{name}"
+                world.drained.things[path] = {"name": name, "labels": labels}
+        return
+    tags = [{"Key": key, "Value": value} for key, value in labels.items()]
+    for _ in range(count):
+        ec2(world).run_instances(
+            ImageId="ami-12c6146b", MinCount=1, MaxCount=1,
+            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+        )  # fmt: skip
+        ec2(world).create_volume(
+            AvailabilityZone=world.zone[0], Size=10, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
+        )
+
+
+def left(world: World) -> list[str]:
+    if isinstance(world.drained, Cloud):
+        return [path for path in world.drained.things if path.startswith(COMPUTE)]
+    machines = ec2(world).describe_instances()["Reservations"]
+    states = [each["State"]["Name"] for group in machines for each in group["Instances"]]
+    volumes = [each for each in ec2(world).describe_volumes()["Volumes"] if each.get("Tags")]
+    return [state for state in states if state != "terminated"] + [each["VolumeId"] for each in volumes]
+
+
+def gone(world: World) -> None:
+    if isinstance(world.drained, Cloud):
+        world.drained.things.clear()
+        return
+    ids = [
+        each["InstanceId"] for group in ec2(world).describe_instances()["Reservations"] for each in group["Instances"]
+    ]
+    ec2(world).terminate_instances(InstanceIds=ids)
+    for volume in ec2(world).describe_volumes()["Volumes"]:
+        if volume.get("Tags"):
+            ec2(world).delete_volume(VolumeId=volume["VolumeId"])
+
+
+def ec2(world: World) -> Any:
+    from botocore.session import get_session
+
+    session = get_session()
+    session.set_credentials("x", "x")
+    return session.create_client("ec2", "us-east-1", endpoint_url=world.drained)
+
+
+def changed_checkout(folder: Path) -> Path:
+    """A newer one: its drain says another thing, and its program cannot even be run."""
+    newer = checkout(folder / "newer")
+    drain = newer / "infra" / "drain" / "__init__.py"
+    changed = drain.read_text().replace('print(f"drain of {stack}', 'print(f"THE NEWER DRAIN of {stack}')
+    assert changed != drain.read_text()
+    drain.write_text(changed)
+    (newer / "infra" / "__main__.py").write_text("raise SystemExit('a destroy runs no program')\n")
+    return newer
