@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import subprocess
 import sys
@@ -145,6 +146,23 @@ def test_a_key_without_namespace_is_the_projects_and_a_date_is_a_text(tmp_path: 
 def test_a_misspelt_namespace_is_told() -> None:
     with pytest.raises(SpecError, match=r"spotkeper:limits: unknown key \(did you mean spotkeeper:limits\?\)"):
         from_config({"spotkeper:limits": "{}"}, "dev")
+
+
+JUNK: tuple[Any, ...] = ([], {}, 0, -1, "x", 1e308, "\ud800", [None], {"": 1}, "::/0", 10**30, {"us-east1-b": {}})
+
+
+@pytest.mark.parametrize("cloud", ["gcp", "aws"])
+def test_whatever_a_field_holds_is_told_and_never_a_trace(cloud: str) -> None:
+    """Each field, and each mapping around fields, with some of what a slip of the hand can make of it."""
+    paths = {path[:end] for path, *_ in reference.rows() for end in (*_dots(path), len(path))}
+    for number, path in enumerate(sorted(paths)):
+        for junk in (JUNK[number % len(JUNK)], JUNK[(number + 5) % len(JUNK)]):
+            with contextlib.suppress(SpecError):  # some of it is right somewhere
+                stackfiles.read(cloud, {path.replace("pools[]", "pools.1"): junk})
+
+
+def _dots(path: str) -> list[int]:
+    return [at for at, letter in enumerate(path) if letter == "."]
 
 
 # --- both clouds -------------------------------------------------------------------------
