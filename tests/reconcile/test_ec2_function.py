@@ -24,7 +24,7 @@ from spotkeeper.reconcile.lambda_ import LambdaDoor
 from spotkeeper.reconcile.objects_obstore import ObstoreObjects
 from spotkeeper.reconcile.runtime import Runtime, settings_from_env
 from spotkeeper.reconcile.store import ObjectStore
-from spotkeeper.reconcile.store_api import Store
+from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.spec.job import Ask, AskKind, JobSpec
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Outcome, Phase, Record, SlotState
@@ -274,6 +274,15 @@ def test_nobody_but_a_node_of_the_stack_is_heard(world: World) -> None:
     event = node.event([])
     del event["requestContext"]["authorizer"]
     assert world.door.event(event)["statusCode"] == 401
+
+
+def test_a_stack_that_makes_no_sense_is_an_alarm_and_a_failed_tick(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.store.put(paths.STACK, b"{")
+    with pytest.raises(CorruptError):
+        world.tick()
+    assert any("ALARM" in line.getMessage() and paths.STACK in line.getMessage() for line in caplog.records)
 
 
 def _the_handler_itself() -> None:

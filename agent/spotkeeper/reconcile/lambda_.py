@@ -145,8 +145,19 @@ class LambdaDoor(Door):
         return {"statusCode": status, "headers": headers, "body": body.decode()}
 
     def _hinted_by(self, event: dict[str, Any]) -> Ticked:
-        """A round of the job whose node it names, a tick for the schedule; anything else is set aside."""
+        """What fails here is Lambda's to tell: the schedule comes again, and what it was about is set aside."""
+        from spotkeeper.reconcile import alarm
+        from spotkeeper.reconcile.store_api import CorruptError
+
         visit = self._visit()
+        try:
+            return self._follow(event, visit)
+        except CorruptError as error:  # the stack itself: no job can be looked after
+            alarm.unreadable(self._store(visit), error)
+            raise
+
+    def _follow(self, event: dict[str, Any], visit: Visit) -> Ticked:
+        """A round of the job whose node it names, a tick for the schedule; anything else is set aside."""
         stack = self._stack(visit)
         try:
             hint = codec.convert(event, BridgeEvent)
