@@ -267,6 +267,70 @@ def forecast(
 
 
 @app.command(rich_help_panel=JOBS)
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)],
+    work: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--work", metavar="40h", help="How long it trains as its job file has it, if nothing happens."),
+    ] = None,
+    step_time: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--step-time", metavar="SECONDS", min=1e-6, help="Of a step, as its job file has it."),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure a step: run the job's command here for a dozen of them.")
+    ] = False,
+    gradients_gb: Annotated[
+        float, typer.Option("--gradients-gb", metavar="GB", min=0.0, help="What a step sums over all processes.")
+    ] = 0.0,
+    stack_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--stack-file", metavar="FILE", help="A stack that need not be up: Pulumi.NAME.yaml."),
+    ] = None,
+    markets: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--markets", metavar="DIR", help="Recordings to replay; else SPOTKEEPER_MARKETS, else ours."),
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """What a job comes to on each pool of the stack, on spot and on-demand: by cost, and by time.
+
+    Of each pool it takes as many machines as make the job's processes. A step is made from one that was given,
+    measured, or told by an earlier job of this name, with the networks between the machines taken into account.
+
+    Example: `spotkeeper compare job.yaml --work 40h --step-time 0.8 --gradients-gb 2.6`
+    """
+    from spotkeeper.cli import compare as comparing
+
+    comparing.run(file, stack, stack_file, work, markets, step_time, gradients_gb, measure=measure, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def drill(
+    job: Job,
+    rank: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--rank", metavar="N", min=0, help="Whose machine; else the highest rank's on spot."),
+    ] = None,
+    no_notice: Annotated[bool, typer.Option("--no-notice", help="Take it without a word, as a loss.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Take one machine of a running job away, follow its recovery, and judge each phase and the work lost.
+
+    Exit code 1 where a target is missed. A terminal is asked first. Needs your own cloud credentials; on AWS a notice
+    comes from an experiment template of FIS that `SPOTKEEPER_FIS_TEMPLATE` names.
+
+    Examples: `spotkeeper drill first`, `spotkeeper drill first --rank 0 --no-notice --json`
+    """
+    from spotkeeper.cli import drill as drilling
+
+    drilling.drill(job, rank, stack, notice=not no_notice, yes=yes, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
 def cancel(job: Job, stack: Stack = None, as_json: Json = False) -> None:
     """End a job: its machines, disks and checkpoints are deleted (`keep_disks: true` keeps the disks).
 
