@@ -7,7 +7,7 @@ once, one line a problem::
     job.yaml:9: policy: "ballanced": not one of balanced, spot, on-demand, shuffle (did you mean balanced?)
 
 It knows types, ranges and spelling only. What fields mean together is checked by
-:mod:`spotkeeper.spec.check` (jobs) and ``infra/settings.py`` (stacks), which report
+:mod:`spotkeeper.spec.check` (jobs) and ``infra/settings`` (stacks), which report
 through the same :class:`SpecError`. It may not touch the network or guess a value.
 """
 
