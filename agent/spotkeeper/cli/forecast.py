@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +24,13 @@ from spotkeeper.report.forecast_own import own_recording
 from spotkeeper.report.forecast_past import Part, Task, parts
 from spotkeeper.report.forecast_play import Shop
 from spotkeeper.report.forecast_text import markdown, table
+from spotkeeper.report.markdown import code
 from spotkeeper.spec import money
 from spotkeeper.spec.job import JobSpec, deadline_at, span_s
 from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.market import Prices
 from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.redact import redact
 from spotkeeper.spec.stack import PoolState, Price, StackState
 
 if TYPE_CHECKING:
@@ -80,6 +82,17 @@ def of_file(file: Path, known: Ground, work: str | None = None, markets: Path | 
     library = library_of(known, task, markets)
     with progress(f"replaying {spec.name}", len(library.parts)) as done:
         return forecast(task, library, said, done)
+
+
+def comment(files: Iterable[Path], known: Ground) -> str:
+    """What a stack's own job files will cost, as Markdown; what cannot be forecast says why."""
+    parts_ = []
+    for file in files:
+        try:
+            parts_.append(markdown(of_file(file, known)))
+        except (SpecError, CliError) as error:
+            parts_.append(f"{code(file.name)}: {code(redact(str(error)))}\n")
+    return "\n".join(parts_)
 
 
 def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], pool: PoolState | None = None) -> Task:
@@ -152,7 +165,11 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
     pools = dynamic(spec, stack)
     fits = [pool for pool in pools if pool.max_nodes >= spec.size().max]
     if not fits:
-        why = f"no spot pool of {stack.stack} has {spec.size().max} machines" if pools else "it may use no spot pool"
+        why = (
+            f"no spot pool of {stack.stack} has {spec.size().max} machines"
+            if pools
+            else "no spot pool with known prices for it"
+        )
         raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "`pools:` and `nodes:` in the job file")
     best = min(fits, key=lambda pool: (min(_spot(pool, zone, None, 0.0) for zone in pool.zones), pool.name))
     if len(fits) > 1:

@@ -45,7 +45,6 @@ class Task:
     work_h: float
     restart_h: float
     deadline_h: float | None = None
-    boot_s: float | None = None
 
     @property
     def nodes(self) -> int:
@@ -102,7 +101,7 @@ def outcomes(task: Task, part: Part, count: int, seed: str = "") -> Iterator[Out
         begins = int(recording.ticks * (number + rng.random()) / count)
         shop = task.shop.only(len(recording.zones))
         case = Case(part.name, recording, begins, 0, task.terms(recording.tick_h))
-        yield play(case, Chooser(task.spec, shop, task.boot_s))
+        yield play(case, Chooser(task.spec, shop))
 
 
 def _met(task: Task, recording: Recording, rng: random.Random) -> Recording:

@@ -42,13 +42,14 @@ class Shop:
 class Chooser:
     """`select()` as the replay's policy. The rule begins knowing nothing of the zones, as in a stack without jobs."""
 
-    def __init__(self, spec: JobSpec, shop: Shop, boot_s: float | None = None) -> None:
-        self.spec, self.shop, self.boot_s = spec, shop, boot_s
+    def __init__(self, spec: JobSpec, shop: Shop) -> None:
+        self.spec, self.shop = spec, shop
         self.ranks = spec.size().max
         self.max_wait_s = None if spec.max_wait is None else span_s(spec.max_wait)
 
     def start(self, start: Start) -> None:
         self.terms = start.job
+        self.boot_s = start.job.restart_h * HOUR_S - 2 * TIMES.save_s  # a start takes what the replay bills
         self.names = {place.id: zone for place, zone in zip(start.zones, self.shop.pool.zones, strict=True)}
         self.ids = {zone: id_ for id_, zone in self.names.items()}
         self.tracks = {id_: Track.of(None) for id_ in self.names}
@@ -124,11 +125,12 @@ class Chooser:
         )
 
     def _work(self, tick: Tick) -> Work | None:
+        """Reconcile looks every minute, a replay once a tick: what may pass until it looks again is no slack."""
         if tick.time_left_h is None:
             return None
         whole, left = self.terms.work_h, tick.left_h
         planned = max(0.0, self.terms.horizon_h - whole) * left / whole
-        return Work(left, tick.time_left_h - left, planned)
+        return Work(left, tick.time_left_h - left - self.terms.tick_h, planned)
 
     def _words(self, found: Selection) -> tuple[str, ...]:
         return tuple(

@@ -18,10 +18,10 @@ HEAD = ("", "expected", "80 % band", "on-demand only")
 def rows(made: Forecast) -> Iterator[tuple[str, str, str, str]]:
     """What, expected, its band, and the same on on-demand only."""
     ours, whole = made.expected, made.on_demand
-    yield "cost", _usd(ours.usd.mid), _band(ours.usd, _usd), _usd(whole.usd.mid)
-    yield "done after", _hours(ours.finish_h.mid), _band(ours.finish_h, _hours), _hours(whole.finish_h.mid)
-    yield "preemptions", f"{ours.preemptions.mid:.1f}", _band(ours.preemptions, lambda n: f"{n:.0f}"), "0"
-    yield "share on spot", f"{ours.spot_share.mid:.0%}", _band(ours.spot_share, lambda n: f"{n:.0%}"), "0%"
+    yield "cost", usd(ours.usd.mid), span(ours.usd, usd), usd(whole.usd.mid)
+    yield "done after", hours(ours.finish_h.mid), span(ours.finish_h, hours), hours(whole.finish_h.mid)
+    yield "preemptions", f"{ours.preemptions.mid:.1f}", span(ours.preemptions, lambda n: f"{n:.0f}"), "0"
+    yield "share on spot", f"{ours.spot_share.mid:.0%}", span(ours.spot_share, lambda n: f"{n:.0%}"), "0%"
     for name, share in risks(ours):
         yield name, f"{share:.0%}", "", f"{dict(risks(whole)).get(name, 0.0):.0%}"
 
@@ -38,8 +38,8 @@ def risks(of: Course) -> Iterator[tuple[str, float]]:
 
 def headline(made: Forecast) -> str:
     saved = f"{made.saves:.0%} less than on-demand" if made.saves >= 0.005 else "no less than on-demand"
-    until = "" if made.deadline_h is None else f", deadline in {_hours(made.deadline_h)}"
-    return f"{made.nodes} x {made.machine_type}, {_hours(made.work_h)} of training{until}: {saved}"
+    until = "" if made.deadline_h is None else f", deadline in {hours(made.deadline_h)}"
+    return f"{made.nodes} x {made.machine_type}, {hours(made.work_h)} of training{until}: {saved}"
 
 
 def table(made: Forecast) -> RenderableType:
@@ -72,14 +72,14 @@ def folded(title: str, lines: Iterable[str]) -> Iterator[str]:
     yield "\n</details>"
 
 
-def _band(of: Band, say: Callable[[float], str]) -> str:
+def span(of: Band, say: Callable[[float], str]) -> str:
     low, high = say(of.low), say(of.high)
     return low if low == high else f"{low} to {high}"
 
 
-def _usd(amount: float) -> str:
+def usd(amount: float) -> str:
     return f"${amount:,.2f}" if amount < 1000 else f"${amount:,.0f}"
 
 
-def _hours(hours: float) -> str:
+def hours(hours: float) -> str:
     return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:.1f} d"

@@ -1,0 +1,154 @@
+"""``compare``: a job's forecast on each shape that the stack's pools can give it, by cost and by time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from spotkeeper.cli import forecast as ground
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.output import emit
+from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, reduce_s, shapes, step_s
+from spotkeeper.report.forecast import forecast
+from spotkeeper.report.forecast_past import Task
+from spotkeeper.report.forecast_text import hours, span, usd
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.jobfile import read_job
+from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.stack import PoolState
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def run(
+    file: Path,
+    stack: str | None,
+    stack_file: Path | None,
+    work: str | None,
+    markets: Path | None,
+    step_time: float | None,
+    gradients_gb: float,
+    *,
+    measure: bool,
+    as_json: bool,
+) -> None:
+    """Print the comparison.
+
+    Raises:
+        SpecError, CliError: as ``forecast``; or no shape fits, or the calibration run failed.
+    """
+    known = ground.ground(stack, stack_file)
+    spec = read_job(file, known.stack if known.named else None, known.now)
+    said = list(known.said)
+    home = ground.pool_of(spec, known.stack, [])
+    step = _step(file, spec, known, home, step_time, gradients_gb, said, measure=measure)
+    made = compare(spec, known, home, step, work, markets, said)
+    emit(made, as_json, "" if as_json else table(made))
+
+
+def _step(
+    file: Path,
+    spec: JobSpec,
+    known: ground.Ground,
+    home: PoolState,
+    step_time: float | None,
+    gradients_gb: float,
+    said: list[str],
+    *,
+    measure: bool,
+) -> Step:
+    """The step that all others are made from: given, measured here, or as an earlier job of this name told it."""
+    shape = Shape(home.machine_type, spec.size().max, spec.nproc or home.nproc)
+    what = f"{shape.nodes} x {shape.machine_type}"
+    if step_time is not None:
+        said.append(f"step: {step_time:g} s on {what}, as given")
+        return Step(step_time, shape, gradients_gb)
+    if measure:
+        from spotkeeper.cli.measure import step_s as measured
+
+        took = measured(file, spec)
+        said.append(f"step: {took:.3f} s measured here with one process, which is taken for one of {home.machine_type}")
+        return Step(took, Shape(home.machine_type, 1, 1), gradients_gb)
+    if known.store is not None and (job := known.store.read_name(spec.name)) is not None:
+        told = known.store.read_progress(job)
+        if told is not None and told.step_s:
+            said.append(f"step: {told.step_s:.3f} s on {what}, as the job {job} of this name told last")
+            return Step(told.step_s, shape, gradients_gb)
+    said.append(f"step: 1 s on {what}, for nobody measured one (--measure, or --step-time SECONDS)")
+    return Step(1.0, shape, gradients_gb)
+
+
+def compare(
+    spec: JobSpec,
+    known: ground.Ground,
+    home: PoolState,
+    step: Step,
+    work: str | None,
+    markets: Path | None,
+    said: list[str],
+) -> Comparison:
+    """Each pool with as many machines as make the job's processes, on spot and on-demand. ``work`` is that of the
+    job on its own shape; on another it is as much longer as its steps are.
+
+    Raises:
+        SpecError, CliError: no shape is left.
+    """
+    own = Shape(home.machine_type, spec.size().max, spec.nproc or home.nproc)
+    pools = {pool.name: pool for pool in ground.dynamic(spec, known.stack)}
+    fits, skipped = shapes(pools.values(), own, home.name)
+    base = ground.task_of(replace(spec, deadline=None), known, work, said, home)
+    rows: list[Row] = []
+    with ground.progress(f"replaying {spec.name}", len(fits)) as done:
+        for name, shape in fits:
+            took = step_s(step, shape)
+            task_work = base.work_h * took / step_s(step, own)
+            try:
+                task = ground.task_of(replace(spec, nodes=shape.nodes), known, f"{task_work:.4f}h", [], pools[name])
+            except SpecError as error:  # its deadline cannot be held there: the line says which can
+                skipped.append(f"{name}: {error}")
+            else:
+                rows += _rows(task, known, shape, took, reduce_s(shape, step.gradients_gb), markets)
+            done()
+    if not rows:
+        raise CliError(f"{spec.name}: no shape fits", Exit.REFUSED, "; ".join(skipped))
+    rows.sort(key=lambda row: (row.course.usd.mid, row.course.finish_h.mid))
+    lines = (*said, *assumed(step, [row.shape for row in rows]), f"work: {base.work_h:.1f} h on the job's own shape")
+    return Comparison(spec.name, tuple(rows), tuple(skipped), lines)
+
+
+def _rows(
+    task: Task, known: ground.Ground, shape: Shape, took: float, reduce: float, markets: Path | None
+) -> list[Row]:
+    made = forecast(task, ground.library_of(known, task, markets))
+    pool = task.shop.pool.name
+    bought = [("spot", made.expected)] if task.spec.policy != "on-demand" else []
+    bought += [("on-demand", made.on_demand)] if task.shop.on_demand and task.spec.policy != "spot" else []
+    return [Row(pool, shape, how, took, reduce, task.work_h, course) for how, course in bought]
+
+
+def table(made: Comparison) -> RenderableType:
+    """Both orders, the cheapest first and the soonest first."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    def grid(title: str, rows: tuple[Row, ...]) -> Table:
+        out = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for name in ("shape", "bought", "step", "of it network", "cost", "80 % band", "done after", "80 % band"):
+            out.add_column(name, justify="left" if name in ("shape", "bought") else "right", no_wrap=True)
+        for row in rows:
+            shape, course = row.shape, row.course
+            name = f"{shape.nodes} x {shape.machine_type}, {shape.nproc} each ({row.pool})"
+            times = f"{row.step_s:.3f} s", f"{row.reduce_s / row.step_s if row.step_s else 0.0:.0%}"
+            money = usd(course.usd.mid), span(course.usd, usd)
+            out.add_row(name, row.bought, *times, *money, hours(course.finish_h.mid), span(course.finish_h, hours))
+        return out
+
+    told = [*(f"not compared: {line}" for line in made.skipped), *made.assumptions]
+    lines = [Text(f"  {line}", "dim") for line in told]
+    return Group(
+        grid(f"{made.job} by cost", made.rows), grid("by time", made.by_time()), Text("assumed:", "dim"), *lines
+    )
