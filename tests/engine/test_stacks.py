@@ -167,7 +167,7 @@ def test_a_disk_that_would_move_to_another_zone_is_refused(world: World, project
 
 def test_a_protected_stack_refuses_to_be_destroyed_and_nothing_of_it_is_touched(world: World, project: Project) -> None:
     before = project.log()
-    done = project.run("destroy", "--yes", "--skip-preview")
+    done = project.run("destroy", "--yes")
     assert done.code != 0 and "protected" in done.said
     assert project.log() == before
 
@@ -181,7 +181,7 @@ def test_a_destroy_goes_backwards_drains_and_leaves_what_retain_names(world: Wor
     assert "sk-demo-floor-s0-data" in free.call("stack", "output", "keptDisks", "--stack", "demo")
     dynamic(world, "abcdefgh", count=3)
     before = len(free.log())
-    done = free.with_(checkout=changed_checkout(free.folder.parent)).run("destroy", "--yes", "--skip-preview")
+    done = free.with_(checkout=changed_checkout(free.folder.parent)).run("destroy", "--yes")
     assert done.code == 0, done.said
     assert "THE NEWER DRAIN" in done.said and "3 machines" in done.said, done.said
     assert left(world) == []

@@ -195,7 +195,7 @@ def _outcome(code: int, text: str) -> Outcome:
             continue
         if event.get("diagnosticEvent", {}).get("severity") not in (None, "debug"):
             said.append(str(event["diagnosticEvent"].get("message", "")))
-        if found := event.get("resOutputsEvent"):
+        if (found := event.get("resOutputsEvent")) and not found.get("planning"):
             step = found["metadata"]
             steps.append(Step(step["op"], step["type"], step["urn"].rsplit("::", 1)[-1]))
     return Outcome(code, tuple(steps), "\n".join(said))

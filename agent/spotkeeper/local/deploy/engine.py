@@ -56,7 +56,8 @@ def destroy(stack: str, config_file: Path, endpoint: str, folder: Path, on_event
     if not engine.exists():
         return DeployResult("pulumi", {}, (), {})
     engine.select(config_file)
-    changes = engine.run("destroy", "--yes", "--skip-preview")
+    # With its preview: a protected resource is met there, before anything is deleted, and in the middle without.
+    changes = engine.run("destroy", "--yes")
     engine.call("stack", "rm", "--yes", stack)
     return DeployResult("pulumi", {}, (), changes)
 
@@ -116,7 +117,7 @@ class Engine:
 
     def run(self, *words: str) -> Mapping[Op, int]:
         """A deployment, told as it goes."""
-        hearing = _Hearing(self.on_event)
+        hearing = _Hearing(self.on_event, planning=words[0] == "preview")
         notes: list[str] = []
         command = [*self._command(*words), "--json"]
         with subprocess.Popen(
@@ -188,8 +189,9 @@ def _events(lines: Iterator[str] | Any, notes: list[str]) -> Iterator[dict[str, 
 class _Hearing:
     """The engine's events as ours. A component is told of when it begins and when its outputs are registered."""
 
-    def __init__(self, on_event: OnEvent) -> None:
+    def __init__(self, on_event: OnEvent, planning: bool) -> None:
         self._on_event = on_event
+        self._planning = planning  # whether a preview is what is told, or what is done behind one
         self._began: dict[str, float] = {}
         self._done: set[tuple[str, Op]] = set()
         self.changes: Counter[Op] = Counter()
@@ -204,7 +206,7 @@ class _Hearing:
                 if found.get("urn") and f"::{_STACK}::" not in found["urn"] and said:
                     self.refused.append(said)
         for kind in ("resourcePreEvent", "resOutputsEvent", "resOpFailedEvent"):
-            if kind in event:
+            if kind in event and bool(event[kind].get("planning")) == self._planning:
                 self._step(kind, event[kind]["metadata"])
 
     def _step(self, kind: str, step: dict[str, Any]) -> None:
