@@ -309,6 +309,27 @@ def test_the_schedule_of_aws_may_invoke_and_put_aside_and_no_more() -> None:
     )
 
 
+class LaterError(Exception):
+    """As Pulumi's own: the value is known after `up`."""
+
+
+class Later(dict[str, Any]):
+    """Inputs of which some are not known yet."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if key == "role":
+            raise LaterError(key)
+        return super().get(key, default)
+
+
+def test_what_is_not_known_yet_silences_the_one_check_that_reads_it() -> None:
+    (rule,) = (rule for rule in RULES if rule.name == "least-privilege")
+    seen = Seen(gcp.BINDINGS[0], "it", Later(role="?", member="allUsers"), "dev")
+    assert list(rule.of_one(seen, LaterError)) == ["allUsers may do it: name who"]
+    with pytest.raises(LaterError):
+        list(rule.of_one(seen))
+
+
 # --- the pack ----------------------------------------------------------------------------
 
 
