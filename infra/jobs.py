@@ -80,7 +80,7 @@ def content(path: Path, spec: JobSpec) -> str:
     return spec_sha256(with_source(spec, pack_source(path, spec)))
 
 
-class Job(Resource, module="spotkeeper", name="Job"):  # type: ignore[call-arg, misc]  # Pulumi's names for a type
+class Job(Resource, module="spotkeeper", name="Job"):  # Pulumi's names for a type
     """Declares a job; see the module."""
 
     def __init__(self, name: str, properties: dict[str, Any], opts: pulumi.ResourceOptions) -> None:
