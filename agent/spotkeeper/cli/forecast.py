@@ -171,7 +171,12 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
             else "no spot pool with known prices for it"
         )
         raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "`pools:` and `nodes:` in the job file")
-    best = min(fits, key=lambda pool: (min(_spot(pool, zone, None, 0.0) for zone in pool.zones), pool.name))
+
+    def key(pool: PoolState) -> tuple[float, bool, str]:
+        cheapest = min(_spot(pool, zone, None, 0.0) for zone in pool.zones)
+        return cheapest, pool.max_on_demand < spec.size().max, pool.name
+
+    best = min(fits, key=key)
     if len(fits) > 1:
         others = ", ".join(pool.name for pool in fits if pool is not best)
         said.append(f"pool: {best.name} alone, the cheapest ({others}: spotkeeper compare)")

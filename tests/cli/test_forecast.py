@@ -1,0 +1,162 @@
+"""`spotkeeper forecast` and `compare`: what they rest on, and what they say where something is not known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from spotkeeper.cli import forecast as forecasting
+from spotkeeper.cli.errors import CliError
+from spotkeeper.cli.measure import step_s
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.report import forecast as report
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.market import HOUR_S, Sight
+from spotkeeper.spec.model import Model
+
+from tests.cli.conftest import Cli
+from tests.infra.conftest import STACKS
+
+EXAMPLE = STACKS / "Pulumi.example-gcp.yaml"
+
+
+@pytest.fixture(autouse=True)
+def few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "REPLAYS", 12)
+    monkeypatch.setattr(report, "LEAST", 1)
+    monkeypatch.delenv(forecasting.MARKETS, raising=False)
+
+
+def job(folder: Path, more: str = "") -> Path:
+    file = folder / "job.yaml"
+    file.write_text(f"name: first\ncommand: [train.py]\nsource: code\n{more}")
+    return file
+
+
+def said(document: str) -> str:
+    return "\n".join(json.loads(document)["assumptions"])
+
+
+def test_a_stack_s_own_pool_and_prices(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    done = cli("forecast", job(folder, "work: 5h"), "--json")
+    made = json.loads(done.out)
+    assert (done.code, made["work_h"], made["pool"]) == (0, 5.0, "workers")
+    assert made["expected"]["usd"]["low"] <= made["expected"]["usd"]["mid"] <= made["expected"]["usd"]["high"]
+    assert made["on_demand"]["finish_h"]["mid"] == pytest.approx(5 + 1 / 6)
+
+
+def test_a_table_and_markdown_say_the_same(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    file = job(folder, "work: 5h")
+    table, markdown = cli("forecast", file).out, cli("forecast", file, "--markdown").out
+    for word in ("cost", "done after", "preemptions", "share on spot", "80 % band"):
+        assert word in table and word in markdown
+    assert markdown.startswith("**`first` on `workers`**")
+
+
+def test_without_a_stack_it_is_the_shipped_market_and_says_so(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET", "SPOTKEEPER_FOLDER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(folder)
+    told = said(cli("forecast", job(folder), "--json").out)
+    assert "no stack is named" in told
+    assert "nothing says how long it trains" in told
+    assert "us-central1 is the job's own" in told
+
+
+def test_a_stack_file_need_not_be_up(cli: Cli, folder: Path) -> None:
+    done = cli("forecast", job(folder, "nodes: 3\nwork: 5h"), "--stack-file", EXAMPLE, "--json")
+    assert json.loads(done.out)["machine_type"] == "a2-highgpu-1g"
+    assert "2 machines may be, fewer than the gang's 3" in said(done.out)
+
+
+def test_a_deadline_that_cannot_be_held_says_the_earliest_and_its_price(
+    cli: Cli, store: ObjectStore, folder: Path
+) -> None:
+    done = cli("forecast", job(folder, "deadline: 3h"), "--work", "10h")
+    assert done.code == 2
+    assert "the earliest is" in done.err and "on-demand" in done.err and "$" in done.err
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "words"),
+    [
+        ("deadline: 30h", (), "nothing says how long it trains"),
+        ("", ("--work", "often"), "want a length of time"),
+        ("nodes: 5000", (), "5000"),
+        ("", ("--markets", "/nonexistent"), "no recording"),
+    ],
+)
+def test_what_cannot_be_forecast_says_why(
+    more: str, options: tuple[str, ...], words: str, cli: Cli, store: ObjectStore, folder: Path
+) -> None:
+    done = cli("forecast", job(folder, more), *options)
+    assert done.code != 0
+    assert words in done.err
+
+
+def test_an_earlier_job_of_the_name_tells_how_long_it_trains(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    store.put_name("first", "abcdefgh")
+    store.put_progress("abcdefgh", Progress(1, 10, 1.0, step_s=2.0, total_steps=9000))
+    made = json.loads(cli("forecast", job(folder), "--json").out)
+    assert made["work_h"] == 5.0
+
+
+def test_the_stack_s_own_history_is_replayed(
+    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTKEEPER_CLOCK", f"0:{3000 * HOUR_S}:1")
+    for hour, event in ((2000, Event.ADMITTED), (2100, Event.GONE)):
+        sight = Sight("abcdefgh-r0-a1", event, hour * HOUR_S, "us-central1-a", Model.SPOT)
+        store.add_sights("workers", hour, (sight,))
+    now = forecasting.ground("prod", None).now / HOUR_S
+    monkeypatch.setattr(forecasting, "HISTORY_HOURS", now)
+    told = said(cli("forecast", job(folder, "work: 5h"), "--json").out)
+    assert "own history.workers us-central1 is the job's own" in told
+
+
+def test_the_comment_names_what_cannot_be_forecast_too(folder: Path) -> None:
+    known = forecasting.of_settings(EXAMPLE, None)
+    wrong = folder / "wrong.yaml"
+    wrong.write_text("name: 7\n")
+    text = forecasting.comment([job(folder, "work: 5h"), wrong], known)
+    assert "**`first` on `burst`**" in text
+    assert "`wrong.yaml`: `" in text
+
+
+def test_compare_lists_each_pool_by_cost_and_by_time(cli: Cli, folder: Path) -> None:
+    aws = STACKS / "Pulumi.example-aws.yaml"
+    options = ("--work", "10h", "--step-time", "0.5", "--gradients-gb", "1", "--stack-file", aws)
+    made = json.loads(cli("compare", job(folder, "nodes: 8\nnproc: 1\nspread: true"), *options, "--json").out)
+    costs = [row["course"]["usd"]["mid"] for row in made["rows"]]
+    assert costs == sorted(costs)
+    assert {(row["pool"], row["shape"]["nodes"]) for row in made["rows"]} >= {("burst", 2), ("fabric", 1)}
+    text = cli("compare", job(folder, "nodes: 8\nnproc: 1\nspread: true"), *options).out
+    assert text.index("by cost") < text.index("by time")
+    assert "network: g5.12xlarge 40 Gbit/s" in text
+
+
+STEPS = """
+import os, time
+from spotkeeper.train.control import Control
+with Control.open(os.environ["SPOTKEEPER_RUN"] + "/ctl") as control:
+    control.stepped(20)
+    control.step_s = 0.25
+    {then}
+"""
+
+
+def test_a_calibration_run_ends_as_soon_as_its_steps_are_known(folder: Path) -> None:
+    (folder / "code" / "train.py").write_text(STEPS.format(then="time.sleep(600)"))
+    spec = JobSpec("first", ("train.py",), source="code")
+    assert step_s(folder / "job.yaml", spec) == 0.25
+
+
+def test_a_calibration_run_that_fails_says_what_it_printed(folder: Path) -> None:
+    (folder / "code" / "train.py").write_text("raise SystemExit('no data')")
+    with pytest.raises(CliError, match="no data"):
+        step_s(folder / "job.yaml", JobSpec("first", ("train.py",), source="code"))
