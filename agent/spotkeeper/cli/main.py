@@ -532,7 +532,7 @@ def review(
     1 where the preview itself failed. Of values it shows sizes, zones and machine types only.
     `.github/workflows` shows how it is used.
 
-    Example: `pulumi preview --json | spotkeeper review --preview - --stack prod`
+    Example: `spotkeeper review --preview preview.json --stack prod`, after `pulumi preview --json > preview.json`
     """
     from spotkeeper.cli import commands
 
