@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit
-from spotkeeper.cli.show import CHECKOUT, StackFile, no_checkout, read_stack_file
+from spotkeeper.cli.show import CHECKOUT, StackFile, no_checkout, read_stack_file, stack_path
 from spotkeeper.spec.parse import Problem, SpecError
 
 if TYPE_CHECKING:
@@ -60,47 +60,45 @@ def run(stack: str | None, *, as_json: bool) -> None:
         SpecError: what is wrong, all of it; with ``as_json`` it is printed, and a :class:`CliError` raised.
         CliError: no such stack, or no checkout.
     """
-    file = Path(stack) if stack is not None and stack.endswith((".yaml", ".yml")) else None
-    name = file.name.removeprefix("Pulumi.").removesuffix(".yaml") if file else stack or ""
+    named = stack is not None and stack.endswith((".yaml", ".yml"))
+    file = Path(stack) if stack is not None and named else stack_path(stack, "spotkeeper check FILE")
     try:
-        checked = check(file, None if file else stack)
+        checked = check(file)
     except SpecError as error:
         if not as_json:
             raise
+        name, count = file.name.removeprefix("Pulumi.").removesuffix(".yaml"), len(error.problems)
         emit(Checked(name, False, tuple(map(_wrong, error.problems))), True, "")
-        count = len(error.problems)
         raise CliError(f"{count} problem{'s' * (count != 1)}", Exit.USAGE) from None
     emit(checked, as_json, _text(checked))
 
 
-def check(file: Path | None, stack: str | None) -> Checked:
+def check(file: Path) -> Checked:
     """
     Raises:
         SpecError: everything that is wrong with the stack file and the job files it names.
-        CliError: no such stack, or no checkout.
+        CliError: no checkout.
     """
     try:
         from infra.settings import jobs
     except ImportError:
         raise no_checkout() from None
     try:
-        read = read_stack_file(file, stack, "spotkeeper check FILE")
+        read = read_stack_file(file, None, "spotkeeper check FILE")
     except SpecError as error:
-        raise SpecError([*error.problems, *_of_jobs(file, stack)]) from None
+        raise SpecError([*error.problems, *_of_jobs(file)]) from None
     # Not by the clock, like `up`: the file of a job that is over may have a deadline that is past.
     found = jobs.read_jobs(read.settings, CHECKOUT, 0.0)
     return _checked(read, tuple(job.name for job in found))
 
 
-def _of_jobs(file: Path | None, stack: str | None) -> tuple[Problem, ...]:
+def _of_jobs(file: Path) -> tuple[Problem, ...]:
     """What is wrong with the job files themselves, where the stack they are for cannot be known."""
     from infra.settings import NAMESPACE, jobs
-    from spotkeeper.cli.show import stack_path
     from spotkeeper.local.deploy.config import read_config
 
     try:
-        text = read_config(file or stack_path(stack, "")).get(f"{NAMESPACE}:jobs", "[]")
-        names = json.loads(text)
+        names = json.loads(read_config(file).get(f"{NAMESPACE}:jobs", "[]"))
     except (SpecError, ValueError):
         return ()  # that file is what is wrong, and was said
     told: list[Problem] = []
