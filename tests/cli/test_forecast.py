@@ -160,3 +160,11 @@ def test_a_calibration_run_that_fails_says_what_it_printed(folder: Path) -> None
     (folder / "code" / "train.py").write_text("raise SystemExit('no data')")
     with pytest.raises(CliError, match="no data"):
         step_s(folder / "job.yaml", JobSpec("first", ("train.py",), source="code"))
+
+
+def test_the_comment_on_a_change_has_the_forecasts_of_the_stack_s_jobs(cli: Cli, folder: Path) -> None:
+    file = folder / "Pulumi.demo.yaml"
+    file.write_text(EXAMPLE.read_text() + "  spotkeeper:jobs: [examples/gpt/job.yaml]\n")
+    preview = Path(__file__).parents[1] / "report" / "previews" / "fresh.json"
+    out = cli("review", "--preview", preview, "--stack-file", file).out
+    assert out.index("#### What it costs") < out.index("#### Its jobs") < out.index("**`gpt` on `burst`**")

@@ -34,6 +34,7 @@ from spotkeeper.spec.redact import redact
 from spotkeeper.spec.stack import PoolState, Price, StackState
 
 if TYPE_CHECKING:
+    from infra.settings import Settings
     from spotkeeper.reconcile.store_api import Store
 
 MARKETS = "SPOTKEEPER_MARKETS"
@@ -225,11 +226,15 @@ def of_settings(stack_file: Path, stack: str | None) -> Ground:
     """Of a stack file, whether or not it is up: by its prices and the catalog's."""
     from spotkeeper.cli.show import read_stack_file
 
-    settings = read_stack_file(stack_file, stack, "spotkeeper forecast JOB.YAML --stack-file FILE").settings
+    return declared(read_stack_file(stack_file, stack, "spotkeeper forecast JOB.YAML --stack-file FILE").settings)
+
+
+def declared(settings: Settings) -> Ground:
+    """A stack as its file declares it."""
     from infra.settings.state import pool_state, stack_state
 
     state = stack_state(settings, tuple(pool_state(settings, pool) for pool in settings.pools))
-    return Ground(state, now=time.time(), said=[f"prices: of {stack_file.name} and the list, not of today"])
+    return Ground(state, now=time.time(), said=["prices: those of the stack file and the list, not of today"])
 
 
 def recorded_stack() -> StackState:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit, note
-from spotkeeper.cli.show import STAND_IN, no_checkout, stack_path
+from spotkeeper.cli.show import CHECKOUT, STAND_IN, no_checkout, stack_path
 from spotkeeper.report.cost import BootDisk, StackCost, stack_cost
 from spotkeeper.report.preview import Foreseen, PreviewError, read
 from spotkeeper.report.review import LABEL, Review, Verdict, judge, markdown
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 OTHER = "spotkeeper review --stack-file FILE"
+JOBS = 3  # forecast in one comment, of which GitHub takes 65,536 characters
 
 
 def review(
@@ -39,12 +40,14 @@ def review(
     path = file or stack_path(stack, OTHER)
     name = stack or path.name.removeprefix("Pulumi.").removesuffix(".yaml")
     foreseen = _foreseen(preview)
+    settings: Settings | None = None
     try:
-        cost = cost_of(_settings(path, name))
+        settings = _settings(path, name)
+        cost = cost_of(settings)
     except SpecError as error:  # whoever wrote it reads this comment
         cost, foreseen = None, replace(foreseen, errors=(redact(str(error)), *foreseen.errors))
     made = Review(name, judge(foreseen, agreed), foreseen, cost, _before(base, name))
-    emit(made, as_json, "" if as_json else markdown(made).rstrip("\n"))
+    emit(made, as_json, "" if as_json else (markdown(made) + _forecasts(settings)).rstrip("\n"))
     if made.verdict is Verdict.REFUSED:
         names = ", ".join(change.name for change in foreseen.lost())
         remedy = f"keep it; or, if it is meant, --allow-data-loss (on a pull request: the label {LABEL})"
@@ -55,6 +58,22 @@ def review(
         names = ", ".join(change.name for change in foreseen.changes)
         remedy = "pulumi up undoes it; or write into the program what was done by hand"
         raise CliError(f"the cloud is not as it was declared: {names}", Exit.REFUSED, remedy)
+
+
+def _forecasts(settings: Settings | None) -> str:
+    """What the stack's own job files will cost, by the prices of this stack file."""
+    files = [] if settings is None else [CHECKOUT / job for job in settings.jobs if _inside(job)]
+    if settings is None or not files:
+        return ""
+    from spotkeeper.cli.forecast import comment, declared
+
+    text = "\n".join(["", "#### Its jobs", "", comment(files[:JOBS], declared(settings))])
+    return f"{text}\n... and {len(files) - JOBS} more.\n" if len(files) > JOBS else text
+
+
+def _inside(job: str) -> bool:
+    """Whether a path from a branch that nobody has read yet stays within the checkout, links and all."""
+    return (CHECKOUT / job).resolve().is_relative_to(CHECKOUT)
 
 
 def _foreseen(preview: Path) -> Foreseen:
