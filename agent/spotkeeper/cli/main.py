@@ -541,7 +541,7 @@ def review(
 
 @app.command(rich_help_panel=STACKS)
 def live(stack: Stack = None, as_json: Json = False) -> None:
-    """What only a real cloud can tell of a stack: what to type in its first hour, and what to see. Asks no cloud itself.
+    """What only a real cloud can tell of a stack: what to type in its first hour, and what to see. Asks no cloud.
 
     The page docs/first-live-hour.md, with the stack's own names.
 
