@@ -167,6 +167,8 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
         yield f"capacity: recordings show {watched} machines or more; the {task.nodes} of this job are lost as one"
     else:
         yield "capacity: the gang runs where all its machines are to be had, and loses its place as one"
+    if spec.size().min < task.nodes:
+        yield f"nodes: all {task.nodes} or none, though it could go on with {spec.size().min}"
     yield f"start: {task.restart_h * 60:.0f} min for every launch, billed; 3 min more in another zone; 30 s a refusal"
     yield "work: preemptions cost their restart and no training beside it (a notice is time enough for a save)"
     if task.shop.on_demand:
