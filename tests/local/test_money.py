@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,6 +71,13 @@ LOOKS = 3
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[LocalCloud]:
+    with a_cloud(tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def a_cloud(tmp_path: Path) -> Iterator[LocalCloud]:
+    """One whose market changes its price every ``GAP_S``."""
     zone = {"zone": A, "capacity": [[16, 10 * len(SHARES)]], "price": [[share, 1] for share in SHARES] * 10}
     recording = tmp_path / "steps.json"
     recording.write_text(
@@ -141,6 +149,12 @@ class Run:
     def prices(self) -> dict[str, Prices]:
         return {pool: held.value for pool, held in self.store.read_prices(("gpu",)).items()}
 
+    def ask_prices(self) -> float:
+        """The hour's question, as a later round would ask it; the moment of that."""
+        later = self.cloud.clock.now() + HOUR_S
+        market.look(self.store, open_gce(STACK, self.cloud.clock, self.cloud.compute_endpoint), STACK, later)
+        return later
+
     def tolerance(self) -> float:
         """USD: see the head of this file."""
         longest = max(after - before for before, after in zip(self.looks, self.looks[1:], strict=False))
@@ -182,8 +196,7 @@ def test_the_money_line_and_the_bill_agree_while_the_market_changes_and_after_a_
 
 def the_end_agrees(run: Run) -> None:
     """Once the hour's question was asked, nothing but the looks is between the two."""
-    later = run.cloud.clock.now() + HOUR_S
-    market.look(run.store, open_gce(STACK, run.cloud.clock, run.cloud.compute_endpoint), STACK, later)
+    later = run.ask_prices()
     ledger, billed = run.ledger(), run.cloud.bill().bill.spent
     said = money(ledger, STACK, later, run.prices()).spent
     assert billed <= said + 1e-3, "never less than the bill"

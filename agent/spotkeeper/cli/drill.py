@@ -116,9 +116,7 @@ def _agree(struck: Struck) -> None:
     import typer
 
     how = "with its notice" if struck.announced else "without a word"
-    saved = (
-        f"the newest checkpoint is {struck.commit[0]}-{struck.commit[1]}" if struck.commit else "nothing is saved yet"
-    )
+    saved = "the newest checkpoint is {}-{}".format(*struck.commit) if struck.commit else "nothing is saved yet"
     note(f"{struck.name} ({struck.job}) loses {struck.vm} (rank {struck.rank}, {struck.zone}) {how}; {saved}")
     if not typer.confirm("Take it?", err=True):
         raise CliError("nothing was changed", Exit.REFUSED)

@@ -10,8 +10,8 @@ AWS      an experiment of FIS, from a template    ``TerminateInstances``
 ======== ======================================== =================================================
 
 FIS interrupts the machines that a template's target selects: ``resourceTags: {sk-drill: "now"}`` for
-``aws:ec2:spot-instance``, action ``aws:ec2:send-spot-instance-interruptions`` with ``durationBeforeInterruption: PT2M``.
-The tag is set on the one machine that is meant.
+``aws:ec2:spot-instance``, action ``aws:ec2:send-spot-instance-interruptions`` with
+``durationBeforeInterruption: PT2M``. The tag is set on the one machine that is meant.
 
 Sources: https://cloud.google.com/compute/docs/instances/simulating-host-maintenance,
 https://docs.aws.amazon.com/fis/latest/userguide/fis-actions-reference.html#send-spot-instance-interruptions

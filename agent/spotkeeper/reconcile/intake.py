@@ -277,6 +277,12 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
         uploading_s=progress.uploading_s,
     )
     store.put_progress(record.job, told)
-    if before is None or before.gen != told.gen:
+    if _stepped(told) and not (before is not None and before.gen == told.gen and _stepped(before)):
         first = Entry(at=now, id=f"{Event.FIRST.value}.g{told.gen}", event=Event.FIRST, gen=told.gen, step=told.step)
         store.append_ledger(record.job, first)
+
+
+def _stepped(progress: Progress) -> bool:
+    """Whether its generation has done a step: beyond the checkpoint it went on from, where nothing else tells."""
+    own = progress.commit_gen == progress.gen or progress.step_s is not None
+    return own or progress.step > (progress.commit_step or 0)

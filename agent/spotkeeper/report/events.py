@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from spotkeeper.spec.hang import CAUSE as HANG
-from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.ledger import SURPRISES, Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.names import vm_name
 
@@ -23,9 +23,6 @@ class EventLine(Struct, frozen=True):
     text: str
     id: str = ""
 
-
-# How causes begin that nobody announced: what was not saved by then is trained again.
-SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk", "host")
 
 _TEXTS: dict[Event, str] = {
     Event.SUBMITTED: "submitted",

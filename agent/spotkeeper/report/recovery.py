@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from spotkeeper.report.events import SURPRISES
 from spotkeeper.report.money import STOPS, Attempt, attempts, first_of_each
-from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.ledger import SURPRISES, Entry, Event
 from spotkeeper.spec.model import Model
 
 # Losses of machines that were in no generation: nothing was interrupted.

@@ -45,6 +45,10 @@ class Event(str, Enum):
     DONE = "done"
 
 
+# How causes begin that nobody announced: what was not saved by then is trained again.
+SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk", "host")
+
+
 class Entry(Struct, frozen=True, omit_defaults=True):
     """One event. Readers take the first entry of an ``id``: a crash may write a later twin of GONE."""
 

@@ -166,7 +166,8 @@ def _publish(draft: Draft, ready: list[int]) -> None:
     gen = record.gen + 1
     ranks = list(draft.ranks)
     fresh = _fresh(draft, ready)
-    cause, origin, done = _cause(draft, ready), _origin(draft, ready), redone.work(draft)
+    cause, origin = _cause(draft, ready), _origin(draft, ready)
+    done = redone.work(draft, cause)
     for index, rank in enumerate(ranks):
         if index not in ready or rank.cur is None:
             ranks[index] = replace(rank, cur=replace(rank.cur, disk=False, holds=False)) if rank.cur else rank

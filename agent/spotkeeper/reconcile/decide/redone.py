@@ -11,6 +11,7 @@ from msgspec import Struct
 from spotkeeper.reconcile.decide import kept
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.spec.facts import Kind
+from spotkeeper.spec.ledger import SURPRISES
 
 REPORTS_S = 60.0  # virtual: no report for longer means that it stood still
 
@@ -24,15 +25,15 @@ class Work(Struct, frozen=True):
     save_s: float | None = None
 
 
-def work(draft: Draft) -> Work:
-    """Of the stop that the next generation ends."""
+def work(draft: Draft, cause: str) -> Work:
+    """Of the stop that the next generation ends. ``cause``: why it begins."""
     record, progress = draft.record, draft.seen.progress
     if not record.gen:
         return Work()
     step, step_s, save_s = _restored(draft), draft.seen.step_s, draft.seen.save_s
     if progress is None or progress.gen != record.gen or step is None:
         return Work(step, None, step_s, save_s)
-    return Work(step, max(0, _reached(draft, progress.step, progress.at) - step), step_s, save_s)
+    return Work(step, max(0, _reached(draft, cause, progress.step, progress.at) - step), step_s, save_s)
 
 
 def _restored(draft: Draft) -> int | None:
@@ -43,10 +44,12 @@ def _restored(draft: Draft) -> int | None:
     return max([commit[1] if commit is not None else 0, *map(int, told)])
 
 
-def _reached(draft: Draft, step: int, at: float) -> int:
+def _reached(draft: Draft, cause: str, step: int, at: float) -> int:
+    """A stop that was announced saved what it reached, or at least what was reported."""
     record, step_s = draft.record, draft.seen.step_s
     lowest = min(record.members, default=0)
     slot = draft.ranks[lowest].cur if lowest < len(draft.ranks) else None
-    if not step_s or (slot is not None and draft.view.ended(lowest, slot, record.gen)):
+    final = slot is not None and draft.view.ended(lowest, slot, record.gen)
+    if final or not step_s or not cause.startswith(SURPRISES):
         return step
     return step + int(min(max(0.0, record.stop_since - at), REPORTS_S) / step_s)

@@ -1,0 +1,96 @@
+"""The ledger adds up to the bill, wherever the function is killed: no machine is missing, none is paid twice.
+
+The bill is kept by the simulated cloud for itself, from a machine's first second to its last. A slice of the points
+here; bench/ledger.py walks more of them, and the one-machine cloud's own bill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+from spotkeeper.report.account import account
+from spotkeeper.report.money import HOUR_S, money
+from spotkeeper.report.view import job_view
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.names import parse_vm_name
+
+from tests.sim.scenarios import JOB, SCENARIOS, Scenario, perform
+from tests.sim.test_crash_points import effects, kill
+from tests.sim.world import World
+
+PERCENT = 1.0
+EVERY = 23  # effects; each story begins at another
+
+
+@dataclass(frozen=True)
+class Books:
+    """Of one play. ``billed``, ``said``: USD."""
+
+    world: World
+    entries: tuple[Entry, ...]
+    billed: float
+    said: float
+
+    @property
+    def error_percent(self) -> float:
+        return 100.0 * abs(self.said - self.billed) / self.billed if self.billed else 0.0
+
+
+def books(scenario: Scenario, at: int | None = None) -> Books:
+    """Of a story in which the function is killed at this point; None: nowhere."""
+    worlds: list[World] = []
+
+    def interfere(world: World) -> None:
+        worlds.append(world)
+        if at is not None:
+            kill(at)(world)
+
+    told = perform(scenario, interfere)
+    assert told.why == ""
+    (world,) = worlds
+    entries = (*world.store.list_ledger(JOB), *world.record(JOB).outbox)
+    prices = {pool.name: pool.prices for pool in world.stack.pools}
+    billed = sum(
+        (one.end - one.start) / HOUR_S * (prices[one.vm.pool][one.vm.zone].of(one.vm.model) or 0.0)
+        for one in world.cloud.bill
+    )
+    return Books(world, entries, billed, money(entries, world.stack, world.engine.t).spent)
+
+
+def sliced(scenario: Scenario) -> list[int | None]:
+    first = SCENARIOS.index(scenario)
+    return [None, *effects(perform(scenario))[first::EVERY]]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_the_ledger_is_the_bill_wherever_the_function_is_killed(scenario: Scenario) -> None:
+    for at in sliced(scenario):
+        found = books(scenario, at)
+        assert found.billed > 0
+        assert found.error_percent <= PERCENT, at
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_every_machine_and_every_paid_second_is_in_the_account(scenario: Scenario) -> None:
+    found = books(scenario)
+    world, now = found.world, found.world.engine.t
+    view = job_view(world.record(JOB), None, found.entries, world.stack, now)
+    told = account(view, found.entries, now)
+    paid = {(line.rank, line.attempt) for line in told.attempts if line.hours > 0}
+    owned = [parse_vm_name(one.vm.name) for one in world.cloud.bill]
+    assert paid == {(one.rank, one.number) for one in owned if one is not None}
+    assert told.goodput is not None
+    lost = sum(line.node_hours for line in told.lost)
+    assert lost + told.goodput * told.node_hours == pytest.approx(told.node_hours)
+    assert all(line.ended for line in told.attempts)
+
+
+def test_without_the_clouds_own_times_the_ledger_is_off() -> None:
+    """What the looks alone tell: a machine's end as late as it was looked for. Else the test above could not fail."""
+    scenario = next(one for one in SCENARIOS if one.name == "silent loss")
+    found = books(scenario)
+    blind = tuple(replace(one, started=None, ended=None) if one.event is Event.GONE else one for one in found.entries)
+    said = money(blind, found.world.stack, found.world.engine.t).spent
+    assert abs(said - found.billed) > found.billed * PERCENT / 100
