@@ -1,4 +1,4 @@
-"""What docs/operate.md says of a stack on Google Cloud fits what the program declares: APIs, prices, the nodes' account."""
+"""What docs/operate.md says of a stack on Google Cloud fits what the program declares: APIs, prices, accounts."""
 
 from __future__ import annotations
 
