@@ -27,6 +27,7 @@ from tests.sim.test_crash_points import effects  # noqa: E402
 from tests.sim.test_ledger import books  # noqa: E402
 
 EVERY = 4
+SCALE = 120.0  # a process takes real milliseconds to end, which are this many times as long on the bill
 GOAL_PERCENT = 1.0
 
 
@@ -41,7 +42,7 @@ def simulated() -> tuple[float, int]:
 
 def real() -> float:
     """Percent, of a job on the one-machine cloud from its start to its end."""
-    with tempfile.TemporaryDirectory(prefix="sk-bench-") as folder, local.a_cloud(Path(folder)) as cloud:
+    with tempfile.TemporaryDirectory(prefix="sk-bench-") as folder, local.a_cloud(Path(folder), SCALE) as cloud:
         run = local.Run(cloud, open_store(f"sqlite://{folder}/bucket.db"))
         began = cloud.clock.now()
         run.submit()

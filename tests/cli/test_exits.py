@@ -21,6 +21,7 @@ ARGUMENTS = {
     "checkpoints": ("first",),
     "download": ("first",),
     "report": ("first",),
+    "drill": ("first", "--yes"),
     "cancel": ("first",),
     "pause": ("first",),
     "resize": ("first", "2"),

@@ -76,14 +76,14 @@ def cloud(tmp_path: Path) -> Iterator[LocalCloud]:
 
 
 @contextmanager
-def a_cloud(tmp_path: Path) -> Iterator[LocalCloud]:
+def a_cloud(tmp_path: Path, scale: float = SCALE) -> Iterator[LocalCloud]:
     """One whose market changes its price every ``GAP_S``."""
     zone = {"zone": A, "capacity": [[16, 10 * len(SHARES)]], "price": [[share, 1] for share in SHARES] * 10}
     recording = tmp_path / "steps.json"
     recording.write_text(
         json.dumps({"collection": "test", "market": "steps", "gap_seconds": int(GAP_S), "gang": 16, "zones": [zone]})
     )
-    found = LocalCloud.up(tmp_path / "cloud", scale=SCALE, market=str(recording), zones=(A,))
+    found = LocalCloud.up(tmp_path / "cloud", scale=scale, market=str(recording), zones=(A,))
     try:
         api = Api(found.compute_endpoint)
         properties = vm_body("x") | {"machineType": TYPE, "scheduling": SPOT}

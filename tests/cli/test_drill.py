@@ -1,0 +1,250 @@
+"""``spotkeeper drill``: whom it takes and how, on every cloud's own words; and a whole recovery, in virtual time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.session import Session
+from botocore.stub import ANY, Stubber
+from msgspec.structs import replace
+from spotkeeper.cli import drill as drilling
+from spotkeeper.cli import strike as striking
+from spotkeeper.cli.drill import choose, follow
+from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.target import Target
+from spotkeeper.clock import Clock
+from spotkeeper.local.cloud import LocalCloud
+from spotkeeper.reconcile.gce_api import Api as GceApi
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.report.drill import DrillView, Evidence, Step, Struck, Targets
+from spotkeeper.report.drill_text import misses
+from spotkeeper.spec.generation import Progress
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import Outcome, Phase, Rank
+
+from tests.cli.conftest import Cli
+from tests.cli.test_commands import JOB, a_job, slot
+from tests.local.client import SPOT, Api, vm_body
+from tests.sim.world import World, small_stack
+from tests.spec.samples import STACK
+
+A = "us-central1-a"
+
+
+def struck(**over: object) -> Struck:
+    found = Struck(JOB, "first", "sk-prod-r0001-a1", "77", A, 1, 1, 2, True, 100.0, (2, 30), ((0, 1), (1, 1)))
+    return replace(found, **over)
+
+
+# -- whom
+
+
+def test_the_highest_rank_on_spot_is_taken_where_nobody_says(store: ObjectStore) -> None:
+    record = a_job(store)  # rank 1 is on demand
+    store.put_progress(JOB, Progress(gen=2, step=40, at=1.0, commit_gen=2, commit_step=30))
+    found = choose(store, STACK, record, None, announced=True, now=5.0)
+    assert (found.rank, found.attempt, found.gen, found.commit) == (0, 1, 2, (2, 30))
+    assert found.members == ((0, 1), (1, 2))
+    assert choose(store, STACK, record, 1, announced=False, now=5.0).attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("over", "rank", "word"),
+    [
+        ({"stop": True}, None, "does not train now"),
+        ({"gen": 0}, None, "does not train now"),
+        ({"phase": Phase.HOLD}, None, "does not train now"),
+        ({"phase": Phase.DONE, "outcome": Outcome.SUCCEEDED}, None, "is over"),
+        ({"ranks": (Rank(cur=slot(notice=9.0)), Rank(cur=slot()))}, None, "about to lose a machine already"),
+        ({"ranks": (Rank(cur=slot()), Rank(cur=slot(node="floor-s0")))}, 1, "static node"),
+        ({"ranks": (Rank(cur=slot(node="a")), Rank(cur=slot(node="b")))}, None, "all are static nodes"),
+        ({}, 7, "ranks 0 to 1"),
+    ],
+)
+def test_who_cannot_be_taken_is_left_alone(
+    store: ObjectStore, over: dict[str, object], rank: int | None, word: str
+) -> None:
+    record = a_job(store, **over)
+    with pytest.raises(CliError, match=word):
+        choose(store, STACK, record, rank, announced=True, now=5.0)
+
+
+def test_a_terminal_is_asked_and_nothing_happens_without_a_yes(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Struck] = []
+    monkeypatch.setattr(drilling, "strike", lambda target, state, one: taken.append(one))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    a_job(store)
+    done = cli("drill", "first")
+    assert (done.code, taken) == (Exit.REFUSED, [])
+    assert "nothing is saved yet" in done.err and "nothing was changed" in done.err
+
+
+def test_a_missed_target_is_the_exit_code_and_named(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job ends while it is drilled: phases are missing, whatever else went well."""
+    a_job(store)
+
+    def end(target: Target, state: object, one: Struck) -> None:
+        held = store.read_record(JOB)
+        assert held is not None
+        over = replace(held.value, phase=Phase.END, outcome=Outcome.SUCCEEDED, ver=1, nonce="n2")
+        assert store.cas_record(over, held.token)
+
+    monkeypatch.setattr(drilling, "strike", end)
+    done = cli("drill", "first", "--yes", "--json")
+    assert done.code == Exit.FAILED
+    view = json.loads(done.out)
+    assert view["over"] and not view["holds"]
+    assert "the job ended meanwhile: succeeded" in done.err
+    assert [phase["step"] for phase in view["phases"]] == [step.value for step in Step]
+
+
+# -- the recovery
+
+
+@contextlib.contextmanager
+def kept(views: list[DrillView]) -> Iterator[drilling.Show]:
+    yield views.append
+
+
+def drilled(announced: bool, *, broken: bool = False) -> tuple[DrillView, list[DrillView]]:
+    """A gang of the simulator loses rank 1; ``broken``: the cloud has no machine for it any more."""
+    world = World(stack=small_stack(3))
+    world.meter.counts = world.function.counts
+    job = world.submit(JOB, nodes=2, steps=100_000)
+    assert world.until(lambda: job.training, 900.0)
+    world.run(90.0)
+    now = world.engine.now()
+    one = choose(world.store, world.stack, world.record(JOB), 1, announced=announced, now=now)  # type: ignore[arg-type]
+    machine = world.cloud.machines[one.uid]
+    if broken:
+        world.cloud.limits = {(zone, model): 0 for zone in world.stack.zones() for model in type(machine.vm.model)}
+    world.preempt(machine, 120.0 if announced else -1.0)
+    views: list[DrillView] = []
+
+    def see() -> Evidence:
+        record, told = world.record(JOB), world.store.read_progress(JOB)
+        ledger = (*world.store.list_ledger(JOB), *record.outbox)
+        if told is not None and told.gen > one.gen:  # the door writes it, which the simulated agents do not pass
+            ledger = (*ledger, Entry(at=told.at, id=f"first.g{told.gen}", event=Event.FIRST, gen=told.gen))
+        return Evidence(record, ledger, world.store.list_facts(JOB), told, world.engine.now())
+
+    view = follow(see, one, Targets(), kept(views), wait=lambda _: world.run(1.0))
+    return view, views
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_every_phase_of_a_recovery_is_seen_in_its_order_and_meets_its_target(announced: bool) -> None:
+    view, views = drilled(announced)
+    assert view.over and view.holds, [(phase.step, phase.took_s, phase.limit_s) for phase in view.phases]
+    at = {phase.step: phase.at_s for phase in view.phases}
+    assert all(moment is not None for moment in at.values())
+    assert (Step.SAVED in at) is announced
+    assert at[Step.HEARD] <= at[Step.ASKED] <= at[Step.BOOTED] <= at[Step.HELLO] <= at[Step.STARTED] <= at[Step.FIRST]  # type: ignore[operator]
+    assert view.steps_lost is not None and (view.lost_s == 0.0 or not announced)
+    reached = [sum(phase.at_s is not None for phase in each.phases) for each in views]
+    assert reached == sorted(reached) and reached[0] == 0, "followed live, and nothing is taken back"
+
+
+def test_a_machine_that_nobody_replaces_misses_its_target_and_is_not_waited_for_for_ever() -> None:
+    view, _ = drilled(announced=True, broken=True)
+    assert not view.holds
+    assert any("never came" in line for line in misses(view))
+
+
+# -- how: Compute Engine, against the one-machine control plane
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
+    found = LocalCloud.up(tmp_path_factory.mktemp("cloud"), scale=100)
+    found.set_capacity(A, 4)
+    yield found
+    found.down(purge=True)
+
+
+def machine(cloud: LocalCloud, name: str) -> Struck:
+    api = Api(cloud.compute_endpoint)
+    api.ok(api.post(f"zones/{A}/instances", vm_body(name) | {"scheduling": SPOT}))
+    uid = api.get(f"zones/{A}/instances/{name}")["id"]
+    return struck(vm=name, uid=uid)
+
+
+def test_a_notice_of_compute_engine_preempts(cloud: LocalCloud) -> None:
+    one = machine(cloud, "noticed")
+    striking.simulate(GceApi(cloud.compute_endpoint, None), "local", one)
+    api = Api(cloud.compute_endpoint)
+    assert api.gone(f"zones/{A}/instances/noticed")
+    kinds = {operation["operationType"] for operation in api.get(f"zones/{A}/operations")["items"]}
+    assert "compute.instances.preempted" in kinds
+
+
+def test_a_machine_of_compute_engine_is_deleted_by_its_unique_id(cloud: LocalCloud) -> None:
+    one = machine(cloud, "deleted")
+    target = Target("prod", "", cloud.clock, compute_endpoint=cloud.compute_endpoint)
+    striking.strike(target, replace(STACK, project="local"), replace(one, announced=False))
+    assert Api(cloud.compute_endpoint).gone(f"zones/{A}/instances/deleted")
+
+
+def test_what_compute_engine_refuses_is_said(cloud: LocalCloud) -> None:
+    with pytest.raises(CliError, match="gets no notice"):
+        striking.simulate(GceApi(cloud.compute_endpoint, None), "local", struck(vm="nosuch", uid="4711"))
+
+
+def test_the_local_cloud_preempts_with_and_without_a_word(cloud: LocalCloud) -> None:
+    target = Target("local", "", cloud.clock, local=cloud.folder)
+    for announced in (True, False):
+        one = machine(cloud, f"local-{announced}".lower())
+        striking.strike(target, STACK, replace(one, announced=announced))
+        assert Api(cloud.compute_endpoint).gone(f"zones/{A}/instances/{one.vm}")
+
+
+# -- how: AWS, against botocore's own service models
+
+
+@pytest.fixture
+def clients() -> tuple[Any, Any]:
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+    return Session().create_client("ec2", **keys), Session().create_client("fis", **keys)
+
+
+def test_a_notice_of_aws_is_an_experiment_on_the_one_machine_that_is_marked(clients: tuple[Any, Any]) -> None:
+    ec2, fis = clients
+    one = struck(uid="i-0123456789abcdef0")
+    with Stubber(ec2) as marks, Stubber(fis) as starts:
+        tags = [{"Key": "sk-drill", "Value": "now"}]
+        marks.add_response("create_tags", {}, {"Resources": [one.uid], "Tags": tags})
+        known = {"sk-job": JOB, "sk-drill": one.vm}
+        asked = {"experimentTemplateId": "EXT1", "clientToken": ANY, "tags": known}
+        starts.add_response("start_experiment", {"experiment": {"id": "EXP1"}}, asked)
+        striking.experiment(ec2, fis, "EXT1", one)
+        marks.assert_no_pending_responses()
+        starts.assert_no_pending_responses()
+
+
+def test_where_aws_refuses_the_experiment_the_mark_is_taken_off(clients: tuple[Any, Any]) -> None:
+    ec2, fis = clients
+    with Stubber(ec2) as marks, Stubber(fis) as starts:
+        marks.add_response("create_tags", {})
+        marks.add_response("delete_tags", {})
+        starts.add_client_error("start_experiment", "ResourceNotFoundException", "no such template")
+        with pytest.raises(CliError, match="no such template"):
+            striking.experiment(ec2, fis, "EXT1", struck(uid="i-0123456789abcdef0"))
+        marks.assert_no_pending_responses()
+
+
+def test_aws_without_a_template_says_so_before_anybody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPOTKEEPER_FIS_TEMPLATE", raising=False)
+    target, state = Target("prod", "", Clock()), replace(STACK, cloud="aws")
+    with pytest.raises(CliError, match="none is named"):
+        striking.check(target, state, announced=True)
+    striking.check(target, state, announced=False)
