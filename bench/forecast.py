@@ -91,14 +91,14 @@ def coverage(folder: Path | None) -> Iterator[Held]:
     for task in TASKS:
         whole = played(task, every)
         yield from _markets(task, whole)
-        if set(whole) - home and home <= set(whole):
-            known = [whole[name] for name in home]
-            for name in set(whole) - home:
+        if others := sorted(set(whole) - home):
+            known = list(played(task, shipped).values())
+            for name in others:
                 yield from held("shipped", name, task, whole[name], known)
         before, after = (played(task, [both[half] for both in cut]) for half in (0, 1))
         for name, truth in after.items():
-            others = [market for other, market in before.items() if other != name]
-            yield from held("hours", name, task, truth, others, (before[name],))
+            elsewhere = [market for other, market in before.items() if other != name]
+            yield from held("hours", name, task, truth, elsewhere, (before[name],))
 
 
 def _markets(task: Task, whole: Played) -> Iterator[Held]:
@@ -131,15 +131,17 @@ def held(
         yield Held(way, where, name, mean(band.holds(value(out)) for out in truth))
 
 
-def seconds() -> float:
-    """One forecast, from the command line to its end, on two processors."""
-    began = time.monotonic()
+def seconds() -> tuple[float, float]:
+    """One forecast, from the command line to its end, on two processors: by the clock, and of processors' time."""
     job = str(ROOT / "examples" / "gpt" / "job.yaml")
     code = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{PROCESSORS}])\n"
     code += f"from spotkeeper.cli.main import main; main(['forecast', {job!r}, '--work', '100h', '--json'])"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")}
+    began, before = time.monotonic(), os.times()
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=environment, cwd="/")
-    return time.monotonic() - began
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return time.monotonic() - began, used
 
 
 def figures() -> list[dict[str, object]]:
