@@ -140,6 +140,16 @@ def test_compare_lists_each_pool_by_cost_and_by_time(cli: Cli, folder: Path) -> 
     assert "network: g5.12xlarge 40 Gbit/s" in text
 
 
+def test_a_shape_that_cannot_hold_the_deadline_is_none(cli: Cli, folder: Path) -> None:
+    options = ("--step-time", "1", "--stack-file", STACKS / "Pulumi.example-aws.yaml")
+    fast = cli("compare", job(folder, "deadline: 6h\nspread: true\nnproc: 1"), "--work", "10h", *options, "--json")
+    made = json.loads(fast.out)
+    assert {row["pool"] for row in made["rows"]} == {"burst", "fabric"}
+    assert len(made["skipped"]) == 1 and "cannot be held" in made["skipped"][0]
+    none = cli("compare", job(folder, "deadline: 15m\nspread: true"), "--work", "100h", *options)
+    assert none.code == 4 and "no shape fits" in none.err
+
+
 STEPS = """
 import os, time
 from spotkeeper.train.control import Control

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from spotkeeper.replay.model import Case, Outcome, play
 from spotkeeper.replay.recording import SHIPPED, Recording, Zone, read_folder
 from spotkeeper.report.forecast import Library, course, forecast, replays, usd
 from spotkeeper.report.forecast_band import Band, Values, band, weigh
 from spotkeeper.report.forecast_own import own_recording
 from spotkeeper.report.forecast_past import Part, Task, halves, outcomes, parts
-from spotkeeper.report.forecast_play import Shop
+from spotkeeper.report.forecast_play import Chooser, Shop
 from spotkeeper.report.forecast_text import markdown, rows
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
@@ -110,6 +111,25 @@ def test_a_deadline_is_held_where_on_demand_is_to_be_had() -> None:
     made = forecast(task(deadline_h=9.0), library)
     assert made.expected.late == 0.0
     assert made.expected.finish_h.high <= 9.0
+
+
+def begun(job: Task, ups: str, hours: float = 0.5) -> Outcome:
+    """The job begun at the first tick of one zone."""
+    made = part(ups, hours=hours)
+    case = Case("x", made.recording, 0, 0, job.terms(hours))
+    return play(case, Chooser(job.spec, job.shop))
+
+
+@pytest.mark.parametrize(("max_wait", "waited_h"), [("2h", 2.0), (None, 0.0)])
+def test_on_demand_waits_for_max_wait(max_wait: str | None, waited_h: float) -> None:
+    out = begun(task(zones=1, max_wait=max_wait), "0" * 40)
+    assert (out.waited_h, out.spot_h) == (waited_h, 0.0)
+
+
+def test_on_demand_is_a_bout_and_spot_follows_where_it_has_come_back() -> None:
+    out = begun(task(zones=1, work_h=20.0), "0" * 8 + "1" * 72)
+    assert 4.0 <= out.on_demand_h <= 6.0
+    assert out.spot_h > 10.0
 
 
 # -- the whole

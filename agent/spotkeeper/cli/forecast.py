@@ -297,6 +297,7 @@ def progress(what: str, steps: int) -> Iterator[Callable[[], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(what, total=steps)
         yield lambda: bars.advance(bar)
