@@ -122,6 +122,7 @@ class Ec2:
             # A snapshot that cannot be seen could be taken for one that must be made again.
             answered=answered if found is not None else frozenset(),
             results=_known(ec2_wire.to_result(item, stack) for item in machines.items),
+            ran=_known(ec2_wire.to_ran(item, stack) for item in machines.items),
         )
 
     def _instances(self, zone: str | None, ends: float) -> builtins.list[InstanceIn]:

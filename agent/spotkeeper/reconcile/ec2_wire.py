@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
@@ -11,7 +12,7 @@ from msgspec import Struct
 from spotkeeper.reconcile.addresses import Addresses
 from spotkeeper.reconcile.ec2_errors import REASONS, detail_of
 from spotkeeper.spec import names
-from spotkeeper.spec.cloud import CreateDisk, CreateSnapshot, Disk, InsertVm, Result, Snapshot, Vm, VmStatus
+from spotkeeper.spec.cloud import CreateDisk, CreateSnapshot, Disk, InsertVm, Ran, Result, Snapshot, Vm, VmStatus
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 NAME = "Name"
 TERMINATED = "terminated"  # listed for about an hour, and holds nothing: for us it is not there
+ENDED = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 STATUS = {
     "pending": VmStatus.PENDING,
     "running": VmStatus.RUNNING,
@@ -62,6 +64,7 @@ class InstanceIn(Part, frozen=True, gc=False):
     launch_time: datetime | None = None
     instance_lifecycle: str = ""
     state_reason: Reason = Reason()
+    state_transition_reason: str = ""  # "User initiated (2026-11-21 10:00:00 GMT)"
 
     @property
     def status(self) -> VmStatus:
@@ -250,6 +253,16 @@ def to_vm(
         model=bought if job else Model.STATIC,
         created=to_time(item.launch_time),
     )
+
+
+def to_ran(item: InstanceIn, stack: str) -> Ran | None:
+    """When a machine of ours that ended was on. EC2 says when where somebody ended it, and not of an interruption."""
+    name = item.labels.get(NAME, "")
+    if item.labels.get(names.LABEL_STACK) != stack or item.state.name != TERMINATED or not name:
+        return None
+    told = ENDED.search(item.state_transition_reason)
+    ended = to_time(datetime.fromisoformat(f"{told[1]}+00:00")) if told else 0.0
+    return Ran(name, item.placement.availability_zone, to_time(item.launch_time), ended)
 
 
 def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | None:

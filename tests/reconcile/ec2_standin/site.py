@@ -183,7 +183,7 @@ class Site:
         instance.reason = reason
         if instance.state is Run.PENDING:
             seconds = 1.0
-        instance.state = Run.SHUTTING_DOWN
+        instance.state, instance.stopped = Run.SHUTTING_DOWN, self.time.now()
         took = self._draw(self.delays.gone) if seconds is None else seconds
         self.watcher.stopping(instance, took)
         self.changed()

@@ -60,6 +60,7 @@ class Instance:
     state: Run = Run.PENDING
     reason: tuple[str, str] = ("", "")
     ended: float = 0.0
+    stopped: float = 0.0  # when it began to go down
     notice: float | None = None
     boot: dict[str, dict[str, str]] = field(default_factory=dict)  # tags of what came with it, by kind
 
@@ -113,7 +114,7 @@ def show_instance(one: Instance) -> dict[str, Any]:
         "InstanceId": one.id,
         "InstanceType": one.kind,
         "State": {"Code": CODE[one.state], "Name": one.state.value},
-        "StateTransitionReason": "",
+        "StateTransitionReason": _transition(one),
         "LaunchTime": at(one.launched),
         "ClientToken": one.token,
         "Placement": {"AvailabilityZone": one.zone, "GroupName": one.group, "Tenancy": "default"},
@@ -127,6 +128,12 @@ def show_instance(one: Instance) -> dict[str, Any]:
     if one.state is not Run.TERMINATED:
         told |= {"PrivateIpAddress": one.address, "SubnetId": one.subnet}
     return told
+
+
+def _transition(one: Instance) -> str:
+    """With its time where a call ended it; of an interruption EC2 tells none."""
+    by_call = one.reason[0] == "Client.UserInitiatedShutdown"
+    return f"User initiated ({at(one.stopped):%Y-%m-%d %H:%M:%S} GMT)" if by_call and one.stopped else ""
 
 
 def show_volume(one: Volume) -> dict[str, Any]:
