@@ -181,4 +181,4 @@ def test_what_is_left_is_told_by_steps_and_their_time() -> None:
 
 
 def test_times_of_day_are_utc() -> None:
-    assert time_of_day(1_800_000_000.0) == "08:00 UTC"
+    assert time_of_day(1_800_000_000.0) == time_of_day(1_800_000_000.0 - 1e-4) == "08:00 UTC"

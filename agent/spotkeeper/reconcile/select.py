@@ -286,5 +286,5 @@ def _demand_why(offer: Offer, need: Need, told: Plan) -> str:
 
 
 def time_of_day(at: float) -> str:
-    """``14:20 UTC``."""
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%H:%M UTC")
+    """``14:20 UTC``. Half a second early is the minute: a rounding error must not make two texts of one time."""
+    return datetime.fromtimestamp(at + 0.5, timezone.utc).strftime("%H:%M UTC")
