@@ -126,4 +126,4 @@ def _billing(types: Mapping[str, int]) -> Iterable[tuple[str, int]]:
 
 
 def _words(type_: str, count: int) -> str:
-    return f"{count} {type_.split(':', maxsplit=1)[0]} {type_.rsplit(':', 1)[1]}"
+    return f"{count} {type_.rpartition(':')[2]}"
