@@ -13,9 +13,11 @@ from msgspec.structs import replace
 from spotkeeper.report.account import account
 from spotkeeper.report.money import HOUR_S, money
 from spotkeeper.report.view import job_view
+from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.names import parse_vm_name
 
+from tests.sim.gang import Gang
 from tests.sim.scenarios import JOB, SCENARIOS, Scenario, perform
 from tests.sim.test_crash_points import effects, kill
 from tests.sim.world import World
@@ -85,6 +87,34 @@ def test_every_machine_and_every_paid_second_is_in_the_account(scenario: Scenari
     lost = sum(line.node_hours for line in told.lost)
     assert lost + told.goodput * told.node_hours == pytest.approx(told.node_hours)
     assert all(line.ended for line in told.attempts)
+
+
+@pytest.mark.parametrize("name", ["notice", "silent loss", "master loss", "user crash", "zone move"])
+def test_the_steps_that_are_done_again_are_told_as_they_were(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reckoned from reports a minute apart; the simulated gang knows them exactly."""
+    real = Gang.progress
+
+    def progress(self: Gang) -> Progress | None:
+        told = real(self)
+        return None if told is None else replace(told, step_s=self.job.step_s)
+
+    def report(self: World, job: str) -> None:
+        """With the last word of the lowest member's agent, which simulated ones do not say."""
+        told(self, job)
+        run = self.jobs.get(job)
+        if run is None:
+            return
+        gang, last = run.gang(), self.store.progresses.get(job)
+        lives = self.member(job, 0) is not None
+        if gang is not None and gang.over and lives and last is not None and last.gen == gang.gen:
+            self.store.put_progress(job, replace(last, step=run.reached))
+
+    told = World.report
+    monkeypatch.setattr(Gang, "progress", progress)
+    monkeypatch.setattr(World, "report", report)
+    found = books(next(one for one in SCENARIOS if one.name == name))
+    again = sum(entry.again or 0 for entry in found.entries if entry.event is Event.GENERATION)
+    assert again == pytest.approx(sum(steps for _, steps in found.world.jobs[JOB].lost), abs=2)
 
 
 def test_without_the_clouds_own_times_the_ledger_is_off() -> None:
