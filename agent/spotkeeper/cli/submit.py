@@ -56,8 +56,16 @@ def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None
     if store.draining():
         again = f"bring it up again: {target.up()}"
         raise CliError(f"{file}: the stack {target.stack} is being destroyed", Exit.REFUSED, again)
-    done = submit(store, spec, source, target.clock.now(), getpass.getuser())
+    done = submit(store, spec, source, target.clock.now(), whoami())
     return done, not done.new or poke(target, done.job)
+
+
+def whoami() -> str:
+    """Who submits, for the ledger; "" where this machine has no name for its user (some containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: str = "") -> Submitted:

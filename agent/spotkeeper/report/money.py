@@ -1,7 +1,8 @@
 """What a job cost, from its ledger and the prices the cloud told, and what it would have cost on-demand.
 
-An attempt is paid from when its machine ran (`started`, where a listing told; otherwise
-its INTENT, an upper bound) to its GONE. A spot machine costs what the market said at each
+An attempt is paid from when its machine ran (`started`, where the cloud told; otherwise its
+INTENT, an upper bound) until it was off (`ended`, where the cloud told; otherwise its GONE:
+the look that found it gone, up to a minute late). A spot machine costs what the market said at each
 moment; where the cloud told nothing of that time, and for the other models, the price its
 INTENT names. One that the cloud refused, or that was never seen and left nothing behind,
 costs nothing.
