@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from spotkeeper.spec import codec
 from spotkeeper.spec.redact import redact
 
 # Values that a change may show: shapes and places, never text that somebody wrote.
@@ -128,7 +129,7 @@ def read(text: bytes) -> Foreseen:
         PreviewError: it is not that.
     """
     try:
-        digest = msgspec.json.decode(text, type=_Digest)
+        digest = codec.decode(text, _Digest)
     except msgspec.DecodeError as error:
         raise PreviewError(_no_preview(text, str(error))) from None
     if digest.config is UNSET and not digest.steps and not digest.diagnostics:
