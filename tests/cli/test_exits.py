@@ -31,7 +31,7 @@ ARGUMENTS = {
     "plan": (),
     "repair": ("alloc",),
 }
-OF_FILES = {"check", "compare", "forecast", "live", "review"}  # of a stack they want its file, and ask no bucket: their own tests
+OF_FILES = {"check", "compare", "forecast", "live", "review"}  # they want a stack's file, and ask no bucket: own tests
 ALL = [(name, *words) for name, words in ARGUMENTS.items()]
 ALL += [("status", "first"), ("resume", "first", "{job}"), ("submit", "{job}", "--check"), ("logs", "first", "-f")]
 OF_BUCKETS = [argv for argv in ALL if argv not in (("render",), ("plan",))]  # those two read a stack's file
