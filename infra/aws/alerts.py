@@ -16,7 +16,7 @@ from infra.settings import Budget, Settings
 NAMESPACE = "Spotkeeper"
 # alerts.about -> the event in the function's log (spotkeeper.spec.ledger, reconcile/sweep), and what people are told.
 TOLD: dict[str, tuple[str, str]] = {
-    "holds": ("hold", "a job holds: it waits for a person"),
+    "holds": ("hold", "a job holds: it waits for a person"),  # one that somebody paused does not
     "spend": ("fuse", "a money fuse has blown: no machine is bought until somebody looks"),
     "orphans": ("orphan", "machines or disks of a job that nobody knows"),
 }
@@ -85,7 +85,7 @@ class Alerts(pulumi.ComponentResource):
             key,
             name=metric,
             log_group_name=self._function.logs.name,
-            pattern=f'{{ $.event = "{event}" }}',
+            pattern=pattern(event),
             metric_transformation=aws.cloudwatch.LogMetricFilterMetricTransformationArgs(
                 namespace=NAMESPACE, name=metric, value="1"
             ),
@@ -151,3 +151,9 @@ class Alerts(pulumi.ComponentResource):
 
     def _tags(self, which: str) -> dict[str, str]:
         return naming.tags(self._settings.labels, self._settings.stack, f"{self._called}-{which}")
+
+
+def pattern(event: str) -> str:
+    """CloudWatch's filter for lines of that event."""
+    of_event = f'$.event = "{event}"'
+    return f'{{ ({of_event}) && ($.reason != "pause") }}' if event == "hold" else f"{{ {of_event} }}"

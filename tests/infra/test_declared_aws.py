@@ -560,7 +560,7 @@ def test_alarms_look_for_lines_that_the_function_writes(example: Declaration) ->
     looked_for = {name: found["pattern"] for name, found in filters.items()}
     assert "event" in logs.FIELDS
     assert looked_for == {
-        "holds": f'{{ $.event = "{Event.HOLD.value}" }}',
+        "holds": f'{{ ($.event = "{Event.HOLD.value}") && ($.reason != "pause") }}',
         "spend": f'{{ $.event = "{Event.FUSE.value}" }}',
         "orphans": '{ $.event = "orphan" }',
     }

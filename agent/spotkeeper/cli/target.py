@@ -118,7 +118,7 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
 
 def export_bucket(stack: str) -> str:
     """The command that names a stack's bucket: its output `bucket` is the bare name."""
-    return f"export SPOTKEEPER_BUCKET=gs://$(pulumi stack output bucket --stack {shlex.quote(stack)})"
+    return f"export SPOTKEEPER_BUCKET=gs://$(pulumi stack output bucket --stack {shlex.quote(stack)})  # s3:// on AWS"
 
 
 def folder_option(folder: Path) -> str:
