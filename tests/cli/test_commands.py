@@ -484,7 +484,7 @@ def test_the_bucket_that_is_advised_is_accepted(cli: Cli, monkeypatch: pytest.Mo
     advice = cli("status", "--stack", "pr od").err.splitlines()[-1].removeprefix("  try: ")
     script = f'pulumi() {{ [ "$*" = "stack output bucket --stack pr od" ] && echo sk-acme-prod; }}; {advice}'
     told = subprocess.run(
-        ["/bin/sh", "-c", f'{script}; printf %s "$SPOTKEEPER_BUCKET"'], capture_output=True, text=True, check=True
+        ["/bin/sh", "-c", f'{script}\nprintf %s "$SPOTKEEPER_BUCKET"'], capture_output=True, text=True, check=True
     ).stdout
     assert told == "gs://sk-acme-prod"
     monkeypatch.setenv("SPOTKEEPER_BUCKET", told)
