@@ -33,7 +33,7 @@ def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_ru
     spec = tiny("nomad", 350, nodes=2, static="never")
     state = stage.store.read_stack()
     assert state is not None
-    first = select(spec, state, Need(now=stage.cloud.clock.now()))[0].offer.zone
+    first = select(spec, state, Need(now=stage.cloud.clock.now())).choices[0].offer.zone
     dry(stage, first, reclaim=False)
     with Run(stage, spec) as run:
         run.steady("in the second zone")

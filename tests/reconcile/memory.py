@@ -6,6 +6,7 @@ import builtins
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
+from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.store_api import Held, StaticHello
 from spotkeeper.spec.facts import Fact
@@ -212,6 +213,9 @@ class MemoryStore:
     def get(self, path: str) -> bytes | None:
         return self.things.get(path)
 
+    def get_all(self, wanted: tuple[str, ...]) -> tuple[bytes | None, ...]:
+        return tuple(map(self.get, wanted))
+
     def part(self, path: str, start: int, size: int) -> bytes | None:
         data = self.get(path)
         return None if data is None else data[start : start + size]
@@ -223,4 +227,5 @@ class MemoryStore:
         self.things.pop(path, None)
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        return tuple(builtins.sorted(path for path in self.things if path.startswith(prefix)))
+        hours = (paths.market_hour(pool, hour) for pool, hour in self.sights)
+        return tuple(builtins.sorted(path for path in (*self.things, *hours) if path.startswith(prefix)))

@@ -86,12 +86,27 @@ def test_a_look_folds_hours_that_are_over_once_and_reads_one_object() -> None:
     store.read_sights = lambda pools, hours: read_hours.append(hours) or reads(pools, hours)  # type: ignore[method-assign, func-returns-value]
     at = (HOUR + 9.5) * HOUR_S
     first = _watch(market.look(store, world, the_stack, at))
-    assert [len(hours) for hours in read_hours] == [2, 72]
+    assert [len(hours) for hours in read_hours] == [2, 3], "those that there are"
     again = _watch(market.look(store, world, the_stack, at + 60))
-    assert [len(hours) for hours in read_hours] == [2, 72, 2]
+    assert [len(hours) for hours in read_hours] == [2, 3, 2]
     assert first.since_h == again.since_h
     store.put("market/past/pool", b"{")  # somebody's hand
     assert _watch(market.look(store, world, the_stack, at)).since_h == first.since_h
+
+
+def test_many_pools_are_folded_a_few_at_a_look_and_read_at_once() -> None:
+    names = tuple(f"p{number}" for number in range(market.FOLDS + 5))
+    store, asked = MemoryStore(stack()), 0
+    real = store.get_all
+
+    def counted(wanted: tuple[str, ...]) -> tuple[bytes | None, ...]:
+        nonlocal asked
+        asked += 1
+        return real(wanted)
+
+    store.get_all = counted  # type: ignore[method-assign]
+    assert len(market._pasts(store, names, HOUR)) == market.FOLDS
+    assert len(market._pasts(store, names, HOUR)) == len(names) and asked == 2
 
 
 def _watch(seen: tuple[OfferSeen, ...]) -> Watch:

@@ -84,8 +84,8 @@ def names(text: str) -> None:
 def shell_word(text: str) -> None:
     """As the interpreter of the startup script: a real shell reads the very text, or it is refused."""
     try:
-        values = {"stack": "t", "interpreter": text, "files": {"/etc/x": "x"}, "watchdog_s": "9"}
-        script = boot._render("startup.sh.j2", values)
+        values = {"cloud": "gcp", "stack": "t", "interpreter": text, "files": {"/etc/x": "x"}, "watchdog_s": "9"}
+        script = boot._render("startup.sh.j2", values, boot.METADATA_BYTES)
     except ValueError:
         return
     (line,) = [line for line in script.split("\n") if line.startswith("PYTHON=")]
@@ -96,7 +96,8 @@ def shell_word(text: str) -> None:
 def unit_line(text: str) -> None:
     """As a word of a systemd unit: one line, quoted, its specifiers literal; or refused."""
     try:
-        unit = boot._render("spotkeeper.service.j2", {"stack": "t", "interpreter": text})
+        constants = {"stack": "t", "interpreter": text}
+        unit = boot._render("spotkeeper.service.j2", constants, boot.METADATA_BYTES)
     except ValueError:
         return
     (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]

@@ -29,6 +29,7 @@ ASK_S = 2.0  # real seconds for all questions of a look
 ASK_EVERY_S = HOUR_S
 LOOK_BACK = 2  # hours of history that are read as they are, each tick: longer than anything stays cold
 FOLD_BACK = 72  # hours read for what came before them, where nobody has folded them yet
+FOLDS = 20  # pools at a look
 
 FED = frozenset({Event.ADMITTED, Event.REFUSED, Event.NOTICE, Event.REPRIEVE, Event.LOSS, Event.GONE})
 
@@ -44,7 +45,7 @@ def look(store: Store, cloud: Cloud, stack: StackState, now: float) -> tuple[Off
         prices = _prices(store, cloud, pools, now)
         hours = tuple(int(now // HOUR_S) - back for back in range(LOOK_BACK))
         sights = store.read_sights(tuple(pool.name for pool in pools), hours)
-        pasts = {pool.name: _past(store, pool.name, hours[-1]) for pool in pools}
+        pasts = _pasts(store, tuple(pool.name for pool in pools), hours[-1])
     except StoreError as error:
         log.warning("what is known of the market could not be read: %s", error)
         return ()
@@ -90,21 +91,32 @@ def _hints(pool: PoolState, told: Prices | None, now: float) -> dict[tuple[str, 
     return out
 
 
-def _past(store: Store, pool: str, hour: int) -> Past:
-    """What came before ``hour``, folded up to there; hours that are over for an hour are folded by who comes first."""
-    path = paths.market_past(pool)
-    past = _kept(store, path, pool)
-    if past is not None and past.hour >= hour:
-        return past
+def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, Past]:
+    """By pool, what came before ``hour``, folded up to there: by whoever comes first, a few pools at a look.
+
+    Of a pool whose turn has not come what was folded before counts meanwhile.
+    """
+    kept = store.get_all(tuple(map(paths.market_past, pools)))
+    found = {pool: _kept(data, paths.market_past(pool), pool) for pool, data in zip(pools, kept, strict=True)}
+    due = [pool for pool, past in found.items() if past is None or past.hour < hour]
+    folded = {pool: _folded(store, pool, found[pool], hour) for pool in due[:FOLDS]}
+    return {pool: past for pool, past in found.items() if past is not None} | folded
+
+
+def _folded(store: Store, pool: str, past: Past | None, hour: int) -> Past:
     first = max(hour - FOLD_BACK, past.hour if past is not None else 0)
-    sights = store.read_sights((pool,), tuple(range(first, hour)))[pool]
-    folded = market_past.fold(past or Past(pool, first), sights, hour)
-    store.put(path, msgspec.json.encode(folded))
+    wanted = range(first, hour)
+    if len(wanted) > LOOK_BACK:  # most of them have nothing
+        there = set(store.list(paths.market_hours(pool)))
+        hours = tuple(each for each in wanted if paths.market_hour(pool, each) in there)
+    else:
+        hours = tuple(wanted)
+    folded = market_past.fold(past or Past(pool, first), store.read_sights((pool,), hours)[pool], hour)
+    store.put(paths.market_past(pool), msgspec.json.encode(folded))
     return folded
 
 
-def _kept(store: Store, path: str, pool: str) -> Past | None:
-    data = store.get(path)
+def _kept(data: bytes | None, path: str, pool: str) -> Past | None:
     try:
         past = None if data is None else codec.decode(data, Past)
     except msgspec.DecodeError as error:

@@ -363,6 +363,9 @@ class ObjectStore:
         blob = self._objects.get(path)
         return blob.data if blob else None
 
+    def get_all(self, paths: tuple[str, ...]) -> tuple[bytes | None, ...]:
+        return tuple(blob.data if blob else None for blob in self._objects.get_many(list(paths)))
+
     def part(self, path: str, start: int, size: int) -> bytes | None:
         return self._objects.part(path, start, size)
 

@@ -244,6 +244,9 @@ class Store(Protocol):
     # -- anything else (sources, bundles, logs), by its path in the bucket
     def get(self, path: str) -> bytes | None: ...
 
+    def get_all(self, paths: tuple[str, ...]) -> tuple[bytes | None, ...]:
+        """Several small ones at once, in their order."""
+
     def part(self, path: str, start: int, size: int) -> bytes | None:
         """Of something large: up to ``size`` bytes from ``start`` on, which lies within it."""
 
