@@ -163,8 +163,13 @@ def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync:
         stored = store.put_fact(record.job, fact)
         if stored and fact.kind in SAVING:
             store.append_ledger(record.job, _saving(fact, now + place_in * INSTANT_S))
-        new = stored or new
+        new = stored or new or _unheard(where, fact)
     return new
+
+
+def _unheard(where: Place | None, fact: Fact) -> bool:
+    """A notice that is said again, of which the record knows nothing: whoever stored it died before its round."""
+    return fact.kind is Kind.NOTICE and where is not None and where.slot is not None and where.slot.notice is None
 
 
 def _saving(fact: Fact, now: float) -> Entry:
