@@ -180,7 +180,19 @@ def test_rank_and_attempt_come_from_the_name_and_the_record() -> None:
     took = accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.NOTICE, 66, "900", attempt=77)), 1.0)
     assert took.new
     assert out.list_facts(JOB) == (Fact("u0", "b0", 0, 1, 66, Kind.NOTICE, "900"),)
-    assert not accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.NOTICE, 66, "900")), 1.0).new
+
+
+def test_a_word_said_again_is_no_news_but_a_notice_that_no_round_has_taken_in() -> None:
+    out = store()
+    for kind, news in ((Kind.EXIT, False), (Kind.NOTICE, True)):
+        assert accept(out, STACK, dynamic(0, 1), say(FactIn(kind, 66, "9")), 1.0).new
+        assert accept(out, STACK, dynamic(0, 1), say(FactIn(kind, 66, "9")), 1.0).new is news
+    known = record()
+    first = known.ranks[0]
+    assert first.cur is not None
+    out = store(replace(known, ranks=(replace(first, cur=replace(first.cur, notice=9.0)), *known.ranks[1:])))
+    assert accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.NOTICE, 66, "9")), 1.0).new
+    assert not accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.NOTICE, 66, "9")), 1.0).new
 
 
 def test_an_intent_may_only_say_hello() -> None:
