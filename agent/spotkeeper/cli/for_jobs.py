@@ -9,6 +9,15 @@ import typer
 
 from spotkeeper.cli.app import JOBS, Job, Json, Stack, app
 
+StackFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--stack-file", metavar="FILE", help="A stack that need not be up: Pulumi.NAME.yaml."),
+]
+Markets = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--markets", metavar="DIR", help="Recordings to replay; else SPOTKEEPER_MARKETS, else ours."),
+]
+
 
 @app.command(rich_help_panel=JOBS)
 def submit(
@@ -186,14 +195,8 @@ def forecast(
         Optional[str],  # noqa: UP045
         typer.Option("--work", metavar="40h", help="How long it trains if nothing happens; else as the job file says."),
     ] = None,
-    stack_file: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--stack-file", metavar="FILE", help="A stack that need not be up: Pulumi.NAME.yaml."),
-    ] = None,
-    markets: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--markets", metavar="DIR", help="Recordings to replay; else SPOTKEEPER_MARKETS, else ours."),
-    ] = None,
+    stack_file: StackFile = None,
+    markets: Markets = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a comment.")] = False,
     stack: Stack = None,
     as_json: Json = False,
@@ -227,14 +230,8 @@ def compare(
     gradients_gb: Annotated[
         float, typer.Option("--gradients-gb", metavar="GB", min=0.0, help="What a step sums over all processes.")
     ] = 0.0,
-    stack_file: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--stack-file", metavar="FILE", help="A stack that need not be up: Pulumi.NAME.yaml."),
-    ] = None,
-    markets: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--markets", metavar="DIR", help="Recordings to replay; else SPOTKEEPER_MARKETS, else ours."),
-    ] = None,
+    stack_file: StackFile = None,
+    markets: Markets = None,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
