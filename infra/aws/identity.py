@@ -38,8 +38,9 @@ STATE: tuple[str, ...] = (
     *("active/*", "jobs/*", "market/*", "names/*", "quarantine/*", "stack/alloc", "static/*", "tomb/*"),
 )
 DECLARED: tuple[str, ...] = ("stack/*",)  # read: what Pulumi and the drain write
-NODE_READS: tuple[str, ...] = ("boot/*", "bundles/*", "jobs/*/source/*")
-NODE_WRITES: tuple[str, ...] = ("jobs/*/ckpt/*", "jobs/*/logs/*", "jobs/*/out/*")
+# A job's id has eight characters. To IAM `*` is also a slash: `jobs/*/logs/*` would be `jobs/<job>/facts/x/logs/y` too.
+NODE_READS: tuple[str, ...] = ("boot/*", "bundles/*", "jobs/????????/source/*")
+NODE_WRITES: tuple[str, ...] = ("jobs/????????/ckpt/*", "jobs/????????/logs/*", "jobs/????????/out/*")
 READ_WRITE: tuple[str, ...] = ("s3:AbortMultipartUpload", "s3:DeleteObject", "s3:GetObject", "s3:PutObject")
 
 

@@ -224,6 +224,14 @@ def test_a_machine_reads_what_it_runs_and_writes_what_its_job_leaves(node: str) 
         assert not may(node, "s3:PutObject", f"{BUCKET}/{key}") and not may(node, "s3:GetObject", f"{BUCKET}/{key}")
 
 
+def test_a_machine_writes_nothing_among_the_documents_of_a_job(node: str) -> None:
+    """A fact below ``logs/`` is another rank's word to whoever takes the last part of a name for the fact."""
+    for folder in (paths.facts("abcd2345"), paths.asks("abcd2345"), paths.ledger("abcd2345")):
+        for mine in ("logs", "ckpt", "out", "source"):
+            for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
+                assert not may(node, action, f"{BUCKET}/{folder}x/{mine}/1"), (folder, mine)
+
+
 def test_a_machine_is_told_what_is_missing_and_lists_nothing_else(node: str) -> None:
     """S3 asks for the right to list before it says 404; of a read there is no prefix to compare."""
     assert may(node, "s3:ListBucket", BUCKET)

@@ -238,6 +238,20 @@ def increment_in_process(path: str, times: int) -> None:
         increment(bucket)
 
 
+@pytest.mark.parametrize("written", ["logs", "ckpt", "out", "source"])
+def test_what_machines_may_write_is_no_document_wherever_it_lies(store: ObjectStore, written: str) -> None:
+    """Their right to ``jobs/*/logs/*`` is also one to ``jobs/<job>/facts/x/logs/<whatever another rank might say>``."""
+    said = Fact("6666666666666666666", "boot-1", 1, 1, 1, Kind.EXIT, "0")
+    store.put(f"{paths.facts(JOB)}x/{written}/{said.key()}", b"")
+    cancel = msgspec.json.encode(Ask("a-1", AskKind.CANCEL, 1.0, "nobody"))
+    store.put(f"{paths.asks(JOB)}x/{written}/a-1", cancel)
+    store.put(f"{paths.ledger(JOB)}x/{written}/{'0' * 16}.a", msgspec.json.encode(Entry(1.0, "a", Event.GONE)))
+    assert store.list_facts(JOB) == store.facts_of(JOB, said.uid) == ()
+    assert store.list_asks(JOB) == ()
+    assert store.list_ledger(JOB) == ()
+    assert store.put_fact(JOB, said) and store.list_facts(JOB) == (said,)
+
+
 def test_a_gangs_facts_are_not_deleted_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand of them took most of a round's minute."""
     together = threading.Barrier(DELETES, timeout=20)

@@ -143,7 +143,9 @@ class ObjectStore:
     # -- facts
 
     def list_facts(self, job: str) -> tuple[Fact, ...]:
-        keys = (path.rpartition("/")[2] for path in self._objects.list(paths.facts(job)))
+        folder = paths.facts(job)
+        # The whole rest of the path: what a machine may write lies deeper (``_read_all``), and is nobody's word.
+        keys = (path.removeprefix(folder) for path in self._objects.list(folder))
         return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
 
     def facts_of(self, job: str, uid: str) -> tuple[Fact, ...]:
@@ -267,7 +269,7 @@ class ObjectStore:
     # -- static nodes and market
 
     def list_static_hellos(self) -> tuple[StaticHello, ...]:
-        return tuple(self._read_all(paths.STATIC, StaticHello))
+        return tuple(self._read_all(paths.STATIC, StaticHello, deep=True))
 
     def put_static_hello(self, hello: StaticHello) -> bool:
         mine = paths.static_hello(hello.node, hello.boot)
@@ -405,10 +407,14 @@ class ObjectStore:
         self._recent.keep(path, blob, held.value)
         return held
 
-    def _read_all(self, prefix: str, kind: type[T]) -> builtins.list[T]:
-        """Every document of a folder. One that makes no sense must not stop a job: it goes into quarantine."""
+    def _read_all(self, prefix: str, kind: type[T], deep: bool = False) -> builtins.list[T]:
+        """Every document of a folder. One that makes no sense must not stop a job: it goes into quarantine.
+
+        ``deep``: also of folders within it. Elsewhere there are none of ours, and machines could write there: their
+        right to ``jobs/<job>/logs/`` is to every name with ``/logs/`` in it, since no cloud's condition knows a slash.
+        """
         out: builtins.list[T] = []
-        keys = self._objects.list(prefix)
+        keys = [path for path in self._objects.list(prefix) if deep or "/" not in path.removeprefix(prefix)]
         for path, blob in zip(keys, self._objects.get_many(keys), strict=True):
             if blob is None:  # deleted since the listing
                 continue
