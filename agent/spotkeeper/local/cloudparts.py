@@ -12,6 +12,7 @@ from spotkeeper.local.host import Host
 from spotkeeper.local.instances import Instances
 from spotkeeper.local.operations import OpDoc, Operations
 from spotkeeper.local.paths import Ref
+from spotkeeper.local.policies import Policies
 from spotkeeper.local.resources import Resources
 from spotkeeper.local.schedule import Schedule
 from spotkeeper.local.spot import Spot
@@ -27,7 +28,8 @@ class Parts:
         self.host = Host(world)
         self.tokens = Tokens(world.folder)
         self.operations = Operations(world)
-        self.storeroom = Storeroom(world, self.operations)
+        self.policies = Policies(world)
+        self.storeroom = Storeroom(world, self.operations, self.policies)
         self.disks = Disks(world, self.operations, self.host)
         self.billing = Billing(world)
         self.advice = Advice(world)

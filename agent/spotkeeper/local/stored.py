@@ -14,6 +14,7 @@ from msgspec import Struct
 from spotkeeper.local import errors, validate
 from spotkeeper.local.operations import OpDoc, Operations
 from spotkeeper.local.paths import Ref, parse, timestamp
+from spotkeeper.local.policies import Policies
 from spotkeeper.local.wire import (
     BodyError,
     Instance,
@@ -101,9 +102,10 @@ class Stored(Struct, frozen=True):
 
 
 class Storeroom:
-    def __init__(self, world: World, operations: Operations) -> None:
+    def __init__(self, world: World, operations: Operations, policies: Policies) -> None:
         self._world = world
         self._operations = operations
+        self._policies = policies
         operations.register("insert", lambda _: world.timing.quick_s, lambda _: None)
         operations.register("delete", lambda _: world.timing.quick_s, self._finish_delete)
 
@@ -201,6 +203,7 @@ class Storeroom:
         if ref is None:
             raise errors.failed_not_found(op.target)
         self._world.state.delete(ref.kind, ref.path)
+        self._policies.forget(ref.path)
 
     def _users(self, ref: Ref) -> Iterator[str]:
         """Paths of what would break."""

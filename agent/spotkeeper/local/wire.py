@@ -305,6 +305,10 @@ class SetLabels(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_
     label_fingerprint: str | None = None
 
 
+class SetPolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    policy: JsonValue
+
+
 class ErrorInfo(Struct, frozen=True, omit_defaults=True):
     domain: str
     metadatas: dict[str, str]
