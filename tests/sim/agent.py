@@ -54,6 +54,7 @@ class Agent:
         self.since = world.engine.t  # when it began to wait: with its birth, or a document
         self._timer: Timer | None = None
         self.trying: float | None = None  # since when nobody has answered it
+        self.again = False  # what it said last had no answer
         self._asked: float | None = None  # since when it waits for an answer
         self._launching = 0
         self.job.agents.append(self)
@@ -103,8 +104,9 @@ class Agent:
         self.turn(now + ANSWER_S)
         guard = self._timer
         said = tuple(self.outbox)
+        job, again, self.again = self.job.id if self.rank >= 0 else None, self.again, True
         answer = self.world.function.sync(
-            self.who, Sync(self.boot, self.doc.ver if self.doc else 0, self.job.id if self.rank >= 0 else None, said)
+            self.who, Sync(self.boot, self.doc.ver if self.doc else 0, job, said, None, self.waits, again=again)
         )
         if not self.alive or self.hung or self._asked != now:
             return  # an answer that comes when nobody waits for it any more
@@ -114,6 +116,7 @@ class Agent:
         if answer is None:
             self.turn(self.world.engine.t + self.world.random.uniform(*RETRY_S))
             return
+        self.again = False
         if answer.role is Role.UNKNOWN:  # nobody took it in: it says so again
             self.turn(self.world.engine.t + POLL_S)
             return

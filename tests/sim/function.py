@@ -42,6 +42,7 @@ class Point:
     request: int
     verb: str  # "" before the first call
     effect: bool
+    agent: bool = False  # whose request it is
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ class Function:
         self.miss = -1  # this request never arrives
         self._at = -1
         self._deep = 0
+        self._agent = False
         self._processes: list[Process] = []
 
     def _process(self) -> Process:
@@ -156,6 +158,7 @@ class Function:
         token = f"Bearer {who.uid} {who.name} {who.zone}" if who is not None else "Bearer schedule"
         headers = {"Content-Type": "application/json", "Authorization": token}
         self._deep += 1
+        before, self._agent = self._agent, who is not None
         try:
             self._pass("", process, number)
             data, status, _ = process.door.handle(_Request("POST", path, body, headers))
@@ -164,6 +167,7 @@ class Function:
             return None
         finally:
             self._deep -= 1
+            self._agent = before
         if process.dead:
             return None
         if status not in (200, 503):
@@ -198,7 +202,7 @@ class Function:
     def _pass(self, verb: str, process: Process, request: int) -> None:
         effect = verb in EFFECTS or verb == ""
         if self.points is not None:
-            self.points.append(Point(request, verb, effect))
+            self.points.append(Point(request, verb, effect, self._agent))
         self._at += 1
         if self._at == self.kill_at or (effect and self.kill_rate and self.random.random() < self.kill_rate):
             process.dead = True

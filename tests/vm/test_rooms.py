@@ -620,15 +620,48 @@ def test_what_the_function_refuses_does_not_hold_up_the_rest(fake: Fake, tmp_pat
     assert [fact.gen for _, fact in fake.facts] == [2]
 
 
+class Deaf:
+    """Answers nobody for a while; ``again``: whether it was told, each time, that the last exchange had no answer."""
+
+    def __init__(self) -> None:
+        self.silent = False
+        self.again: list[bool] = []
+
+    def sync(self, body: Sync) -> SyncReply:
+        self.again.append(body.again)
+        if self.silent:
+            raise sync.SyncError("ReadTimeout")
+        return SyncReply(Role.UNKNOWN)
+
+
+def test_it_says_that_it_had_no_answer(tmp_path: Path) -> None:
+    """Whoever heard it may have died before its round: a fact that is stored is no news by itself."""
+    client, clock = Deaf(), Clock(time.time(), time.time(), 20.0)
+    box = sync.Outbox(tmp_path, "b", QUIET)
+    syncer = sync.Syncer(client, box, "b", lambda _: None, clock, QUIET)  # type: ignore[arg-type]
+    syncer.say(FactIn(Kind.RELEASED, 1))
+    client.silent = True
+    syncer._exchange()
+    syncer._exchange()
+    client.silent = False
+    syncer._exchange()
+    syncer._exchange()
+    assert client.again == [False, True, True, False]
+    syncer.say(FactIn(Kind.EXIT, 1))  # and this agent dies: who comes after it can't know whether it was heard
+    heir = sync.Syncer(client, sync.Outbox(tmp_path, "b", QUIET), "b", lambda _: None, clock, QUIET)  # type: ignore[arg-type]
+    heir._exchange()
+    assert client.again[-1]
+
+
 class Picky:
-    """Looks at no more facts than the real function; refuses a progress, a question and the ``bad`` fact."""
+    """Looks at no more facts than the real function; refuses all that is new to it, a progress, the ``bad`` fact."""
 
     def __init__(self, bad: FactIn | None = None) -> None:
         self.bad = bad
         self.heard: list[FactIn] = []
 
     def sync(self, body: Sync) -> SyncReply:
-        if body.progress is not None or body.kept or self.bad in body.facts:
+        if body.progress is not None or body.kept or body.again or self.bad in body.facts:
             raise sync.RefusedError("HTTP 400")
         self.heard += body.facts[:MAX_FACTS]
         return SyncReply(Role.UNKNOWN)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spotkeeper.reconcile.alloc import node_of
 from spotkeeper.reconcile.decide.seen import parse_commit
@@ -45,7 +46,11 @@ WHY = {"write-failed": "its disk refused the write", "saver-lost": "no saver pro
 
 
 class Accepted(Struct, frozen=True):
-    """What became of a sync. ``new``: a fact that nobody knew: a round is worthwhile."""
+    """What became of a sync. ``new``: a fact that nobody knew, or may have looked at: a round is worthwhile.
+
+    A fact is stored before its round begins. Where the function dies between the two nobody is due to look, so an
+    agent that had no answer says that it speaks ``again``, and what it says then is new once more.
+    """
 
     job: str | None = None
     record: Record | None = None
@@ -98,7 +103,7 @@ def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: floa
     grants = _grants(store, who)
     if not grants:
         new = store.put_static_hello(StaticHello(who.name, who.uid, sync.boot, who.zone, now))
-        return Accepted(new=new)
+        return Accepted(new=new or sync.again)
     grant = grants[0]
     held = store.read_record(grant.job)
     if held is None:
@@ -133,7 +138,7 @@ def _with_hello(where: Place | None, sync: Sync) -> Sync:
     expected = where is not None and where.slot is not None and where.slot.boot != sync.boot
     if not expected or any(fact.kind in (Kind.HELLO, Kind.DROPPED) for fact in sync.facts):
         return sync
-    return Sync(sync.boot, sync.ver, sync.job, (*sync.facts, FactIn(Kind.HELLO)), sync.progress)
+    return replace(sync, facts=(*sync.facts, FactIn(Kind.HELLO)))
 
 
 def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
@@ -141,7 +146,7 @@ def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
     for fact in sync.facts:
         if fact.kind is Kind.DROPPED and fact.attempt in (None, grant.attempt):
             word = Fact(who.uid, sync.boot, grant.rank, grant.attempt, 0, Kind.DROPPED, "0")
-            return Fact.parse(word.key()) is not None and store.put_fact(grant.job, word)
+            return Fact.parse(word.key()) is not None and (store.put_fact(grant.job, word) or sync.again)
     return False
 
 
@@ -163,13 +168,8 @@ def _take(store: Store, record: Record, where: Place | None, who: Speaker, sync:
         stored = store.put_fact(record.job, fact)
         if stored and fact.kind in SAVING:
             store.append_ledger(record.job, _saving(fact, now + place_in * INSTANT_S))
-        new = stored or new or _unheard(where, fact)
+        new = stored or new or sync.again
     return new
-
-
-def _unheard(where: Place | None, fact: Fact) -> bool:
-    """A notice that is said again, of which the record knows nothing: whoever stored it died before its round."""
-    return fact.kind is Kind.NOTICE and where is not None and where.slot is not None and where.slot.notice is None
 
 
 def _saving(fact: Fact, now: float) -> Entry:

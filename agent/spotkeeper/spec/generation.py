@@ -141,6 +141,7 @@ class Sync(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     progress: Progress | None = None
     pending: bool = False  # it waits for an answer to what it said, and asks often
     kept: Annotated[tuple[JobId, ...], Meta(max_length=MAX_KEPT)] = ()  # whose files a static node has; asked seldom
+    again: bool = False  # what it said last was not answered: whoever heard it may have died before acting on it
 
 
 class FetchOrder(Struct, frozen=True, omit_defaults=True):

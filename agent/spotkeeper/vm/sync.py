@@ -193,6 +193,7 @@ class Syncer(threading.Thread):
         self._wake = threading.Event()
         self._want = Want()
         self._at_once = AT_ONCE
+        self._again = bool(outbox.waiting())  # the last exchange had no answer, or nobody knows whether it had one
         self._kept: tuple[str, ...] = ()
         self._awaited: tuple[tuple[int, str | None], float] | None = None  # what is awaited, since when (virtual)
 
@@ -244,19 +245,22 @@ class Syncer(threading.Thread):
             want, self._want = self._want, replace(self._want, progress=None)
             kept = self._kept
         facts = self._outbox.waiting()[: self._at_once]
-        body = Sync(self._boot, want.ver, want.job, facts, want.progress, want.pending, kept)
+        again = self._again
+        body = Sync(self._boot, want.ver, want.job, facts, want.progress, want.pending, kept, again)
         try:
             reply = self._client.sync(body)
         except RefusedError as error:
-            self._refused(str(error), facts, want.progress, kept)
+            self._refused(str(error), body)
             return
         except SyncError as error:
+            self._again = True
             self._log.once("sync", "sync.trouble", error=str(error))
             with self._lock:
                 if self._want.progress is None:
                     self._want = replace(self._want, progress=want.progress)
             return
         self._log.over("sync", "sync.well")
+        self._again = False
         self._outbox.told(facts)
         self._answered(kept)
         self._go_on()
@@ -267,18 +271,20 @@ class Syncer(threading.Thread):
             if self._kept == kept:
                 self._kept = ()
 
-    def _refused(self, error: str, facts: tuple[FactIn, ...], progress: Progress | None, kept: tuple[str, ...]) -> None:
+    def _refused(self, error: str, body: Sync) -> None:
         """Said again it would be refused again, and hold up the facts behind it; so what is wrong goes, and no more.
 
-        The question and the progress first, which are void: an older function knows no such question, and
-        ``_exchange`` has taken the progress. Then the facts go one by one.
+        First what an older function does not know and can be done without: the question, and that it is said again.
+        Then the progress, which ``_exchange`` has taken. Then the facts go one by one.
         """
-        self._log("sync.refused", error=error, facts=[fact.kind.value for fact in facts], progress=progress is not None)
-        if kept:
-            self._answered(kept)
-        elif progress is None and len(facts) > 1:
+        facts, progress = body.facts, body.progress is not None
+        self._log("sync.refused", error=error, facts=[fact.kind.value for fact in facts], progress=progress)
+        if body.kept or body.again:
+            self._answered(body.kept)
+            self._again = False
+        elif not progress and len(facts) > 1:
             self._at_once = 1
-        elif progress is None:
+        elif not progress:
             self._outbox.told(facts)
         self._go_on()
 
