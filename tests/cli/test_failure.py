@@ -69,3 +69,49 @@ def test_without_a_log_or_after_a_good_end_nothing_is_said(cause: str) -> None:
     assert jobs._crash_log(store(), record(), (crash(cause),)) == ((), ())
     over = record(outcome=Outcome.SUCCEEDED)
     assert jobs._crash_log(store(r1=stacks("x")), over, (crash(cause),)) == ((), ())
+
+
+CHAIN = """a warning of a library, before
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/src/train.py", line 9, in load
+[rank0]: KeyError: 'label'
+
+[rank0]: During handling of the above exception, another exception occurred:
+
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/src/train.py", line 41, in main
+[rank0]: ValueError: no label
+[rank0]: in shard 7
+[rank0]:[W1121 16:00:00] Warning: destroy_process_group() was not called
+"""
+
+
+def log_of(errors: str) -> bytes:
+    torchrun = Part("rank 1 (vm) torchrun", b"failed (exitcode: 1) local_rank: 0\n" * 9, 0, "/run/x/3/torchrun.log")
+    said = Part("rank 1 (vm) stdout", b"loss 3\n" * 9, 0, "/run/x/3/logs/stdout.log")
+    return join([torchrun, said, Part("rank 1 (vm) stderr", errors.encode(), 0, "/run/x/3/logs/stderr.log")])
+
+
+def test_a_traceback_stands_alone_whole_and_with_what_led_to_it() -> None:
+    """Neither torchrun's own words before it, nor what the job printed, nor a warning of before."""
+    log, _ = jobs._crash_log(store(r1=log_of(CHAIN)), record(gen=3), (crash("crash"),))
+    assert log == ("--- rank 1 (vm) stderr", *CHAIN.splitlines()[1:])
+    _, (line,) = jobs._crash_log(store(r1=log_of(CHAIN)), record(), (crash("crash"),))
+    assert line == "generation 3 failed, rank 1: ValueError: no label", "and not the warning that came last"
+
+
+def test_of_two_tracebacks_that_have_nothing_to_do_with_each_other_the_last_is_shown() -> None:
+    caught = "Traceback (most recent call last):\n  x\nOSError: gone on without it\n"
+    log, _ = jobs._crash_log(store(r1=log_of(caught + CHAIN)), record(gen=3), (crash("crash"),))
+    assert log == ("--- rank 1 (vm) stderr", *CHAIN.splitlines()[1:])
+
+
+def test_a_long_traceback_loses_its_middle_and_says_so() -> None:
+    deep = ["Traceback (most recent call last):", *(f"  frame {n}" for n in range(98)), "RecursionError: too deep"]
+    log, _ = jobs._crash_log(store(r1=log_of("\n".join(deep))), record(gen=3), (crash("crash"),))
+    assert (log[1], log[-1]) == (deep[0], deep[-1]) and "  ... 60 lines left out" in log and len(log) == 42
+
+
+def test_without_a_traceback_all_that_was_said_last_is_shown() -> None:
+    log, _ = jobs._crash_log(store(r1=log_of("Killed\n")), record(gen=3), (crash("crash"),))
+    assert log[-2:] == ("--- rank 1 (vm) stderr", "Killed") and "loss 3" in log and len(log) == 12

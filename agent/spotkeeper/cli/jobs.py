@@ -8,7 +8,7 @@ import secrets
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spotkeeper.cli import failure, logtext
+from spotkeeper.cli import failure
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile import round as round_
@@ -24,7 +24,6 @@ from spotkeeper.spec.parse import nearest
 from spotkeeper.spec.record import Outcome, Phase, Record
 from spotkeeper.spec.stack import StackState
 
-CRASH_LINES = 12
 TOMBS = paths.tomb("00000000").removesuffix("00000000")
 
 
@@ -124,7 +123,7 @@ def _end_of_log(store: Store, record: Record, crash: Entry) -> tuple[str, ...]:
     for rank in ranks:
         data = store.get(paths.log(record.job, rank, crash.gen or record.gen))
         if data:
-            return tuple(logtext.whole(data).rstrip().splitlines()[-CRASH_LINES:])
+            return failure.end_of_log(data)
     return ()
 
 
