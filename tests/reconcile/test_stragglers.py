@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from spotkeeper.reconcile.decide import decide
 from spotkeeper.reconcile.decide.stragglers import CAUSE, WISH
 from spotkeeper.report.recovery import recoveries
-from spotkeeper.report.render import node_table
+from spotkeeper.report.tables import node_table
 from spotkeeper.report.view import job_view
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import Progress

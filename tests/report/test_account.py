@@ -158,7 +158,7 @@ def test_sums_by_user_and_month_add_up() -> None:
         ("2027-01", round(2 / 3 + 2, 6), 2),
     ]
     for rows in (found.jobs, found.users, found.months):
-        for name in ("node_hours", "usd", "on_demand_only", "lost_hours", "lost_usd"):
+        for name in ("node_hours", "usd", "on_demand_only", "lost_hours", "lost_usd", "saved"):
             assert sum(getattr(row, name) for row in rows) == pytest.approx(getattr(found.total, name))
 
 
@@ -177,6 +177,7 @@ def test_csv_has_every_machine_and_no_formula() -> None:
     assert float(rows[0]["usd"]) == pytest.approx((HOUR + 120) / HOUR)
     sums = list(csv.DictReader(io.StringIO(account_text.totals_csv(by_month()))))
     assert {row["by"] for row in sums} == {"job", "user", "month"}
+    assert all(float(row["saved"]) == float(row["on_demand_only"]) - float(row["usd"]) for row in sums)
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

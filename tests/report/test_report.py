@@ -16,21 +16,14 @@ from spotkeeper.local.views import DiskView, Status, VmView, ZoneView
 from spotkeeper.report import account_text
 from spotkeeper.report.account import account
 from spotkeeper.report.events import describe
+from spotkeeper.report.lines import reasons, training_line
 from spotkeeper.report.money import attempts, first_of_each, money, stopped
 from spotkeeper.report.recovery import recoveries
-from spotkeeper.report.render import (
-    count,
-    duration,
-    job_table,
-    live,
-    loss_word,
-    saved,
-    status,
-    training_line,
-    usd,
-)
+from spotkeeper.report.render import live, status
 from spotkeeper.report.spans import minus, seconds, union
+from spotkeeper.report.tables import job_table
 from spotkeeper.report.view import JobView, NodeState, OutputView, Site, job_view
+from spotkeeper.report.words import count, duration, loss_word, saved, usd
 from spotkeeper.spec.cloud import disks_kept
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
@@ -200,8 +193,8 @@ def test_a_crash_and_a_swap_have_their_causes() -> None:
     crash = (entry(Event.CRASH, 200.0, 0, cause="crash"), generation(210.0, 2))
     swap = (intent(300.0, 0, 2, cause="swap"), entry(Event.STOP, 400.0, cause="swap"), generation(410.0, 3))
     found = recoveries((generation(100.0, 1), *crash, *swap), now=500.0)
-    told = [(one.cause, one.stopped_s, one.announced) for one in found]
-    assert told == [("crash", 10.0, False), ("swap", 10.0, True)]
+    told = [(one.cause, one.stopped_s, one.announced, one.ranks) for one in found]
+    assert told == [("crash", 10.0, False, (0,)), ("swap", 10.0, True, ())], "whose code failed is said"
 
 
 LOSSES = {2.113: "2.1130", -0.5: "-0.5000", 0.0: "0.0000", 0.0123456: "0.01235", 1e-5: "1e-05", 1.23456e-5: "1.235e-05"}
@@ -628,7 +621,8 @@ def test_names_that_are_copied_into_a_command_are_whole_on_any_terminal(width: i
     text = capture.get()
     assert text.count(name) == 3 and "running, notice" in text and "8 (set)" in text and "…" not in text
     assert f"spot in {A}" in text and "stood still" in text
-    assert ("a3-highgpu-1g" in text, "ranks" in text) == (width >= 110, width >= 80)
+    assert ("a3-highgpu-1g" in text, "  ranks  " in text) == (width >= 110, width >= 80)
+    assert ("no room here for " in text) == (width < 110), "what a narrow terminal leaves out is named, and who has it"
     assert max(len(line) for line in text.splitlines()) <= width
 
 
@@ -718,7 +712,7 @@ def test_a_rank_that_waits_says_for_what_and_nothing_of_capacity() -> None:
 
 
 def test_node_states_are_all_drawn() -> None:
-    from spotkeeper.report.render import _NODE_STYLE
+    from spotkeeper.report.tables import _NODE_STYLE
 
     assert set(_NODE_STYLE) == set(NodeState)
 
@@ -730,3 +724,48 @@ def test_a_job_that_nobody_has_touched_says_so_and_one_that_somebody_has_does_no
     assert "12 min ago" in line and "spotkeeper reconcile --once" in line
     assert not job_view(replace(fresh, ver=1), None, (), STACK, 720.0).warnings
     assert "0/2" in printed(job_table([job_view(fresh, None, (), STACK, 720.0)]))
+
+
+def test_status_says_why_each_machine_is_what_it_is() -> None:
+    """What was chosen alike is one line; of a bout of on-demand, what brought it about and when it ends."""
+    spot = "33% of on-demand, 9.1 h expected"
+    ledger = (
+        replace(intent(0.0, 0, 1), detail=spot),
+        replace(intent(0.0, 1, 1), detail=spot),
+        entry(Event.BOUT, 100.0, cause="too many losses", detail=f"3 losses in 41 min in {A}, spot again at 14:20 UTC"),
+        replace(intent(100.0, 1, 2, model=Model.ON_DEMAND), detail="a bout of on-demand"),
+        replace(intent(100.0, 2, 4), detail="node:sk-prod-always-s0"),
+    )
+    record = a_record(
+        ranks=(
+            Rank(cur=slot()),
+            Rank(cur=slot(), next=slot(attempt=2, model=Model.ON_DEMAND)),
+            Rank(cur=slot(attempt=4, model=Model.STATIC, node="sk-prod-always-s0")),
+        )
+    )
+    view = job_view(record, None, ledger, STACK, 200.0)
+    assert [node.reason for node in view.nodes] == [
+        spot,
+        spot,
+        f"a bout of on-demand: 3 losses in 41 min in {A}, spot again at 14:20 UTC",
+        "",
+    ]
+    assert reasons(view.nodes) == [
+        ("ranks 0, 1", f"spot in {A}: {spot}"),
+        ("rank 1", f"on-demand in {A}: a bout of on-demand: 3 losses in 41 min in {A}, spot again at 14:20 UTC"),
+    ]
+    first, second, third = (line.rstrip() for line in printed(status(view)).splitlines()[-3:])
+    assert first.split("  ") == ["ranks 0, 1", f"spot in {A}: {spot}"]
+    assert second.startswith("rank 1") and third.startswith("            ") and third.endswith("UTC")
+
+
+def test_a_long_event_goes_on_below_its_text_and_not_below_its_time() -> None:
+    long = entry(Event.NOTICE, 61.0, 0, 1, detail="word " * 30)
+    console = Console(width=60, color_system=None)
+    with console.capture() as capture:
+        console.print(live(job_view(a_record(), None, (long,), STACK, 600.0)))
+    lines = capture.get().splitlines()
+    first = next(number for number, line in enumerate(lines) if "rank 0: its machine will" in line)
+    column = lines[first].index("rank 0:")
+    assert "word" in lines[first + 1]
+    assert all(not line[2:column].strip() for line in lines[first + 1 : first + 3])

@@ -182,7 +182,7 @@ def text(rows: tuple[CheckpointView, ...], record: Record) -> str:
     """What ``spotkeeper checkpoints`` prints: a line each."""
     from rich.filesize import decimal
 
-    from spotkeeper.report.render import duration
+    from spotkeeper.report.words import duration
 
     who = f"{record.name} ({record.job})"
     if not rows and _gone(record):

@@ -84,7 +84,8 @@ def _stack_and_job(stack: str | None, file: Path) -> tuple[Target, Store, StackS
 
 
 def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:
-    from spotkeeper.report import render
+    from spotkeeper.report.render import status as shown_status
+    from spotkeeper.report.tables import job_table
 
     target = find_target(stack)
     _note_upkeep(target)
@@ -95,14 +96,14 @@ def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool)
         record = jobs.find_job(store, job)
         view = jobs.view_of(store, record, state, now, target.site())
         view = replace(view, output=downloading.summary(store, record))
-        emit(view, as_json, render.status(view))
+        emit(view, as_json, shown_status(view))
         return
     found = jobs.all_jobs(store, finished)
     views = [jobs.view_of(store, record, state, now, target.site()) for record in found.records]
     for one in found.unreadable:
         note(f"{one.job}: unreadable, and left alone: {one.unreadable}\n  try: {one.remedy}")
     text = f"no unfinished job in {target.stack} (finished ones: spotkeeper status --all)"
-    emit([*views, *found.unreadable], as_json, render.job_table(views) if views else "" if found.unreadable else text)
+    emit([*views, *found.unreadable], as_json, job_table(views) if views else "" if found.unreadable else text)
 
 
 def _open(stack: str | None) -> tuple[Target, Store]:
@@ -164,7 +165,7 @@ def watch_job(job: str, stack: str | None, *, as_json: bool) -> None:
 
 
 def _note_output(store: Store, record: Record) -> None:
-    from spotkeeper.report.render import output_line
+    from spotkeeper.report.lines import output_line
 
     if (held := store.read_record(record.job)) and (output := downloading.summary(store, held.value)):
         note(output_line(output, record.name))

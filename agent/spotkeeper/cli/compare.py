@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -11,16 +10,13 @@ from spotkeeper.cli import forecast as ground
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit
 from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, reduce_s, shapes, step_s
-from spotkeeper.report.forecast import forecast
+from spotkeeper.report.compare_text import table
+from spotkeeper.report.forecast import Forecast, Library, forecast
 from spotkeeper.report.forecast_past import Task
-from spotkeeper.report.forecast_text import hours, span, usd
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.parse import SpecError
 from spotkeeper.spec.stack import PoolState
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 def run(
@@ -100,55 +96,29 @@ def compare(
     pools = {pool.name: pool for pool in ground.dynamic(spec, known.stack)}
     fits, skipped = shapes(pools.values(), own, home.name)
     base = ground.task_of(replace(spec, deadline=None), known, work, said, home)
+    tasks: list[tuple[Shape, float, Task, Library]] = []
+    for name, shape in fits:
+        took = step_s(step, shape)
+        task_work = base.work_h * took / step_s(step, own)
+        try:
+            task = ground.task_of(replace(spec, nodes=shape.nodes), known, f"{task_work:.4f}h", [], pools[name])
+        except SpecError as error:  # its deadline cannot be held there: the line says which can
+            skipped.append(f"{name}: {error}")
+        else:
+            tasks.append((shape, took, task, ground.library_of(known, task, markets)))
+    if not tasks:
+        remedy = "another `deadline`, `nodes` or `pools` in the job file"
+        raise CliError("\n".join([f"{spec.name}: no shape fits", *skipped]), Exit.REFUSED, remedy)
     rows: list[Row] = []
-    with ground.progress(f"replaying {spec.name}", len(fits)) as done:
-        for name, shape in fits:
-            took = step_s(step, shape)
-            task_work = base.work_h * took / step_s(step, own)
-            try:
-                task = ground.task_of(replace(spec, nodes=shape.nodes), known, f"{task_work:.4f}h", [], pools[name])
-            except SpecError as error:  # its deadline cannot be held there: the line says which can
-                skipped.append(f"{name}: {error}")
-            else:
-                rows += _rows(task, known, shape, took, reduce_s(shape, step.gradients_gb), markets)
-            done()
-    if not rows:
-        raise CliError(f"{spec.name}: no shape fits", Exit.REFUSED, "; ".join(skipped))
+    with ground.progress(f"replaying {spec.name}", sum(len(library.parts) for *_, library in tasks)) as done:
+        for shape, took, task, library in tasks:
+            rows += _rows(forecast(task, library, done=done), task, shape, took, reduce_s(shape, step.gradients_gb))
     rows.sort(key=lambda row: (row.course.usd.mid, row.course.finish_h.mid))
     lines = (*said, *assumed(step, [row.shape for row in rows]), f"work: {base.work_h:.1f} h on the job's own shape")
     return Comparison(spec.name, tuple(rows), tuple(skipped), lines)
 
 
-def _rows(
-    task: Task, known: ground.Ground, shape: Shape, took: float, reduce: float, markets: Path | None
-) -> list[Row]:
-    made = forecast(task, ground.library_of(known, task, markets))
-    pool = task.shop.pool.name
+def _rows(made: Forecast, task: Task, shape: Shape, took: float, reduce: float) -> list[Row]:
     bought = [("spot", made.expected)] if task.spec.policy != "on-demand" else []
     bought += [("on-demand", made.on_demand)] if task.shop.on_demand and task.spec.policy != "spot" else []
-    return [Row(pool, shape, how, took, reduce, task.work_h, course) for how, course in bought]
-
-
-def table(made: Comparison) -> RenderableType:
-    """Both orders, the cheapest first and the soonest first."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    def grid(title: str, rows: tuple[Row, ...]) -> Table:
-        out = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-        for name in ("shape", "bought", "step", "of it network", "cost", "80 % band", "done after", "80 % band"):
-            out.add_column(name, justify="left" if name in ("shape", "bought") else "right", no_wrap=True)
-        for row in rows:
-            shape, course = row.shape, row.course
-            name = f"{shape.nodes} x {shape.machine_type}, {shape.nproc} each ({row.pool})"
-            times = f"{row.step_s:.3f} s", f"{row.reduce_s / row.step_s if row.step_s else 0.0:.0%}"
-            money = usd(course.usd.mid), span(course.usd, usd)
-            out.add_row(name, row.bought, *times, *money, hours(course.finish_h.mid), span(course.finish_h, hours))
-        return out
-
-    told = [*(f"not compared: {line}" for line in made.skipped), *made.assumptions]
-    lines = [Text(f"  {line}", "dim") for line in told]
-    return Group(
-        grid(f"{made.job} by cost", made.rows), grid("by time", made.by_time()), Text("assumed:", "dim"), *lines
-    )
+    return [Row(made.pool, shape, how, took, reduce, task.work_h, course) for how, course in bought]

@@ -13,7 +13,7 @@ from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import note
 from spotkeeper.cli.target import Target
 from spotkeeper.reconcile.store_api import Store
-from spotkeeper.report.render import title
+from spotkeeper.report.lines import title
 from spotkeeper.spec.job import AskKind
 from spotkeeper.spec.record import Phase, Record
 

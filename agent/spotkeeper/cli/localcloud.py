@@ -201,7 +201,7 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, as_json: bool)
 def _halfway(folder: Path) -> Iterator[None]:
     """Whoever breaks a ``down`` off is told what it has left, and both ways from there."""
     from spotkeeper.local.cloud import LocalCloud, LocalCloudError
-    from spotkeeper.report.render import count
+    from spotkeeper.report.words import count
 
     try:
         yield
@@ -261,7 +261,7 @@ def tables(found: Status) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from spotkeeper.report.render import fitting
+    from spotkeeper.report.tables import fitting
 
     vms = (
         {

@@ -78,7 +78,7 @@ class Fitted:
 
 
 def _lines(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None]) -> JobView:
-    from spotkeeper.report.render import event_line, headline, hold_lines, kept_lines, money_line
+    from spotkeeper.report.lines import event_line, headline, hold_lines, kept_lines, money_line
 
     told: set[str] = set()
     while True:

@@ -12,9 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from spotkeeper.report.account import Account, AttemptLine
-from spotkeeper.report.render import count, duration, fitting, headline, kept_lines, money_line, undisturbed_line, usd
+from spotkeeper.report.lines import headline, kept_lines, money_line, undisturbed_line
+from spotkeeper.report.tables import fitting
 from spotkeeper.report.totals import Total, Totals
 from spotkeeper.report.view import JobView, RecoveryView
+from spotkeeper.report.words import count, duration, usd
 
 _MACHINES = (
     "rank",
@@ -30,7 +32,7 @@ _MACHINES = (
     "asked for",
     "ended by",
 )
-_MACHINES_SPARE = ("joined", "asked for", "end", "$/h", "attempt")
+_MACHINES_SPARE = ("joined", "asked for", "end", "start", "attempt", "$/h")
 _LOST = ("lost work", "cause", "node-hours", "cost", "share")
 _RECOVERIES = (
     "cause",
@@ -49,6 +51,8 @@ _RECOVERIES = (
 _RECOVERIES_SPARE = ("save", "start", "notice", "announced", "again", "gen", "ranks")
 _TOTALS = ("", "jobs", "machines", "node-hours", "cost", "on-demand", "saved", "lost work", "lost")
 _TOTALS_SPARE = ("machines", "on-demand", "lost")
+_ELSEWHERE = "a wider terminal, --json and --csv have them"
+_RECOVERIES_ELSEWHERE = "a wider terminal and --json have them"
 
 
 def report(view: JobView, found: Account) -> RenderableType:
@@ -58,12 +62,14 @@ def report(view: JobView, found: Account) -> RenderableType:
         parts.append(Text(undisturbed_line(view), style="dim"))
     parts += [Text(goodput_line(found)), Text()]
     if found.attempts:
-        parts += [fitting(map(_machine, found.attempts), _MACHINES, _MACHINES_SPARE, {"$/h", "paid", "cost"}), Text()]
+        right = {"$/h", "paid", "cost"}
+        parts += [fitting(map(_machine, found.attempts), _MACHINES, _MACHINES_SPARE, right, _ELSEWHERE), Text()]
     if found.lost:
         parts += [fitting(_lost(found), _LOST, (), {"node-hours", "cost", "share"}), Text()]
     if found.recoveries:
         right = set(_RECOVERIES) - {"cause", "replaced by"}
-        parts.append(fitting(map(_recovery, found.recoveries), _RECOVERIES, _RECOVERIES_SPARE, right))
+        rows = map(_recovery, found.recoveries)
+        parts.append(fitting(rows, _RECOVERIES, _RECOVERIES_SPARE, right, _RECOVERIES_ELSEWHERE))
     else:
         parts.append(Text(quiet_line(found), style="dim"))
     parts += [Text(line) for line in kept_lines(view)]
@@ -144,8 +150,9 @@ def summary(found: Totals) -> RenderableType:
     """What ``spotkeeper report --all`` prints."""
     parts: list[RenderableType] = []
     for title, rows in (("job", found.jobs), ("submitted by", found.users), ("month", (*found.months, found.total))):
-        columns = (title, *_TOTALS[1:])
-        parts += [fitting((_total(title, row) for row in rows), columns, _TOTALS_SPARE, set(_TOTALS[1:])), Text()]
+        columns = (title, *(name for name in _TOTALS[1:] if name != title + "s"))  # of one job there is one
+        cells = (_total(title, row) for row in rows)
+        parts += [fitting(cells, columns, _TOTALS_SPARE, set(_TOTALS[1:]), _ELSEWHERE), Text()]
     return Group(*parts[:-1])
 
 

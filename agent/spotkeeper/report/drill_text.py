@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from spotkeeper.report.drill import DrillView, PhaseView
-from spotkeeper.report.render import count, duration, fitting
+from spotkeeper.report.tables import fitting
+from spotkeeper.report.words import count, duration
 
 _COLUMNS = ("phase", "after", "took", "target", "")
 

@@ -54,8 +54,15 @@ def table(made: Forecast) -> RenderableType:
     for row in rows(made):
         grid.add_row(*row)
     title = Text(f"{made.job} on {made.pool}: {headline(made)}", "bold")
-    told = [Text(f"  {line}", "dim") for line in made.assumptions]
-    return Group(title, grid, Text(f"assumed ({made.replays} replays):", "dim"), *told)
+    return Group(title, grid, Text(f"assumed ({made.replays} replays):", "dim"), below(made.assumptions))
+
+
+def below(lines: Iterable[str]) -> RenderableType:
+    """Lines that stand in by two columns, their rest too where they are too long."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text("\n".join(lines), "dim"), (0, 0, 0, 2))
 
 
 def markdown(made: Forecast) -> str:

@@ -30,7 +30,7 @@ class Recovery:
 
     cause: str  # "notice", "loss", "loss of 2", "crash", "move", ...
     announced: bool  # nobody was surprised: a notice, or a change that reconcile itself made
-    ranks: tuple[int, ...]  # whose machines were lost or replaced
+    ranks: tuple[int, ...]  # whose machines were lost or replaced; of a crash, also the one that failed
     began: float  # virtual unix seconds
     stopped_s: float  # training stood still
     seconds: float | None  # from `began` to the generation; None: still recovering
@@ -54,6 +54,7 @@ class _Open:
 
     noticed: dict[int, float] = field(default_factory=dict)  # rank -> when
     lost: dict[int, float] = field(default_factory=dict)  # without a notice
+    failed: set[int] = field(default_factory=set)  # its own code, before the others stopped for it
     stopped: float | None = None
     cause: str = ""
     exited: float | None = None  # a process ended by itself, which a roll call is about
@@ -111,7 +112,9 @@ def _note(trouble: _Open, entry: Entry) -> None:
         trouble.exited = entry.at
     if entry.rank is None:
         return
-    if entry.event is Event.NOTICE:
+    if entry.event is Event.CRASH:
+        trouble.failed.add(entry.rank)
+    elif entry.event is Event.NOTICE:
         trouble.noticed.setdefault(entry.rank, entry.at)
     elif entry.event is Event.REPRIEVE:
         trouble.noticed.pop(entry.rank, None)
@@ -147,7 +150,7 @@ def _recovery(trouble: _Open, end: float | None, gen: int, machines: _Machines, 
     return Recovery(
         cause=cause,
         announced=not cause.startswith(SURPRISES),
-        ranks=tuple(sorted({*trouble.noticed, *trouble.lost, *(machine.rank for machine in came)})),
+        ranks=tuple(sorted({*trouble.noticed, *trouble.lost, *trouble.failed, *(machine.rank for machine in came)})),
         began=began,
         stopped_s=0.0 if trouble.stopped is None else until - trouble.stopped,
         seconds=None if end is None else end - began,

@@ -15,6 +15,7 @@ class Total(Struct, frozen=True):
     """``key``: a job's name with its id, a user, or a month (2026-11). Money is USD.
 
     Attributes:
+        saved: of ``on_demand_only``, what was not spent; below zero where machines cost more.
         lost_hours, lost_usd: paid for, and trained nothing that was kept; of a month, each job's by its share there.
     """
 
@@ -26,10 +27,7 @@ class Total(Struct, frozen=True):
     on_demand_only: float
     lost_hours: float
     lost_usd: float
-
-    @property
-    def saved(self) -> float:
-        return self.on_demand_only - self.usd
+    saved: float
 
 
 class Totals(Struct, frozen=True):
@@ -54,15 +52,17 @@ def totals(accounts: Sequence[Account], now: float) -> Totals:
 
 
 def _sum(key: str, accounts: Sequence[Account]) -> Total:
+    usd, demand = (sum(getattr(one.money, name) for one in accounts) for name in ("spent", "on_demand_only"))
     return Total(
         key=key,
         jobs=len(accounts),
         machines=sum(line.hours > 0 for one in accounts for line in one.attempts),
         node_hours=sum(one.node_hours for one in accounts),
-        usd=sum(one.money.spent for one in accounts),
-        on_demand_only=sum(one.money.on_demand_only for one in accounts),
+        usd=usd,
+        on_demand_only=demand,
         lost_hours=sum(lost.node_hours for one in accounts for lost in one.lost),
         lost_usd=sum(lost.usd for one in accounts for lost in one.lost),
+        saved=demand - usd,
     )
 
 
@@ -95,6 +95,7 @@ def _by_month(one: Account, now: float) -> dict[str, Total]:
             whole.on_demand_only * hours[month] / paid,
             whole.lost_hours * hours[month] / paid,
             whole.lost_usd * hours[month] / paid,
+            whole.on_demand_only * hours[month] / paid - usd[month],
         )
         for month in hours
     }
@@ -106,7 +107,7 @@ def _added(month: str, parts: Iterable[Total]) -> Total:
         month,
         *(
             sum(getattr(row, name) for row in rows)
-            for name in ("jobs", "machines", "node_hours", "usd", "on_demand_only", "lost_hours", "lost_usd")
+            for name in ("jobs", "machines", "node_hours", "usd", "on_demand_only", "lost_hours", "lost_usd", "saved")
         ),
     )
 

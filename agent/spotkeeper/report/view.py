@@ -24,6 +24,7 @@ from spotkeeper.spec.record import Outcome, Phase, Rank, Record, Slot, SlotState
 from spotkeeper.spec.stack import StackState
 
 QUIET_S = 180.0  # virtual: a step is told within a minute, and the first one of a generation takes its time
+BOUT = "a bout of on-demand"  # how the selection calls it
 QUIET_STEPS = 3  # and a step may take longer than the others
 
 
@@ -66,6 +67,7 @@ class NodeView(Struct, frozen=True, omit_defaults=True):
     age_s: float | None = None  # since its intent (virtual)
     left_s: float | None = None  # until a notice runs out, or its longest run
     lag: str = ""  # "1.6x the median": how slow its machine is, where it holds the others up
+    reason: str = ""  # why this model and zone; of a static node, which nobody chose, none
 
 
 UNTOUCHED_S = 600.0  # virtual; a tick comes each minute, and the first one does something
@@ -292,7 +294,7 @@ def last_crash(ledger: Iterable[Entry]) -> Entry | None:
 
 
 def _nodes(record: Record, entries: tuple[Entry, ...], now: float) -> Iterable[NodeView]:
-    born = {(e.rank, e.attempt): e.at for e in reversed(entries) if e.event is Event.INTENT}
+    asked = {(e.rank, e.attempt): e for e in reversed(entries) if e.event is Event.INTENT}
     slow = {(e.rank, e.attempt): e.detail for e in _standing(entries, record.gen) if e.event is Event.LAG}
     for number, rank in enumerate(record.ranks):
         if rank.cur is None and record.phase is Phase.RUN and number in record.filled():
@@ -300,6 +302,7 @@ def _nodes(record: Record, entries: tuple[Entry, ...], now: float) -> Iterable[N
         for slot in (rank.cur, rank.next):
             if slot is None:
                 continue
+            intent = asked.get((number, slot.attempt))
             yield NodeView(
                 rank=number,
                 state=_state(record, number, rank, slot),
@@ -309,10 +312,19 @@ def _nodes(record: Record, entries: tuple[Entry, ...], now: float) -> Iterable[N
                 zone=slot.zone,
                 model=slot.model,
                 node=slot.node,
-                age_s=max(0.0, now - born.get((number, slot.attempt), slot.since)),
+                age_s=max(0.0, now - (slot.since if intent is None else intent.at)),
                 left_s=_left(slot, now),
                 lag=slow.get((number, slot.attempt), ""),
+                reason="" if intent is None or slot.node else _reason(intent, entries),
             )
+
+
+def _reason(intent: Entry, entries: Iterable[Entry]) -> str:
+    """What the choice was made for; where it was a bout of on-demand, also what brought that about, and its end."""
+    bouts = [entry for entry in entries if entry.event is Event.BOUT and entry.at <= intent.at]
+    if intent.model is Model.ON_DEMAND and bouts and bouts[-1].detail and BOUT in intent.detail:
+        return f"{BOUT}: {bouts[-1].detail}"
+    return intent.detail
 
 
 def _left(slot: Slot, now: float) -> float | None:

@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from spotkeeper.local.demo.proof import Report
-from spotkeeper.report.render import duration, event_line, live, saved, usd
+from spotkeeper.report.lines import event_line
+from spotkeeper.report.render import live
 from spotkeeper.report.view import JobView
+from spotkeeper.report.words import duration, saved, usd
 
 
 class Screen:
