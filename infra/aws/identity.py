@@ -103,6 +103,11 @@ class Arns:
         """AWS adds six characters to the name of a secret."""
         return name if name.startswith("arn:") else self._of("secretsmanager", f"secret:{name}-??????")
 
+    def parameter(self, name: str) -> str:
+        """Of Systems Manager; those below ``/aws/`` are AWS's own, and everybody's."""
+        account = "" if name.startswith("/aws/") else self.settings.account
+        return f"arn:{PARTITION}:ssm:{self.settings.region}:{account}:parameter/{name.removeprefix('/')}"
+
     def bucket(self) -> str:
         return f"arn:{PARTITION}:s3:::{self.settings.bucket_name()}"
 
@@ -140,7 +145,11 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
     places = [*(arns.ec2("subnet", subnet) for subnet in subnets), arns.ec2("security-group", group)]
     near = arns.ec2("placement-group", f"{naming.machine_prefix(stack)}*")
     machines_only: Conditions = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
+    # EC2 looks an image up by the rights of whoever launches it; which of the two actions, it has changed.
+    looked_up = tuple(arns.parameter(name) for name in _parameters(settings))
+    images = (Statement("LookUpImages", ("ssm:GetParameter", "ssm:GetParameters"), looked_up),) if looked_up else ()
     return (
+        *images,
         Statement("LaunchMachines", run, (arns.ec2("instance"),), _machine(settings)),
         Statement("WithEncryptedDisks", run, (arns.ec2("volume"),), {**marked, "Bool": {"ec2:Encrypted": "true"}}),
         Statement("WithCardsAndRequests", run, around, marked),
@@ -149,6 +158,12 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
         Statement("InOurNetwork", run, (*places, near)),
         Statement("AsOurMachines", ("iam:PassRole",), (arns.role(NODE),), machines_only),
     )
+
+
+def _parameters(settings: Settings) -> list[str]:
+    """That say which images machines boot: ``resolve:ssm:<name>:<version>``."""
+    images = {pool.image for pool in settings.dynamic() if pool.image.startswith("resolve:ssm:")}
+    return sorted({image.split(":")[2] for image in images})
 
 
 def _machine(settings: Settings) -> Conditions:

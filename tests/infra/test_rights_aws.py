@@ -159,6 +159,20 @@ def test_marks_are_given_at_birth_only(function: str) -> None:
     assert not may(function, tag, machine, {"aws:RequestTag/sk-stack": "prod", "ec2:CreateAction": "RunInstances"})
 
 
+def test_an_image_that_a_parameter_names_may_be_looked_up_and_no_other_parameter_read(settings: Settings) -> None:
+    """EC2 resolves it with the rights of whoever launches: without them no machine of the stack ever starts."""
+    burst, *others = settings.dynamic()
+    pools = (replace(burst, image="resolve:ssm:/acme/train:7"), *others)
+    policy = document(function_rights(replace(settings, pools=pools), SUBNETS, GROUP))
+    ssm = "arn:aws:ssm:us-east-1:123456789012:parameter"
+    for action in ("ssm:GetParameter", "ssm:GetParameters"):
+        assert may(policy, action, f"{ssm}/acme/train")
+        assert not may(policy, action, f"{ssm}/acme/password")
+    public = replace(settings, pools=(replace(burst, image="resolve:ssm:/aws/service/debian/12:3"), *others))
+    theirs = "arn:aws:ssm:us-east-1::parameter/aws/service/debian/12"
+    assert may(document(function_rights(public, SUBNETS, GROUP)), "ssm:GetParameters", theirs)
+
+
 def test_where_all_pools_are_static_no_machine_may_be_launched(settings: Settings) -> None:
     policy = document(function_rights(replace(settings, pools=settings.static()), SUBNETS, GROUP))
     assert not {"ec2:RunInstances", "iam:PassRole"} & actions_of(policy)
