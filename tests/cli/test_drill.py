@@ -20,7 +20,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.local.cloud import LocalCloud
 from spotkeeper.reconcile.gce_api import Api as GceApi
 from spotkeeper.reconcile.store import ObjectStore
-from spotkeeper.report.drill import DrillView, Evidence, Step, Struck, Targets
+from spotkeeper.report.drill import DrillView, Evidence, Step, Struck, Targets, drill_view
 from spotkeeper.report.drill_text import misses
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
@@ -106,6 +106,32 @@ def test_a_missed_target_is_the_exit_code_and_named(
     assert view["over"] and not view["holds"]
     assert "the job ended meanwhile: succeeded" in done.err
     assert [phase["step"] for phase in view["phases"]] == [step.value for step in Step]
+
+
+def test_whoever_stops_watching_a_drill_is_told_that_the_machine_is_gone_all_the_same(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> DrillView:
+        raise KeyboardInterrupt
+
+    a_job(store)
+    monkeypatch.setattr(drilling, "strike", lambda target, state, one: None)
+    monkeypatch.setattr(drilling, "look", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        drilling.drill("first", None, None, notice=True, yes=True, as_json=False)
+    assert "is taken all the same" in (err := capsys.readouterr().err) and "spotkeeper watch first" in err
+
+
+def test_without_a_terminal_a_drill_says_at_once_what_it_took(
+    store: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = struck()
+    view = drill_view(one, Evidence(a_job(store), (), (), None, one.at), {}, Targets())
+    with drilling.shown(as_json=False) as show:
+        show(view)
+        show(view)
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 1 and one.vm in out[0] and f"rank {one.rank}" in out[0]
 
 
 # -- the recovery

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from spotkeeper.report.compare import Shape, Step, assumed, family, reduce_s, shapes, step_s
+from rich.console import Console
+from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, family, reduce_s, shapes, step_s
+from spotkeeper.report.compare_text import table
+from spotkeeper.report.forecast import Course
+from spotkeeper.report.forecast_band import Band
 from spotkeeper.spec.stack import PoolState, Price
 
 ONE = Shape("g5.xlarge", 1, 1)
@@ -53,6 +57,24 @@ def test_a_network_that_is_not_in_the_table_is_said() -> None:
     assert any("10 Gbit/s of unheard-of" in line for line in lines)
     assert any("g5.xlarge 2.5 Gbit/s" in line for line in lines)
     assert any(line.startswith("accelerators") for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_both_orders_are_whole_on_a_narrow_terminal(width: int) -> None:
+    """Each keeps the band of what it is sorted by; what has no room is named, and assumptions stand in."""
+    cost, time = Band(900.0, 1234.5, 1500.0), Band(40.0, 50.0, 61.0)
+    course = Course(cost, time, Band(0.0, 1.0, 2.0), Band(0.5, 0.6, 1.0), late=0.02)
+    rows = tuple(Row(f"pool-{n}", FOUR_MACHINES, "spot", 0.8, 0.1, 48.0, course) for n in (1, 2))
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(table(Comparison("first", rows, (), ("network: " + "word " * 30,))))
+    text = capture.get()
+    by_cost, by_time = text.split("first by time")
+    assert "$900.00 to $1,500" in by_cost and "40.0 h to 61.0 h" in by_time
+    assert text.count("4 x g5.xlarge") == 4 and text.count(" 2%") == 4 and "…" not in text
+    assert ("no room here for " in text) == (width < 160)
+    assert all(line.startswith("  ") for line in text.rpartition("assumed:\n")[2].splitlines())
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
 
 
 @pytest.mark.parametrize(("machine_type", "name"), [("a2-highgpu-1g", "a2"), ("p4d.24xlarge", "p4d"), ("m", "m")])

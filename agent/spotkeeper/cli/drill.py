@@ -37,7 +37,11 @@ def drill(job: str, rank: int | None, stack: str | None, *, notice: bool, yes: b
         _agree(struck)
     targets = targets_of(store, record, target)
     strike(target, state, struck)
-    view = follow(lambda: look(target, store, struck), struck, targets, shown(as_json))
+    try:
+        view = follow(lambda: look(target, store, struck), struck, targets, shown(as_json))
+    except KeyboardInterrupt:
+        note(f"{struck.vm} is taken all the same; the job gets over it by itself: spotkeeper watch {struck.name}")
+        raise
     if as_json:
         emit(view, True, "")
     _judge(view)
@@ -182,11 +186,16 @@ def _live() -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _lines() -> Iterator[Show]:
-    from spotkeeper.report.drill_text import phase_line, verdict
+    from spotkeeper.report.drill_text import opening, phase_line, verdict
 
     told: set[Step] = set()
+    opened = False
 
     def show(view: DrillView) -> None:
+        nonlocal opened
+        if not opened:  # the first phase may take minutes
+            opened = True
+            print(opening(view.struck), flush=True)
         for phase in view.phases:
             if phase.at_s is not None and phase.step not in told:
                 told.add(phase.step)

@@ -11,7 +11,7 @@ from spotkeeper.report.forecast_text import below, hours, span, usd
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COST, TIME = "80 % band", "80 % band "  # a title names a column, and these two are read beside what they are of
+COST, TIME = "cost, 80 %", "done, 80 %"  # the bands
 _COLUMNS = ("shape", "each", "pool", "bought", "step", "network", "cost", COST, "done after", TIME, "late")
 _LEFT = frozenset({"shape", "pool", "bought"})
 ELSEWHERE = "a wider terminal and --json have them"

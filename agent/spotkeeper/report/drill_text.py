@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from spotkeeper.report.drill import DrillView, PhaseView
+from spotkeeper.report.drill import DrillView, PhaseView, Struck
 from spotkeeper.report.tables import fitting
 from spotkeeper.report.words import count, duration
 
@@ -32,9 +32,12 @@ def table(view: DrillView) -> RenderableType:
 
 
 def title(view: DrillView) -> str:
-    struck = view.struck
+    return f"{opening(view.struck)}, {duration(view.elapsed_s)} ago"
+
+
+def opening(struck: Struck) -> str:
     how = "with its notice" if struck.announced else "without a word"
-    return f"{struck.name} ({struck.job}): {struck.vm} is taken {how}, {duration(view.elapsed_s)} ago"
+    return f"{struck.name} ({struck.job}): {struck.vm} (rank {struck.rank}) is taken {how}"
 
 
 def _mark(phase: PhaseView) -> str:
