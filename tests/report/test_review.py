@@ -48,7 +48,7 @@ def step(op: str, kind: str, name: str, old: dict[str, Any] | None = None, new: 
 
 
 def foreseen(*steps: dict[str, Any]) -> Foreseen:
-    return read({"config": {}, "steps": list(steps)})
+    return read({"config": {}, "steps": list(steps), "changeSummary": {"same": 1}})
 
 
 def pool(name: str = "burst", **more: Any) -> PoolState:
@@ -165,6 +165,46 @@ def test_the_end_of_the_drain_or_of_a_job_that_goes_with_its_file_is_a_loss() ->
     assert not kept.data and "goes on" in kept.warning
     (changed,) = foreseen(step("update", job, "vit", {}, {})).changes
     assert "new name, or cancel" in changed.warning
+
+
+GCP_BUCKET, AWS_BUCKET = "gcp:storage/bucket:Bucket", "aws:s3/bucket:Bucket"
+AWS_RULES = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
+UNFINISHED = {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 1}}
+BY_AGE = {"action": {"type": "Delete"}, "condition": {"age": 7}}
+ABORTS = {"id": "unfinished", "status": "Enabled", "abortIncompleteMultipartUpload": {"daysAfterInitiation": 1}}
+EXPIRES = {"id": "old", "status": "Enabled", "expiration": {"days": 7}}
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "key", "old", "new", "lost"),
+    [
+        ("update", GCP_BUCKET, "lifecycleRules", [UNFINISHED], [UNFINISHED, BY_AGE], True),
+        ("update", GCP_BUCKET, "lifecycleRules", [BY_AGE], [{**BY_AGE, "condition": {"age": 1}}], True),
+        ("update", GCP_BUCKET, "lifecycleRules", [BY_AGE, UNFINISHED], [UNFINISHED, BY_AGE], False),
+        ("update", GCP_BUCKET, "lifecycleRules", [], [UNFINISHED], False),
+        ("update", AWS_BUCKET, "lifecycleRules", [], [{"enabled": True, "expiration": {"days": 1}}], True),
+        ("update", AWS_RULES, "rules", [ABORTS], [ABORTS, EXPIRES], True),
+        ("update", AWS_RULES, "rules", [ABORTS], [ABORTS, {**EXPIRES, "status": "Disabled"}], False),
+        ("update", AWS_RULES, "rules", [ABORTS], ["[unknown]"], True),
+        ("create", AWS_RULES, "rules", None, [{"status": "Enabled", "noncurrentVersionExpiration": {}}], True),
+        ("create", AWS_RULES, "rules", None, [ABORTS], False),
+    ],
+)
+def test_a_rule_that_deletes_what_is_in_a_bucket_is_a_loss_though_the_bucket_stays(
+    op: str, kind: str, key: str, old: list[Any] | None, new: list[Any], lost: bool
+) -> None:
+    before = None if old is None else {"inputs": {key: old}}
+    rules = step(op, kind, "rules", before, {"inputs": {key: new}}, diffReasons=[key])
+    assert bool(foreseen(rules).lost()) is lost
+    of_new = foreseen(rules, step("create", kind.replace("LifecycleConfiguration", ""), "bucket", None, {}))
+    assert op == "update" or not of_new.lost(), "there is nothing yet in a bucket that is made with it"
+
+
+@pytest.mark.parametrize("end", [{}, {"changeSummary": {}}, {"changeSummary": {"same": 2}, "maybeCorrupt": True}])
+def test_a_preview_that_was_cut_off_is_never_clear(end: dict[str, Any]) -> None:
+    """Deletions come last: what the engine had said until then is no word about them."""
+    found = read({"config": {}, "steps": [step("same", DISK, "data", {}, {})], **end})
+    assert judge(found, agreed=True) is Verdict.FAILED and "cut off" in comment(found)
 
 
 def test_a_word_that_no_engine_says_today_is_shown_and_not_passed_over() -> None:

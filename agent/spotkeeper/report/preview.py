@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from spotkeeper.spec import codec
 from spotkeeper.spec.redact import redact
@@ -30,6 +31,15 @@ HOLDS_DATA = {
     "aws:s3/bucket:Bucket": "a bucket: records, outputs, copies of checkpoints",
     "aws:s3/bucketV2:BucketV2": "a bucket: records, outputs, copies of checkpoints",
 }
+BUCKETS = frozenset(kind for kind, what in HOLDS_DATA.items() if what.startswith("a bucket"))
+RULES = frozenset(  # a bucket's rules, where they are a resource of their own
+    {
+        "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
+        "aws:s3/bucketLifecycleConfigurationV2:BucketLifecycleConfigurationV2",
+    }
+)
+EXPIRES = "a rule that deletes what is in the bucket, by its age"
+CUT_OFF = "the preview ends before its summary: it was cut off, and what it would have said of the rest is unknown"
 NODES = frozenset({"gcp:compute/instance:Instance", "aws:ec2/instance:Instance"})
 DRAIN = "drain"  # the resource whose deletion empties the stack (infra/drain)
 JOB = "pulumi-python:dynamic/spotkeeper:Job"  # a job by git (infra/jobs.py)
@@ -120,6 +130,11 @@ class _Digest(Struct, frozen=True):
     steps: tuple[_Step, ...] | None = None
     diagnostics: tuple[_Diagnostic, ...] | None = None
     changeSummary: dict[str, int] | None = None  # noqa: N815
+    maybeCorrupt: bool = False  # noqa: N815
+
+    def complete(self) -> bool:
+        """Whether the engine came to its end. It counts the stack itself, so a summary is never empty."""
+        return bool(self.changeSummary) and not self.maybeCorrupt
 
 
 def read(text: bytes) -> Foreseen:
@@ -137,7 +152,7 @@ def read(text: bytes) -> Foreseen:
     return Foreseen(
         changes=_merged(digest.steps or ()),
         same=(digest.changeSummary or {}).get("same", 0),
-        errors=tuple(_errors(digest.diagnostics or ())),
+        errors=tuple(_errors(digest.diagnostics or ())) or (() if digest.complete() else (CUT_OFF,)),
     )
 
 
@@ -159,7 +174,10 @@ def _merged(steps: tuple[_Step, ...]) -> tuple[Change, ...]:
         before = found.get(step.urn)
         if before is None or (change.data and not before.data):
             found[step.urn] = change
-    return tuple(found.values())
+    changes = tuple(found.values())
+    if any(change.op is Op.CREATE and change.type in BUCKETS for change in changes):  # there is nothing in it yet
+        return tuple(replace(change, data="") if change.data == EXPIRES else change for change in changes)
+    return changes
 
 
 def _change(step: _Step) -> Change | None:
@@ -187,7 +205,7 @@ def _type_of(urn: str) -> str:
 def _data(op: Op, kind: str, name: str, step: _Step) -> str:
     """What would be lost. A disk that is retained and replaced is lost to whoever goes on with a blank one."""
     if op not in (Op.DELETE, Op.REPLACE):
-        return ""
+        return EXPIRES if kind in BUCKETS | RULES and _expiring(step.newState) - _expiring(step.oldState) else ""
     if kind in HOLDS_DATA:
         return HOLDS_DATA[kind]
     if name == DRAIN:
@@ -195,6 +213,28 @@ def _data(op: Op, kind: str, name: str, step: _Step) -> str:
     if kind == JOB and op is Op.DELETE and (step.oldState or _State()).inputs.get("on_remove") == "cancel":
         return "a job that is cancelled when it leaves the list, with its disks and checkpoints"
     return ""
+
+
+def _expiring(state: _State | None) -> set[str]:
+    """A bucket's rules that delete objects, each as a text; those that only end unfinished uploads are none."""
+    inputs = state.inputs if state else {}
+    rules = [*_list(inputs.get("lifecycleRules")), *_list(inputs.get("rules"))]
+    return {msgspec.json.encode(rule, order="deterministic").decode() for rule in rules if _deletes(rule)}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _deletes(rule: object) -> bool:
+    """By the words of either cloud. What cannot be read (an unknown, a secret) might."""
+    if not isinstance(rule, dict):
+        return True
+    if rule.get("status") == "Disabled" or rule.get("enabled") is False:
+        return False
+    action = rule.get("action")
+    kind = action.get("type") if isinstance(action, dict) else action
+    return kind == "Delete" or any("xpiration" in name for name in rule)
 
 
 def _told(op: Op, kind: str) -> str:
