@@ -80,3 +80,21 @@ def test_both_orders_are_whole_on_a_narrow_terminal(width: int) -> None:
 @pytest.mark.parametrize(("machine_type", "name"), [("a2-highgpu-1g", "a2"), ("p4d.24xlarge", "p4d"), ("m", "m")])
 def test_families_of_both_clouds(machine_type: str, name: str) -> None:
     assert family(machine_type) == name
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "gbit_s"),
+    [
+        ("g6e.4xlarge", 20.0),
+        ("g5.16xlarge", 25.0),
+        ("p3dn.24xlarge", 100.0),
+        ("g2-standard-96", 100.0),
+        ("a3-highgpu-2g", 50.0),
+    ],
+)
+def test_sizes_between_the_usual_ones_have_the_network_that_their_cloud_says(machine_type: str, gbit_s: float) -> None:
+    """DescribeInstanceTypes (baseline), and Compute Engine's page of GPU machine types."""
+    shape = Shape(machine_type, 2, 1)
+    assert shape.known
+    assert shape.gbit_s == gbit_s
+    assert shape.tflops is not None
