@@ -1,8 +1,8 @@
 """The stack file: what it may say, what it means together, and how it is read.
 
 ``pool`` and ``model`` are its fields, ``checks`` what must hold on any cloud, ``gcp`` and
-``aws`` what each cloud asks for and fills in, ``read`` the way from text to checked
-settings. A provider finds most mistakes in the middle of an `up`, and some never; so all
+``aws`` what each cloud asks for and fills in (``both``: in its own words), ``read`` the way from text to
+checked settings. A provider finds most mistakes in the middle of an `up`, and some never; so all
 that can be known offline is told at once, before anything is declared, each with its path, its value and the remedy.
 Nothing here may call a cloud, read the environment, or import Pulumi.
 """

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from msgspec.structs import replace
-from spotkeeper.spec.names import STACK_NAME
 from spotkeeper.spec.parse import Problem, join, nearest, problem
 
-from infra.catalog import AWS_EFA, AWS_PRICES, zones_of
-from infra.settings.checks import PoolRule, Rule, only_elsewhere
-from infra.settings.model import OWN_RANGE, Settings
+from infra.catalog import AWS_EFA, AWS_PRICES
+from infra.settings import both
+from infra.settings.checks import PoolRule, Rule
+from infra.settings.model import Settings
 from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
 
-DISK = "gp3"
 ROOT_DEVICE = "/dev/sda1"
 LONGEST_S = 900  # of a Lambda function
 _MOST_SPREAD = 7  # machines of a spread group in one zone
@@ -40,34 +40,19 @@ _DISKS: dict[str, tuple[int, int]] = {
 
 
 def complete(s: Settings) -> Settings:
-    """Zones, images, disk types, placement and addresses that were left out, filled in."""
-    zones = s.zones or zones_of(s.region)
-    found = s.endpoints
-    return replace(
+    """What was left out, filled in."""
+    found = both.filled(
         s,
-        zones=zones,
-        pools=tuple(_pool(pool, replace(s, zones=zones)) for pool in s.pools),
-        network=s.network if s.network.exists() or s.network.cidr else replace(s.network, cidr=OWN_RANGE),
-        endpoints=replace(
-            found,
-            compute=found.compute or f"https://ec2.{s.region}.amazonaws.com",
-            storage=found.storage or f"https://s3.{s.region}.amazonaws.com",
-        ),
+        disk="gp3",
+        near="cluster",
+        compute=f"https://ec2.{s.region}.amazonaws.com",
+        storage=f"https://s3.{s.region}.amazonaws.com",
     )
+    return replace(found, pools=tuple(_with_root(pool) for pool in found.pools))
 
 
-def _pool(pool: Pool, s: Settings) -> Pool:
-    near = pool.placement and replace(pool.placement, strategy=pool.placement.strategy or "cluster")
-    return replace(
-        pool,
-        zones=pool.zones or (() if pool.kind == "static" else s.zones),
-        image=pool.image or s.image,
-        placement=near,
-        disk=replace(pool.disk, type=pool.disk.type or DISK),
-        boot_disk=replace(
-            pool.boot_disk, type=pool.boot_disk.type or DISK, device=pool.boot_disk.device or ROOT_DEVICE
-        ),
-    )
+def _with_root(pool: Pool) -> Pool:
+    return replace(pool, boot_disk=replace(pool.boot_disk, device=pool.boot_disk.device or ROOT_DEVICE))
 
 
 def account(s: Settings) -> Iterator[Problem]:
@@ -75,10 +60,6 @@ def account(s: Settings) -> Iterator[Problem]:
         yield Problem("account", 'missing, want the account\'s number: account: "123456789012"')
     elif not _ACCOUNT.match(s.account):
         yield problem("account", "is no account number (12 digits, in quotes)", s.account)
-
-
-def image(s: Settings) -> Iterator[Problem]:
-    yield from _image("image", s.image)
 
 
 def _image(path: str, name: str) -> Iterator[Problem]:
@@ -144,27 +125,14 @@ def job_identity(s: Settings) -> Iterator[Problem]:
         yield problem("job_identity", "is a role of Spotkeeper's own: make one for jobs", s.job_identity)
 
 
-def secret_names(s: Settings) -> Iterator[Problem]:
-    for index, name in enumerate(s.secrets):
-        if not _SECRET.match(name):
-            yield problem(join("secrets", index), "want a secret's name or ARN", name)
-
-
-def bucket_name(s: Settings) -> Iterator[Problem]:
-    name = s.bucket_name()
-    if s.bucket.name is None and not STACK_NAME.match(s.stack):
-        return  # which is said elsewhere
-    if not _BUCKET.match(name) or name.startswith(("xn--", "sthree-")) or name.endswith(("-s3alias", "--ol-s3")):
-        yield problem("bucket.name", "is no bucket name (3 to 63 lower-case letters, digits and -)", name)
+def _is_bucket(name: str) -> bool:
+    taken = name.startswith(("xn--", "sthree-")) or name.endswith(("-s3alias", "--ol-s3"))
+    return bool(_BUCKET.match(name)) and not taken
 
 
 def function(s: Settings) -> Iterator[Problem]:
     if s.reconcile.timeout_s > LONGEST_S:
         yield problem("reconcile.timeout_s", f"a Lambda function has {LONGEST_S} s at most", s.reconcile.timeout_s)
-
-
-def of_gcp(s: Settings) -> Iterator[Problem]:
-    yield from only_elsewhere(s, OF_GCP)
 
 
 OF_GCP: dict[str, tuple[object, str]] = {
@@ -176,27 +144,19 @@ OF_GCP: dict[str, tuple[object, str]] = {
     "endpoints.issuer": ("", "only gcp has it: AWS checks callers itself"),
 }
 RULES: tuple[Rule, ...] = (
-    account, image, existing_network, subnets_hold_their_nodes, callers, job_identity, secret_names,
-    bucket_name, function, of_gcp,
+    account, partial(both.image, wrong=_image), existing_network, subnets_hold_their_nodes, callers, job_identity,
+    partial(both.secret_names, like=_SECRET, want="want a secret's name or ARN"),
+    partial(both.bucket_name, is_one=_is_bucket, characters=" and -"),
+    function, partial(both.only_elsewhere, fields=OF_GCP),
 )  # fmt: skip
 
 
 # --- one pool ----------------------------------------------------------------------------
 
 
-def pool_image(pool: Pool, s: Settings) -> Iterator[Problem]:
-    if pool.image != s.image:
-        yield from _image("image", pool.image)
-
-
-def pool_machine(pool: Pool, s: Settings) -> Iterator[Problem]:
-    kind = pool.machine.type
+def _is_arm(kind: str) -> bool | None:
     found = re.fullmatch(r"([a-z][a-z0-9-]*?)\.([a-z0-9-]+)", kind)
-    if found is None:
-        return  # which is said elsewhere
-    arm = bool(re.fullmatch(r"(a1|[a-z]+\d+g[a-z]*)", found[1]))
-    if arm != (s.agent.arch == "aarch64"):
-        yield problem("machine.type", f"is not of agent.arch ({s.agent.arch})", kind)
+    return None if found is None else bool(re.fullmatch(r"(a1|[a-z]+\d+g[a-z]*)", found[1]))
 
 
 def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
@@ -210,8 +170,7 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
         yield problem("machine.efa", message, efa)
 
 
-def of_gcp_in_a_pool(pool: Pool, s: Settings) -> Iterator[Problem]:
-    yield from only_elsewhere(pool, POOL_OF_GCP)
+def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
     if pool.kind == "spot" and pool.notice_s not in (None, SPOT_NOTICE_S):
         yield problem("notice_s", f"EC2's is always {SPOT_NOTICE_S}: leave it out", pool.notice_s)
 
@@ -226,24 +185,12 @@ POOL_OF_GCP: dict[str, tuple[object, str]] = {
 
 
 def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
-    if pool.placement is None:
-        return
-    if pool.placement.strategy == "compact":
-        yield problem("placement.strategy", "is what gcp calls it", "compact", "cluster")
     most = _MOST_SPREAD * max(1, len(pool.zones))
-    if pool.placement.strategy == "spread" and pool.size > most:
+    if pool.placement is not None and pool.placement.strategy == "spread" and pool.size > most:
         yield problem("size", f"a spread group has {_MOST_SPREAD} machines in a zone, {most} here", pool.size)
 
 
 def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
-    for path, kind, size in (
-        ("disk", pool.disk.type, pool.disk.size_gb),
-        ("boot_disk", pool.boot_disk.type, pool.boot_disk.size_gb),
-    ):
-        if kind not in _DISKS:
-            yield problem(f"{path}.type", "is no volume type", kind, nearest(kind, _DISKS))
-        elif not _DISKS[kind][0] <= size <= _DISKS[kind][1]:
-            yield problem(f"{path}.size_gb", f"{kind} volumes have {_DISKS[kind][0]} to {_DISKS[kind][1]} GB", size)
     if not re.fullmatch(r"/dev/(xvda|sda1?)", pool.boot_disk.device):  # another would be an empty disk beside the root
         yield problem("boot_disk.device", "want the image's root device: /dev/sda1 or /dev/xvda", pool.boot_disk.device)
     if pool.boot_disk.type in ("st1", "sc1"):
@@ -253,6 +200,11 @@ def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
             "boot_disk.type", "is bought by operations, which a boot disk does not need: want gp3", pool.boot_disk.type
         )
     yield from _bought(pool.disk)
+
+
+def _sizes(kind: str) -> str:
+    least, most = _DISKS[kind]
+    return f"{kind} volumes have {least} to {most} GB"
 
 
 def _bought(disk: DataDisk) -> Iterator[Problem]:
@@ -275,5 +227,8 @@ def _bought(disk: DataDisk) -> Iterator[Problem]:
 
 
 POOL_RULES: tuple[PoolRule, ...] = (
-    pool_image, pool_machine, pool_cards, of_gcp_in_a_pool, pool_placement, pool_disks
+    partial(both.pool_image, wrong=_image), partial(both.pool_architecture, is_arm=_is_arm), pool_cards,
+    partial(both.only_elsewhere, fields=POOL_OF_GCP), pool_notice,
+    partial(both.pool_near, own="cluster", other="compact", cloud="gcp"), pool_placement,
+    partial(both.pool_disk_sizes, kinds=_DISKS, word="volume", say=_sizes), pool_disks,
 )  # fmt: skip

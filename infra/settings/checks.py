@@ -372,16 +372,3 @@ def pool_run(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 
 POOL_RULES: tuple[PoolRule, ...] = (pool_name, pool_zones, pool_prices, pool_kind, pool_placement, pool_run)
-
-
-# --- what only one of the clouds has -----------------------------------------------------
-
-
-def only_elsewhere(value: object, fields: Mapping[str, tuple[object, str]]) -> Iterator[Problem]:
-    """Fields (path -> its neutral value, why it cannot be set) that this cloud does not have."""
-    for path, (neutral, why) in fields.items():
-        found = value
-        for name in path.split("."):
-            found = None if found is None else getattr(found, name)
-        if found is not None and found != neutral:
-            yield problem(path, why, found if isinstance(found, str | int | float) else None)

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
+from math import inf
 
 from msgspec.structs import replace
-from spotkeeper.spec.names import STACK_NAME
 from spotkeeper.spec.parse import Problem, join, nearest, problem
 
 from infra import naming
-from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, zones_of
-from infra.settings.checks import EMAIL, PoolRule, Rule, only_elsewhere
-from infra.settings.model import OWN_RANGE, Endpoints, Settings
+from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN
+from infra.settings import both
+from infra.settings.checks import EMAIL, PoolRule, Rule
+from infra.settings.model import Endpoints, Settings
 from infra.settings.pool import SPOT_NOTICE_S, Pool
 
 COMPUTE = "https://compute.googleapis.com/compute/v1"
 STORAGE = "https://storage.googleapis.com"
-DISK = "pd-balanced"
 _IMAGE = re.compile(r"projects/[^/]+/global/images/[^/]+\Z")
 _PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]\Z")
 _ACCOUNT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]@[a-z][-a-z0-9]{4,28}[a-z0-9]\.iam\.gserviceaccount\.com\Z")
 _NETWORK = re.compile(r"projects/[^/\s]+/global/networks/[^/\s]+\Z")
 _SUBNETWORK = re.compile(r"projects/[^/\s]+/regions/([^/\s]+)/subnetworks/[^/\s]+\Z")
 _SECRET = re.compile(r"(projects/[^/\s]+/secrets/)?[A-Za-z0-9_-]{1,255}\Z")
+_A_NAME = "want a secret's name, or projects/<project>/secrets/<name>, without a version"
 _BILLING = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}\Z")
 _ARM = ("t2a-", "c4a-", "n4a-", "a4x-")
 
@@ -38,6 +40,7 @@ _DISKS: dict[str, tuple[int, bool, bool]] = {
     "hyperdisk-throughput": (2048, False, True),
     "hyperdisk-ml": (10, False, True),
 }
+_SIZES = {kind: (least, inf) for kind, (least, _, _) in _DISKS.items()}
 # How a type's GPUs reach the network by themselves.
 _GPU_DIRECT: dict[str, str] = {
     "a3-highgpu-8g": "tcpx",
@@ -48,31 +51,15 @@ _GPU_DIRECT: dict[str, str] = {
 
 
 def complete(s: Settings) -> Settings:
-    """Zones, images, disk types, placement and addresses that were left out, filled in."""
-    zones = s.zones or zones_of(s.region)
-    found = s.endpoints
-    return replace(
-        s,
-        zones=zones,
-        pools=tuple(_pool(pool, replace(s, zones=zones)) for pool in s.pools),
-        network=s.network if s.network.exists() or s.network.cidr else replace(s.network, cidr=OWN_RANGE),
-        endpoints=replace(found, compute=found.compute or COMPUTE, storage=found.storage or STORAGE),
-    )
+    """What was left out, filled in."""
+    found = both.filled(s, disk="pd-balanced", near="compact", compute=COMPUTE, storage=STORAGE)
+    return replace(found, pools=tuple(_with_its_end(pool, s) for pool in found.pools))
 
 
-def _pool(pool: Pool, s: Settings) -> Pool:
-    near = pool.placement and replace(pool.placement, strategy=pool.placement.strategy or "compact")
-    return replace(
-        pool,
-        zones=pool.zones or (() if pool.kind == "static" else s.zones),
-        image=pool.image or s.image,
-        placement=near,
-        disk=replace(pool.disk, type=pool.disk.type or DISK),
-        boot_disk=replace(pool.boot_disk, type=pool.boot_disk.type or DISK),
-        max_run_hours=pool.max_run_hours
-        if pool.max_run_hours is not None or pool.kind == "static"
-        else s.limits.max_run_hours,
-    )
+def _with_its_end(pool: Pool, s: Settings) -> Pool:
+    if pool.kind == "static" or pool.max_run_hours is not None:
+        return pool
+    return replace(pool, max_run_hours=s.limits.max_run_hours)
 
 
 def is_local(s: Settings) -> bool:
@@ -85,10 +72,6 @@ def project_id(s: Settings) -> Iterator[Problem]:
         yield Problem("gcp:project", "missing, want the project's id")
     elif not _PROJECT.match(s.project) and not is_local(s):
         yield problem("gcp:project", "is no project id (6 to 30 lower-case letters, digits and -)", s.project)
-
-
-def image(s: Settings) -> Iterator[Problem]:
-    yield from _image("image", s.image)
 
 
 def _image(path: str, name: str) -> Iterator[Problem]:
@@ -142,19 +125,9 @@ def job_identity(s: Settings) -> Iterator[Problem]:
         yield problem("job_identity", "is an account of Spotkeeper's own: make one for jobs", s.job_identity)
 
 
-def secret_names(s: Settings) -> Iterator[Problem]:
-    for index, name in enumerate(s.secrets):
-        if not _SECRET.match(name):
-            message = "want a secret's name, or projects/<project>/secrets/<name>, without a version"
-            yield problem(join("secrets", index), message, name)
-
-
-def bucket_name(s: Settings) -> Iterator[Problem]:
-    name = s.bucket_name()
-    if s.bucket.name is None and not STACK_NAME.match(s.stack):
-        return  # which is said elsewhere
-    if not re.fullmatch(r"[a-z0-9][-_a-z0-9]{1,61}[a-z0-9]", name) or name.startswith("goog") or "google" in name:
-        yield problem("bucket.name", "is no bucket name (3 to 63 lower-case letters, digits, - and _)", name)
+def _is_bucket(name: str) -> bool:
+    well = re.fullmatch(r"[a-z0-9][-_a-z0-9]{1,61}[a-z0-9]", name)
+    return bool(well) and not name.startswith("goog") and "google" not in name
 
 
 def billing(s: Settings) -> Iterator[Problem]:
@@ -166,34 +139,19 @@ def billing(s: Settings) -> Iterator[Problem]:
         yield problem("budget.billing_account", "want six, six and six hexadecimal digits", s.budget.billing_account)
 
 
-def of_aws(s: Settings) -> Iterator[Problem]:
-    yield from only_elsewhere(s, OF_AWS)
-
-
 OF_AWS: dict[str, tuple[object, str]] = {
     "account": ("", "only aws has it: the project is gcp:project"),
     "service_linked_role": (False, "only aws has one: remove it"),
 }
 RULES: tuple[Rule, ...] = (
-    project_id, image, existing_network, even_ticks, people, job_identity, secret_names, bucket_name, billing,
-    of_aws,
+    project_id, partial(both.image, wrong=_image), existing_network, even_ticks, people, job_identity,
+    partial(both.secret_names, like=_SECRET, want=_A_NAME),
+    partial(both.bucket_name, is_one=_is_bucket, characters=", - and _"),
+    billing, partial(both.only_elsewhere, fields=OF_AWS),
 )  # fmt: skip
 
 
 # --- one pool ----------------------------------------------------------------------------
-
-
-def pool_image(pool: Pool, s: Settings) -> Iterator[Problem]:
-    if pool.image != s.image:
-        yield from _image("image", pool.image)
-
-
-def pool_machine(pool: Pool, s: Settings) -> Iterator[Problem]:
-    machine = pool.machine
-    yield from only_elsewhere(pool, POOL_OF_AWS)
-    if machine.type.startswith(_ARM) != (s.agent.arch == "aarch64"):
-        yield problem("machine.type", f"is not of agent.arch ({s.agent.arch})", machine.type)
-    yield from _accelerator(pool)
 
 
 POOL_OF_AWS: dict[str, tuple[object, str]] = {
@@ -202,7 +160,7 @@ POOL_OF_AWS: dict[str, tuple[object, str]] = {
 }
 
 
-def _accelerator(pool: Pool) -> Iterator[Problem]:
+def pool_accelerator(pool: Pool, s: Settings) -> Iterator[Problem]:
     machine = pool.machine
     if machine.accelerator is None:
         return
@@ -246,20 +204,11 @@ def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
         )
 
 
-def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
-    if pool.placement is not None and pool.placement.strategy == "cluster":
-        yield problem("placement.strategy", "is what aws calls it", "cluster", "compact")
+def _sizes(kind: str) -> str:
+    return f"is below {_DISKS[kind][0]}, the smallest {kind}"
 
 
 def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
-    for path, kind, size in (
-        ("disk", pool.disk.type, pool.disk.size_gb),
-        ("boot_disk", pool.boot_disk.type, pool.boot_disk.size_gb),
-    ):
-        if kind not in _DISKS:
-            yield problem(f"{path}.type", "is no disk type", kind, nearest(kind, _DISKS))
-        elif size < _DISKS[kind][0]:
-            yield problem(f"{path}.size_gb", f"is below {_DISKS[kind][0]}, the smallest {kind}", size)
     if pool.disk.type == "hyperdisk-ml":
         yield problem("disk.type", "is for reading many times, not for checkpoints", pool.disk.type)
     _, operations, throughput = _DISKS.get(pool.disk.type, (0, True, True))
@@ -269,5 +218,8 @@ def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 
 POOL_RULES: tuple[PoolRule, ...] = (
-    pool_image, pool_machine, pool_cards, pool_notice, pool_placement, pool_disks
+    partial(both.pool_image, wrong=_image), partial(both.only_elsewhere, fields=POOL_OF_AWS),
+    partial(both.pool_architecture, is_arm=lambda kind: kind.startswith(_ARM)),
+    pool_accelerator, pool_cards, pool_notice, partial(both.pool_near, own="compact", other="cluster", cloud="aws"),
+    partial(both.pool_disk_sizes, kinds=_SIZES, word="disk", say=_sizes), pool_disks,
 )  # fmt: skip
