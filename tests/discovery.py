@@ -1,6 +1,6 @@
-"""Google's own discovery document as the judge of every Compute Engine body that a test sees.
+"""Google's own discovery documents as the judge of every Compute Engine and Cloud Storage body that a test sees.
 
-The document ships inside google-api-python-client; nothing is fetched. Its schemas become JSON
+A document ships inside google-api-python-client; nothing is fetched. Its schemas become JSON
 Schema with ``additionalProperties: false``, so a misspelt field, a wrong type or an unknown enum
 value fails. It does not hold cross-field rules (spot with automaticRestart) or label characters.
 
@@ -8,6 +8,8 @@ value fails. It does not hold cross-field rules (spot with automaticRestart) or 
     validate_response("compute.instances.insert", operation)
     validate_query("compute.instances.insert", {"requestId": "..."})
     match("POST", "/compute/v1/projects/p/zones/z/instances") -> Match("compute.instances.insert", {...})
+
+Compute Engine v1 is meant where no other API is named (``BETA``, ``STORAGE``).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from spotkeeper.local import masks
 
 Json = Any  # a decoded JSON value: this module is the one place that must take any
 
-PREFIX = "/compute/v1/"
+COMPUTE, BETA, STORAGE = "compute.v1", "compute.beta", "storage.v1"
 _TYPES: dict[str, Json] = {
     "string": {"type": "string"},
     "boolean": {"type": "boolean"},
@@ -50,18 +52,18 @@ class Match(NamedTuple):
 
 
 @cache
-def document() -> Json:
-    """The discovery document (5 MB, 0.1 s, once per process)."""
+def document(api: str = COMPUTE) -> Json:
+    """An API's discovery document (Compute Engine's: 5 MB, 0.1 s, once per process)."""
     import googleapiclient
 
-    path = Path(googleapiclient.__file__).parent / "discovery_cache/documents/compute.v1.json"
+    path = Path(googleapiclient.__file__).parent / f"discovery_cache/documents/{api}.json"
     return json.loads(path.read_text("utf-8"))
 
 
 @cache
-def methods() -> dict[str, Json]:
+def methods(api: str = COMPUTE) -> dict[str, Json]:
     """Method id -> its description, for all resources."""
-    return {method["id"]: method for method in _walk(document())}
+    return {method["id"]: method for method in _walk(document(api))}
 
 
 def _walk(node: Json) -> Iterator[Json]:
@@ -93,45 +95,49 @@ def to_json_schema(node: Json) -> Json:
 
 
 @cache
-def _definitions() -> dict[str, Json]:
-    return {name: to_json_schema(node) for name, node in document()["schemas"].items()}
+def _definitions(api: str) -> dict[str, Json]:
+    return {name: to_json_schema(node) for name, node in document(api)["schemas"].items()}
 
 
 @cache
-def _validator(schema: str) -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{schema}", "$defs": _definitions()})
+def _validator(schema: str, api: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{schema}", "$defs": _definitions(api)})
 
 
-def validate_schema(schema: str, body: Json) -> None:
+def validate_schema(schema: str, body: Json, api: str = COMPUTE) -> None:
     """Check a body against a named schema ("Instance", "Operation", ...).
 
     Raises:
         AssertionError: every error with its JSON path.
     """
-    errors = [f"{error.json_path}: {error.message[:300]}" for error in _validator(schema).iter_errors(body)]
+    errors = [f"{error.json_path}: {error.message[:300]}" for error in _validator(schema, api).iter_errors(body)]
     if errors:
         raise AssertionError(f"not a {schema}: " + "; ".join(errors))
 
 
-def _method(method_id: str) -> Json:
-    found = methods().get(method_id)
+def _method(method_id: str, api: str = COMPUTE) -> Json:
+    found = methods(api).get(method_id)
     if found is None:
-        raise AssertionError(f"{method_id}: no such method in Compute Engine v1")
+        raise AssertionError(f"{method_id}: no such method in {api}")
     return found
 
 
-def validate_request(method_id: str, body: Json) -> None:
+def validate_request(method_id: str, body: Json, api: str = COMPUTE) -> None:
     """The request body of a method; None where the method takes none."""
-    wanted = _method(method_id).get("request")
+    wanted = _method(method_id, api).get("request")
     if wanted is None:
         assert body in (None, b"", ""), f"{method_id} takes no body, got {body!r}"
         return
-    validate_schema(wanted["$ref"], body)
+    validate_schema(wanted["$ref"], body, api)
 
 
-def validate_response(method_id: str, body: Json) -> None:
-    """The body of a successful answer."""
-    validate_schema(_method(method_id)["response"]["$ref"], body)
+def validate_response(method_id: str, body: Json, api: str = COMPUTE) -> None:
+    """The body of a successful answer; None where the method gives none."""
+    wanted = _method(method_id, api).get("response")
+    if wanted is None:
+        assert body is None, f"{method_id} answers nothing, got {body!r}"
+        return
+    validate_schema(wanted["$ref"], body, api)
 
 
 def validate_error(body: Json) -> None:
@@ -170,22 +176,23 @@ def _validate_mask(node: Json, mask: masks.Mask, at: str) -> None:
 
 
 @cache
-def _routes() -> list[tuple[str, re.Pattern[str], str]]:
+def _routes(api: str) -> list[tuple[str, re.Pattern[str], str]]:
     routes = []
-    for method in methods().values():
+    for method in methods(api).values():
         pattern = re.sub(r"\{\+?(\w+)\}", lambda m: f"(?P<{m[1]}>[^/]+)", method.get("flatPath", method["path"]))
         routes.append((method["httpMethod"], re.compile(pattern + r"\Z"), method["id"]))
     return routes
 
 
-def match(http_method: str, path: str) -> Match | None:
-    """The documented method behind an HTTP request (path without query), or None."""
-    if not path.startswith(PREFIX):
+def match(http_method: str, path: str, api: str = COMPUTE) -> Match | None:
+    """The documented method behind an HTTP request (path without query, names as they are quoted), or None."""
+    prefix = f"/{document(api)['servicePath']}"
+    if not path.startswith(prefix):
         return None
-    for verb, pattern, method_id in _routes():
-        found = pattern.match(path[len(PREFIX) :]) if verb == http_method else None
+    for verb, pattern, method_id in _routes(api):
+        found = pattern.match(path[len(prefix) :]) if verb == http_method else None
         if found and all(
-            re.fullmatch(_method(method_id)["parameters"][name].get("pattern", ".*"), value)
+            re.fullmatch(_method(method_id, api)["parameters"][name].get("pattern", ".*"), value)
             for name, value in found.groupdict().items()
         ):
             return Match(method_id, found.groupdict())

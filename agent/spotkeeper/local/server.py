@@ -28,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from spotkeeper.clock import Clock
 from spotkeeper.local import batch, guestview, sources
 from spotkeeper.local.admin import Admin, refused
+from spotkeeper.local.bucket_api import BucketApi
 from spotkeeper.local.cloudparts import Parts
 from spotkeeper.local.compute_api import ComputeApi
 from spotkeeper.local.errors import ApiError
@@ -84,7 +85,9 @@ class ControlPlane:
         self.app = Starlette(routes=self._routes())
 
     def _routes(self) -> list[Route]:
-        storage = StorageApi(self.parts.buckets, self.parts.resources, self._who, self.parts.instances.find)
+        parts, endpoint = self.parts, self.world.config.endpoint
+        storage = StorageApi(endpoint, parts.buckets, parts.resources, self._who, parts.instances.find)
+        bucket = BucketApi(self.world, parts.buckets, parts.resources, parts.policies, self._who)
         resources = "/local/v1/resources/{type}"
         return [
             Route("/compute/{version}/{path:path}", self._compute, methods=["GET", "POST", "DELETE", "PUT", "PATCH"]),
@@ -95,6 +98,7 @@ class ControlPlane:
             Route(resources + "/{name:path}", self._declared, methods=["GET", "PUT", "DELETE"]),
             *Admin(self.parts).routes(),
             *storage.routes(),
+            *bucket.routes(),
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The bucket over HTTP, as VMs and the deployment use it: media reads, media uploads, deletes, one bucket.
+"""The bucket's objects over HTTP, as VMs and the deployment use them: reads, uploads, deletes, one bucket.
 
 The objects are the SQLite twin's, the very file the function reads. A VM is let in by its access token and
 only to what its identity may touch: its program, its job's source, its job's logs, checkpoints and output.
@@ -9,27 +9,42 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from spotkeeper.local import errors
+from spotkeeper.local import call, errors
 from spotkeeper.local.errors import ApiError
 from spotkeeper.local.instances import Vm
 from spotkeeper.local.resources import BUCKET, Resource, Resources
 from spotkeeper.local.tokens import Principal
 from spotkeeper.local.wire import JsonObject
 from spotkeeper.local.world import World
-from spotkeeper.reconcile.objects import BadKeyError, ConflictError, Objects
+from spotkeeper.reconcile.objects import BadKeyError, Blob, ConflictError, Objects
 from spotkeeper.reconcile.objects_sqlite import SqliteObjects
 from spotkeeper.spec.names import LABEL_JOB
 
 _READ = re.compile(r"bundles/[^/]+\Z|jobs/(?P<job>[^/]+)/(?:source|logs|ckpt|out)/.+\Z")
 _WRITE = re.compile(r"jobs/(?P<job>[^/]+)/(?:logs|ckpt|out)/.+\Z")
+
+
+OCTETS = "application/octet-stream"
+KINDS = "content-types"
+
+
+class ContentType(Struct, frozen=True):
+    """What the twin does not keep: only a deployment asks for it."""
+
+    value: str
 
 
 class Buckets:
@@ -52,15 +67,48 @@ class Buckets:
 
     def remove(self, resource: Resource) -> None:
         """As the provider: a bucket with objects goes only with forceDestroy."""
-        objects = self.objects()
-        keys = objects.list("")
-        if keys and resource.properties.get("forceDestroy") is not True:
-            raise ApiError(409, "conflict", f"The bucket {resource.name} you tried to delete is not empty.")
-        for key in keys:
-            objects.delete(key)
+        if resource.properties.get("forceDestroy") is not True:
+            self.must_be_empty(resource.name)
+        for key in self.objects().list(""):
+            self.delete(key)
+
+    def must_be_empty(self, name: str) -> None:
+        """
+        Raises:
+            ApiError: 409, as the API answers; it knows no force.
+        """
+        if self.objects().list(""):
+            raise ApiError(409, "conflict", f"The bucket {name} you tried to delete is not empty.")
 
     def objects(self) -> Objects:
         return self._objects
+
+    def put(self, key: str, data: bytes, kind: str, *, new: bool = False) -> str:
+        """Store an object; its tag. ``kind``: its content type. Raises ConflictError where it shall be ``new``."""
+        tag = self.objects().create(key, data) if new else self.objects().put(key, data)
+        with self._world.state.transaction():
+            self._world.state.put(KINDS, key, ContentType(kind))
+        return tag
+
+    def delete(self, key: str) -> None:
+        self.objects().delete(key)
+        with self._world.state.transaction():
+            self._world.state.delete(KINDS, key)
+
+    def about(self, bucket: str, key: str, endpoint: str) -> JsonObject | None:
+        """An object as the API shows it; None where it is not there."""
+        blob = self.objects().get(key)
+        if blob is None:
+            return None
+        kept = self._world.state.get(KINDS, key, ContentType)
+        return _metadata(endpoint, bucket, key, blob, kept.value if kept else OCTETS)
+
+    def listed(self, bucket: str, prefix: str, endpoint: str) -> Iterator[JsonObject]:
+        """All objects whose name begins so, in order."""
+        for key in self.objects().list(""):
+            found = self.about(bucket, key, endpoint) if key.startswith(prefix) else None
+            if found is not None:
+                yield found
 
     def read(self, bucket: str, key: str) -> bytes | None:
         """An object's bytes; None where the bucket or the object is not there."""
@@ -74,7 +122,12 @@ Who = Callable[[Request], Principal | None]
 
 
 class StorageApi:
-    def __init__(self, buckets: Buckets, resources: Resources, who: Who, vm: Callable[[str], Vm | None]) -> None:
+    """``endpoint``: root of this cloud, as links in answers name it."""
+
+    def __init__(
+        self, endpoint: str, buckets: Buckets, resources: Resources, who: Who, vm: Callable[[str], Vm | None]
+    ) -> None:
+        self._endpoint = endpoint
         self._buckets = buckets
         self._resources = resources
         self._who = who
@@ -93,37 +146,34 @@ class StorageApi:
             self._allow(request, key, write=request.method != "GET")
             self._bucket(bucket)
             blob = self._buckets.objects().get(key)
-            if blob is None:
+            if blob is None or request.query_params.get("generation", blob.tag) != blob.tag:
                 raise ApiError(404, "notFound", f"No such object: {bucket}/{key}")
             if request.method == "DELETE":
-                self._buckets.objects().delete(key)
+                self._buckets.delete(key)
                 return Response(status_code=204)
             if request.query_params.get("alt") != "media":
-                return _json(_metadata(bucket, key, blob.data, blob.tag))
+                return _json(self._buckets.about(bucket, key, self._endpoint) or {})
             headers = {"x-goog-generation": blob.tag, "ETag": blob.tag}
-            return Response(blob.data, media_type="application/octet-stream", headers=headers)
+            return Response(blob.data, media_type=OCTETS, headers=headers)
         except (ApiError, BadKeyError) as error:
-            return _refused(error)
+            return refused(error)
 
     async def _upload(self, request: Request) -> Response:
-        bucket, key = request.path_params["bucket"], request.query_params.get("name", "")
+        bucket = request.path_params["bucket"]
         try:
-            if request.query_params.get("uploadType") != "media":
-                raise errors.not_built(f"uploadType={request.query_params.get('uploadType')}")
+            sent = _sent(request, await request.body())
             condition = request.query_params.get("ifGenerationMatch", "")
             if condition not in ("", "0"):
                 raise errors.not_built("replacing one version over HTTP (the function writes the twin itself)")
-            self._allow(request, key, write=True)
+            self._allow(request, sent.name, write=True)
             self._bucket(bucket)
-            data = await request.body()
-            objects = self._buckets.objects()
-            tag = objects.create(key, data) if condition else objects.put(key, data)
-            return _json(_metadata(bucket, key, data, tag))
+            self._buckets.put(sent.name, sent.data, sent.kind, new=bool(condition))
+            return _json(self._buckets.about(bucket, sent.name, self._endpoint) or {})
         except ConflictError:
             message = "At least one of the pre-conditions you specified did not hold."
-            return _refused(ApiError(412, "conditionNotMet", message))
+            return refused(ApiError(412, "conditionNotMet", message))
         except (ApiError, BadKeyError) as error:
-            return _refused(error)
+            return refused(error)
 
     def _bucket(self, name: str) -> None:
         if self._resources.get(BUCKET, name) is None:
@@ -152,17 +202,80 @@ class StorageApi:
             raise ApiError(403, "forbidden", f"{principal.email} does not have {verb} access to the object {key}.")
 
 
-def _metadata(bucket: str, key: str, data: bytes, tag: str) -> JsonObject:
-    md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-    about: JsonObject = {"kind": "storage#object", "bucket": bucket, "name": key, "generation": tag}
-    return {**about, "size": str(len(data)), "md5Hash": md5}
+class Sent(NamedTuple):
+    """An object as a client uploads it. ``kind``: its content type."""
+
+    name: str
+    kind: str
+    data: bytes
+
+
+def _sent(request: Request, body: bytes) -> Sent:
+    """In one piece: the bytes alone, or a description and the bytes.
+
+    Raises:
+        ApiError: 400 for what cannot be read, 501 for an upload in many pieces.
+    """
+    how, kind = request.query_params.get("uploadType"), request.headers.get("content-type", "")
+    name = request.query_params.get("name", "")
+    if how == "media":
+        return Sent(name, kind or OCTETS, body)
+    if how != "multipart":
+        raise errors.not_built(f"uploadType={how}")
+    boundary = Message()
+    boundary["content-type"] = kind
+    mark = b"\r\n--" + str(boundary.get_param("boundary", "")).encode()
+    parts = (b"\r\n" + body).split(mark)
+    if len(parts) != 4 or not parts[-1].startswith(b"--"):
+        raise ApiError(400, "badRequest", "Expected a description and the object's bytes, in multipart/related.")
+    _, _, told = parts[1].partition(b"\r\n\r\n")
+    head, _, data = parts[2].partition(b"\r\n\r\n")
+    about = call.decode(told)
+    if not isinstance(about, dict):
+        raise ApiError(400, "parseError", "Expected a description of the object.")
+    unknown = sorted(set(about) - {"bucket", "name", "contentType", "kind"})
+    if unknown:
+        raise errors.not_built(f"object field '{unknown[0]}'")
+    return Sent(name or str(about.get("name", "")), str(about.get("contentType", "")) or _kind(head), data)
+
+
+def _kind(head: bytes) -> str:
+    """Of a part's header."""
+    return str(message_from_bytes(head.strip() + b"\r\n\r\n").get("content-type", OCTETS))
+
+
+def described(endpoint: str, what: str, bucket: str, key: str = "") -> JsonObject:
+    """What every bucket and object says of itself."""
+    path = f"/b/{bucket}" + (f"/o/{quote(key, safe='')}" if key else "")
+    about: JsonObject = {"kind": f"storage#{what}", "name": key or bucket, "selfLink": f"{endpoint}/storage/v1{path}"}
+    return {**about, "id": bucket} if not key else about
+
+
+def _metadata(endpoint: str, bucket: str, key: str, blob: Blob, kind: str) -> JsonObject:
+    md5 = base64.b64encode(hashlib.md5(blob.data, usedforsecurity=False).digest()).decode()
+    about = described(endpoint, "object", bucket, key)
+    media = f"{about['selfLink']}?generation={blob.tag}&alt=media".replace("/storage/", "/download/storage/")
+    return {
+        **about,
+        "id": f"{bucket}/{key}/{blob.tag}",
+        "bucket": bucket,
+        "generation": blob.tag,
+        "metageneration": "1",
+        "contentType": kind,
+        "storageClass": "STANDARD",
+        "size": str(len(blob.data)),
+        "md5Hash": md5,
+        "mediaLink": media,
+        "etag": blob.tag,
+    }
 
 
 def _json(body: JsonObject) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-def _refused(error: ApiError | BadKeyError) -> Response:
+def refused(error: ApiError | BadKeyError) -> Response:
+    """In Google's envelope."""
     if isinstance(error, BadKeyError):
         error = ApiError(400, "invalid", str(error))
     return Response(msgspec.json.encode(error.body()), error.code, media_type="application/json")
