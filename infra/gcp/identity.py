@@ -28,6 +28,7 @@ ACCOUNTS: dict[str, str] = {
 
 # Reading, and the use of what Pulumi declared: conditions on names do not apply to lists.
 LOOK: tuple[str, ...] = (
+    "compute.advice.capacity",
     "compute.advice.capacityHistory",
     "compute.disks.list",
     "compute.images.useReadOnly",

@@ -1,4 +1,4 @@
-"""``advice.capacityHistory``: Google's shapes, its refusals, and the recorded market's figures."""
+"""``advice.capacity`` and ``capacityHistory``: Google's shapes, its refusals, and the recorded market's figures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from spotkeeper.local.cloud import LocalCloud
+from spotkeeper.reconcile.gce import open_gce
+from spotkeeper.spec.stack import PoolState, StackState
 
 from tests.local.client import Api, RefusedError
 
 PATH = "regions/us-central1/advice/capacityHistory"
+ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
 
 
 def question(machine: str = "g2-standard-4", *types: str, location: str | None = None, **more: Any) -> dict[str, Any]:
@@ -82,4 +85,69 @@ def test_what_is_not_built_says_so(api: Api) -> None:
     with refused(501, "notImplemented"):
         api.post(PATH, question(guestAccelerators=[{"acceleratorType": "nvidia-l4", "acceleratorCount": 1}]))
     with refused(501, "notImplemented"):
-        api.post("regions/us-central1/advice/capacity", {})
+        api.post("regions/us-central1/advice/calendarMode", {})
+
+
+# -- capacity
+
+
+CAPACITY = "regions/us-central1/advice/capacity"
+
+
+def wanted(zone: str = "us-central1-a", size: int = 4, machine: str = "g2-standard-4", **more: Any) -> dict[str, Any]:
+    return {
+        "instanceProperties": {"scheduling": {"provisioningModel": "SPOT"}},
+        "instanceFlexibilityPolicy": {"instanceSelections": {"pool": {"machineTypes": [machine]}}},
+        "distributionPolicy": {"targetShape": "ANY_SINGLE_ZONE", "zones": [{"zone": f"zones/{zone}"}]},
+        "size": size,
+    } | more
+
+
+def test_a_zone_has_one_score_and_fewer_machines_are_had_more_easily(api: Api) -> None:
+    for zone in ("us-central1-a", "us-central1-b", "us-central1-c"):
+        had = []
+        for size in (1, 4, 1000):
+            (found,) = api.post(CAPACITY, wanted(zone, size))["recommendations"]
+            assert found["scores"]["estimatedUptime"] in ("3600s", "600s")
+            assert [(shard["zone"], shard["instanceCount"]) for shard in found["shards"]] == [(zone, size)]
+            had.append(found["scores"]["obtainability"])
+        assert had == sorted(had, reverse=True) and 0.0 <= had[1] <= 1.0 and had[2] == 0.0
+
+
+def test_of_several_zones_the_best_is_recommended(api: Api) -> None:
+    every = [api.post(CAPACITY, wanted(zone, 2))["recommendations"][0]["scores"] for zone in ZONES]
+    shape = {"targetShape": "ANY_SINGLE_ZONE", "zones": [{"zone": f"zones/{zone}"} for zone in ZONES]}
+    (found,) = api.post(CAPACITY, wanted(size=2, distributionPolicy=shape))["recommendations"]
+    assert found["scores"]["obtainability"] == max(scores["obtainability"] for scores in every)
+
+
+def test_a_question_about_capacity_without_sense_is_refused(api: Api) -> None:
+    for size in (0, 1001):
+        with refused(400, "invalid"):
+            api.post(CAPACITY, wanted(size=size))
+    with refused(400, "required"):
+        api.post(CAPACITY, {key: value for key, value in wanted().items() if key != "size"})
+    with refused(400, "required"):
+        api.post(CAPACITY, wanted(instanceFlexibilityPolicy={}))
+    with refused(400, "required"):
+        api.post(CAPACITY, wanted(instanceProperties={}))
+    with refused(400, "invalid"):
+        api.post(CAPACITY, wanted("us-east1-b"))
+    with refused(404, "notFound"):
+        api.post(CAPACITY, wanted(machine="z9-mega-1"))
+    with refused(501, "notImplemented"):
+        api.post(CAPACITY, wanted(distributionPolicy={"targetShape": "BALANCED"}))
+    with refused(501, "notImplemented"):
+        api.post(CAPACITY, wanted(instanceProperties={"scheduling": {"provisioningModel": "STANDARD"}}))
+
+
+def test_the_function_reads_what_the_cloud_says(cloud: LocalCloud) -> None:
+    """Prices and guesses as the adapter asks for them, of the same recording."""
+    pool = PoolState("gpu", "spot", "g2-standard-4", ZONES, 1, 2, 0, 50, "pd-balanced", {})
+    stack = StackState("demo", "gcp", "local", "us-central1", "b", (pool,))
+    there = open_gce(stack, cloud.clock, cloud.compute_endpoint)
+    told = there.chances("gpu", 30.0)
+    assert told is not None and set(told.by_zone) == set(ZONES)
+    assert abs(told.at - cloud.clock.now()) < 3600.0, "stamped by the stack's own clock"
+    assert all(None not in (guess.had, guess.lasts, guess.kept) for guess in told.by_zone.values())
+    assert there.price_history("gpu", 30.0)

@@ -27,7 +27,7 @@ from spotkeeper.spec.cloud import (
     InsertVm,
     VmStatus,
 )
-from spotkeeper.spec.market import Chances, PriceRun
+from spotkeeper.spec.market import Chances, Guess, PriceRun
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import Interface
 
@@ -507,7 +507,7 @@ class TestHints:
 
     def test_scores_name_zones_by_id_and_the_account_names_them(self, here: Region) -> None:
         here.site.market.scores = {"x-az1": 9, "x-az2": 3, "x-az9": 10}
-        assert here.ec2.chances("gpu", 5) == Chances(here.engine.t, {A: 0.3, B: 0.9})
+        assert here.ec2.chances("gpu", 5) == Chances(here.engine.t, {A: Guess(0.3), B: Guess(0.9)})
         here.ec2.chances("gpu", 5)
         assert len(here.asked("DescribeAvailabilityZones")) == 1
         asked = here.asked("GetSpotPlacementScores")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spotkeeper.reconcile.market import ASK_S, _merged, look, offers_seen
 from spotkeeper.reconcile.pace import Bucket, Paced
-from spotkeeper.spec.market import HOUR_S, Chances, PriceRun, Prices
+from spotkeeper.spec.market import HOUR_S, Chances, Guess, PriceRun, Prices
 
 from tests.reconcile.ec2_region import POOL, A, B
 from tests.reconcile.world import World
@@ -51,15 +51,15 @@ def test_a_guess_is_kept_for_a_day_beside_prices_and_asked_for_once_an_hour() ->
     pool = world.stack.pools[0]
     zone = pool.zones[0]
 
-    def seen(now: float) -> dict[str, float | None]:
+    def seen(now: float) -> dict[str, Guess]:
         offers = look(world.store, Paced(world, Bucket()), world.stack, now)
-        return {offer.zone: offer.chance for offer in offers if offer.chance is not None}
+        return {offer.zone: offer.guess for offer in offers if offer.guess is not None}
 
-    world.answers = Chances(world.t, {zone: 0.7})
-    assert seen(world.t) == {zone: 0.7}, "the other zones are unknown"
+    world.answers = Chances(world.t, {zone: Guess(0.7)})
+    assert seen(world.t) == {zone: Guess(0.7)}, "the other zones are unknown"
     world.answers = None
-    assert seen(world.t + 2 * HOUR_S) == {zone: 0.7}, "no answer takes nothing back"
+    assert seen(world.t + 2 * HOUR_S) == {zone: Guess(0.7)}, "no answer takes nothing back"
     assert seen(world.t + 30 * HOUR_S) == {}, "until it is too old"
-    world.answers = Chances(world.t + 31 * HOUR_S, {zone: 0.1})
-    assert seen(world.t + 31.5 * HOUR_S) == {zone: 0.1}
+    world.answers = Chances(world.t + 31 * HOUR_S, {zone: Guess(0.1)})
+    assert seen(world.t + 31.5 * HOUR_S) == {zone: Guess(0.1)}
     assert world.store.read_prices((pool.name,))[pool.name].value.told == 0.0, "prices are as unknown as before"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable
 
 import pytest
@@ -183,8 +184,9 @@ def test_a_pool_is_asked_for_once_an_hour_whatever_comes_of_it() -> None:
 
 def test_of_two_who_would_ask_only_one_does() -> None:
     store, world = MemoryStore(), World(nodes=1)
-    assert market._ask(store, world, POOL, None, 10.0) is not None
-    assert market._ask(store, world, POOL, None, 10.0) is None
+    ends = time.monotonic() + 60.0
+    assert market._ask(store, world, POOL, None, 10.0, ends) is not None
+    assert market._ask(store, world, POOL, None, 10.0, ends) is None
     assert world.price_questions == 1
 
 

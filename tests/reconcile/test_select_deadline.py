@@ -10,7 +10,7 @@ from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.market import Watch
+from spotkeeper.spec.market import Guess, Watch
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import Price
 
@@ -114,14 +114,35 @@ def test_a_zone_with_losses_comes_after_one_without() -> None:
     assert chosen(job(), market=(stormy("z-a"), steady("z-b")))[0] == ("b", SPOT)
 
 
+def guessed(zone: str, *words: float | None) -> OfferSeen:
+    return OfferSeen("pool", zone, SPOT, guess=Guess(*words))
+
+
+def spots(*market: OfferSeen) -> list[str]:
+    return [zone for zone, model in chosen(job(), market=market) if model is SPOT]
+
+
 def test_the_clouds_own_guess_decides_where_nothing_was_seen_and_not_against_what_was() -> None:
     """Against its other guesses: a cloud that guesses low everywhere says nothing. No guess is unknown."""
-    low, high = (OfferSeen("pool", zone, SPOT, chance=chance) for zone, chance in (("z-a", 0.1), ("z-b", 0.9)))
-    assert [zone for zone, model in chosen(job(), market=(low, high)) if model is SPOT] == ["b", "a", "c"]
-    equal = tuple(OfferSeen("pool", zone, SPOT, chance=0.1) for zone in ZONES)
-    assert [zone for zone, model in chosen(job(), market=equal) if model is SPOT] == ["a", "b", "c"]
-    proven, guessed = replace(steady("z-a", 40.0), chance=0.1), OfferSeen("pool", "z-b", SPOT, chance=0.9)
-    assert chosen(job(), market=(proven, guessed))[0] == ("a", SPOT)
+    assert spots(guessed("z-a", 0.1), guessed("z-b", 0.9)) == ["b", "a", "c"]
+    assert spots(*(guessed(zone, 0.1) for zone in ZONES)) == ["a", "b", "c"]
+    assert spots(guessed("z-a", None, 0.2), guessed("z-c", None, 1.0)) == ["c", "b", "a"]
+    assert spots(guessed("z-a", None, None, 0.3), guessed("z-b", 0.9, 1.0, 0.8)) == ["b", "a", "c"]
+    proven = replace(steady("z-a", 40.0), guess=Guess(0.1))
+    assert spots(proven, guessed("z-b", 0.9))[0] == "a"
+
+
+def test_what_a_guess_weighs_is_said_and_is_a_half_to_twice_the_losses() -> None:
+    def why(*market: OfferSeen) -> str:
+        asked = Need(now=NOW, models=(SPOT,), market=market)
+        return next(one.why for one in select(job(), stack(), asked).choices if one.offer.zone == "z-a")
+
+    every = [guessed(zone, 1.0, 1.0, 1.0) for zone in ZONES[1:]]
+    assert "the cloud guesses, so 1.59 times the losses" in why(guessed("z-a", 0.0, 0.0, 0.0), *every)
+    assert "guesses" not in why(guessed("z-a", 1.0, 1.0, 1.0), *every)
+    assert "guesses" not in why(guessed("z-a"), *every), "no word of it is unknown, and never zero"
+    doubted = replace(stormy("z-a", 40.0), guess=Guess(0.0))
+    assert "guesses" not in why(doubted, *every), "what was seen outweighs it"
 
 
 def test_on_demand_comes_before_spot_that_is_not_worth_its_start() -> None:

@@ -2,7 +2,7 @@
 
 As Compute Engine has it: prices are a region's, at most a year back; preemption rates a day each, at most 30,
 of a region or one zone. It has no history of custom types and none of N1, whose price says nothing of the
-accelerators it may carry. ``capacity`` and ``calendarMode`` are not built (501).
+accelerators it may carry. ``capacity`` is in ``capacity.py``; ``calendarMode`` is not built (501).
 
 Source: https://cloud.google.com/compute/docs/reference/rest/v1/advice/capacityHistory
 """

@@ -13,6 +13,7 @@ from spotkeeper.local import catalog, errors, masks, validate
 from spotkeeper.local import wire as w
 from spotkeeper.local.advice import HistoryRequest
 from spotkeeper.local.call import NAME, REGION, ZONE, Answer, Call, Handler, Route, decode
+from spotkeeper.local.capacity import CapacityRequest, capacity
 from spotkeeper.local.cloudparts import Parts
 from spotkeeper.local.errors import ApiError
 from spotkeeper.local.instances import KIND as INSTANCES
@@ -85,6 +86,7 @@ class ComputeApi:
     def _routes(self) -> Iterable[Route]:
         yield from self._places.routes()
         yield "POST", f"{REGION}/advice/capacityHistory", self._capacity_history
+        yield "POST", f"{REGION}/advice/capacity", self._capacity
         yield from self._instance_routes()
         yield from self._disk_routes()
         for scope in (ZONE, REGION, "/global"):
@@ -303,6 +305,9 @@ class ComputeApi:
     def _set_policy(self, call: Call) -> JsonObject:
         path = self._parts.storeroom.get(call.ref(call.at["kind"])).path
         return self._parts.policies.put(path, call.parsed(w.SetPolicy).policy)
+
+    def _capacity(self, call: Call) -> JsonObject:
+        return capacity(self._world, call.at["project"], call.at["region"], call.parsed(CapacityRequest))
 
     def _capacity_history(self, call: Call) -> JsonObject:
         return self._parts.advice.history(call.at["project"], call.at["region"], call.parsed(HistoryRequest))

@@ -152,6 +152,12 @@ class Market:
         taken = sum(max(0.0, before - after) for before, after in pairwise(seen))
         return taken / (taken + seen[-1]) if taken + seen[-1] else None
 
+    def carried(self, zone: str, start: float, end: float, size: int) -> list[bool]:
+        """Tick by tick of these times, whether the zone carried so many machines; [] where nothing was recorded."""
+        ticks = range(self._recorded(start), self._recorded(end))
+        fits = size * self.gang  # as `capacity` maps a recorded gang to the machines of a laptop
+        return [self.capacities[zone].at(tick) * self.per_zone >= fits for tick in ticks]
+
     def _time(self, tick: int) -> float:
         return self.epoch + (tick - self.offset) * self.gap_s
 

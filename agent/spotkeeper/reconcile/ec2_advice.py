@@ -16,7 +16,7 @@ import msgspec
 
 from spotkeeper.reconcile.ec2_wire import Part, to_time
 from spotkeeper.spec import codec
-from spotkeeper.spec.market import Chances, PriceRun
+from spotkeeper.spec.market import Chances, Guess, PriceRun
 from spotkeeper.spec.stack import PoolState
 
 BACK = timedelta(days=2)  # EC2 tells the price that held at the beginning as well
@@ -98,13 +98,13 @@ def zone_names(answer: Mapping[str, object]) -> dict[str, str]:
 def chances(
     answer: Mapping[str, object], names: Mapping[str, str], zones: frozenset[str], now: float
 ) -> Chances | None:
-    """Scores (1 hardly, 10 likely) as chances; None where it tells nothing of these zones."""
+    """Scores (1 hardly, 10 likely) as guesses; None where it tells nothing of these zones."""
     try:
         told = codec.convert(answer, ScoreList).spot_placement_scores
     except msgspec.ValidationError:
         return None
-    by_zone = {names.get(one.availability_zone_id, ""): one.score / 10 for one in told if 1 <= one.score <= 10}
-    known = {zone: chance for zone, chance in by_zone.items() if zone in zones}
+    scores = {names.get(one.availability_zone_id, ""): one.score for one in told if 1 <= one.score <= 10}
+    known = {zone: Guess(had=score / 10) for zone, score in scores.items() if zone in zones}
     return Chances(now, known) if known else None
 
 

@@ -26,6 +26,7 @@ from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
 
 ASK_S = 2.0  # real seconds for all questions of a look
+ASKERS = 8  # pools at once
 ASK_EVERY_S = HOUR_S
 LOOK_BACK = 2  # hours of history that are read as they are, each tick: longer than anything stays cold
 FOLD_BACK = 72  # hours read for what came before them, where nobody has folded them yet
@@ -85,9 +86,9 @@ def _hints(pool: PoolState, told: Prices | None, now: float) -> dict[tuple[str, 
     if told is None:
         return out
     for zone in pool.zones:
-        usd, chance = told.now(now, zone), told.chance(now, zone)
-        if usd is not None or chance is not None:
-            out[zone, Model.SPOT] = OfferSeen(pool.name, zone, Model.SPOT, price=usd, chance=chance)
+        usd, guess = told.now(now, zone), told.guess(now, zone)
+        if usd is not None or guess is not None:
+            out[zone, Model.SPOT] = OfferSeen(pool.name, zone, Model.SPOT, price=usd, guess=guess)
     return out
 
 
@@ -153,40 +154,47 @@ def refused(market: tuple[OfferSeen, ...], results: Iterable[Result]) -> tuple[O
     return tuple(seen[key] for key in sorted(seen))
 
 
-# -- prices
+# -- hints
 
 
 def _prices(store: Store, cloud: Cloud, pools: tuple[PoolState, ...], now: float) -> dict[str, Prices]:
-    """By pool, as kept; those that are an hour old are asked for anew."""
+    """By pool, as kept; those that are an hour old are asked for anew, all of them within ``ASK_S``."""
     held = store.read_prices(tuple(pool.name for pool in pools))
     old = [pool for pool in pools if pool.name not in held or now - held[pool.name].value.asked >= ASK_EVERY_S]
     found = {name: one.value for name, one in held.items()}
     if old:
-        with ThreadPoolExecutor(len(old)) as threads:
-            asked = threads.map(lambda pool: _ask(store, cloud, pool.name, held.get(pool.name), now), old)
+        ends = time.monotonic() + ASK_S
+        with ThreadPoolExecutor(min(ASKERS, len(old))) as threads:
+            asked = threads.map(lambda pool: _ask(store, cloud, pool.name, held.get(pool.name), now, ends), old)
             found.update({prices.pool: prices for prices in asked if prices is not None})
     return found
 
 
-def _ask(store: Store, cloud: Cloud, pool: str, held: Held[Prices] | None, now: float) -> Prices | None:
+def _ask(store: Store, cloud: Cloud, pool: str, held: Held[Prices] | None, now: float, ends: float) -> Prices | None:
     """Ask the cloud, if nobody else has just begun to: the question is noted before it is put.
 
-    So a cloud that does not answer is asked once an hour as well, and what it told before stays.
+    So a cloud that refuses, throttles or does not answer is asked once an hour as well, and what it told before
+    stays. A pool for which no time is left is not asked, and its turn comes with the next look.
     """
+    if time.monotonic() >= ends:
+        return None
     noted = replace(held.value, asked=now) if held else Prices(pool, asked=now)
     token = store.cas_prices(noted, held.token if held else "")
     if token is None:
         return None
-    ends = time.monotonic() + ASK_S
-    told = cloud.price_history(pool, ASK_S)
-    guessed = chances_of(cloud, pool, max(0.0, ends - time.monotonic()))
+    told = cloud.price_history(pool, _left(ends))
+    guessed = chances_of(cloud, pool, _left(ends))
     if not told and guessed is None:
         return noted
-    prices = replace(noted, chances=guessed or noted.chances)
+    prices = replace(noted, guesses=guessed or noted.guesses)
     if told:
         prices = replace(prices, told=now, runs=_merged(noted.runs, told))
     store.cas_prices(prices, token)
     return prices
+
+
+def _left(ends: float) -> float:
+    return max(0.0, ends - time.monotonic())
 
 
 def _merged(old: tuple[PriceRun, ...], told: tuple[PriceRun, ...]) -> tuple[PriceRun, ...]:

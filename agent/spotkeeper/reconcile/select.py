@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from spotkeeper.reconcile.select_plan import RULE, Course, Go, Plan, Zone, plan, weigh
+from spotkeeper.reconcile.select_plan import RULE, Course, Go, Plan, Zone, guessed, plan, weigh
 from spotkeeper.reconcile.select_track import Track
 from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.market import Guess
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
 
@@ -28,6 +29,7 @@ BOOT_H = 240 / 3600  # where no machine of the pool was seen to boot
 ATTEMPT_H = 30 / 3600
 FAR_H = 24.0  # of work, where nobody knows how much is left
 AMPLE_H = 1e6  # of slack, without a deadline
+SAYS_NOTHING = Guess()
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,13 @@ class _Market:
 
     need: Need
     seen: dict[tuple[str, str, Model], OfferSeen] = field(default_factory=dict)
+    usual: Guess = SAYS_NOTHING  # the mean of the cloud's guesses, word by word
+
+    @classmethod
+    def told(cls, need: Need) -> _Market:
+        guesses = [seen.guess for seen in need.market if seen.guess is not None]
+        means = {word: _mean(getattr(guess, word) for guess in guesses) for word in Guess.__struct_fields__}
+        return cls(need, {(m.pool, m.zone, m.model): m for m in need.market}, Guess(**means))
 
     def of(self, offer: Offer) -> OfferSeen | None:
         return self.seen.get((offer.pool, offer.zone, offer.model))
@@ -111,7 +120,7 @@ def select(spec: JobSpec, stack: StackState, need: Need) -> Selection:
     Spot that went cold elsewhere, or whose expected life is not worth a start, comes after on-demand: asking
     again is free, waiting is not.
     """
-    market = _Market(need, {(m.pool, m.zone, m.model): m for m in need.market})
+    market = _Market.told(need)
     every = list(_offers(spec, stack, need, market))
     offers = [offer for offer in every if offer.key() not in need.refused]
     spot = [offer for offer in offers if offer.model is Model.SPOT]
@@ -120,9 +129,10 @@ def select(spec: JobSpec, stack: StackState, need: Need) -> Selection:
         return _shuffled(spot, demand, need)
     listed = {(pool.name, zone): price.on_demand for pool in stack.pools for zone, price in pool.prices.items()}
     warm = [offer for offer in spot if not market.cold(offer)]
-    told = plan(_course(need, warm, market), tuple(_zone(offer, market, listed) for offer in warm), RULE)
+    zones = tuple(_zone(offer, market, listed) for offer in warm)
+    told = plan(_course(need, warm, market), zones, RULE)
     steps = [(_offer(warm, step.zone), step.why) for step in told.steps if step.go is Go.SPOT]
-    good = [Choice(offer, f"{_where(offer)}: {why}") for offer, why in steps]
+    good = [Choice(offer, f"{_where(offer)}: {why}{_guess_why(offer, zones)}") for offer, why in steps]
     if need.leaves:
         return Selection(tuple(good))
     taken = {offer.key() for offer, _ in steps}
@@ -184,9 +194,19 @@ def _doubt(offer: Offer, market: _Market) -> float:
 
     Only against its guesses of the other offers: of one machine type a cloud guesses low everywhere.
     """
-    guesses = {key: seen.chance for key, seen in market.seen.items() if seen.chance is not None}
-    own = guesses.get((offer.pool, offer.zone, offer.model))
-    return 1.0 if own is None else 2.0 ** (sum(guesses.values()) / len(guesses) - own)
+    seen = market.of(offer)
+    own = seen.guess if seen is not None and seen.guess is not None else SAYS_NOTHING
+    worse = [
+        usual - mine
+        for word in Guess.__struct_fields__
+        if (mine := getattr(own, word)) is not None and (usual := getattr(market.usual, word)) is not None
+    ]
+    return 2.0 ** (sum(worse) / len(worse)) if worse else 1.0
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _offer(offers: list[Offer], key: str) -> Offer:
@@ -271,6 +291,12 @@ def _price(pool: PoolState, zone: str, model: Model, market: _Market, most: floa
 
 def _where(offer: Offer) -> str:
     return f"{offer.model.value} in {offer.zone} at ${offer.price:.3f}/h"
+
+
+def _guess_why(offer: Offer, zones: tuple[Zone, ...]) -> str:
+    """What the cloud's own guess weighs in the choice; "" where it makes no odds."""
+    times = guessed(next(zone for zone in zones if zone.id == offer.key()), zones)
+    return "" if 0.95 < times < 1.05 else f"; the cloud guesses, so {times:.2f} times the losses"
 
 
 def _rest_why(offer: Offer, market: _Market) -> str:

@@ -152,6 +152,12 @@ def weigh(course: Course, zones: tuple[Zone, ...], rule: Rule) -> list[tuple[flo
     return rows
 
 
+def guessed(zone: Zone, zones: tuple[Zone, ...], rule: Rule = RULE) -> float:
+    """By how much the cloud's guess changes the hazard that is believed of a zone; 1 where own history outweighs it."""
+    mean = common([each.track for each in zones], rule.shape.weight)
+    return factor(zone.track, mean * zone.doubt, rule.shape.weight) / factor(zone.track, mean, rule.shape.weight)
+
+
 def _on_spot(course: Course, zones: tuple[Zone, ...], rule: Rule) -> Plan:
     """Stay, unless a cheaper zone is so much cheaper that its start-up, and the risk of a new life, pay."""
     here = next((zone for zone in zones if zone.id == course.zone), None)

@@ -23,7 +23,7 @@ from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec
 from spotkeeper.spec.ledger import Entry
-from spotkeeper.spec.market import Prices, Sight, Watch
+from spotkeeper.spec.market import Guess, Prices, Sight, Watch
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Record
 from spotkeeper.spec.stack import StackState
@@ -100,7 +100,7 @@ class OfferSeen(Struct, frozen=True, omit_defaults=True):
     launched_at: float = 0.0
     lost_at: float = 0.0
     price: float | None = None  # USD per machine-hour, where a market tells more than the stack file
-    chance: float | None = None  # of spot, 0 to 1: the cloud's own guess
+    guess: Guess | None = None  # of spot: the cloud's own
     watch: Watch | None = None  # of a spot offer: how it was there, and how long
     boot_s: float | None = None  # from the order to the hello, as machines of the pool have it
 

@@ -30,16 +30,31 @@ class PriceRun(Struct, frozen=True, array_like=True):
     zone: str = ""
 
 
+class Guess(Struct, frozen=True, omit_defaults=True):
+    """What a cloud itself says of its spot machines in one zone, each from 0 (bad) to 1. None: it does not say, which
+    is never zero. Priors, and no more: they are compared with its guesses of other zones, not believed as they are.
+
+    Attributes:
+        had: as many as were asked about are to be had now (GCE's obtainability, a tenth of EC2's score).
+        lasts: for how much of an hour most of them would run (GCE's estimated uptime, which ends at an hour).
+        kept: of those that ended lately, the share that the cloud had not taken (GCE's preemption history).
+    """
+
+    had: float | None = None
+    lasts: float | None = None
+    kept: float | None = None
+
+
 class Chances(Struct, frozen=True):
-    """How likely a pool's spot machines are to be had, 0 to 1 by zone, as a cloud guessed it ``at`` (virtual unix
-    seconds). A prior, and no more; a zone that is missing is unknown."""
+    """A pool's guesses by zone, as its cloud made them ``at`` (virtual unix seconds). A zone that is missing is
+    unknown."""
 
     at: float
-    by_zone: dict[str, float]
+    by_zone: dict[str, Guess]
 
 
 class Prices(Struct, frozen=True, omit_defaults=True):
-    """``market/prices/<pool>``: spot prices of a pool's machine type in the stack's region.
+    """``market/prices/<pool>``: what the cloud tells of a pool's spot machines: prices in the stack's region, guesses.
 
     ``asked`` is the time of the last question, answered or not; ``told`` that of the last answer. No runs
     means unknown, never zero.
@@ -49,12 +64,12 @@ class Prices(Struct, frozen=True, omit_defaults=True):
     asked: float
     told: float = 0.0
     runs: tuple[PriceRun, ...] = ()  # by time
-    chances: Chances | None = None  # where the cloud tells any
+    guesses: Chances | None = None  # where the cloud makes any
 
-    def chance(self, now: float, zone: str) -> float | None:
+    def guess(self, now: float, zone: str) -> Guess | None:
         """None: unknown, or told too long ago."""
-        told = self.chances
-        return told.by_zone.get(zone) if told is not None and now - told.at <= FRESH_S else None
+        made = self.guesses
+        return made.by_zone.get(zone) if made is not None and now - made.at <= FRESH_S else None
 
     def now(self, now: float, zone: str = "") -> float | None:
         """USD per machine-hour for a choice made now; None: unknown, or told too long ago."""
