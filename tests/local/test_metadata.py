@@ -12,6 +12,8 @@ import pytest
 import requests
 from spotkeeper.local.cloud import LocalCloud
 from spotkeeper.local.views import VmView
+from spotkeeper.vm.gce import Gce
+from spotkeeper.vm.notice import Cause
 
 from tests.local.client import SPOT, Api
 
@@ -67,6 +69,21 @@ def test_folders_and_missing_keys(host: str) -> None:
     assert read(host, "instance").status_code == 301
     assert "attributes/\n" in read(host, "instance/").text
     assert read(host, "instance/attributes/").text == "startup-script\n"
+
+
+def test_announced_maintenance_has_a_window(host: str, cloud: LocalCloud) -> None:
+    """As our own client reads it: the event alone says no time."""
+    assert read(host, "instance/upcoming-maintenance/", recursive="true").json() == {}
+    begun = cloud.clock.now()
+    cloud.maintenance("meta", "TERMINATE_ON_HOST_MAINTENANCE", 3000.0)
+    ended = cloud.clock.now()
+    shown = read(host, "instance/upcoming-maintenance/", recursive="true").json()
+    assert (shown["maintenanceStatus"], shown["canReschedule"]) == ("PENDING", "false")
+    sign = Gce(cloud.clock, host).instance().sign
+    assert sign is not None and sign.cause is Cause.MAINTENANCE
+    assert sign.deadline is not None and begun - 1.0 <= sign.deadline - 3000.0 <= ended + 1.0
+    cloud.maintenance("meta", "NONE")
+    assert Gce(cloud.clock, host).instance().sign is None
 
 
 def test_recursive_json_has_camel_case_keys_and_leaves_attributes_alone(host: str, vm: VmView) -> None:

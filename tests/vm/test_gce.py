@@ -197,11 +197,61 @@ NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
         ("FALSE", "NONE", "2027-01-15T08:30:00Z", Sign(Cause.MAINTENANCE, NOW + 1800)),
         ("FALSE", "NONE", "2027-01-25T08:30:00Z", None),
         ("FALSE", "NONE", "soon", None),
-        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T08:30:00Z", Sign(Cause.MAINTENANCE)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "", Sign(Cause.MAINTENANCE)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T08:30:00Z", Sign(Cause.MAINTENANCE, NOW + 1800)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T09:00:07Z", Sign(Cause.MAINTENANCE, NOW + 3607)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T07:30:00Z", Sign(Cause.MAINTENANCE)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-25T08:30:00Z", Sign(Cause.MAINTENANCE)),
     ],
 )
 def test_what_the_tree_says_is_ahead(preempted: str, event: str, window: str, sign: Sign | None) -> None:
     assert sign_of(preempted, event, json.dumps({"windowStartTime": window}).encode(), NOW) == sign
+
+
+@pytest.mark.parametrize("key", ["maintenanceStatus", "maintenance_status"])
+def test_maintenance_that_is_over_is_not_ahead(key: str) -> None:
+    for status, sign in (("PENDING", Sign(Cause.MAINTENANCE, NOW - 600)), ("COMPLETE", None)):
+        told = {"windowStartTime": "2027-01-15T07:50:00Z", key: status}
+        assert sign_of("FALSE", "NONE", json.dumps(told).encode(), NOW) == sign
+
+
+ENDING, CALM = "TERMINATE_ON_HOST_MAINTENANCE", "NONE"
+
+
+def of_type(server: Server, machine: str, *, spot: bool = False) -> Gce:
+    preemptible = "TRUE" if spot else "FALSE"
+    server.set(machine_type=f"projects/1/machineTypes/{machine}", scheduling={"preemptible": preemptible})
+    return Gce(Clock(0.0, NOW, 0.0), server.host)  # its clock stands
+
+
+def test_a_machine_with_accelerators_is_told_an_hour_before(server: Server) -> None:
+    one = of_type(server, "a3-highgpu-8g")
+    assert one.instance().sign is None
+    server.set(maintenance_event=ENDING)
+    hour = Sign(Cause.MAINTENANCE, NOW + 3600)
+    assert [one.instance().sign, one.instance().sign] == [hour, hour], "from when it turned, however often it is read"
+    server.set(upcoming_maintenance={"windowStartTime": "2027-01-15T08:30:00Z"})
+    assert one.instance().sign == Sign(Cause.MAINTENANCE, NOW + 1800), "what is announced is surer"
+    server.set(maintenance_event=CALM, upcoming_maintenance={})
+    assert one.instance().sign is None
+    server.set(preempted="TRUE", maintenance_event=ENDING)
+    assert one.instance().sign == Sign(Cause.PREEMPTED)
+
+
+def test_who_did_not_see_it_turn_has_a_minute(server: Server) -> None:
+    one = of_type(server, "g2-standard-4")
+    server.set(maintenance_event=ENDING)
+    assert one.instance().sign == Sign(Cause.MAINTENANCE), "an agent that starts anew, an hour or a second before"
+
+
+@pytest.mark.parametrize(
+    ("machine", "spot"), [("n2-standard-4", False), ("n1-standard-8", False), ("g2-standard-4", True)]
+)
+def test_other_machines_and_spot_ones_are_promised_no_hour(server: Server, machine: str, spot: bool) -> None:
+    one = of_type(server, machine, spot=spot)
+    assert one.instance().sign is None
+    server.set(maintenance_event=ENDING)
+    assert one.instance().sign == Sign(Cause.MAINTENANCE)
 
 
 def test_two_tokens_prove_who_it_is(server: Server, one: Gce) -> None:

@@ -34,6 +34,7 @@ from spotkeeper.spec import codec
 
 log = logging.getLogger("spotkeeper.local")
 T = TypeVar("T", bound=Struct)
+STANDARD_NOTICE_S = 60.0
 _EVENTS = ("NONE", "TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE")
 
 
@@ -107,15 +108,17 @@ class Admin:
             raise errors.not_ready(vm.path)
         elif body.notice:
             # A standard VM has no preemption; its host's maintenance is the notice it gets, then the host goes.
-            self._parts.instances.set_maintenance(vm, "TERMINATE_ON_HOST_MAINTENANCE")
-            self._world.soon(60.0, "vm.host", vm.path)
+            ends = self._world.now() + STANDARD_NOTICE_S
+            self._parts.instances.set_maintenance(vm, "TERMINATE_ON_HOST_MAINTENANCE", ends)
+            self._world.soon(STANDARD_NOTICE_S, "vm.host", vm.path)
         else:
             self._parts.instances.lose(vm)
 
     def _maintenance(self, name: str, body: Maintenance) -> None:
         if body.event not in _EVENTS:
             raise errors.invalid("event", body.event, f"Must be one of {', '.join(_EVENTS)}.")
-        self._parts.instances.set_maintenance(self._vm(name), body.event)
+        at = 0.0 if body.in_s is None else self._world.now() + body.in_s
+        self._parts.instances.set_maintenance(self._vm(name), body.event, at)
 
     def _capacity(self, _: str, body: SetCapacity) -> None:
         if body.model not in ("spot", "on-demand"):

@@ -216,8 +216,9 @@ class LocalCloud:
         """
         self._post(f"vms/{vm}/preempt", views.Preempt(notice))
 
-    def maintenance(self, vm: str, event: str) -> None:
-        self._post(f"vms/{vm}/maintenance", views.Maintenance(event))
+    def maintenance(self, vm: str, event: str, in_s: float | None = None) -> None:
+        """Show this ``maintenance-event``, and an ``upcoming-maintenance`` so many virtual seconds ahead."""
+        self._post(f"vms/{vm}/maintenance", views.Maintenance(event, in_s))
 
     def set_capacity(self, zone: str, nodes: int | None, *, model: str = "spot", reclaim: bool = True) -> None:
         """How many VMs a zone carries; None gives it back to the market. ``reclaim``: take away what is too many."""

@@ -7,10 +7,12 @@ from datetime import datetime
 from spotkeeper.local import catalog
 from spotkeeper.local.instances import Vm
 from spotkeeper.local.metadata import Machine
+from spotkeeper.local.paths import timestamp
 from spotkeeper.local.tokens import Principal
 from spotkeeper.local.wire import JsonObject, JsonValue
 
 NUMBER = catalog.PROJECT_NUMBER
+WINDOW_S = 4 * 3600.0
 
 
 def of_vm(vm: Vm) -> Machine:
@@ -67,7 +69,23 @@ def _instance(vm: Vm, email: str, scopes: list[str]) -> JsonObject:
         },
         "service-accounts": _accounts(email, scopes),
         "tags": list(vm.wire.tags.items or []) if vm.wire.tags else [],
+        "upcoming-maintenance": _window(vm.maintenance_at),
         "zone": f"projects/{NUMBER}/zones/{vm.zone}",
+    }
+
+
+def _window(start: float) -> JsonObject:
+    """As Google shows it: what begins there ends within hours, and cannot be put off."""
+    if not start:
+        return {}
+    begins = timestamp(start)
+    return {
+        "can-reschedule": "false",
+        "latest-window-start-time": begins,
+        "maintenance-status": "PENDING",
+        "type": "UNSCHEDULED",
+        "window-end-time": timestamp(start + WINDOW_S),
+        "window-start-time": begins,
     }
 
 

@@ -74,6 +74,7 @@ class Vm(Struct, frozen=True):
     preempted: bool = False
     notice_until: float | None = None
     maintenance: str = "NONE"
+    maintenance_at: float = 0.0  # when it is announced for; 0: nothing is
     ending: Ending = Ending.NONE
     ops: tuple[str, ...] = ()  # operations that end when the VM is off or gone
     insert_op: str = ""
@@ -433,7 +434,7 @@ class Instances:
     def _restart(self, path: str) -> None:
         vm = self.find(path)
         if vm is not None and vm.wire.status == "REPAIRING":
-            self._run(self._put(vm, maintenance="NONE"))
+            self._run(self._put(vm, maintenance="NONE", maintenance_at=0.0))
 
     def _expire(self, path: str) -> None:
         vm = self.find(path)
@@ -625,9 +626,9 @@ class Instances:
         self._put(vm, wire=msgspec.structs.replace(vm.wire, metadata=new))
         return self._operations.start("setMetadata", vm.ref, vm.id, request_id)
 
-    def set_maintenance(self, vm: Vm, event: str) -> None:
-        """``maintenance-event`` in metadata: NONE, or what the host is about to do."""
-        self._put(vm, maintenance=event)
+    def set_maintenance(self, vm: Vm, event: str, at: float = 0.0) -> None:
+        """``maintenance-event`` in metadata: NONE, or what the host is about to do; ``at``: as it is announced."""
+        self._put(vm, maintenance=event, maintenance_at=at)
 
     # After a restart of the control plane
 

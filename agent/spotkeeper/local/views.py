@@ -79,6 +79,7 @@ class Preempt(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Maintenance(Struct, frozen=True, forbid_unknown_fields=True):
     event: str = "NONE"  # | TERMINATE_ON_HOST_MAINTENANCE | MIGRATE_ON_HOST_MAINTENANCE
+    in_s: float | None = None  # virtual; from now to the window that is announced
 
 
 class SetCapacity(Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import threading
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from spotkeeper.vm.gcs import Gcs
 
 STORAGE = "https://storage.googleapis.com"
+HOUR_S = 3600.0  # from the event to the end of a machine with accelerators
+NEXT_S = 2 * HOUR_S  # a window that begins later is not what the event is about
+ACCELERATED = re.compile(r"(a[2-9]x?|g[2-9])-")
 
 
 class _Interface(Struct, frozen=True):
@@ -34,6 +38,12 @@ class _Upcoming(Struct, frozen=True):
 
     in_tree: str = msgspec.field(default="", name="windowStartTime")
     by_itself: str = msgspec.field(default="", name="window_start_time")
+    status: str = msgspec.field(default="", name="maintenanceStatus")  # PENDING, ONGOING, COMPLETE
+    status_by_itself: str = msgspec.field(default="", name="maintenance_status")
+
+
+class _Scheduling(Struct, frozen=True):
+    preemptible: str = "FALSE"
 
 
 class _Tree(Struct, frozen=True, rename="camel"):
@@ -47,6 +57,8 @@ class _Tree(Struct, frozen=True, rename="camel"):
     preempted: str = "FALSE"
     maintenance_event: str = "NONE"
     upcoming_maintenance: msgspec.Raw = msgspec.Raw(b"null")  # where there is none: "NONE", {}, {"error": ...}
+    machine_type: str = ""
+    scheduling: _Scheduling = _Scheduling()
 
 
 class Gce:
@@ -58,6 +70,8 @@ class Gce:
         self._root = f"{self.url}computeMetadata/v1/"
         self._identity: dict[str, tuple[str, float]] = {}
         self._access: tuple[str, float] = ("", 0.0)
+        self._calm = False  # whether an end by maintenance was not ahead when somebody looked
+        self._turned: float | None = None  # since when it is, if it was seen to turn
         self._lock = threading.Lock()
 
     def instance(self) -> Instance:
@@ -135,14 +149,26 @@ class Gce:
             tree = codec.decode(text, _Tree, strict=False)
         except msgspec.DecodeError as error:
             raise MetadataError(f"instance/: {error}") from None
+        now = self._clock.now()
+        ends = self._ends(tree, now)
         return Instance(
             uid=str(tree.id),
             name=tree.name,
             zone=tree.zone.rpartition("/")[2],
             address=tree.network_interfaces[0].ip,
             attributes=tree.attributes,
-            sign=sign_of(tree.preempted, tree.maintenance_event, bytes(tree.upcoming_maintenance), self._clock.now()),
+            sign=sign_of(tree.preempted, tree.maintenance_event, bytes(tree.upcoming_maintenance), now, ends),
         )
+
+    def _ends(self, tree: _Tree, now: float) -> float | None:
+        """When maintenance ends this machine by what Google promises it in general; None: it promises a minute."""
+        with self._lock:
+            if not _ending(tree.maintenance_event):
+                self._calm, self._turned = True, None
+            elif self._calm and self._turned is None:
+                self._turned = now
+            turned = self._turned
+        return turned + HOUR_S if turned is not None and _has_an_hour(tree) else None
 
     def _get(self, path: str, query: dict[str, str], answer_s: float = ANSWER_S) -> tuple[bytes, str]:
         """Body and etag.
@@ -175,20 +201,46 @@ class _Claims(Struct, frozen=True):
     exp: float = 0.0
 
 
-def sign_of(preempted: str, event: str, upcoming: bytes, now: float) -> Sign | None:
+def sign_of(preempted: str, event: str, upcoming: bytes, now: float, ends: float | None = None) -> Sign | None:
     """What the tree says is ahead. A migration is none of it: the machine goes on elsewhere.
 
-    ``upcoming``: JSON of any shape; what cannot be read is no maintenance, and hides no preemption.
+    Args:
+        upcoming: JSON of any shape; what cannot be read is no maintenance, and hides no preemption.
+        ends: when maintenance that is said to be ahead ends the machine, where no window is announced for it.
     """
     if preempted.upper() == "TRUE":
         return Sign(Cause.PREEMPTED)
-    if event.upper().startswith("TERMINATE"):
-        return Sign(Cause.MAINTENANCE)
+    start = _window(upcoming)
+    if not _ending(event):
+        return None if start is None else scheduled(start, now)
+    # A window that has begun says no more when; one of next week is of another maintenance.
+    announced = start is not None and now < start <= now + NEXT_S
+    return Sign(Cause.MAINTENANCE, start if announced else ends)
+
+
+def _window(upcoming: bytes) -> float | None:
+    """When the announced window begins; None: none is, or it is over."""
     try:
         told = codec.decode(upcoming, _Upcoming)
-        return scheduled(from_rfc3339(told.in_tree or told.by_itself), now)
+        over = (told.status or told.status_by_itself).upper() == "COMPLETE"
+        return None if over else from_rfc3339(told.in_tree or told.by_itself)
     except ValueError:  # DecodeError is one
         return None
+
+
+def _ending(event: str) -> bool:
+    return event.upper().startswith("TERMINATE")
+
+
+def _has_an_hour(tree: _Tree) -> bool:
+    """Machines with accelerators are told an hour before, all others a minute. Spot machines are promised neither.
+
+    An N1's accelerators are not shown, so it counts as one without.
+
+    Source: https://cloud.google.com/compute/docs/gpus/gpu-host-maintenance
+    """
+    accelerated = ACCELERATED.match(tree.machine_type.rpartition("/")[2]) is not None
+    return accelerated and tree.scheduling.preemptible.upper() != "TRUE"
 
 
 def _expiry(token: str) -> float:
