@@ -62,6 +62,7 @@ COLLECTIONS = {
                 _COMMON
                 | {"ipCidrRange", "network", "privateIpGoogleAccess", "region", "stackType", "purpose", "role"}
                 | {"secondaryIpRanges", "logConfig", "enableFlowLogs", "ipv6AccessType", "privateIpv6GoogleAccess"}
+                | {"allowSubnetCidrRoutesOverlap"}
             ),
             {"network": "networks"},
         ),
@@ -168,6 +169,10 @@ class Storeroom:
             if target is None or target.kind != kind or self.find(target) is None:
                 raise errors.invalid(f"resource.{name}", link, "The referenced resource cannot be found.")
             clean[name] = self._world.self_link(target.path)
+        if isinstance(routing := clean.get("routingConfig"), dict):
+            routing.pop(
+                "deleteBgpAlwaysCompareMed", None
+            )  # what Terraform's provider asks for, in no schema of Google's
         if "region" in collection.fields:
             clean["region"] = self._world.self_link(f"projects/{ref.project}/{ref.scope}")
         return clean

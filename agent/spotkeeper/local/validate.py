@@ -51,6 +51,8 @@ def scheduling(value: Scheduling | None, accelerated: bool) -> Scheduling:
     _one_of(given.provisioning_model, _MODELS, f"{at}.provisioningModel")
     _one_of(given.instance_termination_action, _ACTIONS, f"{at}.instanceTerminationAction")
     _one_of(given.on_host_maintenance, _MAINTENANCE, f"{at}.onHostMaintenance")
+    if given.skip_guest_os_shutdown:
+        raise errors.not_built("scheduling.skipGuestOsShutdown")
     spot = given.provisioning_model == "SPOT"
     if spot:
         _spot(given, at)

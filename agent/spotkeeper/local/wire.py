@@ -51,6 +51,7 @@ class Scheduling(Struct, frozen=True, rename="camel", omit_defaults=True, forbid
     host_error_timeout_seconds: int | None = None
     location_hint: str | None = None
     protection_tier: str | None = None
+    skip_guest_os_shutdown: bool | None = None
 
     @property
     def spot(self) -> bool:
@@ -359,7 +360,7 @@ class Operation(Struct, frozen=True, rename="camel", omit_defaults=True):
 NOT_BUILT: dict[type, frozenset[str]] = {
     Scheduling: frozenset(
         {"exposeHostTopology", "gracefulShutdown", "localSsdRecoveryTimeout", "nodeAffinities"}
-        | {"onInstanceStopAction", "skipGuestOsShutdown", "terminationTime"}
+        | {"onInstanceStopAction", "terminationTime"}
     ),
     AttachedDisk: frozenset({"diskEncryptionKey", "savedState", "shieldedInstanceInitialState"}),
     InitializeParams: frozenset(
