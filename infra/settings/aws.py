@@ -23,9 +23,9 @@ _KEPT = 5  # addresses of each subnet
 _PARTS = 8  # of a network's range; no region has more zones
 _ACCOUNT = re.compile(r"\d{12}\Z")
 _IMAGE = re.compile(r"(ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./-]+:[\w.-]+)\Z")
-_ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+\Z")
-_CALLER = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+\Z")
-_SECRET = re.compile(r"(arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[\w/+=.@-]{1,512}\Z")
+_ROLE = re.compile(r"arn:aws:iam::(\d{12}):role/[\w+=,.@/-]+\Z")
+_CALLER = re.compile(r"arn:aws:iam::\d{12}:(role|user)/[\w+=,.@/-]+\Z")
+_SECRET = re.compile(r"(arn:aws:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[\w/+=.@-]{1,512}\Z")
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9]{1,61}[a-z0-9]\Z")
 
 # Disk types -> the smallest and the largest in GB.
@@ -123,6 +123,9 @@ def job_identity(s: Settings) -> Iterator[Problem]:
         yield problem("job_identity", "want a role's ARN: arn:aws:iam::123456789012:role/trainer", s.job_identity)
     elif s.job_identity.rsplit("/", 1)[1].startswith(f"sk-{s.stack}"):
         yield problem("job_identity", "is a role of Spotkeeper's own: make one for jobs", s.job_identity)
+    elif s.secrets and f"::{s.account}:" not in s.job_identity:
+        message = "is another account's, where nobody here can give it the right to read `secrets`: do so there"
+        yield problem("job_identity", message, s.job_identity)
 
 
 def _is_bucket(name: str) -> bool:

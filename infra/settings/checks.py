@@ -238,7 +238,7 @@ def job_files(s: Settings) -> Iterator[Problem]:
             yield problem(
                 join("jobs", index), "want a path inside the repository, from the folder of Pulumi.yaml", name
             )
-        elif path.suffix not in (".yaml", ".yml"):
+        elif path.suffix not in (".yaml", ".yml") or not name.isprintable():
             yield problem(join("jobs", index), "want a job file, .yaml", name)
     yield from _twice("jobs", s.jobs)
 

@@ -71,6 +71,10 @@ JOB_CASES = [
     (GOOD + "name: other\n", "job.yaml:3: name: given twice (first in line 1): remove one"),
     ("name: &n first\ncommand: [*n]\n", "job.yaml:2: aliases (*name) are not read: write the value out"),
     (
+        GOOD + "seed: 010\n",
+        "job.yaml:3: seed: 010: another number to other readers of YAML: without the zero, or in quotes",
+    ),
+    (
         f"name: first\ncommand: [/opt/train.py, {'x' * 140_000}]\n",
         "job.yaml:2: command[1]: is 140,000 bytes long, and no system takes more than 131,071",
     ),
@@ -494,8 +498,9 @@ def test_secret_values_are_never_repeated(folder: Path) -> None:
         (lambda path: path.mkdir(), "{path}: is a folder, want a file"),
         (lambda path: path.write_bytes(b"\xff\xfe\x00"), "{path}: not a text file (UTF-8)"),
         (lambda path: path.write_bytes(b"#" * 1_000_001), "{path}: larger than 1000 kB: not a job or stack file"),
+        (lambda path: path.symlink_to("/dev/zero"), "{path}: larger than 1000 kB: not a job or stack file"),
     ],
-    ids=["missing", "folder", "binary", "huge"],
+    ids=["missing", "folder", "binary", "huge", "endless"],
 )
 def test_files_that_are_none(tmp_path: Path, make: object, message: str) -> None:
     path = tmp_path / "job.yaml"

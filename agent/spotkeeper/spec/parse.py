@@ -14,6 +14,7 @@ through the same :class:`SpecError`. It may not touch the network or guess a val
 from __future__ import annotations
 
 import difflib
+import io
 import json
 import math
 import operator
@@ -136,10 +137,12 @@ def load(source: Path | str, type: type[T]) -> T:
 def read_text(path: Path) -> str:
     """A file's text, or the reason why it cannot be read as a :class:`SpecError`."""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)  # and no more: a link to a device has no end
+        if len(data) > MAX_BYTES:
             size = f"larger than {MAX_BYTES // 1000} kB: not a job or stack file"
             raise SpecError([Problem("", size, source=str(path))])
-        return path.read_text(encoding="utf-8")
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError:
         raise SpecError([Problem("", "not a text file (UTF-8)", source=str(path))]) from None
     except FileNotFoundError:

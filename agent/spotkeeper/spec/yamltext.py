@@ -2,7 +2,7 @@
 
 Scalars follow YAML 1.2's core schema: ``no`` and ``on`` are texts, ``12:30`` is not 750,
 a date stays a text. A key given twice and an alias are errors: the first hides a value,
-the second makes a small file arbitrarily large.
+the second makes a small file arbitrarily large. So is ``010``, which is eight to Pulumi's reader.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import yaml
 from spotkeeper.spec.parse import Problem, SpecError, join
 
 _INT = re.compile(r"[-+]?[0-9]+\Z")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9]+\Z")
 _BASED = re.compile(r"0(x[0-9a-fA-F]+|o[0-7]+)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _DIGITS = 300  # a longer number is infinite: no field has room for it, and Python refuses to print it
@@ -74,7 +75,12 @@ def _value(node: yaml.Node, path: str, source: str, lines: dict[str, int]) -> ob
         return _mapping(node, path, source, lines)
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, join(path, index), source, lines) for index, item in enumerate(node.value)]
-    return _scalar(node) if isinstance(node, yaml.ScalarNode) else None
+    if not isinstance(node, yaml.ScalarNode):
+        return None
+    if node.style is None and _LEADING_ZERO.match(node.value):
+        message = f"{node.value[:20]}: another number to other readers of YAML: without the zero, or in quotes"
+        raise SpecError([Problem(path, message, source=source, line=node.start_mark.line + 1)])
+    return _scalar(node)
 
 
 def _mapping(node: yaml.MappingNode, path: str, source: str, lines: dict[str, int]) -> dict[object, object]:
