@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from spotkeeper.cli.policy import serve
@@ -97,3 +98,14 @@ def test_a_clock_that_jumps_back_harms_nothing() -> None:
     answers, errors = talk(START, TICK, {**TICK, "tick": 2, "now_h": -3.0}, TICK)
     assert len(answers) == 3
     assert errors == ""
+
+
+def test_the_conversation_in_the_docs_is_one() -> None:
+    """Whoever judges the rule copies it from there: each question is understood, and answered as it says."""
+    text = (Path(__file__).parents[2] / "docs" / "selection.md").read_text().partition("\n```\n")[2].partition("```")[0]
+    said = [line.split(" ", 1) for line in text.splitlines()]
+    answers, errors = io.BytesIO(), io.StringIO()
+    serve(io.BytesIO("\n".join(line for who, line in said if who == ">").encode()), answers, errors)
+    assert errors.getvalue() == ""
+    assert answers.getvalue().decode().splitlines() == [line for who, line in said if who == "<"]
+    assert {json.loads(line)["type"] for who, line in said if who == ">"} == {"hello", "start", "tick", "end", "bye"}
