@@ -128,8 +128,8 @@ def encrypted_volume(seen: Seen) -> Iterator[str]:
 
 def pinned(seen: Seen) -> Iterator[str]:
     image = str(seen.at("imageId") or seen.at("ami") or "")
-    if re.match(r"resolve:ssm:[^:]+\Z", image):
-        yield f"{image}: names a parameter, which moves: add its version"
+    if re.match(r"resolve:ssm:[^:]+(:[^:]*\D[^:]*)?\Z", image):  # without a version, or with a label
+        yield f"{image}: names a parameter, which moves: add its version, a number"
 
 
 def narrow(seen: Seen) -> Iterator[str]:

@@ -22,7 +22,7 @@ _MOST_SPREAD = 7  # machines of a spread group in one zone
 _KEPT = 5  # addresses of each subnet
 _PARTS = 8  # of a network's range; no region has more zones
 _ACCOUNT = re.compile(r"\d{12}\Z")
-_IMAGE = re.compile(r"(ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./-]+:[\w.-]+)\Z")
+_IMAGE = re.compile(r"(ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./-]+:\d+)\Z")
 _ROLE = re.compile(r"arn:aws:iam::(\d{12}):role/[\w+=,.@/-]+\Z")
 _CALLER = re.compile(r"arn:aws:iam::\d{12}:(role|user)/[\w+=,.@/-]+\Z")
 _SECRET = re.compile(r"(arn:aws:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[\w/+=.@-]{1,512}\Z")
@@ -63,8 +63,8 @@ def account(s: Settings) -> Iterator[Problem]:
 
 
 def _image(path: str, name: str) -> Iterator[Problem]:
-    if re.match(r"resolve:ssm:[^:]+\Z", name):
-        yield problem(path, "names a parameter, which moves: add its version, resolve:ssm:<name>:<version>", name)
+    if re.match(r"resolve:ssm:[^:]+(:[^:]*\D[^:]*)?\Z", name):  # without a version, or with a label
+        yield problem(path, "names a parameter, which moves: add its version, a number: resolve:ssm:<name>:<version>", name)
     elif not _IMAGE.match(name):
         yield problem(path, "want ami-... or resolve:ssm:<name>:<version>", name)
 

@@ -324,11 +324,14 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
             message = "is not in infra/catalog.py: another type, or its prices by zone (prices)"
             yield problem("machine.type", message, kind, nearest(kind, listed))
         return  # or its accelerator is not, which is said elsewhere
+    if without := [zone for zone in pool.zones if pool.price(zone) is None]:
+        message = f"is not in infra/catalog.py: another type, or its prices for {', '.join(without)} as well (prices)"
+        yield problem("machine.type", message, kind, nearest(kind, listed))
     for zone in pool.zones:
         price = pool.price(zone)
         if price is None:
-            yield Problem(join("prices", zone), f"missing: {kind} is not in infra/catalog.py")
-        elif pool.kind == "spot" and price.spot is None:
+            continue  # said above, once
+        if pool.kind == "spot" and price.spot is None:
             yield Problem(join(join("prices", zone), "spot"), "missing, a spot pool needs it")
         elif price.spot is not None and price.spot > price.on_demand:
             yield problem(join(join("prices", zone), "spot"), "is above the on-demand price", price.spot)

@@ -13,6 +13,7 @@ from infra.settings import aws, checks, gcp
 from infra.settings.model import Settings
 
 NAMESPACE = "spotkeeper"
+PROJECT = "gcp:project"
 _CLOUDS = {"gcp": gcp, "aws": aws}
 _STAND_IN = {"cloud": "gcp", "region": "", "image": ""}  # for required fields; nobody gets to see them
 
@@ -29,30 +30,40 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
         namespace, _, key = name.partition(":")
         if namespace == NAMESPACE:
             plain[key] = _value(key, text)
-        elif nearest(namespace, (NAMESPACE,)):
-            wrong.append(Problem(name, "unknown key", hint=f"{NAMESPACE}:{key}"))
+        elif hint := _meant(name, config):
+            wrong.append(Problem(name, "unknown key", hint=hint))
         elif key == "region" and namespace == config.get(f"{NAMESPACE}:cloud") and _elsewhere(config, text):
             wrong.append(problem(name, f"differs from {NAMESPACE}:region: leave it out", text))
     if wrong:  # nobody would read them: a limit of a misspelt namespace would be none
         raise SpecError(wrong)
-    return parse(plain, stack=stack, project=config.get("gcp:project", ""))
+    return parse(plain, stack=stack, project=config.get(PROJECT, ""))
+
+
+def _meant(name: str, config: Mapping[str, str]) -> str | None:
+    """What a key of another namespace is a slip of the pen for; None: it is a provider's own."""
+    namespace, _, key = name.partition(":")
+    if nearest(namespace, (NAMESPACE,)):
+        return f"{NAMESPACE}:{key}"
+    of_gcp = namespace == "gcp" or namespace not in _CLOUDS and nearest(namespace, _CLOUDS) == "gcp"
+    missed = PROJECT not in config and config.get(f"{NAMESPACE}:cloud") == "gcp"
+    return PROJECT if missed and of_gcp and nearest(key, ("project",)) else None
 
 
 def _elsewhere(config: Mapping[str, str], region: str) -> bool:
     return config.get(f"{NAMESPACE}:region") not in (None, region)
 
 
-def _texts() -> frozenset[str]:
-    """The keys that Pulumi hands over as they are written; everything else is JSON."""
-    kinds = inspect.StrType | inspect.LiteralType
-    fields = inspect.type_info(Settings).fields  # type: ignore[attr-defined]
-    return frozenset(f.encode_name for f in fields if isinstance(getattr(f.type, "type", f.type), kinds))
-
-
-_TEXTS = _texts()
+_FIELDS = inspect.type_info(Settings).fields  # type: ignore[attr-defined]
+# The keys that Pulumi hands over as they are written; everything else is JSON.
+_TEXTS = frozenset(
+    f.encode_name for f in _FIELDS if isinstance(getattr(f.type, "type", f.type), inspect.StrType | inspect.LiteralType)
+)
+_MAY_BE_EMPTY = frozenset(f.encode_name for f in _FIELDS if f.default == "")  # which is their default in Pulumi.yaml
 
 
 def _value(key: str, text: str) -> object:
+    if not text and key not in _MAY_BE_EMPTY:
+        return None  # a key without a value, as the engine hands it over
     if key in _TEXTS:
         return text
     try:
@@ -67,7 +78,7 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
     Raises:
         SpecError: unknown keys, wrong types, and combinations that cannot work.
     """
-    fixed = {"stack": None, "project": "gcp:project"}
+    fixed = {"stack": None, "project": PROJECT}
     problems = [Problem(key, "is not set here", hint=hint) for key, hint in fixed.items() if key in plain]
     if problems:
         raise SpecError(problems)

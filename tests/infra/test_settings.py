@@ -17,7 +17,7 @@ from spotkeeper.local.deploy.config import read_config
 from spotkeeper.spec.parse import SpecError
 
 from infra import settings as package
-from infra.settings import Settings, aws, checks, from_config, gcp, jobs, model, state
+from infra.settings import Settings, aws, checks, from_config, gcp, jobs, model, parse, state
 from infra.settings import pool as pool_model
 from tests.infra import reference, stackfiles
 from tests.infra.conftest import ROOT, STACKS
@@ -146,6 +146,53 @@ def test_a_key_without_namespace_is_the_projects_and_a_date_is_a_text(tmp_path: 
 def test_a_misspelt_namespace_is_told() -> None:
     with pytest.raises(SpecError, match=r"spotkeper:limits: unknown key \(did you mean spotkeeper:limits\?\)"):
         from_config({"spotkeper:limits": "{}"}, "dev")
+
+
+@pytest.mark.parametrize("written", ["gpc:project", "gcp:projct", "gcp:Project"])
+def test_a_misspelt_project_is_told(written: str) -> None:
+    config = {"spotkeeper:cloud": "gcp", written: "acme-train"}
+    with pytest.raises(SpecError, match=rf"{written}: unknown key \(did you mean gcp:project\?\)"):
+        from_config(config, "dev")
+
+
+@pytest.mark.parametrize("key", ["gcp:zone", "google-native:project", "aws:profile"])
+def test_a_providers_own_key_is_its_own(key: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        from_config({"spotkeeper:cloud": "gcp", "gcp:project": "acme-train", key: "x"}, "dev")
+    assert key not in str(caught.value)
+
+
+EMPTY = {
+    "region": "region: empty, want a text",
+    "image": "image: empty, want a text",
+    "limits": "limits: empty, want a mapping with lease_minutes, boot_deadline_s, max_run_hours, machines, ...",
+    "budget": "budget: empty, want a mapping with monthly, billing_account, currency, alert_at, or leave it out",
+}
+
+
+@pytest.mark.parametrize("key", EMPTY)
+def test_a_key_without_a_value_is_told_as_the_engine_and_as_a_reader_of_the_file_have_it(
+    key: str, tmp_path: Path
+) -> None:
+    """The engine hands over "" for it, whatever the key is."""
+    file = tmp_path / "Pulumi.dev.yaml"
+    file.write_text(f"config:\n  spotkeeper:{key}:\n")
+    assert read_config(file)[f"spotkeeper:{key}"] == ""
+    with pytest.raises(SpecError) as caught:
+        from_config(read_config(file), "dev")
+    assert EMPTY[key] in str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("path", ["pools.1.placement", "pools.1.max_on_demand", "limits.usd_per_hour", "limits.machines"])
+def test_a_cap_without_a_value_is_no_missing_cap(path: str) -> None:
+    plain = stackfiles.plain("gcp", {path: "here"})
+    *parents, last = path.split(".")
+    at: Any = plain
+    for word in parents:
+        at = at[int(word) if word.isdigit() else word]
+    at[last] = None
+    with pytest.raises(SpecError, match=rf"{last}: empty, want .*, or leave it out\Z"):
+        parse(plain, stack="dev", project="acme-train")
 
 
 JUNK: tuple[Any, ...] = ([], {}, 0, -1, "x", 1e308, "\ud800", [None], {"": 1}, "::/0", 10**30, {"us-east1-b": {}})

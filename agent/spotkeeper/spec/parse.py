@@ -272,6 +272,9 @@ def _check_struct(obj: object, want: inspect.StructType, path: str, out: list[Pr
     for key, value in obj.items():
         if not isinstance(key, str):
             out.append(Problem(path, "a key must be a text: put it in quotes", shown(key)))
+        elif value is None and key in fields and _may_be_nothing(fields[key].type):
+            # Somebody began to write a cap, or a copy of checkpoints, and would have none without a word.
+            out.append(Problem(join(path, key), f"empty, want {describe(fields[key].type)}, or leave it out"))
         elif key in fields:
             _check(value, fields[key].type, join(path, key), out)
         elif want.forbid_unknown_fields and key != want.tag_field:
@@ -283,6 +286,12 @@ def _check_struct(obj: object, want: inspect.StructType, path: str, out: list[Pr
     for name, field in fields.items():
         if field.required and name not in obj and name not in meant:
             out.append(Problem(join(path, name), f"missing, want {describe(field.type)}"))
+
+
+def _may_be_nothing(want: inspect.Type) -> bool:
+    if isinstance(want, inspect.Metadata):
+        return _may_be_nothing(want.type)
+    return isinstance(want, inspect.UnionType) and any(isinstance(one, inspect.NoneType) for one in want.types)
 
 
 def _offered(field: inspect.Field) -> bool:
@@ -327,7 +336,8 @@ def _check_choice(obj: object, want: inspect.EnumType | inspect.LiteralType, pat
         out.append(Problem(path, f"empty, want {describe(want)}"))
         return
     hint = nearest(obj, options) if isinstance(obj, str) else None
-    out.append(Problem(path, f"not {describe(want)}", shown(obj), hint))
+    quotes = ": put it in quotes" if isinstance(obj, int | float) and any(map(_number, options)) else ""
+    out.append(Problem(path, f"not {describe(want)}{quotes}", shown(obj), hint))
 
 
 def _options(want: inspect.EnumType | inspect.LiteralType) -> list[str]:

@@ -39,7 +39,14 @@ def read_config(config_file: Path, endpoint: str | None = None) -> dict[str, str
     project = codec.convert(msgspec.yaml.decode(PROJECT_FILE.read_bytes()), _Project)
     values = {f"{NAMESPACE}:{key}": known.default for key, known in project.config.items() if known.default is not None}
     values |= stack_config(config_file, endpoint)
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return {key: _text(value) for key, value in values.items()}
+
+
+def _text(value: object) -> str:
+    """A value as the engine hands it over: of a key without one, nothing."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def stack_config(config_file: Path, endpoint: str | None = None) -> dict[str, object]:
