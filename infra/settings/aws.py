@@ -64,7 +64,8 @@ def account(s: Settings) -> Iterator[Problem]:
 
 def _image(path: str, name: str) -> Iterator[Problem]:
     if re.match(r"resolve:ssm:[^:]+(:[^:]*\D[^:]*)?\Z", name):  # without a version, or with a label
-        yield problem(path, "names a parameter, which moves: add its version, a number: resolve:ssm:<name>:<version>", name)
+        message = "names a parameter, which moves: add its version, a number: resolve:ssm:<name>:<version>"
+        yield problem(path, message, name)
     elif not _IMAGE.match(name):
         yield problem(path, "want ami-... or resolve:ssm:<name>:<version>", name)
 

@@ -44,7 +44,7 @@ def _meant(name: str, config: Mapping[str, str]) -> str | None:
     namespace, _, key = name.partition(":")
     if nearest(namespace, (NAMESPACE,)):
         return f"{NAMESPACE}:{key}"
-    of_gcp = namespace == "gcp" or namespace not in _CLOUDS and nearest(namespace, _CLOUDS) == "gcp"
+    of_gcp = namespace == "gcp" or (namespace not in _CLOUDS and nearest(namespace, _CLOUDS) == "gcp")
     missed = PROJECT not in config and config.get(f"{NAMESPACE}:cloud") == "gcp"
     return PROJECT if missed and of_gcp and nearest(key, ("project",)) else None
 

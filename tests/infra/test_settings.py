@@ -183,7 +183,10 @@ def test_a_key_without_a_value_is_told_as_the_engine_and_as_a_reader_of_the_file
     assert EMPTY[key] in str(caught.value).splitlines()
 
 
-@pytest.mark.parametrize("path", ["pools.1.placement", "pools.1.max_on_demand", "limits.usd_per_hour", "limits.machines"])
+CAPS = ("pools.1.placement", "pools.1.max_on_demand", "limits.usd_per_hour", "limits.machines")
+
+
+@pytest.mark.parametrize("path", CAPS)
 def test_a_cap_without_a_value_is_no_missing_cap(path: str) -> None:
     plain = stackfiles.plain("gcp", {path: "here"})
     *parents, last = path.split(".")

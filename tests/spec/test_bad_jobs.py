@@ -137,8 +137,10 @@ JOB_CASES = [
     ("name: 12\ncommand: [/opt/train.py]\n", "job.yaml:1: name: 12: want a text: put it in quotes"),
     ("name:\ncommand: [/opt/train.py]\n", "job.yaml:1: name: empty, want a text"),
     (GOOD + "max_usd:\n", "job.yaml:3: max_usd: empty, want a number, or leave it out"),
-    (GOOD + "checkpoint: {mirror: }\n",
-     "job.yaml:3: checkpoint.mirror: empty, want a mapping with every_min, mb_s, keep, or leave it out"),
+    (
+        GOOD + "checkpoint: {mirror: }\n",
+        "job.yaml:3: checkpoint.mirror: empty, want a mapping with every_min, mb_s, keep, or leave it out",
+    ),
     (
         "name: first\ncommand: train.py --lr 1\n",
         'job.yaml:2: command: "train.py --lr 1": want a list of texts with at least 1,'
