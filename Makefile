@@ -12,7 +12,8 @@ ARGS ?=
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
 	@echo "make test   all tests (ARGS='-k decide' for some)"
-	@echo "make engine  both clouds' stacks through Pulumi's own engine, with strict stand-ins for their providers"
+	@echo "make engine  both clouds' stacks through Pulumi's own engine, with strict stand-ins for their providers, and"
+	@echo "            with Google's own against the one-machine cloud, where each is installed"
 	@echo "make adapters  the callbacks, with the real Lightning and transformers (in .venv-adapters, beside .venv)"
 	@echo "make model  every state of small worlds, and every rule taken away in turn; writes .spotkeeper/model.json"
 	@echo "make soak   10,000 virtual days on recorded markets with every fault at once; writes .spotkeeper/soak.json"
@@ -42,6 +43,7 @@ test: setup
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Pulumi's own engine is no Python package: https://www.pulumi.com/docs/install/ (pulumi, pulumi-language-python).
+# Nor is Google's provider for it: `pulumi plugin install resource gcp`. What is not there is skipped, with its reason.
 engine: setup
 	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/engine $(ARGS)
 
@@ -85,7 +87,7 @@ lint: setup
 	@if command -v actionlint >/dev/null; then PATH="$(BIN):$$PATH" actionlint; fi
 
 types: setup
-	@$(BIN)/mypy --no-error-summary agent/spotkeeper infra
+	@$(BIN)/mypy --no-error-summary agent/spotkeeper infra bench/*.py
 
 # No addresses in the lock, and all platforms in one file.
 lock: setup

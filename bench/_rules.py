@@ -29,8 +29,8 @@ class Known:
         egress = self.terms.move_price / 6.0
 
         def dear(zone: str) -> float:
-            away = self.regions[zone] != self.regions[tick.home]
-            return tick.spot_price[zone] + egress * away + unavailable * self.down[zone]
+            away, price = self.regions[zone] != self.regions[tick.home], tick.spot_price[zone]
+            return (math.inf if price is None else price) + egress * away + unavailable * self.down[zone]
 
         return Answer((*(SPOT + zone for zone in sorted(tick.spot_price, key=dear)), *last))
 

@@ -56,7 +56,7 @@ def real() -> float:
         run.store.put_ask(local.JOB, Ask("cancel-1", AskKind.CANCEL, cloud.clock.now(), "bench"))
         run.wait(Phase.DONE)
         later = run.ask_prices()
-        billed = cloud.bill().bill.spent
+        billed: float = cloud.bill().bill.spent
         return 100.0 * abs(money(run.ledger(), local.STACK, later, run.prices()).spent - billed) / billed
 
 

@@ -131,7 +131,8 @@ class Gang:
             seen = [one for vm in self.members if (one := Seen.of(vm, self.gen)) is not None]
             return seen if len(seen) == len(self.members) else None
 
-        return wait_until(found, PATIENCE_S)
+        seen: list[Seen] = wait_until(found, PATIENCE_S)
+        return seen
 
     def steady(self) -> None:
         """Each has made some steps, and saved where it has a disk."""
@@ -153,10 +154,9 @@ def gang(nodes: int, machines: int, script: str = SCRIPT) -> Iterator[tuple[Gang
         try:
             for number in range(machines):
                 rank = min(number, nodes - 1)
-                who = {"uid": f"{1001 + number}", "name": f"sk-test-{JOB}-r{rank:04}-a{1 + number - rank}"}
-                made.append(
-                    Machine(fake, Path(name) / f"vm{number}", rank=rank, address=f"127.0.1.{number + 1}", **who)
-                )
+                named, address = f"sk-test-{JOB}-r{rank:04}-a{1 + number - rank}", f"127.0.1.{number + 1}"
+                home, uid = Path(name) / f"vm{number}", f"{1001 + number}"
+                made.append(Machine(fake, home, rank=rank, address=address, uid=uid, name=named))
             sent = source(fake, {"train.py": script})
             most = nodes if script is SCRIPT else None  # sharded state has one number of ranks
             run = JobRun("bench", ("train.py",), sent, interval_s=2.0, max_world=most)

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from spotkeeper.spec.generation import DocState, Generation, JobRun, Member
@@ -337,7 +338,7 @@ def figures() -> list[dict[str, object]]:
         found.append(
             _ratio(f"recovery.zygote_vs_elastic.{nodes}_nodes", min(others), taken, GOAL_ELASTIC, f"{ELASTIC}, {nodes}")
         )
-    ours, theirs = (statistics.median(one() for _ in range(3)) for one in (lambda: joins(zygote), elastic_joins))
+    ours, theirs = (statistics.median(one() for _ in range(3)) for one in (partial(joins, zygote), elastic_joins))
     found.append(_ratio("recovery.rejoin_vs_elastic", theirs, ours, GOAL_REJOIN, ELASTIC))
     return [*found, _imports()]
 

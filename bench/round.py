@@ -17,7 +17,8 @@ from spotkeeper.spec import names
 from spotkeeper.spec.cloud import Disk, Listing, Vm, VmStatus
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.record import Alloc, Grant, Model, Rank, Record, Slot, SlotState
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Alloc, Grant, Rank, Record, Slot, SlotState
 from spotkeeper.spec.stack import PoolState, Price, StackState
 
 JOB, STACK, ZONE, NOW = "abcd2345", "bench", "z-a", 1_800_000_000.0

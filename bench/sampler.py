@@ -53,7 +53,7 @@ def _ours() -> float:
     from spotkeeper.train.gang import Solo
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(_data(), BATCH, shuffle=True)  # type: ignore[arg-type]
+    loader = DataLoader(_data(), BATCH, shuffle=True)
     began = time.monotonic()
     position = Position(0, BATCHES * BATCH, BATCH, 0, BATCHES)
     feed = open_feed(loader, position, None, Solo(), 0, None)
@@ -64,12 +64,12 @@ def _ours() -> float:
 def _stateful() -> float:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    loader = StatefulDataLoader(_data(), BATCH, shuffle=True)  # type: ignore[arg-type]
+    loader = StatefulDataLoader(_data(), BATCH, shuffle=True)
     batches = iter(loader)
     for _ in range(BATCHES):
         next(batches)
     state = loader.state_dict()
-    fresh = StatefulDataLoader(_data(), BATCH, shuffle=True)  # type: ignore[arg-type]
+    fresh = StatefulDataLoader(_data(), BATCH, shuffle=True)
     began = time.monotonic()
     fresh.load_state_dict(state)
     next(iter(fresh))

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -141,9 +142,7 @@ def measure(folder: Path, size_mb: int) -> Times:
             torch.save(state, folder / "plain.pt")
         with times.timed("dcp.save"):
             dcp.save(state, checkpoint_id=folder / "sharded", no_dist=True)
-        _async_save(
-            lambda state=state: dcp.async_save(state, checkpoint_id=folder / "async", no_dist=True), times, work
-        )
+        _async_save(partial(dcp.async_save, state, checkpoint_id=folder / "async", no_dist=True), times, work)
         _step(saves, optimizer)
         _ours_training(run, times, work)
     return times

@@ -160,7 +160,7 @@ TOTALS = ("days", "violations", "runs", "launches", "duplicates", "left_over", "
 
 def _weight(ranks: int) -> float:
     """What a day of so many ranks takes, in days of one."""
-    return float(ranks) ** 1.2
+    return math.pow(ranks, 1.2)
 
 
 def _size(each: Sum) -> dict[str, object]:
