@@ -109,3 +109,50 @@ def test_the_conversation_in_the_docs_is_one() -> None:
     assert errors.getvalue() == ""
     assert answers.getvalue().decode().splitlines() == [line for who, line in said if who == "<"]
     assert {json.loads(line)["type"] for who, line in said if who == ">"} == {"hello", "start", "tick", "end", "bye"}
+
+
+@pytest.mark.parametrize("word", ["1", 2, None, [1]])
+def test_any_hello_is_answered(word: object) -> None:
+    assert talk({"type": "hello", "protocol": word})[0] == [{"type": "ready", "name": "spotkeeper"}]
+
+
+def test_a_start_that_makes_no_sense_leaves_no_case() -> None:
+    """Its ticks must not be played by the terms of the case before."""
+    bad = {**START, "job": {**JOB, "work_h": None}}
+    assert talk(START, bad, TICK)[0] == [{"try": ["keep", "od"], "probe": []}]
+
+
+def test_a_broken_start_is_not_taken_for_a_tick() -> None:
+    """An answer too many, and all that follow are answers to something else."""
+    bad = {**START, "home": 7, "zones": [{**ZONES[0], "id": "tick"}]}
+    assert len(talk(bad, START, TICK)[0]) == 1
+
+
+def test_looks_may_be_booleans_and_a_price_may_be_missing() -> None:
+    looks = [{**place, "history": [[hour, bool(up)] for hour, up in place["history"]]} for place in ZONES]  # type: ignore[attr-defined]
+    answers, errors = talk({**START, "zones": looks}, {**TICK, "tried": {}, "spot_price": {"z0": None, "z1": 0.3}})
+    assert errors == ""
+    assert answers[0]["try"] == ["spot:z1"]
+
+
+def test_spot_above_the_price_of_on_demand_is_not_begun_and_not_kept() -> None:
+    dear = {"z0": 1.08, "z1": 1.6}
+    assert talk(START, {**TICK, "spot_price": dear})[0][0]["try"] == []
+    on = {"kind": "spot", "zone": "z1", "age_h": 3.0, "pending_h": 0.0}
+    runs = {**TICK, "on": on, "event": "tick", "spot_price": dear}
+    assert talk(START, runs)[0][0]["try"] == ["od"]
+    assert talk(START, {**runs, "time_left_h": 47.7})[0][0]["try"] == ["keep"], "no time for another start"
+    assert talk(START, {**runs, "spot_price": {"z0": 0.3, "z1": 1.6}})[0][0]["try"] == ["spot:z0", "od"]
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"restart_h": 0.0}, {"restart_h": 24.0}, {"deadline_h": -1.0, "horizon_h": -1.0}, {"tick_h": 0.0},
+        {"work_h": 0.0}, {"on_demand_price": 0.0}, {"attempt_h": 1e300}, {"move_price": -5.0}, {"horizon_h": 0.0},
+    ],
+)  # fmt: skip
+def test_terms_at_their_ends_are_answered(terms: dict[str, float]) -> None:
+    answers, _ = talk({**START, "job": {**JOB, **terms}}, TICK, {**TICK, "time_left_h": -3.0}, {**TICK, "left_h": 0.0})
+    assert len(answers) == 3
+    assert all({"try", "probe"} == set(answer) for answer in answers)

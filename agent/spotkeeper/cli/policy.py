@@ -1,11 +1,13 @@
 """``spotkeeper policy``: the rule that chooses machines, on standard input and output, for whoever judges it.
 
 One JSON object a line (``spec.policy``). A line that makes no sense ends nothing: where it was a tick, the answer is
-what is safe anywhere (go on, else on-demand), and what was wrong goes to standard error.
+what is safe anywhere (go on, else on-demand), and what was wrong goes to standard error. A start that makes no sense
+leaves no case: its ticks are not answered from what is known of the one before.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import BinaryIO, TextIO, cast
 
@@ -18,6 +20,7 @@ from spotkeeper.spec.policy import KEEP, ON_DEMAND, PROTOCOL, Answer, Bye, End, 
 NAME = "spotkeeper"
 MESSAGE = cast(type[Message], Message)  # a union of structs, which msgspec takes for a type
 SAFE = Answer((KEEP, ON_DEMAND))
+KIND = re.compile(rb'"type"\s*:\s*"(\w+)"')  # of a line that is no message; what it says first counts
 
 
 def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> None:
@@ -27,13 +30,15 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
         if not line.strip():
             continue
         try:
-            message = codec.decode(line, MESSAGE)
+            message = codec.decode(line, MESSAGE, strict=False)
             if isinstance(message, Bye):
                 return
             answer = _answer(player, message, errors)
         except (msgspec.DecodeError, LookupError, AttributeError, ArithmeticError, ValueError) as error:
             print(f"spotkeeper policy: {type(error).__name__}: {error}: {line[:120]!r}", file=errors, flush=True)
-            answer = SAFE if b'"tick"' in line and b'"type"' in line else None
+            kind = found[1] if (found := KIND.search(line)) else b""
+            player = Player() if kind == b"start" else player
+            answer = Ready(NAME) if kind == b"hello" else SAFE if kind == b"tick" else None
         if answer is not None:
             answers.write(msgspec.json.encode(answer) + b"\n")
             answers.flush()

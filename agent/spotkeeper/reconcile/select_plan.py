@@ -18,6 +18,7 @@ from spotkeeper.reconcile.select_life import SHAPE, Life, Shape, expected
 from spotkeeper.reconcile.select_track import Track, common, factor
 
 USUAL_START_H = 0.2
+WHOLE = 1.0  # on-demand's price
 
 
 class Go(str, Enum):
@@ -137,11 +138,16 @@ def _must(course: Course, zones: int) -> bool:
 
 
 def weigh(course: Course, zones: tuple[Zone, ...], rule: Rule) -> list[tuple[float, float, Life, Zone]]:
-    """By zone, best first: worth an hour, worth in all, what life is expected, the zone."""
+    """By zone, best first: worth an hour, worth in all, what life is expected, the zone.
+
+    Spot that costs what on-demand costs is no offer.
+    """
     shape = rule.shape
     mean = common([zone.track for zone in zones], shape.weight) if rule.by_losses else 1.0
     rows = []
     for zone in zones:
+        if not zone.price < WHOLE:
+            continue
         scale = factor(zone.track, mean * zone.doubt, shape.weight) if rule.by_losses else 1.0
         age = zone.track.age_h(course.now_h) if rule.by_age else 0.5
         start = (course.restart_h if rule.by_restart else USUAL_START_H) + zone.move_h
@@ -159,19 +165,31 @@ def guessed(zone: Zone, zones: tuple[Zone, ...], rule: Rule = RULE) -> float:
 
 
 def _on_spot(course: Course, zones: tuple[Zone, ...], rule: Rule) -> Plan:
-    """Stay, unless a cheaper zone is so much cheaper that its start-up, and the risk of a new life, pay."""
+    """Stay, unless a cheaper zone is so much cheaper that its start-up, and the risk of a new life, pay.
+
+    Above on-demand's price nothing stays while there is time to leave: nobody knows how long that lasts.
+    """
     here = next((zone for zone in zones if zone.id == course.zone), None)
     stay = Step(Go.KEEP, course.zone, "it runs")
+    if here is not None and here.price > WHOLE and not _must(course, len(zones)):
+        why = f"spot costs {here.price:.0%} of on-demand"
+        return Plan((*_cheaper(course, here, zones, rule), Step(Go.ON_DEMAND, "", why)), why)
     if here is None or not rule.switches or all(zone.price >= here.price - rule.dearer for zone in zones):
         return Plan((stay,), "spot runs")
     if course.slack_h <= 2.0 * course.restart_h + rule.switch_left * course.left_h or _must(course, len(zones)):
         return Plan((stay,), "spot runs, and there is no time for a move")
-    steps = [
+    steps = _cheaper(course, here, zones, rule)
+    return Plan((*steps, stay), "a cheaper zone is worth a start" if steps else "spot runs")
+
+
+def _cheaper(course: Course, here: Zone, zones: tuple[Zone, ...], rule: Rule) -> list[Step]:
+    """Zones that are worth leaving this one for; where it costs more than on-demand, on-demand is what they beat."""
+    saves = max(0.0, WHOLE - here.price)
+    return [
         Step(Go.SPOT, zone.id, f"{zone.price:.0%} of on-demand instead of {here.price:.0%}", rate)
         for rate, _, _, zone in weigh(course, zones, rule)
-        if zone.price < here.price - rule.dearer and rate > 1.0 - here.price + rule.better
+        if zone.price < here.price - rule.dearer and rate > saves + rule.better
     ]
-    return Plan((*steps, stay), "a cheaper zone is worth a start" if steps else "spot runs")
 
 
 def _on_demand(course: Course, zones: tuple[Zone, ...], rule: Rule, must: bool) -> Plan:

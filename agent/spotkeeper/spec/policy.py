@@ -38,7 +38,7 @@ class Place(Struct, frozen=True):
 
     id: str
     region: str
-    history: tuple[tuple[float, int], ...] = ()
+    history: tuple[tuple[float, int | bool], ...] = ()
 
 
 class Hello(Struct, frozen=True, tag_field="type", tag="hello"):
@@ -72,7 +72,7 @@ class Tick(Struct, frozen=True, tag_field="type", tag="tick"):
     event: Literal["start", "tick", "preempted"]
     on: On | None
     home: str
-    spot_price: dict[str, float]
+    spot_price: dict[str, float | None]  # None: not known
     tried: dict[str, bool] = {}
     probed: dict[str, bool] = {}
     preemptions: int = 0
