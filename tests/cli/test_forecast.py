@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from spotkeeper.report import forecast as report
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.market import HOUR_S, Sight
+from spotkeeper.spec.market import HOUR_S, PriceRun, Prices, Sight
 from spotkeeper.spec.model import Model
 
 from tests.cli.conftest import Cli
@@ -46,6 +47,18 @@ def test_a_stack_s_own_pool_and_prices(cli: Cli, store: ObjectStore, folder: Pat
     assert (done.code, made["work_h"], made["pool"]) == (0, 5.0, "workers")
     assert made["expected"]["usd"]["low"] <= made["expected"]["usd"]["mid"] <= made["expected"]["usd"]["high"]
     assert made["on_demand"]["finish_h"]["mid"] == pytest.approx(5 + 1 / 6)
+
+
+@pytest.mark.parametrize(("told_h", "usd"), [(None, "$1.000"), (-25.0, "$1.000"), (-1.0, "$0.700")])
+def test_prices_that_nobody_told_today_are_the_lists_and_said(
+    told_h: float | None, usd: str, cli: Cli, store: ObjectStore, folder: Path
+) -> None:
+    if told_h is not None:
+        at = time.time() + told_h * HOUR_S
+        assert store.cas_prices(Prices("workers", at, at, (PriceRun(at, 0.7),)), "")
+    words = said(cli("forecast", job(folder, "work: 5h"), "--json").out)
+    assert f"spot {usd} a machine-hour" in words
+    assert ("told none of us-central1-a, us-central1-b, us-central1-c within a day" in words) == (usd == "$1.000")
 
 
 def test_a_table_and_markdown_say_the_same(cli: Cli, store: ObjectStore, folder: Path) -> None:
@@ -147,7 +160,9 @@ def test_a_shape_that_cannot_hold_the_deadline_is_none(cli: Cli, folder: Path) -
     assert {row["pool"] for row in made["rows"]} == {"burst", "fabric"}
     assert len(made["skipped"]) == 1 and "cannot be held" in made["skipped"][0]
     none = cli("compare", job(folder, "deadline: 15m\nspread: true"), "--work", "100h", *options)
-    assert none.code == 4 and "no shape fits" in none.err
+    assert none.code == 4 and "no shape fits" in none.err and "try: another `deadline`" in none.err
+    both = cli("compare", job(folder), "--step-time", "1", "--measure")
+    assert both.code == 2 and "one of them" in both.err
 
 
 STEPS = """

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.reconcile import ec2_wire, lambda_
 from spotkeeper.reconcile.ec2 import DEVICE
-from spotkeeper.spec.check import check_stack
+from spotkeeper.spec.check_stack import check_stack
 from spotkeeper.spec.cloud import CreateDisk, InsertVm
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.parse import load

@@ -21,7 +21,8 @@ from spotkeeper.reconcile.gce import Gce
 from spotkeeper.reconcile.gce_api import Api
 from spotkeeper.reconcile.logs import FIELDS, JsonLines
 from spotkeeper.reconcile.wire import Answer, Wire
-from spotkeeper.spec.check import ENV_NAME, check_job
+from spotkeeper.spec.check import check_job
+from spotkeeper.spec.check_env import ENV_NAME
 from spotkeeper.spec.cloud import VmStatus
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.parse import SpecError

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from spotkeeper.spec.check import JOB_VALIDATORS, POOL_VALIDATORS, JobContext, check_job, check_stack
+from spotkeeper.spec.check import JOB_VALIDATORS, check_job
+from spotkeeper.spec.check_stack import POOL_VALIDATORS, check_stack
+from spotkeeper.spec.context import JobContext
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.parse import SpecError, load_yaml
@@ -382,6 +384,11 @@ JOB_CASES = [
     (
         GOOD + "policy: on-demand\npools: [gpus]\n",
         'job.yaml:3: policy: "on-demand": no on-demand machine is allowed in pool gpus',
+    ),
+    (
+        GOOD + "policy: on-demand\npools: [workers]\nnodes: 4\n",
+        'job.yaml:3: policy: "on-demand": of the 4 machines it cannot do without 2 may be on-demand or static'
+        " (max_on_demand)",
     ),
     (GOOD + "nproc: 16\npools: [gpus]\n", "job.yaml:3: nproc: 16: a machine of gpus has 8 devices"),
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from msgspec.structs import replace
 from spotkeeper.spec import money
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.model import Model
+from spotkeeper.spec.stack import PoolState
 
 from tests.spec.samples import STACK
 
@@ -20,7 +24,8 @@ def told(**fields: object) -> list[str]:
 def test_a_deadline_that_cannot_be_held_is_told_with_the_earliest_one_and_its_price() -> None:
     (message,) = told(work="40h", deadline="39h", nodes=2)
     assert message == (
-        "cannot be held: `work` is 40h, and the earliest is 2027-01-17 00:10 UTC, for about $241.00 on-demand"
+        "cannot be held: `work` is 40h and a start takes 10 min, so the earliest is 2027-01-17 00:10 UTC"
+        " (`deadline: 40.2h`), for about $241.00 on-demand"
     )
 
 
@@ -29,8 +34,45 @@ def test_one_that_can_be_held_is_not(deadline: str | None) -> None:
     assert told(work="40h", deadline=deadline) == []
 
 
+def test_what_is_told_as_the_earliest_is_held() -> None:
+    """Also where the clock stands between two minutes, and where nobody tells how long it trains."""
+    for work in ("40h", "7m", None):
+        spec = JobSpec("job", ("train.py",), work=work, deadline="2m")
+        (problem,) = money.feasible(spec, STACK.pools, NOW + 31.0)
+        day, time, span = re.findall(r"earliest is (\S+) (\S+) UTC \(`deadline: (.*?)`\)", problem.message)[0]
+        for deadline in (f"{day}T{time}Z", span):
+            assert not list(money.feasible(replace(spec, deadline=deadline), STACK.pools, NOW + 31.0)), deadline
+
+
 def test_nothing_is_said_of_work_that_is_not_known() -> None:
     assert told(deadline="1h") == []
+    assert "a start alone takes 10 min" in told(deadline="5m")[0]
+
+
+FEW = (replace(STACK.pools[0], max_on_demand=1),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pools", "words"),
+    [
+        ({"policy": "spot", "deadline": "9h", "work": "4h"}, STACK.pools, "`policy: spot` buys no on-demand machine"),
+        ({"deadline": "9h", "work": "4h", "nodes": 2}, FEW, "1 of its 2 machines may be on-demand or static"),
+        ({"deadline": "9h", "work": "4h", "nodes": 2, "max_on_demand": 0}, FEW, "0 of its 2 machines"),
+        ({"deadline": "9h"}, STACK.pools, "whether it can be held shows when its first steps tell"),
+        ({"max_price": 0.5}, STACK.pools, "the lowest is $1.000"),
+        ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "says nothing under `policy: on-demand`"),
+    ],
+)
+def test_what_may_come_otherwise_than_meant_is_a_caution(
+    fields: dict[str, object], pools: tuple[PoolState, ...], words: str
+) -> None:
+    (line,) = money.cautions(JobSpec("job", ("train.py",), **fields), pools)  # type: ignore[arg-type]
+    assert words in line
+
+
+def test_of_what_holds_or_is_not_known_there_is_none() -> None:
+    plain = JobSpec("job", ("train.py",), nodes=3, deadline="9h", work="4h", max_wait="30m", max_price=2.0)
+    assert not list(money.cautions(plain, STACK.pools)) and not list(money.cautions(plain, ()))
 
 
 def test_no_machine_is_sold_where_no_pool_sells_it() -> None:

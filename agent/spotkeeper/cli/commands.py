@@ -22,6 +22,7 @@ from spotkeeper.cli.target import Target, find_target
 from spotkeeper.reconcile.store_api import CorruptError, Store, StoreError
 from spotkeeper.report.held import resume as resume_command
 from spotkeeper.report.view import JobView
+from spotkeeper.spec.check import cautions
 from spotkeeper.spec.job import AskKind, JobSpec
 from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.parse import SpecError
@@ -80,7 +81,10 @@ def _stack_and_job(stack: str | None, file: Path) -> tuple[Target, Store, StackS
         except SpecError as error:
             note("\n".join(f"error: {line}" for line in str(error).splitlines()))
         raise
-    return target, store, state, read_job(file, state, target.clock.now())
+    spec = read_job(file, state, target.clock.now())
+    for line in cautions(spec, state):
+        note(f"note: {line}")
+    return target, store, state, spec
 
 
 def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:

@@ -34,8 +34,10 @@ def run(
     """Print the comparison.
 
     Raises:
-        SpecError, CliError: as ``forecast``; or no shape fits, or the calibration run failed.
+        SpecError, CliError: as ``forecast``; or no shape fits, the calibration run failed, two step times were given.
     """
+    if measure and step_time is not None:
+        raise CliError("--measure or --step-time: one of them", Exit.USAGE)
     known = ground.ground(stack, stack_file)
     spec = read_job(file, known.stack if known.named else None, known.now)
     said = list(known.said)

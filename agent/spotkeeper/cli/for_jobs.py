@@ -218,17 +218,25 @@ def compare(
     file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)],
     work: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--work", metavar="40h", help="How long it trains as its job file has it, if nothing happens."),
+        typer.Option(
+            "--work", metavar="40h", help="How long it trains on the job file's own machines, if nothing happens."
+        ),
     ] = None,
     step_time: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option("--step-time", metavar="SECONDS", min=1e-6, help="Of a step, as its job file has it."),
+        typer.Option("--step-time", metavar="SECONDS", min=1e-6, help="Of a step on the job file's own machines."),
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure a step: run the job's command here for a dozen of them.")
     ] = False,
     gradients_gb: Annotated[
-        float, typer.Option("--gradients-gb", metavar="GB", min=0.0, help="What a step sums over all processes.")
+        float,
+        typer.Option(
+            "--gradients-gb",
+            metavar="GB",
+            min=0.0,
+            help="Gradients that a step sums: the bytes of the parameters, 2.6 for 1.3 billion in bf16.",
+        ),
     ] = 0.0,
     stack_file: StackFile = None,
     markets: Markets = None,
@@ -237,10 +245,12 @@ def compare(
 ) -> None:
     """What a job comes to on each pool of the stack, on spot and on-demand: by cost, and by time.
 
-    Of each pool it takes as many machines as make the job's processes. A step is made from one that was given,
-    measured, or told by an earlier job of this name, with the networks between the machines taken into account.
+    Of each pool it takes as many machines as make the job's processes: four with one GPU, or one with four. A step is
+    made from one that was given, measured, or told by an earlier job of this name, with the networks between the
+    machines taken into account. What is assumed is printed, a line each. Nothing is started in the cloud.
 
-    Example: `spotkeeper compare job.yaml --work 40h --step-time 0.8 --gradients-gb 2.6`
+    Examples: `spotkeeper compare job.yaml --work 40h --step-time 0.8 --gradients-gb 2.6`,
+    `spotkeeper compare job.yaml --measure`
     """
     from spotkeeper.cli import compare as comparing
 

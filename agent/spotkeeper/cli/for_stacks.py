@@ -200,11 +200,14 @@ def policy(as_json: Json = False) -> None:
 
     Reads questions from standard input and answers on standard output, one JSON object a line (protocol 1): it is
     asked at every tick of a recorded market and says where the job runs until the next one. It asks no cloud.
+    All messages, with an example of a conversation: docs/selection.md.
 
     Example: `spotkeeper policy < questions.jsonl`, where the first line is `{"type":"hello","protocol":1}`
     """
     from spotkeeper.cli.policy import serve
 
+    if sys.stdin.isatty():
+        print('one JSON object a line, first {"type":"hello","protocol":1}; Ctrl-D ends', file=sys.stderr, flush=True)
     serve(sys.stdin.buffer, sys.stdout.buffer)
 
 

@@ -110,6 +110,10 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
         raise SpecError(problems)
     prices = known.prices.get(pool.name)
     spot = [_spot(pool, zone, prices, known.now) for zone in pool.zones]
+    if known.store is not None and (untold := [zone for zone in pool.zones if _told(zone, prices, known.now) is None]):
+        said.append(
+            f"prices: the cloud told none of {', '.join(untold)} within a day, so spot costs what the stack lists"
+        )
     demand = [pool.prices[zone].on_demand for zone in pool.zones]
     most = pool.max_on_demand if spec.max_on_demand is None else min(pool.max_on_demand, spec.max_on_demand)
     return Task(
@@ -152,9 +156,12 @@ def _told_h(name: str, known: Ground) -> float | None:
 
 
 def _spot(pool: PoolState, zone: str, prices: Prices | None, now: float) -> float:
-    told = prices.now(now, zone) if prices is not None else None
-    listed = pool.prices[zone]
+    told, listed = _told(zone, prices, now), pool.prices[zone]
     return told if told is not None else listed.spot if listed.spot is not None else listed.on_demand
+
+
+def _told(zone: str, prices: Prices | None, now: float) -> float | None:
+    return prices.now(now, zone) if prices is not None else None
 
 
 def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:

@@ -14,7 +14,8 @@ from typing import Any
 from msgspec import UNSET
 
 from spotkeeper.spec import parse
-from spotkeeper.spec.check import JobContext, job_problems
+from spotkeeper.spec.check import job_problems
+from spotkeeper.spec.context import JobContext
 from spotkeeper.spec.job import JobSpec, PartialJob
 from spotkeeper.spec.parse import Problem, SpecError, join
 from spotkeeper.spec.stack import StackState

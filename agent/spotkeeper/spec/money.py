@@ -1,10 +1,12 @@
 """What a job's deadline and budget can hold, by list prices: said before anything is bought. Pure.
 
-A validator's part that computes; ``spec.check`` calls it. Nothing is said of what is not known.
+A validator's part that computes; ``spec.check`` calls it. Nothing is said of what is not known. What can be, but may
+not be what was meant, is a caution and no problem: ``submit`` says it and goes on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 
@@ -28,23 +30,24 @@ def spans(spec: JobSpec) -> Iterator[Problem]:
 
 
 def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float) -> Iterator[Problem]:
-    """A deadline that not even on-demand from the first moment holds, with the earliest that it does, and its price."""
-    if spec.deadline is None or spec.work is None:
+    """A deadline that not even on-demand from the first moment holds, with the earliest that it does, and its price.
+
+    Where nobody knows how long it trains, one that ends before it can begin.
+    """
+    if spec.deadline is None:
         return
     try:
-        at, work = deadline_at(spec.deadline, now), span_s(spec.work)
+        at, work = deadline_at(spec.deadline, now), 0.0 if spec.work is None else span_s(spec.work)
     except ValueError:
         return  # said elsewhere
-    earliest = now + work + RESTART_S
-    if at <= now or at >= earliest:
+    least = work + RESTART_S
+    if at <= now or at >= now + least:
         return
     usd = cheapest(pools, Model.ON_DEMAND)
-    price = f", for about ${usd * spec.size().max * (work + RESTART_S) / 3600.0:,.2f} on-demand" if usd else ""
-    yield problem(
-        "deadline",
-        f"cannot be held: `work` is {spec.work}, and the earliest is {clock(earliest)}{price}",
-        spec.deadline,
-    )
+    price = f", for about ${usd * spec.size().max * least / 3600.0:,.2f} on-demand" if usd and work else ""
+    why = f"`work` is {spec.work} and a start takes" if work else "a start alone takes"
+    earliest = f"the earliest is {clock(now + least)} (`deadline: {span(least)}`)"
+    yield problem("deadline", f"cannot be held: {why} {RESTART_S / 60:.0f} min, so {earliest}{price}", spec.deadline)
 
 
 def budget(spec: JobSpec, pools: Iterable[PoolState]) -> Iterator[Problem]:
@@ -66,6 +69,38 @@ def price_cap(spec: JobSpec, pools: Iterable[PoolState]) -> Iterator[Problem]:
         yield problem("max_price", f"is below every spot price of its pools (the lowest is ${usd:.3f})", spec.max_price)
 
 
+def cautions(spec: JobSpec, pools: Iterable[PoolState]) -> Iterator[str]:
+    """What a job file says that may come otherwise than meant, a line each."""
+    offers = tuple(pools)
+    lowest = cheapest(offers, Model.SPOT)
+    if spec.deadline is not None and (why := _no_net(spec, offers)):
+        yield f"deadline: {spec.deadline} may be missed where spot is not to be had: {why}"
+    if spec.deadline is not None and spec.work is None:
+        yield "deadline: whether it can be held shows when its first steps tell how long it trains (or `work: 40h`)"
+    if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":
+        told = f"max_price: {spec.max_price:g} is below every spot price of its pools (the lowest is ${lowest:.3f})"
+        yield f"{told}, so it has on-demand machines, if any, until one falls"
+    if spec.max_wait is not None and spec.policy in ("spot", "on-demand"):
+        yield f"max_wait: {spec.max_wait} says nothing under `policy: {spec.policy}`, which changes to no other kind"
+
+
+def _no_net(spec: JobSpec, pools: tuple[PoolState, ...]) -> str:
+    """Why machines that nobody takes away cannot make up the gang; "": they can, or nobody knows."""
+    if spec.policy == "spot":
+        return "`policy: spot` buys no on-demand machine"
+    most, least = steady(spec, pools), spec.size().min
+    short = bool(pools) and most < least
+    return f"{most} of its {least} machines may be on-demand or static (max_on_demand)" if short else ""
+
+
+def steady(spec: JobSpec, pools: Iterable[PoolState]) -> int:
+    """How many machines that nobody takes away it may have at most: static nodes, and on-demand ones."""
+    offers = tuple(pools)
+    static = sum(pool.max_nodes for pool in offers if pool.kind == "static")
+    demand = sum(pool.max_on_demand for pool in offers if pool.kind == "spot")
+    return static + (demand if spec.max_on_demand is None else min(demand, spec.max_on_demand))
+
+
 def cheapest(pools: Iterable[PoolState], model: Model) -> float | None:
     """USD per machine-hour by the stack's list; None where no machine of that kind is sold."""
     prices = [
@@ -79,5 +114,10 @@ def cheapest(pools: Iterable[PoolState], model: Model) -> float | None:
 
 
 def clock(at: float) -> str:
-    """``2026-12-24 18:00 UTC``."""
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    """``2026-12-24 18:00 UTC``: the minute that has begun by then, so that a deadline which is written so holds."""
+    return datetime.fromtimestamp(math.ceil(at / 60.0) * 60.0, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def span(seconds: float) -> str:
+    """``40.2h``, ``25m``: at least so long, as a job file writes it."""
+    return f"{math.ceil(seconds / 60.0)}m" if seconds < 7200.0 else f"{math.ceil(seconds / 360.0) / 10:g}h"
