@@ -20,11 +20,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
+from pulumi.dynamic import CheckFailure, CheckResult, CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
 
 from infra.drain.emptying import Cloud, DrainError, empty
 
 __all__ = ["AwsDrainArgs", "Drain", "DrainError", "DrainProvider", "GcpDrainArgs"]
+
+
+PLACE = ("cloud", "stack", "project", "region")
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,18 @@ class Drain(Resource):
 
 
 class DrainProvider(ResourceProvider):
-    """Create lifts an old drain; delete drains. Never replaced: half of a replacement would drain a live stack."""
+    """Create lifts an old drain, and so does an update; delete drains.
+
+    Never replaced: half of a replacement would drain a live stack.
+    """
 
     serialize_as_secret_always = False
+
+    def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
+        """A stack stays what and where it is: elsewhere nobody would look for the machines and disks that it left."""
+        moved = [name for name in PLACE if name in _olds and name in news and _olds[name] != news[name]]
+        told = "was {}, and is {}: machines and disks of jobs would be left behind. `pulumi destroy` first, then `up`"
+        return CheckResult(news, [CheckFailure(name, told.format(_olds[name], news[name])) for name in moved])
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         cloud = opened(props)
@@ -76,9 +88,11 @@ class DrainProvider(ResourceProvider):
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
         names = [name for name in {*_olds, *_news} if not name.startswith("__") and _olds.get(name) != _news.get(name)]
-        return DiffResult(changes=bool(names), replaces=[], stables=[], delete_before_replace=False)
+        changes = bool(names) or _marked(_news)
+        return DiffResult(changes=changes, replaces=[], stables=[], delete_before_replace=False)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        opened(_news).lift()
         return UpdateResult(dict(_news))
 
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
@@ -86,6 +100,17 @@ class DrainProvider(ResourceProvider):
         if _id != f"drain/{cloud.stack}":
             raise DrainError(f"{_id} does not drain the stack {cloud.stack}: nothing was deleted")
         _tell(cloud.stack, empty(cloud))
+
+
+def _marked(props: Mapping[str, Any]) -> bool:
+    """Whether a destroy that was cut off left its mark, under which a stack that lives on would insert nothing.
+
+    Asked in previews too, whose reader may not be allowed to look: then there is nothing to say of it.
+    """
+    try:
+        return opened(props).marked()
+    except DrainError:
+        return False
 
 
 def opened(props: Mapping[str, Any]) -> Cloud:

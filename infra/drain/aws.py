@@ -13,7 +13,7 @@ from typing import Any
 
 from spotkeeper.spec.names import LABEL_JOB, LABEL_STACK
 
-from infra.drain.emptying import DRAIN_OBJECT, POOLS_OBJECT, DrainError, Thing
+from infra.drain.emptying import ACTIVE_FOLDER, DRAIN_OBJECT, POOLS_OBJECT, SETTLE_S, DrainError, LaterError, Thing
 
 _PAUSE_S = 10.0  # EC2's lists are behind its answers by seconds
 _BATCH = 50  # one call's instances; one that may not be terminated refuses them all
@@ -26,6 +26,7 @@ _LATER = (
     "IncorrectInstanceState",
     "IncorrectSpotRequestState",
 )
+_THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled")
 _NO_OBJECT = ("NoSuchBucket", "NoSuchKey", "404")
 
 
@@ -43,17 +44,19 @@ class Ec2:
     def of(cls, props: Mapping[str, Any]) -> Ec2:
         """Endpoints that a stack file leaves out are botocore's own, which ``AWS_ENDPOINT_URL`` may change."""
         from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
         from botocore.session import get_session
 
         patient = Config(retries={"max_attempts": 10, "mode": "standard"})  # throttled calls, in a large stack
         session, region = get_session(), str(props["region"])
-        return cls(
-            stack=str(props["stack"]),
-            bucket=str(props["bucket"]),
-            ec2=session.create_client("ec2", region, endpoint_url=props.get("ec2") or None, config=patient),
-            s3=session.create_client("s3", region, endpoint_url=props.get("s3") or None, config=patient),
-            pause_s=_PAUSE_S,
-        )
+        try:
+            clients = {
+                name: session.create_client(name, region, endpoint_url=props.get(name) or None, config=patient)
+                for name in ("ec2", "s3")
+            }
+        except BotoCoreError as error:  # a profile that is not there
+            raise DrainError(f"AWS cannot be asked: {error}") from None
+        return cls(stack=str(props["stack"]), bucket=str(props["bucket"]), pause_s=_PAUSE_S, **clients)
 
     def owner(self) -> str | None:
         found = self._object("get_object", POOLS_OBJECT)
@@ -64,6 +67,17 @@ class Ec2:
 
     def lift(self) -> None:
         self._object("delete_object", DRAIN_OBJECT)
+
+    def marked(self) -> bool:
+        return self._object("head_object", DRAIN_OBJECT) is not None
+
+    def busy(self) -> bool:
+        found = self._s3("list_objects_v2", Prefix=ACTIVE_FOLDER, MaxKeys=1)
+        return bool(found and found.get("Contents"))
+
+    @property
+    def settle_s(self) -> float:
+        return SETTLE_S
 
     def things(self) -> Iterator[Thing]:
         filters = [{"Name": f"tag:{LABEL_STACK}", "Values": [self.stack]}]
@@ -82,55 +96,67 @@ class Ec2:
                 yield _thing("snapshot", snapshot["SnapshotId"], snapshot)
 
     def delete(self, things: Sequence[Thing]) -> None:
+        """Each is asked for: one that may not go keeps nothing else from going, which would bill on."""
         machines = [thing.where for thing in things if thing.kind == "machine"]
-        for start in range(0, len(machines), _BATCH):
-            self._terminate(machines[start : start + _BATCH])
+        refused = list(self._terminate(machines))
         for thing in things:
             if thing.kind == "disk":
-                self._ask(self.ec2.delete_volume, VolumeId=thing.where)
+                refused += self._ask(self.ec2.delete_volume, VolumeId=thing.where)[1]
             elif thing.kind == "snapshot":
-                self._ask(self.ec2.delete_snapshot, SnapshotId=thing.where)
+                refused += self._ask(self.ec2.delete_snapshot, SnapshotId=thing.where)[1]
+        if refused:
+            raise refused[0]
 
-    def _terminate(self, ids: list[str]) -> None:
-        """One that is gone refuses the whole call: then each for itself."""
-        if not self._ask(self.ec2.terminate_instances, InstanceIds=ids) and len(ids) > 1:
-            for each in ids:
-                self._ask(self.ec2.terminate_instances, InstanceIds=[each])
+    def _terminate(self, ids: list[str]) -> Iterator[DrainError]:
+        """One that is gone, or may not go, refuses the whole call: then each for itself."""
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            taken, refused = self._ask(self.ec2.terminate_instances, InstanceIds=batch)
+            if taken or len(batch) == 1:
+                yield from refused
+                continue
+            for each in batch:
+                yield from self._ask(self.ec2.terminate_instances, InstanceIds=[each])[1]
 
-    def _ask(self, call: Callable[..., object], **params: object) -> bool:
-        """Whether it was taken; False: it is gone, or cannot go yet and is asked again after the next look."""
+    def _ask(self, call: Callable[..., object], **params: object) -> tuple[bool, list[DrainError]]:
+        """(whether it was taken, the refusal that time does not mend). What is neither is gone, or cannot go yet."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             call(**params)
         except ClientError as error:
-            if _code(error) in (*_GONE, *_LATER):
-                return False
-            raise DrainError(f"{next(iter(params.values()))}: {error}") from None
-        except BotoCoreError as error:
-            raise DrainError(f"EC2 does not answer: {error}") from None
-        return True
+            mends = _code(error) in (*_GONE, *_LATER) or _busy(error)
+            return False, [] if mends else [DrainError(f"{next(iter(params.values()))}: {error}")]
+        except BotoCoreError:  # no answer: the next look says what came of it
+            return False, []
+        return True, []
 
     def _pages(self, operation: str, **params: object) -> Iterator[dict[str, Any]]:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             yield from self.ec2.get_paginator(operation).paginate(**params)
-        except (ClientError, BotoCoreError) as error:
-            raise DrainError(f"{operation}: {error}") from None
+        except ClientError as error:
+            raise (LaterError if _busy(error) else DrainError)(f"{operation}: {error}") from None
+        except BotoCoreError as error:
+            raise LaterError(f"{operation}: {error}") from None
 
     def _object(self, operation: str, key: str, **params: object) -> dict[str, Any] | None:
         """None: no such object, or no such bucket."""
+        return self._s3(operation, Key=key, **params)
+
+    def _s3(self, operation: str, **params: object) -> dict[str, Any] | None:
         from botocore.exceptions import BotoCoreError, ClientError
 
+        where = f"s3://{self.bucket}/{params.get('Key', params.get('Prefix'))}"
         try:
-            answer: dict[str, Any] = getattr(self.s3, operation)(Bucket=self.bucket, Key=key, **params)
+            answer: dict[str, Any] = getattr(self.s3, operation)(Bucket=self.bucket, **params)
         except ClientError as error:
             if _code(error) in _NO_OBJECT:
                 return None
-            raise DrainError(f"s3://{self.bucket}/{key}: {error}") from None
+            raise DrainError(f"{where}: {error}") from None
         except BotoCoreError as error:
-            raise DrainError(f"s3://{self.bucket}/{key}: {error}") from None
+            raise DrainError(f"{where}: {error}") from None
         return answer
 
     def _is_ours(self, item: Mapping[str, Any]) -> bool:
@@ -146,6 +172,12 @@ def _tags(item: Mapping[str, Any]) -> dict[str, str]:
 def _thing(kind: str, id_: str, item: Mapping[str, Any], leaving: bool = False) -> Thing:
     name = _tags(item).get("Name")
     return Thing(kind, f"{id_} ({name})" if name else id_, id_, leaving)
+
+
+def _busy(error: Any) -> bool:
+    """EC2 is asked too much, or has trouble of its own: botocore has been patient already, and so is the drain."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status >= 500 or _code(error) in _THROTTLED
 
 
 def _code(error: Any) -> str:

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 DRAIN_OBJECT = "stack/drain"
+ACTIVE_FOLDER = "active/"  # one object for each unfinished job (spotkeeper.reconcile.paths)
 POOLS_OBJECT = "stack/pools.json"
 DEADLINE_S = 1800.0  # real seconds; a machine may use its whole shutdown
 CLEAN_LOOKS = 2  # an insert accepted just before the drain shows up in the second look
+# A round that began before the mark may make machines and disks until its request ends (``reconcile/deadline``: 58 s,
+# a gang's launches one after the other), and each is listed some seconds later.
+SETTLE_S = 70.0
 
 
 class DrainError(Exception):
@@ -39,6 +43,7 @@ class Cloud(Protocol):
         stack: whose things these are.
         bucket: where its state is.
         pause_s: from one look to the next: as long as a new thing may take to be listed.
+        settle_s: how long after the mark a round may still make something, where jobs are unfinished.
     """
 
     @property
@@ -50,6 +55,9 @@ class Cloud(Protocol):
     @property
     def pause_s(self) -> float: ...
 
+    @property
+    def settle_s(self) -> float: ...
+
     def owner(self) -> str | None:
         """The stack that the bucket's descriptor names; None where there is no bucket, or no descriptor."""
 
@@ -58,6 +66,12 @@ class Cloud(Protocol):
 
     def lift(self) -> None:
         """Remove ``stack/drain``, if it is there."""
+
+    def marked(self) -> bool:
+        """Whether ``stack/drain`` is there."""
+
+    def busy(self) -> bool:
+        """Whether jobs are unfinished (``active/``): only for those rounds are begun."""
 
     def things(self) -> Iterable[Thing]:
         """One look at whatever of this stack carries a job's label: machines, rank disks, snapshots."""
@@ -81,8 +95,10 @@ def empty(
     _own(cloud)
     cloud.announce()
     found: set[tuple[str, str]] = set()
-    clean, end = 0, now() + DEADLINE_S
-    while clean < CLEAN_LOOKS:
+    clean, looked = 0, now()
+    end, settled = looked + DEADLINE_S, looked + (cloud.settle_s if cloud.busy() else 0.0)
+    while clean < CLEAN_LOOKS or looked < settled:
+        looked = now()
         try:
             left = list(cloud.things())
         except LaterError as busy:
@@ -91,8 +107,8 @@ def empty(
             found |= {(thing.kind, thing.where) for thing in left}
             clean, still = 0 if left else clean + 1, f"still there: {', '.join(thing.name for thing in left[:10])}"
             cloud.delete([thing for thing in left if not thing.leaving])
-        if clean < CLEAN_LOOKS:
-            if now() > end:
+        if clean < CLEAN_LOOKS or looked < settled:
+            if looked > end:
                 raise DrainError(f"after {DEADLINE_S:.0f} s {still}. Delete what is left, then destroy again")
             pause(cloud.pause_s)
     return Counter(kind for kind, _ in found)

@@ -15,7 +15,7 @@ from typing import Any
 
 from spotkeeper.spec.names import LABEL_JOB, LABEL_STACK
 
-from infra.drain.emptying import DRAIN_OBJECT, POOLS_OBJECT, DrainError, LaterError, Thing
+from infra.drain.emptying import ACTIVE_FOLDER, DRAIN_OBJECT, POOLS_OBJECT, SETTLE_S, DrainError, LaterError, Thing
 
 _CALL_S = 60.0
 _PAUSE_S = 10.0  # real Compute Engine lists a new machine within seconds
@@ -68,10 +68,15 @@ def access_token(compute: str) -> str | None:
     if token := os.environ.get("GOOGLE_OAUTH_ACCESS_TOKEN"):
         return token
     import google.auth
+    import google.auth.exceptions
     import google.auth.transport.requests
 
-    credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
-    credentials.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
+    try:
+        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+        credentials.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
+    except google.auth.exceptions.GoogleAuthError as error:
+        told = "gcloud auth application-default login"
+        raise DrainError(f"nobody is logged in to Google Cloud ({error}): {told}") from None
     return str(credentials.token)
 
 
@@ -98,6 +103,11 @@ class ComputeEngine:
     def pause_s(self) -> float:
         return _PAUSE_S if self.compute.startswith("https:") else _PAUSE_LOCAL_S
 
+    @property
+    def settle_s(self) -> float:
+        """On one machine a call takes milliseconds."""
+        return SETTLE_S if self.compute.startswith("https:") else 0.0
+
     def owner(self) -> str | None:
         try:
             return str(self.api.call("GET", self._object(POOLS_OBJECT) + "?alt=media").get("stack"))
@@ -113,6 +123,20 @@ class ComputeEngine:
     def lift(self) -> None:
         with contextlib.suppress(NotFoundError):  # the usual case: it was never drained
             self.api.call("DELETE", self._object(DRAIN_OBJECT))
+
+    def marked(self) -> bool:
+        try:
+            self.api.call("GET", self._object(DRAIN_OBJECT))
+        except NotFoundError:
+            return False
+        return True
+
+    def busy(self) -> bool:
+        url = f"{self.storage}/storage/v1/b/{self.bucket}/o?prefix={urllib.parse.quote(ACTIVE_FOLDER, safe='')}"
+        try:
+            return bool(self.api.call("GET", f"{url}&maxResults=1").get("items"))
+        except NotFoundError:
+            return False
 
     def things(self) -> Iterator[Thing]:
         """Machines, then disks (one in use goes once its machine has let go), then snapshots."""
@@ -146,9 +170,15 @@ class ComputeEngine:
         for kind in ("instances", "disks"):
             for page in self._pages(f"{self._root}/aggregated/{kind}"):
                 for scope, part in page.get("items", {}).items():
+                    if part.get("warning", {}).get("code") == "UNREACHABLE" and self._near(scope):
+                        raise LaterError(f"{scope} does not answer")
                     if scope.startswith("zones/") and any(self._is_ours(item) for item in part.get(kind, ())):
                         found.add(scope.removeprefix("zones/"))
         return sorted(found)
+
+    def _near(self, scope: str) -> bool:
+        """Whether it is a zone of the stack's region: the only ones that it ever had anything in."""
+        return scope.removeprefix("zones/").rpartition("-")[0] in {zone.rpartition("-")[0] for zone in self.zones}
 
     def _list(self, url: str) -> Iterator[dict[str, Any]]:
         for page in self._pages(url):

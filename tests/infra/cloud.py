@@ -42,6 +42,9 @@ class Cloud:
                 bucket = path.split("/")[5]
                 self.things[f"/storage/v1/b/{bucket}/o/{query['name']}"] = body.decode(errors="replace")
                 return 200, {"name": query["name"]}
+            if method == "GET" and path.endswith("/o"):
+                begin = f"{path}/{query.get('prefix', '')}"
+                return 200, {"items": [{"name": key} for key in self.things if key.startswith(begin)]}
             return self._plain(method, path, json.loads(body) if body and method in ("POST", "PUT") else None)
 
     def _compute(self, method: str, path: str, body: Any) -> tuple[int, Any]:
