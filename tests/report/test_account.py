@@ -167,6 +167,35 @@ def test_a_machine_without_an_end_counts_until_now() -> None:
     assert shares(line, HOUR) == (("1970-01", 1.0),)
 
 
+def test_a_clock_that_is_ahead_of_the_clouds_costs_no_minutes() -> None:
+    """The function's is four minutes fast: the machine was on for an hour all the same."""
+    fast = 240.0
+    ledger = (
+        intent(1000.0 + fast, 0, 1),
+        entry(Event.ADMITTED, 1060.0 + fast, 0, 1, started=1001.0),
+        entry(Event.GONE, 4700.0 + fast, 0, 1, started=1001.0, ended=4601.0),
+    )
+    (machine,) = attempts(ledger)
+    assert machine.span(NOW) == (1001.0, 4601.0)
+
+
+def test_a_static_node_is_paid_from_its_grant() -> None:
+    ledger = (
+        replace(intent(1000.0, 0, 1), model=Model.STATIC),
+        entry(Event.ADMITTED, 1060.0, 0, 1, started=5.0),
+        entry(Event.GONE, 4600.0, 0, 1),
+    )
+    (machine,) = attempts(ledger)
+    assert machine.span(NOW) == (1000.0, 4600.0)
+
+
+@pytest.mark.parametrize("name", ["=cmd()", "\t=cmd()", "\r@x", " +1", "\uff1dcmd()", "-2"])
+def test_no_field_of_a_csv_is_a_formula(name: str) -> None:
+    (row, *_) = csv.DictReader(io.StringIO(account_text.attempts_csv(replace(told(NOTICED), name=name))))
+    assert row["name"].startswith("'")
+    assert row["name"].isprintable()
+
+
 def test_csv_has_every_machine_and_no_formula() -> None:
     bad = replace(told(NOTICED), name="=cmd()")
     rows = list(csv.DictReader(io.StringIO(account_text.attempts_csv(bad))))

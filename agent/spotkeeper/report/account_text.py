@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
@@ -50,6 +51,8 @@ _RECOVERIES = (
 )
 _RECOVERIES_SPARE = ("save", "start", "notice", "announced", "again", "gen", "ranks")
 _TOTALS = ("", "jobs", "machines", "node-hours", "cost", "on-demand", "saved", "lost work", "lost")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _TOTALS_SPARE = ("machines", "on-demand", "lost")
 _ELSEWHERE = "a wider terminal, --json and --csv have them"
 _RECOVERIES_ELSEWHERE = "a wider terminal and --json have them"
@@ -196,5 +199,10 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> str:
 
 
 def _safe(value: object) -> object:
-    """A spreadsheet takes text that begins so for a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+    """On one line, and no formula: a spreadsheet takes text that begins so for one, also behind blanks, and wide
+    letters too (OWASP, "CSV Injection").
+    """
+    if not isinstance(value, str):
+        return value
+    line = _CONTROL.sub(" ", value)
+    return f"'{line}" if line.lstrip().startswith(FORMULA) else line

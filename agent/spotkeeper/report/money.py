@@ -136,13 +136,19 @@ def _attempt(rank: int, number: int, entries: list[Entry], over: float | None) -
         model=intent.model or Model.SPOT,
         price=intent.price or 0.0,
         cause=intent.cause or "",
-        start=max(intent.at, min((e.started for e in entries if e.started is not None), default=intent.at)),
+        start=_start(intent, entries),
         asked=intent.at,
         admitted=at.get(Event.ADMITTED),
         end=min((e.ended for e in entries if e.ended is not None), default=found),
         refused=refused,
         listed=any(_seen(entry) for entry in entries),
     )
+
+
+def _start(intent: Entry, entries: list[Entry]) -> float:
+    """When billing begins: as the cloud says, whose clock is its own. A static node was there before."""
+    started = min((entry.started for entry in entries if entry.started is not None), default=intent.at)
+    return max(intent.at, started) if intent.model is Model.STATIC else started
 
 
 def _seen(entry: Entry) -> bool:
