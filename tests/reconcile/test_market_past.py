@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from spotkeeper.reconcile import market, market_past
+import msgspec
+from spotkeeper.reconcile import market, market_past, paths
 from spotkeeper.reconcile.select import Need, select
 from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.replay.recording import SHIPPED, read
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.market import HOUR_S, Past, Sight, Watch
+from spotkeeper.spec.market import HOUR_S, Past, PriceRun, Prices, Sight, Watch
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, Price, StackState
 
@@ -167,3 +168,32 @@ def best(sights: list[Sight], tick: int) -> str:
     seen = market.offers_seen((pool,), {}, {"pool": told}, at, {"pool": Past("pool", HOUR)})
     found = select(JobSpec("job", ("x",)), the_stack, Need(at, on_demand_left=1, market=seen))
     return found.choices[0].offer.zone
+
+
+def test_what_a_clock_wrote_that_had_jumped_ahead_hides_nothing() -> None:
+    world = World(nodes=1)
+    hour, now = int(world.t // HOUR_S), world.t
+    store = world.memory
+    store.put(paths.market_past("pool"), msgspec.json.encode(Past("pool", hour + 9000)))
+    refused = Sight("m1", Event.REFUSED, now - 60.0, "z-a", SPOT, "capacity")
+    assert store.add_sights("pool", hour, (refused,))
+    (seen,) = (one for one in market.look(store, world, world.stack, now) if one.zone == "z-a")
+    assert seen.watch is not None and seen.watch.up is False
+    kept = msgspec.json.decode(store.get(paths.market_past("pool")) or b"", type=Past)
+    assert kept.hour <= hour, "and it was made anew"
+
+
+def test_prices_of_a_time_to_come_are_asked_for_again_and_choose_nothing() -> None:
+    world = World(nodes=1)
+    ahead = Prices("pool", asked=world.t + 9e7, told=world.t + 9e7, runs=(PriceRun(world.t - 10.0, 0.01),))
+    assert ahead.now(world.t) is None
+    assert world.memory.cas_prices(ahead, "") is not None
+    market.look(world.memory, world, world.stack, world.t)
+    assert world.price_questions == 1
+
+
+def test_a_poisoned_past_breaks_no_choice() -> None:
+    watch = Watch("z-a", True, 499_999.0, 499_000.0, losses=-9.0, exposure=-2.0, looked_h=-1.0, up_h=-1.0)
+    seen = OfferSeen("pool", "z-a", SPOT, watch=watch)
+    found = select(JobSpec("job", ("x",)), stack(), Need(500_000.0 * HOUR_S, market=(seen,), on_demand_left=1))
+    assert len(found.choices) == 6

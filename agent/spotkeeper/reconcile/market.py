@@ -98,7 +98,7 @@ def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, Past]:
     Of a pool whose turn has not come what was folded before counts meanwhile.
     """
     kept = store.get_all(tuple(map(paths.market_past, pools)))
-    found = {pool: _kept(data, paths.market_past(pool), pool) for pool, data in zip(pools, kept, strict=True)}
+    found = {pool: _kept(data, pool, hour) for pool, data in zip(pools, kept, strict=True)}
     due = [pool for pool, past in found.items() if past is None or past.hour < hour]
     folded = {pool: _folded(store, pool, found[pool], hour) for pool in due[:FOLDS]}
     return {pool: past for pool, past in found.items() if past is not None} | folded
@@ -117,13 +117,17 @@ def _folded(store: Store, pool: str, past: Past | None, hour: int) -> Past:
     return folded
 
 
-def _kept(data: bytes | None, path: str, pool: str) -> Past | None:
+def _kept(data: bytes | None, pool: str, hour: int) -> Past | None:
+    """None: there is none, or it makes no sense. One of a time to come (a clock had jumped) would hide all of now."""
     try:
         past = None if data is None else codec.decode(data, Past)
     except msgspec.DecodeError as error:
-        log.warning("%s makes no sense, and is made anew: %s", path, error)
+        log.warning("%s makes no sense, and is made anew: %s", paths.market_past(pool), error)
         return None
-    return past if past is None or past.pool == pool else None
+    if past is not None and (past.pool != pool or past.hour > hour + LOOK_BACK):
+        log.warning("%s is of %s and hour %d: made anew", paths.market_past(pool), past.pool, past.hour)
+        return None
+    return past
 
 
 def _told(sights: tuple[Sight, ...]) -> Iterator[tuple[tuple[str, Model], dict[str, float]]]:
@@ -160,7 +164,7 @@ def refused(market: tuple[OfferSeen, ...], results: Iterable[Result]) -> tuple[O
 def _prices(store: Store, cloud: Cloud, pools: tuple[PoolState, ...], now: float) -> dict[str, Prices]:
     """By pool, as kept; those that are an hour old are asked for anew, all of them within ``ASK_S``."""
     held = store.read_prices(tuple(pool.name for pool in pools))
-    old = [pool for pool in pools if pool.name not in held or now - held[pool.name].value.asked >= ASK_EVERY_S]
+    old = [pool for pool in pools if pool.name not in held or abs(now - held[pool.name].value.asked) >= ASK_EVERY_S]
     found = {name: one.value for name, one in held.items()}
     if old:
         ends = time.monotonic() + ASK_S

@@ -38,8 +38,8 @@ class Track:
         track = cls(shape)
         if watch is not None and watch.up is not None:
             track.up, track.seen_h, track.since_h = watch.up, watch.seen_h, watch.since_h
-            track.losses, track.exposure = watch.losses, watch.exposure
-            track.looked_h, track.up_h = watch.looked_h, watch.up_h
+            track.losses, track.exposure = max(0.0, watch.losses), max(0.0, watch.exposure)  # it was read: believe
+            track.looked_h, track.up_h = max(0.0, watch.looked_h), max(0.0, watch.up_h)  # nothing that cannot be
         return track
 
     def watch(self, zone: str) -> Watch:

@@ -69,11 +69,11 @@ class Prices(Struct, frozen=True, omit_defaults=True):
     def guess(self, now: float, zone: str) -> Guess | None:
         """None: unknown, or told too long ago."""
         made = self.guesses
-        return made.by_zone.get(zone) if made is not None and now - made.at <= FRESH_S else None
+        return made.by_zone.get(zone) if made is not None and abs(now - made.at) <= FRESH_S else None
 
     def now(self, now: float, zone: str = "") -> float | None:
         """USD per machine-hour for a choice made now; None: unknown, or told too long ago."""
-        return self.at(now, zone) if self.told and now - self.told <= FRESH_S else None
+        return self.at(now, zone) if self.told and abs(now - self.told) <= FRESH_S else None
 
     def at(self, time: float, zone: str = "") -> float | None:
         """The price of a moment; None before the first run. The last run goes on until another is told."""
