@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,32 @@ def test_data_is_guarded_before_every_up_and_on_every_pull_request() -> None:
     assert guarded.index("spotkeeper review") < guarded.index("pulumi up")
     labels = (ROOT / ".github" / "workflows" / "preview.yml").read_text() + scripts(read("up")["jobs"]["review"])
     assert labels.count(LABEL) >= 2 and LABEL in (ROOT / "docs" / "operate.md").read_text()
+
+
+def test_the_rules_see_the_whole_stack() -> None:
+    """A preview tells what changes alone, unless it is asked for the rest."""
+    lines = [line for _, _, job in jobs() for line in scripts(job).splitlines() if "pulumi preview" in line]
+    assert len(lines) == 4
+    for line in lines:
+        assert ("--show-sames" in line) == ("--refresh" not in line), line
+
+
+def test_the_check_that_is_required_is_begun_on_every_pull_request_and_there_is_one() -> None:
+    """GitHub waits for ever for a required check that a filter of paths left out."""
+    preview = read("preview")
+    assert set(preview[True]) == {"pull_request"} and set(preview[True]["pull_request"]) == {"types"}
+    verdict = preview["jobs"]["verdict"]
+    assert verdict["needs"] == "preview" and "strategy" not in verdict and verdict["if"].startswith("always()")
+    assert scripts(verdict) == 'test "$RESULT" = success || test "$RESULT" = skipped'
+    page = (ROOT / "docs" / "operate.md").read_text()
+    assert "the check `verdict`" in page
+
+
+def test_a_job_that_lies_anywhere_is_submitted_by_the_up_of_its_change() -> None:
+    push = read("up")[True]["push"]
+    assert "paths" not in push
+    examples = {"jobs/vit.yaml", "train/job.yaml", "train/src/train.py", "examples/gpt/train.py", "Pulumi.yaml"}
+    assert not [path for path in examples for ignored in push["paths-ignore"] if fnmatch(path, ignored)]
 
 
 def test_a_label_that_comes_or_goes_is_judged_anew() -> None:

@@ -53,8 +53,7 @@ def policies(rule: Rule) -> list[Policy]:
     if rule.parts:
         made.append(ResourceValidationPolicy(rule.name, rule.why, of_one, enforcement_level=level))
     if rule.over_all:
-        name = f"{rule.name}-together" if rule.parts else rule.name
-        made.append(StackValidationPolicy(name, rule.why, of_all, enforcement_level=level))
+        made.append(StackValidationPolicy(rule.together, rule.why, of_all, enforcement_level=level))
     return made
 
 

@@ -53,6 +53,11 @@ class Rule:
     parts: tuple[tuple[tuple[str, ...], Check], ...]
     over_all: tuple[StackCheck, ...]
 
+    @property
+    def together(self) -> str:
+        """What the half that looks at all of them is called: Pulumi keeps the two apart, by name."""
+        return f"{self.name}-together" if self.parts else self.name
+
     def of_one(self, seen: Seen, *later: type[Exception]) -> Iterator[str]:
         for types, check in self.parts:
             if seen.type in types:

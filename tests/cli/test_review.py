@@ -98,4 +98,5 @@ def test_no_preview_is_no_quiet_preview(cli: Cli, tmp_path: Path, text: str | No
     if text is not None:
         file.write_text(text)
     done = cli("review", "--preview", file, "--stack", "local")
-    assert (done.code, done.out) == (Exit.USAGE, "") and told in done.err and "pulumi preview --json >" in done.err
+    assert (done.code, done.out) == (Exit.USAGE, "") and told in done.err
+    assert "pulumi preview --json --show-sames >" in done.err

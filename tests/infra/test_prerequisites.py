@@ -28,17 +28,44 @@ APIS: dict[str, tuple[str, ...]] = {
     "storage": ("storage",),
 }
 
+# Who may make what a module declares, rights on it included.
+ROLES: dict[str, tuple[str, ...]] = {
+    "artifactregistry": ("artifactregistry.admin",),
+    "billing": ("billing.costsManager",),
+    "cloudfunctionsv2": ("cloudfunctions.admin", "iam.serviceAccountUser"),
+    "cloudrunv2": ("run.admin",),
+    "cloudscheduler": ("cloudscheduler.admin",),
+    "compute": ("compute.admin",),
+    "logging": ("logging.configWriter",),
+    "monitoring": ("monitoring.editor",),
+    "projects": ("iam.roleAdmin", "resourcemanager.projectIamAdmin"),
+    "pubsub": ("pubsub.admin",),
+    "secretmanager": ("secretmanager.admin",),
+    "serviceaccount": ("iam.serviceAccountAdmin",),
+    "storage": ("storage.admin",),
+}
+
+
+def modules() -> set[str]:
+    """Of the provider, that the program declares resources of."""
+    files = (ROOT / "infra" / "gcp").glob("*.py")
+    return {name for file in files for name in re.findall(r"\bgcp\.([a-z0-9]+)\.[A-Z]", file.read_text())}
+
+
+def test_who_runs_up_has_the_roles_for_every_resource_and_no_other() -> None:
+    page = (ROOT / "docs" / "operate.md").read_text()
+    told = page[page.index("**Who may run `up`:** the project's owner") :].partition("\n\n")[0]
+    named = set(re.findall(r"`(?:roles/)?([a-z]+\.[A-Za-z]+)`", told))
+    assert named - {"cloudkms.cryptoKeyEncrypterDecrypter"} == {role for name in modules() for role in ROLES[name]}
+
 
 def test_the_page_enables_the_apis_of_every_resource_and_no_other() -> None:
-    used = set()
-    for file in (ROOT / "infra" / "gcp").glob("*.py"):
-        used |= set(re.findall(r"\bgcp\.([a-z0-9]+)\.[A-Z]", file.read_text()))
     line = next(
         each for each in (ROOT / "docs" / "operate.md").read_text().splitlines() if "gcloud services enable" in each
     )
     told = {word.removesuffix(".googleapis.com") for word in line.split() if word.endswith(".googleapis.com")}
     state = {"cloudkms"}  # Pulumi's own: the key that wraps its secrets
-    assert told == {api for module in used for api in APIS[module]} | state
+    assert told == {api for name in modules() for api in APIS[name]} | state
 
 
 def test_the_page_says_what_the_examples_static_node_costs_and_whom_to_let_read_the_data() -> None:

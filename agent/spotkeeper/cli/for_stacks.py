@@ -132,14 +132,16 @@ def review(
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """What a change would do to a stack, as the comment on a pull request: resources, data, and what it will cost.
+    """What a change would do to a stack, as the comment on a pull request: resources, data, rules, what it will cost.
 
-    Exit code 4 where a disk or a bucket would be deleted or replaced, or the stack be emptied, and nobody has agreed
-    (or, with `--expect-no-changes`, where anything is not as it was declared: `pulumi preview --refresh --json`);
-    1 where the preview itself failed. Of values it shows sizes, zones and machine types only.
-    `.github/workflows` shows how it is used.
+    Exit code 4 where a disk or a bucket would be deleted or replaced, or the stack be emptied, and nobody has agreed;
+    where a rule of `infra/policy` is broken; or, with `--expect-no-changes`, where anything is not as it was declared
+    (`pulumi preview --refresh --json`). 1 where the preview itself failed. Of values it shows sizes, zones and machine
+    types, and what breaks a rule. Without `--show-sames` a preview tells of what changes alone, and the rules look at
+    no more. `.github/workflows` shows how it is used.
 
-    Example: `spotkeeper review --preview preview.json --stack prod`, after `pulumi preview --json > preview.json`
+    Example: `spotkeeper review --preview preview.json --stack prod`, after
+    `pulumi preview --stack prod --json --show-sames > preview.json`
     """
     from spotkeeper.cli import commands
 

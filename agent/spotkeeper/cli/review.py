@@ -1,4 +1,4 @@
-"""``review``: a `pulumi preview` and a stack file as the comment on a pull request, and the guard over its data.
+"""``review``: a `pulumi preview` and a stack file as the comment on a pull request, and the guard over data and rules.
 
 Reads files and prints; asks no cloud, runs no engine, knows nothing of who hosts the repository.
 """
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from spotkeeper.cli import rules
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit, note
 from spotkeeper.cli.show import CHECKOUT, STAND_IN, no_checkout, stack_path
 from spotkeeper.report.cost import BootDisk, StackCost, stack_cost
 from spotkeeper.report.preview import Foreseen, PreviewError, read
-from spotkeeper.report.review import LABEL, Review, Verdict, judge, markdown
+from spotkeeper.report.review import LABEL, Broken, Review, Verdict, judge, markdown
 from spotkeeper.spec.parse import SpecError
 from spotkeeper.spec.redact import redact
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from infra.settings import Settings
 
 STDIN = Path("-")
+PREVIEW = "pulumi preview --json --show-sames > preview.json"
 OTHER = "spotkeeper review --stack-file FILE"
 JOBS = 3  # forecast in one comment, of which GitHub takes 65,536 characters
 
@@ -34,24 +36,29 @@ def review(
     """Print the review; then fail where its verdict is that this may not go on. ``quiet``: nothing may change at all.
 
     Raises:
-        CliError: data would be lost and nobody agreed, the preview failed, the stack file is wrong (both are in what
-            is printed), or a file cannot be read.
+        CliError: data would be lost and nobody agreed, a rule of ``infra/policy`` is broken, the preview failed, the
+            stack file is wrong (all of it is in what is printed), or a file cannot be read.
     """
     path = file or stack_path(stack, OTHER)
     name = stack or path.name.removeprefix("Pulumi.").removesuffix(".yaml")
-    foreseen = _foreseen(preview)
+    text = _text(preview)
+    foreseen, broken = _judged(preview, text, name)
     settings: Settings | None = None
     try:
         settings = _settings(path, name)
         cost = cost_of(settings)
     except SpecError as error:  # whoever wrote it reads this comment
         cost, foreseen = None, replace(foreseen, errors=(redact(str(error)), *foreseen.errors))
-    made = Review(name, judge(foreseen, agreed), foreseen, cost, _before(base, name))
+    made = Review(name, judge(foreseen, agreed, broken), foreseen, cost, _before(base, name), broken)
     emit(made, as_json, "" if as_json else (markdown(made) + _forecasts(settings)).rstrip("\n"))
     if made.verdict is Verdict.REFUSED:
         names = ", ".join(change.name for change in foreseen.lost())
         remedy = f"keep it; or, if it is meant, --allow-data-loss (on a pull request: the label {LABEL})"
         raise CliError(f"data would be lost: {names}", Exit.REFUSED, remedy)
+    if made.verdict is Verdict.BROKEN:
+        names = ", ".join(sorted({one.rule for one in broken if one.stops}))
+        remedy = f"mend what is declared; a rule that is not yours is turned off in {rules.CONFIG.name} of infra/policy"
+        raise CliError(f"rules that no stack may break: {names}", Exit.REFUSED, remedy)
     if made.verdict is Verdict.FAILED:
         raise CliError("the preview failed, or the stack file is wrong; the reasons are above", Exit.FAILED)
     if quiet and foreseen.changes:
@@ -76,13 +83,19 @@ def _inside(job: str) -> bool:
     return (CHECKOUT / job).resolve().is_relative_to(CHECKOUT)
 
 
-def _foreseen(preview: Path) -> Foreseen:
+def _text(preview: Path) -> bytes:
     try:
-        return read(sys.stdin.buffer.read() if preview == STDIN else preview.read_bytes())
+        return sys.stdin.buffer.read() if preview == STDIN else preview.read_bytes()
     except OSError as error:
-        raise CliError(f"{preview}: {error.strerror}", Exit.USAGE, "pulumi preview --json > preview.json") from None
+        raise CliError(f"{preview}: {error.strerror}", Exit.USAGE, PREVIEW) from None
+
+
+def _judged(preview: Path, text: bytes, stack: str) -> tuple[Foreseen, tuple[Broken, ...]]:
+    """What it foresees, and what the rules say of that."""
+    try:
+        return read(text), rules.broken(text, stack)
     except PreviewError as error:
-        raise CliError(f"{preview}: {error}", Exit.USAGE, "pulumi preview --json > preview.json") from None
+        raise CliError(f"{preview}: {error}", Exit.USAGE, PREVIEW) from None
 
 
 def _settings(path: Path, name: str) -> Settings:

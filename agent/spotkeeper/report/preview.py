@@ -43,6 +43,7 @@ CUT_OFF = "the preview ends before its summary: it was cut off, and what it woul
 NODES = frozenset({"gcp:compute/instance:Instance", "aws:ec2/instance:Instance"})
 DRAIN = "drain"  # the resource whose deletion empties the stack (infra/drain)
 JOB = "pulumi-python:dynamic/spotkeeper:Job"  # a job by git (infra/jobs.py)
+UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"  # the engine's word for a value that only `up` will know
 _IGNORED = frozenset({"same", "read", "refresh", "read-replacement", "discard", "remove-pending-replace"})
 
 
@@ -95,6 +96,16 @@ class Foreseen(Struct, frozen=True):
         return tuple(change for change in self.changes if change.data)
 
 
+class Declared(Struct, frozen=True):
+    """A resource as it will be; an input of :data:`UNKNOWN` is known only after `up`."""
+
+    type: str
+    name: str
+    inputs: dict[str, Any]
+    protect: bool
+    retain: bool
+
+
 # --- the engine's digest ----------------------------------------------------------------
 
 
@@ -143,17 +154,40 @@ def read(text: bytes) -> Foreseen:
     Raises:
         PreviewError: it is not that.
     """
+    digest = _digest(text)
+    return Foreseen(
+        changes=_merged(digest.steps or ()),
+        same=(digest.changeSummary or {}).get("same", 0),
+        errors=tuple(_errors(digest.diagnostics or ())) or (() if digest.complete() else (CUT_OFF,)),
+    )
+
+
+def declared(text: bytes) -> tuple[tuple[Declared, ...], bool]:
+    """What the stack will be made of, as far as the preview tells, and whether that is all of it: what stays as it is
+    is told with `--show-sames` alone.
+
+    Raises:
+        PreviewError: as :func:`read`.
+    """
+    digest = _digest(text)
+    steps = digest.steps or ()
+    found = {
+        step.urn: Declared(new.type, step.urn.rsplit("::", 1)[-1], new.inputs, new.protect, new.retainOnDelete)
+        for step in steps
+        if (new := step.newState) is not None and new.inputs and _OPS.get(step.op) is not Op.DELETE
+    }
+    same = sum(step.op == "same" for step in steps)
+    return tuple(found.values()), digest.complete() and same == (digest.changeSummary or {}).get("same", 0)
+
+
+def _digest(text: bytes) -> _Digest:
     try:
         digest = codec.decode(text, _Digest)
     except msgspec.DecodeError as error:
         raise PreviewError(_no_preview(text, str(error))) from None
     if digest.config is UNSET and not digest.steps and not digest.diagnostics:
         raise PreviewError(_no_preview(text, "it has neither steps nor a configuration"))
-    return Foreseen(
-        changes=_merged(digest.steps or ()),
-        same=(digest.changeSummary or {}).get("same", 0),
-        errors=tuple(_errors(digest.diagnostics or ())) or (() if digest.complete() else (CUT_OFF,)),
-    )
+    return digest
 
 
 def _no_preview(text: bytes, why: str) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from spotkeeper.report.markdown import block, code, table
 from spotkeeper.report.preview import Change, Foreseen, Op
 
 LABEL = "allow-data-loss"
+OFF = "`infra/policy/config.json`"
 ROWS = 60  # of a table; GitHub takes 65,536 characters of a comment, and nobody reads more
 REASONS = 8  # of one resource
 COMMENT_CHARS = 60_000
@@ -36,6 +37,7 @@ class Verdict(str, Enum):
     ``clear``    no data would be lost                                0
     ``agreed``   data would be lost, and somebody said that it may    0
     ``refused``  data would be lost                                   4
+    ``broken``   a rule that no stack may break would be broken       4
     ``failed``   the preview itself failed: nothing is known          1
     ===========  ===================================================  =========
     """
@@ -43,7 +45,18 @@ class Verdict(str, Enum):
     CLEAR = "clear"
     AGREED = "agreed"
     REFUSED = "refused"
+    BROKEN = "broken"
     FAILED = "failed"
+
+
+class Broken(Struct, frozen=True):
+    """What a rule of ``infra/policy`` finds. ``stops``: else it is advice."""
+
+    rule: str
+    type: str
+    name: str
+    message: str
+    stops: bool
 
 
 class Review(Struct, frozen=True):
@@ -54,15 +67,18 @@ class Review(Struct, frozen=True):
     foreseen: Foreseen
     cost: StackCost | None
     before: StackCost | None = None
+    broken: tuple[Broken, ...] = ()
 
 
-def judge(foreseen: Foreseen, agreed: bool) -> Verdict:
+def judge(foreseen: Foreseen, agreed: bool, broken: Sequence[Broken] = ()) -> Verdict:
     """The guard. A preview that failed is never clear: it may have stopped before it came to the data."""
     if foreseen.errors:
         return Verdict.FAILED
-    if foreseen.lost():
-        return Verdict.AGREED if agreed else Verdict.REFUSED
-    return Verdict.CLEAR
+    if foreseen.lost() and not agreed:
+        return Verdict.REFUSED
+    if any(one.stops for one in broken):
+        return Verdict.BROKEN
+    return Verdict.AGREED if foreseen.lost() else Verdict.CLEAR
 
 
 # --- as Markdown ----------------------------------------------------------------------------
@@ -77,6 +93,7 @@ def markdown(review: Review) -> str:
     """The comment."""
     parts = [marker(review.stack), f"### Stack {code(review.stack)}: {_totals(review.foreseen)}"]
     parts += _verdict(review)
+    parts += _rules(review.broken)
     parts += _changes(review.foreseen)
     parts += _cost(review.cost, review.before) if review.cost else ()
     text = "\n".join(parts) + "\n"
@@ -101,7 +118,7 @@ def _verdict(review: Review) -> Iterator[str]:
         yield "\n**Nothing below is complete: the engine gave up.**\n"
         yield block("\n\n".join(foreseen.errors))
         return
-    if review.verdict is Verdict.CLEAR:
+    if not foreseen.lost():
         return
     if review.verdict is Verdict.REFUSED:
         yield f"\n**Refused: data would be lost.** If that is meant, a maintainer sets the label `{LABEL}`.\n"
@@ -109,6 +126,20 @@ def _verdict(review: Review) -> Iterator[str]:
         yield f"\n**Data will be lost, and the label `{LABEL}` says that it may.**\n"
     for change in foreseen.lost():
         yield f"- {code(change.name)} would be {_DONE[change.op]}: {change.data}{_because(change)}"
+
+
+def _rules(broken: Sequence[Broken]) -> Iterator[str]:
+    for stops, said in (
+        (True, f"**Refused: it breaks rules that no stack may break.** One that is not yours is turned off in {OFF}."),
+        (False, "Advice of the rules:"),
+    ):
+        found = [one for one in broken if one.stops is stops]
+        if found:
+            yield f"\n{said}\n"
+        for one in found[:ROWS]:
+            yield f"- {code(one.rule)}: {code(_kind(one.type))} {code(one.name)}: {code(one.message)}"
+        if len(found) > ROWS:
+            yield f"- and {len(found) - ROWS} more"
 
 
 def _because(change: Change) -> str:
