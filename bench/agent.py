@@ -29,7 +29,7 @@ def measure(seconds: float = SECONDS) -> tuple[float, float]:
             sha256 = source(fake, {"train.py": OBEDIENT})
             run = JobRun("bench", ("train.py",), sha256, python=vm.light_python())
             vm.serve(document(1, 1, (vm.member(),)), run)
-            wait_until(lambda: '"running"' in vm.log(), 60)
+            wait_until(lambda: '"running"' in vm.log() and '"preflight.done"' in vm.log(), 60)
             time.sleep(2)  # what the start has still to do
             assert vm.agent is not None
             before, began = cpu_s(vm.agent.pid), time.monotonic()
