@@ -23,6 +23,7 @@ from spotkeeper.cli import jobs as ledger
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.pack import pack_source
 from spotkeeper.cli.poke import poke
+from spotkeeper.cli.starts import starts_of
 from spotkeeper.cli.submit import check_name, submit_file, with_source
 from spotkeeper.cli.target import Target, find_target
 from spotkeeper.clock import Clock
@@ -142,7 +143,8 @@ def _submit(props: dict[str, Any]) -> str:
     path = ROOT / props["file"]
     try:
         target = target_of(props)
-        spec = read_job(path, target.state(target.store()), target.clock.now())
+        state, now = target.state(target.store()), target.clock.now()
+        spec = read_job(path, state, now, starts_of(target.store(), state, now))
         done, heard = submit_file(target, path, spec, pack_source(path, spec))
     except CliError as error:
         raise JobError(f"{error}; {error.remedy}" if error.remedy else str(error)) from None

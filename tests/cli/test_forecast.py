@@ -119,6 +119,25 @@ def test_an_earlier_job_of_the_name_tells_how_long_it_trains(cli: Cli, store: Ob
     assert made["work_h"] == 5.0
 
 
+def test_a_start_takes_what_an_earlier_job_of_the_name_and_the_pools_machines_took(
+    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One number where nobody measured, and the measured one for the forecast and for what a deadline can hold."""
+    monkeypatch.setenv("SPOTKEEPER_CLOCK", f"0:{3000 * HOUR_S}:1")
+    now = forecasting.ground("prod", None).now
+    tight = job(folder, "work: 5h\ndeadline: 5.1h")
+    assert "a start takes 10 min" in cli("forecast", tight).err
+    store.put_name("first", "abcdefgh")
+    store.put_progress("abcdefgh", Progress(1, 10, 1.0, save_s=4.0, begin_s=26.0))
+    assert "a start takes 10 min" in cli("forecast", tight).err, "no machine of the pool was seen to boot"
+    came = Sight("abcdefgh-r0-a1", Event.ADMITTED, now - 60.0, "us-central1-a", Model.SPOT, started=now - 150.0)
+    store.add_sights("workers", int(came.at // HOUR_S), (came,))
+    told = cli("forecast", tight, "--json")
+    assert told.code == 0, told.err
+    assert "start: 120 s, as an earlier job of this name" in said(told.out)
+    assert "cannot be held" in cli("submit", job(folder, "work: 5h\ndeadline: 5.02h")).err
+
+
 def test_the_stack_s_own_history_is_replayed(
     cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

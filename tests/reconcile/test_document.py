@@ -182,17 +182,13 @@ def test_rank_and_attempt_come_from_the_name_and_the_record() -> None:
     assert out.list_facts(JOB) == (Fact("u0", "b0", 0, 1, 66, Kind.NOTICE, "900"),)
 
 
-def test_a_word_said_again_is_no_news_but_a_notice_that_no_round_has_taken_in() -> None:
+def test_a_word_said_again_is_news_only_where_its_agent_had_no_answer() -> None:
+    """Whoever stored it may have died before its round."""
     out = store()
-    for kind, news in ((Kind.EXIT, False), (Kind.NOTICE, True)):
+    for kind in (Kind.EXIT, Kind.NOTICE):
         assert accept(out, STACK, dynamic(0, 1), say(FactIn(kind, 66, "9")), 1.0).new
-        assert accept(out, STACK, dynamic(0, 1), say(FactIn(kind, 66, "9")), 1.0).new is news
-    known = record()
-    first = known.ranks[0]
-    assert first.cur is not None
-    out = store(replace(known, ranks=(replace(first, cur=replace(first.cur, notice=9.0)), *known.ranks[1:])))
-    assert accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.NOTICE, 66, "9")), 1.0).new
-    assert not accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.NOTICE, 66, "9")), 1.0).new
+        assert not accept(out, STACK, dynamic(0, 1), say(FactIn(kind, 66, "9")), 1.0).new
+        assert accept(out, STACK, dynamic(0, 1), say(FactIn(kind, 66, "9"), again=True), 1.0).new
 
 
 def test_an_intent_may_only_say_hello() -> None:
@@ -312,6 +308,30 @@ def test_a_gang_whose_output_is_on_its_way_does_not_grow_silent() -> None:
         accept(out, STACK, dynamic(0, 1), say(progress=replace(told, uploading_s=now)), now)
         stored = out.read_progress(JOB)
         assert stored is not None and (stored.at, stored.uploading_s) == (now, now)
+
+
+def test_how_long_a_start_takes_is_measured_at_its_first_step_and_no_agent_says_it() -> None:
+    """From the generation to the first report of a step in it, and kept until the next generation's."""
+    out = store()
+    record = out.read_record(JOB)
+    assert record is not None
+    since = record.value.gen_since
+    told = Progress(gen=66, step=0, at=0.0, begin_s=1e9)
+    measured = []
+    for now, step in ((since + 5.0, 0), (since + 45.0, 1), (since + 105.0, 60)):
+        accept(out, STACK, dynamic(0, 1), say(progress=replace(told, step=step)), now)
+        stored = out.read_progress(JOB)
+        assert stored is not None
+        measured.append(stored.begin_s)
+    assert measured == [None, 45.0, 45.0]
+    out.cas_record(replace(record.value, gen=67, gen_since=since + 200.0), record.token)
+    for now, step in ((since + 201.0, 60), (since + 230.0, 61)):
+        resumed = replace(told, gen=67, step=step, commit_gen=66, commit_step=60)
+        accept(out, STACK, dynamic(0, 1), say(progress=resumed), now)
+        stored = out.read_progress(JOB)
+        assert stored is not None
+        measured.append(stored.begin_s)
+    assert measured[3:] == [45.0, 30.0]
 
 
 def test_the_newest_commit_is_remembered_until_the_next_generation_has_one() -> None:

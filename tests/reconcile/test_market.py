@@ -73,7 +73,7 @@ def test_refusals_of_one_job_cool_the_offer_for_another() -> None:
     assert (f"{JOB}-r0-a1", Event.REFUSED, "capacity") in told(world)
     world.submit("wxyz2345")
     other = world.record("wxyz2345").ranks[0].cur
-    assert other is not None and other.zone == "z-b", "the cheapest was refused to the other job a moment ago"
+    assert other is not None and other.zone != "z-a", "the cheapest was refused to the other job a moment ago"
 
 
 def test_a_refusal_for_good_is_no_word_of_the_market() -> None:

@@ -17,6 +17,7 @@ from spotkeeper.cli.fetching import shown
 from spotkeeper.cli.output import emit, note
 from spotkeeper.cli.pack import pack_source
 from spotkeeper.cli.poke import poke
+from spotkeeper.cli.starts import starts_of
 from spotkeeper.cli.submit import submit_file
 from spotkeeper.cli.target import Target, find_target
 from spotkeeper.reconcile.store_api import CorruptError, Store, StoreError
@@ -81,7 +82,8 @@ def _stack_and_job(stack: str | None, file: Path) -> tuple[Target, Store, StackS
         except SpecError as error:
             note("\n".join(f"error: {line}" for line in str(error).splitlines()))
         raise
-    spec = read_job(file, state, target.clock.now())
+    now = target.clock.now()
+    spec = read_job(file, state, now, starts_of(store, state, now))
     for line in cautions(spec, state):
         note(f"note: {line}")
     return target, store, state, spec

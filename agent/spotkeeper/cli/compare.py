@@ -14,7 +14,6 @@ from spotkeeper.report.compare_text import table
 from spotkeeper.report.forecast import Forecast, Library, forecast
 from spotkeeper.report.forecast_past import Task
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.parse import SpecError
 from spotkeeper.spec.stack import PoolState
 
@@ -39,7 +38,7 @@ def run(
     if measure and step_time is not None:
         raise CliError("--measure or --step-time: one of them", Exit.USAGE)
     known = ground.ground(stack, stack_file)
-    spec = read_job(file, known.stack if known.named else None, known.now)
+    spec = known.job(file)
     said = list(known.said)
     home = ground.pool_of(spec, known.stack, [])
     step = _step(file, spec, known, home, step_time, gradients_gb, said, measure=measure)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit
+from spotkeeper.cli.starts import starts_of
 from spotkeeper.cli.target import find_target
 from spotkeeper.replay.recording import SHIPPED, RecordingError, read_folder, region_of
 from spotkeeper.report.forecast import Forecast, Library, forecast
@@ -32,6 +33,7 @@ from spotkeeper.spec.market import Prices
 from spotkeeper.spec.parse import SpecError
 from spotkeeper.spec.redact import redact
 from spotkeeper.spec.stack import PoolState, Price, StackState
+from spotkeeper.spec.start import START_S
 
 if TYPE_CHECKING:
     from infra.settings import Settings
@@ -58,6 +60,15 @@ class Ground:
     said: list[str] = field(default_factory=list)
     named: bool = True
 
+    def job(self, file: Path) -> JobSpec:
+        """A job file, checked against the stack.
+
+        Raises:
+            SpecError: everything that is wrong with it.
+        """
+        stack = self.stack if self.named else None
+        return read_job(file, stack, self.now, starts_of(self.store, self.stack, self.now))
+
 
 def run(file: Path, stack: str | None, stack_file: Path | None, work: str | None, markets: Path | None, *,
         as_markdown: bool, as_json: bool) -> None:  # fmt: skip
@@ -77,7 +88,7 @@ def of_file(file: Path, known: Ground, work: str | None = None, markets: Path | 
     Raises:
         SpecError, CliError: as :func:`run`.
     """
-    spec = read_job(file, known.stack if known.named else None, known.now)
+    spec = known.job(file)
     said = list(known.said)
     task = task_of(spec, known, work, said)
     library = library_of(known, task, markets)
@@ -106,7 +117,10 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     pool = pool or pool_of(spec, known.stack, said)
     spec = replace(spec, pools=(pool.name,), work=work or spec.work)
     work_h = _work_h(spec, known, said)
-    if problems := tuple(money.feasible(spec, (pool,), known.now)):
+    start_s = starts_of(known.store, known.stack, known.now)(spec)
+    if start_s != START_S:
+        said.append(f"start: {start_s:.0f} s, as an earlier job of this name and the machines of {pool.name} took")
+    if problems := tuple(money.feasible(spec, (pool,), known.now, start_s)):
         raise SpecError(problems)
     prices = known.prices.get(pool.name)
     spot = [_spot(pool, zone, prices, known.now) for zone in pool.zones]
@@ -122,7 +136,7 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
         spot=tuple(spot),
         on_demand=sum(demand) / len(demand),
         work_h=work_h,
-        restart_h=money.RESTART_S / 3600.0,
+        restart_h=start_s / 3600.0,
         deadline_h=None if spec.deadline is None else (deadline_at(spec.deadline, known.now) - known.now) / 3600.0,
     )
 

@@ -265,10 +265,22 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
         before = store.read_progress(record.job)
     except CorruptError:
         before = None  # this report writes it anew
+    told = _stored(progress, before, now)
+    begins = _stepped(told) and not (before is not None and before.gen == told.gen and _stepped(before))
+    if begins:
+        told = replace(told, begin_s=max(0.0, now - record.gen_since))
+    store.put_progress(record.job, told)
+    if begins:
+        first = Entry(at=now, id=f"{Event.FIRST.value}.g{told.gen}", event=Event.FIRST, gen=told.gen, step=told.step)
+        store.append_ledger(record.job, first)
+
+
+def _stored(progress: Progress, before: Progress | None, now: float) -> Progress:
+    """A report as it is kept, after ``before``."""
     commit = progress if progress.commit_gen is not None or before is None else before  # of an older generation
     still = before is not None and (before.gen, before.step) == (progress.gen, progress.step)
     still = still and progress.uploading_s is None
-    told = Progress(
+    return Progress(
         gen=progress.gen,
         step=progress.step,
         at=before.at if still and before is not None else now,
@@ -280,11 +292,8 @@ def _progress(store: Store, record: Record, where: Place | None, sync: Sync, now
         save_s=None if progress.save_s is None else min(progress.save_s, MAX_SAVE_S),
         total_steps=progress.total_steps,
         uploading_s=progress.uploading_s,
+        begin_s=None if before is None else before.begin_s,
     )
-    store.put_progress(record.job, told)
-    if _stepped(told) and not (before is not None and before.gen == told.gen and _stepped(before)):
-        first = Entry(at=now, id=f"{Event.FIRST.value}.g{told.gen}", event=Event.FIRST, gen=told.gen, step=told.step)
-        store.append_ledger(record.job, first)
 
 
 def _stepped(progress: Progress) -> bool:

@@ -53,6 +53,20 @@ def look(store: Store, cloud: Cloud, stack: StackState, now: float) -> tuple[Off
     return offers_seen(pools, prices, sights, now, pasts)
 
 
+def boots(store: Store, pools: tuple[str, ...], now: float) -> dict[str, float]:
+    """By pool, how long its machines took from the order to the hello, seconds; of those that anybody saw boot.
+
+    Raises:
+        StoreError: the bucket.
+    """
+    hours = tuple(int(now // HOUR_S) - back for back in range(LOOK_BACK))
+    kept = zip(pools, store.get_all(tuple(map(paths.market_past, pools))), strict=True)
+    pasts = {pool: _kept(data, pool, hours[-1]) or Past(pool, 0) for pool, data in kept}
+    sights = store.read_sights(pools, hours)
+    found = {pool: market_past.now(past, sights.get(pool, ()), now)[1] for pool, past in pasts.items()}
+    return {pool: boot_s for pool, boot_s in found.items() if boot_s is not None}
+
+
 def offers_seen(
     pools: Iterable[PoolState],
     prices: Mapping[str, Prices],

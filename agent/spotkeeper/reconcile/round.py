@@ -272,6 +272,7 @@ class Round:
             save_s=_save_s(progress, self.clock.scale),
             step_s=progress.step_s * self.clock.scale if progress is not None and progress.step_s else None,
             left_s=_left_s(progress, self.clock.scale),
+            begin_s=None if progress is None else progress.begin_s,
             draining=self.store.draining(),
             times=self.times if self.options.times else self.times.under(stack.fallback),
         )

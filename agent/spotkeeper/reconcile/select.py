@@ -23,9 +23,9 @@ from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.market import Guess
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
+from spotkeeper.spec.start import start_s
 
 TICK_H = 1 / 60
-BOOT_H = 240 / 3600  # where no machine of the pool was seen to boot
 ATTEMPT_H = 30 / 3600
 FAR_H = 24.0  # of work, where nobody knows how much is left
 AMPLE_H = 1e6  # of slack, without a deadline
@@ -74,6 +74,7 @@ class Need:
         work: None: no deadline, or nobody knows how much is left.
         since: since when it waits; on-demand counts ``max_wait`` from there.
         save_s: how long a save takes, as measured.
+        begin_s: from a generation to its first step, as this job had it last; None: it has not begun yet.
     """
 
     now: float
@@ -90,6 +91,7 @@ class Need:
     since: float = 0.0
     max_wait_s: float | None = None
     save_s: float = 20.0
+    begin_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,8 @@ def _by_worth(spot: list[Offer], market: _Market, listed: dict[tuple[str, str], 
 
 def _course(need: Need, offers: list[Offer], market: _Market) -> Course:
     """The rule's view of the need. Without a deadline there is time for everything."""
-    boots = [seen.boot_s / 3600.0 for offer in offers if (seen := market.of(offer)) and seen.boot_s is not None]
-    restart = max(boots, default=BOOT_H) + 2 * need.save_s / 3600.0
+    boots = [seen.boot_s for offer in offers if (seen := market.of(offer)) and seen.boot_s is not None]
+    restart = start_s(max(boots, default=None), need.begin_s, need.save_s) / 3600.0
     work = need.work or Work(FAR_H, AMPLE_H, 0.0)
     return Course(
         now_h=need.now / 3600.0,
@@ -295,8 +297,10 @@ def _where(offer: Offer) -> str:
 
 def _guess_why(offer: Offer, zones: tuple[Zone, ...]) -> str:
     """What the cloud's own guess weighs in the choice; "" where it makes no odds."""
-    times = guessed(next(zone for zone in zones if zone.id == offer.key()), zones)
-    return "" if 0.95 < times < 1.05 else f"; the cloud guesses, so {times:.2f} times the losses"
+    believed, seen = guessed(next(zone for zone in zones if zone.id == offer.key()), zones)
+    if abs(believed - seen) < 0.05:
+        return ""
+    return f"; by the cloud's guess {believed:.1f} times the losses, not {seen:.1f}"
 
 
 def _rest_why(offer: Offer, market: _Market) -> str:

@@ -158,10 +158,13 @@ def weigh(course: Course, zones: tuple[Zone, ...], rule: Rule) -> list[tuple[flo
     return rows
 
 
-def guessed(zone: Zone, zones: tuple[Zone, ...], rule: Rule = RULE) -> float:
-    """By how much the cloud's guess changes the hazard that is believed of a zone; 1 where own history outweighs it."""
+def guessed(zone: Zone, zones: tuple[Zone, ...], rule: Rule = RULE) -> tuple[float, float]:
+    """What is believed of a zone's losses with the cloud's guess and without it, in times of the usual ones.
+
+    The more was seen there, the nearer the two come to each other.
+    """
     mean = common([each.track for each in zones], rule.shape.weight)
-    return factor(zone.track, mean * zone.doubt, rule.shape.weight) / factor(zone.track, mean, rule.shape.weight)
+    return factor(zone.track, mean * zone.doubt, rule.shape.weight), factor(zone.track, mean, rule.shape.weight)
 
 
 def _on_spot(course: Course, zones: tuple[Zone, ...], rule: Rule) -> Plan:

@@ -49,7 +49,7 @@ class Chooser:
 
     def start(self, start: Start) -> None:
         self.terms = start.job
-        self.boot_s = start.job.restart_h * HOUR_S - 2 * TIMES.save_s  # a start takes what the replay bills
+        self.boot_s = start.job.restart_h * HOUR_S - TIMES.save_s  # a start takes what the replay bills
         self.names = {place.id: zone for place, zone in zip(start.zones, self.shop.pool.zones, strict=True)}
         self.ids = {zone: id_ for id_, zone in self.names.items()}
         self.tracks = {id_: Track.of(None) for id_ in self.names}
@@ -114,6 +114,8 @@ class Chooser:
             work=self._work(tick),
             since=self.idle_since,
             max_wait_s=self.max_wait_s,
+            save_s=TIMES.save_s,
+            begin_s=0.0,
         )
         return select(self.spec, self.shop.stack, need)
 

@@ -98,7 +98,7 @@ def money_and_time(job: JobContext) -> Iterator[Problem]:
     yield from money.budget(job.spec, job.pools())
     yield from money.price_cap(job.spec, job.pools())
     if job.now is not None:
-        yield from money.feasible(job.spec, job.pools(), job.now)
+        yield from money.feasible(job.spec, job.pools(), job.now, job.starts(job.spec))
 
 
 def policy_fits(job: JobContext) -> Iterator[Problem]:

@@ -126,6 +126,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     save_s: Amount | None = None  # measured time from save to durable, real seconds
     total_steps: Count | None = None
     uploading_s: Amount | None = None  # the job has ended well, and its output has been on its way for so long
+    begin_s: Amount | None = None  # as stored: from a generation to its first step, the last that made one, virtual
 
 
 class Sync(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ and :mod:`~spotkeeper.spec.check` (meaning).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from spotkeeper.spec import parse
 from spotkeeper.spec.check import job_problems
-from spotkeeper.spec.context import JobContext
+from spotkeeper.spec.context import JobContext, taken
 from spotkeeper.spec.job import JobSpec, PartialJob
 from spotkeeper.spec.parse import Problem, SpecError, join
 from spotkeeper.spec.stack import StackState
@@ -25,11 +25,12 @@ _STAND_IN = {"name": "-", "command": ["-"]}  # for required fields; nobody gets 
 _OF_NAMES = ("env", "secrets")  # mappings whose entries mean something each on its own
 
 
-def read_job(file: Path, stack: StackState | None, now: float) -> JobSpec:
+def read_job(file: Path, stack: StackState | None, now: float, starts: Callable[[JobSpec], float] = taken) -> JobSpec:
     """A job file, checked as far as can be without a cloud; of the stack, what is known of it.
 
     Args:
         now: unix seconds, of the submission.
+        starts: how long a start of the job takes, where somebody measured one, seconds.
 
     Raises:
         SpecError: everything that is wrong, with the file's lines.
@@ -37,7 +38,7 @@ def read_job(file: Path, stack: StackState | None, now: float) -> JobSpec:
     document, lines = read(parse.read_text(file), file.name)
     problems = parse.problems_of(document, JobSpec)
     spec = _partial(document, problems) if problems else parse.convert(document, JobSpec)
-    problems += job_problems(JobContext(spec, stack, file.resolve().parent, now))
+    problems += job_problems(JobContext(spec, stack, file.resolve().parent, now, starts))
     if problems:
         raise parse.located(SpecError(problems), file.name, lines)
     return spec

@@ -14,8 +14,7 @@ from spotkeeper.spec.job import JobSpec, deadline_at, span_s
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.parse import Problem, problem
 from spotkeeper.spec.stack import PoolState
-
-RESTART_S = 600.0  # a start, where none was measured: the machine's boot, torch's import, the data's first batch
+from spotkeeper.spec.start import START_S
 
 
 def spans(spec: JobSpec) -> Iterator[Problem]:
@@ -29,10 +28,10 @@ def spans(spec: JobSpec) -> Iterator[Problem]:
             yield problem(name, str(error), text)
 
 
-def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float) -> Iterator[Problem]:
+def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: float = START_S) -> Iterator[Problem]:
     """A deadline that not even on-demand from the first moment holds, with the earliest that it does, and its price.
 
-    Where nobody knows how long it trains, one that ends before it can begin.
+    Where nobody knows how long it trains, one that ends before it can begin. ``start_s``: what a start of it takes.
     """
     if spec.deadline is None:
         return
@@ -40,14 +39,15 @@ def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float) -> Iterator[
         at, work = deadline_at(spec.deadline, now), 0.0 if spec.work is None else span_s(spec.work)
     except ValueError:
         return  # said elsewhere
-    least = work + RESTART_S
+    least = work + start_s
     if at <= now or at >= now + least:
         return
     usd = cheapest(pools, Model.ON_DEMAND)
     price = f", for about ${usd * spec.size().max * least / 3600.0:,.2f} on-demand" if usd and work else ""
-    why = f"`work` is {spec.work} and a start takes" if work else "a start alone takes"
+    why = f"`work` is {spec.work} and a start" if work else "a start alone"
+    why += f" takes {math.ceil(start_s / 60)} min"
     earliest = f"the earliest is {clock(now + least)} (`deadline: {span(least)}`)"
-    yield problem("deadline", f"cannot be held: {why} {RESTART_S / 60:.0f} min, so {earliest}{price}", spec.deadline)
+    yield problem("deadline", f"cannot be held: {why}, so {earliest}{price}", spec.deadline)
 
 
 def budget(spec: JobSpec, pools: Iterable[PoolState]) -> Iterator[Problem]:
@@ -57,7 +57,7 @@ def budget(spec: JobSpec, pools: Iterable[PoolState]) -> Iterator[Problem]:
         return
     models = (Model.ON_DEMAND,) if spec.policy == "on-demand" else (Model.SPOT, Model.ON_DEMAND)
     prices = [usd for model in models if (usd := cheapest(offers, model)) is not None]
-    least = min(prices, default=0.0) * spec.size().min * RESTART_S / 3600.0
+    least = min(prices, default=0.0) * spec.size().min * START_S / 3600.0
     if spec.max_usd < least:
         yield problem("max_usd", f"is below what one start costs (about ${least:,.2f} by list prices)", spec.max_usd)
 

@@ -242,6 +242,7 @@ def selection(
                 since=since,
                 max_wait_s=max_wait_s,
                 save_s=draft.save_s(),
+                begin_s=draft.seen.begin_s,
             ),
         )
     return draft.offers[key]

@@ -111,6 +111,7 @@ class Seen:
     save_s: float | None = None  # measured, virtual seconds
     step_s: float | None = None  # the usual time of a step, virtual seconds
     left_s: float | None = None  # of its work, by its steps and their measured time, virtual seconds
+    begin_s: float | None = None  # from a generation to its first step, as measured, virtual seconds
     draining: bool = False
     blind: bool = False  # the allocation cannot be read (`alloc` is empty then): nothing is granted or given back
     grants_first: bool = True  # False after a lost race for the allocation: what was decided must not wait for it

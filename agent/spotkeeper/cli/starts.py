@@ -1,0 +1,40 @@
+"""How long a start of a job takes, as an earlier job of its name and the machines of its pools had it. Reads alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from spotkeeper.reconcile.store_api import StoreError
+from spotkeeper.spec.start import START_S, start_s
+
+if TYPE_CHECKING:
+    from spotkeeper.reconcile.store_api import Store
+    from spotkeeper.spec.job import JobSpec
+    from spotkeeper.spec.stack import StackState
+
+
+def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[JobSpec], float]:
+    """For :func:`~spotkeeper.spec.jobfile.read_job`. ``store`` None: nobody measured."""
+
+    def starts(job: JobSpec) -> float:
+        if store is None:
+            return START_S
+        return measured_s(store, job.name, (p.name for p in stack.pools if not job.pools or p.name in job.pools), now)
+
+    return starts
+
+
+def measured_s(store: Store, name: str, pools: Iterable[str], now: float) -> float:
+    """Seconds; ``START_S`` where nobody measured one. The slowest pool counts: nobody knows yet which it will be."""
+    from spotkeeper.reconcile import market
+
+    try:
+        job = store.read_name(name)
+        told = None if job is None else store.read_progress(job)
+        if told is None or told.begin_s is None:
+            return START_S
+        boots = market.boots(store, tuple(pools), now)
+    except StoreError:
+        return START_S
+    return start_s(max(boots.values(), default=None), told.begin_s, told.save_s or 0.0)
