@@ -57,13 +57,13 @@ class Project:
     stack: str = "demo"
     needed: tuple[str, ...] = field(default=(), repr=False)
 
-    def write(self) -> None:
+    def write(self, plugin: str = "tests.engine.standin.provider") -> None:
         """Project, stack file, plugin and what the plugin knows."""
         for name in ("state", "home", "bin", "project"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        plugin = self.folder / "bin" / f"pulumi-resource-{self.cloud}"
-        plugin.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m tests.engine.standin.provider "$@"\n')
-        plugin.chmod(0o755)
+        script = self.folder / "bin" / f"pulumi-resource-{self.cloud}"
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m {plugin} "$@"\n')
+        script.chmod(0o755)
         if not (self.folder / "shapes.json").exists():
             (self.folder / "shapes.json").write_text(json.dumps({type_: shape_of(type_) for type_ in self.needed}))
         project = msgspec.yaml.decode((self.checkout / "Pulumi.yaml").read_bytes())
