@@ -50,6 +50,15 @@ class Scripts:
         return hashlib.sha256(self.startup.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class BootArgs:
+    """What machines of either cloud begin with: the head of what a cloud's pools are made from."""
+
+    settings: Settings
+    scripts: Scripts
+    bundle_sha256: str
+
+
 def render(settings: Settings) -> Scripts:
     """The scripts for a stack.
 

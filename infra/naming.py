@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from spotkeeper.spec.names import LABEL_POOL, LABEL_STACK, static_node_name
 
+POOLS_OBJECT = "stack/pools.json"  # which the function, and the drain, look for under this name
+
 
 def stack(stack: str) -> str:
     """Network, function, topic, sink, schedule: one of each in a stack (<= 27)."""

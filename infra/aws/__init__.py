@@ -19,8 +19,9 @@ from infra.aws.identity import Identity, IdentityArgs
 from infra.aws.network import Network, NetworkArgs
 from infra.aws.placement import Placement, PlacementArgs
 from infra.aws.pools import Pools, PoolsArgs, publish_state
-from infra.aws.reconcile import Drained, DrainedArgs, Function, FunctionArgs, HasParts, Triggers, TriggersArgs, python
+from infra.aws.reconcile import Function, FunctionArgs, Triggers, TriggersArgs, drain_args, python
 from infra.aws.storage import Storage, StorageArgs
+from infra.drain import Drained, DrainedArgs, HasParts
 from infra.exports import Exports
 from infra.settings import Settings
 
@@ -44,7 +45,7 @@ def declare(settings: Settings, build: Path) -> Exports:
     )
     descriptor = publish_state(settings, storage, function, identity, agent, placement, pools)
     stands_on: list[HasParts] = [network, function, placement, pools]
-    drained = Drained("drained", DrainedArgs(settings, storage, descriptor, stands_on), there)
+    drained = Drained("drained", DrainedArgs(drain_args(settings, storage), descriptor, stands_on), there)
     Triggers("triggers", TriggersArgs(settings, function, identity, drained), there)
     Alerts("alerts", AlertsArgs(settings, function), there)
     return Exports(

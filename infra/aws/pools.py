@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
 import pulumi
 import pulumi_aws as aws
 from msgspec.structs import replace
@@ -26,22 +25,18 @@ from infra.aws.network import Network
 from infra.aws.placement import Placement
 from infra.aws.reconcile import Function, elsewhere
 from infra.aws.storage import Storage
-from infra.boot import Scripts
+from infra.boot import BootArgs
 from infra.bundle import Archive
 from infra.settings import Pool, Settings
-from infra.settings.state import models, pool_state, stack_state
+from infra.settings.state import models, pool_state, state_text
 
-POOLS_OBJECT = "stack/pools.json"
 STATIC = "static"
 DATA_DEVICE = "/dev/sdf"  # the agent finds the volume by its id; where machines know no ids, by this name (a udev rule)
 MARKED = ("instance", "network-interface", "volume")  # what a launch makes, and bears the stack's tags from the start
 
 
 @dataclass(frozen=True)
-class PoolsArgs:
-    settings: Settings
-    scripts: Scripts
-    bundle_sha256: str
+class PoolsArgs(BootArgs):
     network: Network
     identity: Identity
     storage: Storage
@@ -288,19 +283,12 @@ def publish_state(
     pools: Pools,
 ) -> aws.s3.BucketObjectv2:
     """Write ``stack/pools.json``: what the function reads on every tick."""
-
-    def text(states: list[PoolState], url: str, role: str) -> str:
-        state = replace(
-            stack_state(settings, tuple(states)), function_url=url, node_identity=role, bundle_sha256=bundle.sha256
-        )
-        return msgspec.json.format(msgspec.json.encode(state)).decode()
-
     return aws.s3.BucketObjectv2(
         "pools",
         bucket=storage.bucket.bucket,
-        key=POOLS_OBJECT,
+        key=naming.POOLS_OBJECT,
         content=pulumi.Output.all(pools.states(), function.url, identity.node.arn).apply(
-            lambda made: text(made[0], made[1], made[2])
+            lambda made: state_text(settings, made[0], made[1], made[2], bundle.sha256)
         ),
         content_type="application/json",
         # What it names is there, and the function may use it.

@@ -1,4 +1,4 @@
-"""The function that keeps the fleet, what calls it, and the drain that ends it.
+"""The function that keeps the fleet, what calls it, and what the drain that ends it goes by.
 
 Three ways lead to a round: an agent's report (the function's URL), the schedule, and the
 cloud's own events (interruption, rebalance, state change). The function's name is fixed,
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import pulumi
 import pulumi_aws as aws
@@ -19,7 +18,7 @@ from infra import naming
 from infra.aws import identity
 from infra.aws.identity import Arns, Identity, Statement, document
 from infra.aws.storage import Storage
-from infra.drain import AwsDrainArgs, Drain
+from infra.drain import AwsDrainArgs, Drained
 from infra.settings import Settings
 
 HANDLER = "spotkeeper.reconcile.lambda_.handler"
@@ -34,12 +33,6 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "state": ("EC2 Instance State-change Notification",),
 }
 ENDS = ("shutting-down", "stopping", "stopped", "terminated")  # states that may mean a loss
-
-
-class HasParts(Protocol):
-    """A component, by the resources it is made of."""
-
-    parts: list[pulumi.Resource]
 
 
 @dataclass(frozen=True)
@@ -179,36 +172,15 @@ def elsewhere(settings: Settings, service: str) -> str:
     return "" if given == f"https://{service}.{settings.region}.amazonaws.com" else given
 
 
-@dataclass(frozen=True)
-class DrainedArgs:
-    """``stands_on``: components that must outlive the machines of reconcile."""
-
-    settings: Settings
-    storage: Storage
-    descriptor: pulumi.Resource
-    stands_on: Sequence[HasParts]
-
-
-class Drained(pulumi.ComponentResource):
-    """``drain``: deleted before anything that a dynamic machine stands on, and before the static nodes: while the
-    function lives it would replace them."""
-
-    def __init__(self, name: str, args: DrainedArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("spotkeeper:aws:Drained", name, None, opts)
-        settings = args.settings
-        needed = [part for component in args.stands_on for part in component.parts]
-        self.drain = Drain(
-            "drain",
-            AwsDrainArgs(
-                stack=settings.stack,
-                region=settings.region,
-                bucket=args.storage.bucket.bucket,
-                ec2=elsewhere(settings, "ec2"),
-                s3=elsewhere(settings, "s3"),
-            ),
-            pulumi.ResourceOptions(parent=self, depends_on=[args.descriptor, *needed]),
-        )
-        self.register_outputs({})
+def drain_args(settings: Settings, storage: Storage) -> AwsDrainArgs:
+    """What the stack's drain goes by."""
+    return AwsDrainArgs(
+        stack=settings.stack,
+        region=settings.region,
+        bucket=storage.bucket.bucket,
+        ec2=elsewhere(settings, "ec2"),
+        s3=elsewhere(settings, "s3"),
+    )
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,23 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import pulumi
 from pulumi.dynamic import CheckFailure, CheckResult, CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
 
 from infra.drain.emptying import Cloud, DrainError, empty
 
-__all__ = ["AwsDrainArgs", "Drain", "DrainError", "DrainProvider", "GcpDrainArgs"]
+__all__ = [
+    "AwsDrainArgs",
+    "Drain",
+    "DrainError",
+    "DrainProvider",
+    "Drained",
+    "DrainedArgs",
+    "GcpDrainArgs",
+    "HasParts",
+]
 
 
 PLACE = ("cloud", "stack", "project", "region")
@@ -65,6 +74,34 @@ class Drain(Resource):
         if "zones" in properties:
             properties["zones"] = list(properties["zones"])
         super().__init__(DrainProvider(), name, properties, opts)
+
+
+class HasParts(Protocol):
+    """A component, by the resources it is made of."""
+
+    parts: list[pulumi.Resource]
+
+
+@dataclass(frozen=True)
+class DrainedArgs:
+    """``stands_on``: components that must outlive the machines of reconcile."""
+
+    drain: GcpDrainArgs | AwsDrainArgs
+    descriptor: pulumi.Resource
+    stands_on: Sequence[HasParts]
+
+
+class Drained(pulumi.ComponentResource):
+    """``drain``: deleted before anything that a dynamic machine stands on, and before the static nodes: while the
+    function lives it would replace them."""
+
+    def __init__(self, name: str, args: DrainedArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(f"spotkeeper:{args.drain.cloud}:Drained", name, None, opts)
+        needed = [part for component in args.stands_on for part in component.parts]
+        self.drain = Drain(
+            "drain", args.drain, pulumi.ResourceOptions(parent=self, depends_on=[args.descriptor, *needed])
+        )
+        self.register_outputs({})
 
 
 class DrainProvider(ResourceProvider):

@@ -13,7 +13,8 @@ from typing import Any
 
 from spotkeeper.spec.names import LABEL_JOB, LABEL_STACK
 
-from infra.drain.emptying import ACTIVE_FOLDER, DRAIN_OBJECT, POOLS_OBJECT, SETTLE_S, DrainError, LaterError, Thing
+from infra import naming
+from infra.drain.emptying import ACTIVE_FOLDER, DRAIN_OBJECT, SETTLE_S, DrainError, LaterError, Thing
 
 _PAUSE_S = 10.0  # EC2's lists are behind its answers by seconds
 _BATCH = 50  # one call's instances; one that may not be terminated refuses them all
@@ -59,7 +60,7 @@ class Ec2:
         return cls(stack=str(props["stack"]), bucket=str(props["bucket"]), pause_s=_PAUSE_S, **clients)
 
     def owner(self) -> str | None:
-        found = self._object("get_object", POOLS_OBJECT)
+        found = self._object("get_object", naming.POOLS_OBJECT)
         return None if found is None else str(json.loads(found["Body"].read()).get("stack"))
 
     def announce(self) -> None:

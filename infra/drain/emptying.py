@@ -10,7 +10,6 @@ from typing import Protocol
 
 DRAIN_OBJECT = "stack/drain"
 ACTIVE_FOLDER = "active/"  # one object for each unfinished job (spotkeeper.reconcile.paths)
-POOLS_OBJECT = "stack/pools.json"
 DEADLINE_S = 1800.0  # real seconds; a machine may use its whole shutdown
 CLEAN_LOOKS = 2  # an insert accepted just before the drain shows up in the second look
 # A round that began before the mark may make machines and disks until its request ends (``reconcile/deadline``: 58 s,

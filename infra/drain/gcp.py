@@ -15,7 +15,8 @@ from typing import Any
 
 from spotkeeper.spec.names import LABEL_JOB, LABEL_STACK
 
-from infra.drain.emptying import ACTIVE_FOLDER, DRAIN_OBJECT, POOLS_OBJECT, SETTLE_S, DrainError, LaterError, Thing
+from infra import naming
+from infra.drain.emptying import ACTIVE_FOLDER, DRAIN_OBJECT, SETTLE_S, DrainError, LaterError, Thing
 
 _CALL_S = 60.0
 _PAUSE_S = 10.0  # real Compute Engine lists a new machine within seconds
@@ -110,7 +111,7 @@ class ComputeEngine:
 
     def owner(self) -> str | None:
         try:
-            return str(self.api.call("GET", self._object(POOLS_OBJECT) + "?alt=media").get("stack"))
+            return str(self.api.call("GET", self._object(naming.POOLS_OBJECT) + "?alt=media").get("stack"))
         except NotFoundError:
             return None
 

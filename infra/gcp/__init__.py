@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra import boot, bundle
+from infra.drain import Drained, DrainedArgs, HasParts
 from infra.exports import Exports
 from infra.gcp.alerts import Alerts, AlertsArgs
 from infra.gcp.disks import Disks, DisksArgs
@@ -17,7 +18,7 @@ from infra.gcp.identity import Identity, IdentityArgs
 from infra.gcp.network import Network, NetworkArgs
 from infra.gcp.placement import Placement, PlacementArgs
 from infra.gcp.pools import Pools, PoolsArgs, pool_states, publish_state
-from infra.gcp.reconcile import Drained, DrainedArgs, Function, FunctionArgs, HasParts, Triggers, TriggersArgs
+from infra.gcp.reconcile import Function, FunctionArgs, Triggers, TriggersArgs, drain_args
 from infra.gcp.storage import Storage, StorageArgs
 from infra.settings import Settings
 
@@ -40,7 +41,7 @@ def declare(settings: Settings, build: Path) -> Exports:
     )
     descriptor = publish_state(settings, storage, function, identity, agent, pool_states(settings, pools, placement))
     stands_on: list[HasParts] = [network, function, placement, pools]
-    drained = Drained("drained", DrainedArgs(settings, storage, descriptor, stands_on))
+    drained = Drained("drained", DrainedArgs(drain_args(settings, storage), descriptor, stands_on))
     triggers = Triggers("triggers", TriggersArgs(settings, function, identity, drained))
     Alerts("alerts", AlertsArgs(settings, function, triggers))
     return Exports(

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
 import pulumi
 import pulumi_gcp as gcp
-from msgspec.structs import replace
 from spotkeeper.spec.stack import PoolState
 
 from infra import naming
-from infra.boot import Scripts
+from infra.boot import BootArgs
 from infra.bundle import Archive
 from infra.gcp.disks import Disks
 from infra.gcp.identity import Identity
@@ -25,18 +23,14 @@ from infra.gcp.placement import Placement
 from infra.gcp.reconcile import Function
 from infra.gcp.storage import Storage
 from infra.settings import Pool, Settings
-from infra.settings.state import models, pool_state, stack_state
+from infra.settings.state import models, pool_state, state_text
 
-POOLS_OBJECT = "stack/pools.json"
 DATA_DEVICE = "sk-data"  # the agent finds the disk as /dev/disk/by-id/google-sk-data
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"  # narrowed by the identity's roles
 
 
 @dataclass(frozen=True)
-class PoolsArgs:
-    settings: Settings
-    scripts: Scripts
-    bundle_sha256: str
+class PoolsArgs(BootArgs):
     network: Network
     identity: Identity
     storage: Storage
@@ -259,19 +253,12 @@ def publish_state(
     pools: pulumi.Output[list[PoolState]],
 ) -> gcp.storage.BucketObject:
     """Write ``stack/pools.json``: what the function reads on every tick."""
-
-    def document(values: tuple[list[PoolState], str, str]) -> str:
-        states, url, email = values
-        known = stack_state(settings, tuple(states))
-        state = replace(known, function_url=url, node_identity=email, bundle_sha256=bundle.sha256)
-        return msgspec.json.format(msgspec.json.encode(state)).decode()
-
     return gcp.storage.BucketObject(
         "pools",
         bucket=storage.bucket.name,
-        name=POOLS_OBJECT,
+        name=naming.POOLS_OBJECT,
         content=pulumi.Output.all(pools, function.url, identity.node.email).apply(
-            lambda v: document((v[0], v[1], v[2]))
+            lambda made: state_text(settings, made[0], made[1], made[2], bundle.sha256)
         ),
         content_type="application/json",
         opts=pulumi.ResourceOptions(parent=storage),

@@ -1,4 +1,4 @@
-"""The function that keeps the fleet, what calls it, and the drain that ends it.
+"""The function that keeps the fleet, what calls it, and what the drain that ends it goes by.
 
 Three ways lead to a round: an agent's report, the schedule, and the cloud's own
 preemption event (log sink -> topic -> push). The function's name is fixed, because its
@@ -8,15 +8,13 @@ address is in every template.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import pulumi
 import pulumi_gcp as gcp
 
 from infra import naming
-from infra.drain import Drain, GcpDrainArgs
+from infra.drain import Drained, GcpDrainArgs
 from infra.gcp.identity import Identity
 from infra.gcp.storage import Storage
 from infra.settings import Settings
@@ -29,12 +27,6 @@ _IMAGES_DAYS = 7
 _TRIES = 5  # an event that five posts could not deliver is older than the next tick
 _DEAD_S = 7 * 24 * 3600  # so long somebody can look at one
 PREEMPTED = 'protoPayload.methodName="compute.instances.preempted"'
-
-
-class HasParts(Protocol):
-    """A component, by the resources it is made of."""
-
-    parts: list[pulumi.Resource]
 
 
 @dataclass(frozen=True)
@@ -157,37 +149,16 @@ def environment(settings: Settings, clock_email: str) -> dict[str, str]:
     return values | {name: value for name, value in elsewhere.items() if value}
 
 
-@dataclass(frozen=True)
-class DrainedArgs:
-    """``stands_on``: components that must outlive the machines of reconcile."""
-
-    settings: Settings
-    storage: Storage
-    descriptor: pulumi.Resource
-    stands_on: Sequence[HasParts]
-
-
-class Drained(pulumi.ComponentResource):
-    """``drain``: deleted before anything that a dynamic machine stands on, and before the static nodes: while the
-    function lives it would replace them."""
-
-    def __init__(self, name: str, args: DrainedArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("spotkeeper:gcp:Drained", name, None, opts)
-        settings = args.settings
-        needed = [part for component in args.stands_on for part in component.parts]
-        self.drain = Drain(
-            "drain",
-            GcpDrainArgs(
-                stack=settings.stack,
-                project=settings.project,
-                zones=settings.zones,
-                bucket=args.storage.bucket.name,
-                compute=settings.endpoints.compute,
-                storage=settings.endpoints.storage,
-            ),
-            pulumi.ResourceOptions(parent=self, depends_on=[args.descriptor, *needed]),
-        )
-        self.register_outputs({})
+def drain_args(settings: Settings, storage: Storage) -> GcpDrainArgs:
+    """What the stack's drain goes by."""
+    return GcpDrainArgs(
+        stack=settings.stack,
+        project=settings.project,
+        zones=settings.zones,
+        bucket=storage.bucket.name,
+        compute=settings.endpoints.compute,
+        storage=settings.endpoints.storage,
+    )
 
 
 @dataclass(frozen=True)

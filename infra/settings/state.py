@@ -5,8 +5,10 @@ The program of either cloud adds links and addresses; `spotkeeper check` reads j
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import msgspec
+from msgspec.structs import replace
 from spotkeeper.spec.stack import PoolState, StackState, StaticNode
 
 from infra import naming
@@ -65,3 +67,10 @@ def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
         max_machines=settings.limits.machines,
         max_usd_hour=settings.limits.usd_per_hour,
     )
+
+
+def state_text(settings: Settings, pools: Sequence[PoolState], url: str, node_identity: str, bundle_sha256: str) -> str:
+    """The whole text of ``stack/pools.json``; ``url``: where agents report."""
+    known = stack_state(settings, tuple(pools))
+    state = replace(known, function_url=url, node_identity=node_identity, bundle_sha256=bundle_sha256)
+    return msgspec.json.format(msgspec.json.encode(state)).decode()
