@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +20,13 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from msgspec.structs import replace
 from spotkeeper.local.deploy.config import read_config
-from spotkeeper.reconcile.ec2 import DEVICE
+from spotkeeper.reconcile.ec2_verbs import DEVICE
 from spotkeeper.vm import roothelper
 from spotkeeper.vm import settings as agent_settings
 
 from infra import boot
 from infra.settings import Settings, from_config
+from tests import web
 from tests.infra.conftest import STACKS
 from tests.infra.test_boot import bundle_of
 
@@ -98,35 +98,21 @@ Serve = Callable[[dict[str, bytes], dict[str, str]], Site]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    running: list[ThreadingHTTPServer] = []
-
     def start(objects: dict[str, bytes], tags: dict[str, str]) -> Site:
         site = Site(objects, tags)
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(web.Handler):
             def _any(self) -> None:
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                status, data = site.answer(self.command, self.path, headers)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.answer(*site.answer(self.command, self.path, headers))
 
-            do_GET = do_PUT = _any  # noqa: N815 - http.server's names
+            do_GET = do_PUT = _any
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        site.address = f"127.0.0.1:{server.server_address[1]}"
-        running.append(server)
+        site.address = running.enter_context(web.serving(Handler)).address
         return site
 
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
+    with contextlib.ExitStack() as running:
+        yield start
 
 
 def run(script: str, site: Site, root: Path) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.reconcile import ec2_wire, lambda_
-from spotkeeper.reconcile.ec2 import DEVICE
+from spotkeeper.reconcile.ec2_verbs import DEVICE
 from spotkeeper.spec.check_stack import check_stack
 from spotkeeper.spec.cloud import CreateDisk, InsertVm
 from spotkeeper.spec.model import Model
@@ -27,10 +27,10 @@ from tests.infra import aws_terraform
 from tests.infra.aws_cloud import AwsCloud, identity
 from tests.infra.aws_judge import judge, operation, pascal
 from tests.infra.conftest import STACKS, Declared, run_program
+from tests.infra.declaration import DRAIN, Declaration, before, of, one
 from tests.infra.policies import broken
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")  # as AWS's library loads
-Declaration = dict[str, Declared]
 NAME = "example-aws"
 
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
@@ -39,7 +39,6 @@ GROUP = "aws:ec2/placementGroup:PlacementGroup"
 SUBNET = "aws:ec2/subnet:Subnet"
 FUNCTION = "aws:lambda/function:Function::function"
 PERMISSION = "aws:lambda/permission:Permission"
-DRAIN = "pulumi-python:dynamic:Resource::drain"
 TICK = "aws:scheduler/schedule:Schedule::tick"
 TARGET = "aws:cloudwatch/eventTarget:EventTarget"
 ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
@@ -73,26 +72,6 @@ def joined(config: dict[str, str]) -> Declaration:
     return run_program(NAME, {k: v for k, v in {**config, **changed}.items() if k not in dropped}, AwsCloud())
 
 
-def of(declared: Declaration, type_: str) -> list[Declared]:
-    return [found for found in declared.values() if found.type == type_]
-
-
-def one(declared: Declaration, type_: str, name: str) -> dict[str, Any]:
-    return declared[f"{type_}::{name}"].properties
-
-
-def before(declared: Declaration, key: str) -> set[str]:
-    """Everything that must exist before ``key``, hence everything that is deleted after it."""
-    found: set[str] = set()
-    queue = [key]
-    while queue:
-        for other in declared[queue.pop()].depends_on:
-            if other not in found:
-                found.add(other)
-                queue.append(other)
-    return found
-
-
 @pytest.mark.parametrize("stack", ["dev", "prod"])
 @pytest.mark.parametrize("name", ["example", "joined"])
 def test_nothing_breaks_a_rule_of_the_policy_pack(name: str, stack: str, request: pytest.FixtureRequest) -> None:
@@ -115,6 +94,10 @@ def test_whatever_a_machine_stands_on_outlives_the_drain(example: Declaration) -
 @pytest.mark.parametrize("trigger", [TICK, *ROUTES])
 def test_what_could_refill_the_stack_goes_before_the_drain(example: Declaration, trigger: str) -> None:
     assert DRAIN in before(example, trigger)
+
+
+def test_the_drain_keeps_its_place_in_the_state_of_stacks_that_exist(example: Declaration) -> None:
+    assert "spotkeeper:aws:Drained::drained" in example and example[DRAIN].parent == "drained"
 
 
 def test_machines_are_made_when_they_can_boot(example: Declaration) -> None:

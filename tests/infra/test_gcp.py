@@ -12,9 +12,9 @@ from spotkeeper.local.deploy import runner
 from spotkeeper.local.deploy.config import read_config
 
 from infra.gcp.network import free_ranges, project_of, subnet_of
-from tests.infra.conftest import STACKS, Declared, run_program
+from tests.infra.conftest import STACKS, run_program
+from tests.infra.declaration import Declaration
 
-Declaration = dict[str, Declared]
 NETWORK, SUBNETWORK = "gcp:compute/network:Network", "gcp:compute/subnetwork:Subnetwork"
 FIREWALL, TEMPLATE = "gcp:compute/firewall:Firewall", "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
 POLICY, ALERT = "gcp:compute/resourcePolicy:ResourcePolicy", "gcp:monitoring/alertPolicy:AlertPolicy"

@@ -15,7 +15,7 @@ import msgspec
 import obstore
 import pytest
 from spotkeeper.clock import Clock
-from spotkeeper.reconcile import gce, objects_obstore
+from spotkeeper.reconcile import adapter, objects_obstore
 from spotkeeper.reconcile.deadline import AGAIN_S, CALL_S, LOOK_S, PLATFORM_S, REQUEST_S, Deadline
 from spotkeeper.reconcile.gce_api import MetadataToken, NoAnswerError
 from spotkeeper.reconcile.objects_obstore import BRIEF, ObstoreObjects
@@ -54,7 +54,7 @@ class Time:
 def test_the_sums_hold() -> None:
     assert BRIEF.answer_s + BRIEF.again_s < CALL_S
     assert REQUEST_S + CALL_S <= PLATFORM_S
-    assert AGAIN_S >= LOOK_S == gce.LOOK_S
+    assert AGAIN_S >= LOOK_S == adapter.LOOK_S
 
 
 def test_the_stack_file_cannot_give_the_function_less_time_than_that() -> None:

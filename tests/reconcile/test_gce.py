@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -36,7 +35,7 @@ from spotkeeper.spec.cloud import (
 )
 from spotkeeper.spec.model import Model
 
-from tests import discovery
+from tests import discovery, web
 from tests.reconcile.compute import (
     DISK,
     JOB,
@@ -484,7 +483,7 @@ class TestListing:
     def test_a_look_ends_whatever_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nine lists and their retries by zone must not add up: a round has other things to do."""
         monkeypatch.setattr("spotkeeper.reconcile.gce.LOOK_S", 0.6)
-        monkeypatch.setattr("spotkeeper.reconcile.gce.LIST_S", 0.4)
+        monkeypatch.setattr("spotkeeper.reconcile.gce_lists.LIST_S", 0.4)
         with silent_server(drip=False) as endpoint:
             started = time.monotonic()
             assert open_gce(STACK, Clock(), endpoint).list("demo").answered == frozenset()
@@ -497,7 +496,7 @@ class TestListing:
     def test_a_server_that_always_has_one_more_page_is_left(
         self, google: Google, gce: Gce, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("spotkeeper.reconcile.gce.MAX_PAGES", 3)
+        monkeypatch.setattr("spotkeeper.reconcile.gce_lists.MAX_PAGES", 3)
         google.script["instances.aggregatedList"] = lambda _: scopes("instances", us_x1_a=[]) | {"nextPageToken": "x"}
         google.script["instances.list"] = lambda _: {"nextPageToken": "x"}
         assert gce.list("demo").answered == frozenset()
@@ -592,31 +591,22 @@ class Metadata:
         self.body: bytes | None = None
         self.status = 200
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(web.Handler):
             def do_GET(self) -> None:
                 assert self.headers["Metadata-Flavor"] == "Google"
                 outer.given += 1
                 reply = {"access_token": f"t{outer.given}", "expires_in": 3600, "token_type": "Bearer"}
-                data = json.dumps(reply).encode() if outer.body is None else outer.body
-                self.send_response(outer.status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.answer(outer.status, json.dumps(reply).encode() if outer.body is None else outer.body)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        self.host = f"127.0.0.1:{self.server.server_port}"
+        self.server = web.Server(Handler)
+        self.host = self.server.address
 
 
 @pytest.fixture
 def metadata() -> Iterator[Metadata]:
     server = Metadata()
     yield server
-    server.server.shutdown()
-    server.server.server_close()
+    server.server.close()
 
 
 class TestToken:

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 from spotkeeper.reconcile import ec2_wire
-from spotkeeper.reconcile.ec2 import Ec2
+from spotkeeper.reconcile.ec2_verbs import Ec2Verbs
 from spotkeeper.reconcile.ec2_wire import InstanceIn
 from spotkeeper.spec import names
 from spotkeeper.spec.cloud import Class
@@ -135,7 +135,7 @@ def test_calls_that_are_refused_lost_and_throttled_only_take_time() -> None:
 def test_a_dead_token_taken_for_a_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that never says hello is given up after eight minutes instead of at once."""
     assert perform(BORN_DEAD, on=on_ec2).took_s < BOOT_S
-    monkeypatch.setattr(Ec2, "_launched", lambda self, made, ends: (Class.ACCEPTED, made.instance_id))
+    monkeypatch.setattr(Ec2Verbs, "_launched", lambda self, made, ends: (Class.ACCEPTED, made.instance_id))
     assert perform(BORN_DEAD, on=on_ec2).took_s > BOOT_S
 
 

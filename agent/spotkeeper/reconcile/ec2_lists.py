@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
 
+from spotkeeper.reconcile.adapter import LIST_S, ListError, Looked, look
 from spotkeeper.reconcile.ec2_api import Api, RefusedError
 from spotkeeper.reconcile.ec2_errors import classify
-from spotkeeper.reconcile.ec2_wire import Instances, Snapshots, Volumes
+from spotkeeper.reconcile.ec2_wire import Instances, SnapshotIn, Snapshots, Volumes, by_tag
 from spotkeeper.reconcile.wire import NoAnswerError
 from spotkeeper.spec import codec
 from spotkeeper.spec.cloud import Class
 
-LIST_S = 10.0  # one answer
 PAGE = 1000  # EC2's most
 MAX_PAGES = 100
 
@@ -32,42 +31,15 @@ OPERATION: dict[type, str] = {
 log = logging.getLogger(__name__)
 
 
-class ListError(Exception):
-    """A list did not come whole; what it would have shown is unknown. ``throttled``: asking on would make it worse."""
+def everywhere(
+    what: str, ask: Callable[[str | None, float], list[T]], zones: tuple[str, ...], ends: float
+) -> Looked[T]:
+    """One question for the region (zone None); where that fails (an outage of a zone makes it), one for each zone."""
 
-    def __init__(self, why: str, throttled: bool = False) -> None:
-        super().__init__(why)
-        self.throttled = throttled
-
-
-class Looked(Struct, Generic[T], frozen=True):
-    """What a list over zones gave, and the zones that answered."""
-
-    items: tuple[T, ...]
-    answered: frozenset[str]
-
-
-def look(ask: Callable[[str | None, float], list[T]], zones: tuple[str, ...], ends: float) -> Looked[T]:
-    """One question for the region (zone None); where that fails, one for each zone.
-
-    An outage of one zone makes the whole question fail. Where EC2 says that it is asked too much, it is left alone.
-    """
-    try:
+    def whole() -> Looked[T]:
         return Looked(tuple(ask(None, ends)), frozenset(zones))
-    except ListError as error:
-        log.warning("the region did not answer: %s", error)
-        if error.throttled:
-            return Looked((), frozenset())
-    items: list[T] = []
-    answered: set[str] = set()
-    for zone in zones:
-        try:
-            items += ask(zone, ends)
-        except ListError as error:
-            log.warning("zone %s did not answer: %s", zone, error)
-            continue
-        answered.add(zone)
-    return Looked(tuple(items), frozenset(answered))
+
+    return look(what, whole, lambda zone: ask(zone, ends), zones)
 
 
 def pages(api: Api, kind: type[Paged], filters: Filters, ends: float) -> list[Paged]:
@@ -101,3 +73,13 @@ def _page(api: Api, kind: type[Paged], query: Mapping[str, object], left_s: floa
         raise ListError(str(error)) from error
     except msgspec.ValidationError as error:
         raise ListError(f"{OPERATION[kind]}: an answer that is no list: {error}") from error
+
+
+def snapshots(api: Api, stack: str, ends: float, **more: str) -> list[SnapshotIn] | None:
+    """The stack's, or those of them that ``more`` fits; None: not known."""
+    try:
+        found = pages(api, Snapshots, by_tag(stack, **more), ends)
+    except ListError as error:
+        log.warning("snapshots did not answer: %s", error)
+        return None
+    return [item for page in found for item in page.snapshots]

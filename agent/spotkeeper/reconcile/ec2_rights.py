@@ -1,4 +1,4 @@
-"""What IAM must let the function do with EC2: the actions of every call that ``ec2.py`` makes, and no other.
+"""What IAM must let the function do with EC2: the actions of every call that ``ec2*.py`` make, and no other.
 
 Data for ``infra/aws/identity`` (which adds the conditions) and for the tests, which hold it against the calls that
 are made. ``CreateTags`` is asked for by whatever is made with tags, ``PassRole`` by a launch whose template has an
