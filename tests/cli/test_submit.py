@@ -6,9 +6,9 @@ import io
 import json
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -124,15 +124,23 @@ def before_the_record(patch: pytest.MonkeyPatch, what: Callable[[], object]) -> 
     patch.setattr(ObjectStore, "create_record", late)
 
 
-@pytest.mark.parametrize("verb", ["put_spec", "put", "put_name", "set_active", "append_ledger", "create_record"])
-def test_a_crash_at_any_write_is_mended_by_submitting_again(
-    cli: Cli, store: ObjectStore, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies(*args: Any) -> Any:
+@contextmanager
+def dying_at(verb: str) -> Iterator[None]:
+    """The connection to the bucket ends with this call of it."""
+
+    def dies(*_: object) -> None:
         raise StoreError("cut off")
 
-    with monkeypatch.context() as cut:
+    with pytest.MonkeyPatch.context() as cut:
         cut.setattr(ObjectStore, verb, dies)
+        yield
+
+
+@pytest.mark.parametrize("verb", ["put_spec", "put", "put_name", "set_active", "append_ledger", "create_record"])
+def test_a_crash_at_any_write_is_mended_by_submitting_again(
+    cli: Cli, store: ObjectStore, folder: Path, verb: str
+) -> None:
+    with dying_at(verb):
         done = cli("submit", folder / "job.yaml")
     assert (done.code, done.err) == (1, "error: the bucket: cut off\n")
     job = submitted(cli, folder / "job.yaml")
@@ -146,13 +154,9 @@ def test_a_crash_at_any_write_is_mended_by_submitting_again(
 
 @pytest.mark.parametrize("verb", ["put_spec", "put", "put_name", "append_ledger", "create_record"])
 def test_what_a_submission_leaves_that_nobody_finishes_is_deleted_after_a_day(
-    cli: Cli, store: ObjectStore, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: ObjectStore, folder: Path, verb: str
 ) -> None:
-    def dies(*args: Any) -> Any:
-        raise StoreError("cut off")
-
-    with monkeypatch.context() as cut:
-        cut.setattr(ObjectStore, verb, dies)
+    with dying_at(verb):
         assert cli("submit", folder / "job.yaml").code == 1
     (job,) = store.active_jobs()
     before = [store.list(folder) for folder in ("jobs/", "names/", "active/")]

@@ -11,10 +11,9 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests import discovery
+from tests import discovery, web
 
 
 class Cloud:
@@ -118,32 +117,18 @@ def serve() -> Iterator[Cloud]:
     """A cloud on a free port of this machine."""
     cloud = Cloud()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(web.Handler):
         def _any(self) -> None:
             parts = urllib.parse.urlsplit(self.path)
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            query = dict(urllib.parse.parse_qsl(parts.query))
             try:
-                status, answer = cloud.handle(self.command, parts.path, dict(urllib.parse.parse_qsl(parts.query)), body)
+                status, answer = cloud.handle(self.command, parts.path, query, self.body())
             except AssertionError as error:
                 status, answer = 400, {"error": {"message": str(error)}}
-            data = b"" if answer is None else json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(status, b"" if answer is None else json.dumps(answer).encode())
 
-        do_GET = do_POST = do_PUT = do_DELETE = _any  # noqa: N815 - http.server's names
+        do_GET = do_POST = do_PUT = do_DELETE = _any
 
-        def log_message(self, *_: object) -> None:
-            """The calls are in ``Cloud.calls``."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    cloud.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with web.serving(Handler) as server:
+        cloud.endpoint = server.url
         yield cloud
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

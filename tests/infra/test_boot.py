@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -14,7 +15,6 @@ import tarfile
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from spotkeeper.vm.__main__ import CONFIG_ERROR
 
 from infra import boot
 from infra.settings import Agent, Settings, from_config
+from tests import web
 from tests.infra.conftest import STACKS
 
 TOKEN = "a-token-that-must-not-leak"  # noqa: S105
@@ -190,31 +191,17 @@ class Site:
 
 @pytest.fixture
 def serve() -> Iterator[object]:
-    running: list[ThreadingHTTPServer] = []
-
     def start(site: Site) -> Site:
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(web.Handler):
             def do_GET(self) -> None:
                 path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
-                status, data = site.answer(path, dict(self.headers))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.answer(*site.answer(path, dict(self.headers)))
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        site.address = f"127.0.0.1:{server.server_address[1]}"
-        running.append(server)
+        site.address = running.enter_context(web.serving(Handler)).address
         return site
 
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
+    with contextlib.ExitStack() as running:
+        yield start
 
 
 def bundle_of(text: str) -> bytes:

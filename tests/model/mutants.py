@@ -32,6 +32,7 @@ from tests.model.mutate import (
     TWO_STATIC,
     Mutant,
     Patch,
+    beside,
     calls,
     in_,
     world,
@@ -53,12 +54,10 @@ RULES = (
     ),
     Mutant(
         "rule 3: lists before it reads the record",
-        (
-            Patch(
-                "spotkeeper.reconcile.passes",
-                "READS = (Read.RECORD, Read.FACTS, Read.ALLOC, Read.LISTING)",
-                "READS = (Read.LISTING, Read.RECORD, Read.FACTS, Read.ALLOC)",
-            ),
+        beside(
+            "passes",
+            "READS = (Read.RECORD, Read.FACTS, Read.ALLOC, Read.LISTING)",
+            "READS = (Read.LISTING, Read.RECORD, Read.FACTS, Read.ALLOC)",
         ),
         world("a slow round", rounds=2, zones=("a",)),
         "S4",
@@ -186,12 +185,10 @@ STEPS = (
     ),
     Mutant(
         "arrives though a zone did not answer",
-        (
-            Patch(
-                DECIDE + "moves",
-                "    return move is not None and {move.zone, draft.record.zone} <= draft.view.answered\n",
-                "    return move is not None\n",
-            ),
+        in_(
+            "moves",
+            "    return move is not None and {move.zone, draft.record.zone} <= draft.view.answered\n",
+            "    return move is not None\n",
         ),
         world("a zone move, a zone does not answer", "blind", "move"),
         "",
@@ -222,24 +219,20 @@ STEPS = (
     ),
     Mutant(
         "no cap",
-        (
-            Patch(
-                "spotkeeper.reconcile.alloc",
-                "        return self._pools[offer.pool] < pool.max_nodes and",
-                "        return",
-            ),
+        beside(
+            "alloc",
+            "        return self._pools[offer.pool] < pool.max_nodes and",
+            "        return",
         ),
         TWO_JOBS,
         "S8",
     ),
     Mutant(
         "a static node may be granted twice",
-        (
-            Patch(
-                "spotkeeper.reconcile.alloc",
-                "            return not taken\n",
-                "            return True\n",
-            ),
+        beside(
+            "alloc",
+            "            return not taken\n",
+            "            return True\n",
         ),
         TWO_STATIC,
         "S8",

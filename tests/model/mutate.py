@@ -41,6 +41,11 @@ def in_(room: str, old: str, new: str) -> tuple[Patch, ...]:
     return (Patch(DECIDE + room, old, new),)
 
 
+def beside(room: str, old: str, new: str) -> tuple[Patch, ...]:
+    """Of what decides nothing by itself."""
+    return (Patch(f"spotkeeper.reconcile.{room}", old, new),)
+
+
 def world(name: str, faults: str = "", wish: str = "", **more: object) -> Story:
     """A story with just the faults (by name, as often as there are names) and the wish that a mutant needs."""
     kinds = faults.split()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -16,7 +16,7 @@ from spotkeeper.local import masks
 from spotkeeper.spec import names
 from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
 
-from tests import discovery
+from tests import discovery, web
 
 JOB, UID = "abcd2345", "0b5e9a52-8f0c-4b3e-9f9b-0f3b9a6f2f11"
 A, B = "us-x1-a", "us-x1-b"
@@ -123,33 +123,22 @@ def serve() -> Iterator[Google]:
     """Run it; afterwards, every request must have been one of Google's."""
     state = Google()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(web.Handler):
         protocol_version = "HTTP/1.1"
 
         def serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             try:
-                status, data = state.answer(self, body)
+                status, data = state.answer(self, self.body())
             except Exception as error:
                 state.faults.append(f"{self.command} {self.path}: {error}")
                 status, data = 500, b"{}"
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(status, data)
 
-        do_GET = do_POST = do_DELETE = serve  # noqa: N815 - http.server's names
+        do_GET = do_POST = do_DELETE = serve
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    state.endpoint = f"http://127.0.0.1:{server.server_port}/compute/v1"
-    yield state
-    server.shutdown()
-    server.server_close()
+    with web.serving(Handler) as server:
+        state.endpoint = f"{server.url}/compute/v1"
+        yield state
     assert state.faults == []
 
 

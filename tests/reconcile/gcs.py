@@ -13,8 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests import web
 
 PAGE = 7  # keys, so that folders come in pages
 
@@ -60,16 +61,8 @@ def serve() -> Iterator[Gcs]:
     """A Google of one's own on a free port of this machine."""
     gcs = Gcs()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(web.Handler):
         protocol_version = "HTTP/1.1"
-
-        def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
         def parse_request(self) -> bool:
             well = super().parse_request()
@@ -78,23 +71,23 @@ def serve() -> Iterator[Gcs]:
             return well
 
         def do_PUT(self) -> None:
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            data = self.body()
             match = self.headers.get("x-goog-if-generation-match")
             number = gcs.put(unquote(urlsplit(self.path).path)[1:], data, match)
             if number is None:
-                self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+                self.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
             else:
-                self._answer(200, ETag=_etag(data), x_goog_generation=str(number))
+                self.answer(200, ETag=_etag(data), x_goog_generation=str(number))
 
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             path, query = unquote(parts.path)[1:], {key: value[0] for key, value in parse_qs(parts.query).items()}
             if "list-type" in query:
-                self._answer(200, gcs.page(path.strip("/"), query).encode())
+                self.answer(200, gcs.page(path.strip("/"), query).encode())
                 return
             found = gcs.objects.get(path)
             if found is None:
-                self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+                self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
                 return
             told = {
                 "ETag": _etag(found[1]),
@@ -102,35 +95,24 @@ def serve() -> Iterator[Gcs]:
                 "Last_Modified": formatdate(0, usegmt=True),
             }
             if self.headers.get("If-None-Match") == _etag(found[1]):
-                self._answer(304, **told)
+                self.answer(304, **told)
                 return
             gcs.bodies_sent += 1
             if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
                 begin, last = int(wanted[1]), min(int(wanted[2]), len(found[1]) - 1)
                 where = {"Content_Range": f"bytes {begin}-{last}/{len(found[1])}"}
-                self._answer(206, found[1][begin : last + 1], **told, **where)
+                self.answer(206, found[1][begin : last + 1], **told, **where)
                 return
-            self._answer(200, found[1], **told)
+            self.answer(200, found[1], **told)
 
         def do_DELETE(self) -> None:
             with gcs.lock:
                 gone = gcs.objects.pop(unquote(urlsplit(self.path).path)[1:], None)
-            self._answer(204 if gone else 404)
+            self.answer(204 if gone else 404)
 
-        def log_message(self, *_: object) -> None:
-            """What matters is in ``Gcs.objects``."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    gcs.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with web.serving(Handler) as server:
+        gcs.endpoint = server.url
         yield gcs
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _etag(data: bytes) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests import web
 
 ISSUER = "https://accounts.google.com"
 AUDIENCE = "https://function.example/sk"
@@ -96,26 +96,12 @@ class Issuer:
 def issuer() -> Iterator[Issuer]:
     state = Issuer()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(web.Handler):
         def do_GET(self) -> None:
             state.fetched += 1
             status, data = state.raw or (200, json.dumps({"keys": state.keys}).encode())
-            self.send_response(status)
-            if status == 302:
-                self.send_header("Location", state.url)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(status, data, **({"Location": state.url} if status == 302 else {}))
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    state.url = f"http://127.0.0.1:{server.server_port}/oauth2/v3/certs"
-    try:
+    with web.serving(Handler) as server:
+        state.url = f"{server.url}/oauth2/v3/certs"
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()

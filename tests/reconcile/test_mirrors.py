@@ -62,6 +62,16 @@ def node_lost(world: World) -> Commit | None:
     return world.newest
 
 
+def left_to_the_bucket(world: World) -> Commit:
+    """The newest copy, when nothing is newer: the job is paused, loses its disks, and is resumed."""
+    world.until(lambda: world.newest == copy(world), 400)
+    paused(world)
+    there = copy(world)
+    disks_destroyed(world)
+    world.ask(AskKind.RESUME)
+    return there
+
+
 def begun_from(world: World) -> Commit | None:
     world.run(5)
     return world.started[-1][1]
@@ -141,11 +151,7 @@ def test_without_any_copy_that_can_be_had_it_holds_as_ever() -> None:
 def test_who_fetches_may_be_lost_too() -> None:
     world = mirrored(World(nodes=1, checkpoint=OFTEN))
     world.fetch_s = 200.0
-    world.until(lambda: world.newest == copy(world), 400)
-    paused(world)
-    there = copy(world)
-    disks_destroyed(world)
-    world.ask(AskKind.RESUME)
+    there = left_to_the_bucket(world)
     world.until(lambda: world.record().fetch is not None, 400)
     world.preempt(0)
     world.until(world.training, 1200)
@@ -156,11 +162,7 @@ def test_a_fetch_has_no_end_but_its_own() -> None:
     """It may take hours: the job neither holds nor begins anew meanwhile, and says what it does."""
     world = mirrored(World(nodes=1, checkpoint=OFTEN))
     world.fetch_s = 7200.0
-    world.until(lambda: world.newest == copy(world), 400)
-    paused(world)
-    there = copy(world)
-    disks_destroyed(world)
-    world.ask(AskKind.RESUME)
+    there = left_to_the_bucket(world)
     world.run(3000)
     assert world.record().phase is Phase.RUN and not world.training()
     assert world.record().reason.startswith("fetching checkpoint {}-{} from the bucket".format(*there))

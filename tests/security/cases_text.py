@@ -7,8 +7,6 @@ import json
 import logging
 import subprocess
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +29,7 @@ from spotkeeper.vm.render import render
 from spotkeeper.vm.settings import templates_path
 
 from infra import boot
+from tests import web
 from tests.reconcile.compute import STACK, A, instance, scopes
 from tests.security.cases_body import sent
 from tests.security.cases_identity import Cases
@@ -193,26 +192,14 @@ def redirects(_: Site) -> Cases:
     def check(status: int, target: str) -> None:
         asked: list[str] = []
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(web.Handler):
             def do_GET(self) -> None:
                 asked.append(self.path)
-                self.send_response(status)
-                self.send_header("Location", target)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.answer(status, Location=target)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        try:
-            origin = f"http://127.0.0.1:{server.server_port}"
-            answer = Wire(origin).call("GET", "/a", {}, None, 5)
+        with web.serving(Handler) as server:
+            answer = Wire(server.url).call("GET", "/a", {}, None, 5)
             assert answer.status == status and asked == ["/a"]
-        finally:
-            server.shutdown()
-            server.server_close()
 
     for status, target in itertools.product(
         (301, 302, 303, 307, 308), ("/b", "http://169.254.169.254/", "file:///etc")

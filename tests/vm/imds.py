@@ -13,8 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests import web
 
 TOKEN, TTL = "X-aws-ec2-metadata-token", "X-aws-ec2-metadata-token-ttl-seconds"
 ROLE = "spotkeeper-node"
@@ -58,7 +60,7 @@ class Imds:
         self.new_keys()
         stand_in = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(web.Handler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
@@ -71,17 +73,9 @@ class Imds:
             def date_time_string(self, _: float | None = None) -> str:
                 return super().date_time_string(stand_in.now())
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server = web.Server(Handler)
+        self.url = self._server.url
+        self.close = self._server.close
 
     # ---------------------------------------------------------------- what tests set
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from spotkeeper.clock import Clock
@@ -13,6 +11,7 @@ from spotkeeper.spec.generation import Role, Sync
 from spotkeeper.vm.ec2 import Ec2
 from spotkeeper.vm.sync import FunctionClient, SyncError
 
+from tests import web
 from tests.security.cases_identity import GOOD_IAM, INSTANCE
 from tests.security.site import JOB
 from tests.security.test_lambda import AwsSite, url_event
@@ -28,38 +27,25 @@ class FunctionUrl:
         self.garble = False
         front = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(web.Handler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                body = self.body()
                 body = body.replace(b'"job"', b'"jox"') if front.garble else body
                 code = refusal(
                     keys_of(imds), "POST", f"{front.url}{self.path}", dict(self.headers), body, "lambda", 300
                 )
                 if code is not None:
                     front.refused.append(code)
-                    self._answer(403, b'{"Message":"Forbidden"}')
+                    self.answer(403, b'{"Message":"Forbidden"}')
                     return
                 answered = site.lambda_door.event(url_event(self.path, body, GOOD_IAM))
-                self._answer(answered["statusCode"], answered["body"].encode())
+                self.answer(answered["statusCode"], answered["body"].encode())
 
-            def _answer(self, status: int, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server = web.Server(Handler)
+        self.url = self._server.url
+        self.close = self._server.close
 
 
 @pytest.fixture

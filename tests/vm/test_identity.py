@@ -9,12 +9,10 @@ import base64
 import json
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
 
@@ -29,6 +27,8 @@ from spotkeeper.vm.identity_gcp import GcpIdentity
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.metadata import Instance
 from spotkeeper.vm.sigv4 import Credentials
+
+from tests import web
 
 ACCOUNT = "trainer@acme-train.iam.gserviceaccount.com"
 ROLE = "arn:aws:iam::123456789012:role/trainer"
@@ -96,26 +96,17 @@ class Machine:
 def clouds() -> Iterator[Clouds]:
     clouds = Clouds()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(web.Handler):
         def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", "0"))).decode()
-            answer = clouds.answer(self.path, body, dict(self.headers)) if clouds.status == 200 else b""
-            self.send_response(clouds.status)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            body = self.body().decode()
+            data = clouds.answer(self.path, body, dict(self.headers)) if clouds.status == 200 else b""
+            self.answer(clouds.status, data)
 
-        do_POST = do_GET  # noqa: N815 - http.server's name
+        do_POST = do_GET
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    clouds.url = f"http://127.0.0.1:{server.server_port}"
-    yield clouds
-    server.shutdown()
-    server.server_close()
+    with web.serving(Handler) as server:
+        clouds.url = server.url
+        yield clouds
 
 
 def gcp(clouds: Clouds) -> JobIdentity:

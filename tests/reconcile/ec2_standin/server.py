@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from spotkeeper.reconcile.ec2_api import Api
 from spotkeeper.reconcile.wire import NoAnswerError
 
+from tests import web
 from tests.reconcile.ec2_standin.site import LostError
 from tests.reconcile.ec2_standin.verbs import Ec2Service
 
@@ -21,11 +21,11 @@ def serve(service: Ec2Service) -> Iterator[str]:
     """Its address. One call at a time, as the site knows no threads."""
     lock = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(web.Handler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.body()
             signed = self.headers.get("Authorization", "")
             if not signed.startswith("AWS4-HMAC-SHA256 ") or "/ec2/aws4_request" not in signed:
                 service.faults.append(f"not signed for EC2: {signed[:40]!r}")
@@ -35,23 +35,10 @@ def serve(service: Ec2Service) -> Iterator[str]:
             except LostError:
                 self.close_connection = True
                 return
-            self.send_response(status)
-            self.send_header("Content-Type", "text/xml;charset=UTF-8")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(status, data, Content_Type="text/xml;charset=UTF-8")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with web.serving(Handler) as server:
+        yield server.url
 
 
 @lru_cache(maxsize=1)
