@@ -23,7 +23,7 @@ UNFINISHED_DAYS = 1  # a checkpoint's upload takes minutes; what was left of one
 
 @dataclass(frozen=True)
 class Access:
-    """A right of machines inside the bucket; ``condition`` is about an object's name."""
+    """A right inside the bucket; ``condition`` is about an object's name."""
 
     key: str
     role: str
@@ -44,6 +44,21 @@ def node_access(bucket: str) -> tuple[Access, ...]:
     )
 
 
+def function_access(bucket: str) -> tuple[Access, ...]:
+    """Its documents; of what machines run as root, and of what people declare, it may read the stack's own only.
+
+    It tells agents which bundle to become: whoever could write one as well would be root's equal on every machine.
+    A list is asked of the bucket, whose name begins with none of these.
+    """
+    objects = f"projects/_/buckets/{bucket}/objects"
+    declared = ("bundles/", "function/", "stack/drain", "stack/pools.json")
+    not_these = " && ".join(f'!resource.name.startsWith("{objects}/{path}")' for path in declared)
+    return (
+        Access("state", "roles/storage.objectUser", not_these),
+        Access("stack", "roles/storage.objectViewer", f'resource.name.startsWith("{objects}/stack/")'),
+    )
+
+
 @dataclass(frozen=True)
 class StorageArgs:
     settings: Settings
@@ -61,27 +76,22 @@ class Storage(pulumi.ComponentResource):
         self.bucket = self._bucket(args.settings)
         self.bundle = self._archive("bundle", f"bundles/{args.bundle.sha256}.tar", args.bundle)
         self.source = self._archive("source", f"function/{args.source.sha256}.zip", args.source)
+        bucket, node, function = args.settings.bucket_name(), args.identity.node, args.identity.function
         self.access: list[pulumi.Resource] = [
-            gcp.storage.BucketIAMMember(
-                f"node-{access.key}",
-                bucket=self.bucket.name,
-                role=access.role,
-                member=args.identity.node.member,
-                condition=gcp.storage.BucketIAMMemberConditionArgs(title=access.key, expression=access.condition),
-                opts=self._child,
-            )
-            for access in node_access(args.settings.bucket_name())
+            *(self._may("node", node, access) for access in node_access(bucket)),
+            *(self._may("function", function, access) for access in function_access(bucket)),
         ]
-        self.access.append(
-            gcp.storage.BucketIAMMember(
-                "function-state",
-                bucket=self.bucket.name,
-                role="roles/storage.objectUser",
-                member=args.identity.function.member,
-                opts=self._child,
-            )
-        )
         self.register_outputs({})
+
+    def _may(self, who: str, account: gcp.serviceaccount.Account, access: Access) -> gcp.storage.BucketIAMMember:
+        return gcp.storage.BucketIAMMember(
+            f"{who}-{access.key}",
+            bucket=self.bucket.name,
+            role=access.role,
+            member=account.member,
+            condition=gcp.storage.BucketIAMMemberConditionArgs(title=access.key, expression=access.condition),
+            opts=self._child,
+        )
 
     def _bucket(self, settings: Settings) -> gcp.storage.Bucket:
         keep = settings.bucket.on_destroy

@@ -315,6 +315,7 @@ def test_the_rights_of_every_account_are_these_and_no_more(local: Declaration) -
             ("logging.logWriter", "IAMMember"),
             ("iam.serviceAccountUser", "IAMMember"),
             ("storage.objectUser", "BucketIAMMember"),
+            ("storage.objectViewer", "BucketIAMMember"),
         },
         "ck": {("run.invoker", "ServiceIamMember")},
         "bd": {("cloudbuild.builds.builder", "IAMMember")},
@@ -340,6 +341,24 @@ def test_the_function_may_ask_what_spot_machines_cost(local: Declaration) -> Non
 def test_only_the_nodes_identity_may_be_handed_out(local: Declaration) -> None:
     users = [d for d in local.values() if d.properties.get("role") == "roles/iam.serviceAccountUser"]
     assert [d.properties["serviceAccountId"].rsplit("/", 1)[1].partition("@")[0] for d in users] == ["sk-local-vm"]
+
+
+def test_the_function_writes_nothing_that_a_machine_runs_or_that_people_declare(local: Declaration) -> None:
+    """It says which bundle agents become: one that it could write as well would be anybody's code on every machine."""
+    objects = "projects/_/buckets/sk-local-local/objects"
+    member = "gcp:storage/bucketIAMMember:BucketIAMMember"
+    writes, reads = (one(local, member, f"function-{key}")["condition"]["expression"] for key in ("state", "stack"))
+    refused = [part.removeprefix('!resource.name.startsWith("').removesuffix('")') for part in writes.split(" && ")]
+    assert f'resource.name.startsWith("{objects}/stack/")' == reads
+
+    def may(path: str) -> bool:
+        return not any(f"{objects}/{path}".startswith(each) for each in refused)
+
+    sha, job = "a" * 64, "abcd2345"
+    for path in (paths.bundle(sha), f"function/{sha}.zip", paths.STACK, paths.DRAIN):
+        assert not may(path), path
+    for path in (paths.ALLOC, paths.record(job), paths.active(job), paths.tomb(job), paths.prices("burst"), ""):
+        assert may(path), path
 
 
 def test_machines_write_logs_checkpoints_and_outputs_only(local: Declaration) -> None:
