@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spotkeeper.reconcile import paths
 from spotkeeper.spec.check_stack import check_stack
 from spotkeeper.spec.parse import load
 from spotkeeper.spec.stack import StackState
