@@ -114,7 +114,7 @@ def test_data_is_guarded_before_every_up_and_on_every_pull_request() -> None:
     for name, key in (("preview", "preview"), ("up", "review"), ("up", "up")):
         job = read(name)["jobs"][key]
         text = scripts(job)
-        assert "pulumi preview" in text and "spotkeeper review --preview preview.json" in text, (name, key)
+        assert "pulumi preview" in text and 'spotkeeper review --preview "$RUNNER_TEMP/preview.json"' in text, (name, key)
         assert "|| true" not in text
         steps = [step for step in job["steps"] if "spotkeeper review" in str(step.get("run", ""))]
         assert all("SPOTKEEPER_ALLOW_DATA_LOSS" in step["env"] for step in steps)
@@ -123,6 +123,16 @@ def test_data_is_guarded_before_every_up_and_on_every_pull_request() -> None:
     assert guarded.index("spotkeeper review") < guarded.index("pulumi up")
     labels = (ROOT / ".github" / "workflows" / "preview.yml").read_text() + scripts(read("up")["jobs"]["review"])
     assert labels.count(LABEL) >= 2 and LABEL in (ROOT / "docs" / "operate.md").read_text()
+
+
+def test_nothing_is_written_into_a_checkout_that_a_job_by_git_may_send_along() -> None:
+    """What lies there is part of the job: its content would differ in every run, and an `up` be refused."""
+    for name in ("preview", "up", "drift"):
+        for job in read(name)["jobs"].values():
+            if not any("checkout" in str(step.get("uses", "")) for step in job["steps"]):
+                continue
+            targets = re.findall(r"(?:>>?|mkdir) (\S+)", scripts(job))
+            assert targets and all(each.startswith(('"$RUNNER_TEMP/', '"$GITHUB_')) for each in targets), (name, targets)
 
 
 def test_the_rules_see_the_whole_stack() -> None:

@@ -55,6 +55,15 @@ def test_what_is_ignored_stays_behind(tmp_path: Path) -> None:
     assert found == [".gitignore", "a.py", "data/keep.txt", "sub/.gitignore", "sub/c.py"]
 
 
+def test_a_pipelines_credentials_stay_behind_whatever_the_rules_say(tmp_path: Path) -> None:
+    """google-github-actions/auth leaves them in the checkout, under a name that is another each time."""
+    (tmp_path / "train.py").write_text("x")
+    before = pack(tmp_path).sha256
+    (tmp_path / ".spotkeeperignore").write_text("!gha-creds-*.json\n.spotkeeperignore\n")
+    (tmp_path / "gha-creds-0123456789abcdef.json").write_text("{}")
+    assert pack(tmp_path).sha256 == before
+
+
 def test_spotkeeperignore_replaces_gitignore(tmp_path: Path) -> None:
     write(tmp_path, a_dot_py="x", weights_dot_bin="x")
     (tmp_path / ".gitignore").write_text("weights.bin\n")

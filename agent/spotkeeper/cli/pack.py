@@ -27,6 +27,7 @@ ALWAYS_OUT = GitIgnoreSpec.from_lines(
     [
         *(".git", ".hg/", ".svn/", ".venv/", ".spotkeeper/", ".DS_Store", ".ipynb_checkpoints/"),
         *("__pycache__/", "*.pyc", ".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
+        "gha-creds-*.json",  # what google-github-actions/auth leaves in a checkout: who reads it is the pipeline
     ]
 )
 
