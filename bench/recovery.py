@@ -36,8 +36,9 @@ from spotkeeper.vm.jobhost import sweep
 from spotkeeper.vm.launch import Launcher
 from spotkeeper.vm.launcher.process import become_subreaper
 from spotkeeper.vm.log import Log
+from spotkeeper.vm.recipe import Node, launcher_kind
 from spotkeeper.vm.settings import job_path, templates_path
-from spotkeeper.vm.supervisor import Node, Supervisor, launcher_kind
+from spotkeeper.vm.supervisor import Supervisor
 
 NODES = 3
 ZYGOTE_TIMES, EXEC_TIMES, ELASTIC_TIMES = 5, 2, 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from spotkeeper.train.checkpoint import Image, State, lay_out, pack, thaw, unpack
-from spotkeeper.train.saver import PAGE
+from spotkeeper.train.durable import PAGE
 
 TENSORS = {
     "float32": torch.randn(3, 5),

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spotkeeper.train import saver, store
+from spotkeeper.train import saver, seat, store
 from spotkeeper.train.client import Client, Durable, Failed, SaverError, new_manifest
 from spotkeeper.train.control import Commit, Fault
+from spotkeeper.train.durable import PAGE
 from spotkeeper.train.messages import Stretch
-from spotkeeper.train.saver import PAGE
 from spotkeeper.train.store import Place
 
 GANG = (Place(0, 0, 0, True),)
@@ -231,7 +231,7 @@ def test_one_saver_a_socket_and_a_dead_ones_socket_is_taken_over(tmp_path: Path)
     with served(tmp_path) as (path, _):
         Client.connect(path).close()
         with pytest.raises(FileExistsError):
-            saver.listen(path)
+            seat.listen(path)
     with served(tmp_path) as (path, _):
         Client.connect(path).close()
 
@@ -387,7 +387,7 @@ def test_garbage_ends_its_own_connection_and_no_other(client: Client, tmp_path: 
     client.wait(10)
     for garbage in GARBAGE:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-            with saver.address(tmp_path / "saver") as name:
+            with seat.address(tmp_path / "saver") as name:
                 other.connect(name)
             other.settimeout(20)
             if b'"save"' in garbage:  # fenced like any other writer, it would not even be looked at
@@ -408,6 +408,6 @@ def test_garbage_ends_its_own_connection_and_no_other(client: Client, tmp_path: 
 
 
 def test_the_socket_is_for_the_agents_user_and_the_jobs_group_only(tmp_path: Path) -> None:
-    with contextlib.closing(saver.listen(tmp_path / "s")) as sock:
+    with contextlib.closing(seat.listen(tmp_path / "s")) as sock:
         assert sock.type == socket.SOCK_SEQPACKET
         assert (tmp_path / "s").stat().st_mode & 0o007 == 0

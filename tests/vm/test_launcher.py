@@ -28,8 +28,9 @@ from spotkeeper.vm.launch import Kind, Launcher, LaunchError
 from spotkeeper.vm.launcher import stacks
 from spotkeeper.vm.launcher.process import NODE
 from spotkeeper.vm.log import Log
+from spotkeeper.vm.recipe import Node, launcher_kind
 from spotkeeper.vm.settings import job_path, templates_path
-from spotkeeper.vm.supervisor import Ending, Node, Supervisor, launcher_kind
+from spotkeeper.vm.supervisor import Ending, Supervisor
 
 from tests.vm.fakes import alive, all_pids, children_of, command_of, document, environ_of, wait_until
 from tests.vm.jobs import ENDS, STUBBORN, STUCK

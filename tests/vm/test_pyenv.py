@@ -17,8 +17,8 @@ from spotkeeper.vm.events import LauncherUp
 from spotkeeper.vm.launch import Launcher
 from spotkeeper.vm.launcher import pyenv
 from spotkeeper.vm.log import Log
+from spotkeeper.vm.recipe import launcher_kind
 from spotkeeper.vm.settings import job_path
-from spotkeeper.vm.supervisor import launcher_kind
 
 from tests.vm.fakes import wait_until
 

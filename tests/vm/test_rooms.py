@@ -29,7 +29,7 @@ from spotkeeper.spec.redact import redact
 from spotkeeper.train.control import Commit, Control, Fault, State
 from spotkeeper.train.store import STATE
 from spotkeeper.vm import disk as disks
-from spotkeeper.vm import logs, notice, report, roothelper, settings, supervisor, sync
+from spotkeeper.vm import failures, logs, notice, recipe, report, roothelper, settings, supervisor, sync
 from spotkeeper.vm.agent import Agent
 from spotkeeper.vm.disk import Disk, DiskError
 from spotkeeper.vm.events import Dropped
@@ -516,7 +516,7 @@ def test_a_script_that_begins_anew_each_time_is_told_so_in_its_log(
     one = supervisor.Supervisor(tmp_path, settings.templates_path(), launcher, QUIET)
     if saved:
         (tmp_path / "ckpt/1-7").mkdir(parents=True)
-    node = supervisor.Node(0, 0, "127.0.0.1", tmp_path, tmp_path / "s", tmp_path / "ckpt", tmp_path / "out")
+    node = recipe.Node(0, 0, "127.0.0.1", tmp_path, tmp_path / "s", tmp_path / "ckpt", tmp_path / "out")
     run = JobRun(name="job", command=("train.py",), source_sha256=None)
     one.start(document(1, gen, (Member(0, 1, "1", "b", "127.0.0.1", 1),)), run, node)
     assert one.child is not None
@@ -924,7 +924,7 @@ def test_exit_files_of_no_sense_and_folders_that_go_do_not_end_the_agent(
     (tmp_path / "logs/x/0/stderr.log").write_text("its last words")
     (tmp_path / "exit.0").write_bytes(b"\xff\xfe")
     (tmp_path / "exit.1").write_text("9" * 4000)
-    assert all(0 <= code < 256 for code in supervisor.exit_codes(tmp_path)), "a longer number makes no fact"
+    assert all(0 <= code < 256 for code in failures.exit_codes(tmp_path)), "a longer number makes no fact"
     assert b"its last words" in logs.collect(tmp_path)
     uploader = logs.Uploader(Any, Clock(), QUIET)  # type: ignore[arg-type]
 
@@ -1068,28 +1068,28 @@ def test_the_end_of_trouble_with_saving_is_a_fact_a_few_times(tmp_path: Path) ->
 
 def test_commands_name_the_script_in_the_source(tmp_path: Path) -> None:
     boot = Path("/b/boot.py")
-    assert supervisor.command(boot, ("t.py", "--x"), tmp_path) == ["/b/boot.py", f"{tmp_path}/t.py", "--x"]
-    assert supervisor.command(boot, ("-m", "mod", "x"), tmp_path) == ["/b/boot.py", "-m", "mod", "x"]
+    assert recipe.command(boot, ("t.py", "--x"), tmp_path) == ["/b/boot.py", f"{tmp_path}/t.py", "--x"]
+    assert recipe.command(boot, ("-m", "mod", "x"), tmp_path) == ["/b/boot.py", "-m", "mod", "x"]
 
 
 def test_interface_is_named_only_where_gloo_needs_it() -> None:
-    assert supervisor.interface_of("127.0.1.9") is None
+    assert recipe.interface_of("127.0.1.9") is None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # no packet is sent: it only chooses a route
         except OSError:
             pytest.skip("no route beyond the loopback")
         own = probe.getsockname()[0]
-    name = supervisor.interface_of(own)
+    name = recipe.interface_of(own)
     assert name in [name for _, name in socket.if_nameindex()]
-    assert supervisor.interface_of("203.0.113.77") is None
+    assert recipe.interface_of("203.0.113.77") is None
 
 
 def test_exit_files_half_written_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "exit.0").write_text("0\n")
     (tmp_path / "exit.1.tmp").write_text("93\n")
     (tmp_path / "exit.2").write_text("")
-    assert supervisor.exit_codes(tmp_path) == [0]
+    assert failures.exit_codes(tmp_path) == [0]
 
 
 def test_notify_speaks_to_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1108,8 +1108,8 @@ def test_torchrun_arguments(tmp_path: Path) -> None:
     members = tuple(Member(rank, 1, str(rank), "b", f"10.0.0.{rank}", 4) for rank in (2, 5))
     doc = document(9, 7, members, port=20007)
     run = JobRun("j", ("train.py", "--say", 'a "b" {{ c }}'), None, nproc=4, grace_s=25.5)
-    node = supervisor.Node(5, 1, "10.0.0.5", tmp_path, tmp_path / "s", tmp_path / "ckpt", tmp_path / "out", late=True)
-    args = supervisor.torchrun_args(settings.templates_path(), doc, run, node, tmp_path / "r")
+    node = recipe.Node(5, 1, "10.0.0.5", tmp_path, tmp_path / "s", tmp_path / "ckpt", tmp_path / "out", late=True)
+    args = recipe.torchrun_args(settings.templates_path(), doc, run, node, tmp_path / "r")
     for want in (
         "--nnodes=2",
         "--node-rank=1",
@@ -1125,10 +1125,10 @@ def test_torchrun_arguments(tmp_path: Path) -> None:
     ):
         assert want in args
     assert args[-3:] == [f"{tmp_path}/train.py", "--say", 'a "b" {{ c }}']
-    env = supervisor.environment(doc, run, node, tmp_path / "r")
+    env = recipe.environment(doc, run, node, tmp_path / "r")
     assert "SPOTKEEPER_CKPT" not in env and "SPOTKEEPER_INTERVAL_S" not in env and "SPOTKEEPER_MEAN_LIFE_S" not in env
     assert (env["SPOTKEEPER_GEN"], env["SPOTKEEPER_SLOT"], env["SPOTKEEPER_JOB"]) == ("7", "5", JOB)
     assert "SPOTKEEPER_MAX_WORLD" not in env
     assert env["SPOTKEEPER_REPLICATED"] == "1", "a sharded model is refused before it trains"
     run = msgspec.structs.replace(run, max_world=12)
-    assert supervisor.environment(doc, run, node, tmp_path / "r")["SPOTKEEPER_MAX_WORLD"] == "12"
+    assert recipe.environment(doc, run, node, tmp_path / "r")["SPOTKEEPER_MAX_WORLD"] == "12"

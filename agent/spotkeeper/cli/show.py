@@ -119,7 +119,7 @@ def job_texts(spec: JobSpec) -> tuple[Rendered, ...]:
         CliError: the job's templates are not here.
     """
     from spotkeeper.reconcile.document import job_run
-    from spotkeeper.vm.supervisor import Node, environment, torchrun_args
+    from spotkeeper.vm.recipe import Node, environment, torchrun_args
 
     templates = CHECKOUT / "templates" / "job"
     if not templates.is_dir():

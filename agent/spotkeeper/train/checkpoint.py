@@ -23,8 +23,8 @@ from typing import Any, Literal
 import torch
 
 from spotkeeper.train import dcp
+from spotkeeper.train.durable import PAGE
 from spotkeeper.train.messages import Stretch
-from spotkeeper.train.saver import PAGE
 from spotkeeper.train.shards import Meshes, Shard, describe, is_shared, local_part
 from spotkeeper.train.store import SKELETON, STATE, Manifest
 

@@ -21,8 +21,9 @@ from typing import Any
 
 from spotkeeper.train import saver
 from spotkeeper.train.control import Commit, Fault
+from spotkeeper.train.durable import round_up
 from spotkeeper.train.messages import Stretch
-from spotkeeper.train.saver import MESSAGE, address, round_up
+from spotkeeper.train.seat import MESSAGE, address
 from spotkeeper.train.store import Manifest, Place, Skipped
 
 

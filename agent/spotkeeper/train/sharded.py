@@ -19,13 +19,13 @@ from spotkeeper.train import dcp
 from spotkeeper.train.checkpoint import Image, State, pack
 from spotkeeper.train.client import Hello, new_manifest
 from spotkeeper.train.control import Commit
+from spotkeeper.train.durable import PAGE, round_up
 from spotkeeper.train.gang import Gang
 from spotkeeper.train.keep import SAVE, Found, Subject, versions
 from spotkeeper.train.messages import Stretch
 from spotkeeper.train.node import Neighbour, Offer
 from spotkeeper.train.parts import Parts
 from spotkeeper.train.reshard import Restorer
-from spotkeeper.train.saver import PAGE, round_up
 from spotkeeper.train.store import FileSum, Manifest, Place, Skipped
 from spotkeeper.train.writer import Writer
 

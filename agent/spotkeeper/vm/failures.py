@@ -1,4 +1,6 @@
-"""Which worker of this machine failed first, by what they and torchrun noted (``launcher/failure.py``)."""
+"""How the workers of this machine ended: what they returned, and which failed first, by what they and torchrun noted
+(``launcher/failure.py``).
+"""
 
 from __future__ import annotations
 
@@ -37,3 +39,13 @@ def failures(folder: Path) -> dict[int, Failure]:
 def first(folder: Path) -> Failure | None:
     """The earliest that is no peer's doing; else the earliest."""
     return min(failures(folder).values(), key=Failure.order, default=None)
+
+
+def exit_codes(folder: Path) -> list[int]:
+    """What the workers that ended in order returned (``exit.<local rank>``)."""
+    codes = []
+    for path in folder.glob("exit.*"):
+        with contextlib.suppress(OSError, ValueError):
+            if path.suffix != ".tmp":
+                codes.append(int(path.read_text()) & 0xFF)  # as exit(3) has it: a job may write anything
+    return codes

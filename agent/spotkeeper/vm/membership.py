@@ -21,9 +21,10 @@ from spotkeeper.vm.logs import Task, object_name, whose
 from spotkeeper.vm.memory import give_back
 from spotkeeper.vm.output import FAILED
 from spotkeeper.vm.parts import Parts
+from spotkeeper.vm.recipe import Node
 from spotkeeper.vm.render import RenderError
 from spotkeeper.vm.standing import Standing, State
-from spotkeeper.vm.supervisor import Ending, Node
+from spotkeeper.vm.supervisor import Ending
 
 KILLED = 137  # what a shell shows for SIGKILL: the job's processes went with their launcher
 

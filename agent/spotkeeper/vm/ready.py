@@ -16,10 +16,10 @@ from spotkeeper.vm.helper import Helper
 from spotkeeper.vm.jobhost import Process
 from spotkeeper.vm.launch import Launcher, saver_pid, start_saver
 from spotkeeper.vm.launcher import pyenv
+from spotkeeper.vm.recipe import launcher_kind
 from spotkeeper.vm.settings import Settings, job_path
 from spotkeeper.vm.source import fetch, forget_all
 from spotkeeper.vm.storage import Bucket
-from spotkeeper.vm.supervisor import launcher_kind
 
 WARM_S = 60.0  # real; a launcher that takes longer to start keeps nobody from joining
 LAUNCH_RETRY_S = 2.0  # real

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from spotkeeper.train import saver, store
+from spotkeeper.train import saver, seat, store
 from spotkeeper.train.client import Client, new_manifest
 from spotkeeper.train.control import Commit
+from spotkeeper.train.durable import PAGE
 from spotkeeper.train.messages import Stretch
-from spotkeeper.train.saver import PAGE
 from spotkeeper.train.store import Place
 
 from tests.train.crash.points import KILL
@@ -87,10 +87,10 @@ def quiet(path: Path, process: subprocess.Popen[bytes]) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.settimeout(LIMIT_S)
             try:
-                with saver.address(path) as name:
+                with seat.address(path) as name:
                     sock.connect(name)
                 sock.send(b'{"op": "reserve", "bytes": 0}')
-                if sock.recv(saver.MESSAGE):
+                if sock.recv(seat.MESSAGE):
                     return True
             except OSError:
                 time.sleep(0.005)  # it has not begun to listen, or has just died

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spotkeeper.train import saver
+from spotkeeper.train import durable, saver
 
 if __package__:
     from tests.train.crash.points import Points, half_of
@@ -27,7 +27,7 @@ def main() -> int:
     points = Points(int(sys.argv[1]), Path(sys.argv[3]), sys.argv[4])
     _wrap(points)
     _arm_at(points, int(sys.argv[2]))
-    saver._CHUNK = PIECE
+    durable.CHUNK = PIECE
     code = saver.main(sys.argv[5:])
     points.count()
     return code
@@ -43,19 +43,19 @@ def _wrap(points: Points) -> None:
 
 
 def _arm_at(points: Points, step: int) -> None:
-    real = saver.Server._save
+    real = saver.Server._finish
 
-    def save(self: Any, peer: Any, manifest: Any, *args: Any) -> None:
-        if manifest.commit.step != step:
-            real(self, peer, manifest, *args)
+    def finish(self: Any, peer: Any, commit: Any, write: Any) -> None:
+        if commit.step != step or write.func.__func__ is not saver.Server._save:
+            real(self, peer, commit, write)
             return
         points.arm()
         points.reach("asked")
-        real(self, peer, manifest, *args)
+        real(self, peer, commit, write)
         points.reach("done")
         points.disarm()
 
-    saver.Server._save = save  # type: ignore[method-assign]
+    saver.Server._finish = finish  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

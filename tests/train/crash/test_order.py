@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spotkeeper.train import saver, store
+from spotkeeper.train import durable, store
 from spotkeeper.train.client import new_manifest
 from spotkeeper.train.control import Commit
+from spotkeeper.train.durable import PAGE
 from spotkeeper.train.messages import Stretch
-from spotkeeper.train.saver import PAGE
 from spotkeeper.train.store import COMMIT, LATEST, SKELETON, STATE
 
 from tests.train.crash.node import GANG
@@ -69,12 +69,12 @@ class Disk:
 def test_commit_follows_the_bytes_and_is_on_disk_before_anybody_hears_of_it(tmp_path: Path, part: bool) -> None:
     folder, commit = tmp_path / "ckpt", Commit(1, 2)
     folder.mkdir()
-    buffer = saver._Buffer()
+    buffer = durable.Buffer()
     buffer.reserve(4 * PAGE)
     stretches = (Stretch(STATE, 0, 2 * PAGE + 5), Stretch(SKELETON, 3 * PAGE, 100))
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(patch)
-        written = saver._write_checkpoint(folder, new_manifest(commit, GANG, {}), buffer, stretches, part)
+        written = durable.write_checkpoint(folder, new_manifest(commit, GANG, {}), buffer, stretches, part)
         if part:
             assert not disk.bytes and not disk.names
             store.publish(folder / str(commit), written)
