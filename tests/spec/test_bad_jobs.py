@@ -318,10 +318,6 @@ JOB_CASES = [
     (GOOD + "work: soon\n", 'job.yaml:3: work: "soon": want a length of time: 90m, 6h, 2d'),
     (GOOD + "max_wait: 9999999d\n", 'job.yaml:3: max_wait: "9999999d": is more than ten years'),
     (GOOD + "max_usd: 0.01\n", "job.yaml:3: max_usd: 0.01: is below what one start costs (about $0.17 by list prices)"),
-    (
-        GOOD + "policy: spot\nmax_price: 0.5\n",
-        "job.yaml:4: max_price: 0.5: is below every spot price of its pools (the lowest is $1.000)",
-    ),
     (GOOD + "deadline: 2020-01-01T00:00Z\n", 'job.yaml:3: deadline: "2020-01-01T00:00Z": is in the past'),
     (GOOD + "max_on_demand: 2\n", "job.yaml:3: max_on_demand: 2: is above the number of nodes (1)"),
     (

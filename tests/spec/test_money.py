@@ -6,8 +6,9 @@ import re
 
 import pytest
 from msgspec.structs import replace
-from spotkeeper.spec import money
+from spotkeeper.spec import check, money
 from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.market import PriceRun, Prices
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState
 
@@ -59,7 +60,8 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
         ({"deadline": "9h", "work": "4h", "nodes": 2}, FEW, "1 of its 2 machines may be on-demand or static"),
         ({"deadline": "9h", "work": "4h", "nodes": 2, "max_on_demand": 0}, FEW, "0 of its 2 machines"),
         ({"deadline": "9h"}, STACK.pools, "whether it can be held shows when its first steps tell"),
-        ({"max_price": 0.5}, STACK.pools, "the lowest is $1.000"),
+        ({"max_price": 0.5}, STACK.pools, "(the lowest is $1.000), so it has on-demand machines, if any, until one"),
+        ({"max_price": 0.5, "policy": "spot"}, STACK.pools, "(the lowest is $1.000), so it waits until one falls"),
         ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "says nothing under `policy: on-demand`"),
     ],
 )
@@ -68,6 +70,15 @@ def test_what_may_come_otherwise_than_meant_is_a_caution(
 ) -> None:
     (line,) = money.cautions(JobSpec("job", ("train.py",), **fields), pools)  # type: ignore[arg-type]
     assert words in line
+
+
+@pytest.mark.parametrize(("told", "limit", "notes"), [(0.4, 0.5, 0), (0.4, 0.3, 1), (1.5, 1.2, 1)])
+def test_a_price_that_the_cloud_told_today_counts_and_not_the_list_s(told: float, limit: float, notes: int) -> None:
+    prices = {"workers": Prices("workers", NOW, NOW, (PriceRun(NOW, told),))}
+    spec = JobSpec("job", ("train.py",), max_price=limit, pools=("workers",))
+    assert len(check.cautions(spec, STACK, prices, NOW)) == notes
+    stale = check.cautions(spec, STACK, prices, NOW + 25 * 3600.0)
+    assert bool(stale) == (limit < 1.0), "one that is a day old counts no more"
 
 
 def test_of_what_holds_or_is_not_known_there_is_none() -> None:

@@ -84,7 +84,7 @@ def _stack_and_job(stack: str | None, file: Path) -> tuple[Target, Store, StackS
         raise
     now = target.clock.now()
     spec = read_job(file, state, now, starts_of(store, state, now))
-    for line in cautions(spec, state):
+    for line in cautions(spec, state, jobs.prices_of(store, state), target.clock.now()):
         note(f"note: {line}")
     return target, store, state, spec
 

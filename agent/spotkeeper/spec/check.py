@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from spotkeeper.spec import check_env, check_run, money
 from spotkeeper.spec.context import JobContext
 from spotkeeper.spec.job import JobSpec, UnknownError, deadline_at
+from spotkeeper.spec.market import Prices
 from spotkeeper.spec.names import JOB_NAME
 from spotkeeper.spec.parse import Problem, SpecError, join, nearest, problem
 from spotkeeper.spec.stack import PoolState, StackState
@@ -36,9 +37,16 @@ def check_job(
     return spec
 
 
-def cautions(spec: JobSpec, stack: StackState) -> tuple[str, ...]:
-    """What is right, and may come otherwise than meant, a line each."""
-    return tuple(money.cautions(spec, JobContext(spec, stack).pools()))
+def cautions(spec: JobSpec, stack: StackState, prices: Mapping[str, Prices], now: float) -> tuple[str, ...]:
+    """What is right, and may come otherwise than meant, a line each. ``prices``: as the cloud told them, by pool."""
+    pools = JobContext(spec, stack).pools()
+    told = [
+        usd
+        for pool in pools
+        for zone in pool.zones
+        if (known := prices.get(pool.name)) is not None and (usd := known.now(now, zone)) is not None
+    ]
+    return tuple(money.cautions(spec, pools, min(told, default=None)))
 
 
 def job_problems(job: JobContext) -> list[Problem]:
@@ -96,7 +104,6 @@ def deadline(job: JobContext) -> Iterator[Problem]:
 def money_and_time(job: JobContext) -> Iterator[Problem]:
     yield from money.spans(job.spec)
     yield from money.budget(job.spec, job.pools())
-    yield from money.price_cap(job.spec, job.pools())
     if job.now is not None:
         yield from money.feasible(job.spec, job.pools(), job.now, job.starts(job.spec))
 

@@ -62,24 +62,21 @@ def budget(spec: JobSpec, pools: Iterable[PoolState]) -> Iterator[Problem]:
         yield problem("max_usd", f"is below what one start costs (about ${least:,.2f} by list prices)", spec.max_usd)
 
 
-def price_cap(spec: JobSpec, pools: Iterable[PoolState]) -> Iterator[Problem]:
-    """A limit below every spot price leaves only on-demand; under `policy: spot` that is nothing at all."""
-    usd = cheapest(pools, Model.SPOT)
-    if spec.max_price is not None and usd is not None and spec.max_price < usd and spec.policy == "spot":
-        yield problem("max_price", f"is below every spot price of its pools (the lowest is ${usd:.3f})", spec.max_price)
+def cautions(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = None) -> Iterator[str]:
+    """What a job file says that may come otherwise than meant, a line each.
 
-
-def cautions(spec: JobSpec, pools: Iterable[PoolState]) -> Iterator[str]:
-    """What a job file says that may come otherwise than meant, a line each."""
+    Args:
+        spot: the lowest price of its pools' spot machines today, where the cloud told any; else the list's.
+    """
     offers = tuple(pools)
-    lowest = cheapest(offers, Model.SPOT)
+    lowest = cheapest(offers, Model.SPOT) if spot is None else spot
     if spec.deadline is not None and (why := _no_net(spec, offers)):
         yield f"deadline: {spec.deadline} may be missed where spot is not to be had: {why}"
     if spec.deadline is not None and spec.work is None:
         yield "deadline: whether it can be held shows when its first steps tell how long it trains (or `work: 40h`)"
     if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":
         told = f"max_price: {spec.max_price:g} is below every spot price of its pools (the lowest is ${lowest:.3f})"
-        yield f"{told}, so it has on-demand machines, if any, until one falls"
+        yield f"{told}, so it {'waits' if spec.policy == 'spot' else 'has on-demand machines, if any,'} until one falls"
     if spec.max_wait is not None and spec.policy in ("spot", "on-demand"):
         yield f"max_wait: {spec.max_wait} says nothing under `policy: {spec.policy}`, which changes to no other kind"
 
