@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from spotkeeper.reconcile import paths
+from spotkeeper.spec import codec
 from spotkeeper.spec.check_stack import check_stack
-from spotkeeper.spec.parse import load
 from spotkeeper.spec.stack import StackState
 
 from infra.gcp.identity import CHANGE, LOOK
@@ -272,7 +272,7 @@ def test_the_preemption_route_is_joined(local: Declaration) -> None:
 def test_pools_json_is_what_the_function_reads(local: Declaration) -> None:
     text = one(local, "gcp:storage/bucketObject:BucketObject", "pools")
     assert text["name"] == "stack/pools.json"
-    state = check_stack(load(text["content"], StackState))
+    state = check_stack(codec.decode(text["content"], StackState))
     burst = state.pool("burst")
     floor = state.pool("floor")
     assert burst is not None and floor is not None

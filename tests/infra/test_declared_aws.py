@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.reconcile import ec2_wire, lambda_
 from spotkeeper.reconcile.ec2_verbs import DEVICE
+from spotkeeper.spec import codec
 from spotkeeper.spec.check_stack import check_stack
 from spotkeeper.spec.cloud import CreateDisk, InsertVm
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.parse import load
 from spotkeeper.spec.stack import StackState
 
 from infra import boot
@@ -57,7 +57,7 @@ def example(config: dict[str, str]) -> Declaration:
 
 @pytest.fixture(scope="module")
 def state(example: Declaration) -> StackState:
-    return load(one(example, "aws:s3/bucketObjectv2:BucketObjectv2", "pools")["content"], StackState)
+    return codec.decode(one(example, "aws:s3/bucketObjectv2:BucketObjectv2", "pools")["content"], StackState)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_a_network_that_exists_is_used_as_it_is(joined: Declaration) -> None:
     assert not made & {found.type.rsplit(":", 1)[1] for found in joined.values()}
     (group,) = of(joined, "aws:ec2/securityGroup:SecurityGroup")
     assert group.properties["vpcId"] == "vpc-0aaaaaaaa"
-    state = load(one(joined, "aws:s3/bucketObjectv2:BucketObjectv2", "pools")["content"], StackState)
+    state = codec.decode(one(joined, "aws:s3/bucketObjectv2:BucketObjectv2", "pools")["content"], StackState)
     burst = state.pool("burst")
     assert burst is not None and burst.subnets == {f"us-east-1{zone}": f"subnet-0{zone * 8}" for zone in "abc"}
 
