@@ -119,7 +119,7 @@ class Chooser:
         )
         return select(self.spec, self.shop.stack, need)
 
-    def _seen(self, id_: str, usd: float) -> OfferSeen:
+    def _seen(self, id_: str, usd: float | None) -> OfferSeen:
         zone = self.names[id_]
         watch = self.tracks[id_].watch(zone)
         return OfferSeen(

@@ -7,6 +7,7 @@ hour in the 48 h before the job: never the future, never a zone that it did not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -72,7 +73,7 @@ class Tick(Struct, frozen=True, tag_field="type", tag="tick"):
     event: Literal["start", "tick", "preempted"]
     on: On | None
     home: str
-    spot_price: dict[str, float | None]  # None: not known
+    spot_price: Mapping[str, float | None]  # None: not known
     tried: dict[str, bool] = {}
     probed: dict[str, bool] = {}
     preemptions: int = 0
