@@ -332,10 +332,10 @@ def test_the_function_changes_only_machines_of_its_stack(local: Declaration) -> 
     assert not any("*" in name or name.startswith(("iam.", "resourcemanager.")) for name in (*LOOK, *CHANGE))
 
 
-def test_the_function_may_ask_what_spot_machines_cost(local: Declaration) -> None:
-    """A method of a region and not of a machine, so the role whose condition names machines cannot hold it."""
+def test_the_function_may_ask_what_spot_machines_cost_and_whether_they_are_to_be_had(local: Declaration) -> None:
+    """Methods of a region and not of a machine, so the role whose condition names machines cannot hold them."""
     look = one(local, "gcp:projects/iAMCustomRole:IAMCustomRole", "role-look")
-    assert "compute.advice.capacityHistory" in look["permissions"]
+    assert {"compute.advice.capacity", "compute.advice.capacityHistory"} <= set(look["permissions"])
     assert "condition" not in one(local, "gcp:projects/iAMMember:IAMMember", "fn-look")
 
 
