@@ -95,9 +95,14 @@ class ComputeEngine:
 
     @classmethod
     def of(cls, props: Mapping[str, Any]) -> ComputeEngine:
-        """``SPOTKEEPER_COMPUTE_ENDPOINT`` wins: a cloud on one machine may have moved to another port."""
+        """A cloud on one machine may have moved to another port: there ``SPOTKEEPER_COMPUTE_ENDPOINT`` wins.
+
+        Not over Google's own address: what a shell kept from a local cloud would find a real stack empty.
+        """
         texts = {name: str(props[name]) for name in ("stack", "project", "bucket", "storage")}
-        compute = (os.environ.get("SPOTKEEPER_COMPUTE_ENDPOINT") or str(props["compute"])).rstrip("/")
+        declared = str(props["compute"])
+        moved = os.environ.get("SPOTKEEPER_COMPUTE_ENDPOINT") if declared.startswith("http:") else None
+        compute = (moved or declared).rstrip("/")
         return cls(**texts, zones=tuple(props["zones"]), compute=compute, api=Api(access_token(compute)))
 
     @property

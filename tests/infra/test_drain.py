@@ -153,6 +153,9 @@ def test_the_state_keeps_a_reference_to_the_code_and_no_copy() -> None:
 def test_the_environment_says_where_a_moved_cloud_is(props: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", "http://127.0.0.1:1/compute/v1/")
     assert opened(props).compute == "http://127.0.0.1:1/compute/v1"
+    monkeypatch.setattr("infra.drain.gcp.access_token", lambda _: "t")
+    google = "https://compute.googleapis.com/compute/v1"
+    assert opened({**props, "compute": google}).compute == google, "a real stack is not looked for in a local cloud"
 
 
 def test_the_token_is_in_no_text() -> None:
