@@ -84,7 +84,7 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
         raise SpecError(problems)
     given = {key: value for key, value in plain.items() if not (key == "budget" and value == {})}
     document: dict[str, object] = {**given, "stack": stack, "project": project}
-    problems = [checks.explained(found) for found in problems_of(document, Settings)]
+    problems = [checks.explained(found) for found in problems_of(document, Settings, by_hand=True)]
     settings, places, unknown = _well(document, problems)
     if settings is None:
         raise SpecError(problems)

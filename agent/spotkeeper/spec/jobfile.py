@@ -36,7 +36,7 @@ def read_job(file: Path, stack: StackState | None, now: float, starts: Callable[
         SpecError: everything that is wrong, with the file's lines.
     """
     document, lines = read(parse.read_text(file), file.name)
-    problems = parse.problems_of(document, JobSpec)
+    problems = parse.problems_of(document, JobSpec, by_hand=True)
     spec = _partial(document, problems) if problems else parse.convert(document, JobSpec)
     problems += job_problems(JobContext(spec, stack, file.resolve().parent, now, starts))
     if problems:

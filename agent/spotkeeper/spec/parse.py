@@ -19,7 +19,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -116,11 +116,16 @@ def convert(obj: object, type: type[T], *, where: str = "") -> T:
         raise SpecError([Problem(f"{where}.{inner}".strip("."), message)]) from None
 
 
-def problems_of(obj: object, type: type[T], where: str = "") -> list[Problem]:
-    """Everything about plain values that is not a ``type``. Arguments as for :func:`convert`."""
+def problems_of(obj: object, type: type[T], where: str = "", *, by_hand: bool = False) -> list[Problem]:
+    """Everything about plain values that is not a ``type``. Arguments as for :func:`convert`.
+
+    Args:
+        by_hand: people wrote it. They who leave a value empty do not mean "none"; a program that writes null does.
+    """
     problems: list[Problem] = []
-    _check(obj, inspect.type_info(type), where, problems)
-    return problems
+    want = inspect.type_info(type)
+    _check(obj, want, where, problems)
+    return [*problems, *_blanks(obj, want, where)] if by_hand else problems
 
 
 def load(source: Path | str, type: type[T]) -> T:
@@ -272,9 +277,6 @@ def _check_struct(obj: object, want: inspect.StructType, path: str, out: list[Pr
     for key, value in obj.items():
         if not isinstance(key, str):
             out.append(Problem(path, "a key must be a text: put it in quotes", shown(key)))
-        elif value is None and key in fields and _may_be_nothing(fields[key].type):
-            # Somebody began to write a cap, or a copy of checkpoints, and would have none without a word.
-            out.append(Problem(join(path, key), f"empty, want {describe(fields[key].type)}, or leave it out"))
         elif key in fields:
             _check(value, fields[key].type, join(path, key), out)
         elif want.forbid_unknown_fields and key != want.tag_field:
@@ -286,6 +288,26 @@ def _check_struct(obj: object, want: inspect.StructType, path: str, out: list[Pr
     for name, field in fields.items():
         if field.required and name not in obj and name not in meant:
             out.append(Problem(join(path, name), f"missing, want {describe(field.type)}"))
+
+
+def _blanks(obj: object, want: inspect.Type, path: str) -> Iterator[Problem]:
+    """Optional fields without a value: somebody began to write a cap, or copies of checkpoints, and would have none."""
+    match want:
+        case inspect.Metadata():
+            yield from _blanks(obj, want.type, path)
+        case inspect.UnionType():
+            for option in filter(lambda each: _fits(obj, each), want.types):
+                yield from _blanks(obj, option, path)
+        case inspect.StructType() if isinstance(obj, Mapping):
+            for field in want.fields:
+                value, inner = obj.get(field.encode_name, field), join(path, field.encode_name)
+                if value is None and _may_be_nothing(field.type):
+                    yield Problem(inner, f"empty, want {describe(field.type)}, or leave it out")
+                elif value is not field:
+                    yield from _blanks(value, field.type, inner)
+        case inspect.VarTupleType() | inspect.ListType() if isinstance(obj, list | tuple):
+            for index, item in enumerate(obj):
+                yield from _blanks(item, want.item_type, join(path, index))
 
 
 def _may_be_nothing(want: inspect.Type) -> bool:
