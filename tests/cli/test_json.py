@@ -10,7 +10,12 @@ import msgspec
 import pytest
 from spotkeeper.cli import tick
 from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.report.account import Account, AttemptLine
+from spotkeeper.report.drill import DrillView, PhaseView
+from spotkeeper.report.held import HoldView
+from spotkeeper.report.view import JobView, NodeView, RecoveryView, Site
 from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Hold, Outcome, Phase
 
 from tests.cli.conftest import Cli, Done
@@ -51,6 +56,21 @@ def test_watch(cli: Cli, ended: ObjectStore) -> None:
     *events, view = [json.loads(line) for line in done.out.split("\n")[:-1]]
     assert [event["event"] for event in events] == ["submitted", "end"]
     assert view["outcome"] == "succeeded"
+
+
+def test_a_document_has_every_field_whatever_its_value(cli: Cli, store: ObjectStore) -> None:
+    """A program that reads `.preemptions` of a job that had none is to find 0, and no hole."""
+    a_job(store)
+    intent = Entry(0.0, "i", Event.INTENT, rank=0, attempt=1, pool="workers", zone="us-central1-a", model=Model.SPOT)
+    store.append_ledger(JOB, intent)
+    view = document(cli("status", "first", "--json"))
+    account = document(cli("report", "first", "--json"))
+    assert set(view) == set(JobView.__struct_fields__) and set(view["site"]) == set(Site.__struct_fields__)
+    assert all(set(node) == set(NodeView.__struct_fields__) for node in view["nodes"])
+    assert set(account) == set(Account.__struct_fields__)
+    assert [set(line) for line in account["attempts"]] == [set(AttemptLine.__struct_fields__)]
+    for view_of_a_part in (HoldView, RecoveryView, DrillView, PhaseView):
+        assert not view_of_a_part.__struct_config__.omit_defaults
 
 
 def test_submit_and_watch_prints_what_watch_does(cli: Cli, store: ObjectStore, folder: Path) -> None:

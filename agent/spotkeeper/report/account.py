@@ -22,7 +22,7 @@ from spotkeeper.spec.record import Outcome, Phase
 NOBODY = "unknown"  # submitted before it was written down who did
 
 
-class AttemptLine(Struct, frozen=True, omit_defaults=True):
+class AttemptLine(Struct, frozen=True):
     """One machine of one rank. Times: virtual unix seconds. ``price``: USD an hour, the mean of what was paid."""
 
     rank: int
@@ -51,7 +51,7 @@ class Lost(Struct, frozen=True):
     usd: float
 
 
-class Account(Struct, frozen=True, omit_defaults=True):
+class Account(Struct, frozen=True):
     """What ``spotkeeper report JOB --json`` prints. Durations: virtual seconds.
 
     Attributes:

@@ -29,11 +29,11 @@ _MACHINES = (
     "end",
     "paid",
     "cost",
-    "joined",
+    "joined after",
     "asked for",
     "ended by",
 )
-_MACHINES_SPARE = ("joined", "asked for", "end", "start", "attempt", "$/h")
+_MACHINES_SPARE = ("joined after", "asked for", "end", "start", "attempt", "$/h")
 _LOST = ("lost work", "cause", "node-hours", "cost", "share")
 _RECOVERIES = (
     "cause",
@@ -50,10 +50,10 @@ _RECOVERIES = (
     "gen",
 )
 _RECOVERIES_SPARE = ("save", "start", "notice", "announced", "again", "gen", "ranks")
-_TOTALS = ("", "jobs", "machines", "node-hours", "cost", "on-demand", "saved", "lost work", "lost")
+_TOTALS = ("", "jobs", "machines", "node-hours", "cost", "on-demand", "saved", "lost hours", "lost")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-_TOTALS_SPARE = ("machines", "on-demand", "lost")
+_TOTALS_SPARE = ("machines", "on-demand", "lost hours")
 _ELSEWHERE = "a wider terminal, --json and --csv have them"
 _RECOVERIES_ELSEWHERE = "a wider terminal and --json have them"
 
@@ -108,7 +108,7 @@ def _machine(line: AttemptLine) -> dict[str, str]:
         "end": clock(line.end) if line.end is not None else "runs",
         "paid": duration(line.hours * 3600.0),
         "cost": usd(line.usd),
-        "joined": "never" if line.joined is None else duration(line.joined - line.asked),
+        "joined after": "never" if line.joined is None else duration(line.joined - line.asked),
         "asked for": line.cause,
         "ended by": line.ended or "-",
     }
@@ -168,7 +168,7 @@ def _total(title: str, row: Total) -> dict[str, str]:
         "cost": usd(row.usd),
         "on-demand": usd(row.on_demand_only),
         "saved": usd(row.saved),
-        "lost work": f"{row.lost_hours:.2f}",
+        "lost hours": f"{row.lost_hours:.2f}",
         "lost": usd(row.lost_usd),
     }
 

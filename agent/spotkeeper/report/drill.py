@@ -67,7 +67,7 @@ class Struck(Struct, frozen=True):
     members: tuple[tuple[int, int], ...]  # (rank, attempt)
 
 
-class PhaseView(Struct, frozen=True, omit_defaults=True):
+class PhaseView(Struct, frozen=True):
     """``at_s``: since the strike; None: not yet. ``took_s``, ``limit_s``: from what it waits for."""
 
     step: Step
@@ -77,7 +77,7 @@ class PhaseView(Struct, frozen=True, omit_defaults=True):
     missed: bool = False
 
 
-class DrillView(Struct, frozen=True, omit_defaults=True):
+class DrillView(Struct, frozen=True):
     """What ``spotkeeper drill --json`` prints. ``holds``: every target was met."""
 
     struck: Struck

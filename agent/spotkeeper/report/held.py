@@ -14,7 +14,7 @@ from spotkeeper.spec.stack import StackState
 DAYS_A_MONTH = 365 / 12
 
 
-class HoldView(Struct, frozen=True, omit_defaults=True):
+class HoldView(Struct, frozen=True):
     """A hold; times are virtual seconds. ``usd_per_day`` is None where the stack names no price of its disks."""
 
     kind: Hold

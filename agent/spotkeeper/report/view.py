@@ -53,7 +53,7 @@ class NodeState(str, Enum):
     WAITING = "waiting"
 
 
-class NodeView(Struct, frozen=True, omit_defaults=True):
+class NodeView(Struct, frozen=True):
     """One machine of one rank (a rank with a replacement has two)."""
 
     rank: int
@@ -87,7 +87,7 @@ class MoneyView(Struct, frozen=True):
     undisturbed: float = 0.0
 
 
-class RecoveryView(Struct, frozen=True, omit_defaults=True):
+class RecoveryView(Struct, frozen=True):
     """``recovery.Recovery``, as it is shown."""
 
     cause: str
@@ -125,7 +125,7 @@ class RecoveryView(Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Site(Struct, frozen=True, omit_defaults=True):
+class Site(Struct, frozen=True):
     """Where the stack is. ``scale``: how many times faster than real its clock runs."""
 
     scale: float = 1.0
@@ -142,7 +142,7 @@ class OutputView(Struct, frozen=True):
     bytes: int
 
 
-class JobView(Struct, frozen=True, omit_defaults=True):
+class JobView(Struct, frozen=True):
     """Everything `status`, `watch` and the demo show of a job. Times are virtual seconds, but for ``samples_per_s``."""
 
     job: str
