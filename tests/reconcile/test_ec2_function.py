@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -246,13 +247,19 @@ def test_the_events_of_a_machine_that_has_ended_bring_a_round(world: World) -> N
 
 
 @pytest.mark.parametrize("kind", ["EC2 Instance Rebalance Recommendation", "EC2 Instance State-change Notification"])
-def test_events_are_hints(world: World, kind: str) -> None:
+def test_events_are_hints(
+    world: World, kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin(world)
+    monkeypatch.setattr(logging.getLogger("spotkeeper"), "propagate", True)
+    caplog.set_level(logging.INFO, "spotkeeper.lambda")
     before = world.record()
     known, stranger = world.member(0).instance, Instance("i-0fedcba9876543210", A, "", False, "m", {}, "", "", 0.0, 0.0)
     assert world.bridge(kind, known)["jobs"] == 1
     assert world.bridge(kind, stranger)["jobs"] == 0
     assert world.record() == before, "they say where to look, and nothing is to be seen"
+    told = [record.getMessage() for record in caplog.records if record.name == "spotkeeper.lambda"]
+    assert told == [f"event of {known.id}: {kind}"], "ours are written down, for whoever asks whether one arrived"
 
 
 def test_where_there_is_no_spot_it_waits_or_buys_as_it_may(world: World) -> None:

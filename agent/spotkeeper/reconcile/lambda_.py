@@ -82,10 +82,12 @@ class _Detail(Struct, frozen=True):
 
 
 class BridgeEvent(Struct, frozen=True):
-    """An event of EventBridge. Source, account and instance are read, and only to say where to look."""
+    """An event of EventBridge. Source, account and instance are read, and only to say where to look; its kind is
+    written down."""
 
     source: str
     account: str = ""
+    kind: str = msgspec.field(default="", name="detail-type")
     detail: _Detail = _Detail()
 
 
@@ -172,6 +174,8 @@ class LambdaDoor(Door):
         owned = names.parse_vm_name(node.name) if node is not None else None
         if owned is None:
             return Ticked(0)
+        # A request of the URL shows in its caller's log; that an event arrived shows nowhere else.
+        log.info("event of %s: %s", hint.detail.instance, hint.kind, extra={"job": owned.job})
         return Ticked(1, busy=self._run_round(stack, owned.job, visit) is None)
 
     # -- who speaks
