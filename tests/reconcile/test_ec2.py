@@ -539,6 +539,20 @@ class TestErrors:
         result = here.do(insert())
         assert result.kind is kind and code in result.detail
 
+    @pytest.mark.parametrize(
+        "said",
+        [
+            "Value (arn:aws:iam::123456789012:instance-profile/sk-demo-vm) for parameter iamInstanceProfile.arn is "
+            "invalid. Invalid IAM Instance Profile ARN",
+            'IAM Instance Profile "arn:aws:iam::1:instance-profile/sk-demo-vm" has no associated IAM Roles',
+        ],
+    )
+    def test_a_profile_that_was_made_a_moment_ago_holds_no_job(self, here: Region, said: str) -> None:
+        """EC2 learns of it within two minutes; a hold would let the first job of a new stack wait for half an hour."""
+        here.site.faults.append(Fault("RunInstances", "InvalidParameterValue", 400, said=said))
+        assert here.kind(insert()) is Class.THROTTLED
+        assert here.kind(insert()) is Class.ACCEPTED, "by the same token"
+
     def test_words_before_status_and_status_before_nothing(self) -> None:
         assert classify("InsufficientInstanceCapacity", 500) is Class.CAPACITY
         assert classify("Anything", 503) is Class.AMBIGUOUS

@@ -158,7 +158,7 @@ class Ec2:
         try:
             return perform(self._verbs, action, deadline_s, self._clock)
         except RefusedError as error:
-            kind, detail = classify(error.code, error.status), detail_of(error.code, error.message)
+            kind, detail = classify(error.code, error.status, error.message), detail_of(error.code, error.message)
             return Result(action, kind, detail, self._clock.now())
 
 

@@ -5,6 +5,8 @@ Source: AWS, "Error codes for the Amazon EC2 API".
 
 from __future__ import annotations
 
+import re
+
 from spotkeeper.spec.cloud import Class
 
 CODES: dict[str, Class] = {
@@ -61,6 +63,8 @@ CODES: dict[str, Class] = {
     "ExpiredToken": Class.AMBIGUOUS,
     "ExpiredTokenException": Class.AMBIGUOUS,
 }
+# A role's profile that IAM has just made is no parameter yet to EC2, for up to two minutes: a new stack's first job.
+_YOUNG = re.compile(r"Invalid IAM Instance Profile|IAM Instance Profile .* has no associated IAM Roles", re.IGNORECASE)
 GONE = frozenset({"InvalidInstanceID.NotFound", "InvalidVolume.NotFound", "InvalidSnapshot.NotFound"})
 
 # Why a launch that was accepted ended before it ran, as ``StateReason`` says. What may befall a machine that has run
@@ -76,9 +80,11 @@ REASONS: dict[str, Class] = {
 }
 
 
-def classify(code: str, status: int) -> Class:
+def classify(code: str, status: int, message: str = "") -> Class:
     """The class of a refusal. A code that is not in the table is judged by its status alone."""
     found = CODES.get(code)
+    if code == "InvalidParameterValue" and _YOUNG.search(message):
+        return Class.THROTTLED  # not carried out, and no answer for ever: the intent is repeated
     if found is not None:
         return found
     if status == 429:

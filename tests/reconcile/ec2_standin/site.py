@@ -51,6 +51,7 @@ class Fault:
     times: int = 1
     done: bool = False
     zone: str = ""
+    said: str = "told to"
 
 
 class LostError(Exception):
@@ -123,7 +124,7 @@ class Site:
                 if fault.done:
                     return fault
                 if fault.code:
-                    raise Ec2Error(fault.code, "told to", fault.status)
+                    raise Ec2Error(fault.code, fault.said, fault.status)
                 raise LostError(operation)
         return None
 
