@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import msgspec
@@ -18,10 +19,11 @@ from spotkeeper.cli.logs import follow
 from spotkeeper.cli.logtext import News, added
 from spotkeeper.cli.target import find_target
 from spotkeeper.cli.watch import watch
+from spotkeeper.clock import Clock
 from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.report.view import JobView
 from spotkeeper.spec.generation import Progress
-from spotkeeper.spec.job import AskKind, JobSpec, Nodes
+from spotkeeper.spec.job import AskKind, JobSpec, Nodes, span_s
 from spotkeeper.spec.joblog import Part, join
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
@@ -66,6 +68,32 @@ def test_status_of_a_job(cli: Cli, store: ObjectStore) -> None:
     assert "us-central1-a  on-demand  attempt 2" in done.out
     view = json.loads(cli("status", JOB, "--json").out)
     assert (view["step"], view["nodes"][0]["state"], view["nodes"][0]["master"]) == (40, "training", True)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "over", "line"),
+    [
+        ("2h", {}, "deadline in 1h23m, some 8m20s of training are left"),
+        ("40m", {}, "deadline in 3m20s, some 8m20s of training are left"),
+        ("20m", {}, "its deadline was 16m40s ago, some 8m20s of training are left"),
+        ("2h", {"phase": Phase.DONE, "outcome": Outcome.SUCCEEDED}, "done 1h23m before its deadline"),
+        ("20m", {"phase": Phase.DONE, "outcome": Outcome.SUCCEEDED}, "done 16m40s after its deadline"),
+        (None, {}, "deadline"),
+    ],
+)
+def test_status_and_report_say_how_it_stands_with_the_deadline(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, deadline: str | None, over: dict[str, Any], line: str
+) -> None:
+    monkeypatch.setattr(Clock, "now", lambda _: 2200.0)
+    record = a_job(store, **over)
+    store.put_spec(JOB, JobSpec("first", ("train.py",), deadline=deadline), record.spec_key())
+    if over:
+        store.append_ledger(JOB, Entry(at=2200.0, id="end", event=Event.END, cause="succeeded"))
+    store.put_progress(JOB, Progress(gen=2, step=50, at=2199.0, step_s=10.0, total_steps=100))
+    for command in ("status", "report"):
+        assert (line in cli(command, "first").out) == (deadline is not None)
+        told = json.loads(cli(command, "first", "--json").out)["deadline_in_s"]
+        assert told == (None if deadline is None else span_s(deadline) - 2200.0)
 
 
 def test_status_shows_the_end_of_the_log_of_a_job_that_crashed(cli: Cli, store: ObjectStore) -> None:

@@ -112,11 +112,15 @@ def test_what_cannot_be_forecast_says_why(
     assert words in done.err
 
 
-def test_an_earlier_job_of_the_name_tells_how_long_it_trains(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_an_earlier_job_of_the_name_tells_how_long_it_trains(
+    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.put_name("first", "abcdefgh")
     store.put_progress("abcdefgh", Progress(1, 10, 1.0, step_s=2.0, total_steps=9000))
     made = json.loads(cli("forecast", job(folder), "--json").out)
     assert made["work_h"] == 5.0
+    monkeypatch.setenv("SPOTKEEPER_CLOCK", "0:0:20")  # its steps take real time, and all else the cloud's
+    assert json.loads(cli("forecast", job(folder), "--json").out)["work_h"] == 100.0
 
 
 def test_a_start_takes_what_an_earlier_job_of_the_name_and_the_pools_machines_took(

@@ -100,7 +100,7 @@ def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool)
     now = target.clock.now()
     if job is not None:
         record = jobs.find_job(store, job)
-        view = jobs.view_of(store, record, state, now, target.site())
+        view = jobs.view_of(store, record, state, now, target.site(), jobs.deadline_of(store, record))
         view = replace(view, output=downloading.summary(store, record))
         emit(view, as_json, shown_status(view))
         return
@@ -153,7 +153,8 @@ def watch_job(job: str, stack: str | None, *, as_json: bool) -> None:
     store = target.store()
     state = target.state(store)
     record = jobs.find_job(store, job)
-    code = watch(lambda: _look(target, store, state, record), as_json)
+    deadline = jobs.deadline_of(store, record)
+    code = watch(lambda: _look(target, store, state, record, deadline), as_json)
     if code is Exit.OK:
         if not as_json:
             _note_output(store, record)
@@ -206,11 +207,11 @@ def checkpoints(job: str, fetch: Path | None, commit: str | None, stack: str | N
     emit(done, as_json, f"{done.commit} is in {shown(done.folder)}, {len(done.files)} files; {use}")
 
 
-def _look(target: Target, store: Store, state: StackState, record: Record) -> JobView:
+def _look(target: Target, store: Store, state: StackState, record: Record, deadline: float | None) -> JobView:
     held = store.read_record(record.job)
     if held is None:
         raise CliError(f"{record.job}: its record is gone", Exit.MISSING)
-    return jobs.view_of(store, held.value, state, target.clock.now(), target.site())
+    return jobs.view_of(store, held.value, state, target.clock.now(), target.site(), deadline)
 
 
 def logs(job: str, rank: str, gen: int | None, stack: str | None, *, follow: bool, as_json: bool) -> None:

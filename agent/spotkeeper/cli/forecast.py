@@ -51,6 +51,7 @@ class Ground:
     """What a forecast rests on, as far as it was found.
 
     ``named``: whether there is a stack, that the job file can be checked against. ``said``: what was assumed.
+    ``scale``: how many times faster than real the stack's clock runs.
     """
 
     stack: StackState
@@ -59,6 +60,7 @@ class Ground:
     now: float = 0.0
     said: list[str] = field(default_factory=list)
     named: bool = True
+    scale: float = 1.0
 
     def job(self, file: Path) -> JobSpec:
         """A job file, checked against the stack.
@@ -166,7 +168,7 @@ def _told_h(name: str, known: Ground) -> float | None:
     progress_ = known.store.read_progress(job)
     if progress_ is None or not progress_.total_steps or not progress_.step_s:
         return None
-    return progress_.total_steps * progress_.step_s / 3600.0
+    return progress_.total_steps * progress_.step_s * known.scale / 3600.0
 
 
 def _spot(pool: PoolState, zone: str, prices: Prices | None, now: float) -> float:
@@ -234,7 +236,8 @@ def ground(stack: str | None, stack_file: Path | None) -> Ground:
     store = target.store()
     state = target.state(store)
     held = store.read_prices(tuple(pool.name for pool in state.pools if pool.kind == "spot"))
-    return Ground(state, store, {name: one.value for name, one in held.items()}, target.clock.now())
+    prices = {name: one.value for name, one in held.items()}
+    return Ground(state, store, prices, target.clock.now(), scale=target.clock.scale)
 
 
 NO_STACK = (

@@ -16,7 +16,7 @@ from spotkeeper.reconcile.decide.sizes import refusal
 from spotkeeper.reconcile.store_api import CorruptError, Store
 from spotkeeper.report.view import CLOUD, JobView, Site, job_view, last_crash
 from spotkeeper.spec.hang import CAUSE as HANG
-from spotkeeper.spec.job import Ask, AskKind
+from spotkeeper.spec.job import Ask, AskKind, deadline_at
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import Prices
 from spotkeeper.spec.names import JOB_ID, JOB_NAME
@@ -77,10 +77,17 @@ def all_jobs(store: Store, finished: bool) -> Found:
     return Found(tuple(records), tuple(unreadable))
 
 
-def view_of(store: Store, record: Record, stack: StackState | None, now: float, site: Site = CLOUD) -> JobView:
+def view_of(
+    store: Store,
+    record: Record,
+    stack: StackState | None,
+    now: float,
+    site: Site = CLOUD,
+    deadline: float | None = None,
+) -> JobView:
     """Five reads of the bucket; one more for the log of a job whose own code failed, one for a job that holds.
 
-    Of a job that hung, a few: each rank's log.
+    Of a job that hung, a few: each rank's log. ``deadline``: of :func:`deadline_of`, where it is to be seen.
     """
     ledger = (*store.list_ledger(record.job), *record.outbox)
     progress = None
@@ -89,7 +96,18 @@ def view_of(store: Store, record: Record, stack: StackState | None, now: float, 
     waits = record.phase is Phase.HOLD and resume_waits(store, record)
     log, failed = _crash_log(store, record, ledger)
     view = job_view(record, progress, ledger, stack, now, log, waits, prices_of(store, stack), site)
-    return replace(view, failed=failed)
+    in_s = None if deadline is None else deadline - (record.created + view.elapsed_s)
+    return replace(view, failed=failed, deadline_in_s=in_s)
+
+
+def deadline_of(store: Store, record: Record) -> float | None:
+    """Of its job file, virtual unix seconds; None: it has none, or that file is gone."""
+    spec = store.read_spec(record.job, record.spec_key())
+    if spec is None or spec.deadline is None:
+        return None
+    with contextlib.suppress(ValueError):  # submit refuses one that makes no sense
+        return deadline_at(spec.deadline, record.created)
+    return None
 
 
 def prices_of(store: Store, stack: StackState | None) -> dict[str, Prices]:

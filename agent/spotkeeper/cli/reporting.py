@@ -44,7 +44,7 @@ def report(job: str | None, stack: str | None, *, every: bool, as_csv: bool, as_
 
 def account_of(target: Target, store: Store, record: Record, state: StackState | None) -> tuple[JobView, Account]:
     now = target.clock.now()
-    view = jobs.view_of(store, record, state, now, target.site())
+    view = jobs.view_of(store, record, state, now, target.site(), jobs.deadline_of(store, record))
     ledger = (*store.list_ledger(record.job), *record.outbox)
     return view, account(view, ledger, now, jobs.prices_of(store, state))
 

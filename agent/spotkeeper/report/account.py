@@ -78,6 +78,7 @@ class Account(Struct, frozen=True):
     outcome: Outcome | None = None
     reason: str = ""
     preemptions: int = 0
+    deadline_in_s: float | None = None  # from now, or from its end, below zero where it was missed; None: it has none
 
 
 def account(view: JobView, ledger: Iterable[Entry], now: float, prices: PricesByPool = NO_PRICES) -> Account:
@@ -107,6 +108,7 @@ def account(view: JobView, ledger: Iterable[Entry], now: float, prices: PricesBy
         outcome=view.outcome,
         reason=view.reason,
         preemptions=view.preemptions.total,
+        deadline_in_s=view.deadline_in_s,
     )
 
 

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from spotkeeper.report.account import Account, AttemptLine
-from spotkeeper.report.lines import headline, kept_lines, money_line, undisturbed_line
+from spotkeeper.report.lines import deadline_lines, headline, kept_lines, money_line, undisturbed_line
 from spotkeeper.report.tables import fitting
 from spotkeeper.report.totals import Total, Totals
 from spotkeeper.report.view import JobView, RecoveryView
@@ -61,6 +61,7 @@ _RECOVERIES_ELSEWHERE = "a wider terminal and --json have them"
 def report(view: JobView, found: Account) -> RenderableType:
     """What ``spotkeeper report JOB`` prints."""
     parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
+    parts += [Text(line) for line in deadline_lines(view)]
     if view.money.saved_percent is not None:
         parts.append(Text(undisturbed_line(view), style="dim"))
     parts += [Text(goodput_line(found)), Text()]

@@ -98,6 +98,19 @@ def money_line(view: JobView) -> str:
     return f"spent {usd(money.spent)}, {hours}: {saved(money.saved_percent)}"
 
 
+def deadline_lines(view: JobView) -> list[str]:
+    """``deadline in 2h10m, some 1h20m of training are left``; of a job that is over, whether it was held."""
+    if (left := view.deadline_in_s) is None:
+        return []
+    if view.outcome is Outcome.SUCCEEDED:
+        return [
+            f"done {duration(left)} before its deadline" if left >= 0 else f"done {duration(-left)} after its deadline"
+        ]
+    word = f"deadline in {duration(left)}" if left >= 0 else f"its deadline was {duration(-left)} ago"
+    train = f", some {duration(view.left_s)} of training are left" if view.left_s and not view.over() else ""
+    return [word + train] if not view.over() or left < 0 else []
+
+
 def undisturbed_line(view: JobView) -> str:
     """What another run would have cost: it is told, and called nothing that was saved or lost."""
     return (

@@ -8,6 +8,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from spotkeeper.report.lines import (
+    deadline_lines,
     headline,
     hold_lines,
     kept_lines,
@@ -42,6 +43,7 @@ def live(view: JobView, rows: int = 8) -> RenderableType:
     body: list[RenderableType] = [
         Text(training_line(view), style="bold"),
         Text(f"{money_line(view)}; {facts}", style="dim"),
+        *(Text(line, style="red" if view.late() else "dim") for line in deadline_lines(view)),
     ]
     if view.nodes:
         body += [Text(), nodes_fitting(view.nodes)]
@@ -66,6 +68,7 @@ def crash_log(view: JobView) -> RenderableType:
 def status(view: JobView) -> RenderableType:
     """What ``spotkeeper status JOB`` prints."""
     parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
+    parts += [Text(line, style="red" if view.late() else "") for line in deadline_lines(view)]
     parts += [Text(warning, style="bold yellow") for warning in view.warnings]
     if view.nodes:
         parts.append(nodes_fitting(view.nodes))

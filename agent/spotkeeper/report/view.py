@@ -173,11 +173,17 @@ class JobView(Struct, frozen=True):
     size: int = 0  # how many ranks are to have a machine
     warnings: tuple[str, ...] = ()  # that still hold, of the newest generation, while the job is not over
     disks_kept: str = ""  # how many disks of a job that is over still bill, and which
+    deadline_in_s: float | None = None  # from now, or from its end; None: it has none, or nobody asked for it
+    left_s: float | None = None  # of its training, by its steps and their measured time
     site: Site = CLOUD
 
     def over(self) -> bool:
         """Whether the outcome is known (deletions may still go on)."""
         return self.phase in (Phase.END, Phase.DONE)
+
+    def late(self) -> bool:
+        """Whether its deadline is past, or comes before its training can be done."""
+        return self.deadline_in_s is not None and self.deadline_in_s < (self.left_s or 0.0)
 
     def stands(self) -> bool:
         """Whether nothing but its end comes of it by itself: it is over, or it failed and waits for a person."""
@@ -231,7 +237,14 @@ def job_view(
         warnings=() if ended is not None else (*_untouched(record, now), *_warnings(entries, record.gen)),
         disks_kept=next((entry.detail.removeprefix("but ") for entry in entries if entry.event is Event.DONE), ""),
         site=site,
+        left_s=None if ended is not None else _left_to_train(progress, site),
     )
+
+
+def _left_to_train(progress: Progress | None, site: Site) -> float | None:
+    if progress is None or not progress.total_steps or progress.step_s is None:
+        return None
+    return max(0, progress.total_steps - progress.step) * progress.step_s * site.scale
 
 
 def _no_new_step(record: Record, progress: Progress | None, now: float, site: Site) -> float | None:
