@@ -125,6 +125,15 @@ def test_a_dear_zone_is_left_for_a_cheap_one_that_lasts() -> None:
     assert says(replace(runs, slack_h=1.0), zone("dear", 0.85), zone("a", 0.2)) == ["keep"]
 
 
+def test_spot_that_has_cost_more_than_it_was_worth_is_over() -> None:
+    """Its loss is bounded: a share of the work, a restart, and the start that goes beyond it."""
+    lost = replace(COURSE, done_h=8.0, excess_h=RULE.hope * 48.0 + 0.21)
+    assert says(lost, zone()) == ["on-demand"]
+    assert says(replace(lost, running=Go.ON_DEMAND), zone()) == ["keep"]
+    assert says(replace(lost, running=Go.SPOT, zone="a"), zone("a", 0.85), zone("b", 0.1)) == ["keep"]
+    assert says(replace(lost, excess_h=RULE.hope * 48.0), zone()) == ["spot:a"]
+
+
 def test_a_zone_that_vanished_is_stayed_in_and_no_zone_means_on_demand_in_time() -> None:
     assert says(replace(COURSE, running=Go.SPOT, zone="gone"), zone()) == ["keep"]
     assert says(COURSE) == []

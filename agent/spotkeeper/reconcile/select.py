@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from spotkeeper.reconcile.select_plan import RULE, Course, Go, Plan, Zone, guessed, plan, weigh
-from spotkeeper.reconcile.select_track import Track
+from spotkeeper.reconcile.select_track import Track, common
 from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.job import JobSpec
@@ -73,6 +73,7 @@ class Need:
         leaves: an on-demand machine runs, and spot is to be worth both ways.
         work: None: no deadline, or nobody knows how much is left.
         since: since when it waits; on-demand counts ``max_wait`` from there.
+        hung_s: how long a machine that never comes up is waited for: a deadline must bear one of these.
         save_s: how long a save takes, as measured.
         begin_s: from a generation to its first step, as this job had it last; None: it has not begun yet.
     """
@@ -90,6 +91,7 @@ class Need:
     work: Work | None = None
     since: float = 0.0
     max_wait_s: float | None = None
+    hung_s: float = 0.0
     save_s: float = 20.0
     begin_s: float | None = None
 
@@ -131,16 +133,18 @@ def select(spec: JobSpec, stack: StackState, need: Need) -> Selection:
         return _shuffled(spot, demand, need)
     listed = {(pool.name, zone): price.on_demand for pool in stack.pools for zone, price in pool.prices.items()}
     warm = [offer for offer in spot if not market.cold(offer)]
-    zones = tuple(_zone(offer, market, listed) for offer in warm)
-    told = plan(_course(need, warm, market), zones, RULE)
-    steps = [(_offer(warm, step.zone), step.why) for step in told.steps if step.go is Go.SPOT]
-    good = [Choice(offer, f"{_where(offer)}: {why}{_guess_why(offer, zones)}") for offer, why in steps]
+    zones = {offer.key(): _zone(offer, market, listed) for offer in warm}
+    told = plan(_course(need, warm, market), tuple(zones.values()), RULE)
+    by_key = {offer.key(): offer for offer in spot}
+    steps = [(by_key[step.zone], step.why) for step in told.steps if step.go is Go.SPOT]
+    mean = common([zone.track for zone in zones.values()], RULE.shape.weight)
+    good = [Choice(offer, f"{_where(offer)}: {why}{_guess_why(zones[offer.key()], mean)}") for offer, why in steps]
     if need.leaves:
         return Selection(tuple(good))
     taken = {offer.key() for offer, _ in steps}
     order = _by_worth(spot, market, listed)
     rest = [Choice(offer, _rest_why(offer, market)) for offer in order if offer.key() not in taken]
-    last = [Choice(offer, _demand_why(offer, need, told)) for offer in demand]
+    last = [Choice(offer, _demand_why(offer, spec, need, told)) for offer in demand]
     patience_s = _patience_s(need, told) if any(offer.model is Model.SPOT for offer in every) else 0.0
     if demand and patience_s > 0:  # with a deadline, spot that is not worth a start is waited out
         return Selection((*good, *(rest if need.work is None else ())), need.now + patience_s)
@@ -157,8 +161,9 @@ def _patience_s(need: Need, told: Plan) -> float:
 
 
 def _by_worth(spot: list[Offer], market: _Market, listed: dict[tuple[str, str], float]) -> list[Offer]:
-    zones = tuple(_zone(offer, market, listed) for offer in sorted(spot, key=lambda offer: (offer.price, offer.key())))
-    order = [_offer(spot, zone.id) for _, _, _, zone in weigh(_course(market.need, spot, market), zones, RULE)]
+    by_key = {offer.key(): offer for offer in sorted(spot, key=lambda offer: (offer.price, offer.key()))}
+    zones = tuple(_zone(offer, market, listed) for offer in by_key.values())
+    order = [by_key[zone.id] for _, _, _, zone in weigh(_course(market.need, spot, market), zones, RULE)]
     return sorted(order, key=market.cold)
 
 
@@ -174,7 +179,7 @@ def _course(need: Need, offers: list[Offer], market: _Market) -> Course:
         planned_h=work.planned_h,
         deadline=True,
         restart_h=restart,
-        move_h=0.0,
+        move_h=max(0.0, need.hung_s / 3600.0 - restart),
         attempt_h=ATTEMPT_H,
         tick_h=TICK_H,
         running=Go.ON_DEMAND if need.leaves else None,
@@ -211,10 +216,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _offer(offers: list[Offer], key: str) -> Offer:
-    return next(offer for offer in offers if offer.key() == key)
-
-
 def _shuffled(spot: list[Offer], demand: list[Offer], need: Need) -> Selection:
     def place(offer: Offer) -> tuple[int, float, str]:
         return zlib.crc32(f"{need.salt}/{offer.zone}".encode()), offer.price, offer.key()
@@ -224,7 +225,7 @@ def _shuffled(spot: list[Offer], demand: list[Offer], need: Need) -> Selection:
     if need.max_wait_s is not None and waited < need.max_wait_s and demand:
         return Selection(tuple(rows), need.since + need.max_wait_s)
     after = sorted(demand, key=place)
-    return Selection((*rows, *(Choice(offer, f"{_where(offer)}: if no spot is to be had") for offer in after)))
+    return Selection((*rows, *(Choice(offer, f"{_where(offer)}: no zone has spot") for offer in after)))
 
 
 def static_offers(
@@ -285,7 +286,7 @@ def _price(pool: PoolState, zone: str, model: Model, market: _Market, most: floa
     price = observed.price if observed is not None and observed.price is not None else listed.of(model)
     if price is None or model is not Model.SPOT:
         return price
-    return None if price >= listed.on_demand or (most is not None and price > most) else price
+    return price if 0.0 <= price < listed.on_demand and (most is None or price <= most) else None
 
 
 # -- reasons
@@ -295,9 +296,9 @@ def _where(offer: Offer) -> str:
     return f"{offer.model.value} in {offer.zone} at ${offer.price:.3f}/h"
 
 
-def _guess_why(offer: Offer, zones: tuple[Zone, ...]) -> str:
+def _guess_why(zone: Zone, mean: float) -> str:
     """What the cloud's own guess weighs in the choice; "" where it makes no odds."""
-    believed, seen = guessed(next(zone for zone in zones if zone.id == offer.key()), zones)
+    believed, seen = guessed(zone, mean)
     if abs(believed - seen) < 0.05:
         return ""
     return f"; by the cloud's guess {believed:.1f} times the losses, not {seen:.1f}"
@@ -309,10 +310,12 @@ def _rest_why(offer: Offer, market: _Market) -> str:
     return f"{_where(offer)}: its expected life is not worth a start"
 
 
-def _demand_why(offer: Offer, need: Need, told: Plan) -> str:
+def _demand_why(offer: Offer, spec: JobSpec, need: Need, told: Plan) -> str:
+    if spec.policy == "on-demand":
+        return f"{_where(offer)}: the job's policy"
     if need.work is not None:
         return f"{_where(offer)}: {told.why}"
-    return f"{_where(offer)}: {'a bout of on-demand' if need.bout else 'if no spot is to be had'}"
+    return f"{_where(offer)}: {'a bout of on-demand' if need.bout else 'no spot that is worth a start is to be had'}"
 
 
 def time_of_day(at: float) -> str:

@@ -67,7 +67,8 @@ class Zone:
 @dataclass(frozen=True, slots=True)
 class Course:
     """Where a job is. ``slack_h``: the time that is left, less the work that is; ``planned_h``: what it would be if
-    the job had kept to its schedule from the start. ``deadline``: whether there is one.
+    the job had kept to its schedule from the start. ``deadline``: whether there is one. ``excess_h``: what it has cost
+    beyond on-demand for the work that is done, in on-demand hours.
     """
 
     now_h: float
@@ -83,6 +84,8 @@ class Course:
     running: Go | None = None  # SPOT, ON_DEMAND, or nothing
     age_h: float = 0.0  # since when it runs
     zone: str = ""
+    done_h: float = 0.0
+    excess_h: float = 0.0
 
     @property
     def late(self) -> float:
@@ -114,6 +117,7 @@ class Rule:
     by_losses: bool = True
     by_restart: bool = True
     switches: bool = True
+    hope: float = 0.15  # spot may have lost so much of the whole work, and a restart; then it is on-demand to the end
     gives_up: bool = True  # a job without a deadline goes on-demand where spot is so rare that waiting costs more
 
 
@@ -124,6 +128,10 @@ def plan(course: Course, zones: tuple[Zone, ...], rule: Rule = RULE) -> Plan:
     """What to do until the next tick."""
     if course.running is Go.SPOT:
         return _on_spot(course, zones, rule)
+    if _hopeless(course, rule):
+        why = f"on-demand to the end: spot has cost {course.excess_h:.1f} h more than it was worth"
+        go = Go.ON_DEMAND if course.running is None else Go.KEEP
+        return Plan((Step(go, course.zone, why),), why)
     must = _must(course, len(zones))
     if course.running is Go.ON_DEMAND:
         return _on_demand(course, zones, rule, must)
@@ -135,6 +143,11 @@ def _must(course: Course, zones: int) -> bool:
     need = course.left_h + course.late + zones * course.attempt_h
     left = course.slack_h + course.left_h
     return math.ceil(need / course.tick_h - 1e-9) >= math.floor(left / course.tick_h + 1e-9)
+
+
+def _hopeless(course: Course, rule: Rule) -> bool:
+    """Whether spot has lost all that it may: what is left on on-demand ends at a cost that is known."""
+    return course.excess_h > rule.hope * (course.done_h + course.left_h) + course.restart_h
 
 
 def weigh(course: Course, zones: tuple[Zone, ...], rule: Rule) -> list[tuple[float, float, Life, Zone]]:
@@ -158,12 +171,11 @@ def weigh(course: Course, zones: tuple[Zone, ...], rule: Rule) -> list[tuple[flo
     return rows
 
 
-def guessed(zone: Zone, zones: tuple[Zone, ...], rule: Rule = RULE) -> tuple[float, float]:
+def guessed(zone: Zone, mean: float, rule: Rule = RULE) -> tuple[float, float]:
     """What is believed of a zone's losses with the cloud's guess and without it, in times of the usual ones.
 
-    The more was seen there, the nearer the two come to each other.
+    The more was seen there, the nearer the two come to each other. ``mean``: of all zones (``select_track.common``).
     """
-    mean = common([each.track for each in zones], rule.shape.weight)
     return factor(zone.track, mean * zone.doubt, rule.shape.weight), factor(zone.track, mean, rule.shape.weight)
 
 
@@ -174,19 +186,21 @@ def _on_spot(course: Course, zones: tuple[Zone, ...], rule: Rule) -> Plan:
     """
     here = next((zone for zone in zones if zone.id == course.zone), None)
     stay = Step(Go.KEEP, course.zone, "it runs")
-    if here is not None and here.price > WHOLE and not _must(course, len(zones)):
-        why = f"spot costs {here.price:.0%} of on-demand"
-        return Plan((*_cheaper(course, here, zones, rule), Step(Go.ON_DEMAND, "", why)), why)
-    if here is None or not rule.switches or all(zone.price >= here.price - rule.dearer for zone in zones):
+    if here is None:
         return Plan((stay,), "spot runs")
-    if course.slack_h <= 2.0 * course.restart_h + rule.switch_left * course.left_h or _must(course, len(zones)):
-        return Plan((stay,), "spot runs, and there is no time for a move")
-    steps = _cheaper(course, here, zones, rule)
+    room = 2.0 * course.restart_h + rule.switch_left * course.left_h
+    moves = rule.switches and course.slack_h > room and not (_must(course, len(zones)) or _hopeless(course, rule))
+    steps = _cheaper(course, here, zones, rule) if moves else []
+    if here.price > WHOLE and course.slack_h > course.restart_h + 2.0 * course.tick_h:
+        why = f"spot costs {here.price:.0%} of on-demand"
+        return Plan((*steps, Step(Go.ON_DEMAND, "", why)), why)
     return Plan((*steps, stay), "a cheaper zone is worth a start" if steps else "spot runs")
 
 
 def _cheaper(course: Course, here: Zone, zones: tuple[Zone, ...], rule: Rule) -> list[Step]:
     """Zones that are worth leaving this one for; where it costs more than on-demand, on-demand is what they beat."""
+    if all(zone.price >= here.price - rule.dearer for zone in zones):
+        return []
     saves = max(0.0, WHOLE - here.price)
     return [
         Step(Go.SPOT, zone.id, f"{zone.price:.0%} of on-demand instead of {here.price:.0%}", rate)
@@ -256,4 +270,4 @@ def _pressed(course: Course) -> str:
 
 
 def _promise(life: Life, zone: Zone) -> str:
-    return f"{zone.price:.0%} of on-demand, {life.hours:.1f} h expected"
+    return f"{zone.price:.0%} of on-demand, expected to last {life.hours:.1f} h"

@@ -102,4 +102,6 @@ class Player:
             running=None if on is None else Go.SPOT if on.kind == "spot" else Go.ON_DEMAND,
             zone="" if on is None else on.zone,
             age_h=0.0 if on is None else on.age_h,
+            done_h=tick.done_h,
+            excess_h=tick.cost / terms.on_demand_price - tick.done_h,
         )
