@@ -18,7 +18,7 @@ from spotkeeper.reconcile.wire import NoAnswerError
 from spotkeeper.spec.market import Chances, Guess, PriceRun
 from spotkeeper.spec.stack import PoolState, StackState
 
-AT_ONCE = 8  # questions of one pool
+AT_ONCE = 4  # questions of one pool
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
 
 ASK_S = 2.0  # real seconds for all questions of a look
-ASKERS = 8  # pools at once
+ASKERS = 4  # pools at once
 ASK_EVERY_S = HOUR_S
 LOOK_BACK = 2  # hours of history that are read as they are, each tick: longer than anything stays cold
 FOLD_BACK = 72  # hours read for what came before them, where nobody has folded them yet
