@@ -67,9 +67,17 @@ JOB_CASES = [
     # --- YAML itself
     ("", "job.yaml: empty, want a mapping with name, command, nodes, pools, ..."),
     ("- a\n", 'job.yaml:1: ["a"]: want a mapping with name, command, nodes, pools, ...'),
-    ("name: a: b\n", "job.yaml:1: mapping values are not allowed here"),
+    ("name: a: b\n", "job.yaml:1: a ':' where no mapping can be: indent the line as its neighbours, or quote it"),
+    (
+        "name: a\ncheckpoint:\n    keep: 2\n  interval_s: 3\n",
+        "job.yaml:4: does not line up with the lines above: indent it as its neighbours, or quote it",
+    ),
+    ('name: "a\ncommand: b\n', "job.yaml:3: a quote is opened and not closed"),
+    ("name: @x\n", "job.yaml:1: a text cannot begin with '@': put it in quotes"),
+    ("name: [a, b]]\n", "job.yaml:1: ] closes what was not opened"),
+    ("name: {a: 1\ncommand: c\n", "job.yaml:2: a mapping is begun with { and not closed: a } is missing before this"),
     ("name: first\n\tcommand: [a]\n", "job.yaml:2: a tab cannot indent YAML: use spaces"),
-    ("name: first\ncommand: [a\n", "job.yaml:3: expected ',' or ']', but got '<stream end>'"),
+    ("name: first\ncommand: [a\n", "job.yaml:3: a list is begun with [ and not closed: a ] is missing before this"),
     (GOOD + "name: other\n", "job.yaml:3: name: given twice (first in line 1): remove one"),
     ("name: &n first\ncommand: [*n]\n", "job.yaml:2: aliases (*name) are not read: write the value out"),
     (
@@ -118,7 +126,7 @@ JOB_CASES = [
         GOOD + f"source: {'x' * 300}\n",
         f'job.yaml:3: source: "{"x" * 56}...: cannot be a folder: File name too long',
     ),
-    (GOOD + "---\nname: b\n", "job.yaml:3: but found another document"),
+    (GOOD + "---\nname: b\n", "job.yaml:3: a second document begins here (---): a file has one"),
     (GOOD + "1: a\n", "job.yaml:1: 1: a key must be a text: put it in quotes"),
     # --- keys
     ("nme: first\ncommand: [/opt/train.py]\n", "job.yaml:1: nme: unknown key (did you mean name?)"),

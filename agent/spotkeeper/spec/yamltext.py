@@ -17,6 +17,19 @@ _INT = re.compile(r"[-+]?[0-9]+\Z")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+\Z")
 _BASED = re.compile(r"0(x[0-9a-fA-F]+|o[0-7]+)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+# What the parser says -> what to do about it.
+_SYNTAX: tuple[tuple[str, str], ...] = (
+    (r"\\t", "a tab cannot indent YAML: use spaces"),
+    ("mapping values are not allowed", "a ':' where no mapping can be: indent the line as its neighbours, or quote it"),
+    (r"expected <block end>, but found '([]}])'", r"\1 closes what was not opened"),
+    ("expected <block end>", "does not line up with the lines above: indent it as its neighbours, or quote it"),
+    (r"expected ',' or '\]'", "a list is begun with [ and not closed: a ] is missing before this"),
+    (r"expected ',' or '\}'", "a mapping is begun with { and not closed: a } is missing before this"),
+    ("unexpected end of stream", "a quote is opened and not closed"),
+    (r"character (.+) that cannot start any token", r"a text cannot begin with \1: put it in quotes"),
+    ("could not find expected ':'", "a key has no ':' behind it"),
+    ("another document", "a second document begins here (---): a file has one"),
+)
 _DIGITS = 300  # a longer number is infinite: no field has room for it, and Python refuses to print it
 _WORDS: dict[str, object] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -62,8 +75,7 @@ class _NoAlias(yaml.SafeLoader):
 def _syntax(error: yaml.MarkedYAMLError, source: str) -> Problem:
     mark = error.problem_mark or error.context_mark
     message = (error.problem or error.context or "no YAML").strip()
-    if "\\t" in message:
-        message = "a tab cannot indent YAML: use spaces"
+    message = next((found.expand(told) for what, told in _SYNTAX if (found := re.search(what, message))), message)
     line = mark.line + 1 if mark else None
     where = f"line {line}" if line and not source else ""
     return Problem(where, message, source=source, line=line)
