@@ -8,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import naming
+from infra.places import Places
 from infra.protection import protection
 from infra.settings import Pool, Settings
 
@@ -23,6 +24,8 @@ class Disks(pulumi.ComponentResource):
     def __init__(self, name: str, args: DisksArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("spotkeeper:aws:Disks", name, None, opts)
         self._settings = args.settings
+        child = pulumi.ResourceOptions(parent=self)
+        self._after = [Places(args.settings, child)] if args.settings.static() else []
         nodes = [(pool, index) for pool in args.settings.static() for index in range(pool.size)]
         stack = args.settings.stack
         self.ids = {naming.node(stack, pool.name, i): self._disk(pool, i).id for pool, i in nodes}
@@ -40,5 +43,7 @@ class Disks(pulumi.ComponentResource):
             throughput=pool.disk.mb_s,
             encrypted=True,
             tags=naming.tags(self._settings.labels, self._settings.stack, called, pool.name),
-            opts=pulumi.ResourceOptions.merge(pulumi.ResourceOptions(parent=self), protection(pool.disk.on_destroy)),
+            opts=pulumi.ResourceOptions.merge(
+                pulumi.ResourceOptions(parent=self, depends_on=self._after), protection(pool.disk.on_destroy)
+            ),
         )

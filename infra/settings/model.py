@@ -192,7 +192,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         bool, about("a job whose file leaves `jobs` is cancelled, with its disks; unset: it goes on")
     ] = False
     labels: Annotated[dict[str, str], about("on everything that can carry them")] = {}
-    allow_data_loss: Annotated[bool, about("lets a stack called prod* delete data on destroy")] = False
+    allow_data_loss: Annotated[
+        bool, about("lets a stack called prod* delete data on destroy, and static nodes' disks be replaced")
+    ] = False
 
     def owner(self) -> str:
         """The project or account that pays."""

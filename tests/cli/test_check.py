@@ -151,6 +151,23 @@ def test_the_stacks_that_come_with_it_are_right(cli: Cli, stack: str) -> None:
     assert cli("check", stack).code == 0
 
 
+def test_what_was_copied_and_not_changed_is_named(cli: Cli, checkout: Path) -> None:
+    told = cli("check", "dev").out
+    assert "still as in the example, where it is acme's: gcp:project, spotkeeper:image, spotkeeper:job_identity" in told
+    file = checkout / "infra/stacks/Pulumi.dev.yaml"
+    file.write_text(file.read_text().replace("acme", "initech"))
+    assert "example" not in cli("check", "dev").out
+    assert json.loads(cli("check", "dev", "--json").out)["examples"] == []
+
+
+@pytest.mark.parametrize("cloud", ["gcp", "aws"])
+def test_every_line_of_an_example_that_is_somebodys_says_acme(cloud: str) -> None:
+    """Which is how people find what is theirs to change."""
+    text = (ROOT / f"infra/stacks/Pulumi.example-{cloud}.yaml").read_text()
+    theirs = [line for line in text.splitlines() if any(word in line for word in checking.EXAMPLES[1:])]
+    assert theirs and all("acme" in line for line in theirs)
+
+
 def test_it_needs_no_engine_and_no_cloud() -> None:
     """Neither Pulumi nor a client of a cloud is imported, and there is nothing to log in to."""
     program = (

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from spotkeeper.cli import rules
+from spotkeeper.report.preview import declared
 
 from tests.engine.standin.project import Project, checkout
 from tests.engine.standin.rules import REPLACES
@@ -155,14 +157,31 @@ def test_a_new_image_changes_templates_and_touches_no_static_node(world: World, 
     assert whole.index(("update", "pools")) < whole.index(("delete", "demo-burst-spot")), "nobody is sent to a dead one"
 
 
-def test_a_disk_that_would_move_to_another_zone_is_refused(world: World, project: Project) -> None:
+@pytest.mark.parametrize("keep", ["protect", "delete", "retain"])
+def test_a_disk_that_would_move_to_another_zone_is_refused(world: World, project: Project, keep: str) -> None:
     pools = world.pools()
+    pools[0]["disk"] = {**pools[0]["disk"], "on_destroy": keep}
+    if keep != "protect":  # as the example has it
+        assert project.with_(pools=pools).up().code == 0
     pools[0]["zones"] = [world.zone[1]]
     before = len(project.log())
     done = project.with_(pools=pools).up()
-    assert done.code != 0 and "protect" in done.said, done.said
+    assert done.code != 0 and f"does not move to {world.zone[1]}" in done.said, done.said
+    if keep == "protect":  # and where data may be lost, the engine's own word holds
+        done = project.with_(pools=pools, allow_data_loss=True).up()
+        assert done.code != 0 and "protect" in done.said, done.said
     touched = {(what, type_) for what, type_, _ in project.log()[before:] if type_ in (world.disk, world.node)}
     assert not touched, "neither the disk nor its node"
+
+
+def test_what_is_declared_breaks_no_rule_that_the_review_asks(world: World, project: Project) -> None:
+    """By the inputs that the engine tells, of everything that stays as it is."""
+    whole = replace(project, environment={**project.environment, "PULUMI_ENABLE_STREAMING_JSON_PREVIEW": "false"})
+    whole.call("stack", "select", "--create", whole.stack)
+    told = whole.call("preview", "--json", "--show-sames", "--stack", whole.stack).encode()
+    found, all_of_it = declared(told)
+    assert len(found) > 30 and all_of_it
+    assert rules.broken(told, whole.stack) == ()
 
 
 def test_a_protected_stack_refuses_to_be_destroyed_and_nothing_of_it_is_touched(world: World, project: Project) -> None:

@@ -16,6 +16,8 @@ from spotkeeper.spec.parse import Problem, SpecError
 if TYPE_CHECKING:
     from infra.settings import Pool, Settings
 
+EXAMPLES = ("acme", "123456789012", "ami-0c0ffee0c0ffee000", "0123AB-4567CD-89EF01")  # of the stack files to copy
+
 
 class Wrong(Struct, frozen=True):
     """One problem, as an editor or a review would place it."""
@@ -48,6 +50,7 @@ class Checked(Struct, frozen=True):
     region: str = ""
     pools: tuple[CheckedPool, ...] = ()
     jobs: tuple[str, ...] = ()  # their files
+    examples: tuple[str, ...] = ()  # keys with a value of the stack files to copy: nobody's
 
 
 def run(stack: str | None, *, as_json: bool) -> None:
@@ -115,7 +118,8 @@ def _wrong(one: Problem) -> Wrong:
 def _checked(read: StackFile, jobs: tuple[str, ...]) -> Checked:
     settings: Settings = read.settings
     pools = tuple(map(_pool, settings.pools))
-    return Checked(read.name, True, (), settings.cloud, settings.region, pools, jobs)
+    examples = tuple(key for key, text in sorted(read.config.items()) if any(word in text for word in EXAMPLES))
+    return Checked(read.name, True, (), settings.cloud, settings.region, pools, jobs, examples)
 
 
 def _pool(pool: Pool) -> CheckedPool:
@@ -143,4 +147,6 @@ def _text(checked: Checked) -> str:
             price = f"${pool.usd_hour_spot:.2f} an hour as spot, at most ${pool.usd_hour_most:.2f}"
         lines.append(f"  {pool.name} ({pool.kind}): {count} {pool.machine}, {price}")
     lines += [f"  job {name}" for name in checked.jobs]
+    if checked.examples:
+        lines.append(f"still as in the example, where it is acme's: {', '.join(checked.examples)}")
     return "\n".join([*lines, "no cloud was asked: quotas, images and rights show in pulumi preview and up"])

@@ -292,6 +292,10 @@ def provider(type_: str) -> _Provider:
         from infra.drain import DrainProvider
 
         made = DrainProvider()
+    elif type_ == table.PLACES:
+        from infra.places import PlacesProvider
+
+        made = PlacesProvider()
     else:
         from infra.jobs import JobProvider
 

@@ -20,6 +20,7 @@ Json = dict[str, Any]
 """JSON on its way from one foreign schema (Pulumi's) to another (Google's)."""
 
 DRAIN = "pulumi-python:dynamic:Resource"
+PLACES = "pulumi-python:dynamic/spotkeeper:Places"
 SELF_LINK = "https://www.googleapis.com/compute/v1"
 
 
