@@ -132,6 +132,15 @@ def test_what_the_cloud_refused_says_so_and_costs_nothing() -> None:
     assert found.goodput is None
 
 
+def test_a_machine_that_was_given_back_for_a_move_or_a_hold_says_so() -> None:
+    """And one of before that, or after it, does not."""
+    ran = (intent(100.0, 0, 1), entry(Event.ADMITTED, 200.0, 0, 1), entry(Event.GONE, 900.0, 0, 1))
+    assert told(ran).attempts[0].ended == "given back"
+    for event, cause in ((Event.MOVE, "stockout"), (Event.HOLD, "spend")):
+        assert told((*ran, entry(event, 850.0, cause=cause))).attempts[0].ended == f"{event.value}: {cause}"
+        assert told((*ran, entry(event, 50.0, cause=cause))).attempts[0].ended == "given back"
+
+
 def by_month() -> Totals:
     """Two users; one machine over the turn of a month, 20 minutes before it and 40 after it."""
     turn = 1_798_761_600.0  # 2027-01-01T00:00:00Z

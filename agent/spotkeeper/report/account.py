@@ -184,5 +184,5 @@ def _given_back(machine: Attempt, end: float, entries: Sequence[Entry]) -> str:
     follower = next((e for e in later if (e.attempt or 0) > machine.attempt), None)
     if follower is not None:
         return f"replaced: {follower.cause or 'swap'}"
-    held = [entry for entry in entries if entry.event is Event.HOLD and entry.at <= end]
-    return f"hold: {held[-1].cause}" if held else "given back"
+    why = [one for one in entries if one.event in (Event.HOLD, Event.MOVE) and machine.start <= one.at <= end]
+    return f"{why[-1].event.value}: {why[-1].cause}" if why else "given back"
