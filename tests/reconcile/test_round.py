@@ -851,10 +851,21 @@ def test_a_permanent_error_holds_with_its_reason_and_heals() -> None:
     assert world.record().phase is Phase.HOLD
     assert "the template is gone" in world.record().reason
     calls = len(world.made)
-    world.run(300)
-    assert len(world.made) == calls, "no storm of retries"
+    world.run(1500)
+    assert len(world.made) <= 2 * calls, "no storm of retries: one, soon, and then none for half an hour"
     world.permanent = ""
     world.until(world.training, 4000)
+
+
+def test_a_right_that_the_cloud_knows_late_costs_minutes() -> None:
+    """An `up` gives the function its rights, and submits the stack's first job: the cloud is told later."""
+    world = World(nodes=1)
+    world.permanent = "may not use the machines' identity"
+    world.submit()
+    world.run(100)
+    assert world.record().phase is Phase.HOLD
+    world.permanent = ""
+    world.until(world.training, 300)
 
 
 def test_cancel_at_any_moment_leaves_nothing() -> None:

@@ -18,6 +18,7 @@ from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Hold, Phase, Slot, SlotState
 
 BAD_DISK = 3  # machines in a row
+EARLY_S = 180.0  # rights take two minutes at the most, as a rule
 BAD_DISK_HOLDS = 8  # times hold_s: three machines are paid for at every try
 OWN = ("disk", "host", ends.CAUSE)  # causes of a loss that the cloud's market has no part in
 REFUSED = (Class.CAPACITY, Class.QUOTA)
@@ -153,9 +154,13 @@ def _cur_intent(draft: Draft, index: int, slot: Slot) -> None:
 
 
 def _permanent(draft: Draft, detail: str, action: object) -> None:
-    """Asking again gives the same answer: hold, with one alarm, and try rarely."""
+    """Asking again gives the same answer: hold, with one alarm, and try rarely.
+
+    But soon the first time: what an `up` has just allowed, a cloud may know minutes later.
+    """
     what = "insert a machine" if isinstance(action, InsertVm) else "create a disk"
-    wait = draft.times.hold_s * min(8, 2**draft.record.holds)
+    wait = draft.times.hold_s * min(8, 2 ** (draft.record.holds - 1))
+    wait = wait if draft.record.holds else min(EARLY_S, draft.times.hold_s)
     draft.hold(Hold.CLOUD, f"the cloud refuses to {what}: {detail[:200]}", until=draft.now + wait)
 
 
