@@ -43,7 +43,7 @@ def complete(s: Settings) -> Settings:
     """What was left out, filled in."""
     found = both.filled(
         s,
-        disk="gp3",
+        disk=lambda _: "gp3",
         near="cluster",
         compute=f"https://ec2.{s.region}.amazonaws.com",
         storage=f"https://s3.{s.region}.amazonaws.com",

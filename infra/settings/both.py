@@ -21,11 +21,11 @@ Sizes = Mapping[str, tuple[int, float]]  # disk type -> the smallest and the lar
 Image = Callable[[str, str], Iterator[Problem]]  # (path, name): what is wrong with it
 
 
-def filled(s: Settings, *, disk: str, near: str, compute: str, storage: str) -> Settings:
+def filled(s: Settings, *, disk: Callable[[Pool], str], near: str, compute: str, storage: str) -> Settings:
     """Zones, images, disk types, placement and addresses that were left out, filled in.
 
     Args:
-        disk: the type of disks.
+        disk: the type of a pool's disks.
         near: what the cloud calls machines that are near each other.
         compute: where its machines' API answers.
         storage: where its buckets' API answers.
@@ -40,14 +40,14 @@ def filled(s: Settings, *, disk: str, near: str, compute: str, storage: str) -> 
     )
 
 
-def _pool(pool: Pool, s: Settings, disk: str, near: str) -> Pool:
+def _pool(pool: Pool, s: Settings, disk: Callable[[Pool], str], near: str) -> Pool:
     return replace(
         pool,
         zones=pool.zones or (() if pool.kind == "static" else s.zones),
         image=pool.image or s.image,
         placement=pool.placement and replace(pool.placement, strategy=pool.placement.strategy or near),
-        disk=replace(pool.disk, type=pool.disk.type or disk),
-        boot_disk=replace(pool.boot_disk, type=pool.boot_disk.type or disk),
+        disk=replace(pool.disk, type=pool.disk.type or disk(pool)),
+        boot_disk=replace(pool.boot_disk, type=pool.boot_disk.type or disk(pool)),
     )
 
 

@@ -50,9 +50,18 @@ _GPU_DIRECT: dict[str, str] = {
 }
 
 
+# Families that have Hyperdisk and no Persistent Disk: the fourth generation, and GPUs since A3 Ultra.
+_HYPERDISK_ALONE = ("a3-ultragpu-", "a4-", "a4x-", "c4-", "c4a-", "c4d-", "g4-", "n4-", "n4a-", "n4d-")
+_HYPERDISK = "hyperdisk-balanced"
+
+
+def _disk(pool: Pool) -> str:
+    return _HYPERDISK if pool.machine.type.startswith(_HYPERDISK_ALONE) else "pd-balanced"
+
+
 def complete(s: Settings) -> Settings:
     """What was left out, filled in."""
-    found = both.filled(s, disk="pd-balanced", near="compact", compute=COMPUTE, storage=STORAGE)
+    found = both.filled(s, disk=_disk, near="compact", compute=COMPUTE, storage=STORAGE)
     return replace(found, pools=tuple(_with_its_end(pool, s) for pool in found.pools))
 
 
@@ -209,6 +218,10 @@ def _sizes(kind: str) -> str:
 
 
 def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
+    if _disk(pool) == _HYPERDISK:
+        for path, kind in (("disk.type", pool.disk.type), ("boot_disk.type", pool.boot_disk.type)):
+            if kind.startswith("pd-"):
+                yield problem(path, f"{pool.machine.type} has Hyperdisk and no Persistent Disk", kind, _HYPERDISK)
     if pool.disk.type == "hyperdisk-ml":
         yield problem("disk.type", "is for reading many times, not for checkpoints", pool.disk.type)
     _, operations, throughput = _DISKS.get(pool.disk.type, (0, True, True))

@@ -71,7 +71,9 @@ class BootDisk(Struct, frozen=True, forbid_unknown_fields=True):
     """Stateless: dies with its machine."""
 
     size_gb: GB = 50
-    type: Annotated[str, offers("unset: pd-balanced, gp3", DISK_PRICES)] = ""
+    type: Annotated[
+        str, offers("unset: pd-balanced (hyperdisk-balanced where a machine has no other), gp3", DISK_PRICES)
+    ] = ""
     device: Annotated[
         str,
         about("aws: the image's root device; unset: /dev/sda1 (Ubuntu's; /dev/xvda is Amazon Linux's and Debian's)"),
@@ -82,7 +84,9 @@ class DataDisk(Struct, frozen=True, forbid_unknown_fields=True):
     """The retained disk of a rank (spot pool) or of a node (static pool)."""
 
     size_gb: GB
-    type: Annotated[str, offers("unset: pd-balanced, gp3", DISK_PRICES)] = ""
+    type: Annotated[
+        str, offers("unset: pd-balanced (hyperdisk-balanced where a machine has no other), gp3", DISK_PRICES)
+    ] = ""
     iops: (
         Annotated[int, Meta(ge=100, le=350_000, description="operations a second, of types that are bought by them")]
         | None

@@ -339,3 +339,12 @@ def test_settings_import_neither_pulumi_nor_a_cloud() -> None:
     loaded = set(ast.literal_eval(done.stdout))
     assert "infra" in loaded
     assert not loaded & {"pulumi", "pulumi_gcp", "pulumi_aws", "boto3", "obstore", "requests", "torch", "jinja2"}
+
+
+@pytest.mark.parametrize("kind", ["a4-highgpu-8g", "a3-ultragpu-8g", "n4-standard-8", "c4-standard-8"])
+def test_a_machine_that_has_hyperdisk_alone_gets_it(kind: str) -> None:
+    prices = {"us-east1-b": {"on-demand": 9.0, "spot": 3.0}}
+    made = read(pool(machine={"type": kind}, zones=["us-east1-b"], prices=prices)).pools[1]
+    assert {made.disk.type, made.boot_disk.type} == {"hyperdisk-balanced"}
+    other = read(pool(machine={"type": "c3-standard-8"})).pools[1]
+    assert {other.disk.type, other.boot_disk.type} == {"pd-balanced"}
