@@ -532,6 +532,19 @@ REFUSALS = {
 }  # fmt: skip
 
 
+class TestForgetting:
+    def test_a_terminated_machine_loses_its_tags_before_it_is_forgotten(self, here: Region) -> None:
+        """EC2: "tags are gradually disassociated". What is not known for ours is nobody's, and its token is used up."""
+        vm = here.machine()
+        here.site.stop(here.instance(vm), ("Server.SpotInstanceTermination", "taken"), 1.0)
+        here.engine.run(here.engine.t + 5.0)
+        here.instance(vm).tags.clear()
+        listing = here.look()
+        assert (listing.vms, listing.ran, listing.results) == ((), (), ()) and listing.answered == {A, B}
+        assert here.ec2.find(vm.uid, 5) is None
+        assert here.kind(insert()) is Class.DEAD_KEY
+
+
 class TestErrors:
     @pytest.mark.parametrize(("kind", "code"), [(kind, code) for kind, codes in REFUSALS.items() for code in codes])
     def test_codes(self, here: Region, kind: Class, code: str) -> None:
