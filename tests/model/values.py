@@ -198,6 +198,7 @@ CALM = Times(
     disk_s=_LONG,
     static_s=_LONG,
     dry_s=_LONG,
+    gang_s=_LONG,
     bout_s=0.0,
     losses=1_000_000,
     short_lives=1_000_000,
@@ -207,7 +208,7 @@ CALM = Times(
 _CLOCKS: dict[Moment, float] = {Moment.URGENT: URGENT, Moment.PAST: PAST, Moment.LAST: 1e11}
 _PASSED: dict[Moment, dict[str, float]] = {
     Moment.THAWED: {"cold_s": _GONE},
-    Moment.DRY: {"dry_s": _GONE},
+    Moment.DRY: {"dry_s": _GONE, "gang_s": _GONE},
     Moment.BOOT: {"work_s": _GONE * 10, "static_s": _GONE},
     Moment.SILENT: {"silence_s": _GONE},
     Moment.ROLL: {"roll_s": _GONE},
@@ -253,6 +254,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         budget=Budget(crashes=record.budget.crashes, crashed_gen=record.budget.crashed_gen),
         bout_until=0.0,
         dry_since=None if record.dry_since is None else NOW,
+        short_since=None if record.short_since is None else NOW,
         roll_at=0.0,
         busy_at=0.0,
         pause="p" if record.pause else "",

@@ -724,7 +724,7 @@ def test_a_gang_does_not_move_where_others_were_just_refused() -> None:
             world.store.add_sights("pool", int(world.t // HOUR_S), (sight,))
         world.run(60)
     assert world.record().zone == "z-a" and not world.events(Event.MOVE)
-    world.until(lambda: world.record().zone == "z-b" and world.training(), 1200)
+    world.until(lambda: world.record().zone == "z-b" and world.training(), 2400)  # its survivor was given back
 
 
 def test_a_move_to_a_zone_of_no_pool_of_the_job_is_refused() -> None:

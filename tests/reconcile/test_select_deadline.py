@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.round import _left_s
 from spotkeeper.reconcile.select import Need, Work, select, time_of_day
 from spotkeeper.reconcile.store_api import OfferSeen
+from spotkeeper.spec.cloud import Class, InsertVm
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
@@ -219,3 +222,43 @@ def test_what_is_left_is_told_by_steps_and_their_time() -> None:
 
 def test_times_of_day_are_utc() -> None:
     assert time_of_day(1_800_000_000.0) == time_of_day(1_800_000_000.0 - 1e-4) == "08:00 UTC"
+
+
+def late_od(world: World) -> float:
+    """When on-demand was asked for, seconds after the submission."""
+    (*_, intent) = [entry for entry in world.events(Event.INTENT) if entry.model is ON_DEMAND]
+    return intent.at - world.record().created
+
+
+@pytest.mark.parametrize("deadline_min", range(44, 64, 3))
+def test_a_spot_machine_that_never_comes_up_costs_no_deadline(deadline_min: int) -> None:
+    """It is waited for until its boot deadline: twenty minutes here, and nobody has seen such a machine boot."""
+    world = World(
+        nodes=1, the_stack=replace(stack(), boot_deadline_s=1200), work="20m", deadline=f"{deadline_min}m", boot_s=20.0
+    )
+    mute(world)
+    world.submit()
+    world.until(world.training, deadline_min * 60)
+    assert world.t - world.record().created + 20 * 60 <= deadline_min * 60
+
+
+def mute(world: World) -> None:
+    """Spot machines run and say nothing."""
+    insert = world._insert
+
+    def inserted(action: InsertVm) -> tuple[Class, str]:
+        told = insert(action)
+        for machine in world.dynamic():
+            if machine.vm.model is SPOT:
+                machine.up_at = math.inf
+        return told
+
+    world._insert = inserted  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("usd", [math.nan, -0.1, math.inf])
+def test_a_price_that_is_none_is_no_offer(usd: float) -> None:
+    seen = OfferSeen("pool", ZONES[0], SPOT, price=usd)
+    found = select(JobSpec("job", ("train.py",)), stack(), Need(NOW, market=(seen,), on_demand_left=9))
+    assert (ZONES[0], SPOT) not in {(choice.offer.zone, choice.offer.model) for choice in found.choices}
+    assert found.choices

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from spotkeeper.spec.job import AskKind, Retry
+from spotkeeper.spec.market import PriceRun
 from spotkeeper.spec.record import Hold, Phase
 
 from tests.reconcile.world import World, stack
@@ -57,3 +58,32 @@ def test_a_hold_tells_which_allowance_is_spent_and_no_sum_that_grows_on() -> Non
     world.until(lambda: holding(world), 2400)
     assert world.record().hold is Hold.SPEND
     assert world.record().reason == "max_usd: $0.10 is spent since it was resumed at $0.10"
+
+
+def test_hours_at_a_high_price_count_when_it_has_fallen() -> None:
+    """What an hour cost is what it cost then: at today's price the sum would have fallen by half."""
+    world = World(nodes=1, max_usd=2.0)
+    world.prices["pool"] = (PriceRun(world.t - 100.0, 0.9),)
+    world.submit()
+    world.until(world.training, 600)
+    began, at = world.t, world.t + 3600
+    world.run(3600)
+    world.prices["pool"] = (PriceRun(at - 7200.0, 0.9), PriceRun(at, 0.3))
+    world.until(lambda: holding(world), 5 * 3600)
+    assert world.t - began < 4.75 * 3600, "0.90 in the first hour, 0.30 in each after it"
+    assert 2.0 <= world.record().fuses.spent < 2.02
+
+
+def test_a_machine_that_lingers_while_it_is_given_back_is_paid_for() -> None:
+    world = World(nodes=1, max_usd=10.0)
+    world.submit()
+    world.until(world.training, 600)
+    old = world.member(0)
+    world.clumsy.add(old.vm.name)
+    before = world.record().fuses
+    world.preempt(0, notice_s=600.0)
+    world.until(lambda: world.record().gen == 2 and world.training(), 900)
+    world.run(120)
+    spent = world.record().fuses
+    assert spent.usd_hour == pytest.approx(0.3, rel=0.2), "two machines no more"
+    assert spent.spent > before.spent

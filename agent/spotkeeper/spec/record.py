@@ -152,6 +152,7 @@ class Fuses(Struct, frozen=True, omit_defaults=True):
     closed_until: float = 0.0  # the breaker: no replacement before
     spent: float = 0.0  # USD until ``spent_at``, as estimated; only where the job has a cap
     spent_at: float = 0.0
+    usd_hour: float | None = None  # what its machines cost since then, an hour
     forgiven: float = 0.0  # what had been spent when somebody resumed it at its cap
     swaps: tuple[float, ...] = ()  # when stragglers were swapped within the last hour
 
@@ -208,6 +209,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     roll_at: float = 0.0  # when the last roll call was closed
     busy_at: float = 0.0  # when the last one for a hang found a rank that only takes long
     dry_since: float | None = None  # since when the gang's zone has offered nothing
+    short_since: float | None = None  # since when some of its machines wait for others that are not to be had
     fuses: Fuses = Fuses()
     mended: bool = False  # a resume brought other files: the job file is the one stored by `spec_sha256`
     given_up: str = ""  # the newest commit when somebody chose to go on without it, as "<gen>-<step>"

@@ -5,9 +5,9 @@ was read. The rooms run in the order of the protocol; each is one concern:
 
 ``asks`` what users want · ``slots`` a rank's cur and next, losses · ``exits`` success, crash, roll call ·
 ``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone · ``sizes`` how many ranks ·
-``grants`` intents and the allocation · ``generation`` membership · ``calls`` what is asked of the cloud ·
-``ended`` the way out · ``fuses`` what stops spending · ``files`` other files for a job that holds · ``mirrors``
-copies of checkpoints in the bucket.
+``grants`` intents and the allocation · ``whole`` gangs that lack machines · ``generation`` membership · ``calls``
+what is asked of the cloud · ``ended`` the way out · ``fuses`` what stops spending · ``files`` other files for a job
+that holds · ``mirrors`` copies of checkpoints in the bucket.
 
 The nine rules live where they bind: 1 in ``round`` (every write is a CAS), 2 ``slots.admit``, 3 ``round`` and
 ``sweep`` (the order of reading), 4 to 6 ``calls`` and ``View.vm``, 7 ``View.stillborn``, 8 ``grants._intent``
@@ -31,6 +31,7 @@ from spotkeeper.reconcile.decide import (
     needs,
     sizes,
     slots,
+    whole,
 )
 from spotkeeper.reconcile.decide.draft import Decision, Draft
 from spotkeeper.reconcile.decide.seen import Seen, Times, View
@@ -74,8 +75,8 @@ def _rooms(draft: Draft) -> None:
 
 def _running(draft: Draft) -> None:
     exits.step(draft)
-    rooms = (slots.step, fuses.step, asks.paused, moves.step, sizes.step, needs.step, grants.step, generation.step)
-    for step in rooms:
+    first = (slots.step, fuses.step, asks.paused, moves.step, sizes.step, needs.step)
+    for step in (*first, grants.step, whole.step, generation.step):
         if draft.record.phase is not Phase.RUN:
             return
         step(draft)

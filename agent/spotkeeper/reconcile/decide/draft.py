@@ -6,6 +6,7 @@ Local mutation only: a draft is made from a record and a snapshot, and ends as a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,12 @@ class Draft:
         self.wanted.append(grant)
         self.held.add(grant)
         self.on_demand += alloc.is_on_demand(grant)
+
+    def forgo(self, grants: Sequence[Grant]) -> None:
+        """These are wanted no more."""
+        self.wanted = [grant for grant in self.wanted if grant not in grants]
+        self.held = alloc.Tally((*self.seen.alloc.grants, *self.wanted))
+        self.on_demand = sum(map(_on_demand, self.ranks)) + sum(map(alloc.is_on_demand, self.wanted))
 
     def install(self, index: int, which: str, slot: Slot) -> None:
         """Set ``cur`` or ``next`` of a rank."""
@@ -239,6 +246,7 @@ class Draft:
             roll=None,
             pause="",
             dry_since=None,
+            short_since=None,
             hold=why,
             hold_until=until,
             hold_ends=ends,

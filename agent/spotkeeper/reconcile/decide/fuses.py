@@ -13,24 +13,27 @@ spend       the job has spent its ``max_usd`` since it was        all save and s
 =========== ===================================================== ===================================
 
 The stack's caps on machines are in ``alloc``; fuses that need no function (``maxRunDuration``, the agent's
-lease, the boot watchdog) are on the machines. What was spent is an estimate, by
-the prices known whenever a round wrote: for a fuse, not for a bill.
+lease, the boot watchdog) are on the machines. What was spent is an estimate, for a
+fuse and not for a bill: what the machines cost an hour is noted whenever it changes,
+and one that is being given back counts until it is off. Disks are not in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.spec.cloud import VmStatus
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Phase, Record, Slot, SlotState
+from spotkeeper.spec.record import Phase, Rank, Slot, SlotState
 
 SHARE = 0.2  # of the ranks; fewer may well have failed by themselves
 AT_LEAST = 2
 HOUR_S = 3600.0
+NOTED = 0.01  # a change of what an hour costs: below that no record is written for it
 
 
 # -- launches
@@ -113,6 +116,7 @@ def _trip(draft: Draft, why: str) -> None:
 
 def step(draft: Draft) -> None:
     """The cap is reached: everybody saves and stops, and ``asks.paused`` makes it a hold."""
+    _note(draft)
     if not spent_up(draft) or draft.record.pause or draft.record.phase is not Phase.RUN:
         return
     assert draft.seen.spec is not None
@@ -151,22 +155,46 @@ def accrue(draft: Draft) -> None:
     """Before a record is written: what its machines have cost since the last time. Jobs without a cap skip it."""
     spec = draft.seen.spec
     if spec is not None and spec.max_usd is not None:
-        draft.set(fuses=replace(draft.record.fuses, spent=_spent(draft), spent_at=draft.now))
+        spent, rate = _spent(draft), _rate(draft, draft.ranks)
+        draft.set(fuses=replace(draft.record.fuses, spent=spent, spent_at=draft.now, usd_hour=rate))
+
+
+def _note(draft: Draft) -> None:
+    """Prices have changed, or a machine is off: from now on an hour costs something else."""
+    spec, fuses = draft.seen.spec, draft.before.fuses
+    if spec is None or spec.max_usd is None or fuses.usd_hour is None:
+        return
+    rate = _rate(draft, draft.before.ranks)
+    if abs(rate - fuses.usd_hour) > NOTED * fuses.usd_hour:
+        draft.set(fuses=replace(draft.record.fuses, usd_hour=rate))
 
 
 def _spent(draft: Draft) -> float:
-    """USD until now: what was noted, and what the machines of the record as read cost since."""
+    """USD until now: what was noted, and what the machines cost since, at what they cost then."""
     fuses = draft.before.fuses
     hours = max(0.0, draft.now - fuses.spent_at) / 3600.0 if fuses.spent_at else 0.0
-    return fuses.spent + hours * sum(price(draft, slot) for slot in _slots(draft.before))
+    rate = _rate(draft, draft.before.ranks) if fuses.usd_hour is None else fuses.usd_hour
+    return fuses.spent + hours * rate
 
 
-def _slots(record: Record) -> Iterator[Slot]:
-    """Machines that cost, static nodes included: the cap is on the sum that the job's status shows."""
-    for rank in record.ranks:
-        for slot in (rank.cur, rank.next):
-            if slot is not None:
-                yield slot
+def _rate(draft: Draft, ranks: Sequence[Rank]) -> float:
+    """USD an hour of these ranks' machines, static nodes included: the cap is on the sum that the job's status shows.
+
+    While the job runs, machines that it has given up and that are still on are in it too.
+    """
+    slots = [slot for rank in ranks for slot in (rank.cur, rank.next) if slot is not None]
+    if draft.record.phase is Phase.RUN:
+        slots += _leaving(draft, ranks)
+    return sum(price(draft, slot) for slot in slots)
+
+
+def _leaving(draft: Draft, ranks: Sequence[Rank]) -> Iterator[Slot]:
+    live = {(n, slot.attempt) for n, rank in enumerate(ranks) for slot in (rank.cur, rank.next) if slot is not None}
+    for key, vms in draft.view.vms.items():
+        if key not in live:
+            for vm in vms:
+                if vm.status is not VmStatus.DEAD and vm.model is not Model.STATIC:
+                    yield Slot(vm.attempt, SlotState.ADMITTED, vm.pool, vm.zone, vm.model, draft.now)
 
 
 def price(draft: Draft, slot: Slot) -> float:
@@ -194,7 +222,7 @@ def due(draft: Draft) -> Iterator[float]:
         yield fuses.hour + HOUR_S
     if spec is None or spec.max_usd is None or draft.record.pause:
         return
-    rate = sum(price(draft, slot) for slot in _slots(draft.before) if slot.state is SlotState.MEMBER)
+    rate = _rate(draft, draft.before.ranks) if draft.before.gen else 0.0
     if rate > 0:
         left = spec.max_usd + fuses.forgiven - _spent(draft)
         yield draft.now + max(draft.times.soon_s, left / rate * 3600.0)

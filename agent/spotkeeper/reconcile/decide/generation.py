@@ -186,6 +186,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         stop_deadline=None,
         roll=None,
         dry_since=None,
+        short_since=None,
         reason="",
         holds=0,
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
-from spotkeeper.reconcile.decide import course, ends, fuses, kept, stragglers
+from spotkeeper.reconcile.decide import course, ends, fuses, kept, stragglers, whole
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.select import Choice, Need, Selection, select, static_offers, time_of_day
 from spotkeeper.spec.cloud import Offer, VmStatus
@@ -31,9 +31,10 @@ def step(draft: Draft) -> None:
     if any(draft.ranks[index].cur is None for index in draft.filled()):
         if not draft.seen.blind:
             _zone(draft)
-        for index in reversed(draft.filled()):
-            if draft.ranks[index].cur is None and not _left_out(draft, index):
-                fill(draft, index, "cur")
+        vacant = [i for i in reversed(draft.filled()) if draft.ranks[i].cur is None and not _left_out(draft, i)]
+        capped = [fill(draft, index, "cur") for index in vacant]
+        if any(capped):
+            whole.forgo(draft)
 
 
 def _left_out(draft: Draft, index: int) -> bool:
@@ -53,16 +54,16 @@ def burn(draft: Draft) -> None:
             draft.put(grant.rank, top=grant.attempt)
 
 
-def fill(draft: Draft, index: int, which: str) -> None:
-    """Write an intent for which a grant is there, or ask for the grant."""
+def fill(draft: Draft, index: int, which: str) -> bool:
+    """Write an intent for which a grant is there, or ask for the grant. Whether only the stack's caps forbid it."""
     if draft.seen.draining or draft.seen.spec is None:
-        return
+        return False
     if draft.seen.blind:
         _wait(draft, index, "waiting: who has which machine (stack/alloc) cannot be read; spotkeeper repair alloc")
-        return
+        return False
     if why := fuses.bars(draft, index):
         fuses.tell(draft, index, why)
-        return
+        return False
     options = _options(draft, index, which)
     allowed = kept.may_take if which == "cur" else kept.may_follow
     home = [offer for offer in options if allowed(draft, index, offer.node)]
@@ -75,14 +76,14 @@ def fill(draft: Draft, index: int, which: str) -> None:
         found = next((offer for offer in options if alloc.resource(offer) == grant.resource), None)
         if found is not None:
             _intent(draft, index, which, attempt, found)
-            return
+            return False
         draft.put(index, top=attempt)  # no use for it any more: its number is burnt
         attempt += 1
     for offer in options:
         if draft.held.room(draft.seen.stack, offer):
             draft.want(Grant(draft.record.job, index, attempt, alloc.resource(offer), draft.now))
-            return
-    _waiting(draft, index, {offer.model for offer in options if offer.node is None})
+            return False
+    return _waiting(draft, index, {offer.model for offer in options if offer.node is None})
 
 
 def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) -> None:
@@ -126,30 +127,32 @@ def _cause(rank: Rank, which: str, offer: Offer) -> str:
     return "swap to spot" if offer.model is Model.SPOT and rank.wish == "spot" else "swap"
 
 
-def _waiting(draft: Draft, index: int, capped: set[Model]) -> None:
+def _waiting(draft: Draft, index: int, capped: set[Model]) -> bool:
     """Nothing to be had: say so, remember since when, and let cold offers thaw.
 
-    ``capped``: of which models there are offers that nobody refused, but no room under the stack's caps.
+    ``capped``: of which models there are offers that nobody refused, but no room under the stack's caps. Whether
+    that is all that is in the way.
     """
     rank = draft.ranks[index]
     if rank.cur is not None:
-        return
+        return False
     if node := kept.bound(draft, index):
         why = kept.only(draft, index)
         _wait(draft, index, f"waiting for static node {node}: {why}; to go on without it: {draft.record.go_back()}")
-        return
+        return False
     if not capped and not _buys(draft):
         _wait(draft, index, "waiting for a static node: other jobs have them, or they are down")
-        return
+        return False
     sold_out = not capped or (capped == {Model.ON_DEMAND} and _sold_out(draft, rank))
     if not sold_out:
         _wait(draft, index, "waiting: the stack's pools are at their caps")
-        return
+        return True
     if not capped and rank.refused and draft.now >= rank.refused_at + draft.times.cold_s:
         draft.put(index, refused=())
     _wait(draft, index, _no_offers(draft, bool(capped)) + _until(draft, rank))
     if draft.record.dry_since is None:
         draft.set(dry_since=draft.now)
+    return False
 
 
 def _buys(draft: Draft) -> bool:
@@ -168,7 +171,9 @@ def _sold_out(draft: Draft, rank: Rank) -> bool:
 
 def _no_offers(draft: Draft, capped: bool) -> str:
     """No offer is left: all were refused, or a limit leaves none but spot. ``capped``: that limit is the stack's."""
-    spec, where = draft.seen.spec, draft.record.zone or "any zone"
+    spec, where = draft.seen.spec, _bound_to(draft) or "any zone"
+    if out_of_pools(draft):
+        return f"waiting: zone {where} is in none of the job's pools any more, so it moves as soon as it can"
     if capped:
         return f"waiting for spot capacity in {where}: the pools' max_on_demand are in use"
     if spec is None or spec.max_on_demand is None or spec.policy == "spot" or _on_demand_left(draft) > 0:
@@ -178,8 +183,27 @@ def _no_offers(draft: Draft, capped: bool) -> str:
     return f"waiting for spot capacity in {where}: the job's own max_on_demand is {spec.max_on_demand}"
 
 
+def on_demand_from(draft: Draft, index: int) -> float | None:
+    """Until when on-demand waits for spot, virtual unix seconds; None: it does not."""
+    rank = draft.ranks[index]
+    return selection(draft, rank, _home_zone(draft, rank)).until
+
+
+def _bound_to(draft: Draft) -> str | None:
+    """The zone that the gang cannot leave for lack of capacity there: its data is in it, or a static node of it."""
+    held = draft.record.gen or any(rank.cur is not None and rank.cur.node for rank in draft.ranks)
+    return draft.record.zone if held else None
+
+
+def out_of_pools(draft: Draft) -> bool:
+    """Whether the gang is bound to a zone that has been taken out of every pool that it may use."""
+    spec, zone = draft.seen.spec, _bound_to(draft)
+    pools = (pool for pool in draft.seen.stack.pools if spec is None or not spec.pools or pool.name in spec.pools)
+    return zone is not None and not any(zone in pool.zones for pool in pools)
+
+
 def _until(draft: Draft, rank: Rank) -> str:
-    """Until when on-demand waits: to the minute, so that the reason stays the same while it does."""
+    """To the minute, so that the reason stays the same while on-demand waits."""
     until = selection(draft, rank, _home_zone(draft, rank)).until
     return "" if until is None else f"; on-demand from {time_of_day(until)} at the latest"
 
@@ -241,6 +265,7 @@ def selection(
                 work=course.work(draft),
                 since=since,
                 max_wait_s=max_wait_s,
+                hung_s=draft.view.boot_s,
                 save_s=draft.save_s(),
                 begin_s=draft.seen.begin_s,
             ),
