@@ -6,17 +6,20 @@ here; bench/ledger.py walks more of them, and the one-machine cloud's own bill.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
 from spotkeeper.report.account import account
-from spotkeeper.report.money import HOUR_S, money
+from spotkeeper.report.money import HOUR_S, attempts, money
 from spotkeeper.report.view import job_view
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.names import parse_vm_name
+from spotkeeper.spec.names import parse_vm_name, vm_name
+from spotkeeper.spec.stack import StackState
 
+from tests.sim.ec2 import on_ec2
 from tests.sim.gang import Gang
 from tests.sim.scenarios import JOB, SCENARIOS, Scenario, perform
 from tests.sim.test_crash_points import effects, kill
@@ -40,8 +43,10 @@ class Books:
         return 100.0 * abs(self.said - self.billed) / self.billed if self.billed else 0.0
 
 
-def books(scenario: Scenario, at: int | None = None) -> Books:
-    """Of a story in which the function is killed at this point; None: nowhere."""
+def books(
+    scenario: Scenario, at: int | None = None, on: Callable[[StackState], StackState] = lambda stack: stack
+) -> Books:
+    """Of a story in which the function is killed at this point; None: nowhere. ``on``: the cloud."""
     worlds: list[World] = []
 
     def interfere(world: World) -> None:
@@ -49,7 +54,7 @@ def books(scenario: Scenario, at: int | None = None) -> Books:
         if at is not None:
             kill(at)(world)
 
-    told = perform(scenario, interfere)
+    told = perform(scenario, interfere, on=on)
     assert told.why == ""
     (world,) = worlds
     entries = (*world.store.list_ledger(JOB), *world.record(JOB).outbox)
@@ -115,6 +120,29 @@ def test_the_steps_that_are_done_again_are_told_as_they_were(name: str, monkeypa
     found = books(next(one for one in SCENARIOS if one.name == name))
     again = sum(entry.again or 0 for entry in found.entries if entry.event is Event.GENERATION)
     assert again == pytest.approx(sum(steps for _, steps in found.world.jobs[JOB].lost), abs=2)
+
+
+@pytest.mark.parametrize("name", ["notice", "silent loss", "two losses"])
+def test_on_ec2_every_machine_is_paid_once_and_to_the_minute(name: str) -> None:
+    """EC2 tells when a machine was ordered, seconds before it runs, and when somebody ended it, seconds before it is
+    off. Of an interruption it tells nothing: the look that finds the machine gone counts, a tick later where the
+    function was killed.
+    """
+    scenario = next(one for one in SCENARIOS if one.name == name)
+    points = effects(perform(scenario, on=on_ec2))
+    for at in (None, points[len(points) // 3]):
+        found = books(scenario, at, on_ec2)
+        told = {
+            vm_name(found.world.stack.stack, JOB, one.rank, one.attempt): one.span(found.world.engine.t)
+            for one in attempts(found.entries)
+        }
+        assert {name for name, (start, end) in told.items() if end > start} == {
+            one.vm.name for one in found.world.cloud.bill
+        }, at
+        for one in found.world.cloud.bill:
+            start, end = told[one.vm.name]
+            assert -30.0 <= start - one.start <= 0.0, (at, one.vm.name)
+            assert abs(end - one.end) <= (60.0 if at is None else 120.0), (at, one.vm.name)
 
 
 def test_without_the_clouds_own_times_the_ledger_is_off() -> None:
