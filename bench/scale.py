@@ -24,7 +24,7 @@ from spotkeeper.reconcile.addresses import Addresses
 from spotkeeper.reconcile.decide import Seen, decide
 from spotkeeper.reconcile.gce_wire import Aggregated, DiskIn, InstanceIn, to_disk, to_vm
 from spotkeeper.reconcile.runtime import spare_the_collector
-from spotkeeper.reconcile.store import decode_versioned, encode_versioned
+from spotkeeper.reconcile.stored import decode_versioned, encode_versioned
 from spotkeeper.spec import codec, names
 from spotkeeper.spec.cloud import Listing
 from spotkeeper.spec.facts import Fact

@@ -14,7 +14,8 @@ from spotkeeper.reconcile import alloc, paths, sweep
 from spotkeeper.reconcile.decide import calls, generation, grants
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import View
-from spotkeeper.reconcile.store import ObjectStore, encode_versioned
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.reconcile.stored import encode_versioned
 from spotkeeper.spec.cloud import Vm
 from spotkeeper.spec.job import AskKind
 from spotkeeper.spec.record import Grant, Phase, Record, Slot

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import obstore
 import pytest
-from spotkeeper.reconcile import paths, recent
+from spotkeeper.reconcile import paths, recent, stored
 from spotkeeper.reconcile import store as store_module
 from spotkeeper.reconcile.objects import (
     BadKeyError,
@@ -30,8 +30,9 @@ from spotkeeper.reconcile.objects import (
 )
 from spotkeeper.reconcile.objects_obstore import DELETES, ObstoreObjects, open_bucket
 from spotkeeper.reconcile.objects_sqlite import SqliteObjects
-from spotkeeper.reconcile.store import SINGLY, CorruptError, ObjectStore, encode_versioned, open_store
+from spotkeeper.reconcile.store import SINGLY, CorruptError, ObjectStore, open_store
 from spotkeeper.reconcile.store_api import HOURS_KEPT, StaticHello, Store, StoreError
+from spotkeeper.reconcile.stored import encode_versioned
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, AskKind, Checkpoint, JobSpec, Nodes
@@ -597,7 +598,7 @@ def test_a_document_that_unpacks_to_too_much_is_corrupt(tmp_path: Path, monkeypa
     store = ObjectStore(SqliteObjects(tmp_path / "b.db"))
     store.put(paths.record(JOB), zlib.compress(encode_versioned(record()) + b" " * 10_000))
     assert store.read_record(JOB).value == record()
-    monkeypatch.setattr(store_module, "UNPACKED_BYTES", 5_000)
+    monkeypatch.setattr(stored, "UNPACKED_BYTES", 5_000)
     with pytest.raises(CorruptError, match="larger than 5000 bytes"):
         open_store(f"sqlite://{tmp_path}/b.db").read_record(JOB)
 

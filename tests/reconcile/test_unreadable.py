@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.round import Ended, run_round
-from spotkeeper.reconcile.store import ObjectStore, encode_versioned, open_store
+from spotkeeper.reconcile.store import ObjectStore, open_store
 from spotkeeper.reconcile.store_api import CorruptError, Held
+from spotkeeper.reconcile.stored import encode_versioned
 from spotkeeper.reconcile.sweep import tick
 from spotkeeper.spec.job import AskKind
 from spotkeeper.spec.model import Model

@@ -23,7 +23,8 @@ from spotkeeper.reconcile import market
 from spotkeeper.reconcile import round as rounds
 from spotkeeper.reconcile.http import Door
 from spotkeeper.reconcile.runtime import Runtime, Settings
-from spotkeeper.reconcile.store import ObjectStore, decode, decode_versioned
+from spotkeeper.reconcile.store import ObjectStore
+from spotkeeper.reconcile.stored import decode, decode_versioned
 from spotkeeper.spec import names
 from spotkeeper.spec.cloud import Action, Class, Disk, Listing, Result, Vm, VmStatus
 from spotkeeper.spec.facts import Kind

@@ -14,8 +14,9 @@ from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError
 from spotkeeper.reconcile.round import Options
-from spotkeeper.reconcile.store import ObjectStore, encode_versioned
+from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.reconcile.store_api import StoreError
+from spotkeeper.reconcile.stored import encode_versioned
 from spotkeeper.spec.cloud import DeleteDisk, DeleteVm
 from spotkeeper.spec.record import Phase
 

@@ -1,7 +1,7 @@
 """The bucket of one stack, document by document: ``store_api.Store`` over an object layer.
 
-Knows how documents are written down and how a lost answer is told from a lost race. Decides nothing.
-Paths are in ``paths.py``; what S3, GCS and SQLite do differently is in ``objects_*.py``.
+Knows how a lost answer is told from a lost race. Decides nothing. How documents are written down is in
+``stored.py``, paths are in ``paths.py``; what S3, GCS and SQLite do differently is in ``objects_*.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import hashlib
 import logging
-import zlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -20,8 +19,16 @@ from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, Objects, open_objects
 from spotkeeper.reconcile.recent import Recent
-from spotkeeper.reconcile.store_api import HOURS_KEPT, CorruptError, Held, NewerError, StaticHello, StoreError
-from spotkeeper.spec import codec
+from spotkeeper.reconcile.store_api import HOURS_KEPT, CorruptError, Held, StaticHello, StoreError
+from spotkeeper.reconcile.stored import (
+    QUARANTINE_BYTES,
+    cut,
+    decode,
+    decode_many,
+    decode_versioned,
+    encode_many,
+    encode_versioned,
+)
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask, JobSpec, spec_json
@@ -34,21 +41,12 @@ from spotkeeper.spec.stack import StackState
 T = TypeVar("T")
 Nonced = TypeVar("Nonced", Record, Alloc)
 
-FORMAT = 1  # of the documents that are compared and swapped; another number means another Spotkeeper wrote them
-PLAIN_BYTES = 64 << 10  # of a document that is written as it is, for people to read
-UNPACKED_BYTES = 64 << 20
-ZLIB = b"\x78"  # the first byte of a zlib stream; a JSON document begins with a brace
 SINGLY = 32  # entries of the ledger that one write may make objects of their own; more become one
 MANY = "many-"  # begins the name of such an object
 MARKET_TRIES = 5
 QUARANTINE_KEPT = 200
-QUARANTINE_BYTES = 4096
 
 log = logging.getLogger(__name__)
-
-
-class _Document(Struct, frozen=True):
-    v: int | None = None
 
 
 class _Lease(Struct, frozen=True, omit_defaults=True):
@@ -62,56 +60,6 @@ class _Lease(Struct, frozen=True, omit_defaults=True):
 def open_store(url: str, endpoint: str | None = None, brief: bool = False) -> ObjectStore:
     """The store behind ``SPOTKEEPER_BUCKET``; see :func:`spotkeeper.reconcile.objects.open_objects`."""
     return ObjectStore(open_objects(url, endpoint, brief))
-
-
-def decode(data: bytes, kind: type[T], path: str) -> T:
-    """A document from its bytes.
-
-    Raises:
-        CorruptError: naming the object and the field that is wrong.
-    """
-    try:
-        return codec.decode(data, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
-        raise CorruptError(f"{path}: not a {kind.__name__.strip('_')}: {error}", path, said=_cut(data)) from error
-
-
-def _cut(data: bytes) -> str:
-    return data[:QUARANTINE_BYTES].decode("utf-8", "backslashreplace")
-
-
-def encode_versioned(document: Record | Alloc) -> bytes:
-    """The document with ``"v":1`` in front: a program that does not know the number must not guess.
-
-    A large one is packed (zlib): the record of 10,000 ranks is 2 MB as it is and a fifth of that packed.
-    """
-    body = msgspec.json.encode(document)
-    plain = b'{"v":%d%s%s' % (FORMAT, b"" if body == b"{}" else b",", body[1:])
-    return zlib.compress(plain, 1) if len(plain) > PLAIN_BYTES else plain
-
-
-def _unpacked(data: bytes, path: str) -> bytes:
-    if data[:1] != ZLIB:
-        return data
-    try:
-        unpacker = zlib.decompressobj()
-        plain = unpacker.decompress(data, UNPACKED_BYTES)
-    except zlib.error as error:
-        raise CorruptError(f"{path}: does not unpack: {error}", path, said=_cut(data)) from error
-    if not unpacker.eof:
-        raise CorruptError(f"{path}: cut short, or larger than {UNPACKED_BYTES} bytes", path, said=_cut(data))
-    return plain
-
-
-def decode_versioned(data: bytes, kind: type[T], path: str) -> T:
-    """The inverse of :func:`encode_versioned`."""
-    data = _unpacked(data, path)
-    found = decode(data, _Document, path).v
-    if found is not None and found > FORMAT:
-        raise NewerError(f"{path}: format {found}, this Spotkeeper knows {FORMAT}: a newer one wrote it", path)
-    if found != FORMAT:
-        raise CorruptError(f"{path}: format {found}, this Spotkeeper writes {FORMAT}", path, said=_cut(data))
-    return decode(data, kind, path)
 
 
 class ObjectStore:
@@ -236,7 +184,7 @@ class ObjectStore:
         if len(entries) > SINGLY:  # a large gang's start or loss: one object for all that one write of the record says
             said = "\n".join(f"{entry.at}.{entry.id}" for entry in entries)
             name = f"{MANY}{hashlib.sha256(said.encode()).hexdigest()[:16]}"
-            self._create(paths.entry(job, entries[0].at, name), zlib.compress(msgspec.json.encode(entries), 1))
+            self._create(paths.entry(job, entries[0].at, name), encode_many(entries))
             return
         self._objects.create_many(
             [(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) for entry in entries]
@@ -420,7 +368,7 @@ class ObjectStore:
                 continue
             try:
                 if f".{MANY}" in path:
-                    out += decode(_unpacked(blob.data, path), tuple[kind, ...], path)  # type: ignore[valid-type]
+                    out += decode_many(blob.data, kind, path)
                 else:
                     out.append(decode(blob.data, kind, path))
             except CorruptError as error:
@@ -429,7 +377,7 @@ class ObjectStore:
         return out
 
     def _set_aside(self, path: str, blob: Blob) -> None:
-        self.quarantine(f"{path}\n{blob.data[:QUARANTINE_BYTES].decode('utf-8', 'backslashreplace')}")
+        self.quarantine(f"{path}\n{cut(blob.data)}")
 
     def _create(self, path: str, data: bytes, own: bool = False) -> str | None:
         """The new token, or None where the object exists. ``own``: these bytes can be nobody else's."""
