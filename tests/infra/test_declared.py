@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from spotkeeper.reconcile import paths
@@ -14,39 +13,17 @@ from spotkeeper.spec.check_stack import check_stack
 from spotkeeper.spec.stack import StackState
 
 from infra.gcp.identity import CHANGE, LOOK
-from tests.infra.conftest import Declared
+from tests.infra.declaration import DRAIN, Declaration, before, of, one
 from tests.infra.policies import broken
 from tests.scale.burst import CONCURRENCY, INSTANCES
 
-Declaration = dict[str, Declared]
 GOLDEN = Path(__file__).with_name("local.golden")
 
 INSTANCE = "gcp:compute/instance:Instance"
 TEMPLATE = "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
 FUNCTION = "gcp:cloudfunctionsv2/function:Function::function"
-DRAIN = "pulumi-python:dynamic:Resource::drain"
 TICK = "gcp:cloudscheduler/job:Job::tick"
 PUSH = "gcp:pubsub/subscription:Subscription::push"
-
-
-def of(declared: Declaration, type_: str) -> list[Declared]:
-    return [found for found in declared.values() if found.type == type_]
-
-
-def one(declared: Declaration, type_: str, name: str) -> dict[str, Any]:
-    return declared[f"{type_}::{name}"].properties
-
-
-def before(declared: Declaration, key: str) -> set[str]:
-    """Everything that must exist before ``key``, hence everything that is deleted after it."""
-    found: set[str] = set()
-    queue = [key]
-    while queue:
-        for other in declared[queue.pop()].depends_on:
-            if other not in found:
-                found.add(other)
-                queue.append(other)
-    return found
 
 
 def test_the_local_stack_is_this_list(local: Declaration) -> None:
