@@ -50,6 +50,15 @@ def test_a_bout_prefers_on_demand() -> None:
     assert order(spec(), need(zone="z-b", bout=True)) == [("b", ON_DEMAND), ("b", SPOT)]
 
 
+def test_on_demand_says_what_it_was_bought_for() -> None:
+    def why(the_spec: JobSpec, the_need: Need) -> str:
+        return next(one.why for one in select(the_spec, stack(), the_need).choices if one.offer.model is ON_DEMAND)
+
+    assert why(spec(policy="on-demand"), need()).endswith(": the job's policy"), "whether or not there is spot"
+    assert why(spec(), need()).endswith(": no spot that is worth a start is to be had")
+    assert why(spec(), need(bout=True)).endswith(": a bout of on-demand")
+
+
 def test_what_was_refused_to_this_need_is_left_out() -> None:
     assert order(spec(), need(zone="z-a", refused=frozenset({"pool/z-a/spot"}))) == [("a", ON_DEMAND)]
 

@@ -728,7 +728,7 @@ def test_a_job_that_nobody_has_touched_says_so_and_one_that_somebody_has_does_no
 
 def test_status_says_why_each_machine_is_what_it_is() -> None:
     """What was chosen alike is one line; of a bout of on-demand, what brought it about and when it ends."""
-    spot = "33% of on-demand, 9.1 h expected"
+    spot = "33% of on-demand, expected to last 9.1 h"
     ledger = (
         replace(intent(0.0, 0, 1), detail=spot),
         replace(intent(0.0, 1, 1), detail=spot),

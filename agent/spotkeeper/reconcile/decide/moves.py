@@ -129,7 +129,9 @@ def _dry(draft: Draft) -> None:
     vacant = [draft.ranks[index] for index in draft.filled() if draft.ranks[index].cur is None]
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:
         return
-    if draft.now < record.dry_since + draft.times.dry_s or draft.seen.draining or draft.seen.blind:
+    if draft.seen.draining or draft.seen.blind:
+        return
+    if draft.now < record.dry_since + draft.times.dry_s and not grants.out_of_pools(draft):
         return
     if any(admitted(rank.cur) and rank.cur and rank.cur.model is Model.STATIC for rank in draft.ranks):
         return

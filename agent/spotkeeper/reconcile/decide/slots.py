@@ -90,7 +90,9 @@ def _next_refused(draft: Draft, index: int) -> None:
 def _refuse(draft: Draft, index: int, slot: Slot, result: Result) -> None:
     key = Offer(slot.pool, slot.zone, slot.model, 0.0).key()
     rank = draft.ranks[index]
-    draft.put(index, refused=(*(r for r in rank.refused if r != key), key), refused_at=draft.now)
+    # What was refused longer ago has thawed: with this one it would be cold again, and no zone be left to go to.
+    lately = rank.refused if draft.now < rank.refused_at + draft.times.cold_s else ()
+    draft.put(index, refused=(*(r for r in lately if r != key), key), refused_at=draft.now)
     fuses.refused(draft, index)
     key, cause = f"r{index}.a{slot.attempt}", result.kind.value
     draft.log(Event.REFUSED, key, rank=index, slot=slot, cause=cause, detail=(result.detail or cause)[:200])
