@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +125,23 @@ def usual(model: nn.Module, optimizer: Any = None, loader: Any = None, **parts: 
     return Training(model, optimizer, DataLoader(data, 4, shuffle=True) if loader is None else loader, step, parts)
 
 
+def accumulated(training: Training, times: int, reducing: Callable[[bool], AbstractContextManager[None]]) -> Training:
+    """A step for so many batches. ``reducing``: around each one's backward, told whether it is the last."""
+    model, optimizer, count = training.model, training.optimizer, iter(range(10**6))
+
+    def step(batch: Any) -> None:
+        last = next(count) % times == times - 1
+        with reducing(last):
+            (loss_of(model, batch) / times).backward()
+        if last:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    training.step = step
+    return training
+
+
 # ------------------------------------------------------------ replicated
 
 
@@ -157,19 +175,9 @@ def _(world: int) -> Training:
 @feature("ddp, accumulation with no_sync")
 def _(world: int) -> Training:
     training = usual(replicate(Body(), world))
-    model, optimizer, count = training.model, training.optimizer, iter(range(10**6))
-
-    def step(batch: Any) -> None:
-        last = next(count) % 3 == 2
-        with contextlib.nullcontext() if last or world == 1 else model.no_sync():
-            (loss_of(model, batch) / 3).backward()
-        if last:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    training.step = step
-    return training
+    return accumulated(
+        training, 3, lambda last: contextlib.nullcontext() if last or world == 1 else training.model.no_sync()
+    )
 
 
 @feature("ddp, bf16 autocast")
@@ -339,19 +347,9 @@ def _(world: int) -> Training:
 @feature("fsdp, accumulation")
 def _(world: int) -> Training:
     training = usual(shard(Body()))
-    model, optimizer, count = training.model, training.optimizer, iter(range(10**6))
-
-    def step(batch: Any) -> None:
-        last = next(count) % 2 == 1
-        model.set_requires_gradient_sync(last)
-        (loss_of(model, batch) / 2).backward()
-        if last:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    training.step = step
-    return training
+    return accumulated(
+        training, 2, lambda last: contextlib.nullcontext(training.model.set_requires_gradient_sync(last))
+    )
 
 
 @feature("fsdp, mixed precision policy")
