@@ -68,6 +68,26 @@ def test_what_is_wrong_by_its_name_or_kind_is_underlined(stack: jsonschema.Draft
             assert not stack.is_valid(written(stackfiles.plain(cloud, changes))), line
 
 
+@pytest.mark.parametrize("path", ["pools.1.placement", "limits.usd_per_hour", "bucket.name", "budget", "limits"])
+def test_an_empty_value_of_a_stack_file_is_underlined(stack: jsonschema.Draft202012Validator, path: str) -> None:
+    plain = stackfiles.plain("gcp", {"limits.machines": 4, "bucket.on_destroy": "retain", path: "here"})
+    *parents, last = path.split(".")
+    at: Any = plain
+    for word in parents:
+        at = at[int(word) if word.isdigit() else word]
+    del at[last]
+    assert stack.is_valid(written(plain)) or last == "limits"
+    at[last] = None
+    assert not stack.is_valid(written(plain))
+
+
+@pytest.mark.parametrize("field", ["max_usd", "deadline", "checkpoint", "max_on_demand"])
+def test_an_empty_value_of_a_job_file_is_underlined(job: jsonschema.Draft202012Validator, field: str) -> None:
+    fields = {"name": "first", "command": ["train.py"]}
+    assert job.is_valid(fields) and not job.is_valid({**fields, field: None})
+    assert not job.is_valid({**fields, "checkpoint": {"mirror": None}})
+
+
 def test_each_cloud_names_who_pays(stack: jsonschema.Draft202012Validator) -> None:
     for cloud, key in (("gcp", "gcp:project"), ("aws", "spotkeeper:account")):
         document = written(stackfiles.plain(cloud))

@@ -42,13 +42,13 @@ def stack_file() -> dict[str, object]:
     """
     import msgspec
 
-    from spotkeeper.spec.schema import described
+    from spotkeeper.spec.schema import by_hand, described
 
     try:
         from infra.settings import NAMESPACE, Settings
     except ImportError:
         raise no_checkout() from None
-    made = described(msgspec.json.schema(Settings))
+    made = by_hand(described(msgspec.json.schema(Settings)))
     types = made["$defs"]
     settings = types.pop(Settings.__name__)
     ours = {f"{NAMESPACE}:{name}": body for name, body in settings["properties"].items()}

@@ -30,6 +30,8 @@ _TYPES: dict[Document, type[JobSpec] | type[StackState]] = {Document.JOB: JobSpe
 def schema(document: Document) -> dict[str, object]:
     """The schema (draft 2020-12) of a job file, or of ``stack/pools.json``."""
     body = described(msgspec.json.schema(_TYPES[document]))
+    if document is Document.JOB:
+        body = by_hand(body)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"Spotkeeper {document.value}", **body}
 
 
@@ -44,6 +46,20 @@ def described(schema: dict[str, Any]) -> dict[str, Any]:
                 )
                 if words and "description" not in field:
                     field["description"] = words
+    return schema
+
+
+def by_hand(schema: dict[str, Any]) -> dict[str, Any]:
+    """Of what people write: there a value that is left empty is a slip, and no way to say "none"."""
+    for one in schema.get("$defs", {}).values():
+        for field in one.get("properties", {}).values():
+            kinds = [part for part in field.get("anyOf", ()) if part != {"type": "null"}]
+            if len(kinds) == len(field.get("anyOf", ())):
+                continue
+            del field["anyOf"]
+            field.update({**kinds[0], **field} if len(kinds) == 1 else {"anyOf": kinds})
+            if field.get("default", ...) is None:
+                del field["default"]
     return schema
 
 
