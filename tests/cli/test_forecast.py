@@ -17,8 +17,10 @@ from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.market import HOUR_S, PriceRun, Prices, Sight
 from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Outcome, Phase
 
 from tests.cli.conftest import Cli
+from tests.cli.test_commands import JOB, a_job
 from tests.infra.conftest import STACKS
 
 EXAMPLE = STACKS / "Pulumi.example-gcp.yaml"
@@ -121,6 +123,19 @@ def test_an_earlier_job_of_the_name_tells_how_long_it_trains(
     assert made["work_h"] == 5.0
     monkeypatch.setenv("SPOTKEEPER_CLOCK", "0:0:20")  # its steps take real time, and all else the cloud's
     assert json.loads(cli("forecast", job(folder), "--json").out)["work_h"] == 100.0
+
+
+def test_a_job_of_the_name_that_is_over_tells_it_too(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    """Its name is free again, and what it told is there until it is forgotten."""
+    a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
+    store.clear_active(JOB)
+    store.put_tomb(JOB, 1.0)
+    store.delete_name("first", JOB)
+    store.put_progress(JOB, Progress(1, 10, 1.0, step_s=2.0, total_steps=9000))
+    made = json.loads(cli("forecast", job(folder), "--json").out)
+    assert made["work_h"] == 5.0
+    told = said(cli("compare", job(folder), "--json").out)
+    assert f"step: 2.000 s on 1 x n2-standard-8, as the job {JOB} of this name told last" in told
 
 
 def test_a_start_takes_what_an_earlier_job_of_the_name_and_the_pools_machines_took(

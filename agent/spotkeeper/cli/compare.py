@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from spotkeeper.cli import forecast as ground
 from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.jobs import earlier
 from spotkeeper.cli.output import emit
 from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, reduce_s, shapes, step_s
 from spotkeeper.report.compare_text import table
@@ -69,7 +70,7 @@ def _step(
         took = measured(file, spec)
         said.append(f"step: {took:.3f} s measured here with one process, which is taken for one of {home.machine_type}")
         return Step(took, Shape(home.machine_type, 1, 1), gradients_gb)
-    if known.store is not None and (job := known.store.read_name(spec.name)) is not None:
+    if known.store is not None and (job := earlier(known.store, spec.name)) is not None:
         told = known.store.read_progress(job)
         if told is not None and told.step_s:
             said.append(f"step: {told.step_s:.3f} s on {what}, as the job {job} of this name told last")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from spotkeeper.cli.errors import CliError, Exit
+from spotkeeper.cli.jobs import earlier
 from spotkeeper.cli.output import emit
 from spotkeeper.cli.starts import starts_of
 from spotkeeper.cli.target import find_target
@@ -163,7 +164,7 @@ def _work_h(spec: JobSpec, known: Ground, said: list[str]) -> float:
 
 def _told_h(name: str, known: Ground) -> float | None:
     """From an earlier job of this name: its steps, at its step time."""
-    if known.store is None or (job := known.store.read_name(name)) is None:
+    if known.store is None or (job := earlier(known.store, name)) is None:
         return None
     progress_ = known.store.read_progress(job)
     if progress_ is None or not progress_.total_steps or not progress_.step_s:

@@ -61,6 +61,14 @@ def find_job(store: Store, word: str) -> Record:
     raise CliError(f"{word}: no such job{hint}", Exit.MISSING, "spotkeeper status --all lists them")
 
 
+def earlier(store: Store, name: str) -> str | None:
+    """The id of the newest job of this name, also of one that is over and not forgotten yet; None: there is none."""
+    if (job := store.read_name(name)) is not None:
+        return job
+    named = [record for record in all_jobs(store, finished=True).records if record.name == name]
+    return max(named, key=lambda record: record.created).job if named else None
+
+
 def all_jobs(store: Store, finished: bool) -> Found:
     """Unfinished jobs; with ``finished`` also those whose tombstone still stands. By submission."""
     jobs = set(store.active_jobs())

@@ -11,7 +11,7 @@ from spotkeeper.report.forecast_text import below, hours, span, usd
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COST, TIME = "cost, 80 %", "done, 80 %"  # the bands
+COST, TIME = "cost 80 %", "done 80 %"  # the bands
 _COLUMNS = ("shape", "each", "pool", "bought", "step", "network", "cost", COST, "done after", TIME, "late")
 _LEFT = frozenset({"shape", "pool", "bought"})
 ELSEWHERE = "a wider terminal and --json have them"

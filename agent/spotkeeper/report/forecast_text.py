@@ -62,7 +62,7 @@ def below(lines: Iterable[str]) -> RenderableType:
     from rich.padding import Padding
     from rich.text import Text
 
-    return Padding(Text("\n".join(lines), "dim"), (0, 0, 0, 2))
+    return Padding(Text("\n".join(lines), "dim"), (0, 0, 0, 2), expand=False)
 
 
 def markdown(made: Forecast) -> str:
