@@ -171,6 +171,8 @@ def test_a_label_that_comes_or_goes_is_judged_anew() -> None:
 def test_the_comment_is_found_by_the_mark_that_the_review_begins_with() -> None:
     mark = re.search(r'startswith\("([^"]+)"\)', scripts(read("preview")["jobs"]["comment"]))
     assert mark is not None and marker("prod").startswith(mark[1])
+    without = re.search(r'\|\| echo "(.+?)" > comment\.md', scripts(read("preview")["jobs"]["comment"]))
+    assert without is not None and without[1].startswith(mark[1]), "a preview that failed whole leaves one too"
 
 
 def test_the_work_is_done_by_commands_that_exist() -> None:
