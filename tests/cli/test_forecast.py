@@ -219,6 +219,14 @@ def test_a_calibration_run_ends_as_soon_as_its_steps_are_known(folder: Path) -> 
     assert step_s(folder / "job.yaml", spec) == 0.25
 
 
+def test_a_calibration_run_is_a_gang_of_one(folder: Path) -> None:
+    """As torchrun would have it: without, `init_process_group` ends the most usual script at once."""
+    wanted = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    check = f"import os\nassert {wanted!r}.items() <= os.environ.items() and int(os.environ['MASTER_PORT'])\n"
+    (folder / "code" / "train.py").write_text(check + STEPS.format(then="time.sleep(600)"))
+    assert step_s(folder / "job.yaml", JobSpec("first", ("train.py",), source="code")) == 0.25
+
+
 def test_a_calibration_run_that_fails_says_what_it_printed(folder: Path) -> None:
     (folder / "code" / "train.py").write_text("raise SystemExit('no data')")
     with pytest.raises(CliError, match="no data"):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from spotkeeper.cli import forecast as ground
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.jobs import earlier
-from spotkeeper.cli.output import emit
+from spotkeeper.cli.output import emit, note
 from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, reduce_s, shapes, step_s
 from spotkeeper.report.compare_text import table
 from spotkeeper.report.forecast import Forecast, Library, forecast
@@ -65,8 +65,10 @@ def _step(
         said.append(f"step: {step_time:g} s on {what}, as given")
         return Step(step_time, shape, gradients_gb)
     if measure:
+        from spotkeeper.cli.measure import LONGEST_S, STEPS
         from spotkeeper.cli.measure import step_s as measured
 
+        note(f"measuring: the job's command runs here until it has made {STEPS} steps, {LONGEST_S:.0f} s at most")
         took = measured(file, spec)
         said.append(f"step: {took:.3f} s measured here with one process, which is taken for one of {home.machine_type}")
         return Step(took, Shape(home.machine_type, 1, 1), gradients_gb)

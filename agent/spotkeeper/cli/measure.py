@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -74,13 +75,26 @@ OTHER = "--step-time SECONDS, as measured elsewhere"
 
 
 def _environment(folder: Path, spec: JobSpec) -> dict[str, str]:
+    """As torchrun sets it for one process: most scripts begin with ``init_process_group``, which wants it."""
     package = str(Path(spotkeeper.__file__).resolve().parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         **spec.env,
         "PYTHONPATH": os.pathsep.join(paths),
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
         "SPOTKEEPER_RUN": str(folder),
         "SPOTKEEPER_CKPT": str(folder / "ckpt"),
         "SPOTKEEPER_OUTPUT": str(folder / "out"),
     }
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
