@@ -99,9 +99,11 @@ class Arns:
             return f"arn:{PARTITION}:ec2:{self.settings.region}::{kind}/{which}"
         return self._of("ec2", f"{kind}/{which}")
 
-    def secret(self, name: str) -> str:
-        """AWS adds six characters to the name of a secret."""
-        return name if name.startswith("arn:") else self._of("secretsmanager", f"secret:{name}-??????")
+    def secret(self, name: str) -> tuple[str, ...]:
+        """AWS adds six characters to a secret's name. Nobody can tell from an ARN whether they are there already."""
+        if not name.startswith("arn:"):
+            return (self._of("secretsmanager", f"secret:{name}-??????"),)
+        return (name, f"{name}-??????")
 
     def parameter(self, name: str) -> str:
         """Of Systems Manager; those below ``/aws/`` are AWS's own, and everybody's."""
@@ -279,7 +281,7 @@ def clock_rights(settings: Settings) -> tuple[Statement, ...]:
 def job_rights(settings: Settings) -> tuple[Statement, ...]:
     """What the role that jobs have is given beside what its owner gave it: the secrets that the stack file names."""
     arns = Arns(settings)
-    named = tuple(arns.secret(name) for name in settings.secrets)
+    named = tuple(arn for name in settings.secrets for arn in arns.secret(name))
     return (Statement("ReadSecrets", ("secretsmanager:GetSecretValue",), named),) if named else ()
 
 

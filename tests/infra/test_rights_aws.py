@@ -14,7 +14,6 @@ from spotkeeper.spec.facts import Fact, Kind
 
 from infra.aws.identity import (
     LOOK,
-    Arns,
     clock_rights,
     document,
     function_rights,
@@ -279,7 +278,10 @@ def test_jobs_are_given_the_secrets_that_are_named(settings: Settings) -> None:
     secret = "arn:aws:secretsmanager:us-east-1:123456789012:secret:"  # noqa: S105
     assert may(policy, "secretsmanager:GetSecretValue", f"{secret}huggingface-Ab12Cd")
     assert not may(policy, "secretsmanager:GetSecretValue", f"{secret}payroll-Ab12Cd")
-    assert Arns(settings).secret(f"{secret}x-Ab12Cd") == f"{secret}x-Ab12Cd"
+    by_arn = document(job_rights(replace(settings, secrets=(f"{secret}x-Ab12Cd", f"{secret}hub-token"))))
+    for whole in ("x-Ab12Cd", "hub-token-Ab12Cd"):  # a name may end as if AWS's six characters were there
+        assert may(by_arn, "secretsmanager:GetSecretValue", f"{secret}{whole}")
+    assert not may(by_arn, "secretsmanager:GetSecretValue", f"{secret}hub-tokens-Ab12Cd")
 
 
 # --- schedule, trust, bucket ------------------------------------------------------------------
