@@ -341,6 +341,11 @@ def test_what_bounds_all_pools_together_bounds_the_month() -> None:
     capped = stack_cost([pool()], {"burst": BOOT}, machines=3, usd_per_hour=5.0)
     assert capped.machines == 3
     assert capped.month is not None and capped.month.most == pytest.approx(5.0 * 730 + 4 * 22.0)
+    few = stack_cost([pool(), pool("floor", kind="static", max_nodes=1)], {"burst": BOOT, "floor": BOOT}, machines=2)
+    floor = stack_cost([pool("floor", kind="static", max_nodes=1)], {"floor": BOOT}).month
+    assert few.month is not None and floor is not None
+    assert few.month.least - floor.least == pytest.approx(2 * 1.0 * 730 + 4 * 22.0), "two at once, and the disks of all"
+    assert few.month.most - floor.most == pytest.approx((5.0 + 1.5) * 730 + 4 * 22.0), "one of them on demand"
     assert "$5.00 an hour (`limits.usd_per_hour`)" in comment(read(captured("same")), cost=capped)
     assert "is taken away" in comment(read(captured("same")), cost=COST, before=capped)
 

@@ -134,7 +134,7 @@ class StackCost(Struct, frozen=True):
         machines: dynamic machines at once, by the pools' sizes and the stack's own cap.
         usd_per_hour: what dynamic machines may cost together (``limits.usd_per_hour``); None: no such cap.
         always: USD a month that bills day and night: static nodes with their disks, jobs or not.
-        month: USD for a month with all pools full. None (both): a price is not known.
+        month: USD for a month with all pools as full as both caps let them be. None (both): a price is not known.
     """
 
     pools: tuple[PoolCost, ...]
@@ -158,25 +158,35 @@ def stack_cost(
     """
     costs = tuple(pool_cost(pool, boots[pool.name]) for pool in pools)
     dynamic = sum(cost.machines for cost in costs if not cost.static)
+    at_once = dynamic if machines is None else min(machines, dynamic)
     return StackCost(
         pools=costs,
-        machines=dynamic if machines is None else min(machines, dynamic),
+        machines=at_once,
         usd_per_hour=usd_per_hour,
         always=_sum(cost.month for cost in costs if cost.static),
-        month=_capped(costs, usd_per_hour),
+        month=_capped(costs, at_once, usd_per_hour),
     )
 
 
-def _capped(costs: tuple[PoolCost, ...], usd_per_hour: float | None) -> Range | None:
-    """The hourly cap bounds machines, not their disks."""
-    total = _sum(cost.month for cost in costs)
-    dynamic = _sum(cost.month for cost in costs if not cost.static)
-    if usd_per_hour is None or total is None or dynamic is None:
-        return total
-    disks = sum(cost.machines * (cost.disks or 0.0) for cost in costs if not cost.static)
-    over = max(0.0, dynamic.most - disks - usd_per_hour * MONTH_H)
-    most = total.most - over
-    return Range(min(total.least, most), most)
+def _capped(costs: tuple[PoolCost, ...], machines: int, usd_per_hour: float | None) -> Range | None:
+    """Both caps bound machines, not their disks: those of a job that holds stay when its machines are another's."""
+    always = _sum(cost.month for cost in costs if cost.static)
+    dynamic = [cost for cost in costs if not cost.static]
+    if always is None or any(cost.month is None for cost in dynamic):
+        return None
+    disks = sum(cost.machines * (cost.disks or 0.0) for cost in dynamic)
+    cheapest = sorted(rate for cost in dynamic for rate in _rates(cost, dear=False))
+    dearest = sorted((rate for cost in dynamic for rate in _rates(cost, dear=True)), reverse=True)
+    most = min(sum(dearest[:machines]), float("inf") if usd_per_hour is None else usd_per_hour)
+    least = min(sum(cheapest[:machines]), most)
+    return always + Range(least, most).times(MONTH_H) + Range(disks, disks)
+
+
+def _rates(cost: PoolCost, dear: bool) -> list[float]:
+    """USD an hour of each machine that a dynamic pool may have at once."""
+    on_demand = cost.on_demand_machines if dear and cost.on_demand else 0
+    spot = (cost.spot.most if dear else cost.spot.least) if cost.spot else 0.0
+    return [cost.on_demand.most if cost.on_demand else 0.0] * on_demand + [spot] * (cost.machines - on_demand)
 
 
 def _sum(months: Iterable[Range | None]) -> Range | None:
