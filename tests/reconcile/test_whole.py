@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.decide.seen import Times
 from spotkeeper.spec.job import Nodes
+from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Hold, Phase
 
@@ -57,11 +61,20 @@ def test_machines_that_wait_for_the_rest_are_given_back() -> None:
     assert len(world.dynamic()) == 2
     world.until(lambda: world.record().phase is Phase.HOLD, GANG_S + 200)
     record = world.record()
-    assert record.hold is Hold.CLOUD
+    assert record.hold is Hold.CAPACITY
     assert record.reason.startswith("waiting for capacity in ")
     assert record.reason.endswith("; 2 machines that waited with it given back")
     world.run(60)
     assert world.dynamic() == []
+
+
+def test_a_gang_that_tries_again_by_itself_rings_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    world = short(2, nodes=3)
+    with caplog.at_level(logging.WARNING, "spotkeeper.reconcile"):
+        world.until(lambda: world.record().phase is Phase.HOLD, GANG_S + 200)
+        world.run(30)
+    assert [entry.cause for entry in world.events(Event.HOLD)] == ["capacity"]
+    assert [line for line in caplog.records if hasattr(line, "event")] == []
 
 
 def test_what_a_gang_that_never_fits_wastes_is_bounded() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from spotkeeper.reconcile import market
 from spotkeeper.reconcile.store_api import Store
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Record
+from spotkeeper.spec.record import Hold, Record
 
 log = logging.getLogger("spotkeeper.reconcile")
 # Those that people are told of: the stack's alarms look for ``event`` and ``reason`` in the log (infra, alerts).
@@ -51,6 +51,6 @@ class Writer:
 def _tell(job: str, entries: Iterable[Entry]) -> None:
     """One line for each; a repeated copy by another process tells it again, which is better than never."""
     for entry in entries:
-        if entry.event in _TOLD:
+        if entry.event in _TOLD and entry.cause != Hold.CAPACITY.value:  # a gang that tries again waits for no person
             what = {"event": entry.event.value, "reason": entry.cause, "job": job}
             log.warning("%s of job %s: %s", entry.event.value, job, entry.detail or entry.cause, extra=what)

@@ -139,7 +139,8 @@ def _kept(data: bytes | None, pool: str, hour: int) -> Past | None:
         log.warning("%s makes no sense, and is made anew: %s", paths.market_past(pool), error)
         return None
     if past is not None and (past.pool != pool or past.hour > hour + LOOK_BACK):
-        log.warning("%s is of %s and hour %d: made anew", paths.market_past(pool), past.pool, past.hour)
+        said = f"it is of pool {past.pool}, hour {past.hour}"
+        log.warning("%s makes no sense, and is made anew: %s", paths.market_past(pool), said)
         return None
     return past
 

@@ -43,7 +43,7 @@ def resume(record: Record) -> str:
 
 def goes_back(record: Record) -> bool:
     """Whether its newest checkpoint cannot be had, as the reason says, with the command: a plain resume holds again."""
-    return record.hold is Hold.CLOUD and record.go_back() in record.reason
+    return record.hold in (Hold.CLOUD, Hold.CAPACITY) and record.go_back() in record.reason
 
 
 def hold_view(

@@ -43,23 +43,26 @@ class Outcome(str, Enum):
 class Hold(str, Enum):
     """Why a job holds, and what ends the hold.
 
-    ======= ============================================== ====================================
-    reason  meaning                                        left by
-    ======= ============================================== ====================================
-    PAUSE   somebody asked for it                          resume
-    CLOUD   the cloud refuses what no other offer mends,   resume, or by itself: it tries again
-            or no machine to be had holds a checkpoint     rarely
-    FAILURE the job's own code: exit 93, or the crash      resume, with a fresh crash budget; it
-            budget is used up                              ends after ``hold_days``
-    SPEND   it has spent its ``max_usd``                   resume, which allows as much again; it
-                                                           ends after ``hold_days``
-    ======= ============================================== ====================================
+    ======== ============================================== ===================================
+    reason   meaning                                        left by
+    ======== ============================================== ===================================
+    PAUSE    somebody asked for it                          resume
+    CLOUD    the cloud refuses what no other offer mends,   resume, or by itself: it tries again
+             or no machine to be had holds a checkpoint     rarely
+    CAPACITY a part of a gang is to be had, and not the     resume, or by itself: it tries again,
+             rest                                           ever more seldom
+    FAILURE  the job's own code: exit 93, or the crash      resume, with a fresh crash budget; it
+             budget is used up                              ends after ``hold_days``
+    SPEND    it has spent its ``max_usd``                   resume, which allows as much again;
+                                                            it ends after ``hold_days``
+    ======== ============================================== ===================================
 
     Each resume may bring other files: a mended script, another ``max_usd``.
     """
 
     PAUSE = "pause"
     CLOUD = "cloud"
+    CAPACITY = "capacity"
     FAILURE = "failure"
     SPEND = "spend"
 

@@ -60,7 +60,7 @@ def step(draft: Draft) -> None:
             return
         until = min(until, asked)
     told = f"{count} machine{'s' * (count > 1)} that waited with it given back"
-    draft.hold(Hold.CLOUD, f"{record.reason or 'waiting for capacity'}; {told}", until=until)
+    draft.hold(Hold.CAPACITY, f"{record.reason or 'no capacity'}; {told}", until=until)
 
 
 def _paid(draft: Draft) -> Iterator[Slot]:
