@@ -110,6 +110,7 @@ def empty(
             if looked > end:
                 raise DrainError(f"after {DEADLINE_S:.0f} s {still}. Delete what is left, then destroy again")
             pause(cloud.pause_s)
+            cloud.announce()  # again: where somebody took the mark away, what is emptied would fill up behind us
     return Counter(kind for kind, _ in found)
 
 

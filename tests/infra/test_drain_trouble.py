@@ -50,15 +50,19 @@ class Launching:
     settle_s: float = SETTLE_S
     now: float = 0.0
     there: set[str] = field(default_factory=set)
+    mark: bool = False
 
     def owner(self) -> str | None:
         return "dev"
 
-    def announce(self) -> None: ...
-    def lift(self) -> None: ...
+    def announce(self) -> None:
+        self.mark = True
+
+    def lift(self) -> None:
+        self.mark = False
 
     def marked(self) -> bool:
-        return True
+        return self.mark
 
     def busy(self) -> bool:
         return self.unfinished
@@ -81,6 +85,18 @@ def test_what_a_round_makes_that_began_before_the_mark_is_waited_for() -> None:
     assert empty(cloud, pause=cloud.pause, now=lambda: cloud.now) == {"machine": 3}
     assert not cloud.there and not cloud.later
     assert SETTLE_S > PLATFORM_S, "a request, and then until the last machine is listed"
+
+
+def test_a_mark_that_somebody_takes_away_is_written_again() -> None:
+    cloud, marks = Launching({}), []
+
+    def pause(seconds: float) -> None:
+        marks.append(cloud.mark)
+        cloud.lift()
+        cloud.pause(seconds)
+
+    empty(cloud, pause=pause, now=lambda: cloud.now)
+    assert len(marks) > 2 and all(marks)
 
 
 def test_a_stack_without_an_unfinished_job_is_not_waited_for() -> None:
