@@ -31,6 +31,7 @@ from tests.engine.standin.project import Project, checkout
 from tests.engine.standin.rules import REPLACES
 from tests.engine.standin.witness import Witness, watch
 from tests.engine.test_stacks import small
+from tests.local.client import Api
 
 PLUGIN = "pulumi-resource-gcp"
 
@@ -131,6 +132,10 @@ def test_the_program_goes_up_stays_and_goes(stack: Stack) -> None:
     quiet = project.run("refresh", "--yes", "--skip-preview", "--expect-no-changes")
     assert quiet.code == 0, quiet.said
     assert witness.changes()[seen:] == []
+    api = Api(stack.cloud.compute_endpoint, project="acme-train")
+    api.ok(api.delete("global/firewalls/sk-demo-ssh-iap"))
+    drift = project.run("refresh", "--preview-only", "--expect-no-changes")
+    assert drift.code != 0, "a firewall that somebody deleted is drift: the check is not deaf"
 
     done = project.run("destroy", "--yes", "--skip-preview")
     assert done.code == 0, done.said

@@ -83,8 +83,8 @@ def type_of(verb: str, request: bytes) -> str:
 
 def main() -> None:
     """Serves until the engine ends it."""
+    googles = Plugin([os.environ[GOOGLES]], {**os.environ, **_ALONE})  # first: where it fails, no child is left behind
     standin = Plugin([sys.executable, "-W", "ignore", "-m", "tests.engine.standin.provider"], dict(os.environ))
-    googles = Plugin([os.environ[GOOGLES]], {**os.environ, **_ALONE})
     server = grpc.server(ThreadPoolExecutor(64), options=_OPTIONS, handlers=[Both(googles, standin)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -44,7 +44,8 @@ def judge(method: str, url: str, answer: requests.Response) -> None:
     Raises:
         AssertionError: no such method, or an answer that is none of its.
     """
-    path, query = urlsplit(url).path.removeprefix(UPLOAD), dict(parse_qsl(urlsplit(url).query))
+    path = urlsplit(url).path.removeprefix(UPLOAD).rstrip("/")  # the provider ends one of its paths with a slash
+    query = dict(parse_qsl(urlsplit(url).query))
     api = discovery.BETA if path.startswith("/compute/") else discovery.STORAGE
     known = discovery.match(method, path, api)
     assert known is not None, "Google has no such method"
