@@ -245,3 +245,29 @@ def test_a_quota_refuses_before_there_is_an_operation(api: Api, cloud: LocalClou
     cloud.set_quota(zone, 10)
     api.ok(api.post(f"zones/{zone}/instances", vm_body("too-many", zone), requestId=key))  # the id was not used up
     api.ok(api.delete(f"zones/{zone}/instances/too-many"))
+
+
+def test_a_projects_number_is_another_name_of_it(cloud: LocalCloud) -> None:
+    """A bucket tells the number only, and whoever reads it looks up whose that is."""
+    assert Api(cloud.compute_endpoint, project="424242424242").get("")["name"] == "local"
+
+
+def test_what_googles_provider_always_sends_is_taken_for_unset(cloud: LocalCloud, api: Api) -> None:
+    loose = replace(api, strict=False)
+    unset = {"nodeAffinities": [None], "skipGuestOsShutdown": False, "gracefulShutdown": None}
+    sent = {**SPOT, **unset, "hostErrorTimeoutSeconds": None}
+    api.ok(loose.post("regions/us-central1/instanceTemplates", template("t-sent", scheduling=sent)))
+    kept = api.get("regions/us-central1/instanceTemplates/t-sent")["properties"]["scheduling"]
+    assert {key: kept[key] for key in SPOT} == SPOT and "nodeAffinities" not in kept
+    with refused(501, "notImplemented"):
+        skipping = {**SPOT, "skipGuestOsShutdown": True}
+        loose.post("regions/us-central1/instanceTemplates", template("t-skip", scheduling=skipping))
+    routing = {"routingMode": "REGIONAL", "deleteBgpAlwaysCompareMed": False}
+    network = {"name": "n-sent", "autoCreateSubnetworks": False, "routingConfig": routing}
+    api.ok(loose.post("global/networks", network))
+    assert api.get("global/networks/n-sent")["routingConfig"] == {"routingMode": "REGIONAL"}
+    subnetwork = {"name": "s-sent", "network": "global/networks/n-sent", "ipCidrRange": "10.8.0.0/24"}
+    subnetwork |= {"secondaryIpRanges": [], "allowSubnetCidrRoutesOverlap": False}
+    api.ok(loose.post("regions/us-central1/subnetworks", subnetwork))
+    for path in ("regions/us-central1/subnetworks/s-sent", "global/networks/n-sent"):
+        api.ok(api.delete(path))
