@@ -44,6 +44,7 @@ WITHOUT: dict[str, Rule] = {
     "without waiting": replace(RULE, wait_left=1e9),
     "waiting to the end": replace(RULE, wait_left=0.0, wait_planned=0.0),
     "without giving up on rare spot (no deadline)": replace(RULE, gives_up=False),
+    "without an end to what spot may lose": replace(RULE, hope=1e9),
     "no start at a small loss": replace(RULE, least=0.0),
     "with six restarts' stay on on-demand": replace(RULE, stay_restarts=6.0),
 }
