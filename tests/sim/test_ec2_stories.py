@@ -25,6 +25,7 @@ from tests.sim.world import World
 
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=[scenario.name for scenario in SCENARIOS])
 whole = pytest.mark.matrix
+pytestmark = pytest.mark.timeout(3600)  # a cell of the matrix is up to 200 plays, on however busy a machine
 BOOT_S = 480.0  # the deadline of a boot
 
 
