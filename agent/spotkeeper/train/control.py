@@ -48,13 +48,15 @@ import time
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 SIZE = 256
 MAGIC = int.from_bytes(b"SKCTL\0\0\1", "little")
 NAME = "ctl"
 RESULT = "result.json"
 NO_RESTART = 93  # exit code: "a restart cannot help"
+
+E = TypeVar("E", bound=IntEnum)
 
 _STEP_BITS = 40  # of a (generation, step) pair; 2^24 generations, 10^12 steps
 
@@ -123,6 +125,53 @@ class Commit:
 
 class ControlError(Exception):
     """The file is not a control file of this version."""
+
+
+def _known(kind: type[E], word: int, other: E) -> E:
+    """What a word says; ``other`` where it says nothing: a job that tramples on its file must not end its agent."""
+    try:
+        return kind(word)
+    except ValueError:
+        return other
+
+
+@dataclass(frozen=True)
+class _Float:
+    """A word of a control file that is an attribute as it stands."""
+
+    at: int
+
+    def __get__(self, of: Control, _: type[Control]) -> float:
+        return of._floats[self.at]
+
+    def __set__(self, of: Control, value: float) -> None:
+        of._floats[self.at] = value
+
+
+@dataclass(frozen=True)
+class _Whole:
+    at: int
+
+    def __get__(self, of: Control, _: type[Control]) -> int:
+        return of._words[self.at]
+
+    def __set__(self, of: Control, value: int) -> None:
+        of._words[self.at] = value
+
+
+@dataclass(frozen=True)
+class _Choice(Generic[E]):
+    """``other``: what a word of no meaning stands for."""
+
+    at: int
+    kind: type[E]
+    other: E
+
+    def __get__(self, of: Control, _: type[Control]) -> E:
+        return _known(self.kind, of._words[self.at], self.other)
+
+    def __set__(self, of: Control, value: E) -> None:
+        of._words[self.at] = int(value)
 
 
 class Control:
@@ -230,13 +279,18 @@ class Control:
 
     # job -> agent
 
-    @property
-    def state(self) -> State:
-        return _known(State, self._words[8], State.STARTING)
-
-    @state.setter
-    def state(self, value: State) -> None:
-        self._words[8] = int(value)
+    state = _Choice(8, State, State.STARTING)
+    step_s = _Float(11)
+    save_s = _Float(14)
+    stall_s = _Float(15)
+    samples_per_s = _Float(17)
+    total_steps = _Whole(18)
+    fault = _Choice(19, Fault, Fault.WRITE_FAILED)
+    answered = _Whole(20)
+    interval_s = _Float(21)
+    pid = _Whole(22)
+    lag = _Float(25)
+    sample_s = _Float(26)
 
     @property
     def step(self) -> int:
@@ -260,14 +314,6 @@ class Control:
         self._words[24] = _pack(commit)
 
     @property
-    def step_s(self) -> float:
-        return self._floats[11]
-
-    @step_s.setter
-    def step_s(self, value: float) -> None:
-        self._floats[11] = value
-
-    @property
     def commit(self) -> Commit | None:
         return _unpack(self._words[12])
 
@@ -280,22 +326,6 @@ class Control:
         self._words[12] = _pack(commit)
 
     @property
-    def save_s(self) -> float:
-        return self._floats[14]
-
-    @save_s.setter
-    def save_s(self, value: float) -> None:
-        self._floats[14] = value
-
-    @property
-    def stall_s(self) -> float:
-        return self._floats[15]
-
-    @stall_s.setter
-    def stall_s(self, value: float) -> None:
-        self._floats[15] = value
-
-    @property
     def loss(self) -> float | None:
         value = self._floats[16]
         return None if math.isnan(value) else value
@@ -305,87 +335,12 @@ class Control:
         self._floats[16] = math.nan if value is None else value
 
     @property
-    def samples_per_s(self) -> float:
-        return self._floats[17]
-
-    @samples_per_s.setter
-    def samples_per_s(self, value: float) -> None:
-        self._floats[17] = value
-
-    @property
-    def total_steps(self) -> int:
-        return self._words[18]
-
-    @total_steps.setter
-    def total_steps(self, value: int) -> None:
-        self._words[18] = value
-
-    @property
-    def fault(self) -> Fault:
-        return _known(Fault, self._words[19], Fault.WRITE_FAILED)
-
-    @fault.setter
-    def fault(self, value: Fault) -> None:
-        self._words[19] = int(value)
-
-    @property
-    def answered(self) -> int:
-        return self._words[20]
-
-    @answered.setter
-    def answered(self, value: int) -> None:
-        self._words[20] = value
-
-    @property
-    def interval_s(self) -> float:
-        return self._floats[21]
-
-    @interval_s.setter
-    def interval_s(self, value: float) -> None:
-        self._floats[21] = value
-
-    @property
-    def pid(self) -> int:
-        return self._words[22]
-
-    @pid.setter
-    def pid(self, value: int) -> None:
-        self._words[22] = value
-
-    @property
     def first_step_at(self) -> float:
         return self._floats[23]
 
     @property
     def restored(self) -> Commit | None:
         return _unpack(self._words[24])
-
-    @property
-    def lag(self) -> float:
-        return self._floats[25]
-
-    @lag.setter
-    def lag(self, value: float) -> None:
-        self._floats[25] = value
-
-    @property
-    def sample_s(self) -> float:
-        return self._floats[26]
-
-    @sample_s.setter
-    def sample_s(self, value: float) -> None:
-        self._floats[26] = value
-
-
-E = TypeVar("E", bound=IntEnum)
-
-
-def _known(kind: type[E], word: int, other: E) -> E:
-    """What a word says; ``other`` where it says nothing: a job that tramples on its file must not end its agent."""
-    try:
-        return kind(word)
-    except ValueError:
-        return other
 
 
 def _pack(commit: Commit) -> int:
