@@ -19,6 +19,7 @@ from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.show import CHECKOUT, no_checkout
 from spotkeeper.report.preview import UNKNOWN, declared
 from spotkeeper.report.review import Broken
+from spotkeeper.spec import codec
 from spotkeeper.spec.parse import nearest
 from spotkeeper.spec.redact import redact
 
@@ -94,7 +95,7 @@ def _levels(config: Path, rules: Sequence[Rule]) -> dict[str, Level]:
     if not config.is_file():
         return {}
     try:
-        written = msgspec.json.decode(config.read_bytes(), type=dict[str, Level | _Configured])
+        written = codec.decode(config.read_bytes(), dict[str, Level | _Configured])
     except (msgspec.DecodeError, OSError) as error:
         remedy = '{"no-public-address": "disabled"}, or advisory, or mandatory'
         raise CliError(f"{config.name} of infra/policy: {error}", Exit.USAGE, remedy) from None
