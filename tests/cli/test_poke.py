@@ -79,3 +79,26 @@ def test_a_function_that_is_gone_is_only_mentioned(
     done = cli("submit", folder / "job.yaml")
     assert done.code == 0
     assert "the next tick starts the job" in done.err
+
+
+def test_on_aws_it_is_signed_as_whoever_is_logged_in(
+    cli: Cli, function: Function, store: ObjectStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IAM looks at the signature before the function runs: a token of identity would be refused there."""
+    here = msgspec.structs.replace(STACK, cloud="aws", region="eu-west-1", function_url=f"{function.url}/")
+    store.put("stack/pools.json", msgspec.json.encode(here))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "SPOTKEEPER_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 0 and "the next tick starts the job" in done.err and function.calls == []
+    (tmp_path / "credentials").write_text("[default]\naws_access_key_id = AKIAME\naws_secret_access_key = x\n")
+    (folder / "other.yaml").write_text((folder / "job.yaml").read_text().replace("name: first", "name: second"))
+    before = set(store.active_jobs())
+    assert cli("submit", folder / "other.yaml").err == ""
+    ((path, signed),) = function.calls
+    (job,) = set(store.active_jobs()) - before
+    assert path == f"/v1/poke/{job}" and signed.startswith("AWS4-HMAC-SHA256 Credential=AKIAME/")
+    assert "/eu-west-1/lambda/aws4_request" in signed

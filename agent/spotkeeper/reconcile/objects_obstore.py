@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import obstore
 from obstore import exceptions
 
+from spotkeeper.reconcile import logins
 from spotkeeper.reconcile.deadline import NEVER, Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, RefusedError, UnavailableError, check_key, check_prefix
 
@@ -45,7 +46,7 @@ LONG = Patience(15.0, 10.0)
 
 
 def open_bucket(url: str, endpoint: str | None = None, brief: bool = False) -> ObstoreObjects:
-    """``s3://bucket[/prefix]`` or ``gs://bucket[/prefix]``, with the machine's own identity.
+    """``s3://bucket[/prefix]`` or ``gs://bucket[/prefix]``, as the machine, or as who is logged in at it.
 
     Args:
         endpoint: another root of the same API (a test's S3, a private endpoint). With plain
@@ -61,8 +62,11 @@ def open_bucket(url: str, endpoint: str | None = None, brief: bool = False) -> O
     prefix = parts.path.strip("/") or None
     if parts.scheme == "s3":
         s3: S3Config = {"endpoint": endpoint} if endpoint else {}
+        region, keys = logins.s3()
+        if region:
+            s3["region"] = region
         bucket = obstore.store.S3Store(
-            parts.netloc, prefix=prefix, config=s3, client_options=options, retry_config=retry
+            parts.netloc, prefix=prefix, config=s3, client_options=options, retry_config=retry, credential_provider=keys
         )
         return ObstoreObjects(bucket, "e_tag")
     gcs: GCSConfig = {"base_url": endpoint} if endpoint else {}
@@ -75,7 +79,7 @@ def open_bucket(url: str, endpoint: str | None = None, brief: bool = False) -> O
         config=gcs,
         client_options=options,
         retry_config=retry,
-        credential_provider=_nobody if unsigned else None,
+        credential_provider=_nobody if unsigned else logins.gcs(),
     )
     return ObstoreObjects(store, "version")
 
