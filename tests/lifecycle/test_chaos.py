@@ -124,9 +124,7 @@ def strike(run: Run, victims: Victims, what: str, rng: random.Random) -> None:
     run.until(f"another {what} for rank {rank}", lambda: victims.find(what, rank) not in (None, pid))
 
 
-def test_a_run_in_which_everything_was_killed_ends_with_the_weights_of_a_quiet_one(
-    stage: Stage, tmp_path: Path
-) -> None:
+def test_a_run_in_which_everything_was_killed_ends_with_the_weights_of_a_quiet_one(stage: Stage) -> None:
     rng = random.Random(SEED)  # noqa: S311
     order = [*HARMLESS, *CRASHES]
     rng.shuffle(order)
@@ -146,4 +144,4 @@ def test_a_run_in_which_everything_was_killed_ends_with_the_weights_of_a_quiet_o
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, record.reason
     assert not run.ledger(Event.LOSS), "no machine was given up for a process that died on it"
-    assert weights == run.weights_left_alone(tmp_path, 2)
+    assert weights == run.weights_left_alone(2)

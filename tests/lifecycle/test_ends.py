@@ -20,7 +20,7 @@ from spotkeeper.spec.record import Outcome, Record, SlotState
 from spotkeeper.train.store import COMMIT
 from spotkeeper.vm.launch import saver_pid
 
-from tests.lifecycle.stage import GPT, Run, Stage, script, tiny
+from tests.lifecycle.stage import GPT, STEPS, Run, Stage, script, tiny
 
 pytestmark = pytest.mark.lifecycle
 
@@ -141,7 +141,7 @@ def test_exit_93_holds_the_job_and_resume_goes_on_from_the_newest_checkpoint(sta
         restored = run.watcher.traces()[2].restored
     assert (record.outcome, record.gen) == (Outcome.SUCCEEDED, 2)
     assert restored is not None and 0 < restored.step < 150
-    assert run.weights() == run.weights_left_alone(tmp_path / "alone", nproc=1)
+    assert run.weights() == run.weights_left_alone(1)
 
 
 def test_a_script_with_a_bug_is_mended_and_goes_on_from_its_checkpoint(stage: Stage, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_script_with_a_bug_is_mended_and_goes_on_from_its_checkpoint(stage: St
     home.mkdir()
     (home / "train.py").write_bytes((GPT / "train.py").read_bytes())
     (home / "main.py").write_text(HAS_A_BUG)
-    spec = tiny("mended", 250, nodes=2, checkpoint=Checkpoint(interval_s=1.0), retry=Retry(crashes=0))
+    spec = tiny("mended", STEPS, nodes=2, checkpoint=Checkpoint(interval_s=1.0), retry=Retry(crashes=0))
     spec = replace(spec, command=("main.py", *spec.command[1:]))
     with Run(stage, spec, pack(home)) as run:
         run.holds(disks=1)
@@ -168,7 +168,7 @@ def test_a_script_with_a_bug_is_mended_and_goes_on_from_its_checkpoint(stage: St
     assert restored is not None and 0 < restored.step < 150
     (resumed,) = run.ledger(Event.RESUME)
     assert resumed.detail.startswith("with other files: job file ") and mended.sha256[:12] in resumed.detail
-    assert run.weights() == run.weights_left_alone(tmp_path / "alone", nproc=2)
+    assert run.weights() == run.weights_left_alone(2)
     left = summary(stage.store, record)
     assert left is not None and left.files == 2
     got = download(stage.store, record, tmp_path / "got", None, quiet=True)
@@ -239,7 +239,7 @@ def test_a_rank_that_hangs_in_c_is_found_shown_and_restarted(stage: Stage, tmp_p
     (home / "train.py").write_bytes((GPT / "train.py").read_bytes())
     (home / "main.py").write_text(HANGS)
     fields = {"checkpoint": Checkpoint(interval_s=1.0), "retry": Retry(crashes=1), "static": "never"}
-    spec = tiny("hangs", 250, nodes=2, **fields)
+    spec = tiny("hangs", STEPS, nodes=2, **fields)
     spec = replace(spec, command=("main.py", *spec.command[1:]))
     with Run(stage, spec, pack(home)) as run:
         run.until("the hang to be found", lambda: run.ledger(Event.CRASH), 240)
@@ -257,4 +257,4 @@ def test_a_rank_that_hangs_in_c_is_found_shown_and_restarted(stage: Stage, tmp_p
             assert frame in text, rank
     assert (record.outcome, record.gen, record.budget.crashes) == (Outcome.SUCCEEDED, 2, 1)
     assert restored is not None and 0 < restored.step < 120
-    assert run.weights() == run.weights_left_alone(tmp_path / "alone", nproc=2)
+    assert run.weights() == run.weights_left_alone(2)

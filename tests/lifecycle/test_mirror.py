@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from spotkeeper.local.views import DiskView
 from spotkeeper.reconcile import paths
@@ -11,7 +9,7 @@ from spotkeeper.spec.job import AskKind, Checkpoint, Mirror
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.record import Outcome, Phase
 
-from tests.lifecycle.stage import Run, Stage, tiny
+from tests.lifecycle.stage import STEPS, Run, Stage, tiny
 from tests.local.client import Api
 
 pytestmark = pytest.mark.lifecycle
@@ -33,9 +31,9 @@ def disks(stage: Stage, run: Run) -> list[DiskView]:
     return [disk for disk in stage.cloud.status().disks if disk.labels.get("sk-job") == run.job]
 
 
-def test_what_all_disks_lost_the_bucket_has(stage: Stage, tmp_path: Path) -> None:
+def test_what_all_disks_lost_the_bucket_has(stage: Stage) -> None:
     """Paused, so that nobody holds the state in memory; then the disks go. The newer of two copies is damaged."""
-    spec = tiny("phoenix", 300, nodes=2, static="never", checkpoint=COPIED)
+    spec = tiny("phoenix", STEPS, nodes=2, static="never", checkpoint=COPIED)
     with Run(stage, spec) as run:
         run.until("two copies in the bucket", lambda: len(run.record().mirror) == 2)
         run.ask(AskKind.PAUSE)
@@ -57,7 +55,7 @@ def test_what_all_disks_lost_the_bucket_has(stage: Stage, tmp_path: Path) -> Non
     assert record.outcome is Outcome.SUCCEEDED, run.story()
     assert [entry.detail for entry in run.ledger(Event.UNMIRRORED)] == [newest.commit]
     assert any("steps are done again" in entry.detail for entry in run.ledger(Event.FETCH)), run.story()
-    assert weights == run.weights_left_alone(tmp_path / "alone", 2)
+    assert weights == run.weights_left_alone(2)
     assert copies(stage, run) == set(), "what is buried costs nothing any more"
 
 

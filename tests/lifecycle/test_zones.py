@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from spotkeeper.reconcile.select import Need, select
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.record import Model, Outcome
 
-from tests.lifecycle.stage import ROOM, Run, Stage, tiny
+from tests.lifecycle.stage import ROOM, STEPS, Run, Stage, tiny
 
 MARKET = round(0.23 * 11.061, 5)  # what the recorded market asks of the on-demand price; the catalogue says 40 %
 
@@ -27,10 +25,8 @@ def wet(stage: Stage, zone: str) -> None:
     stage.cloud.set_capacity(zone, ROOM)
 
 
-def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_runs_dry(
-    stage: Stage, tmp_path: Path
-) -> None:
-    spec = tiny("nomad", 350, nodes=2, static="never")
+def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_runs_dry(stage: Stage) -> None:
+    spec = tiny("nomad", STEPS, nodes=2, static="never")
     state = stage.store.read_stack()
     assert state is not None
     first = select(spec, state, Need(now=stage.cloud.clock.now())).choices[0].offer.zone
@@ -59,7 +55,7 @@ def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_ru
     assert record.outcome is Outcome.SUCCEEDED, run.story()
     assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "stockout", "move"], run.story()
     assert record.budget.crashes == 0
-    assert weights == run.weights_left_alone(tmp_path, 2)
+    assert weights == run.weights_left_alone(2)
 
 
 def price(entry: Entry) -> float:
