@@ -56,6 +56,7 @@ def _is_script(path: Path) -> bool:
 pytestmark = [
     pytest.mark.matrix,
     pytest.mark.timeout(3600),
+    pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning"),
     pytest.mark.skipif(
         not (shutil.which("pulumi") and shutil.which("pulumi-language-python")),
         reason="the pulumi command (with its Python host) is not on PATH: https://www.pulumi.com/docs/install/",
