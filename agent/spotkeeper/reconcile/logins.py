@@ -86,7 +86,7 @@ def gcs() -> Callable[[], GCSCredential] | None:
     def token() -> GCSCredential:
         try:
             # Scopes come later: asked for at once, the library would look up the project, which takes another API.
-            held[:] = held or [with_scopes_if_required(default()[0], [SCOPE])]
+            held[:] = held or [with_scopes_if_required(default()[0], [SCOPE])]  # type: ignore[no-untyped-call]
             held[0].refresh(Request())
         except GoogleAuthError as error:
             raise LoginError(f"{file}: {error}: `gcloud auth application-default login`") from None
