@@ -71,7 +71,7 @@ class Hints:
         try:
             answer = self._api.call("POST", f"{self._path}/{method}", left, {}, question)
         except NoAnswerError as error:
-            log.warning("%s: %s", what, error)
+            log.info("%s: %s", what, error)
             return None
         if answer.status != 200:
             log.info("%s: %s", what, parse_error(answer.status, answer.body)[1])
