@@ -97,23 +97,23 @@ def begin(fake: AwsFake, vm: AwsMachine, door: S3Door, *args: str) -> JobRun:
 
 def test_a_life_on_ec2(fake: AwsFake, vm: AwsMachine, door: S3Door, imds: Imds) -> None:
     begin(fake, vm, door)
-    wait_until(lambda: step_of(vm, 1) > 0, 40)
+    wait_until(lambda: step_of(vm, 1) > 0)
 
     imds.put_at(REBALANCE, {"noticeTime": iso(time.time())})
     risk = fake.wait_fact(vm.uid, Kind.NOTICE, 1)
     assert int(risk.value) - time.time() > 3000, "a successor is asked for, and nobody stops"
-    wait_until(lambda: commit_of(vm, 1), 5)
+    wait_until(lambda: commit_of(vm, 1))
     saved = step_of(vm, 1)
-    wait_until(lambda: step_of(vm, 1) > saved, 5)
+    wait_until(lambda: step_of(vm, 1) > saved)
 
     imds.new_keys()  # AWS takes the old ones no more: the refused request is signed anew
-    wait_until(lambda: fake.refused, 15)
+    wait_until(lambda: fake.refused)
     heard = len(fake.syncs)
     fake.wait(lambda: len(fake.syncs) > heard)
 
     end = int(time.time()) + 8
     imds.put_at(ACTION, {"action": "terminate", "time": iso(end)})
-    released = fake.wait_fact(vm.uid, Kind.RELEASED, 1, 30)
+    released = fake.wait_fact(vm.uid, Kind.RELEASED, 1)
     assert int(released.value) > saved
     told = [(kind, value) for kind, _, value in fake.kinds(vm.uid) if kind in ("notice", "reprieve")]
     assert told == [("notice", risk.value), ("notice", str(end)), ("reprieve", risk.value)], "at no time without any"
@@ -126,7 +126,7 @@ def test_what_a_job_left_is_in_s3_before_its_end_is_said_and_what_is_amiss_is_to
 ) -> None:
     vm.imds.ahead_s = 120.0  # or this machine's clock is behind
     begin(fake, vm, door, "3")
-    assert fake.wait_fact(vm.uid, Kind.EXIT, 1, 40).value == "0"
+    assert fake.wait_fact(vm.uid, Kind.EXIT, 1).value == "0"
     there = msgspec.json.decode(door.content(f"jobs/{JOB}/out/0.json"), type=Output)
     assert [(file.path, file.size) for file in there.files] == [("model.pt", 700_000)]
     assert door.content(f"jobs/{JOB}/out/0/model.pt") == b"weights" * 100_000
