@@ -121,12 +121,25 @@ def test_an_unannounced_loss_leaves_no_process_and_frees_the_disk(api: Api, clou
     api.ok(api.delete(f"{DISKS}/kept"))
 
 
+def both_attach(api: Api, disk: str, *vms: str) -> list[Any]:
+    """Two operations, both accepted before either has begun. A busy machine may be too slow for that: then again."""
+    for _ in range(20):
+        with ThreadPoolExecutor() as pool:
+            asked = [(vm, pool.submit(attach, api, vm, disk)) for vm in vms]
+        taken = [(vm, call.result()) for vm, call in asked if call.exception() is None]
+        if len(taken) == len(vms):
+            return [operation for _, operation in taken]
+        for vm, operation in taken:
+            assert "error" not in api.done(operation)
+            api.ok(api.post(f"{INSTANCES}/{vm}/detachDisk", deviceName="sk-data"))
+    raise AssertionError("never were both accepted")
+
+
 def test_a_disk_has_one_holder(api: Api, cloud: LocalCloud) -> None:
     data_disk(api, "single")
     for name in ("one", "two"):
         spot(api, name)
-    with ThreadPoolExecutor() as pool:  # both accepted, before either has begun
-        first, second = pool.map(lambda vm: attach(api, vm, "single"), ("one", "two"))
+    first, second = both_attach(api, "single", "one", "two")
     first, second = sorted((api.done(first), api.done(second)), key=lambda operation: "error" in operation)
     assert "error" not in first
     assert second["error"]["errors"][0]["code"] == "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"
