@@ -78,4 +78,8 @@ def test_the_page_says_what_the_examples_static_node_costs_and_whom_to_let_read_
     assert (
         f"its {disk['size_gb']} GB `{disk['type']}` ${disk['size_gb'] * GCP_DISK_PRICES[disk['type']]:.0f} more" in told
     )
-    assert f"serviceAccount:{account('STACK', 'vm')}@PROJECT.iam.gserviceaccount.com" in told
+    # Jobs are the stack's job_identity: what the machines' own account may read, they may not.
+    assert "gs://DATA --role=roles/storage.objectViewer" in told
+    assert "serviceAccount:trainer@PROJECT.iam.gserviceaccount.com" in told
+    assert f"serviceAccount:{account('STACK', 'vm')}@PROJECT" not in told
+    assert f"serviceAccount:{account('STACK', 'fn')}@PROJECT.iam.gserviceaccount.com" in told

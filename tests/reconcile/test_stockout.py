@@ -69,3 +69,23 @@ def test_a_job_whose_zone_is_taken_out_of_its_pool_says_so_and_moves_at_once() -
     assert world.until(lambda: bool(reasons.add(world.record(JOB).reason)) or world.record(JOB).zone in zones, 200.0)
     assert f"waiting: zone {home} is in none of the job's pools any more, so it moves as soon as it can" in reasons
     assert world.until(lambda: job.training, 600.0) and world.violations == []
+
+
+def test_a_bout_of_on_demand_stays_behind_in_the_zone_that_brought_it_about() -> None:
+    """The gang had moved to where spot was to be had, and bought on-demand there to the end of the bout."""
+    world = World(stack=small_stack(2, on_demand=2))
+    job = world.submit(JOB, nodes=2)
+    assert world.until(lambda: job.training, 1800.0)
+    home = world.record(JOB).zone
+    assert home is not None
+    for model in (Model.SPOT, Model.ON_DEMAND):
+        world.cloud.limits[home, model] = 0
+    for machine in list(world.cloud.of(JOB)):
+        world.preempt(machine, -1.0)
+    world.run(60.0)
+    assert world.until(lambda: world.record(JOB).bout_until > world.engine.t, 600.0), "the zone has no spot"
+    until = world.record(JOB).bout_until
+    assert world.until(lambda: job.training, 3600.0) and world.record(JOB).zone != home
+    assert world.engine.t < until, "the bout would last"
+    assert {rank.cur.model for rank in world.record(JOB).ranks if rank.cur} == {Model.SPOT}
+    assert world.violations == []

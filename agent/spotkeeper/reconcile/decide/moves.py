@@ -119,7 +119,8 @@ def _arrive(draft: Draft) -> None:
         replace(rank, disk=rank.copy if rank.copy is not None else rank.disk, copy=None, zone=move.zone, refused=())
         for rank in draft.ranks
     )
-    draft.set(move=None, zone=move.zone, ranks=ranks)
+    # A bout is on-demand's for what spot did in the zone that is left.
+    draft.set(move=None, zone=move.zone, ranks=ranks, bout_until=min(draft.record.bout_until, draft.now))
     draft.log(Event.MOVE, f"done.v{draft.before.ver + 1}", cause="move", detail=f"the disks are in {move.zone}")
 
 
