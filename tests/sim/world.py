@@ -175,6 +175,7 @@ class World:
     def ask(self, job: str, kind: AskKind, **more: object) -> None:
         ask = Ask(id=f"{self.random.getrandbits(48):012x}", kind=kind, at=self.engine.t, by="user", **more)  # type: ignore[arg-type]
         self.store.put_ask(job, ask)
+        self.version += 1  # where the poke is lost, the next tick has news
         self.function.poke(job)
 
     def run(self, seconds: float) -> None:
