@@ -306,8 +306,9 @@ class World:
             return
         self.ticks += 1
         before, version = self._effects(), self.version  # what came while the tick looked, it may not have seen
+        busy = self._busy()  # a lease that ran out meanwhile kept it from looking all the same
         answered = self.function.tick()
-        quiet = answered and self._effects() == before and not self._busy()
+        quiet = answered and self._effects() == before and not busy and not self._busy()
         self._quiet = (version, self._wake()) if quiet else None
 
     def _effects(self) -> int:
