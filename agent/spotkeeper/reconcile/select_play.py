@@ -38,7 +38,8 @@ class Player:
         self._look(tick)
         if tick.on is not None and tick.on.kind == "spot" and self._cheapest(tick):
             return _STAY
-        zones = tuple(self._zone(tick, place) for place in self._places if self._offered(tick, place))
+        priced = ((place, tick.spot_price.get(place.id)) for place in self._places)
+        zones = tuple(self._zone(tick, place, price) for place, price in priced if price is not None)
         self.plan = plan(self._course(tick), zones, self.rule)
         attempts = tuple(_WORDS.get(step.go) or SPOT + step.zone for step in self.plan.steps)
         return Answer(attempts, self.plan.probe)
@@ -71,15 +72,11 @@ class Player:
             return here is None
         return all(other is None or other >= here - self.rule.dearer * whole for other in tick.spot_price.values())
 
-    def _offered(self, tick: Tick, place: Place) -> bool:
-        """Whether there is a price: a zone without one is no offer."""
-        return tick.spot_price.get(place.id) is not None
-
-    def _zone(self, tick: Tick, place: Place) -> Zone:
+    def _zone(self, tick: Tick, place: Place, price: float) -> Zone:
         terms, home = self._terms, tick.home
         return Zone(
             place.id,
-            (tick.spot_price[place.id] or 0.0) / terms.on_demand_price,
+            price / terms.on_demand_price,
             self._tracks[place.id],
             0.0 if place.id == home else terms.move_h,
             0.0 if place.region == self._regions[home] else terms.move_price / terms.on_demand_price,

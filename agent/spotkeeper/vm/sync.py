@@ -245,8 +245,7 @@ class Syncer(threading.Thread):
             want, self._want = self._want, replace(self._want, progress=None)
             kept = self._kept
         facts = self._outbox.waiting()[: self._at_once]
-        again = self._again
-        body = Sync(self._boot, want.ver, want.job, facts, want.progress, want.pending, kept, again)
+        body = Sync(self._boot, want.ver, want.job, facts, want.progress, want.pending, kept, self._again)
         try:
             reply = self._client.sync(body)
         except RefusedError as error:
