@@ -15,6 +15,8 @@ from typing import Any
 
 from tests import discovery, web
 
+BUCKET = "/storage/v1/b/sk-local-dev/o"
+
 
 class Cloud:
     """``things``: path -> document. ``calls``: method and path, in order."""
@@ -132,3 +134,11 @@ def serve() -> Iterator[Cloud]:
     with web.serving(Handler) as server:
         cloud.endpoint = server.url
         yield cloud
+
+
+def props_of(cloud: Cloud, *zones: str) -> dict[str, Any]:
+    """What Pulumi's state has of the drain of the stack ``dev`` on it."""
+    return {
+        "stack": "dev", "project": "local", "zones": list(zones), "bucket": "sk-local-dev",
+        "compute": f"{cloud.endpoint}/compute/v1", "storage": cloud.endpoint,
+    }  # fmt: skip

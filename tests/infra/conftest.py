@@ -19,6 +19,8 @@ from spotkeeper.local.deploy.config import read_config
 from spotkeeper.local.deploy.monitor import STACK_REFERENCE, plain
 from spotkeeper.local.deploy.table import computed
 
+from tests.infra import cloud as google
+
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = ROOT / "infra" / "stacks"
 """What the tests below read; ``properties`` hold Pulumi's camelCase names, whole numbers as ints."""
@@ -133,3 +135,11 @@ def shared() -> dict[str, Declared]:
 @pytest.fixture
 def custom(local: dict[str, Declared]) -> Iterator[list[Declared]]:
     yield [found for found in local.values() if ":" in found.type and not found.type.startswith("spotkeeper:")]
+
+
+@pytest.fixture
+def cloud() -> Iterator[google.Cloud]:
+    """Stands for Google's, with the bucket of the stack ``dev``."""
+    with google.serve() as found:
+        found.things[f"{google.BUCKET}/stack/pools.json"] = json.dumps({"stack": "dev"})
+        yield found

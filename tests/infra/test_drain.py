@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import dill
@@ -12,27 +11,16 @@ import pytest
 from infra.drain import Drain, DrainError, DrainProvider, GcpDrainArgs, opened
 from infra.drain.emptying import empty
 from infra.drain.gcp import Api
-from tests.infra.cloud import Cloud, serve
+from tests.infra.cloud import BUCKET, Cloud, props_of
 
 ZONES = ("us-central1-a", "us-central1-b")
 BASE = "/compute/v1/projects/local"
-BUCKET = "/storage/v1/b/sk-local-dev/o"
-
-
-@pytest.fixture
-def cloud() -> Iterator[Cloud]:
-    with serve() as cloud:
-        cloud.things[f"{BUCKET}/stack/pools.json"] = json.dumps({"stack": "dev"})
-        yield cloud
 
 
 @pytest.fixture
 def props(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr("infra.drain.gcp._PAUSE_LOCAL_S", 0.01)
-    return {
-        "stack": "dev", "project": "local", "zones": list(ZONES), "bucket": "sk-local-dev",
-        "compute": f"{cloud.endpoint}/compute/v1", "storage": cloud.endpoint,
-    }  # fmt: skip
+    return props_of(cloud, *ZONES)
 
 
 def machine(cloud: Cloud, kind: str, name: str, zone: str = ZONES[0], **labels: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,27 +11,16 @@ from spotkeeper.reconcile.deadline import PLATFORM_S
 
 from infra.drain import DrainError, DrainProvider, opened
 from infra.drain.emptying import SETTLE_S, Thing, empty
-from tests.infra.cloud import Cloud, serve
+from tests.infra.cloud import BUCKET, Cloud, props_of
 
-BUCKET = "/storage/v1/b/sk-local-dev/o"
 JOB = {"sk-stack": "dev", "sk-job": "abcdefgh"}
 AWS = {"stack": "dev", "bucket": "sk-123456789012-dev", "region": "us-east-1", "cloud": "aws"}
 
 
 @pytest.fixture
-def cloud() -> Iterator[Cloud]:
-    with serve() as cloud:
-        cloud.things[f"{BUCKET}/stack/pools.json"] = json.dumps({"stack": "dev"})
-        yield cloud
-
-
-@pytest.fixture
 def props(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr("infra.drain.gcp._PAUSE_LOCAL_S", 0.01)
-    return {
-        "stack": "dev", "project": "local", "zones": ["us-central1-a"], "bucket": "sk-local-dev",
-        "compute": f"{cloud.endpoint}/compute/v1", "storage": cloud.endpoint, "cloud": "gcp",
-    }  # fmt: skip
+    return {**props_of(cloud, "us-central1-a"), "cloud": "gcp"}
 
 
 # --- rounds under way -----------------------------------------------------------------------

@@ -60,10 +60,8 @@ def boots(store: Store, pools: tuple[str, ...], now: float) -> dict[str, float]:
         StoreError: the bucket.
     """
     hours = tuple(int(now // HOUR_S) - back for back in range(LOOK_BACK))
-    kept = zip(pools, store.get_all(tuple(map(paths.market_past, pools))), strict=True)
-    pasts = {pool: _kept(data, pool, hours[-1]) or Past(pool, 0) for pool, data in kept}
-    sights = store.read_sights(pools, hours)
-    found = {pool: market_past.now(past, sights.get(pool, ()), now)[1] for pool, past in pasts.items()}
+    pasts, sights = _as_folded(store, pools, hours[-1]), store.read_sights(pools, hours)
+    found = {pool: market_past.now(pasts[pool] or Past(pool, 0), sights.get(pool, ()), now)[1] for pool in pools}
     return {pool: boot_s for pool, boot_s in found.items() if boot_s is not None}
 
 
@@ -111,11 +109,16 @@ def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, Past]:
 
     Of a pool whose turn has not come what was folded before counts meanwhile.
     """
-    kept = store.get_all(tuple(map(paths.market_past, pools)))
-    found = {pool: _kept(data, pool, hour) for pool, data in zip(pools, kept, strict=True)}
+    found = _as_folded(store, pools, hour)
     due = [pool for pool, past in found.items() if past is None or past.hour < hour]
     folded = {pool: _folded(store, pool, found[pool], hour) for pool in due[:FOLDS]}
     return {pool: past for pool, past in found.items() if past is not None} | folded
+
+
+def _as_folded(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, Past | None]:
+    """By pool, what lies in the bucket. ``hour``: up to which it may be folded by now."""
+    kept = store.get_all(tuple(map(paths.market_past, pools)))
+    return {pool: _kept(data, pool, hour) for pool, data in zip(pools, kept, strict=True)}
 
 
 def _folded(store: Store, pool: str, past: Past | None, hour: int) -> Past:
