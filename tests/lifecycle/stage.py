@@ -249,6 +249,7 @@ class Run:
         self.until("the job to be over", ended, seconds)
         self.until("all that the job had to be gone", lambda: self.record().phase is Phase.DONE)
         self.until(f"the cloud to be as before: {self.stage.quiet}", self.stage.is_quiet)
+        self.until("it to be buried, its marker last", lambda: self.job not in self.stage.store.active_jobs())
         return self.record()
 
     def weights(self) -> str | None:
