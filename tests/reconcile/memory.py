@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.deadline import Deadline
+from spotkeeper.reconcile.skew import SKEW_S
 from spotkeeper.reconcile.store_api import Held, StaticHello
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
@@ -123,7 +124,7 @@ class MemoryStore:
 
     def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
         holder, until, due = self.leases.get(job, ("", 0.0, None))
-        if holder and holder != nonce and now < until:
+        if holder and holder != nonce and now < until <= now + ttl_s + SKEW_S:
             return False
         self.leases[job] = (nonce, now + ttl_s, due)
         return True

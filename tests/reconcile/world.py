@@ -114,7 +114,7 @@ class World:
         **spec: object,
     ) -> None:
         self.t = 1_000_000.0
-        self.scale = 1.0
+        self.scale, self.ahead = 1.0, 0.0  # of the functions' clocks
         self.random = random.Random(seed)  # noqa: S311  a seed, so that a story can be told again
         self.stack = the_stack or stack()
         self.memory = MemoryStore(self.stack)
@@ -159,7 +159,8 @@ class World:
     # -- time and the function
 
     def now(self) -> float:
-        return self.t
+        """By the clock of whichever function runs; agents and the cloud have ``t``."""
+        return self.t + self.ahead
 
     def submit(self, job: str = JOB) -> None:
         record = Record(
@@ -366,7 +367,7 @@ class World:
         kind, detail = self._perform(action)
         if self.lost_answers and self.random.random() < self.lost_answers:
             kind, detail = Class.AMBIGUOUS, "the answer was lost"
-        result = Result(action, kind, detail, self.t)
+        result = Result(action, kind, detail, self.now())
         self.made.append((self.t, action, result))
         self.fate()
         return result
@@ -545,11 +546,11 @@ class Agent:
         who = Speaker(self.machine.vm.uid, self.machine.vm.name, self.machine.vm.zone)
         body = Sync(self.boot, self.ver, self.job, tuple(self.outbox), self._progress())
         try:
-            took = accept(store, world.stack, who, body, world.t)
+            took = accept(store, world.stack, who, body, world.now())
         except CorruptError:  # the door says 503: asked again later, and what runs goes on
             return
         due = store.read_due(took.job) if took.job else None
-        if took.job and (took.new or (due is not None and world.t >= due)):
+        if took.job and (took.new or (due is not None and world.now() >= due)):
             with contextlib.suppress(CrashError):
                 run_round(store, world, took.job, world, world.options)
         record = store.read_record(took.job) if took.job else None

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import market_past, paths
+from spotkeeper.reconcile.skew import SKEW_S
 from spotkeeper.reconcile.store_api import Held, OfferSeen, Store, StoreError
 from spotkeeper.spec import codec
 from spotkeeper.spec.cloud import Class, Cloud, InsertVm, Result, chances_of
@@ -81,7 +82,8 @@ def offers_seen(
         seen = _hints(pool, prices.get(pool.name), now)
         for key, changes in _told(sights.get(pool.name, ())):
             offer = seen.get(key) or OfferSeen(pool.name, *key)
-            newer = {name: at for name, at in changes.items() if at > getattr(offer, name)}
+            # What a clock wrote that was ahead of ours would be "lately" until then.
+            newer = {name: at for name, at in changes.items() if getattr(offer, name) < at <= now + SKEW_S}
             seen[key] = replace(offer, **newer)
         past = (pasts or {}).get(pool.name, Past(pool.name, 0))
         watches, boot_s = market_past.now(past, sights.get(pool.name, ()), now)

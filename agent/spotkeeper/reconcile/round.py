@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile import alarm, market, mirrors, paths
+from spotkeeper.reconcile import alarm, market, mirrors, paths, skew
 from spotkeeper.reconcile.deadline import AGAIN_S, NEVER, Deadline
 from spotkeeper.reconcile.decide import Decision, Seen, Times
 from spotkeeper.reconcile.lease import Every, Lease
@@ -295,6 +295,13 @@ class Round:
 
     def _passes(self, held: Held[Record], alloc: Held[Alloc], seen: Seen) -> RoundResult:
         at = Pass(held.value, seen)
+        mended = skew.believed(held.value, seen.now)
+        if mended is not held.value:
+            written = self._write(held, Decision(record=replace(mended, ver=mended.ver + 1, outbox=())))
+            if written is None:
+                return self._result(Ended.LOST, at, self.clock.now() + self.times.soon_s)
+            held = written
+            at = Pass(held.value, seen)
         for _ in range(PASSES):
             self.passes += 1
             if at.todo is Todo.WRITE:

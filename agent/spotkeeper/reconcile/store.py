@@ -19,6 +19,7 @@ from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.deadline import Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, Objects, open_objects
 from spotkeeper.reconcile.recent import Recent
+from spotkeeper.reconcile.skew import SKEW_S
 from spotkeeper.reconcile.store_api import HOURS_KEPT, CorruptError, Held, StaticHello, StoreError
 from spotkeeper.reconcile.stored import (
     QUARANTINE_BYTES,
@@ -158,7 +159,8 @@ class ObjectStore:
         if held is None:
             mine = _Lease(nonce, now + ttl_s)
             return self._create(path, msgspec.json.encode(mine), own=True) is not None
-        if held.value.nonce not in ("", nonce) and held.value.until > now:
+        # One until far from now is of a clock that had jumped ahead: whoever it was, others go on.
+        if held.value.nonce not in ("", nonce) and now < held.value.until <= now + ttl_s + SKEW_S:
             return False
         mine = _Lease(nonce, now + ttl_s, held.value.due)
         return self._replace(path, msgspec.json.encode(mine), held.token) is not None

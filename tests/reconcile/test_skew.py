@@ -1,0 +1,109 @@
+"""A function whose clock had jumped ahead: when the others' clocks are right again, nothing waits for that time."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import asdict, replace
+from spotkeeper.reconcile.lease import Lease
+from spotkeeper.reconcile.skew import SKEW_S, believed
+from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Budget, Fuses, Hold, Move, Phase, Rank, Record, Roll, Slot, SlotState
+
+from tests.reconcile.memory import MemoryStore
+from tests.reconcile.world import JOB, World
+
+NOW = 1_000_000.0
+HOUR_S = 3600.0
+
+
+def written(at: float, until: float, hold_ends: float) -> Record:
+    """All that a round stamps with its own time is ``at``; what it plans is ``until``."""
+    slot = Slot(1, SlotState.MEMBER, "pool", "z-a", Model.SPOT, since=at, notice=until, ends=until)
+    rank = Rank(cur=slot, next=slot, refused=("pool/z-b/spot",), refused_at=at, vacant_since=at)
+    return Record(
+        job=JOB,
+        uid="",
+        name="job",
+        spec_sha256="",
+        created=1.0,
+        gen_since=at,
+        stop_since=at,
+        stop_deadline=until,
+        roll=Roll(1, at, "silence"),
+        move=Move("z-b", at),
+        ranks=(rank, Rank()),
+        budget=Budget(loss_times=(1.0, at)),
+        bout_until=until,
+        hold=Hold.CLOUD,
+        hold_until=until,
+        hold_ends=hold_ends,
+        roll_at=at,
+        busy_at=at,
+        dry_since=at,
+        short_since=at,
+        fuses=Fuses(hour=at, doubted=at, closed_until=until, spent_at=at, swaps=(1.0, at)),
+    )
+
+
+def test_what_happened_later_than_now_happened_now_and_plans_are_as_far_away_as_they_were(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ahead = 5 * HOUR_S
+    mended = believed(written(NOW + ahead, NOW + ahead + 90.0, hold_ends=NOW + 9e5), NOW)
+    expected = written(NOW, NOW + 90.0, hold_ends=NOW + 9e5)
+    slot = replace(expected.ranks[0].cur, notice=NOW + ahead + 90.0, ends=NOW + ahead + 90.0)  # type: ignore[type-var]
+    expected = replace(expected, ranks=(replace(expected.ranks[0], cur=slot, next=slot), Rank()))
+    assert asdict(mended) == asdict(expected)
+    assert caplog.messages == [f"job {JOB}: a function's clock was 18000 s ahead; those times are taken as now"]
+    assert believed(mended, NOW) is mended
+
+
+def test_clocks_that_differ_by_seconds_are_believed(caplog: pytest.LogCaptureFixture) -> None:
+    record = written(NOW + SKEW_S, NOW + 9e5, hold_ends=NOW)
+    assert believed(record, NOW) is record
+    assert not caplog.messages
+
+
+def test_a_plan_of_long_before_is_not_put_off() -> None:
+    record = replace(written(NOW - 50.0, NOW + 30.0, NOW), roll_at=NOW + HOUR_S)
+    mended = believed(record, NOW)
+    assert (mended.bout_until, mended.hold_until, mended.gen_since) == (NOW, NOW, NOW - 50.0)
+
+
+def test_a_lease_until_far_from_now_is_nobodys() -> None:
+    store, world = MemoryStore(), World()
+    world.ahead = HOUR_S
+    assert Lease(store, JOB, world, None).take()
+    world.ahead = 0.0
+    assert Lease(store, JOB, world, None).take()
+
+
+@pytest.mark.parametrize("ahead", [600.0, 3 * HOUR_S, 50 * HOUR_S])
+@pytest.mark.parametrize("refuses", ["z-a", "all"])
+def test_an_offer_refused_by_a_clock_ahead_is_asked_again_when_it_would_have_been(ahead: float, refuses: str) -> None:
+    world = World(nodes=2, pools=("pool",), policy="spot")
+    zones = ("z-a",) if refuses == "z-a" else ("z-a", "z-b", "z-c")
+    for zone in zones:
+        world.capacity[zone, Model.SPOT] = 0
+    world.ahead = ahead
+    world.submit()
+    world.run(30)
+    world.ahead = 0.0
+    assert world.events(Event.REFUSED)
+    world.capacity.clear()
+    world.until(world.training, 1200)
+
+
+@pytest.mark.parametrize("ahead", [300.0, 2 * HOUR_S, 50 * HOUR_S])
+@pytest.mark.parametrize("begins", range(5, 150, 12))
+def test_whenever_a_clock_jumps_for_five_seconds_the_job_goes_on(ahead: float, begins: int) -> None:
+    """A machine is lost meanwhile; without the jump this takes 250 s."""
+    world = World(nodes=2, steps=150)
+    world.submit()
+    for second in range(200):
+        world.ahead = ahead if begins <= second < begins + 5 else 0.0
+        if second == 100 and world.training():
+            world.preempt(1)
+        world.step()
+    world.until(lambda: world.record().phase is Phase.DONE, 900)
