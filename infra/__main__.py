@@ -10,8 +10,11 @@ from spotkeeper.spec.parse import SpecError
 
 from infra import settings
 from infra.exports import Exports
+from infra.settings import beside
 
-BUILD = Path(__file__).resolve().parent.parent / ".spotkeeper" / "build"
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / ".spotkeeper" / "build"
+STACKS = ROOT / "infra" / "stacks"  # `stackConfigDir` of Pulumi.yaml
 
 
 def main() -> None:
@@ -22,6 +25,8 @@ def main() -> None:
     """
     try:
         stack = settings.from_config({**get_config_env(), **CONFIG.get()}, pulumi.get_stack())
+        if told := beside.clashes(stack, STACKS):
+            raise SpecError(told)
     except SpecError as error:
         raise pulumi.RunError(f"Pulumi.{pulumi.get_stack()}.yaml:\n{error}") from None
     exports = declare(stack)

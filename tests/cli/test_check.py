@@ -87,6 +87,16 @@ def test_everything_wrong_with_stack_and_jobs_comes_at_once_with_file_and_line(c
     ]
 
 
+def test_a_stack_whose_machines_another_ones_rights_would_reach_is_refused(cli: Cli, checkout: Path) -> None:
+    (checkout / "infra/stacks/Pulumi.dev-gpu.yaml").write_text(STACK)
+    for name, other in (("dev", "dev-gpu"), ("dev-gpu", "dev")):
+        done = cli("check", name)
+        assert done.code == 2
+        assert f'Pulumi.{name}.yaml:2: gcp:project: "acme-train": is that of the stack {other} (' in done.err
+    change(checkout / "infra/stacks/Pulumi.dev-gpu.yaml", "acme-train\n", "acme-test\n")
+    assert cli("check", "dev").code == 0
+
+
 def test_json_has_the_problems_apart(cli: Cli, checkout: Path) -> None:
     change(checkout / "infra/stacks/Pulumi.dev.yaml", "us-east1-b", "us-east1-x")
     done = cli("check", "dev", "--json")

@@ -70,6 +70,14 @@ def test_every_pool_of_the_examples_has_a_price(cli: Cli, file: Path) -> None:
     assert all(pool["month"] and not pool["unknown"] for pool in cost["pools"])
 
 
+def test_a_stack_that_rights_do_not_tell_from_another_fails_with_its_cost_shown(cli: Cli, tmp_path: Path) -> None:
+    for name in ("train", "train-2"):
+        (tmp_path / f"Pulumi.{name}.yaml").write_text(GCP.read_text())
+    done = cli("review", "--preview", PREVIEWS / "fresh.json", "--stack-file", tmp_path / "Pulumi.train.yaml")
+    assert done.code == Exit.FAILED
+    assert "is that of the stack train-2 (Pulumi.train-2.yaml) too" in done.out and "What it costs" in done.out
+
+
 def test_the_cost_is_compared_with_the_other_branchs_whatever_its_file_is_called(cli: Cli, tmp_path: Path) -> None:
     words = ("review", "--preview", PREVIEWS / "resize.json", "--stack", "local", "--base")
     base = tmp_path / "base.yaml"

@@ -44,11 +44,13 @@ def review(
     text = _text(preview)
     foreseen, broken = _judged(preview, text, name)
     settings: Settings | None = None
+    cost: StackCost | None = None
     try:
         settings = _settings(path, name)
         cost = cost_of(settings)
+        _apart(settings, path.parent)
     except SpecError as error:  # whoever wrote it reads this comment
-        cost, foreseen = None, replace(foreseen, errors=(redact(str(error)), *foreseen.errors))
+        foreseen = replace(foreseen, errors=(redact(str(error)), *foreseen.errors))
     made = Review(name, judge(foreseen, agreed, broken), foreseen, cost, _before(base, name), broken)
     emit(made, as_json, "" if as_json else (markdown(made) + _forecasts(settings)).rstrip("\n"))
     if made.verdict is Verdict.REFUSED:
@@ -111,6 +113,17 @@ def _settings(path: Path, name: str) -> Settings:
     except ImportError:
         raise no_checkout() from None
     return settings.from_config(read_config(path, STAND_IN if name == "local" else None), name)
+
+
+def _apart(settings: Settings, folder: Path) -> None:
+    """
+    Raises:
+        SpecError: another stack file of the folder is of a stack that rights do not tell from this one.
+    """
+    from infra.settings import beside
+
+    if told := beside.clashes(settings, folder):
+        raise SpecError(told)
 
 
 def _before(base: Path | None, name: str) -> StackCost | None:

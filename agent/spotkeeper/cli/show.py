@@ -64,6 +64,7 @@ def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFi
     """
     try:
         from infra import settings
+        from infra.settings import beside
         from spotkeeper.local.deploy.config import read_config
     except ImportError:
         raise no_checkout() from None
@@ -72,9 +73,12 @@ def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFi
     name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
     config = read_config(path, STAND_IN if name == "local" else None)
     try:
-        return StackFile(name, config, settings.from_config(config, name))
+        found = settings.from_config(config, name)
+        if told := beside.clashes(found, path.parent):
+            raise SpecError(told)
     except SpecError as error:
         raise located(error, path.name, lines) from None
+    return StackFile(name, config, found)
 
 
 def no_checkout() -> CliError:
