@@ -5,6 +5,8 @@ Where ``actionlint`` and ``zizmor`` are installed they judge them too (`make lin
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -146,14 +148,76 @@ def test_the_rules_see_the_whole_stack() -> None:
 
 
 def test_the_check_that_is_required_is_begun_on_every_pull_request_and_there_is_one() -> None:
-    """GitHub waits for ever for a required check that a filter of paths left out."""
+    """GitHub waits for ever for a required check that a filter of paths left out, and takes one that was skipped for
+    passed: from a fork, to which no variables are given, it must begin without them."""
     preview = read("preview")
     assert set(preview[True]) == {"pull_request"} and set(preview[True]["pull_request"]) == {"types"}
     verdict = preview["jobs"]["verdict"]
-    assert verdict["needs"] == "preview" and "strategy" not in verdict and verdict["if"].startswith("always()")
-    assert scripts(verdict) == 'test "$RESULT" = success || test "$RESULT" = skipped'
+    assert verdict["needs"] == "preview" and "strategy" not in verdict
+    fork = "github.event.pull_request.head.repo.full_name != github.repository"
+    assert verdict["if"] == f"always() && (vars.SPOTKEEPER_STACKS != '' || {fork})"
     page = (ROOT / "docs" / "operate.md").read_text()
-    assert "the check `verdict`" in page
+    assert "the check `verdict`" in page and "`allow-no-preview`" in page
+
+
+GH = """#!/bin/sh
+# What GitHub answers, through the filter that it was given.
+for last; do :; done
+case "$*" in
+  *"/contents/infra/stacks"*) jq -r "$last" stacks.json ;;
+  *"--paginate"*"/files"*) jq -r "$last" files.json ;;
+  *) exit 9 ;;
+esac
+"""
+SHIPPED, PROD = ["Pulumi.local.yaml", "Pulumi.example-gcp.yaml", "stack.schema.json"], "Pulumi.prod.yaml"
+
+
+@pytest.mark.parametrize(
+    ("result", "files", "stacks", "labeled", "count", "passes"),
+    [
+        ("success", [], [PROD], "false", 1, True),
+        ("failure", [], [PROD], "true", 1, False),
+        ("cancelled", [], [PROD], "false", 1, False),
+        ("skipped", ["docs/train.md", "README.md", "tests/a/b.py", "bench/x.py"], [PROD], "false", 4, True),
+        ("skipped", ["README.md", "infra/gcp/pools.py"], [PROD], "false", 2, False),
+        ("skipped", ["jobs/docs/vit.yaml"], [PROD], "false", 1, False),
+        ("skipped", ["agent/spotkeeper/notes.md"], [PROD], "false", 1, False),
+        ("skipped", [".github/workflows/preview.yml"], [PROD], "false", 1, False),
+        ("skipped", ["docs/pools.py < infra/gcp/pools.py"], [PROD], "false", 1, False),  # moved out of a stack
+        ("skipped", ["infra/gcp/pools.py"], [PROD], "true", 1, True),
+        ("skipped", ["infra/gcp/pools.py"], [], "false", 1, True),  # whoever has no stacks has nothing to preview
+        ("skipped", ["README.md"], [PROD], "false", 3001, False),
+    ],
+)
+def test_a_change_of_a_fork_that_nobody_previewed_does_not_pass(
+    tmp_path: Path, result: str, files: list[str], stacks: list[str], labeled: str, count: int, passes: bool
+) -> None:
+    tool("jq")
+    (tmp_path / "gh").write_text(GH)
+    (tmp_path / "gh").chmod(0o755)
+    (tmp_path / "stacks.json").write_text(json.dumps([{"name": name} for name in SHIPPED + stacks]))
+    moved = (name.split(" < ") for name in files)
+    (tmp_path / "files.json").write_text(
+        json.dumps([{"filename": new, **({"previous_filename": old[0]} if old else {})} for new, *old in moved])
+    )
+    (step,) = read("preview")["jobs"]["verdict"]["steps"]
+    said = {"RESULT": result, "LABELED": labeled, "CHANGED": str(count)}
+    environment = {**step["env"], **said, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", "-e", "-c", step["run"]]  # as GitHub does where no shell is named
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode == 0) is passes, done
+    if not passes:
+        assert done.stdout.startswith("::error::") and done.stdout.count("\n") == 1
+        assert result != "skipped" or ("sets the label allow-no-preview" in done.stdout and "branch" in done.stdout)
+
+
+def test_what_up_ignores_is_what_needs_no_preview() -> None:
+    ignored = set(read("up")[True]["push"]["paths-ignore"])
+    assert ignored == {"docs/**", "tests/**", "bench/**", "*.md"}
+    of_stacks = read("preview")["jobs"]["verdict"]["steps"][0]["env"]["OF_STACKS"]
+    assert 'test("^(docs|tests|bench)/|^[^/]+[.]md$") | not' in of_stacks
 
 
 def test_a_job_that_lies_anywhere_is_submitted_by_the_up_of_its_change() -> None:
