@@ -56,10 +56,17 @@ def instance(state: str = "terminated", reason: str = "") -> InstanceIn:
     )
 
 
-def test_ec2_tells_when_a_call_ended_a_machine_and_not_when_the_market_did() -> None:
-    called = instance(reason="User initiated (2026-11-21 11:00:00 GMT)")
-    assert ec2_wire.to_ran(called, "prod") == Ran(VM, "us-east-1a", T, T + 3600.0)
-    taken = instance(reason="Server.SpotInstanceTermination")
-    assert ec2_wire.to_ran(taken, "prod") == Ran(VM, "us-east-1a", T, 0.0)
+@pytest.mark.parametrize("by", ["User", "Service"])  # a call, and an interruption
+def test_ec2_tells_when_a_machine_began_to_go_down(by: str) -> None:
+    ended = instance(reason=f"{by} initiated (2026-11-21 11:00:00 GMT)")
+    assert ec2_wire.to_ran(ended, "prod") == Ran(VM, "us-east-1a", T, T + 3600.0)
+
+
+@pytest.mark.parametrize("reason", ["", "Server.SpotInstanceTermination", "Service initiated"])
+def test_ec2_may_tell_no_time(reason: str) -> None:
+    assert ec2_wire.to_ran(instance(reason=reason), "prod") == Ran(VM, "us-east-1a", T, 0.0)
+
+
+def test_what_runs_and_what_is_not_ours_did_not_end() -> None:
     assert ec2_wire.to_ran(instance("running"), "prod") is None
     assert ec2_wire.to_ran(instance(), "test") is None

@@ -64,7 +64,7 @@ class InstanceIn(Part, frozen=True, gc=False):
     launch_time: datetime | None = None
     instance_lifecycle: str = ""
     state_reason: Reason = Reason()
-    state_transition_reason: str = ""  # "User initiated (2026-11-21 10:00:00 GMT)"
+    state_transition_reason: str = ""  # "Service initiated (2026-11-21 10:00:00 GMT)"
 
     @property
     def status(self) -> VmStatus:
@@ -256,7 +256,11 @@ def to_vm(
 
 
 def to_ran(item: InstanceIn, stack: str) -> Ran | None:
-    """When a machine of ours that ended was on. EC2 says when where somebody ended it, and not of an interruption."""
+    """When a machine of ours that ended was on, to the second.
+
+    EC2 says when it began to go down, which is where its bill ends: "User initiated (...)" after a call, "Service
+    initiated (...)" after an interruption. It may also say nothing.
+    """
     name = item.labels.get(NAME, "")
     if item.labels.get(names.LABEL_STACK) != stack or item.state.name != TERMINATED or not name:
         return None

@@ -6,8 +6,8 @@ the look that found it gone, up to a minute late). A spot machine costs what the
 moment; where the cloud told nothing of that time, and for the other models, the price its
 INTENT names. One that the cloud refused, or that was never seen and left nothing behind,
 costs nothing. What a cloud waives counts all the same (Google: a spot machine that it takes in the
-first minute), and EC2 tells no end of an interruption, nor when a machine ran after it was ordered:
-the sum is above the bill by seconds a machine, a minute for one that EC2 took.
+first minute), and EC2 does not tell when a machine ran after it was ordered: the sum is above the
+bill by seconds a machine, and by up to a minute for one of whose end EC2 did not tell the time.
 
 There are two comparisons, and neither is called by the other's name. What was saved compares
 like with like: the very same machine-hours, boots, overlaps and standstills with them, at

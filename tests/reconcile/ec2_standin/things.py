@@ -131,9 +131,10 @@ def show_instance(one: Instance) -> dict[str, Any]:
 
 
 def _transition(one: Instance) -> str:
-    """With its time where a call ended it; of an interruption EC2 tells none."""
-    by_call = one.reason[0] == "Client.UserInitiatedShutdown"
-    return f"User initiated ({at(one.stopped):%Y-%m-%d %H:%M:%S} GMT)" if by_call and one.stopped else ""
+    """With its time where a call or the market ended it; of other ends nobody has seen what EC2 says."""
+    by = {"Client.UserInitiatedShutdown": "User", "Server.SpotInstanceTermination": "Service"}.get(one.reason[0])
+    when = one.stopped or one.ended
+    return f"{by} initiated ({at(when):%Y-%m-%d %H:%M:%S} GMT)" if by and when else ""
 
 
 def show_volume(one: Volume) -> dict[str, Any]:
