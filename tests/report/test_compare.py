@@ -24,7 +24,7 @@ def pool(name: str, machine_type: str, nproc: int, most: int = 8) -> PoolState:
 def test_an_all_reduce_is_a_ring_of_machines() -> None:
     assert reduce_s(ONE, 1.0) == 0.0
     assert reduce_s(FOUR_MACHINES, 1.0) == pytest.approx(2 * 3 / 4 * 8 / 2.5)
-    assert reduce_s(ONE_MACHINE, 1.0) == pytest.approx(2 * 3 / 4 / 12.0)
+    assert reduce_s(ONE_MACHINE, 1.0) == pytest.approx(2 * 3 / 4 / 32.0)
 
 
 def test_four_machines_of_one_gpu_are_slower_than_one_of_four_by_their_network() -> None:
@@ -59,6 +59,13 @@ def test_a_network_that_is_not_in_the_table_is_said() -> None:
     assert any(line.startswith("accelerators") for line in lines)
 
 
+def test_what_links_accelerators_of_a_machine_is_said_where_gradients_go_over_it() -> None:
+    found = [ONE_MACHINE, Shape("p3.8xlarge", 1, 4), Shape("p3.16xlarge", 1, 8), Shape("unheard-of", 1, 2)]
+    links = "g5.12xlarge 32 GB/s, p3.16xlarge 150 GB/s, p3.8xlarge 100 GB/s, unheard-of 16 GB/s (an estimate)"
+    assert f"inside a machine: {links}" in assumed(Step(1.0, ONE, 1.0), found)
+    assert not any(line.startswith("inside") for line in assumed(Step(1.0, ONE), found))
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_both_orders_are_whole_on_a_narrow_terminal(width: int) -> None:
     """Each keeps the band of what it is sorted by; what has no room is named, and assumptions stand in."""
@@ -90,6 +97,8 @@ def test_families_of_both_clouds(machine_type: str, name: str) -> None:
         ("p3dn.24xlarge", 100.0),
         ("g2-standard-96", 100.0),
         ("a3-highgpu-2g", 50.0),
+        ("a3-edgegpu-8g", 400.0),
+        ("p5.4xlarge", 100.0),
     ],
 )
 def test_sizes_between_the_usual_ones_have_the_network_that_their_cloud_says(machine_type: str, gbit_s: float) -> None:

@@ -12,42 +12,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from spotkeeper.report.forecast import Course
+from spotkeeper.report.machines import ACCELERATORS, INSIDE_GB_S, NETWORK_GBIT_S, NETWORKS, Accelerator
 from spotkeeper.spec.stack import PoolState
-
-# Peak dense BF16 TFLOPS of one accelerator (fp16 where it has no BF16), and GB/s from one to the next in a machine, one
-# way: NVIDIA's data sheets (half of what they tell with sparsity, and half of NVLink's two ways). V100: the four links
-# that lie within four of them. N1 tells no accelerator: a T4. By the family that a machine type's name begins with.
-_SPEEDS = {
-    "a2": (312.0, 300.0), "a3": (989.0, 450.0), "g2": (121.0, 12.0), "n1": (65.0, 12.0),
-    "g4dn": (65.0, 12.0), "g5": (70.0, 12.0), "g6": (121.0, 12.0), "g6e": (362.0, 24.0),
-    "p3": (125.0, 100.0), "p3dn": (125.0, 100.0), "p4d": (312.0, 300.0), "p4de": (312.0, 300.0),
-    "p5": (989.0, 450.0), "p5e": (989.0, 450.0), "p5en": (989.0, 450.0),
-}  # fmt: skip
-# Gbit/s from one machine to another that last: Compute Engine's "Maximum network bandwidth" without paid tiers
-# (docs.cloud.google.com/compute/docs/gpus and .../gpus/gpu-network-bandwidth; N1 by its vCPUs); EC2's baseline, not the
-# burst (``DescribeInstanceTypes``: NetworkInfo, with EFA the sum over all cards; P3 as its page has it).
-_GBIT_S = {
-    "a2-highgpu-1g": 24.0, "a2-highgpu-2g": 32.0, "a2-highgpu-4g": 50.0, "a2-highgpu-8g": 100.0,
-    "a2-megagpu-16g": 100.0, "a2-ultragpu-1g": 24.0, "a2-ultragpu-2g": 32.0, "a2-ultragpu-4g": 50.0,
-    "a2-ultragpu-8g": 100.0, "a3-highgpu-1g": 25.0, "a3-highgpu-2g": 50.0, "a3-highgpu-4g": 100.0,
-    "a3-highgpu-8g": 1000.0, "a3-megagpu-8g": 1800.0, "a3-ultragpu-8g": 3600.0,
-    "g2-standard-4": 10.0, "g2-standard-8": 16.0, "g2-standard-12": 16.0, "g2-standard-16": 32.0,
-    "g2-standard-24": 32.0, "g2-standard-32": 32.0, "g2-standard-48": 50.0, "g2-standard-96": 100.0,
-    "n1-standard-8": 16.0, "n1-standard-16": 32.0,
-    "g4dn.xlarge": 5.0, "g4dn.2xlarge": 10.0, "g4dn.4xlarge": 20.0, "g4dn.8xlarge": 50.0, "g4dn.12xlarge": 50.0,
-    "g4dn.16xlarge": 50.0, "g4dn.metal": 100.0,
-    "g5.xlarge": 2.5, "g5.2xlarge": 5.0, "g5.4xlarge": 10.0, "g5.8xlarge": 25.0, "g5.12xlarge": 40.0,
-    "g5.16xlarge": 25.0, "g5.24xlarge": 50.0, "g5.48xlarge": 100.0,
-    "g6.xlarge": 2.5, "g6.2xlarge": 5.0, "g6.4xlarge": 10.0, "g6.8xlarge": 25.0, "g6.12xlarge": 40.0,
-    "g6.16xlarge": 25.0, "g6.24xlarge": 50.0, "g6.48xlarge": 100.0,
-    "g6e.xlarge": 2.5, "g6e.2xlarge": 5.0, "g6e.4xlarge": 20.0, "g6e.8xlarge": 25.0, "g6e.12xlarge": 100.0,
-    "g6e.16xlarge": 35.0, "g6e.24xlarge": 200.0, "g6e.48xlarge": 400.0,
-    "p3.2xlarge": 2.5, "p3.8xlarge": 10.0, "p3.16xlarge": 25.0, "p3dn.24xlarge": 100.0,
-    "p4d.24xlarge": 400.0, "p4de.24xlarge": 400.0,
-    "p5.48xlarge": 3200.0, "p5e.48xlarge": 3200.0, "p5en.48xlarge": 3200.0,
-}  # fmt: skip
-GBIT_S = 10.0  # of a machine type that is not in the table
-INSIDE_GB_S = 12.0
 
 
 class Shape(Struct, frozen=True):
@@ -63,22 +29,24 @@ class Shape(Struct, frozen=True):
 
     @property
     def gbit_s(self) -> float:
-        return _GBIT_S.get(self.machine_type, GBIT_S)
+        return NETWORKS.get(self.machine_type, NETWORK_GBIT_S)
 
     @property
     def known(self) -> bool:
-        return self.machine_type in _GBIT_S
+        return self.machine_type in NETWORKS
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        return ACCELERATORS.get(self.machine_type) or ACCELERATORS.get(family(self.machine_type))
 
     @property
     def tflops(self) -> float | None:
         """Of one process; None: not known."""
-        speeds = _SPEEDS.get(family(self.machine_type))
-        return speeds[0] if speeds else None
+        return self.accelerator.tflops if self.accelerator else None
 
     @property
     def inside_gb_s(self) -> float:
-        speeds = _SPEEDS.get(family(self.machine_type))
-        return speeds[1] if speeds else INSIDE_GB_S
+        return self.accelerator.gb_s if self.accelerator else INSIDE_GB_S
 
 
 class Step(Struct, frozen=True):
@@ -157,6 +125,10 @@ def shapes(pools: Iterable[PoolState], own: Shape, home: str) -> tuple[list[tupl
     return fits, out
 
 
+def _inside(shape: Shape) -> str:
+    return f"{shape.machine_type} {shape.inside_gb_s:g} GB/s" + ("" if shape.accelerator else " (an estimate)")
+
+
 def assumed(step: Step, found: Iterable[Shape]) -> list[str]:
     """What the model of a step takes for granted, a line each."""
     every = [step.shape, *found]
@@ -172,5 +144,8 @@ def assumed(step: Step, found: Iterable[Shape]) -> list[str]:
         lines.append("network: " + ", ".join(f"{name} {gbit:g} Gbit/s" for name, gbit in sorted(networks.items())))
     unknown = sorted({shape.machine_type for shape in every if not shape.known and shape.nodes > 1})
     if unknown:
-        lines.append(f"network: {GBIT_S:g} Gbit/s of {', '.join(unknown)}, which is not in the table")
+        lines.append(f"network: {NETWORK_GBIT_S:g} Gbit/s of {', '.join(unknown)}, an estimate: not in the table")
+    inside = {shape.machine_type: shape for shape in every if shape.nproc > 1}
+    if step.gradients_gb and inside:
+        lines.append("inside a machine: " + ", ".join(_inside(shape) for _, shape in sorted(inside.items())))
     return lines
