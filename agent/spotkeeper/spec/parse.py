@@ -27,7 +27,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import inspect
 
-from spotkeeper.spec import codec
+from spotkeeper.spec import codec, synonyms
 from spotkeeper.spec.command import argv
 
 T = TypeVar("T")
@@ -280,8 +280,8 @@ def _check_struct(obj: object, want: inspect.StructType, path: str, out: list[Pr
         elif key in fields:
             _check(value, fields[key].type, join(path, key), out)
         elif want.forbid_unknown_fields and key != want.tag_field:
-            hint = nearest(key, (name for name in fields if name not in obj)) or nearest(key, fields)
-            hint = hint if hint in offered else None
+            near = nearest(key, (name for name in fields if name not in obj)) or nearest(key, fields)
+            hint = synonyms.meant(key, offered) or (near if near in offered else None)
             meant.add(hint or "")
             known = "" if hint else f", want one of {', '.join(offered)}"
             out.append(Problem(join(path, key), f"unknown key{known}", hint=hint))
@@ -357,7 +357,7 @@ def _check_choice(obj: object, want: inspect.EnumType | inspect.LiteralType, pat
     if obj is None:
         out.append(Problem(path, f"empty, want {describe(want)}"))
         return
-    hint = nearest(obj, options) if isinstance(obj, str) else None
+    hint = synonyms.meant(obj, options) or nearest(obj, options) if isinstance(obj, str) else None
     quotes = ": put it in quotes" if isinstance(obj, int | float) and any(map(_number, options)) else ""
     out.append(Problem(path, f"not {describe(want)}{quotes}", shown(obj), hint))
 
