@@ -5,9 +5,10 @@ was read. The rooms run in the order of the protocol; each is one concern:
 
 ``asks`` what users want · ``slots`` a rank's cur and next, losses · ``exits`` success, crash, roll call ·
 ``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone · ``sizes`` how many ranks ·
-``grants`` intents and the allocation · ``whole`` gangs that lack machines · ``generation`` membership · ``calls``
-what is asked of the cloud · ``ended`` the way out · ``fuses`` what stops spending · ``files`` other files for a job
-that holds · ``mirrors`` copies of checkpoints in the bucket.
+``grants`` intents and the allocation (``place`` the gang's zone, ``offers`` what a rank may have, ``waits`` why it has
+nothing) · ``whole`` gangs that lack machines · ``generation`` membership · ``calls`` what is asked of the cloud ·
+``ended`` the way out · ``fuses`` what stops spending · ``files`` other files for a job that holds · ``mirrors`` copies
+of checkpoints in the bucket.
 
 The nine rules live where they bind: 1 in ``round`` (every write is a CAS), 2 ``slots.admit``, 3 ``round`` and
 ``sweep`` (the order of reading), 4 to 6 ``calls`` and ``View.vm``, 7 ``View.stillborn``, 8 ``grants._intent``
@@ -36,6 +37,20 @@ from spotkeeper.reconcile.decide import (
 from spotkeeper.reconcile.decide.draft import Decision, Draft
 from spotkeeper.reconcile.decide.seen import Seen, Times, View
 from spotkeeper.spec.record import Phase, Record
+
+# In the order of the protocol; what one of them says of the phase ends the pass.
+RUNNING = (
+    exits.step,
+    slots.step,
+    fuses.step,
+    asks.paused,
+    moves.step,
+    sizes.step,
+    needs.step,
+    grants.step,
+    whole.step,
+    generation.step,
+)
 
 __all__ = ["Decision", "Draft", "Seen", "Times", "View", "decide"]
 
@@ -74,9 +89,7 @@ def _rooms(draft: Draft) -> None:
 
 
 def _running(draft: Draft) -> None:
-    exits.step(draft)
-    first = (slots.step, fuses.step, asks.paused, moves.step, sizes.step, needs.step)
-    for step in (*first, grants.step, whole.step, generation.step):
+    for step in RUNNING:
         if draft.record.phase is not Phase.RUN:
             return
         step(draft)

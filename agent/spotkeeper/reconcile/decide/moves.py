@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
-from spotkeeper.reconcile.decide import grants, kept
+from spotkeeper.reconcile.decide import kept, offers
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Offer
@@ -132,7 +132,7 @@ def _dry(draft: Draft) -> None:
         return
     if draft.seen.draining or draft.seen.blind:
         return
-    if draft.now < record.dry_since + draft.times.dry_s and not grants.out_of_pools(draft):
+    if draft.now < record.dry_since + draft.times.dry_s and not offers.out_of_pools(draft):
         return
     if any(admitted(rank.cur) and rank.cur and rank.cur.model is Model.STATIC for rank in draft.ranks):
         return
@@ -141,16 +141,16 @@ def _dry(draft: Draft) -> None:
     here = record.zone
     refused = tuple({key for rank in draft.ranks for key in rank.refused})
     probe = Rank(refused=refused, refused_at=max(rank.refused_at for rank in draft.ranks))
-    offers = [choice.offer for choice in grants.choices(draft, probe, None)]
-    zones = dict.fromkeys(offer.zone for offer in offers if offer.zone != here)  # the best first
-    zone = next((zone for zone in zones if _fits(draft, spec, zone, offers)), None)
+    found = [choice.offer for choice in offers.choices(draft, probe, None)]
+    zones = dict.fromkeys(offer.zone for offer in found if offer.zone != here)  # the best first
+    zone = next((zone for zone in zones if _fits(draft, spec, zone, found)), None)
     if zone is not None:
         begin(draft, zone, "stockout")
 
 
-def _fits(draft: Draft, spec: JobSpec, zone: str, offers: list[Offer]) -> bool:
+def _fits(draft: Draft, spec: JobSpec, zone: str, found: list[Offer]) -> bool:
     """Whether the gang may find room there: under the caps, once its own grants are back, and not just refused."""
-    warm = [offer for offer in offers if offer.zone == zone and not grants.cold(draft, offer)]
+    warm = [offer for offer in found if offer.zone == zone and not offers.cold(draft, offer)]
     held = alloc.Tally(grant for grant in draft.seen.alloc.grants if grant.job != draft.record.job)
     for index in range(spec.size().min):
         offer = next((offer for offer in warm if held.room(draft.seen.stack, offer)), None)

@@ -6,7 +6,7 @@ or when the time left reaches the measured save time plus a margin; one CAS prom
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.decide import ends, grants, kept, slots, stragglers
+from spotkeeper.reconcile.decide import ends, grants, kept, offers, slots, stragglers
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.model import Model
@@ -55,7 +55,7 @@ def _spot_again(draft: Draft) -> None:
     for index, rank in enumerate(draft.ranks):
         if not slots.is_model(rank.cur, Model.ON_DEMAND):
             continue
-        if grants.warm_spot(draft, index) or grants.idle_node(draft, index):
+        if offers.warm_spot(draft, index) or offers.idle_node(draft, index):
             draft.put(index, wish="spot", refused=())
 
 

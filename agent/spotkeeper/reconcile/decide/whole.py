@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spotkeeper.reconcile.decide import grants
+from spotkeeper.reconcile.decide import waits
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.model import Model
@@ -55,7 +55,7 @@ def step(draft: Draft) -> None:
     if since is None or not count or draft.now < since + times.gang_s:
         return
     until = draft.now + times.gang_s * min(SELDOM, 2**record.holds)
-    if (asked := grants.on_demand_from(draft, vacant[0])) is not None:
+    if (asked := waits.on_demand_from(draft, vacant[0])) is not None:
         if draft.seen.spec is not None and draft.seen.spec.max_wait is not None:
             return
         until = min(until, asked)

@@ -1,0 +1,139 @@
+"""Which machines a rank may be given: offers of the market, as ``select()`` orders them, and static nodes that idle.
+
+Reads a draft and changes nothing of it but what it remembers of ``select()``'s answers within this pass.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.reconcile.decide import course, kept
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.select import Choice, Need, Selection, select, static_offers
+from spotkeeper.spec.cloud import Offer, VmStatus
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import Rank
+
+
+def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
+    rank = draft.ranks[index]
+    if which == "cur":
+        home = None if draft.seen.spec and draft.seen.spec.spread else draft.record.zone
+        return [*static(draft, home), *(choice.offer for choice in choices(draft, rank, home_zone(draft, rank)))]
+    assert rank.cur is not None
+    models = (Model.SPOT,) if rank.wish == "spot" and rank.cur.notice is None else ()
+    return [*static(draft, rank.cur.zone), *(choice.offer for choice in choices(draft, rank, rank.cur.zone, models))]
+
+
+def home_zone(draft: Draft, rank: Rank) -> str | None:
+    """The zone a rank is bound to: its gang's, or that of its own disk in a job that spreads."""
+    spec = draft.seen.spec
+    if spec is not None and spec.spread:
+        return rank.zone if draft.record.gen else None
+    return draft.record.zone
+
+
+def bound_to(draft: Draft) -> str | None:
+    """The zone that the gang cannot leave for lack of capacity there: its data is in it, or a static node of it."""
+    held = draft.record.gen or any(rank.cur is not None and rank.cur.node for rank in draft.ranks)
+    return draft.record.zone if held else None
+
+
+def out_of_pools(draft: Draft) -> bool:
+    """Whether the gang is bound to a zone that has been taken out of every pool that it may use."""
+    spec, zone = draft.seen.spec, bound_to(draft)
+    pools = (pool for pool in draft.seen.stack.pools if spec is None or not spec.pools or pool.name in spec.pools)
+    return zone is not None and not any(zone in pool.zones for pool in pools)
+
+
+def choices(draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...] = ()) -> tuple[Choice, ...]:
+    return selection(draft, rank, zone, models).choices
+
+
+def selection(
+    draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...] = (), *, leaves: bool = False
+) -> Selection:
+    """Once for all ranks that are in the same position. ``leaves``: spot is to be worth leaving on-demand for."""
+    refused = rank.refused if draft.now < rank.refused_at + draft.times.cold_s else ()
+    bout, left = draft.now < draft.record.bout_until, on_demand_left(draft)
+    max_wait_s = course.max_wait_s(draft)
+    since = 0.0 if max_wait_s is None else course.waits_since(draft)
+    key = (zone, models, refused, bout, left > 0, leaves, since)
+    if key not in draft.offers:
+        draft.offers[key] = _select(
+            draft,
+            Need(
+                now=draft.now,
+                zone=zone,
+                models=models,
+                refused=frozenset(refused),
+                bout=bout,
+                on_demand_left=left,
+                market=draft.seen.market,
+                cold_s=draft.times.cold_s,
+                salt=draft.record.uid,
+                leaves=leaves,
+                work=course.work(draft),
+                since=since,
+                max_wait_s=max_wait_s,
+                hung_s=draft.view.boot_s,
+                save_s=draft.save_s(),
+                begin_s=draft.seen.begin_s,
+            ),
+        )
+    return draft.offers[key]
+
+
+def _select(draft: Draft, need: Need) -> Selection:
+    spec = draft.seen.spec
+    assert spec is not None
+    found = select(spec, draft.seen.stack, need)
+    draft.whys.update((choice.offer.key(), choice.why) for choice in found.choices)
+    return found
+
+
+def on_demand_left(draft: Draft) -> int:
+    spec = draft.seen.spec
+    limit = spec.max_on_demand if spec and spec.max_on_demand is not None else 1_000_000
+    return limit - draft.on_demand
+
+
+def warm_spot(draft: Draft, index: int) -> bool:
+    """Whether a spot machine can be hoped for in the zone of this rank's machine."""
+    rank = draft.ranks[index]
+    if rank.cur is None or draft.seen.spec is None or draft.seen.draining:
+        return False
+    found = selection(draft, replace(rank, refused=()), rank.cur.zone, (Model.SPOT,), leaves=True).choices
+    return any(not cold(draft, choice.offer) for choice in found)
+
+
+def idle_node(draft: Draft, index: int) -> bool:
+    """Whether a static node idles in the zone of this rank's machine that may take the rank."""
+    rank = draft.ranks[index]
+    if rank.cur is None or draft.seen.spec is None or draft.seen.draining or draft.seen.blind:
+        return False
+    nodes = [offer for offer in static(draft, rank.cur.zone) if draft.held.room(draft.seen.stack, offer)]
+    return any(kept.may_follow(draft, index, offer.node) for offer in nodes)
+
+
+def cold(draft: Draft, offer: Offer) -> bool:
+    """Whether it was refused to any job of the stack lately."""
+    return any(
+        (seen.pool, seen.zone, seen.model) == (offer.pool, offer.zone, offer.model)
+        and seen.refused_at > 0
+        and draft.now - seen.refused_at < draft.times.cold_s
+        for seen in draft.seen.market
+    )
+
+
+def static(draft: Draft, zone: str | None) -> list[Offer]:
+    """Static nodes of a zone that are listed and running; whom they are granted to is the caller's to look at."""
+    spec, view = draft.seen.spec, draft.view
+    assert spec is not None
+    boots = {hello.node: hello.uid for hello in draft.seen.hellos}
+    out = []
+    for offer in static_offers(spec, draft.seen.stack, draft.seen.hellos, zone):
+        vm = view.nodes.get(offer.node or "")
+        if vm is not None and vm.status is VmStatus.RUNNING and boots.get(vm.name) == vm.uid:
+            out.append(offer)
+    return out
