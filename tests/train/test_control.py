@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,70 @@ def test_open_refuses_what_is_no_control_file(tmp_path: Path, content: bytes | N
         (tmp_path / "ctl").write_bytes(content)
     with pytest.raises(ControlError, match=message):
         Control.open(tmp_path / "ctl")
+
+
+def empties(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def deletes(path: Path) -> None:
+    path.unlink()
+
+
+def replaces(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"mine")
+
+
+def tramples(path: Path) -> None:
+    path.write_bytes(b"\xff" * SIZE)
+
+
+SPOILT = {empties: "0 bytes, not 256", deletes: "is gone", replaces: "is gone", tramples: "starts with"}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_whatever_a_job_does_to_the_file_its_agent_can_go_on(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    """An emptied one was SIGBUS; and no number that stands there may come to an error, or hold up a stop for ever."""
+    agent = Control.create(tmp_path / "ctl")
+    assert agent.trouble() == ""
+    spoil(tmp_path / "ctl")
+    assert SPOILT[spoil] in agent.trouble()
+    with Control.hold(tmp_path / "ctl") as after:
+        assert after.trouble()
+        for control in (agent, after):
+            assert (control.state, control.want, control.deadline) == (State.STARTING, Want.NONE, 0.0)
+            assert (control.save_s, control.step_s) == (0.0, 0.0)
+            control.disk = True
+            control.request(Want.SAVE_STOP, 5.0)
+    agent.close()
+
+
+def test_an_agent_finds_what_the_one_before_it_asked(tmp_path: Path) -> None:
+    with Control.create(tmp_path / "ctl") as before:
+        before.request(Want.SAVE_STOP, 5.0)
+    with Control.hold(tmp_path / "ctl") as after, Control.open(tmp_path / "ctl") as job:
+        assert (after.trouble(), after.want, after.deadline, after.ask) == ("", Want.SAVE_STOP, 5.0, 1)
+        assert after.request(Want.SAVE_STOP, 4.0) == job.ask == 2
+
+
+def test_the_agents_look_never_shows_half_a_number(tmp_path: Path) -> None:
+    """The job writes in its mapping while the agent reads, and the kernel promises nobody a whole word."""
+    with Control.create(tmp_path / "ctl") as agent, Control.open(tmp_path / "ctl") as job:
+        low, high = Commit(1, 0x0F_FFFF_FFFF), Commit(0xFFFF, 0)
+
+        def writes() -> None:
+            while True:
+                job.committed(low, 0.0)
+                job.committed(high, 0.0)
+
+        job.committed(low, 0.0)
+        writer = multiprocessing.get_context("fork").Process(target=writes)
+        writer.start()
+        seen = {agent.commit for _ in range(20_000)}
+        writer.kill()
+        writer.join()
+    assert seen == {low, high}
 
 
 @pytest.mark.parametrize("commit", [Commit(0, 0), Commit(1, 2), Commit(2**23, 2**40 - 1)])

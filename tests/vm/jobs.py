@@ -35,6 +35,22 @@ if leader:
     write_result(run, Result("done", gen, steps, None))
 '''
 
+SPOILS = '''
+"""Knows nothing of the control file, and does to it what it is told; ends when it is asked to."""
+import os, signal, sys, time
+run = os.environ["SPOTKEEPER_RUN"]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if sys.argv[1] == "empties":
+    os.truncate(run + "/ctl", 0)
+elif sys.argv[1] == "tramples":
+    open(run + "/ctl", "wb").write(b"\\xff" * 256)
+else:
+    os.unlink(run + "/ctl")
+    open(run + "/ctl", "w").write("mine")
+while True:
+    time.sleep(0.1)
+'''
+
 STUBBORN = '''
 """Never looks at the control file, ignores SIGTERM, and has a family that tries to stay."""
 import multiprocessing, os, signal, subprocess, sys, time

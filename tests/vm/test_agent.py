@@ -17,7 +17,7 @@ from spotkeeper.spec.generation import DocState, JobRun, Role, SyncReply
 from spotkeeper.train.control import Control, ControlError
 
 from tests.vm.fakes import JOB, Fake, Machine, command_of, document, environ_of, source, wait_until
-from tests.vm.jobs import GANG, LAUNCHER, OBEDIENT
+from tests.vm.jobs import GANG, LAUNCHER, OBEDIENT, SPOILS
 
 Make = Callable[..., Machine]
 
@@ -196,15 +196,43 @@ def test_killed_agent_finds_its_job_again_and_says_what_was_unsaid(fake: Fake, m
     before = step_of(vm, 1)
     wait_until(lambda: step_of(vm, 1) > before + 5)  # the job does not notice
     fake.function_status = 200
+    fake.objects.pop(f"jobs/{JOB}/logs/0/1.log", None)
     vm.start()
     notice = fake.wait_fact(vm.uid, Kind.NOTICE, 1)
     wait_until(lambda: '"job.adopt"' in vm.log())
+    fake.wait(lambda: b"hello from 0" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b""))  # its log goes on as well
     assert vm.boot == boot, "the same boot: no new member"
     assert [fact for fact in fake.kinds(vm.uid) if fact[0] == "notice"] == [("notice", 1, notice.value)]
     vm.serve(document(2, 1, (vm.member(),), DocState.SAVE_STOP, deadline=time.time() + 20), obedient(vm))
     released = fake.wait_fact(vm.uid, Kind.RELEASED, 1)
     assert int(released.value) > before
     assert vm.log().count('"job.start"') == 1
+
+
+@pytest.mark.parametrize("how", ["empties", "tramples", "replaces"])
+def test_a_job_that_spoils_its_control_file_goes_on_and_neither_ends_its_agent(
+    fake: Fake, machine: Make, how: str
+) -> None:
+    """The agent mapped the file, and died of SIGBUS; the next one found nothing to steer by, and ended the job."""
+    vm = machine()
+    run = msgspec.structs.replace(obedient(vm, how), source_sha256=source(fake, {"train.py": SPOILS}))
+    vm.stand_by(run)
+    vm.start()
+    fake.wait_sync(vm.uid)
+    doc = document(1, 1, (vm.member(),))
+    vm.serve(doc, run)
+    wait_until(lambda: '"job.control"' in vm.log())
+    fake.instance(vm.uid, vm.name, preempted="TRUE")
+    fake.wait_fact(vm.uid, Kind.NOTICE, 1)
+    assert vm.agent is not None and vm.agent.poll() is None
+    vm.kill()
+    vm.start()
+    wait_until(lambda: '"job.adopt"' in vm.log())
+    assert not {"exit", "released"} & {kind for kind, *_ in fake.kinds(vm.uid)}
+    vm.serve(document(2, 1, doc.members, DocState.SAVE_STOP, deadline=time.time() + 20), run)
+    fake.wait_fact(vm.uid, Kind.RELEASED, 1)
+    assert vm.log().count('"job.start"') == 1 and "job.kill" not in vm.log()
+    fake.wait(lambda: b"something else in this job wrote there" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b""))
 
 
 @pytest.mark.parametrize("left", ["nothing", "an older state"])

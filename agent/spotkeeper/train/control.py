@@ -1,9 +1,10 @@
 """The control file: 256 bytes through which an agent and the job on its machine talk.
 
 The agent writes what it wants and by when; local rank 0 of the job writes how it is
-doing. Both map the file and write single aligned 8-byte words in place, so a reader
-never sees half a number and a look costs well under a microsecond. It is never
-renamed: a renamed file would leave the other side on the old one.
+doing. Both write single aligned 8-byte words in place, so a reader never sees half a
+number: the job in a mapping of the file, the agent through a descriptor, so that no job
+can end its agent with it (``words.py``). It is never renamed: a renamed file would leave
+the other side on the old one.
 
 Standard library only, and no torch: the agent imports this module too.
 
@@ -48,15 +49,15 @@ import time
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Literal
+
+from spotkeeper.train.words import Choice, Float, Read, Seconds, Whole, Words
 
 SIZE = 256
 MAGIC = int.from_bytes(b"SKCTL\0\0\1", "little")
 NAME = "ctl"
 RESULT = "result.json"
 NO_RESTART = 93  # exit code: "a restart cannot help"
-
-E = TypeVar("E", bound=IntEnum)
 
 _STEP_BITS = 40  # of a (generation, step) pair; 2^24 generations, 10^12 steps
 
@@ -127,65 +128,19 @@ class ControlError(Exception):
     """The file is not a control file of this version."""
 
 
-def _known(kind: type[E], word: int, other: E) -> E:
-    """What a word says; ``other`` where it says nothing: a job that tramples on its file must not end its agent."""
-    try:
-        return kind(word)
-    except ValueError:
-        return other
-
-
-@dataclass(frozen=True)
-class _Float:
-    """A word of a control file that is an attribute as it stands."""
-
-    at: int
-
-    def __get__(self, of: Control, _: type[Control]) -> float:
-        return of._floats[self.at]
-
-    def __set__(self, of: Control, value: float) -> None:
-        of._floats[self.at] = value
-
-
-@dataclass(frozen=True)
-class _Whole:
-    at: int
-
-    def __get__(self, of: Control, _: type[Control]) -> int:
-        return of._words[self.at]
-
-    def __set__(self, of: Control, value: int) -> None:
-        of._words[self.at] = value
-
-
-@dataclass(frozen=True)
-class _Choice(Generic[E]):
-    """``other``: what a word of no meaning stands for."""
-
-    at: int
-    kind: type[E]
-    other: E
-
-    def __get__(self, of: Control, _: type[Control]) -> E:
-        return _known(self.kind, of._words[self.at], self.other)
-
-    def __set__(self, of: Control, value: E) -> None:
-        of._words[self.at] = int(value)
-
-
 class Control:
-    """A mapped control file. Neither thread nor process needs a lock: every word has one writer."""
+    """A control file. Neither thread nor process needs a lock: every word has one writer."""
 
-    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
+    def __init__(self, path: Path, words: Words[int], floats: Words[float], hold: mmap.mmap | int) -> None:
+        """``hold``: what the words are of, a mapping or a descriptor; :meth:`close` gives it back."""
         self.path = path
-        self._map = buffer
-        self._words = memoryview(buffer).cast("Q")
-        self._floats = memoryview(buffer).cast("d")
+        self.words = words
+        self.floats = floats
+        self._hold = hold
 
     @classmethod
     def create(cls, path: Path | str) -> Control:
-        """Make the file (an old one is overwritten in place) and map it. The agent does this.
+        """Make the file (an old one is overwritten in place) and hold it. The agent does this.
 
         Raises:
             OSError: the folder is missing, not writable, or full.
@@ -194,15 +149,26 @@ class Control:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         try:
             os.ftruncate(fd, SIZE)
-            os.posix_fallocate(fd, 0, SIZE)  # a full /run says so here: the first write to a hole would be SIGBUS
-            buffer = mmap.mmap(fd, SIZE)
-        finally:
+            os.posix_fallocate(fd, 0, SIZE)  # a full /run says so here: the job's first write to a hole would be SIGBUS
+            os.pwrite(fd, bytes(SIZE), 0)
+        except OSError:
             os.close(fd)
-        buffer[8:] = bytes(SIZE - 8)
-        control = cls(path, buffer)
-        control.loss = None
-        control._words[0] = MAGIC
-        return control
+            raise
+        return cls._held(path, fd)._new()
+
+    @classmethod
+    def hold(cls, path: Path | str) -> Control:
+        """One that an agent before this one made; where there is none any more, one that tells nothing.
+
+        So a generation goes on whatever its job has done to the file: :meth:`trouble` says what is wrong.
+        """
+        path = Path(path)
+        with contextlib.suppress(OSError):
+            control = cls._held(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            if not control._other():
+                return control
+            control.close()
+        return cls._held(path, os.memfd_create(path.name, os.MFD_CLOEXEC))
 
     @classmethod
     def open(cls, path: Path | str) -> Control:
@@ -219,27 +185,55 @@ class Control:
         try:
             if (size := os.fstat(fd).st_size) != SIZE:
                 raise ControlError(f"{path}: {size} bytes, want {SIZE}; is it a control file?")
-            control = cls(path, mmap.mmap(fd, SIZE))
+            control = cls._mapped(path, mmap.mmap(fd, SIZE))
         finally:
             os.close(fd)
-        if control._words[0] != MAGIC:
-            found = control._map[:8]
+        if found := control._other():
             control.close()
-            raise ControlError(f"{path}: starts with {found!r}; agent and library are of different versions")
+            raise ControlError(f"{path}: {found}; agent and library are of different versions")
         return control
 
     @classmethod
     def private(cls) -> Control:
         """One that nobody else sees: for a run without an agent."""
-        control = cls(Path("-"), mmap.mmap(-1, SIZE))
-        control.loss = None
-        control._words[0] = MAGIC
-        return control
+        return cls._mapped(Path("-"), mmap.mmap(-1, SIZE))._new()
+
+    @classmethod
+    def _held(cls, path: Path, fd: int) -> Control:
+        return cls(path, Read(fd, int), Read(fd, float), fd)
+
+    @classmethod
+    def _mapped(cls, path: Path, buffer: mmap.mmap) -> Control:
+        return cls(path, memoryview(buffer).cast("Q"), memoryview(buffer).cast("d"), buffer)
+
+    def _new(self) -> Control:
+        self.loss = None
+        self.words[0] = MAGIC
+        return self
+
+    def _other(self) -> str:
+        """How a file begins that is not one of ours."""
+        found = self.words[0]
+        return "" if found == MAGIC else f"starts with {found.to_bytes(8, 'little')!r}"
+
+    def trouble(self) -> str:
+        """What is wrong with the file that an agent holds, by its job's doing; "" while nothing is."""
+        if not isinstance(self._hold, int):
+            return ""
+        about = os.fstat(self._hold)
+        if about.st_nlink == 0:  # or it never had a name: nothing of ours was found
+            return f"{self.path} is gone: deleted, emptied, or another file in its place"
+        if about.st_size != SIZE:
+            return f"{self.path} has {about.st_size} bytes, not {SIZE}"
+        return f"{self.path} {found}" if (found := self._other()) else ""
 
     def close(self) -> None:
-        self._words.release()
-        self._floats.release()
-        self._map.close()
+        self.words.release()
+        self.floats.release()
+        if isinstance(self._hold, int):
+            os.close(self._hold)
+        else:
+            self._hold.close()
 
     def __enter__(self) -> Control:
         return self
@@ -251,96 +245,89 @@ class Control:
 
     def request(self, want: Want, deadline: float = 0.0) -> int:
         """Ask for something by ``deadline`` (real unix seconds, 0: none). Returns the request's number."""
-        self._floats[2] = deadline
-        self._words[1] = int(want)
-        self._words[3] += 1  # last: who sees the number sees what it stands for
-        return self._words[3]
+        self.floats[2] = deadline
+        self.words[1] = int(want)
+        number = (self.words[3] + 1) % (1 << 64)  # anything may stand there, by the job's doing
+        self.words[3] = number  # last: who sees the number sees what it stands for
+        return number
 
-    @property
-    def want(self) -> Want:
-        return _known(Want, self._words[1], Want.NONE)
-
-    @property
-    def deadline(self) -> float:
-        return self._floats[2]
-
-    @property
-    def ask(self) -> int:
-        return self._words[3]
+    want = Choice(1, Want, Want.NONE)
+    deadline = Seconds(2)
+    ask = Whole(3)
 
     @property
     def disk(self) -> bool:
         """Whether ``SPOTKEEPER_CKPT_LATE`` may be written to."""
-        return bool(self._words[4])
+        return bool(self.words[4])
 
     @disk.setter
     def disk(self, there: bool) -> None:
-        self._words[4] = int(there)
+        self.words[4] = int(there)
 
     # job -> agent
 
-    state = _Choice(8, State, State.STARTING)
-    step_s = _Float(11)
-    save_s = _Float(14)
-    stall_s = _Float(15)
-    samples_per_s = _Float(17)
-    total_steps = _Whole(18)
-    fault = _Choice(19, Fault, Fault.WRITE_FAILED)
-    answered = _Whole(20)
-    interval_s = _Float(21)
-    pid = _Whole(22)
-    lag = _Float(25)
-    sample_s = _Float(26)
+    state = Choice(8, State, State.STARTING)
+    step_s = Seconds(11)
+    save_s = Seconds(14)
+    stall_s = Seconds(15)
+    samples_per_s = Float(17)
+    total_steps = Whole(18)
+    fault = Choice(19, Fault, Fault.WRITE_FAILED)
+    answered = Whole(20)
+    interval_s = Seconds(21)
+    pid = Whole(22)
+    lag = Float(25)
+    sample_s = Seconds(26)
 
     @property
     def step(self) -> int:
-        return self._words[9]
+        return self.words[9]
 
     @property
     def step_at(self) -> float:
-        return self._floats[10]
+        return self.floats[10]
 
     def stepped(self, step: int, at: float | None = None) -> None:
         """Write the step first, then its time: who sees a new time sees its step."""
         now = time.time() if at is None else at
-        self._words[9] = step
-        if self._floats[23] == 0.0:
-            self._floats[23] = now
-        self._floats[10] = now
+        self.words[9] = step
+        if self.floats[23] == 0.0:
+            self.floats[23] = now
+        self.floats[10] = now
 
     def resumed(self, commit: Commit) -> None:
         """The state of ``commit`` is loaded; no step of this generation is done yet."""
-        self._words[9] = commit.step
-        self._words[24] = _pack(commit)
+        self.words[9] = commit.step
+        self.words[24] = _pack(commit)
 
     @property
     def commit(self) -> Commit | None:
-        return _unpack(self._words[12])
+        return _unpack(self.words[12])
 
     @property
     def commit_at(self) -> float:
-        return self._floats[13]
+        return self.floats[13]
 
     def committed(self, commit: Commit, at: float | None = None) -> None:
-        self._floats[13] = time.time() if at is None else at
-        self._words[12] = _pack(commit)
+        self.floats[13] = time.time() if at is None else at
+        self.words[12] = _pack(commit)
 
     @property
     def loss(self) -> float | None:
-        value = self._floats[16]
+        value = self.floats[16]
         return None if math.isnan(value) else value
 
     @loss.setter
     def loss(self, value: float | None) -> None:
-        self._floats[16] = math.nan if value is None else value
+        self.floats[16] = math.nan if value is None else value
 
     @property
     def first_step_at(self) -> float:
-        return self._floats[23]
+        return self.floats[23]
 
     @property
     def restored(self) -> Commit | None:
-        return _unpack(self._words[24])
+        return _unpack(self.words[24])
 
 
 def _pack(commit: Commit) -> int:

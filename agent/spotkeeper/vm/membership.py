@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 
 from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import DocState, FactIn, Generation, Member, Progress
+from spotkeeper.spec.generation import DocState, FactIn, Generation, JobRun, Member, Progress
 from spotkeeper.train.control import NO_RESTART, Commit
 from spotkeeper.vm import report, sick
 from spotkeeper.vm.events import OutputThere
@@ -145,14 +145,10 @@ class Membership:
             self._find_again(gen, code)
             return
         if gen == saved.started and saved.assignment is not None and saved.run is not None:
-            adopted = self._super.adopt(saved.assignment.job, gen, saved.run)
-            if adopted and code is None:
-                self._me.become(State.RUNNING)
-                return
-            if adopted and code is not None:
+            self._adopt(saved.assignment.job, gen, saved.run)
+            if code is not None:
                 self.child_ended(gen, code, 0)
-                return
-            self._parts.launcher.quit()  # a run that cannot be steered is none
+            return
         self._super.sweep()
         self.lost(saved.started)
 
@@ -162,11 +158,13 @@ class Membership:
         if gen is None or code is not None or assignment is None or run is None:
             return
         self._me.log("job.found", gen=gen)
-        if self._super.adopt(assignment.job, gen, run):
-            self._me.save(started=gen)
-            self._me.become(State.RUNNING)
-        else:
-            self._parts.launcher.quit()  # a run that cannot be steered is none
+        self._me.save(started=gen)
+        self._adopt(assignment.job, gen, run)
+
+    def _adopt(self, job: str, gen: int, run: JobRun) -> None:
+        self._super.adopt(job, gen, run)
+        self._me.become(State.RUNNING)
+        self._follow_log(gen)  # whoever did has died
 
     def launcher_lost(self, reason: str, text: str) -> None:
         self._me.log("launcher.lost", reason=reason)

@@ -20,10 +20,10 @@ from pathlib import Path
 from spotkeeper.spec.failure import Failure
 from spotkeeper.spec.generation import Generation, JobRun
 from spotkeeper.train.control import (
+    NAME,
     NO_RESTART,
     Commit,
     Control,
-    ControlError,
     Result,
     State,
     Want,
@@ -71,6 +71,7 @@ class Child:
     began: float = field(default_factory=time.monotonic)
     signals: bool = False  # it saves by itself when SIGTERM comes
     ckpt: Path | None = None  # where to look whether it begins anew; None: it has been told, or nothing to tell
+    spoilt: bool = False  # its control file, by its own doing; it has been told
 
     @property
     def need_s(self) -> float:
@@ -134,7 +135,7 @@ class Supervisor:
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "logs").mkdir(parents=True)
         args = torchrun_args(self._templates, doc, run, node, folder)
-        control = Control.create(folder / "ctl")
+        control = Control.create(folder / NAME)
         try:
             env = {**node.given, **environment(doc, run, node, folder)}
             self._launcher.start(doc.gen, args, env, node.source, folder / LAUNCHER_LOG)
@@ -147,19 +148,14 @@ class Supervisor:
         self._log("job.start", gen=doc.gen, members=len(doc.members), index=node.index, disk=not node.late)
         self._forget_old(folder)
 
-    def adopt(self, job: str, gen: int, run: JobRun) -> bool:
+    def adopt(self, job: str, gen: int, run: JobRun) -> None:
         """Take over a child that an agent before this one started."""
         folder = self.folder(job, gen)
-        try:
-            control = Control.open(folder / "ctl")
-        except ControlError as error:
-            self._log("job.adopt.failed", gen=gen, error=str(error))
-            return False
+        control = Control.hold(folder / NAME)
         self.child = Child(gen, folder, run.nproc, run.grace_s, control, signals=run.stop == "signal")
         if control.want is Want.SAVE_STOP:
             self._asked(self.child, time.monotonic() + control.deadline - time.time() + TERM_S)
         self._log("job.adopt", gen=gen)
-        return True
 
     def save(self) -> None:
         """Ask for a save; training goes on."""
@@ -211,6 +207,7 @@ class Supervisor:
         if child is None or child.stop is Stop.KILLED:
             return
         now = time.monotonic()
+        self._tell_trouble(child)
         self._tell_unattached(child, now)
         if self._workers_done(child, now):
             self._kill(child)
@@ -234,6 +231,7 @@ class Supervisor:
         child = self.child
         if child is None or child.gen != gen:
             return None
+        self._tell_trouble(child)
         ending = self._ending(child, code)
         self.child = None
         child.control.close()
@@ -275,12 +273,31 @@ class Supervisor:
         if child.control.state is not State.STARTING or scan(ckpt):
             return
         self._log("job.unattached", gen=child.gen)
+        self._tell_job(
+            child,
+            f"no checkpoint is here, and generation {child.gen} has not called spotkeeper.attach() within "
+            f"{UNATTACHED_S:.0f} s. A script that never does begins anew after every loss: "
+            'docs/train.md, "The script"',
+        )
+
+    def _tell_trouble(self, child: Child) -> None:
+        """Once, here and in the job's log: that something of the job's has spoilt its control file.
+
+        What cannot be read there counts as not said: a stop finds a job that has not begun, and comes as SIGTERM.
+        """
+        if child.spoilt or not (trouble := child.control.trouble()):
+            return
+        child.spoilt = True
+        self._log("job.control", gen=child.gen, error=trouble)
+        self._tell_job(
+            child,
+            f"{trouble}. It is the agent's, and the job's library's; something else in this job wrote there. "
+            "Training goes on, but its progress may not be seen, and a stop may come as SIGTERM alone",
+        )
+
+    def _tell_job(self, child: Child, words: str) -> None:
         with contextlib.suppress(OSError), (child.folder / LAUNCHER_LOG).open("a") as log:
-            log.write(
-                f"spotkeeper: no checkpoint is here, and generation {child.gen} has not called spotkeeper.attach() "
-                f"within {UNATTACHED_S:.0f} s. A script that never does begins anew after every loss: "
-                'docs/train.md, "The script"\n'
-            )
+            log.write(f"spotkeeper: {words}\n")
 
     def _workers_done(self, child: Child, now: float) -> bool:
         """Whether all workers have left and torchrun has had its time."""
