@@ -127,10 +127,7 @@ def test_an_earlier_job_of_the_name_tells_how_long_it_trains(
 
 def test_a_job_of_the_name_that_is_over_tells_it_too(cli: Cli, store: ObjectStore, folder: Path) -> None:
     """Its name is free again, and what it told is there until it is forgotten."""
-    a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
-    store.clear_active(JOB)
-    store.put_tomb(JOB, 1.0)
-    store.delete_name("first", JOB)
+    over(store)
     store.put_progress(JOB, Progress(1, 10, 1.0, step_s=2.0, total_steps=9000))
     made = json.loads(cli("forecast", job(folder), "--json").out)
     assert made["work_h"] == 5.0
@@ -138,16 +135,28 @@ def test_a_job_of_the_name_that_is_over_tells_it_too(cli: Cli, store: ObjectStor
     assert f"step: 2.000 s on 1 x n2-standard-8, as the job {JOB} of this name told last" in told
 
 
+def over(store: ObjectStore, name: str = "first") -> None:
+    """A job that succeeded, as its burial leaves it."""
+    a_job(store, name=name, phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
+    store.clear_active(JOB)
+    store.put_tomb(JOB, 1.0)
+    store.delete_name(name, JOB)
+
+
+@pytest.mark.parametrize("finished", [False, True])
 def test_a_start_takes_what_an_earlier_job_of_the_name_and_the_pools_machines_took(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    finished: bool, cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One number where nobody measured, and the measured one for the forecast and for what a deadline can hold."""
     monkeypatch.setenv("SPOTKEEPER_CLOCK", f"0:{3000 * HOUR_S}:1")
     now = forecasting.ground("prod", None).now
     tight = job(folder, "work: 5h\ndeadline: 5.1h")
     assert "a start takes 10 min" in cli("forecast", tight).err
-    store.put_name("first", "abcdefgh")
-    store.put_progress("abcdefgh", Progress(1, 10, 1.0, save_s=4.0, begin_s=26.0))
+    if finished:
+        over(store)
+    else:
+        store.put_name("first", JOB)
+    store.put_progress(JOB, Progress(1, 10, 1.0, save_s=4.0, begin_s=26.0))
     assert "a start takes 10 min" in cli("forecast", tight).err, "no machine of the pool was seen to boot"
     came = Sight("abcdefgh-r0-a1", Event.ADMITTED, now - 60.0, "us-central1-a", Model.SPOT, started=now - 150.0)
     store.add_sights("workers", int(came.at // HOUR_S), (came,))
@@ -155,6 +164,8 @@ def test_a_start_takes_what_an_earlier_job_of_the_name_and_the_pools_machines_to
     assert told.code == 0, told.err
     assert "start: 120 s, as an earlier job of this name" in said(told.out)
     assert "cannot be held" in cli("submit", job(folder, "work: 5h\ndeadline: 5.02h")).err
+    dear = cli("submit", job(folder, "max_usd: 0.02")).err
+    assert "is below what one start costs (about $0.03 by list prices)" in dear
 
 
 def test_the_stack_s_own_history_is_replayed(
@@ -174,7 +185,7 @@ def test_the_comment_names_what_cannot_be_forecast_too(folder: Path) -> None:
     known = forecasting.of_settings(EXAMPLE, None)
     wrong = folder / "wrong.yaml"
     wrong.write_text("name: 7\n")
-    text = forecasting.comment([job(folder, "work: 5h"), wrong], known)
+    text = "\n".join(forecasting.comments([job(folder, "work: 5h"), wrong], known))
     assert "**`first` on `burst`**" in text
     assert "`wrong.yaml`: `" in text
 

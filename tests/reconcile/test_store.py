@@ -160,6 +160,15 @@ class TestObjects:
         assert len(bucket.list("")) == 34
         assert [blob and blob.data for blob in bucket.get_many([*wanted[:3], "none"])] == [b"x", b"x", b"x", None]
 
+    def test_what_was_written_last_in_a_folder(self, objects: Callable[[], Objects]) -> None:
+        """Stores of clouds tell it to the second: of what was written in one, any may be first."""
+        bucket = objects()
+        for key in ("f/b", "f/a", "f/c", "g/a"):
+            bucket.put(key, b"x")
+        assert set(bucket.newest("f/", 9)) == {"f/a", "f/b", "f/c"}
+        assert len(bucket.newest("f/", 2)) == 2
+        assert bucket.newest("none/", 2) == []
+
     def test_the_keys_of_a_folder_that_begin_alike(self, objects: Callable[[], Objects]) -> None:
         bucket = objects()
         for number in range(240):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +27,8 @@ from spotkeeper.spec.record import Outcome, Phase, Record
 from spotkeeper.spec.stack import StackState
 
 TOMBS = paths.tomb("00000000").removesuffix("00000000")
+READS = 16  # at once
+LOOKED_AT = 200  # jobs that are over, for one of a name: a second
 
 
 class Unreadable(Struct, frozen=True):
@@ -62,10 +66,14 @@ def find_job(store: Store, word: str) -> Record:
 
 
 def earlier(store: Store, name: str) -> str | None:
-    """The id of the newest job of this name, also of one that is over and not forgotten yet; None: there is none."""
+    """The id of the newest job of this name, also of one that is over; None: there is none.
+
+    Of those that are over, the ``LOOKED_AT`` that ended last are looked at.
+    """
     if (job := store.read_name(name)) is not None:
         return job
-    named = [record for record in all_jobs(store, finished=True).records if record.name == name]
+    over = [path.removeprefix(TOMBS) for path in store.newest(TOMBS, LOOKED_AT)]
+    named = [record for record in _read(store, over).records if record.name == name]
     return max(named, key=lambda record: record.created).job if named else None
 
 
@@ -74,15 +82,22 @@ def all_jobs(store: Store, finished: bool) -> Found:
     jobs = set(store.active_jobs())
     if finished:
         jobs |= {path.removeprefix(TOMBS) for path in store.list(TOMBS)}
-    records: list[Record] = []
-    unreadable: list[Unreadable] = []
-    for job in sorted(jobs):
+    return _read(store, sorted(jobs))
+
+
+def _read(store: Store, jobs: Sequence[str]) -> Found:
+    """Their records, several at once: each is a request to the bucket."""
+
+    def read(job: str) -> Record | Unreadable | None:
         try:
-            records += [held.value] if (held := store.read_record(job)) is not None else []
+            return held.value if (held := store.read_record(job)) is not None else None
         except CorruptError as error:
-            unreadable.append(Unreadable(job, str(error), error.remedy))
-    records.sort(key=lambda record: (record.created, record.job))
-    return Found(tuple(records), tuple(unreadable))
+            return Unreadable(job, str(error), error.remedy)
+
+    with ThreadPoolExecutor(READS) as pool:
+        found = tuple(pool.map(read, jobs))
+    records = sorted((one for one in found if isinstance(one, Record)), key=lambda record: (record.created, record.job))
+    return Found(tuple(records), tuple(one for one in found if isinstance(one, Unreadable)))
 
 
 def view_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from spotkeeper.cli.jobs import earlier
 from spotkeeper.reconcile.store_api import StoreError
 from spotkeeper.spec.start import START_S, start_s
 
@@ -26,11 +27,14 @@ def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[J
 
 
 def measured_s(store: Store, name: str, pools: Iterable[str], now: float) -> float:
-    """Seconds; ``START_S`` where nobody measured one. The slowest pool counts: nobody knows yet which it will be."""
+    """Seconds; ``START_S`` where nobody measured one. The slowest pool counts: nobody knows yet which it will be.
+
+    A job of the name that is over tells it as well.
+    """
     from spotkeeper.reconcile import market
 
     try:
-        job = store.read_name(name)
+        job = earlier(store, name)
         told = None if job is None else store.read_progress(job)
         if told is None or told.begin_s is None:
             return START_S

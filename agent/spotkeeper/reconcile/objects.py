@@ -92,6 +92,9 @@ class Objects(Protocol):
         ``start``: only those whose name in the folder begins so, without listing the others.
         """
 
+    def newest(self, prefix: str, most: int) -> builtins.list[str]:
+        """Of the keys under a folder so many that were written last, the newest first. A listing of the folder."""
+
     def delete(self, key: str) -> None:
         """Delete; what is not there is deleted."""
 

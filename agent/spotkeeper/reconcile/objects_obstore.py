@@ -24,7 +24,7 @@ from spotkeeper.reconcile.deadline import NEVER, Deadline
 from spotkeeper.reconcile.objects import Blob, ConflictError, RefusedError, UnavailableError, check_key, check_prefix
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ClientConfig, GCSConfig, GCSCredential, ObjectStore, RetryConfig, S3Config
 
 T = TypeVar("T")
@@ -166,12 +166,19 @@ class ObstoreObjects:
         check_prefix(prefix)
         return self._twice(prefix, lambda: self._listed(prefix, prefix + start) if start else self._folder(prefix))
 
+    def newest(self, prefix: str, most: int) -> builtins.list[str]:
+        check_prefix(prefix)
+        found = self._twice(prefix, lambda: list(self._metas(prefix)))
+        found.sort(key=lambda meta: (meta["last_modified"], meta["path"]), reverse=True)
+        return [str(meta["path"]) for meta in found[:most]]
+
     def _folder(self, prefix: str) -> builtins.list[str]:
-        found: builtins.list[str] = []
+        return sorted(str(meta["path"]) for meta in self._metas(prefix))
+
+    def _metas(self, prefix: str) -> Iterator[ObjectMeta]:
         for page in obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
-            found += (str(meta["path"]) for meta in page)
+            yield from page
             self._in_time(prefix)
-        return sorted(found)
 
     def _listed(self, prefix: str, begin: str) -> builtins.list[str]:
         """From there on, until a key begins otherwise: the stores list in order. obstore's prefix is a folder only."""

@@ -108,6 +108,13 @@ class SqliteObjects:
             rows = db.execute("SELECT key FROM objects WHERE key >= ? AND key < ? ORDER BY key", bounds).fetchall()
         return [str(row[0]) for row in rows]
 
+    def newest(self, prefix: str, most: int) -> builtins.list[str]:
+        check_prefix(prefix)
+        query = "SELECT key FROM objects WHERE key >= ? AND key < ? ORDER BY generation DESC, key LIMIT ?"
+        with self._read() as db:
+            rows = db.execute(query, (prefix, prefix[:-1] + "0", most)).fetchall()
+        return [str(row[0]) for row in rows]
+
     def delete(self, key: str) -> None:
         check_key(key)
         with self._write() as (db, _):

@@ -331,6 +331,9 @@ class ObjectStore:
         folder = prefix[: prefix.rfind("/") + 1]
         return tuple(path for path in self._objects.list(folder) if path.startswith(prefix))
 
+    def newest(self, folder: str, most: int) -> tuple[str, ...]:
+        return tuple(self._objects.newest(folder, most))
+
     # -- how documents are read and written
 
     def _read(self, path: str, kind: type[T]) -> Held[T] | None:

@@ -257,3 +257,6 @@ class Store(Protocol):
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """Paths under a prefix, sorted."""
+
+    def newest(self, folder: str, most: int) -> tuple[str, ...]:
+        """Of the paths in a folder so many that were written last, the newest first."""

@@ -103,8 +103,9 @@ def deadline(job: JobContext) -> Iterator[Problem]:
 
 def money_and_time(job: JobContext) -> Iterator[Problem]:
     yield from money.spans(job.spec)
-    yield from money.budget(job.spec, job.pools())
-    if job.now is not None:
+    if job.spec.max_usd is not None:  # how long a start takes is looked up where something hangs on it
+        yield from money.budget(job.spec, job.pools(), job.starts(job.spec))
+    if job.now is not None and job.spec.deadline is not None:
         yield from money.feasible(job.spec, job.pools(), job.now, job.starts(job.spec))
 
 

@@ -50,14 +50,14 @@ def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: flo
     yield problem("deadline", f"cannot be held: {why}, so {earliest}{price}", spec.deadline)
 
 
-def budget(spec: JobSpec, pools: Iterable[PoolState]) -> Iterator[Problem]:
-    """A budget that ends before the first step is made."""
+def budget(spec: JobSpec, pools: Iterable[PoolState], start_s: float = START_S) -> Iterator[Problem]:
+    """A budget that ends before the first step is made. ``start_s``: what a start of it takes."""
     offers = tuple(pools)
     if spec.max_usd is None or not offers:
         return
     models = (Model.ON_DEMAND,) if spec.policy == "on-demand" else (Model.SPOT, Model.ON_DEMAND)
     prices = [usd for model in models if (usd := cheapest(offers, model)) is not None]
-    least = min(prices, default=0.0) * spec.size().min * START_S / 3600.0
+    least = min(prices, default=0.0) * spec.size().min * start_s / 3600.0
     if spec.max_usd < least:
         yield problem("max_usd", f"is below what one start costs (about ${least:,.2f} by list prices)", spec.max_usd)
 
