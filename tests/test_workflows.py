@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from spotkeeper.report.review import LABEL, marker
+from spotkeeper.report.review import COMMENT_BYTES, LABEL, marker
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -237,6 +237,16 @@ def test_the_comment_is_found_by_the_mark_that_the_review_begins_with() -> None:
     assert mark is not None and marker("prod").startswith(mark[1])
     without = re.search(r'\|\| echo "(.+?)" > comment\.md', scripts(read("preview")["jobs"]["comment"]))
     assert without is not None and without[1].startswith(mark[1]), "a preview that failed whole leaves one too"
+
+
+def test_each_stack_has_its_share_of_one_comment_and_the_whole_is_in_its_jobs_summary() -> None:
+    for name, key, told in (("preview", "preview", "comment"), ("drift", "look", "tell")):
+        (step,) = [each for each in read(name)["jobs"][key]["steps"] if "spotkeeper review" in str(each.get("run", ""))]
+        assert step["env"]["STACKS"] == "${{ strategy.job-total }}", name
+        assert '.md" --stacks "$STACKS" >> "$GITHUB_STEP_SUMMARY"' in step["run"], name
+        text = scripts(read(name)["jobs"][told])
+        assert '"$RUN"' in text and "actions/runs" in str(read(name)["jobs"][told]["steps"][-1]["env"]["RUN"])
+        assert int(re.search(r"head -c (\d+)", text)[1]) > COMMENT_BYTES + 500  # type: ignore[index]
 
 
 def test_the_work_is_done_by_commands_that_exist() -> None:

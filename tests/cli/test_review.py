@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from spotkeeper.cli.errors import Exit
-from spotkeeper.report.review import LABEL
+from spotkeeper.report.review import COMMENT_BYTES, LABEL
 
 from tests.cli.conftest import Cli
 from tests.infra.conftest import STACKS
@@ -90,6 +90,17 @@ def test_the_cost_is_compared_with_the_other_branchs_whatever_its_file_is_called
     base.write_text(LOCAL.read_text().replace("kind: spot", "kind: spto"))
     done = cli(*words, base)
     assert done.code == 0 and "makes no sense here" in done.err and "was" not in done.out
+
+
+def test_the_comment_is_written_whatever_the_guard_says_and_all_of_it_is_printed(cli: Cli, tmp_path: Path) -> None:
+    words = ("review", "--preview", PREVIEWS / "static-removed.json", "--stack", "local", "--stacks", "40", "--comment")
+    done = cli(*words, tmp_path / "comment.md")
+    text = (tmp_path / "comment.md").read_text()
+    assert done.code == Exit.REFUSED and len(text.encode()) <= COMMENT_BYTES // 40
+    assert text.splitlines()[0] == done.out.splitlines()[0] and "data would be lost" in text
+    assert "left out here" in text and "left out here" not in done.out and len(done.out) > len(text)
+    done = cli(*words, tmp_path / "nowhere" / "comment.md")
+    assert done.code == Exit.USAGE and "No such file" in done.err
 
 
 def test_a_wrong_stack_file_is_said_in_the_comment(cli: Cli, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from spotkeeper.report import preview, review
 from spotkeeper.report.cost import BootDisk, Range, StackCost, stack_cost
 from spotkeeper.report.markdown import block, code
 from spotkeeper.report.preview import Change, Foreseen, Op, PreviewError
-from spotkeeper.report.review import Review, Verdict, judge, markdown
+from spotkeeper.report.review import Broken, Review, Verdict, judge, markdown
 from spotkeeper.spec.stack import PoolState, Price
 
 PREVIEWS = Path(__file__).parent / "previews"
@@ -306,12 +306,43 @@ def test_what_looks_like_a_secret_in_an_engines_message_is_taken_out() -> None:
     assert token not in comment(found) and "401" in comment(found)
 
 
-def test_a_huge_change_still_fits_into_a_comment() -> None:
-    many = [step("delete", DISK, f"disk-{i}-{'x' * 180}", {}) for i in range(3000)]
-    text = comment(foreseen(*many))
-    assert len(text) < 65_536 and "The rest is left out" in text
-    rows = comment(foreseen(*[step("create", "gcp:compute/route:Route", f"r{i}", None, {}) for i in range(200)]))
-    assert "... and 140 more." in rows
+@pytest.mark.parametrize("stacks", [1, 3, 8])
+def test_of_a_huge_change_what_was_found_and_what_it_costs_is_shown_and_the_list_is_cut(stacks: int) -> None:
+    """In as much of one comment as each of so many stacks has."""
+    many = [step("create", "gcp:compute/route:Route", f"route-{i}-é{'x' * 50}", None, {}) for i in range(3000)]
+    found = foreseen(step("delete", DISK, "the-data", {}), *many)
+    made = Review("prod", judge(found, agreed=False), found, COST)
+    room = review.COMMENT_BYTES // stacks
+    text = markdown(made, ["**`vit` on `burst`**: $7"], room)
+    assert room - 500 < len(text.encode()) <= room
+    for shown in ("data would be lost", "- `the-data` would be deleted", "Everything at full size", "`vit` on `burst`"):
+        assert text.index(shown) < text.index("#### What changes"), shown
+    cut = text.count("| `compute.Route` |")
+    assert f"**{3000 - cut:,} more lines left out here:** the summary of this stack's job has" in text
+    whole = markdown(made)
+    assert whole.count("| `compute.Route` |") == 3000 and "left out" not in whole
+
+
+def test_a_hundred_findings_and_pools_leave_room_for_each_other() -> None:
+    losses = [step("delete", DISK, f"disk-{i}-{'x' * 180}", {}) for i in range(3000)]
+    found = foreseen(*losses)
+    pools = [pool(f"pool-{i}") for i in range(500)]
+    broken = [Broken("private", "a:b/c:D", f"thing-{i}", "is public", True) for i in range(2000)]
+    cost = stack_cost(pools, {each.name: BOOT for each in pools})
+    text = markdown(Review("prod", Verdict.REFUSED, found, cost, None, tuple(broken)), room=review.COMMENT_BYTES)
+    assert len(text.encode()) <= review.COMMENT_BYTES < 65_536
+    for shown in ("- `disk-0-", "- `private`: ", "Everything at full size", "| `pool-0` ", "What changes"):
+        assert shown in text, shown
+    assert text.count("more lines left out here") == 4
+
+
+@pytest.mark.parametrize("stacks", [1, 5, 20])
+def test_what_an_engine_that_gave_up_says_is_no_more_than_its_share(stacks: int) -> None:
+    found = read({"config": {}, "diagnostics": [{"severity": "error", "message": "ü" * 50_000}]})
+    room = review.COMMENT_BYTES // stacks
+    text = markdown(Review("prod", Verdict.FAILED, found, COST), room=room)
+    assert "üüü" in text and "Everything at full size" in text and len(text.encode()) <= room
+    assert _outside_code(text)
 
 
 # --- what it costs ----------------------------------------------------------------------------

@@ -315,10 +315,13 @@ def review(
     agreed: bool,
     quiet: bool,
     as_json: bool,
+    comment: Path | None,
+    stacks: int,
 ) -> None:
     from spotkeeper.cli import review as reviewing
 
-    reviewing.review(preview, file, stack, base, agreed=agreed, quiet=quiet, as_json=as_json)
+    shown = reviewing.Comment(comment, stacks)
+    reviewing.review(preview, file, stack, base, agreed=agreed, quiet=quiet, as_json=as_json, comment=shown)
 
 
 def live(stack: str | None, *, as_json: bool) -> None:

@@ -129,6 +129,13 @@ def review(
     expect_no_changes: Annotated[
         bool, typer.Option("--expect-no-changes", help="Fail where anything changes: for a nightly look at drift.")
     ] = False,
+    comment: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--comment", metavar="FILE", help="Write it there as well, short enough for a comment."),
+    ] = None,
+    stacks: Annotated[
+        int, typer.Option("--stacks", min=1, help="So many stacks' reviews share that comment, and its length.")
+    ] = 1,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
@@ -145,7 +152,10 @@ def review(
     """
     from spotkeeper.cli import commands
 
-    commands.review(preview, stack_file, stack, base, agreed=allow_data_loss, quiet=expect_no_changes, as_json=as_json)
+    commands.review(
+        preview, stack_file, stack, base, agreed=allow_data_loss, quiet=expect_no_changes, as_json=as_json,
+        comment=comment, stacks=stacks,
+    )  # fmt: skip
 
 
 @app.command(rich_help_panel=STACKS)

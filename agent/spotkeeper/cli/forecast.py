@@ -99,15 +99,13 @@ def of_file(file: Path, known: Ground, work: str | None = None, markets: Path | 
         return forecast(task, library, said, done)
 
 
-def comment(files: Iterable[Path], known: Ground) -> str:
-    """What a stack's own job files will cost, as Markdown; what cannot be forecast says why."""
-    parts_ = []
+def comments(files: Iterable[Path], known: Ground) -> Iterator[str]:
+    """What each of a stack's own job files will cost, as Markdown; one that cannot be forecast says why."""
     for file in files:
         try:
-            parts_.append(markdown(of_file(file, known)))
+            yield markdown(of_file(file, known))
         except (SpecError, CliError) as error:
-            parts_.append(f"{code(file.name)}: {code(redact(str(error)))}\n")
-    return "\n".join(parts_)
+            yield f"{code(file.name)}: {code(redact(str(error)))}\n"
 
 
 def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], pool: PoolState | None = None) -> Task:

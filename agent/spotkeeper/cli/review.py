@@ -6,6 +6,8 @@ Reads files and prints; asks no cloud, runs no engine, knows nothing of who host
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from spotkeeper.cli.output import emit, note
 from spotkeeper.cli.show import CHECKOUT, STAND_IN, no_checkout, stack_path
 from spotkeeper.report.cost import BootDisk, StackCost, stack_cost
 from spotkeeper.report.preview import Foreseen, PreviewError, read
-from spotkeeper.report.review import LABEL, Broken, Review, Verdict, judge, markdown
+from spotkeeper.report.review import COMMENT_BYTES, LABEL, Broken, Review, Verdict, judge, markdown
 from spotkeeper.spec.parse import SpecError
 from spotkeeper.spec.redact import redact
 
@@ -27,11 +29,27 @@ if TYPE_CHECKING:
 STDIN = Path("-")
 PREVIEW = "pulumi preview --json --show-sames > preview.json"
 OTHER = "spotkeeper review --stack-file FILE"
-JOBS = 3  # forecast in one comment, of which GitHub takes 65,536 characters
+JOBS = 3  # of a stack are forecast: each takes seconds
+
+
+@dataclass(frozen=True)
+class Comment:
+    """``file``: where a pull request's comment is to go, or None. ``stacks``: so many share that one comment."""
+
+    file: Path | None = None
+    stacks: int = 1
 
 
 def review(
-    preview: Path, file: Path | None, stack: str | None, base: Path | None, *, agreed: bool, quiet: bool, as_json: bool
+    preview: Path,
+    file: Path | None,
+    stack: str | None,
+    base: Path | None,
+    *,
+    agreed: bool,
+    quiet: bool,
+    as_json: bool,
+    comment: Comment = Comment(),
 ) -> None:
     """Print the review; then fail where its verdict is that this may not go on. ``quiet``: nothing may change at all.
 
@@ -52,7 +70,7 @@ def review(
     except SpecError as error:  # whoever wrote it reads this comment
         foreseen = replace(foreseen, errors=(redact(str(error)), *foreseen.errors))
     made = Review(name, judge(foreseen, agreed, broken), foreseen, cost, _before(base, name), broken)
-    emit(made, as_json, "" if as_json else (markdown(made) + _forecasts(settings)).rstrip("\n"))
+    _say(made, settings, comment, as_json=as_json)
     if made.verdict is Verdict.REFUSED:
         names = ", ".join(change.name for change in foreseen.lost())
         remedy = f"keep it; or, if it is meant, --allow-data-loss (on a pull request: the label {LABEL})"
@@ -69,15 +87,29 @@ def review(
         raise CliError(f"the cloud is not as it was declared: {names}", Exit.REFUSED, remedy)
 
 
-def _forecasts(settings: Settings | None) -> str:
+def _say(made: Review, settings: Settings | None, comment: Comment, *, as_json: bool) -> None:
+    """Whole on standard output, and as short as it must be where the comment goes."""
+    jobs = () if as_json and comment.file is None else tuple(_forecasts(settings))
+    if comment.file is not None:
+        try:
+            comment.file.write_text(markdown(made, jobs, COMMENT_BYTES // comment.stacks))
+        except OSError as error:
+            raise CliError(
+                f"{comment.file}: {error.strerror}", Exit.USAGE, "--comment FILE in a folder that is there"
+            ) from None
+    emit(made, as_json, "" if as_json else markdown(made, jobs).rstrip("\n"))
+
+
+def _forecasts(settings: Settings | None) -> Iterator[str]:
     """What the stack's own job files will cost, by the prices of this stack file."""
     files = [] if settings is None else [CHECKOUT / job for job in settings.jobs if _inside(job)]
     if settings is None or not files:
-        return ""
-    from spotkeeper.cli.forecast import comment, declared
+        return
+    from spotkeeper.cli.forecast import comments, declared
 
-    text = "\n".join(["", "#### Its jobs", "", comment(files[:JOBS], declared(settings))])
-    return f"{text}\n... and {len(files) - JOBS} more.\n" if len(files) > JOBS else text
+    yield from comments(files[:JOBS], declared(settings))
+    if len(files) > JOBS:
+        yield f"... and {len(files) - JOBS} more."
 
 
 def _inside(job: str) -> bool:

@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import accumulate, takewhile
 
 from msgspec import Struct
 
 from spotkeeper.report.cost import MONTH_H, PoolCost, Range, StackCost
-from spotkeeper.report.markdown import block, code, table
+from spotkeeper.report.markdown import LONGEST_BLOCK, block, code, table
 from spotkeeper.report.preview import Change, Foreseen, Op
 
 LABEL = "allow-data-loss"
 OFF = "`infra/policy/config.json`"
-ROWS = 60  # of a table; GitHub takes 65,536 characters of a comment, and nobody reads more
 REASONS = 8  # of one resource
-COMMENT_CHARS = 60_000
+COMMENT_BYTES = 60_000  # GitHub takes 65,536 characters of a comment, and whoever posts it adds a line of their own
+WHOLE_BYTES = 1_000_000  # and a MiB of a job's summary
+SHARE = 6  # no part but the list of changes takes more than this part of the room
 _MARK = {Op.CREATE: "+", Op.UPDATE: "~", Op.REPLACE: "+-", Op.DELETE: "-", Op.KEEP: "kept"}
 _DONE = {
     Op.CREATE: "created", Op.UPDATE: "updated", Op.REPLACE: "replaced", Op.DELETE: "deleted",
@@ -89,19 +91,41 @@ def marker(stack: str) -> str:
     return f"<!-- spotkeeper-review {stack} -->"
 
 
-def markdown(review: Review) -> str:
-    """The comment."""
+def markdown(review: Review, jobs: Sequence[str] = (), room: int = WHOLE_BYTES) -> str:
+    """The comment: what the guard found and what it costs, then what changes, as far as it fits.
+
+    Args:
+        jobs: what the stack's own jobs will cost, each as Markdown.
+        room: bytes. One comment has the reviews of several stacks, each with its share of :data:`COMMENT_BYTES`.
+    """
     parts = [marker(review.stack), f"### Stack {code(review.stack)}: {_totals(review.foreseen)}"]
-    parts += _verdict(review)
-    parts += _rules(review.broken)
-    parts += _changes(review.foreseen)
-    parts += _cost(review.cost, review.before) if review.cost else ()
-    text = "\n".join(parts) + "\n"
-    if len(text) <= COMMENT_CHARS:
-        return text
+    cost = _cost(review.cost, review.before) if review.cost else ()
+    of_jobs = ("\n#### Its jobs\n", *jobs) if jobs else ()
+    for part in (_verdict(review, room), _rules(review.broken), cost, of_jobs):
+        parts += _cut(part, room // SHARE)
+    parts += _cut(_changes(review.foreseen), room - _bytes(parts))
+    return "\n".join(parts) + "\n"
+
+
+def _cut(lines: Iterable[str], room: int) -> list[str]:
+    """As many as fit into so many bytes. How many do not is said, and where they are."""
+    every = list(lines)
+    if _bytes(every) <= room:
+        return every
+    room -= _bytes([_left(len(every))])
+    ends = accumulate(_bytes([line]) for line in every)
+    kept = sum(1 for _ in takewhile(lambda end: end <= room, ends))
+    return [*every[:kept], _left(len(every) - kept)]
+
+
+def _left(count: int) -> str:
     return (
-        text[:COMMENT_CHARS].rsplit("\n", 1)[0] + "\n\nThe rest is left out: run `spotkeeper review` for all of it.\n"
+        f"\n**{count:,} more line{'s' * (count != 1)} left out here:** the summary of this stack's job has all of them."
     )
+
+
+def _bytes(lines: Sequence[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)
 
 
 def _totals(foreseen: Foreseen) -> str:
@@ -112,11 +136,11 @@ def _totals(foreseen: Foreseen) -> str:
     return ", ".join(words) or "nothing changes"
 
 
-def _verdict(review: Review) -> Iterator[str]:
+def _verdict(review: Review, room: int) -> Iterator[str]:
     foreseen = review.foreseen
     if review.verdict is Verdict.FAILED:
         yield "\n**Nothing below is complete: the engine gave up.**\n"
-        yield block("\n\n".join(foreseen.errors))
+        yield block("\n\n".join(foreseen.errors), min(LONGEST_BLOCK, room // SHARE // 4))  # a character has 4 bytes
         return
     if not foreseen.lost():
         return
@@ -136,10 +160,8 @@ def _rules(broken: Sequence[Broken]) -> Iterator[str]:
         found = [one for one in broken if one.stops is stops]
         if found:
             yield f"\n{said}\n"
-        for one in found[:ROWS]:
+        for one in found:
             yield f"- {code(one.rule)}: {code(_kind(one.type))} {code(one.name)}: {code(one.message)}"
-        if len(found) > ROWS:
-            yield f"- and {len(found) - ROWS} more"
 
 
 def _because(change: Change) -> str:
@@ -150,11 +172,9 @@ def _changes(foreseen: Foreseen) -> Iterator[str]:
     if not foreseen.changes:
         return
     ordered = sorted(foreseen.changes, key=lambda c: (not c.data, not c.warning, _WORST_FIRST.index(c.op), c.name))
-    rows = [[_MARK[c.op], code(_kind(c.type)), code(c.name), _reasons(c)] for c in ordered[:ROWS]]
-    yield ""
+    rows = [[_MARK[c.op], code(_kind(c.type)), code(c.name), _reasons(c)] for c in ordered]
+    yield "\n#### What changes\n"
     yield from table(["", "type", "name", "what differs"], rows)
-    if len(ordered) > ROWS:
-        yield f"\n... and {len(ordered) - ROWS} more."
 
 
 def _kind(type_: str) -> str:
@@ -177,13 +197,13 @@ def _reasons(change: Change) -> str:
 def _cost(cost: StackCost, before: StackCost | None) -> Iterator[str]:
     earlier = {pool.name: pool for pool in before.pools} if before else {}
     yield "\n#### What it costs\n"
+    yield from _bounds(cost, before)
     head = ["pool", "machines", "spot, $/h each", "on-demand, $/h each", "a month at full size"]
     rows = [_pool(pool, earlier.get(pool.name), before is not None) for pool in cost.pools]
     gone = [name for name in earlier if name not in {pool.name for pool in cost.pools}]
     rows += [[f"{code(name)} (taken out)", "0", "", "", "$0"] for name in gone]
-    yield from table(head, rows, right=(2, 3, 4))
     yield ""
-    yield from _bounds(cost, before)
+    yield from table(head, rows, right=(2, 3, 4))
 
 
 def _pool(pool: PoolCost, earlier: PoolCost | None, compared: bool) -> list[str]:
