@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rich.console import Console
-from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, family, reduce_s, shapes, step_s
+from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, family, network_s, reduce_s, shapes, step_s
 from spotkeeper.report.compare_text import table
 from spotkeeper.report.forecast import Course
 from spotkeeper.report.forecast_band import Band
@@ -39,6 +39,17 @@ def test_what_was_measured_comes_back_on_its_own_shape() -> None:
     step = Step(10.0, FOUR_MACHINES, 0.5)
     assert step_s(step, FOUR_MACHINES) == pytest.approx(10.0)
     assert step_s(Step(4.0, ONE), Shape("unheard-of", 2, 1)) == 2.0  # of what nobody knows all are alike
+
+
+def test_a_step_that_is_shorter_than_its_gradients_comes_back_too_and_says_so() -> None:
+    step = Step(2.4, FOUR_MACHINES, 1.0)  # 4.8 s, they say
+    assert step_s(step, FOUR_MACHINES) == pytest.approx(2.4) == network_s(step, FOUR_MACHINES)
+    assert step_s(step, ONE_MACHINE) == pytest.approx(reduce_s(ONE_MACHINE, 1.0) / 2)
+    assert any(
+        "cannot take 4.800 s of a step of 2.400 s" in line and "50% of them" in line
+        for line in assumed(step, [ONE_MACHINE])
+    )
+    assert not any("cannot take" in line for line in assumed(Step(9.0, FOUR_MACHINES, 1.0), [ONE_MACHINE]))
 
 
 def test_a_faster_accelerator_does_the_arithmetic_faster() -> None:

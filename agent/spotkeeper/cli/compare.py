@@ -10,7 +10,7 @@ from spotkeeper.cli import forecast as ground
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.jobs import earlier
 from spotkeeper.cli.output import emit, note
-from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, reduce_s, shapes, step_s
+from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, network_s, shapes, step_s
 from spotkeeper.report.compare_text import table
 from spotkeeper.report.forecast import Forecast, Library, forecast
 from spotkeeper.report.forecast_past import Task
@@ -116,7 +116,7 @@ def compare(
     rows: list[Row] = []
     with ground.progress(f"replaying {spec.name}", sum(len(library.parts) for *_, library in tasks)) as done:
         for shape, took, task, library in tasks:
-            rows += _rows(forecast(task, library, done=done), task, shape, took, reduce_s(shape, step.gradients_gb))
+            rows += _rows(forecast(task, library, done=done), task, shape, took, network_s(step, shape))
     rows.sort(key=lambda row: (row.course.usd.mid, row.course.finish_h.mid))
     lines = (*said, *assumed(step, [row.shape for row in rows]), f"work: {base.work_h:.1f} h on the job's own shape")
     return Comparison(spec.name, tuple(rows), tuple(skipped), lines)

@@ -100,14 +100,27 @@ def _ring(members: int) -> float:
 
 
 def step_s(step: Step, shape: Shape) -> float:
-    """The measured step on another shape, with the same global batch.
+    """The measured step on another shape, with the same global batch; on its own shape, as it was measured.
 
     Accelerators of which both speeds are known differ by their peak; of others nothing is known, so they are alike.
     """
-    arithmetic = max(0.0, step.seconds - reduce_s(step.shape, step.gradients_gb))
+    arithmetic = step.seconds - network_s(step, step.shape)
     ours, theirs = step.shape.tflops, shape.tflops
     faster = theirs / ours if ours and theirs else 1.0
-    return arithmetic * step.shape.processes / (shape.processes * faster) + reduce_s(shape, step.gradients_gb)
+    return arithmetic * step.shape.processes / (shape.processes * faster) + network_s(step, shape)
+
+
+def network_s(step: Step, shape: Shape) -> float:
+    """What gradients take of a step on a shape. Measured steps are as long as their gradients' part at least: where
+    they were shorter, the job sums less than is said, or while it reckons, and elsewhere as much less.
+    """
+    return reduce_s(shape, step.gradients_gb) * _shown(step)
+
+
+def _shown(step: Step) -> float:
+    """The share of its gradients' time that a measured step had room for."""
+    reduce = reduce_s(step.shape, step.gradients_gb)
+    return min(1.0, step.seconds / reduce) if reduce else 1.0
 
 
 def shapes(pools: Iterable[PoolState], own: Shape, home: str) -> tuple[list[tuple[str, Shape]], list[str]]:
@@ -137,6 +150,12 @@ def assumed(step: Step, found: Iterable[Shape]) -> list[str]:
         f"gradients: {step.gradients_gb:g} GB a step"
         + ("" if step.gradients_gb else ", so networks make no difference (--gradients-gb: bytes of the parameters)"),
     ]
+    if _shown(step) < 1.0:
+        lines.append(
+            f"gradients: they cannot take {reduce_s(step.shape, step.gradients_gb):.3f} s of a step of "
+            f"{step.seconds:.3f} s, so {_shown(step):.0%} of them count everywhere, and nothing else: "
+            "there are fewer, or they are summed meanwhile"
+        )
     if len({family(shape.machine_type) for shape in every}) > 1:
         lines.append("accelerators: as fast as their peak of dense 16-bit arithmetic; unknown ones are all alike")
     networks = {shape.machine_type: shape.gbit_s for shape in every if shape.known and shape.nodes > 1}
