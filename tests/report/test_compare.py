@@ -118,3 +118,16 @@ def test_sizes_between_the_usual_ones_have_the_network_that_their_cloud_says(mac
     assert shape.known
     assert shape.gbit_s == gbit_s
     assert shape.tflops is not None
+
+
+def test_shapes_that_cost_more_than_the_job_may_are_seen() -> None:
+    course = Course(
+        Band(9.0, 9.5, 10.0), Band(1.0, 1.0, 1.0), Band(0.0, 0.0, 0.0), Band(1.0, 1.0, 1.0), over_budget=0.4
+    )
+    rows = (Row("pool", FOUR_MACHINES, "spot", 0.8, 0.1, 48.0, course),)
+    console = Console(width=160, color_system=None)
+    with console.capture() as capture:
+        console.print(table(Comparison("first", rows, (), ())))
+    head, row = capture.get().splitlines()[1:3]
+    assert "over" in head and "late" not in head
+    assert "40%" in row

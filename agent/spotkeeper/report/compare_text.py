@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 COST, TIME = "cost 80 %", "done 80 %"  # the bands
-_COLUMNS = ("shape", "each", "pool", "bought", "step", "network", "cost", COST, "done after", TIME, "late")
+_COLUMNS = ("shape", "each", "pool", "bought", "step", "network", "cost", COST, "done after", TIME)
+_BOUNDS = ("late", "over")  # where the job has a deadline, and a budget
 _LEFT = frozenset({"shape", "pool", "bought"})
 ELSEWHERE = "a wider terminal and --json have them"
 
@@ -38,10 +39,9 @@ def table(made: Comparison) -> RenderableType:
 def _grid(rows: Iterable[Row], spare: tuple[str, ...]) -> RenderableType:
     from spotkeeper.report.tables import fitting
 
-    rows = tuple(rows)
-    bound = any(row.course.late is not None for row in rows)
-    columns = _COLUMNS if bound else _COLUMNS[:-1]
-    return fitting(map(_cells, rows), columns, spare, set(columns) - _LEFT, ELSEWHERE)
+    cells = [_cells(row) for row in rows]
+    columns = (*_COLUMNS, *(name for name in _BOUNDS if any(cell[name] != "-" for cell in cells)))
+    return fitting(cells, columns, spare, set(columns) - _LEFT, ELSEWHERE)
 
 
 def _cells(row: Row) -> dict[str, str]:
@@ -57,5 +57,10 @@ def _cells(row: Row) -> dict[str, str]:
         COST: span(course.usd, usd),
         "done after": hours(course.finish_h.mid),
         TIME: span(course.finish_h, hours),
-        "late": "-" if course.late is None else f"{course.late:.0%}",
+        "late": _share(course.late),
+        "over": _share(course.over_budget),
     }
+
+
+def _share(of: float | None) -> str:
+    return "-" if of is None else f"{of:.0%}"
