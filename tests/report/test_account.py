@@ -141,6 +141,14 @@ def test_a_machine_that_was_given_back_for_a_move_or_a_hold_says_so() -> None:
         assert told((*ran, entry(event, 50.0, cause=cause))).attempts[0].ended == "given back"
 
 
+def test_an_end_in_whole_seconds_is_not_before_what_brought_it_about() -> None:
+    """EC2's times have no fractions: the call that ends a machine comes milliseconds after the word for it."""
+    ran = (intent(100.0, 0, 1), entry(Event.ADMITTED, 200.0, 0, 1), entry(Event.GONE, 960.0, 0, 1, ended=900.0))
+    assert told((*ran, entry(Event.HOLD, 900.6, cause="spend"))).attempts[0].ended == "hold: spend"
+    assert told((*ran, entry(Event.END, 900.6, cause="succeeded"))).attempts[0].ended == "succeeded"
+    assert told((*ran, entry(Event.END, 905.0, cause="succeeded"))).attempts[0].ended == "given back"
+
+
 def by_month() -> Totals:
     """Two users; one machine over the turn of a month, 20 minutes before it and 40 after it."""
     turn = 1_798_761_600.0  # 2027-01-01T00:00:00Z

@@ -19,6 +19,7 @@ from spotkeeper.spec.market import NEVER_JOINED
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Outcome, Phase
 
+WHOLE_S = 1.0  # EC2 tells when a machine ended in whole seconds, so before the call that ended it
 NOBODY = "unknown"  # submitted before it was written down who did
 
 
@@ -170,11 +171,11 @@ def _ended(machine: Attempt, own: Sequence[Entry], entries: Sequence[Entry]) -> 
         return f"{loss.cause or 'loss'}{why}"
     if Event.NOTICE in at and Event.REPRIEVE not in at:
         return "notice"
-    return _given_back(machine, machine.end, entries)
+    return _given_back(machine, machine.end + WHOLE_S, entries)
 
 
 def _given_back(machine: Attempt, end: float, entries: Sequence[Entry]) -> str:
-    """By the job itself: at its end, for a successor, or for a hold."""
+    """By the job itself: at its end, for a successor, or for a hold. ``end``: no earlier than the call for it."""
     over = next((entry for entry in entries if entry.event is Event.END), None)
     if over is not None and end >= over.at:
         return over.cause or "end"
