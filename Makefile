@@ -89,11 +89,16 @@ lint: setup
 types: setup
 	@$(BIN)/mypy --no-error-summary agent/spotkeeper infra bench/*.py
 
-# No addresses in the lock, and all platforms in one file.
+# No addresses in the locks, and all platforms in one file. The policy pack's has the program's versions,
+# but for protobuf and what needs its newer one.
 lock: setup
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate pyproject.toml -o requirements.lock
-	@if grep -nE '://' requirements.lock; then echo "requirements.lock: an address got in" >&2; exit 1; fi
+	@sed -nE '/^(protobuf|googleapis-common-protos)==/d; s/^([a-z0-9][^ ]*==[^ ]*( ;[^\\]*)?).*/\1/p' requirements.lock | \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --constraint - --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate infra/policy/requirements.in \
+	  -o infra/policy/requirements.txt
+	@if grep -nE '://' requirements.lock infra/policy/requirements.txt; then echo "an address got in" >&2; exit 1; fi
 
 clean:
 	rm -rf .venv .venv-adapters .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build

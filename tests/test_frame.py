@@ -17,21 +17,34 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = (ROOT / "requirements.lock").read_text()
+PACK = (ROOT / "infra" / "policy" / "requirements.txt").read_text()
 
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_the_lock_has_a_hash_for_everything_and_no_address() -> None:
-    entries = re.split(r"\n(?=\S)", LOCK.strip())
-    assert len(entries) > 50
+@pytest.mark.parametrize(("lock", "least"), [(LOCK, 50), (PACK, 10)], ids=["the program's", "the policy pack's"])
+def test_a_lock_has_a_hash_for_everything_and_no_address(lock: str, least: int) -> None:
+    entries = re.split(r"\n(?=\S)", lock.strip())
+    assert len(entries) > least
     for entry in entries:
         assert re.match(r"[a-z0-9-]+==\S+", entry), entry[:80]
         assert "--hash=sha256:" in entry, entry[:80]
-    assert "://" not in LOCK
-    assert "--index" not in LOCK
-    assert "--find-links" not in LOCK
+    assert "://" not in lock
+    assert "--index" not in lock
+    assert "--find-links" not in lock
+
+
+def test_the_policy_packs_environment_has_the_programs_versions_but_where_protobuf_forbids_it() -> None:
+    """What judges a stack reads what the program's own Pulumi wrote."""
+    ours, theirs = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE)) for lock in (LOCK, PACK))
+    differ = {name for name, version in theirs.items() if ours.get(name, version) != version}
+    assert differ <= {"protobuf", "googleapis-common-protos"}, "run: make lock"
+    assert {"pulumi", "grpcio"} < theirs.keys() & ours.keys() and "pulumi-policy" in theirs
+    assert "a" not in theirs["pulumi-policy"], "a pre-release"
+    asked = (ROOT / "infra/policy/requirements.in").read_text()
+    assert {"pulumi", "pulumi-policy"} == set(re.findall(r"^([a-z-]+)", asked, re.MULTILINE))
 
 
 def test_the_lock_covers_every_dependency() -> None:
