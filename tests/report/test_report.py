@@ -750,6 +750,8 @@ def test_status_says_why_each_machine_is_what_it_is() -> None:
         f"a bout of on-demand: 3 losses in 41 min in {A}, spot again at 14:20 UTC",
         "",
     ]
+    lines = account(view, ledger, 200.0).attempts
+    assert [line.reason for line in lines if line.rank < 2] == [spot, spot, view.nodes[2].reason], "as in the report"
     assert reasons(view.nodes) == [
         ("ranks 0, 1", f"spot in {A}: {spot}"),
         ("rank 1", f"on-demand in {A}: a bout of on-demand: 3 losses in 41 min in {A}, spot again at 14:20 UTC"),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from spotkeeper.report.money import HOUR_S, NO_PRICES, Attempt, PricesByPool, attempts, first_of_each
-from spotkeeper.report.view import JobView, MoneyView, RecoveryView
+from spotkeeper.report.view import JobView, MoneyView, RecoveryView, reason_of
 from spotkeeper.report.worktime import Part, Piece, pieces
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import NEVER_JOINED
@@ -139,7 +139,7 @@ def mean_price(machine: Attempt, now: float, prices: PricesByPool) -> float:
 def _line(machine: Attempt, entries: Sequence[Entry], now: float, prices: PricesByPool) -> AttemptLine:
     start, end = machine.span(now)
     own = [entry for entry in entries if (entry.rank, entry.attempt) == (machine.rank, machine.attempt)]
-    reason = next((entry.detail for entry in own if entry.event is Event.INTENT), "")
+    reason = next((reason_of(entry, entries) for entry in own if entry.event is Event.INTENT), "")
     return AttemptLine(
         rank=machine.rank,
         attempt=machine.attempt,

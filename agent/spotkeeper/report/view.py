@@ -328,11 +328,11 @@ def _nodes(record: Record, entries: tuple[Entry, ...], now: float) -> Iterable[N
                 age_s=max(0.0, now - (slot.since if intent is None else intent.at)),
                 left_s=_left(slot, now),
                 lag=slow.get((number, slot.attempt), ""),
-                reason="" if intent is None or slot.node else _reason(intent, entries),
+                reason="" if intent is None or slot.node else reason_of(intent, entries),
             )
 
 
-def _reason(intent: Entry, entries: Iterable[Entry]) -> str:
+def reason_of(intent: Entry, entries: Iterable[Entry]) -> str:
     """What the choice was made for; where it was a bout of on-demand, also what brought that about, and its end."""
     bouts = [entry for entry in entries if entry.event is Event.BOUT and entry.at <= intent.at]
     if intent.model is Model.ON_DEMAND and bouts and bouts[-1].detail and BOUT in intent.detail:
