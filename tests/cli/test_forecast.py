@@ -14,7 +14,7 @@ from spotkeeper.reconcile.store import ObjectStore
 from spotkeeper.report import forecast as report
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import HOUR_S, PriceRun, Prices, Sight
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Outcome, Phase
@@ -121,6 +121,8 @@ def test_an_earlier_job_of_the_name_tells_how_long_it_trains(
     store.put_progress("abcdefgh", Progress(1, 10, 1.0, step_s=2.0, total_steps=9000))
     made = json.loads(cli("forecast", job(folder), "--json").out)
     assert made["work_h"] == 5.0
+    due = json.loads(cli("forecast", job(folder, "deadline: 30h"), "--json").out)
+    assert (due["work_h"], due["expected"]["late"]) == (5.0, 0.0), "with a deadline too"
     monkeypatch.setenv("SPOTKEEPER_CLOCK", "0:0:20")  # its steps take real time, and all else the cloud's
     assert json.loads(cli("forecast", job(folder), "--json").out)["work_h"] == 100.0
 
@@ -141,6 +143,25 @@ def over(store: ObjectStore, name: str = "first") -> None:
     store.clear_active(JOB)
     store.put_tomb(JOB, 1.0)
     store.delete_name(name, JOB)
+
+
+@pytest.mark.parametrize(("nodes", "step_s", "work_h"), [(2, 2.0, 5.0), (1, 4.0, 10.0), (4, 1.0, 2.5)])
+def test_an_earlier_job_of_other_machines_is_taken_for_what_it_was(
+    nodes: int, step_s: float, work_h: float, cli: Cli, store: ObjectStore, folder: Path
+) -> None:
+    """It ran on two: one has the arithmetic of both to do, and four have half of it each."""
+    over(store)
+    store.put_spec(JOB, JobSpec("first", ("train.py",), nodes=2))
+    store.put_progress(JOB, Progress(1, 10, 1.0, step_s=2.0, total_steps=9000))
+    for at, event in ((1.0, Event.INTENT), (2.0, Event.ADMITTED)):
+        store.append_ledger(JOB, Entry(at, f"{event.value}.r0.a1", event, rank=0, attempt=1, pool="workers"))
+    made = json.loads(cli("forecast", job(folder, f"nodes: {nodes}"), "--json").out)
+    assert made["work_h"] == work_h
+    assert any("there on 2 x n2-standard-8" in line for line in made["assumptions"]) == (nodes != 2)
+    found = json.loads(cli("compare", job(folder, f"nodes: {nodes}"), "--json").out)
+    assert "step: 2.000 s on 2 x n2-standard-8, as the job" in "\n".join(found["assumptions"])
+    own = next(row for row in found["rows"] if row["pool"] == "workers")
+    assert (own["step_s"], own["work_h"]) == (step_s, work_h)
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from spotkeeper.cli import forecast as ground
 from spotkeeper.cli.errors import CliError, Exit
-from spotkeeper.cli.jobs import earlier
 from spotkeeper.cli.output import emit, note
+from spotkeeper.cli.past import ran, shape_of
 from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, network_s, shapes, step_s
 from spotkeeper.report.compare_text import table
 from spotkeeper.report.forecast import Forecast, Library, forecast
@@ -59,7 +59,7 @@ def _step(
     measure: bool,
 ) -> Step:
     """The step that all others are made from: given, measured here, or as an earlier job of this name told it."""
-    shape = Shape(home.machine_type, spec.size().max, spec.nproc or home.nproc)
+    shape = shape_of(spec, home)
     what = f"{shape.nodes} x {shape.machine_type}"
     if step_time is not None:
         said.append(f"step: {step_time:g} s on {what}, as given")
@@ -72,11 +72,11 @@ def _step(
         took = measured(file, spec)
         said.append(f"step: {took:.3f} s measured here with one process, which is taken for one of {home.machine_type}")
         return Step(took, Shape(home.machine_type, 1, 1), gradients_gb)
-    if known.store is not None and (job := earlier(known.store, spec.name)) is not None:
-        told = known.store.read_progress(job)
-        if told is not None and told.step_s:
-            said.append(f"step: {told.step_s:.3f} s on {what}, as the job {job} of this name told last")
-            return Step(told.step_s, shape, gradients_gb)
+    if (told := ran(known.store, known.stack, spec.name)) is not None:
+        was = told.shape or shape
+        what = f"{was.nodes} x {was.machine_type}"
+        said.append(f"step: {told.step_s:.3f} s on {what}, as the job {told.job} of this name told last")
+        return Step(told.step_s, was, gradients_gb)
     said.append(f"step: 1 s on {what}, for nobody measured one (--measure, or --step-time SECONDS)")
     return Step(1.0, shape, gradients_gb)
 
@@ -96,7 +96,7 @@ def compare(
     Raises:
         SpecError, CliError: no shape is left.
     """
-    own = Shape(home.machine_type, spec.size().max, spec.nproc or home.nproc)
+    own = shape_of(spec, home)
     pools = {pool.name: pool for pool in ground.dynamic(spec, known.stack)}
     fits, skipped = shapes(pools.values(), own, home.name)
     base = ground.task_of(replace(spec, deadline=None), known, work, said, home)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from spotkeeper.cli.errors import CliError, Exit
-from spotkeeper.cli.jobs import earlier
 from spotkeeper.cli.output import emit
+from spotkeeper.cli.past import ran, shape_of
 from spotkeeper.cli.starts import starts_of
 from spotkeeper.cli.target import find_target
 from spotkeeper.replay.recording import SHIPPED, RecordingError, read_folder, region_of
+from spotkeeper.report.compare import Step, step_s
 from spotkeeper.report.forecast import Forecast, Library, forecast
 from spotkeeper.report.forecast_own import own_recording
 from spotkeeper.report.forecast_past import Part, Task, parts
@@ -117,7 +118,7 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     """
     pool = pool or pool_of(spec, known.stack, said)
     spec = replace(spec, pools=(pool.name,), work=work or spec.work)
-    work_h = _work_h(spec, known, said)
+    work_h = _work_h(spec, pool, known, said)
     start_s = starts_of(known.store, known.stack, known.now)(spec)
     if start_s != START_S:
         said.append(f"start: {start_s:.0f} s, as an earlier job of this name and the machines of {pool.name} took")
@@ -142,7 +143,7 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     )
 
 
-def _work_h(spec: JobSpec, known: Ground, said: list[str]) -> float:
+def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> float:
     if spec.work is not None:
         try:
             hours = span_s(spec.work) / 3600.0
@@ -151,23 +152,25 @@ def _work_h(spec: JobSpec, known: Ground, said: list[str]) -> float:
         if hours <= 0:
             raise CliError(f"--work {spec.work}: is nothing", Exit.USAGE)
         return hours
+    if (told := _told_h(spec, pool, known)) is not None:
+        hours, on = told
+        said.append(f"work: {hours:.1f} h, as the job of this name took for its steps so far{on}")
+        return hours
     if spec.deadline is not None:
         raise CliError(f"{spec.name}: it has a deadline, and nothing says how long it trains", Exit.USAGE, "--work 40h")
-    if (told := _told_h(spec.name, known)) is not None:
-        said.append(f"work: {told:.1f} h, as the job of this name took for its steps so far")
-        return told
     said.append(f"work: {WORK_H:.0f} h, for nothing says how long it trains (`work:` in the job file, or --work 40h)")
     return WORK_H
 
 
-def _told_h(name: str, known: Ground) -> float | None:
-    """From an earlier job of this name: its steps, at its step time."""
-    if known.store is None or (job := earlier(known.store, name)) is None:
+def _told_h(spec: JobSpec, pool: PoolState, known: Ground) -> tuple[float, str] | None:
+    """From an earlier job of this name: its steps, at its step time; and where that was on another shape, on which."""
+    told = ran(known.store, known.stack, spec.name)
+    if told is None or not told.total_steps:
         return None
-    progress_ = known.store.read_progress(job)
-    if progress_ is None or not progress_.total_steps or not progress_.step_s:
-        return None
-    return progress_.total_steps * progress_.step_s * known.scale / 3600.0
+    own = shape_of(spec, pool)
+    was = told.shape or own
+    on = "" if was == own else f", there on {was.nodes} x {was.machine_type}: arithmetic is shared by all processes"
+    return told.total_steps * step_s(Step(told.step_s, was), own) * known.scale / 3600.0, on
 
 
 def _spot(pool: PoolState, zone: str, prices: Prices | None, now: float) -> float:
