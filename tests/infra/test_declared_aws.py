@@ -29,6 +29,7 @@ from tests.infra.aws_judge import judge, operation, pascal
 from tests.infra.conftest import STACKS, Declared, run_program
 from tests.infra.declaration import DRAIN, Declaration, before, of, one
 from tests.infra.policies import broken
+from tests.infra.test_idle import costs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")  # as AWS's library loads
 NAME = "example-aws"
@@ -556,6 +557,10 @@ def test_the_budget_counts_what_bears_the_stacks_tag(example: Declaration) -> No
     assert budget["costFilters"] == [{"name": "TagKeyValue", "values": [f"user:sk-stack${NAME}"]}]
     assert [each["threshold"] for each in budget["notifications"]] == [50, 90, 100]
     assert all(each["subscriberEmailAddresses"] == ["ml-infra@acme.dev"] for each in budget["notifications"])
+
+
+def test_an_idle_stack_costs_less_than_three_dollars(example: Declaration) -> None:
+    costs("aws", example)
 
 
 def test_alerts_budget_and_the_accounts_role_are_opt_in(joined: Declaration, example: Declaration) -> None:

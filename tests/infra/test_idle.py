@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -14,12 +15,12 @@ from spotkeeper.reconcile.sweep import tick
 
 from infra import idle
 from infra.idle import UnpricedError
-from tests.infra.conftest import STACKS, Declared
+from tests.infra.conftest import ROOT, STACKS, Declared
 from tests.scale.burst import stack_of
 from tests.scale.test_tick import Clock, Cloud
 from tests.security.cases_store import Shelf
 
-# The types of the AWS example; the Google one is declared by a fixture that others need too.
+# What the examples declare is in fixtures that others need too: AWS's is asked in `test_declared_aws`.
 GATEWAY = "aws:ec2/natGateway:NatGateway"
 
 
@@ -27,10 +28,18 @@ def settings(cloud: str) -> idle.Settings:
     return read_stack_file(STACKS / f"Pulumi.example-{cloud}.yaml", None, "").settings
 
 
-def test_an_idle_stack_on_google_cloud_costs_less_than_three_dollars(example: Mapping[str, Declared]) -> None:
-    lines = idle.idle(settings("gcp"), Counter(one.type for one in example.values()))
+def costs(cloud: str, declared: Mapping[str, Declared]) -> None:
+    """Whether an idle stack is as cheap as is promised, and as the page for operators has it."""
+    lines = idle.idle(settings(cloud), Counter(one.type for one in declared.values()))
     assert 0.5 < idle.total(lines) <= 3.0
     assert all(line.usd >= 0 for line in lines)
+    page = (ROOT / "docs" / "operate.md").read_text()
+    told = re.search(r"\*\*\$([\d.]+) a month on Google\s+Cloud, \$([\d.]+) on AWS\*\*", page)
+    assert told is not None and float(told[["gcp", "aws"].index(cloud) + 1]) == round(idle.total(lines), 2)
+
+
+def test_an_idle_stack_on_google_cloud_costs_less_than_three_dollars(example: Mapping[str, Declared]) -> None:
+    costs("gcp", example)
 
 
 def test_what_nobody_priced_is_an_error_and_a_gateway_by_the_hour_is_not_free() -> None:
