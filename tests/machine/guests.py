@@ -14,7 +14,7 @@ from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.generation import DocState, FactIn, Generation, Progress, Role, Sync, SyncReply
 
 if TYPE_CHECKING:
-    from spotkeeper.local.instances import Vm
+    from spotkeeper.local.vm import Vm
 
     from tests.machine.world import World
 

@@ -22,9 +22,9 @@ import msgspec
 from spotkeeper.clock import Clock
 from spotkeeper.local import host as host_module
 from spotkeeper.local.catalog import ZONES
-from spotkeeper.local.instances import Vm
 from spotkeeper.local.paths import Ref
 from spotkeeper.local.server import ControlPlane
+from spotkeeper.local.vm import Vm
 from spotkeeper.local.world import Config
 from spotkeeper.reconcile.gce_api import Api
 from spotkeeper.reconcile.wire import Answer, NoAnswerError
@@ -134,11 +134,11 @@ class Plane:
         self.world.clock = Still(time=time)
         self.world.state._db.execute("PRAGMA synchronous = OFF")
         self.host = NoHost(self.world)
-        for part in (self.parts.instances, self.parts.disks):
+        for part in (self.parts.power, self.parts.attachments, self.parts.disks):
             part._host = self.host
-        self.parts.instances.sites = NoSites()
+        self.parts.machines.sites = NoSites()
         self.events: list[str] = []  # names of preempted machines, on their way to the function
-        self.parts.instances.on_preempted = lambda vm: self.events.append(vm.name)
+        self.parts.power.on_preempted = lambda vm: self.events.append(vm.name)
         for zone in ZONES:
             self.capacity(zone, 99)
 
@@ -156,7 +156,7 @@ class Plane:
     # -- what only a stand-in can be asked
 
     def vms(self) -> list[Vm]:
-        return self.parts.instances.list()
+        return self.parts.machines.list()
 
     def vm(self, vm_id: int) -> Vm | None:
         return next((vm for vm in self.vms() if vm.id == vm_id), None)
@@ -178,7 +178,7 @@ class Plane:
 
     def preempt(self, vm: Vm, *, notice: bool) -> None:
         with self.world.state.transaction():
-            self.parts.instances.preempt(vm, notice=notice)
+            self.parts.power.preempt(vm, notice=notice)
 
     def declare(self, name: str, properties: dict[str, Any]) -> str:
         """An instance template; its link."""

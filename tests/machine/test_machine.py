@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from spotkeeper.local.instances import Vm
+from spotkeeper.local.vm import Vm
 from spotkeeper.spec.job import AskKind, Checkpoint
 
 from tests.machine.actors import MAKES, UNDISTURBED, Plan, no_threads

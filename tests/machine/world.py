@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
-from spotkeeper.local.instances import Ending
+from spotkeeper.local.vm import Ending
 from spotkeeper.reconcile.addresses import LOOPBACK, Addresses
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.document import reply

@@ -16,7 +16,6 @@ from spotkeeper.local import errors
 from spotkeeper.local.bill import Bill
 from spotkeeper.local.cloudparts import Parts
 from spotkeeper.local.errors import ApiError
-from spotkeeper.local.instances import Quota, Vm
 from spotkeeper.local.paths import last
 from spotkeeper.local.views import (
     BillView,
@@ -30,6 +29,7 @@ from spotkeeper.local.views import (
     VmView,
     ZoneView,
 )
+from spotkeeper.local.vm import Quota, Vm
 from spotkeeper.spec import codec
 
 log = logging.getLogger("spotkeeper.local")
@@ -86,9 +86,9 @@ class Admin:
         return handle
 
     def _vm(self, name: str) -> Vm:
-        vm = self._parts.instances.find_by_name(name)
+        vm = self._parts.machines.find_by_name(name)
         if vm is None:
-            names = ", ".join(other.name for other in self._parts.instances.list()) or "none"
+            names = ", ".join(other.name for other in self._parts.machines.list()) or "none"
             raise ApiError(404, "notFound", f"VM {name!r}: no such VM (there is: {names})")
         return vm
 
@@ -103,7 +103,7 @@ class Admin:
         vm = self._vm(name)
         log.info("operator takes %s, notice=%s", vm.name, body.notice)
         if vm.spot:
-            self._parts.instances.preempt(vm, notice=body.notice)
+            self._parts.power.preempt(vm, notice=body.notice)
         elif vm.wire.status != "RUNNING":
             raise errors.not_ready(vm.path)
         elif body.notice:
@@ -112,7 +112,7 @@ class Admin:
             self._parts.instances.set_maintenance(vm, "TERMINATE_ON_HOST_MAINTENANCE", ends)
             self._world.soon(STANDARD_NOTICE_S, "vm.host", vm.path)
         else:
-            self._parts.instances.lose(vm)
+            self._parts.power.lose(vm)
 
     def _maintenance(self, name: str, body: Maintenance) -> None:
         if body.event not in _EVENTS:
@@ -144,7 +144,7 @@ class Admin:
             now=self._world.now(),
             scale=self._world.clock.scale,
             endpoint=self._world.config.endpoint,
-            vms=tuple(self._vm_view(vm) for vm in parts.instances.list()),
+            vms=tuple(self._vm_view(vm) for vm in parts.machines.list()),
             disks=tuple(
                 DiskView(
                     disk.name,

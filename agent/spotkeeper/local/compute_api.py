@@ -16,7 +16,6 @@ from spotkeeper.local.call import NAME, REGION, ZONE, Answer, Call, Handler, Rou
 from spotkeeper.local.capacity import CapacityRequest, capacity
 from spotkeeper.local.cloudparts import Parts
 from spotkeeper.local.errors import ApiError
-from spotkeeper.local.instances import KIND as INSTANCES
 from spotkeeper.local.lists import Lists
 from spotkeeper.local.masks import MaskError
 from spotkeeper.local.operations import KIND as OPERATIONS
@@ -25,6 +24,7 @@ from spotkeeper.local.paths import Ref, parse
 from spotkeeper.local.places import Places
 from spotkeeper.local.stored import COLLECTIONS
 from spotkeeper.local.tokens import Principal
+from spotkeeper.local.vm import KIND as INSTANCES
 from spotkeeper.local.wire import BodyError, JsonObject, JsonValue, to_json
 
 
@@ -110,7 +110,7 @@ class ComputeApi:
         yield "POST", base, self._insert_instance
         yield "GET", base, self._list_instances
         yield "GET", "/aggregated/instances", self._aggregate_instances
-        yield "GET", one, lambda call: to_json(parts.instances.get(call.ref(INSTANCES)).wire)
+        yield "GET", one, lambda call: to_json(parts.machines.get(call.ref(INSTANCES)).wire)
         yield "DELETE", one, self._on_instance("deleteInstance", parts.instances.delete)
         yield "POST", f"{one}/stop", self._on_instance("stop", parts.instances.stop)
         yield "POST", f"{one}/start", self._on_instance("start", parts.instances.start)
@@ -179,14 +179,14 @@ class ComputeApi:
             seen = self._seen(call, ref, verb)
             if seen is not None:
                 return to_json(seen.operation)
-            return self._once(call, verb, self._parts.instances.get(ref).ref, lambda: start(ref, call.request_id))
+            return self._once(call, verb, self._parts.machines.get(ref).ref, lambda: start(ref, call.request_id))
 
         return handle
 
     def _seen(self, call: Call, ref: Ref, verb: str) -> OpDoc | None:
         """A replay after the VM is gone: by name the target is known, by id it is not any more."""
         try:
-            target = self._parts.instances.get(ref).ref
+            target = self._parts.machines.get(ref).ref
         except ApiError:
             target = ref
         return self._parts.operations.replay(ref.project, call.request_id, target.path, verb)
@@ -195,12 +195,12 @@ class ComputeApi:
         body = call.parsed(w.AttachedDisk)
         if call.query.get("forceAttach", "").lower() == "true":
             raise errors.invalid("forceAttach", "true", "Only regional disks can be force-attached.")
-        handler = self._on_instance("attachDisk", lambda ref, rid: self._parts.instances.attach(ref, body, rid))
+        handler = self._on_instance("attachDisk", lambda ref, rid: self._parts.attachments.attach(ref, body, rid))
         return handler(call)
 
     def _detach(self, call: Call) -> JsonObject:
         device = call.query.get("deviceName")
-        return self._on_instance("detachDisk", lambda ref, rid: self._parts.instances.detach(ref, device, rid))(call)
+        return self._on_instance("detachDisk", lambda ref, rid: self._parts.attachments.detach(ref, device, rid))(call)
 
     def _set_labels(self, call: Call) -> JsonObject:
         body = call.parsed(w.SetLabels)
@@ -212,7 +212,7 @@ class ComputeApi:
         return handler(call)
 
     def _serial(self, call: Call) -> JsonObject:
-        vm = self._parts.instances.get(call.ref(INSTANCES))
+        vm = self._parts.machines.get(call.ref(INSTANCES))
         path = self._parts.host.serial(vm.name, vm.id)
         data = path.read_bytes() if path.exists() else b""
         start = int(call.query.get("start") or 0)
@@ -225,11 +225,11 @@ class ComputeApi:
         }
 
     def _list_instances(self, call: Call) -> JsonObject:
-        vms = self._parts.instances.list(call.ref(INSTANCES).folder())
+        vms = self._parts.machines.list(call.ref(INSTANCES).folder())
         return self._lists.listed(call, "compute#instanceList", (to_json(vm.wire) for vm in vms))
 
     def _aggregate_instances(self, call: Call) -> JsonObject:
-        vms = self._parts.instances.list(f"projects/{call.at['project']}/zones/")
+        vms = self._parts.machines.list(f"projects/{call.at['project']}/zones/")
         items = [(vm.zone, to_json(vm.wire)) for vm in vms]
         return self._lists.aggregated(call, "compute#instanceAggregatedList", "instances", items)
 

@@ -16,12 +16,12 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.local import errors
-from spotkeeper.local.instances import Vm
 from spotkeeper.local.paths import timestamp
 from spotkeeper.local.push import post
 from spotkeeper.local.resources import SINK, SUBSCRIPTION, TOPIC, Resource, Resources, section
 from spotkeeper.local.schedule import ANSWER_S, Oidc
 from spotkeeper.local.tokens import Tokens
+from spotkeeper.local.vm import Vm
 from spotkeeper.local.wire import JsonObject, JsonValue
 from spotkeeper.local.world import World
 from spotkeeper.spec import codec

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from spotkeeper.local import catalog
-from spotkeeper.local.instances import Vm
 from spotkeeper.local.metadata import Machine
 from spotkeeper.local.paths import timestamp
 from spotkeeper.local.tokens import Principal
+from spotkeeper.local.vm import Vm
 from spotkeeper.local.wire import JsonObject, JsonValue
 
 NUMBER = catalog.PROJECT_NUMBER

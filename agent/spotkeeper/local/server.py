@@ -79,14 +79,14 @@ class ControlPlane:
         self.parts.operations.on_done(self._wake)
         self.server = _Server(self)
         self.sites = MetadataSites(self._look, self.parts.tokens, self.world.clock, self.server.listen)
-        self.parts.instances.sites = self.sites
+        self.parts.machines.sites = self.sites
         self.parts.functions.open_site = self.sites.open
         self.parts.functions.close_site = self.sites.close
         self.app = Starlette(routes=self._routes())
 
     def _routes(self) -> list[Route]:
         parts, endpoint = self.parts, self.world.config.endpoint
-        storage = StorageApi(endpoint, parts.buckets, parts.resources, self._who, parts.instances.find)
+        storage = StorageApi(endpoint, parts.buckets, parts.resources, self._who, parts.machines.find)
         bucket = BucketApi(self.world, parts.buckets, parts.resources, parts.policies, self._who)
         resources = "/local/v1/resources/{type}"
         return [
@@ -128,7 +128,7 @@ class ControlPlane:
         if name is not None:
             doc = self.parts.functions.find(name)
             return guestview.of_function(self.world.config.project, doc.email) if doc else None
-        vm = self.parts.instances.find(path)
+        vm = self.parts.machines.find(path)
         return guestview.of_vm(vm) if vm else None
 
     # Compute Engine
@@ -209,7 +209,7 @@ class ControlPlane:
         with self.world.state.transaction():
             self.parts.spot.begin()
             self.parts.disks.resume_copies()
-        self.parts.instances.resume()
+        self.parts.power.resume()
         self.parts.functions.resume()
         task = asyncio.get_running_loop().create_task(self.timers.run())
         task.add_done_callback(_timers_ended)

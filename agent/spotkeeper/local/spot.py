@@ -12,7 +12,8 @@ import random
 import msgspec
 from msgspec import Struct
 
-from spotkeeper.local.instances import Ending, Instances, Vm
+from spotkeeper.local.power import Power
+from spotkeeper.local.vm import Ending, Machines, Vm
 from spotkeeper.local.world import World
 
 log = logging.getLogger("spotkeeper.local")
@@ -29,11 +30,11 @@ class Override(Struct, frozen=True):
 
 
 class Spot:
-    def __init__(self, world: World, instances: Instances) -> None:
+    def __init__(self, world: World, machines: Machines, power: Power) -> None:
         self._world = world
-        self._instances = instances
+        self._machines = machines
+        self._power = power
         self._random = random.Random(world.config.seed)  # noqa: S311 - a replay, not a secret
-        instances.capacity = self
         world.handlers["market"] = self._step
 
     def begin(self) -> None:
@@ -56,7 +57,7 @@ class Spot:
         states = ("PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
         return [
             vm
-            for vm in self._instances.list()
+            for vm in self._machines.list()
             if vm.zone == zone and vm.spot is spot and vm.accepted and not vm.preempted and vm.wire.status in states
         ]
 
@@ -81,7 +82,7 @@ class Spot:
         excess = len(running) - limit if limit is not None else 0
         for vm in self._random.sample(running, excess) if excess > 0 else ():
             log.info("zone %s carries %s spot VMs: %s is preempted", zone, limit, vm.name)
-            self._instances.preempt(vm)
+            self._power.preempt(vm)
 
     def _step(self, _: str) -> None:
         for zone in self._world.config.zones:

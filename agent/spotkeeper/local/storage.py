@@ -24,9 +24,9 @@ from starlette.routing import Route
 
 from spotkeeper.local import call, errors
 from spotkeeper.local.errors import ApiError
-from spotkeeper.local.instances import Vm
 from spotkeeper.local.resources import BUCKET, Resource, Resources
 from spotkeeper.local.tokens import Principal
+from spotkeeper.local.vm import Vm
 from spotkeeper.local.wire import JsonObject
 from spotkeeper.local.world import World
 from spotkeeper.reconcile.objects import BadKeyError, Blob, ConflictError, Objects
