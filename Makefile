@@ -66,7 +66,7 @@ ec2: setup
 	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/sim/test_ec2_stories.py $(ARGS)
 
 recovery: setup
-	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/vm/test_recovery.py tests/vm/test_launcher.py $(ARGS)
+	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/vm/test_recovery.py tests/vm/test_launcher.py tests/vm/test_orphans.py $(ARGS)
 	@SPOTKEEPER_TESTS_LAUNCHER=zygote $(BIN)/python -m pytest tests/vm/test_recovery.py tests/vm/test_agent.py $(ARGS)
 	@SPOTKEEPER_TESTS_LAUNCHER=exec $(BIN)/python -m pytest tests/vm/test_recovery.py tests/vm/test_agent.py $(ARGS)
 

@@ -294,7 +294,7 @@ def test_nothing_survives_its_launcher(bench: Callable[[str], Bench], mode: str)
 @pytest.mark.matrix
 @pytest.mark.parametrize("order", list(itertools.permutations(("launcher", "torchrun", "rank"))), ids="-".join)
 def test_nothing_survives_whoever_is_killed_first(bench: Callable[[str], Bench], order: tuple[str, ...]) -> None:
-    """All within a moment. Nobody kills the guard: without it only the unit's cgroup finds a nameless daemon."""
+    """All within a moment. The guard as well: ``test_orphans.py``."""
     one = bench("exec")
     family, rank = stubborn(one)
     pids = {"launcher": one.launcher.pid, "torchrun": one.torchrun(), "rank": rank}

@@ -1,7 +1,8 @@
 """The launcher's parent: where the launcher is killed, what it started ends all the same.
 
-A daemon of the job's that has left its session and blanked its environment is found by no mark and in no process
-group; but its parent gone, it falls to the nearest subreaper above: the launcher, and without it this process.
+A daemon of the job's that has left its session and blanked its environment is found in no process group; but its
+parent gone, it falls to the nearest subreaper above: the launcher, and without it this process. Where both are killed
+together, or by whoever kills the agent as well, a limit that all of it has inherited tells whose it is (``brand``).
 
     python -BIS guard.py FOLDER COMMAND...
 
@@ -20,7 +21,7 @@ if not __package__:  # run as a file, with nothing on the path but the standard 
 import os
 import signal
 
-from spotkeeper.vm.launcher.process import GUARD, NODE, become_subreaper, kill_children, reap_dead, shell_code
+from spotkeeper.vm.launcher.process import GUARD, NODE, become_subreaper, brand, kill_children, reap_dead, shell_code
 
 
 def main(folder: str, command: list[str]) -> int:
@@ -30,6 +31,7 @@ def main(folder: str, command: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     env = os.environ | {NODE: folder, GUARD: str(os.getpid())}
     launcher = os.posix_spawnp(command[0], command, env, setsigmask=())
+    brand(launcher, folder)
     code: int | None = None
     while code is None:
         if signal.sigwait(heard) == signal.SIGTERM:

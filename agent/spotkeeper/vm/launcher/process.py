@@ -8,13 +8,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
+import zlib
 from pathlib import Path
 
 from spotkeeper.vm.launcher.output import is_carrier
 
 NODE = "SPOTKEEPER_NODE"  # mark of all that a launcher starts: the agent's sweep finds it in /proc/*/environ
+_BRAND = resource.RLIMIT_RTTIME  # and the other mark; without real-time scheduling nothing reads this limit
+_BRAND_LINE = "Max realtime timeout"  # in /proc/*/limits
 GUARD = "SPOTKEEPER_GUARD"  # the pid of the launcher's parent, where that is a guard
 DRAIN_S = 1.0  # a pipe holds 64 KB
 REAP_S = 5.0  # a process in uninterruptible sleep must not hold up the report of an exit
@@ -94,13 +98,29 @@ def _parent_of(pid: int) -> int:
         return -1
 
 
+def brand(pid: int, folder: Path | str) -> None:
+    """Mark a process, and all that it will start, as this node's: by a limit with a number of its own.
+
+    Limits pass to every descendant, through a blank environment, other sessions and exec, whoever dies in between;
+    and only root can raise one again. This one says how long, in microseconds, a real-time program may hold a
+    processor; the number stands for 146,000 years or more.
+    """
+    with contextlib.suppress(OSError, ValueError):  # it has ended; this machine's limit is lower
+        resource.prlimit(pid, _BRAND, (_number(folder), _number(folder)))
+
+
+def _number(folder: Path | str) -> int:
+    name = os.fsencode(folder)
+    return 1 << 62 | zlib.crc32(name) << 30 ^ zlib.crc32(name[::-1])
+
+
 def sweep(folder: Path, keep: set[int]) -> int:
     """SIGKILL to every process that bears this node's mark, but for ``keep``. Returns how many there were.
 
-    A process group is not enough: a user's program may have left it. The environment
-    that a process was executed with cannot be left behind.
+    A process group is not enough: a user's program may have left it. The environment that a process was executed
+    with cannot be left behind, but a daemon may have been given another one: it is still branded.
     """
-    mark = f"{NODE}={folder}".encode()
+    mark, number = f"{NODE}={folder}".encode(), str(_number(folder))
     killed = 0
     for name in os.listdir("/proc"):  # noqa: PTH208 - no Path per process
         if not name.isdigit() or int(name) in keep:
@@ -108,12 +128,17 @@ def sweep(folder: Path, keep: set[int]) -> int:
         with contextlib.suppress(OSError):
             handle = os.pidfd_open(int(name))  # so that a number used anew is not hit
             try:
-                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                if _branded(name, number) or mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     killed += 1
             finally:
                 os.close(handle)
     return killed
+
+
+def _branded(name: str, number: str) -> bool:
+    limits = Path(f"/proc/{name}/limits").read_text()
+    return limits.partition(_BRAND_LINE)[2].split(maxsplit=1)[:1] == [number]
 
 
 def shell_code(code: int) -> int:
