@@ -174,6 +174,15 @@ def test_no_machine_has_a_public_address(local: Declaration) -> None:
         assert "sourceRanges" not in wall.properties
 
 
+def test_machines_without_a_public_address_reach_google_and_nothing_bills_for_that(
+    local: Declaration, example: Declaration
+) -> None:
+    for declared in (local, example):
+        (subnetwork,) = of(declared, "gcp:compute/subnetwork:Subnetwork")
+        assert subnetwork.properties["privateIpGoogleAccess"] is True, "else no machine ever says hello"
+        assert not [found for found in declared.values() if "outer" in found.type], "a router with its NAT"
+
+
 def test_people_log_in_where_the_stack_file_says_so_and_through_googles_proxy_only(example: Declaration) -> None:
     outer = [
         wall.properties for wall in of(example, "gcp:compute/firewall:Firewall") if "sourceRanges" in wall.properties
