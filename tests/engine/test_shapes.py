@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from spotkeeper.local.deploy.config import read_config
+from spotkeeper.report import preview
 
 from tests.engine.standin.rules import REPLACES
-from tests.engine.standin.shapes import problems, shape_of
+from tests.engine.standin.shapes import UNKNOWN, problems, shape_of
 from tests.infra.aws_cloud import AwsCloud
 from tests.infra.conftest import STACKS, Declared, run_program
 
@@ -54,3 +55,17 @@ def test_what_the_sdk_does_not_know_is_refused() -> None:
         "scheduling.premptible: unknown",
     ]
     assert problems(template, {"machineType": "n2"}) == ["disks: missing"]
+
+
+def test_what_is_not_known_yet_is_there_and_may_be_anything() -> None:
+    """The SDK hands the engine's word for it on as any text, also in the place of a map, or of what must be there."""
+    function = shape_of("gcp:cloudfunctionsv2/function:Function")
+    given = {"location": "us-central1", "serviceConfig": {"environmentVariables": UNKNOWN}}
+    assert problems(function, given) == []
+    disk = {"source": UNKNOWN}
+    node = {"machineType": "n2", "zone": "a", "bootDisk": {}, "networkInterfaces": UNKNOWN, "attachedDisks": [disk]}
+    assert problems(shape_of("gcp:compute/instance:Instance"), node) == []
+    assert problems(shape_of("gcp:compute/instance:Instance"), {**node, "attachedDisks": [{}]}) == [
+        "attachedDisks[0].source: missing"
+    ]
+    assert preview.UNKNOWN == UNKNOWN

@@ -7,6 +7,7 @@ Some forty runs of the engine: ``make engine``; ``make test`` has ``test_engine.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,9 +19,10 @@ import pytest
 from spotkeeper.cli import rules
 from spotkeeper.report.preview import declared
 
+from tests.engine.standin.machines import OTHER, Machines, OnGoogle, on_amazon
 from tests.engine.standin.project import Project, checkout
 from tests.engine.standin.rules import REPLACES
-from tests.infra.cloud import Cloud, serve
+from tests.infra.cloud import serve
 from tests.infra.conftest import STACKS
 
 pytestmark = [
@@ -32,17 +34,16 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning"),
 ]
-COMPUTE = "/compute/v1/projects/acme-train"
 FLOOR, BURST = "floor", "burst"
 
 
 @dataclass(frozen=True)
 class World:
-    """A stack that is up, as the tests of its cloud begin with it. ``drained``: where the drain's calls go."""
+    """A stack that is up, as the tests of its cloud begin with it. ``machines``: where the drain's calls go."""
 
     cloud: str
     project: Project
-    drained: Any
+    machines: Machines
     template: str  # types, as this cloud calls them
     descriptor: str
     node: str
@@ -72,7 +73,7 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         project = Project(folder / "stack", "gcp", config, {}, checkout(folder / "checkout"), needed=needed)
         project.write()
         yield World(
-            "gcp", project, cloud,
+            "gcp", project, OnGoogle(cloud),
             template="gcp:compute/regionInstanceTemplate:RegionInstanceTemplate",
             descriptor="gcp:storage/bucketObject:BucketObject",
             node="gcp:compute/instance:Instance",
@@ -84,28 +85,29 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def amazon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    endpoint = "http://{}:{}".format(*server.get_host_and_port())
-    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL": endpoint}
-    needed = tuple(type_ for type_ in REPLACES if type_.startswith("aws:"))
-    environment = {**keys, "AWS_CONFIG_FILE": "/dev/null"}
-    folder = tmp_path_factory.mktemp("amazon")
-    program, config = checkout(folder / "checkout"), small("example-aws")
-    project = Project(folder / "stack", "aws", config, environment, program, needed=needed)
-    project.write()
-    yield World(
-        "aws", project, endpoint,
-        template="aws:ec2/launchTemplate:LaunchTemplate",
-        descriptor="aws:s3/bucketObjectv2:BucketObjectv2",
-        node="aws:ec2/instance:Instance",
-        disk="aws:ebs/volume:Volume",
-        bucket="aws:s3/bucket:Bucket",
-        zone=("us-east-1a", "us-east-1b"),
-    )  # fmt: skip
-    server.stop()
+    config = small("example-aws")
+    with on_amazon(f"sk-{config['spotkeeper:account']}-demo") as machines:
+        environment = {
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_ENDPOINT_URL": machines.s3,
+            "AWS_ENDPOINT_URL_EC2": machines.here.endpoint,
+        }
+        needed = tuple(type_ for type_ in REPLACES if type_.startswith("aws:"))
+        folder = tmp_path_factory.mktemp("amazon")
+        program = checkout(folder / "checkout")
+        project = Project(folder / "stack", "aws", config, environment, program, needed=needed)
+        project.write()
+        yield World(
+            "aws", project, machines,
+            template="aws:ec2/launchTemplate:LaunchTemplate",
+            descriptor="aws:s3/bucketObjectv2:BucketObjectv2",
+            node="aws:ec2/instance:Instance",
+            disk="aws:ebs/volume:Volume",
+            bucket="aws:s3/bucket:Bucket",
+            zone=("us-east-1a", "us-east-1b"),
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["google", "amazon"])
@@ -122,15 +124,30 @@ def project(world: World, tmp_path: Path) -> Project:
     return world.project.copied(tmp_path / "stack")
 
 
+def test_a_first_preview_foresees_all_that_is_made_and_makes_nothing(world: World, tmp_path: Path) -> None:
+    """Of a stack that is not there yet: much of it is known only when something else has been made."""
+    fresh = world.project.anew(tmp_path / "fresh")
+    steps = json.loads(foreseen(fresh))["steps"]
+    assert {step["op"] for step in steps} == {"create"}
+    made = {(each["type"], each["name"]) for each in world.project.there().values()}
+    assert made == {(type_, name) for type_, name in map(_typed, steps) if type_.startswith(f"{world.cloud}:")}
+    assert fresh.log() == []
+
+
+def _typed(step: dict[str, Any]) -> tuple[str, str]:
+    *_, types, name = step["urn"].split("::")
+    return types.rsplit("$", 1)[-1], name
+
+
 def test_a_second_up_and_a_refresh_are_empty_while_machines_come_and_go(world: World, project: Project) -> None:
     """What reconcile makes is in nobody's state: no preview, no drift check ever speaks of it."""
     again = project.up("--expect-no-changes")
     assert again.changed() == []
     assert again.code == 0, again.said
-    dynamic(world, "abcdefgh", count=2)
+    world.machines.appear(2)
     drift = project.run("refresh", "--preview-only", "--expect-no-changes")
     assert drift.code == 0, drift.said
-    gone(world)
+    world.machines.clear()
     project.hand("gone", "tick")
     drift = project.run("refresh", "--preview-only", "--expect-no-changes")
     assert drift.code != 0, "a schedule that somebody deleted is drift: the check is not deaf"
@@ -176,12 +193,10 @@ def test_a_disk_that_would_move_to_another_zone_is_refused(world: World, project
 
 def test_what_is_declared_breaks_no_rule_that_the_review_asks(world: World, project: Project) -> None:
     """By the inputs that the engine tells, of everything that stays as it is."""
-    whole = replace(project, environment={**project.environment, "PULUMI_ENABLE_STREAMING_JSON_PREVIEW": "false"})
-    whole.call("stack", "select", "--create", whole.stack)
-    told = whole.call("preview", "--json", "--show-sames", "--stack", whole.stack).encode()
+    told = foreseen(project)
     found, all_of_it = declared(told)
     assert len(found) > 30 and all_of_it
-    assert rules.broken(told, whole.stack) == ()
+    assert rules.broken(told, project.stack) == ()
 
 
 def test_a_protected_stack_refuses_to_be_destroyed_and_nothing_of_it_is_touched(world: World, project: Project) -> None:
@@ -198,12 +213,16 @@ def test_a_destroy_goes_backwards_drains_and_leaves_what_retain_names(world: Wor
     free = project.with_(pools=pools, bucket={"on_destroy": "delete"})
     assert free.up().code == 0
     assert "sk-demo-floor-s0-data" in free.call("stack", "output", "keptDisks", "--stack", "demo")
-    dynamic(world, "abcdefgh", count=3)
+    world.machines.appear(3)
+    ours = [name for name in world.machines.left() if not name.startswith(f"sk-{OTHER}-")]
+    theirs = sorted(set(world.machines.left()) - set(ours))
+    assert len(ours) == 3 + 3 + 1 and theirs
     before = len(free.log())
     done = free.with_(checkout=changed_checkout(free.folder.parent)).run("destroy", "--yes")
     assert done.code == 0, done.said
-    assert "THE NEWER DRAIN" in done.said and "3 machines" in done.said, done.said
-    assert left(world) == []
+    assert "THE NEWER DRAIN of demo: 3 disks, 3 machines, 1 snapshot; all gone" in done.said, done.said
+    assert world.machines.left() == theirs, "nothing of this stack, and all of the other"
+    assert world.machines.marked(), "no round of the function makes anything any more"
     assert [each["name"] for each in free.there().values()] == ["sk-demo-floor-s0-data"]
     order = [name for what, _, name in free.log()[before:] if what == "delete"]
     steps = done.names("delete")
@@ -240,60 +259,14 @@ def test_a_cloud_that_refuses_leaves_a_stack_that_goes_on(world: World, tmp_path
     assert len(fresh.there()) == len(world.project.there())
 
 
-# --- machines of a job, and another checkout --------------------------------------------------
+def foreseen(project: Project) -> bytes:
+    """A preview as it is reviewed: of everything, in one document."""
+    whole = replace(project, environment={**project.environment, "PULUMI_ENABLE_STREAMING_JSON_PREVIEW": "false"})
+    whole.call("stack", "select", "--create", whole.stack)
+    return whole.call("preview", "--json", "--show-sames", "--stack", whole.stack).encode()
 
 
-def dynamic(world: World, job: str, count: int) -> None:
-    """Machines with their disks, as reconcile makes them."""
-    labels = {"sk-stack": "demo", "sk-pool": BURST, "sk-job": job}
-    if isinstance(world.drained, Cloud):
-        for rank in range(count):
-            for kind, name in (
-                ("instances", f"sk-demo-{job}-r000{rank}-a1"),
-                ("disks", f"sk-demo-{job}-r000{rank}-d0"),
-            ):
-                path = f"{COMPUTE}/zones/{world.zone[0]}/{kind}/{name}"
-                world.drained.things[path] = {"name": name, "labels": labels}
-        return
-    tags = [{"Key": key, "Value": value} for key, value in labels.items()]
-    for _ in range(count):
-        ec2(world).run_instances(
-            ImageId="ami-12c6146b", MinCount=1, MaxCount=1,
-            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-        )  # fmt: skip
-        ec2(world).create_volume(
-            AvailabilityZone=world.zone[0], Size=10, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
-        )
-
-
-def left(world: World) -> list[str]:
-    if isinstance(world.drained, Cloud):
-        return [path for path in world.drained.things if path.startswith(COMPUTE)]
-    machines = ec2(world).describe_instances()["Reservations"]
-    states = [each["State"]["Name"] for group in machines for each in group["Instances"]]
-    volumes = [each for each in ec2(world).describe_volumes()["Volumes"] if each.get("Tags")]
-    return [state for state in states if state != "terminated"] + [each["VolumeId"] for each in volumes]
-
-
-def gone(world: World) -> None:
-    if isinstance(world.drained, Cloud):
-        world.drained.things.clear()
-        return
-    ids = [
-        each["InstanceId"] for group in ec2(world).describe_instances()["Reservations"] for each in group["Instances"]
-    ]
-    ec2(world).terminate_instances(InstanceIds=ids)
-    for volume in ec2(world).describe_volumes()["Volumes"]:
-        if volume.get("Tags"):
-            ec2(world).delete_volume(VolumeId=volume["VolumeId"])
-
-
-def ec2(world: World) -> Any:
-    from botocore.session import get_session
-
-    session = get_session()
-    session.set_credentials("x", "x")
-    return session.create_client("ec2", "us-east-1", endpoint_url=world.drained)
+# --- another checkout --------------------------------------------------
 
 
 def changed_checkout(folder: Path) -> Path:

@@ -126,17 +126,22 @@ def insert(rank: int = 0, attempt: int = 1, zone: str = A, model: Model = Model.
 
 
 @contextmanager
-def region(monkeypatch: pytest.MonkeyPatch, stack: StackState = STACK, delays: Delays = STILL) -> Iterator[Region]:
+def region(
+    monkeypatch: pytest.MonkeyPatch,
+    stack: StackState = STACK,
+    delays: Delays = STILL,
+    service: type[Ec2Service] = Ec2Service,
+) -> Iterator[Region]:
     """Afterwards every request must have been EC2's, and every answer too."""
     engine = Engine()
     site = new_site(engine, delays)
-    service = Ec2Service(site)
-    with serve(service) as endpoint:
+    asked = service(site)
+    with serve(asked) as endpoint:
         identity(monkeypatch, endpoint)
         ec2 = open_ec2(stack, engine)  # type: ignore[arg-type]
         monkeypatch.setattr("spotkeeper.reconcile.ec2_api.Api._session", lambda _: session())
-        yield Region(engine, site, service, endpoint, ec2)
-    assert service.faults == []
+        yield Region(engine, site, asked, endpoint, ec2)
+    assert asked.faults == []
 
 
 def identity(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

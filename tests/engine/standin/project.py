@@ -81,6 +81,8 @@ class Project:
 
     def anew(self, folder: Path) -> Project:
         """The same stack file, and nothing made yet."""
+        folder.mkdir(parents=True)
+        shutil.copy(self.folder / "shapes.json", folder)
         made = Project(folder, self.cloud, self.config, self.environment, self.checkout, self.stack, self.needed)
         made.write()
         return made

@@ -67,11 +67,11 @@ class StandIn(p.Provider):
         return p.ConfigureResponse(supports_preview=True)
 
     async def check(self, request: p.CheckRequest) -> p.CheckResponse:
-        """Files become their paths, and computed values are left out, which no shape can judge."""
+        """Files become their paths."""
         type_, plain = type_of(request), to_plain(request.new_inputs)
         if type_ not in self._memory.shapes:
             raise ValueError(f"{type_}: this provider has no such resource")
-        wrong = shapes.problems({**self._memory.shapes[type_], "needed": ()}, plain)
+        wrong = shapes.problems(self._memory.shapes[type_], plain)
         failures = [p.CheckFailure(each.partition(":")[0], each) for each in wrong]
         files = {k: v.value.path for k, v in request.new_inputs.items() if isinstance(v.value, pulumi.FileAsset)}
         paths = {key: PropertyValue(str(path)) for key, path in files.items()}
@@ -118,10 +118,10 @@ class StandIn(p.Provider):
         return p.ReadResponse(request.resource_id, _wired(request.properties, found["state"]), request.inputs)
 
     async def update(self, request: p.UpdateRequest) -> p.UpdateResponse:
-        type_, inputs = type_of(request), to_plain(request.news)
-        _, outputs = computed(type_, request.name, inputs)
         if request.preview:
             return p.UpdateResponse(properties=request.news)
+        type_, inputs = type_of(request), to_plain(request.news)
+        _, outputs = computed(type_, request.name, inputs)
         state = {**inputs, **outputs, GIVEN: ",".join(sorted(inputs))}
         things = self._memory.there()
         things[_key(request, request.resource_id)]["state"] = state

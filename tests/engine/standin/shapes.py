@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Shape = dict[str, Any]
+UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 _SCALARS = {str: "str", int: "int", float: "float", bool: "bool"}
 _FITS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int, float), "float": (int, float), "bool": (bool,)}
 
@@ -28,10 +29,11 @@ def shape_of(type_: str) -> Shape:
     package, module, name = type_.split(":")
     folder, file = module.split("/")
     owner = {"lambda": "lambda_"}.get(folder, folder)
-    importlib.import_module(f"pulumi_{package}.{owner}").__dict__  # noqa: B018 - loads what it exports
-    importlib.import_module(f"pulumi_{package}.{owner}.{_snake(file)}")
-    found = sys.modules[f"pulumi_{package}.{owner}.{_snake(file)}"]
+    # By attributes, as programs do: the SDK's modules are lazy, and one that is first touched by importing from below
+    # it stays half loaded for whoever comes later.
     try:
+        getattr(getattr(importlib.import_module(f"pulumi_{package}"), owner), name)
+        found = sys.modules[f"pulumi_{package}.{owner}.{_snake(file)}"]
         return _fields(getattr(found, f"{name}Args"))
     except AttributeError:
         raise LookupError(f"{type_}: the SDK has no {name}Args") from None
@@ -84,8 +86,12 @@ def _awaited(hint: Any, output: type) -> bool:
 
 
 def problems(shape: Shape, value: Any, path: str = "") -> list[str]:
-    """What the SDK's types do not know of these inputs: names, and scalars of another kind."""
-    if value is None or not shape:
+    """What the SDK's types do not know of these inputs: names, and scalars of another kind.
+
+    Of a value that only another resource's creation will tell, a preview has the engine's word for it, whatever it
+    will be: it is there, and no more can be said.
+    """
+    if value is None or value == UNKNOWN or not shape:
         return []
     if "fields" in shape:
         return _of_fields(shape, value, path) if isinstance(value, Mapping) else [f"{path}: want an object"]
