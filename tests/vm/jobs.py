@@ -37,13 +37,15 @@ if leader:
 
 SPOILS = '''
 """Knows nothing of the control file, and does to it what it is told; ends when it is asked to."""
-import os, signal, sys, time
+import os, shutil, signal, sys, time
 run = os.environ["SPOTKEEPER_RUN"]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if sys.argv[1] == "empties":
     os.truncate(run + "/ctl", 0)
 elif sys.argv[1] == "tramples":
     open(run + "/ctl", "wb").write(b"\\xff" * 256)
+elif sys.argv[1] == "removes all":
+    shutil.rmtree(run)
 else:
     os.unlink(run + "/ctl")
     open(run + "/ctl", "w").write("mine")

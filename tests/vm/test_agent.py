@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -209,7 +212,7 @@ def test_killed_agent_finds_its_job_again_and_says_what_was_unsaid(fake: Fake, m
     assert vm.log().count('"job.start"') == 1
 
 
-@pytest.mark.parametrize("how", ["empties", "tramples", "replaces"])
+@pytest.mark.parametrize("how", ["empties", "tramples", "replaces", "removes all"])
 def test_a_job_that_spoils_its_control_file_goes_on_and_neither_ends_its_agent(
     fake: Fake, machine: Make, how: str
 ) -> None:
@@ -232,7 +235,10 @@ def test_a_job_that_spoils_its_control_file_goes_on_and_neither_ends_its_agent(
     vm.serve(document(2, 1, doc.members, DocState.SAVE_STOP, deadline=time.time() + 20), run)
     fake.wait_fact(vm.uid, Kind.RELEASED, 1)
     assert vm.log().count('"job.start"') == 1 and "job.kill" not in vm.log()
-    fake.wait(lambda: b"something else in this job wrote there" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b""))
+    if how != "removes all":  # nothing is written to a folder that is gone
+        fake.wait(
+            lambda: b"something else in this job wrote there" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b"")
+        )
 
 
 @pytest.mark.parametrize("left", ["nothing", "an older state"])
@@ -256,6 +262,28 @@ def test_killed_agent_whose_state_is_lost_finds_its_job_by_the_launcher(fake: Fa
     assert int(fake.wait_fact(vm.uid, Kind.RELEASED, 3).value) > before
     assert not [fact for fact in fake.kinds(vm.uid) if fact[0] == "exit"]
     assert vm.log().count('"job.start"') == 1
+
+
+def test_a_stop_with_its_machine_asks_systemd_for_the_time_that_a_save_and_last_words_take(
+    fake: Fake, machine: Make
+) -> None:
+    """Without the word the unit is killed when its own 25 s are over, and what was saved last is never said."""
+    name, said = f"sk-test-{os.getpid()}-stop", queue.SimpleQueue[bytes]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{name}")
+        threading.Thread(target=lambda: [said.put(each) for each in iter(lambda: systemd.recv(4096), b"over")]).start()
+        try:
+            vm = machine(environ={"NOTIFY_SOCKET": f"@{name}"})
+            begin(fake, vm, obedient(vm))
+            assert vm.agent is not None
+            vm.agent.send_signal(signal.SIGTERM)
+            while not (stop := said.get(timeout=30)).startswith(b"STOPPING=1"):
+                pass
+        finally:
+            systemd.sendto(b"over", f"\0{name}")
+    extended = re.fullmatch(rb"STOPPING=1\nEXTEND_TIMEOUT_USEC=(\d+)", stop)
+    assert extended is not None and 25e6 < int(extended[1]) <= 30e6, stop
+    assert int(fake.wait_fact(vm.uid, Kind.RELEASED, 1).value) > 0, "and the job has saved"
 
 
 def test_killed_launcher_is_an_exit_and_the_next_generation_gets_another(fake: Fake, machine: Make) -> None:
