@@ -1,4 +1,4 @@
-# make demo | test | engine | adapters | model | soak | crash | ec2 | recovery | features | bench | lint | types | setup | lock | clean
+# make demo | test | engine | adapters | model | soak | crash | ec2 | recovery | features | bench | gpu | lint | types | setup | lock | clean
 #
 # Everything is installed into .venv of this checkout, from requirements.lock, which has a
 # hash for every file and no address: pip's or uv's own settings say where packages come from.
@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test engine adapters model soak crash ec2 recovery features security bench lint types lock setup operator clean
+.PHONY: help demo test engine adapters model soak crash ec2 recovery features security bench gpu lint types lock setup operator clean
 
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
@@ -22,6 +22,7 @@ help:
 	@echo "make recovery  launchers and agents killed, noticed and cut off in every way, under zygote and exec"
 	@echo "make features  whatever people train with, in 1, 2 and 3 ranks, stopped and resumed; writes .spotkeeper/features.json"
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
+	@echo "make gpu    checkpoints and recovery on a GPU, where there is one; writes bench/gpu.json"
 	@echo "make security  all bad input: 99 classes and 100,000 generated bodies; whole, it writes .spotkeeper/security.json"
 	@echo "make setup  .venv from requirements.lock; all others begin with it"
 	@echo "make operator  .venv with what \`pulumi up\` and the command need, from the same lock: no torch"
@@ -78,6 +79,9 @@ model: setup
 
 bench: setup
 	@$(BIN)/python bench/run.py $(ARGS)
+
+gpu: setup
+	@$(BIN)/python bench/gpu.py $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check --quiet .

@@ -228,13 +228,13 @@ def joins(how: How) -> float:
         return first_steps(one.firsts, stood, NODES) - stood
 
 
-def elastic(times: int, nodes: int = NODES) -> list[float]:
+def elastic(times: int, nodes: int = NODES, imports: str = "") -> list[float]:
     """The same as :func:`restarts` for torchrun's own elasticity: until the survivors' first step, one fewer."""
-    return [_one_elastic(nodes) for _ in range(times)]
+    return [_one_elastic(nodes, imports) for _ in range(times)]
 
 
-def _one_elastic(nodes: int) -> float:
-    with _elastic_gang(nodes, nodes) as (root, running, _):
+def _one_elastic(nodes: int, imports: str) -> float:
+    with _elastic_gang(nodes, nodes, imports) as (root, running, _):
         killed = time.time()
         _kill_tree(running[-1])
         return first_steps(root / "first", killed, nodes - 1) - killed
@@ -250,12 +250,12 @@ def elastic_joins() -> float:
 
 @contextlib.contextmanager
 def _elastic_gang(
-    nodes: int, most: int
+    nodes: int, most: int, imports: str = ""
 ) -> Iterator[tuple[Path, list[subprocess.Popen[bytes]], Callable[[], subprocess.Popen[bytes]]]]:
     """A gang that steps, and how to begin one node more."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         root = Path(name)
-        (root / "train.py").write_text(SCRIPT)
+        (root / "train.py").write_text(imports + SCRIPT)
         (root / "first").mkdir()
         port = stack.enter_context(_store(root))
         numbers = itertools.count()
@@ -331,16 +331,16 @@ def figures() -> list[dict[str, object]]:
     zygote, cold = How("zygote"), How("exec")
     ours = statistics.median(restarts(zygote, ZYGOTE_TIMES))
     found = [
-        _ratio("recovery.zygote_vs_elastic", statistics.median(elastic(ELASTIC_TIMES)), ours, GOAL_ELASTIC, ELASTIC),
-        _ratio("recovery.zygote_vs_exec", statistics.median(restarts(cold, EXEC_TIMES)), ours, GOAL_EXEC, COLD),
+        ratio("recovery.zygote_vs_elastic", statistics.median(elastic(ELASTIC_TIMES)), ours, GOAL_ELASTIC, ELASTIC),
+        ratio("recovery.zygote_vs_exec", statistics.median(restarts(cold, EXEC_TIMES)), ours, GOAL_EXEC, COLD),
     ]
     for nodes in (2, 4):
         taken, others = statistics.median(restarts(zygote, ELASTIC_TIMES, nodes)), elastic(1, nodes)
         found.append(
-            _ratio(f"recovery.zygote_vs_elastic.{nodes}_nodes", min(others), taken, GOAL_ELASTIC, f"{ELASTIC}, {nodes}")
+            ratio(f"recovery.zygote_vs_elastic.{nodes}_nodes", min(others), taken, GOAL_ELASTIC, f"{ELASTIC}, {nodes}")
         )
     ours, theirs = (statistics.median(one() for _ in range(3)) for one in (partial(joins, zygote), elastic_joins))
-    found.append(_ratio("recovery.rejoin_vs_elastic", theirs, ours, GOAL_REJOIN, ELASTIC))
+    found.append(ratio("recovery.rejoin_vs_elastic", theirs, ours, GOAL_REJOIN, ELASTIC))
     return [*found, _imports()]
 
 
@@ -351,10 +351,10 @@ def _imports() -> dict[str, object]:
     imports = f"import {module}\n"
     warm = statistics.median(restarts(How("zygote", imports, (module,), python), ELASTIC_TIMES, 2))
     cold = statistics.median(restarts(How("exec", imports, python=python), 1, 2))
-    return _ratio("recovery.imports_vs_exec", cold, warm, GOAL_EXEC, f"{COLD}, 2 nodes, import {module}")
+    return ratio("recovery.imports_vs_exec", cold, warm, GOAL_EXEC, f"{COLD}, 2 nodes, import {module}")
 
 
-def _ratio(name: str, other_s: float, ours_s: float, goal: float, what: str) -> dict[str, object]:
+def ratio(name: str, other_s: float, ours_s: float, goal: float, what: str) -> dict[str, object]:
     ratio = other_s / ours_s
     return {
         "name": name,

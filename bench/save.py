@@ -36,7 +36,10 @@ MEAN_LIFE_S = 6 * 3600.0  # between losses, as a run assumes where nobody has me
 
 @dataclass
 class Times:
-    """Seconds, round by round, by what was timed; the first round warms everybody's memory and is dropped."""
+    """Seconds, round by round, by what was timed; the first round warms everybody's memory and is dropped.
+
+    What was asked of disk and device before is over when the time begins.
+    """
 
     by: dict[str, list[float]] = field(default_factory=dict)
 
@@ -45,8 +48,7 @@ class Times:
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        os.sync()
-        began = time.monotonic()
+        began = _quiet()
         yield
         self.add(what, time.monotonic() - began)
 
@@ -56,20 +58,24 @@ class Times:
 
 def figures() -> list[dict[str, object]]:
     """For ``bench/run.py``: the worse of all sizes, with the seconds of each."""
-    sizes = {size: _of_a_size(size) for size in SIZES_MB}
+    sizes = {size: of_a_size(size) for size in SIZES_MB}
+    return [*compared(sizes), _slowdown(sizes)]
+
+
+def compared(sizes: dict[int, Times]) -> list[dict[str, object]]:
+    """Ours against the others', by size in MB."""
     return [
         _worst("checkpoint.stall_vs_torch_save", sizes, "stall", "torch.save", 0.15),
         _worst("checkpoint.stall_vs_async_save", sizes, "stall", "async_save stall", 1.0),
         _worst("checkpoint.durable_vs_dcp_save", sizes, "durable", "dcp.save", 1.0),
         _worst("checkpoint.durable_while_training_vs_dcp_save", sizes, "durable, training", "dcp.save", 1.4),
         _worst("checkpoint.durable_vs_async_save", sizes, "durable, training", "async_save durable, training", 1.0),
-        _slowdown(sizes),
     ]
 
 
-def _of_a_size(size_mb: int) -> Times:
+def of_a_size(size_mb: int, device: str = "cpu") -> Times:
     """In a process of its own: what one size has touched is no help to the next."""
-    argv = [sys.executable, __file__, "--measure", str(size_mb)]
+    argv = [sys.executable, __file__, "--measure", str(size_mb), device]
     env = os.environ | {"PYTHONPATH": str(REPOSITORY / "agent")}
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=True)
     return Times(json.loads(done.stdout.splitlines()[-1]))
@@ -116,8 +122,8 @@ def _slowdown(sizes: dict[int, Times]) -> dict[str, object]:
     }
 
 
-def measure(folder: Path, size_mb: int) -> Times:
-    """All methods in turn, on a model with AdamW's moments."""
+def measure(folder: Path, size_mb: int, device: str = "cpu") -> Times:
+    """All methods in turn, on a model with AdamW's moments, which lies on ``device``."""
     import spotkeeper
     import torch
     import torch.distributed.checkpoint as dcp
@@ -125,7 +131,7 @@ def measure(folder: Path, size_mb: int) -> Times:
 
     torch.set_num_threads(1)
     each = size_mb * 1_000_000 // (12 * TENSORS)  # float32 and two moments
-    model = nn.ParameterList([nn.Parameter(torch.randn(each)) for _ in range(TENSORS)])
+    model = nn.ParameterList([nn.Parameter(torch.randn(each, device=device)) for _ in range(TENSORS)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for param in model:
         param.grad = torch.full_like(param, 1e-3)
@@ -153,9 +159,18 @@ def _step(batches: Iterator[Any], optimizer: Any) -> None:
     optimizer.step()
 
 
-def _ours(run: Any, times: Times) -> None:
+def _quiet() -> float:
+    """The moment when nothing is left to do on disk or device."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     os.sync()
-    began = time.monotonic()
+    return time.monotonic()
+
+
+def _ours(run: Any, times: Times) -> None:
+    began = _quiet()
     run.save(wait=False)
     times.add("stall", time.monotonic() - began)
     run.wait()
@@ -163,7 +178,7 @@ def _ours(run: Any, times: Times) -> None:
 
 
 def _ours_training(run: Any, times: Times, work: Work) -> None:
-    os.sync()
+    _quiet()
     plain = work.steps_s()
     began = time.monotonic()
     run.save(wait=False)
@@ -178,8 +193,7 @@ def _ours_training(run: Any, times: Times, work: Work) -> None:
 
 
 def _async_save(save: Callable[[], Any], times: Times, work: Work) -> None:
-    os.sync()
-    began = time.monotonic()
+    began = _quiet()
     future = save()
     times.add("async_save stall", time.monotonic() - began)
     while not future.done():
@@ -219,7 +233,7 @@ def main() -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # dcp says that this is one process
-                print(json.dumps(measure(folder, int(sys.argv[2])).by))
+                print(json.dumps(measure(folder, int(sys.argv[2]), sys.argv[3]).by))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return

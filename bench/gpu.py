@@ -1,0 +1,93 @@
+"""What a checkpoint and a recovery cost where the state lies on a GPU: ``make gpu`` writes ``bench/gpu.json``.
+
+The same measurements as ``save.py`` and ``recovery.py``, on the first CUDA device, and what its context takes, which
+every generation pays anew. Two machines' processes share the device, and talk over gloo. Figures of another kind of
+machine than those of ``results.json``: so they have a file of their own, with the device's name. Without a device
+nothing is measured, and it says so.
+
+    make gpu
+    make gpu ARGS="--device cpu --mb 48"      a rehearsal: all of it, slower, and nothing is written
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "agent")]
+
+from spotkeeper.vm.launcher.process import become_subreaper  # noqa: E402
+
+from bench import recovery, run, save  # noqa: E402
+
+OUT = HERE / "gpu.json"
+SIZES_MB = (480, 1920)
+TIMES = 3
+CONTEXT = """
+import time, torch
+began = time.monotonic()
+torch.ones(1, device={device!r}).sum().item()
+print(time.monotonic() - began)
+"""
+TOUCH = "import torch\ntorch.ones(1, device={device!r}).sum().item()\n"
+
+
+def measured(device: str, sizes_mb: tuple[int, ...]) -> list[run.Figure]:
+    """``device``: as torch names it."""
+    saves = save.compared({size: save.of_a_size(size, device) for size in sizes_mb})
+    found = [_context(device), *saves, *_recovery(TOUCH.format(device=device))]
+    return [figure | {"name": f"gpu.{figure['name']}"} for figure in found]
+
+
+def _context(device: str) -> run.Figure:
+    """From the first word to the device, in a process that has torch, to its first answer."""
+    argv = [sys.executable, "-c", CONTEXT.format(device=device)]
+    taken = [float(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout) for _ in range(TIMES)]
+    seconds = statistics.median(taken)
+    return {
+        "name": "context_s",
+        "value": round(seconds, 3),
+        "unit": "s",
+        "goal": "known",
+        "holds": True,
+        "against": f"each of {TIMES}: {', '.join(f'{each:.2f}' for each in taken)} s",
+    }
+
+
+def _recovery(touch: str) -> list[run.Figure]:
+    """Of two nodes: a zygote's generations make the context anew as well, for no fork may carry one."""
+    become_subreaper()
+    ours = statistics.median(recovery.restarts(recovery.How("zygote", touch), TIMES, 2))
+    cold = statistics.median(recovery.restarts(recovery.How("exec", touch), TIMES, 2))
+    theirs = statistics.median(recovery.elastic(TIMES, 2, touch))
+    return [
+        recovery.ratio("recovery.zygote_vs_exec", cold, ours, 1.0, recovery.COLD),
+        recovery.ratio("recovery.zygote_vs_elastic", theirs, ours, 1.0, recovery.ELASTIC),
+    ]
+
+
+def main() -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(prog="make gpu", description="Measure checkpoints and recovery on a GPU.")
+    parser.add_argument("--device", default="cuda", help="as torch names it; anything but cuda is a rehearsal")
+    parser.add_argument("--mb", type=int, nargs="+", default=SIZES_MB, help="sizes of the state")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(f"{OUT.relative_to(HERE.parent)}: nothing was measured, for torch finds no CUDA device here")
+        return 0
+    found = measured(options.device, tuple(options.mb))
+    print(run.table(found))
+    if options.device == "cuda":
+        about = {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "torch": torch.__version__}
+        OUT.write_text(json.dumps({**about, "machine": run.machine(), "figures": found}, indent=2) + "\n")
+    return 0 if all(figure["holds"] for figure in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
