@@ -30,7 +30,7 @@ def test_commands_are_for_a_shell_and_bear_the_stacks_names(cloud: str) -> None:
         assert all((one.what, one.why, one.command, one.expect)), one
         assert not re.search(r"STACK|PROJECT|REGION|BUCKET", " ".join(live.text([one]))), one
         first = shlex.split(one.command, comments=True)[0]  # quotes that close
-        assert first in {"gcloud", "aws", "curl", "pulumi", "spotkeeper", "fi_info"}, one
+        assert first in {"gcloud", "aws", "curl", "pulumi", "spotkeeper", "fi_info", "gh"}, one
         assert one.command.isascii() and "\n" not in one.command
 
 
