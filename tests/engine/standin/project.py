@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -109,7 +110,7 @@ class Project:
 
     @contextmanager
     def running(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """A deployment under way, in a process group of its own, ended with the block."""
+        """A deployment under way, ended with the block, its providers too."""
         command = [*self._command(*words), "--json", "--stack", self.stack]
         process = subprocess.Popen(
             command, env=self._environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -118,8 +119,8 @@ class Project:
         try:
             yield process
         finally:
+            _end_all(f"PULUMI_HOME={self.folder / 'home'}")
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
 
     def call(self, *words: str) -> str:
@@ -184,6 +185,18 @@ def checkout(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "Pulumi.yaml", folder)
     return folder
+
+
+def _end_all(mark: str) -> None:
+    """Of this entry in their environment. An engine that is killed leaves its providers, each in a group of its own."""
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - no Path per process
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(int(name))  # so that a number used anew is not hit
+            try:
+                if mark.encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
 
 
 def _outcome(code: int, text: str) -> Outcome:
