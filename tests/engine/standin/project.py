@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from spotkeeper.vm.launcher.process import NODE, sweep
 
 from tests.engine.standin.provider import FOLDER
 from tests.engine.standin.shapes import shape_of
@@ -119,7 +118,7 @@ class Project:
         try:
             yield process
         finally:
-            _end_all(f"PULUMI_HOME={self.folder / 'home'}")
+            sweep(self.folder, set())  # an engine that is killed leaves its providers, each in a group of its own
             if process.poll() is None:
                 process.communicate()
 
@@ -145,6 +144,7 @@ class Project:
             **{name: value for name, value in os.environ.items() if not name.startswith(("PULUMI_", "AWS_"))},
             "PATH": os.pathsep.join(paths),
             "PYTHONPATH": os.pathsep.join([str(self.checkout), str(self.checkout / "agent"), str(ROOT)]),
+            NODE: str(self.folder),
             "PULUMI_PYTHON_CMD": sys.executable,
             "PULUMI_BACKEND_URL": f"file://{self.folder / 'state'}",
             "PULUMI_CONFIG_PASSPHRASE": "",
@@ -185,18 +185,6 @@ def checkout(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "Pulumi.yaml", folder)
     return folder
-
-
-def _end_all(mark: str) -> None:
-    """Of this entry in their environment. An engine that is killed leaves its providers, each in a group of its own."""
-    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - no Path per process
-        with contextlib.suppress(OSError):
-            handle = os.pidfd_open(int(name))  # so that a number used anew is not hit
-            try:
-                if mark.encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-            finally:
-                os.close(handle)
 
 
 def _outcome(code: int, text: str) -> Outcome:
