@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from spotkeeper.cli import forecast as ground
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit, note
-from spotkeeper.cli.past import ran, shape_of
+from spotkeeper.cli.past import shape_of
 from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, network_s, shapes, step_s
 from spotkeeper.report.compare_text import table
 from spotkeeper.report.forecast import Forecast, Library, forecast
@@ -72,7 +72,7 @@ def _step(
         took = measured(file, spec)
         said.append(f"step: {took:.3f} s measured here with one process, which is taken for one of {home.machine_type}")
         return Step(took, Shape(home.machine_type, 1, 1), gradients_gb)
-    if (told := ran(known.store, known.stack, spec.name)) is not None:
+    if (told := known.ran(spec.name)) is not None:
         was = told.shape or shape
         what = f"{was.nodes} x {was.machine_type}"
         said.append(f"step: {told.step_s:.3f} s on {what}, as the job {told.job} of this name told last")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit
-from spotkeeper.cli.past import ran, shape_of
+from spotkeeper.cli.past import Ran, ran, shape_of
 from spotkeeper.cli.starts import starts_of
 from spotkeeper.cli.target import find_target
 from spotkeeper.replay.recording import SHIPPED, RecordingError, read_folder, region_of
@@ -64,6 +65,16 @@ class Ground:
     named: bool = True
     scale: float = 1.0
 
+    @cached_property
+    def starts(self) -> Callable[[JobSpec], float]:
+        """How long a start of a job takes, seconds."""
+        return starts_of(self.store, self.stack, self.now)
+
+    @cached_property
+    def ran(self) -> Callable[[str], Ran | None]:
+        """What the newest job of a name told of its steps."""
+        return cache(partial(ran, self.store, self.stack))
+
     def job(self, file: Path) -> JobSpec:
         """A job file, checked against the stack.
 
@@ -71,7 +82,7 @@ class Ground:
             SpecError: everything that is wrong with it.
         """
         stack = self.stack if self.named else None
-        return read_job(file, stack, self.now, starts_of(self.store, self.stack, self.now))
+        return read_job(file, stack, self.now, self.starts)
 
 
 def run(file: Path, stack: str | None, stack_file: Path | None, work: str | None, markets: Path | None, *,
@@ -119,7 +130,7 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     pool = pool or pool_of(spec, known.stack, said)
     spec = replace(spec, pools=(pool.name,), work=work or spec.work)
     work_h = _work_h(spec, pool, known, said)
-    start_s = starts_of(known.store, known.stack, known.now)(spec)
+    start_s = known.starts(spec)
     if start_s != START_S:
         said.append(f"start: {start_s:.0f} s, as an earlier job of this name and the machines of {pool.name} took")
     if problems := tuple(money.feasible(spec, (pool,), known.now, start_s)):
@@ -164,7 +175,7 @@ def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> f
 
 def _told_h(spec: JobSpec, pool: PoolState, known: Ground) -> tuple[float, str] | None:
     """From an earlier job of this name: its steps, at its step time; and where that was on another shape, on which."""
-    told = ran(known.store, known.stack, spec.name)
+    told = known.ran(spec.name)
     if told is None or not told.total_steps:
         return None
     own = shape_of(spec, pool)

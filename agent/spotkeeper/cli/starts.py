@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from spotkeeper.cli.jobs import earlier
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[JobSpec], float]:
-    """For :func:`~spotkeeper.spec.jobfile.read_job`. ``store`` None: nobody measured."""
+    """For :func:`~spotkeeper.spec.jobfile.read_job`; looked up once. ``store`` None: nobody measured."""
+
+    @cache
+    def measured(name: str, pools: tuple[str, ...]) -> float:
+        return START_S if store is None else measured_s(store, name, pools, now)
 
     def starts(job: JobSpec) -> float:
-        if store is None:
-            return START_S
-        return measured_s(store, job.name, (p.name for p in stack.pools if not job.pools or p.name in job.pools), now)
+        return measured(job.name, tuple(p.name for p in stack.pools if not job.pools or p.name in job.pools))
 
     return starts
 
