@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.round import _left_s
-from spotkeeper.reconcile.select import Need, Work, select, time_of_day
+from spotkeeper.reconcile.select import Need, Runs, Work, select, time_of_day
 from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.spec.cloud import Class, InsertVm
 from spotkeeper.spec.generation import Progress
@@ -22,6 +22,7 @@ from tests.reconcile.world import ZONES, World, stack
 NOW_H = 500.0
 NOW = NOW_H * 3600.0
 SPOT, ON_DEMAND = Model.SPOT, Model.ON_DEMAND
+DEMAND = Runs(ON_DEMAND, "pool/z-a/on-demand")
 
 
 def submitted(**spec: object) -> World:
@@ -173,13 +174,13 @@ def test_on_demand_comes_before_spot_that_is_not_worth_its_start() -> None:
 
 def test_on_demand_is_left_for_a_zone_that_lasts_and_not_for_one_that_dies() -> None:
     bad = tuple(replace(stormy(zone, 60.0), boot_s=900.0) for zone in ZONES)
-    assert chosen(job(), models=(SPOT,), leaves=True, market=bad) == []
-    assert chosen(job(), models=(SPOT,), leaves=True, market=(stormy("z-a"), steady("z-b")))[0] == ("b", SPOT)
+    assert chosen(job(), models=(SPOT,), runs=DEMAND, market=bad) == []
+    assert chosen(job(), models=(SPOT,), runs=DEMAND, market=(stormy("z-a"), steady("z-b")))[0] == ("b", SPOT)
 
 
 def test_on_demand_is_not_left_when_the_deadline_is_near() -> None:
     late = Work(left_h=10.0, slack_h=0.15, planned_h=2.0)
-    assert chosen(job(deadline="20h"), models=(SPOT,), leaves=True, work=late, market=(steady("z-b"),)) == []
+    assert chosen(job(deadline="20h"), models=(SPOT,), runs=DEMAND, work=late, market=(steady("z-b"),)) == []
     assert chosen(job(deadline="20h"), work=late)[0][1] is ON_DEMAND
 
 

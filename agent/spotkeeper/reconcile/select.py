@@ -1,21 +1,23 @@
 """What to ask for next, and where: an ordered list of offers, each with its reason. Pure.
 
-The rule itself is :func:`select_plan.plan`, which ``spotkeeper policy`` and the replay ask as well; here a stack's
-offers and what was observed of them are brought before it. ``balanced`` (the default): spot by what its expected
-life is worth, on-demand after it (before it in a bout), or not before ``max_wait``; with a deadline the rule says
-when to wait. ``spot`` and ``on-demand`` buy nothing else. ``shuffle`` mixes the zones once per job, tries them in
-that order, waits, and starts over. Never a spot price at or above the on-demand price of the same machine.
+``decide()`` asks it for jobs, ``select_play`` for ``spotkeeper policy`` and for replays. The rule itself is
+:func:`select_plan.plan`; here a stack's offers and what was observed of them are brought before it. ``balanced`` (the
+default): spot by what its expected life is worth, on-demand after it (before it in a bout), or not before
+``max_wait``; with a deadline the rule says when to wait. ``spot`` and ``on-demand`` buy nothing else. ``shuffle`` mixes
+the zones once per job, tries them in that order, waits, and starts over. Never a spot price at or above the on-demand
+price of the same machine.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import NamedTuple
 
-from spotkeeper.reconcile.select_plan import RULE, Course, Go, Plan, Zone, guessed, plan, weigh
+from spotkeeper.reconcile.select_plan import RULE, Course, Go, Plan, Rule, Zone, guessed, plan, weigh
 from spotkeeper.reconcile.select_track import Track, common
 from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
 from spotkeeper.spec.cloud import Offer
@@ -25,8 +27,7 @@ from spotkeeper.spec.model import Model
 from spotkeeper.spec.stack import PoolState, StackState
 from spotkeeper.spec.start import start_s
 
-TICK_H = 1 / 60
-ATTEMPT_H = 30 / 3600
+HOUR_S = 3600.0
 FAR_H = 24.0  # of work, where nobody knows how much is left
 AMPLE_H = 1e6  # of slack, without a deadline
 SAYS_NOTHING = Guess()
@@ -42,21 +43,58 @@ class Choice:
 
 @dataclass(frozen=True)
 class Selection:
-    """Offers, best first. ``until``: on-demand is among them from then on, virtual unix seconds; None: it is, or
-    it never will be.
+    """Offers, best first; where something runs, those that are better than it.
+
+    Attributes:
+        until: on-demand is among them from then on, virtual unix seconds; None: it is, or it never will be.
+        leaves: what runs is given up for one of them whatever it takes, for it costs more than on-demand.
+        look: offers of which it would pay to know whether they are there.
     """
 
     choices: tuple[Choice, ...]
     until: float | None = None
+    leaves: bool = False
+    look: tuple[Offer, ...] = ()
+
+
+class Way(NamedTuple):
+    """What it takes to bring the checkpoint to a zone, beside a start: seconds, and USD for the whole of it."""
+
+    s: float
+    usd: float = 0.0
+
+
+HERE = Way(0.0)
 
 
 @dataclass(frozen=True)
 class Work:
-    """How far a job is, where that is known; hours. ``slack_h`` is the time until its deadline, less its work."""
+    """How far a job is, where that is known; hours.
+
+    Attributes:
+        left_h, done_h: of its work.
+        slack_h: the time until its deadline, less the work that is left; None: it has none.
+        planned_h: what the slack would be, had the job kept to its schedule from the start.
+        excess_h: what the job has cost beyond on-demand for the work that is done, in on-demand hours.
+        delay_price: None: the slack ends with a deadline. Else it ends when on-demand is due anyway, and an hour of
+            waiting until then costs this, in on-demand hours.
+    """
 
     left_h: float
-    slack_h: float
-    planned_h: float
+    slack_h: float | None
+    planned_h: float = 0.0
+    done_h: float = 0.0
+    excess_h: float = 0.0
+    delay_price: float | None = None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What a job has now, and for how long. ``offer``: by its key."""
+
+    model: Model
+    offer: str
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,12 +108,15 @@ class Need:
         bout: on-demand is preferred for now, spot comes after it.
         on_demand_left: how many more on-demand machines the job may have.
         cold_s: how long an offer refused to anybody stays cold.
-        leaves: an on-demand machine runs, and spot is to be worth both ways.
-        work: None: no deadline, or nobody knows how much is left.
+        runs: what it is to be better than; None: nothing runs.
+        work: None: nobody knows how much is left.
+        ways: to zones that are not the checkpoint's.
         since: since when it waits; on-demand counts ``max_wait`` from there.
         hung_s: how long a machine that never comes up is waited for: a deadline must bear one of these.
         save_s: how long a save takes, as measured.
         begin_s: from a generation to its first step, as this job had it last; None: it has not begun yet.
+        attempt_s: what an offer that is refused delays the next one by.
+        tick_s: how soon this is asked again at the latest.
     """
 
     now: float
@@ -87,13 +128,21 @@ class Need:
     market: tuple[OfferSeen, ...] = ()
     cold_s: float = 180.0
     salt: str = ""  # of the shuffle: the job's uid
-    leaves: bool = False
+    runs: Runs | None = None
     work: Work | None = None
+    ways: Mapping[str, Way] = field(default_factory=dict)
     since: float = 0.0
     max_wait_s: float | None = None
     hung_s: float = 0.0
     save_s: float = 20.0
     begin_s: float | None = None
+    attempt_s: float = 30.0
+    tick_s: float = 60.0
+
+    @property
+    def dated(self) -> bool:
+        """Whether there is a time by which it must be on-demand, or done."""
+        return self.work is not None and self.work.slack_h is not None
 
 
 @dataclass(frozen=True)
@@ -101,14 +150,21 @@ class _Market:
     """What was observed, by offer."""
 
     need: Need
+    listed: dict[tuple[str, str], float]  # on-demand's price by pool and zone
+    rule: Rule
     seen: dict[tuple[str, str, Model], OfferSeen] = field(default_factory=dict)
     usual: Guess = SAYS_NOTHING  # the mean of the cloud's guesses, word by word
 
     @classmethod
-    def told(cls, need: Need) -> _Market:
+    def told(cls, need: Need, stack: StackState, rule: Rule) -> _Market:
         guesses = [seen.guess for seen in need.market if seen.guess is not None]
         means = {word: _mean(getattr(guess, word) for guess in guesses) for word in Guess.__struct_fields__}
-        return cls(need, {(m.pool, m.zone, m.model): m for m in need.market}, Guess(**means))
+        listed = {(pool.name, zone): price.on_demand for pool in stack.pools for zone, price in pool.prices.items()}
+        return cls(need, listed, rule, {(m.pool, m.zone, m.model): m for m in need.market}, Guess(**means))
+
+    def whole(self, offer: Offer) -> float:
+        """USD an hour of the same machine on-demand."""
+        return self.listed.get((offer.pool, offer.zone)) or 1.0
 
     def of(self, offer: Offer) -> OfferSeen | None:
         return self.seen.get((offer.pool, offer.zone, offer.model))
@@ -118,82 +174,89 @@ class _Market:
         return seen is not None and seen.refused_at > 0 and self.need.now - seen.refused_at < self.need.cold_s
 
 
-def select(spec: JobSpec, stack: StackState, need: Need) -> Selection:
+def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
     """Dynamic offers, best first. Refused ones are left out; cold ones come last of their kind of model.
 
     Spot that went cold elsewhere, or whose expected life is not worth a start, comes after on-demand: asking
     again is free, waiting is not.
     """
-    market = _Market.told(need)
+    market = _Market.told(need, stack, rule)
     every = list(_offers(spec, stack, need, market))
     offers = [offer for offer in every if offer.key() not in need.refused]
     spot = [offer for offer in offers if offer.model is Model.SPOT]
     demand = sorted((o for o in offers if o.model is Model.ON_DEMAND), key=lambda o: (market.cold(o), o.price, o.key()))
     if spec.policy == "shuffle":
-        return _shuffled(spot, demand, need)
-    listed = {(pool.name, zone): price.on_demand for pool in stack.pools for zone, price in pool.prices.items()}
-    warm = [offer for offer in spot if not market.cold(offer)]
-    zones = {offer.key(): _zone(offer, market, listed) for offer in warm}
-    told = plan(_course(need, warm, market), tuple(zones.values()), RULE)
+        return _shuffled([offer for offer in spot if offer.price < market.whole(offer)], demand, need)
+    here = need.runs.offer if need.runs is not None else ""
+    warm = [offer for offer in spot if offer.key() == here or not market.cold(offer)]
+    zones = {offer.key(): _zone(offer, market) for offer in warm}
+    told = plan(_course(need, warm, market), tuple(zones.values()), rule)
     by_key = {offer.key(): offer for offer in spot}
     steps = [(by_key[step.zone], step.why) for step in told.steps if step.go is Go.SPOT]
-    mean = common([zone.track for zone in zones.values()], RULE.shape.weight)
-    good = [Choice(offer, f"{_where(offer)}: {why}{_guess_why(zones[offer.key()], mean)}") for offer, why in steps]
-    if need.leaves:
-        return Selection(tuple(good))
+    mean = common([zone.track for zone in zones.values()], rule.shape.weight)
+    good = tuple(Choice(offer, f"{_where(offer)}: {why}{_guess_why(zones[offer.key()], mean)}") for offer, why in steps)
+    last = tuple(Choice(offer, _demand_why(offer, spec, need, told)) for offer in demand)
+    look = tuple(by_key[key] for key in told.probe)
+    if need.runs is not None:
+        leaves = any(step.go is Go.ON_DEMAND for step in told.steps)
+        return Selection((*good, *last) if leaves else good, leaves=leaves, look=look)
     taken = {offer.key() for offer, _ in steps}
-    order = _by_worth(spot, market, listed)
-    rest = [Choice(offer, _rest_why(offer, market)) for offer in order if offer.key() not in taken]
-    last = [Choice(offer, _demand_why(offer, spec, need, told)) for offer in demand]
+    cheap = [offer for offer in spot if offer.price < market.whole(offer)]
+    order = _by_worth(cheap, market) if len(cheap) > len(taken) else []
+    rest = tuple(Choice(offer, _rest_why(offer, market)) for offer in order if offer.key() not in taken)
     patience_s = _patience_s(need, told) if any(offer.model is Model.SPOT for offer in every) else 0.0
     if demand and patience_s > 0:  # with a deadline, spot that is not worth a start is waited out
-        return Selection((*good, *(rest if need.work is None else ())), need.now + patience_s)
-    before = (last, good) if need.bout and need.work is None else (good, last)
+        return Selection((*good, *(() if need.dated else rest)), need.now + patience_s, look=look)
+    before = (last, good) if need.bout and not need.dated else (good, last)
     return Selection((*before[0], *before[1], *rest))
 
 
 def _patience_s(need: Need, told: Plan) -> float:
     """For how long on-demand is not to be had yet: as the rule says under a deadline, ``max_wait`` at most."""
-    patience = told.patience_h * 3600.0 if need.work is not None else 0.0 if need.max_wait_s is None else math.inf
+    patience = told.patience_h * HOUR_S if need.dated else 0.0 if need.max_wait_s is None else math.inf
     if need.max_wait_s is None:
         return patience
     return min(patience, need.max_wait_s - max(0.0, need.now - need.since))
 
 
-def _by_worth(spot: list[Offer], market: _Market, listed: dict[tuple[str, str], float]) -> list[Offer]:
+def _by_worth(spot: list[Offer], market: _Market) -> list[Offer]:
     by_key = {offer.key(): offer for offer in sorted(spot, key=lambda offer: (offer.price, offer.key()))}
-    zones = tuple(_zone(offer, market, listed) for offer in by_key.values())
-    order = [by_key[zone.id] for _, _, _, zone in weigh(_course(market.need, spot, market), zones, RULE)]
+    zones = tuple(_zone(offer, market) for offer in by_key.values())
+    order = [by_key[zone.id] for _, _, _, zone in weigh(_course(market.need, spot, market), zones, market.rule)]
     return sorted(order, key=market.cold)
 
 
 def _course(need: Need, offers: list[Offer], market: _Market) -> Course:
     """The rule's view of the need. Without a deadline there is time for everything."""
     boots = [seen.boot_s for offer in offers if (seen := market.of(offer)) and seen.boot_s is not None]
-    restart = start_s(max(boots, default=None), need.begin_s, need.save_s) / 3600.0
-    work = need.work or Work(FAR_H, AMPLE_H, 0.0)
+    restart = start_s(max(boots, default=None), need.begin_s, need.save_s) / HOUR_S
+    work, runs = need.work or Work(FAR_H, None), need.runs
     return Course(
-        now_h=need.now / 3600.0,
+        now_h=need.now / HOUR_S,
         left_h=work.left_h,
-        slack_h=work.slack_h,
+        slack_h=AMPLE_H if work.slack_h is None else work.slack_h,
         planned_h=work.planned_h,
-        deadline=True,
+        deadline=work.delay_price is None,
         restart_h=restart,
-        move_h=max(0.0, need.hung_s / 3600.0 - restart),
-        attempt_h=ATTEMPT_H,
-        tick_h=TICK_H,
-        running=Go.ON_DEMAND if need.leaves else None,
+        move_h=max(0.0, need.hung_s / HOUR_S - restart),
+        attempt_h=need.attempt_s / HOUR_S,
+        tick_h=need.tick_s / HOUR_S,
+        delay_price=work.delay_price or 0.0,
+        running=None if runs is None else Go.SPOT if runs.model is Model.SPOT else Go.ON_DEMAND,
+        age_h=0.0 if runs is None else runs.age_s / HOUR_S,
+        zone="" if runs is None else runs.offer,
+        done_h=work.done_h,
+        excess_h=work.excess_h,
     )
 
 
-def _zone(offer: Offer, market: _Market, listed: dict[tuple[str, str], float]) -> Zone:
-    seen = market.of(offer)
-    track = Track.of(seen.watch if seen is not None else None)
+def _zone(offer: Offer, market: _Market) -> Zone:
+    seen, whole, way = market.of(offer), market.whole(offer), market.need.ways.get(offer.zone, HERE)
+    track = Track.of(seen.watch if seen is not None else None, market.rule.shape)
     if seen is not None and seen.refused_at:
-        track.see(seen.refused_at / 3600.0, False)
-    return Zone(
-        offer.key(), offer.price / (listed.get((offer.pool, offer.zone)) or 1.0), track, doubt=_doubt(offer, market)
-    )
+        track.see(seen.refused_at / HOUR_S, False)
+    doubt = _doubt(offer, market)
+    return Zone(offer.key(), offer.price / whole, track, way.s / HOUR_S, way.usd / whole, doubt)
 
 
 def _doubt(offer: Offer, market: _Market) -> float:
@@ -276,9 +339,7 @@ def _offers(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> It
 
 
 def _price(pool: PoolState, zone: str, model: Model, market: _Market, most: float | None) -> float | None:
-    """USD per machine-hour, or None where the offer does not exist, or is spot for no less than on-demand (or than
-    the job's ``max_price``).
-    """
+    """USD per machine-hour, or None where the offer does not exist, or is spot above the job's ``max_price``."""
     listed = pool.prices.get(zone)
     if listed is None:
         return None
@@ -286,7 +347,7 @@ def _price(pool: PoolState, zone: str, model: Model, market: _Market, most: floa
     price = observed.price if observed is not None and observed.price is not None else listed.of(model)
     if price is None or model is not Model.SPOT:
         return price
-    return price if 0.0 <= price < listed.on_demand and (most is None or price <= most) else None
+    return price if 0.0 <= price and listed.on_demand > 0 and (most is None or price <= most) else None
 
 
 # -- reasons
@@ -313,7 +374,7 @@ def _rest_why(offer: Offer, market: _Market) -> str:
 def _demand_why(offer: Offer, spec: JobSpec, need: Need, told: Plan) -> str:
     if spec.policy == "on-demand":
         return f"{_where(offer)}: the job's policy"
-    if need.work is not None:
+    if need.dated or need.runs is not None or (told.steps and told.steps[0].go is Go.ON_DEMAND):
         return f"{_where(offer)}: {told.why}"
     return f"{_where(offer)}: {'a bout of on-demand' if need.bout else 'no spot that is worth a start is to be had'}"
 

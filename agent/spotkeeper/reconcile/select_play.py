@@ -1,31 +1,41 @@
-"""The rule as a player of the selection protocol (``spec.policy``): keeps what each zone was seen to do, asks the rule.
+"""`select()` as a player of the selection protocol (``spec.policy``): a recorded market is brought before it as a stack.
 
-The replay and ``spotkeeper policy`` drive it. Every case is played by itself: what a zone did in another case is of
-other times.
+``spotkeeper policy`` and the replay drive it. A market is one pool with its zones, a gang is one machine of it; what
+each zone was seen to do is kept here, as ``market/`` keeps it for a stack. Every case is played by itself: what a zone
+did in another case is of other times.
 """
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.select_plan import RULE, Course, Go, Plan, Rule, Zone, plan
+from spotkeeper.reconcile.select import HERE, HOUR_S, Need, Runs, Selection, Way, Work, select
+from spotkeeper.reconcile.select_plan import RULE, Rule
 from spotkeeper.reconcile.select_track import Track
-from spotkeeper.spec.policy import KEEP, ON_DEMAND, SPOT, Answer, End, Place, Start, Tick
+from spotkeeper.reconcile.store_api import OfferSeen
+from spotkeeper.spec.cloud import Offer
+from spotkeeper.spec.job import JobSpec
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.policy import KEEP, ON_DEMAND, SPOT, Answer, End, On, Place, Start, Tick
+from spotkeeper.spec.stack import PoolState, Price, StackState
 
-_STAY = Answer((KEEP,))
-_WORDS = {Go.KEEP: KEEP, Go.ON_DEMAND: ON_DEMAND}
+POOL = "market"
+JOB = JobSpec("job", ("train",))
+MODELS = {"spot": Model.SPOT, "od": Model.ON_DEMAND}
 
 
 class Player:
-    """One policy over any number of cases, one after the other."""
+    """`select()` over any number of cases, one after the other. ``found``: its newest answer, with its reasons."""
 
     def __init__(self, rule: Rule = RULE) -> None:
         self.rule = rule
-        self.plan: Plan | None = None  # the newest answer, for whoever wants its reasons
+        self.found = Selection(())
 
     def start(self, start: Start) -> None:
         self._terms, self._places = start.job, start.zones
-        self._regions = {place.id: place.region for place in start.zones}
         self._tracks = {place.id: self._past(place) for place in start.zones}
         self._ran = start.home  # the zone that spot ran in last
+        self._stack = _stack(self._places, start.job.on_demand_price)
+        regions = {place.id: place.region for place in start.zones}
+        self._ways = {home: self._ways_from(home, regions) for home in regions}
 
     def end(self, end: End) -> None:
         pass
@@ -36,13 +46,13 @@ class Player:
             KeyError: it speaks of a zone that the case does not have.
         """
         self._look(tick)
-        if tick.on is not None and tick.on.kind == "spot" and self._cheapest(tick):
-            return _STAY
-        priced = ((place, tick.spot_price.get(place.id)) for place in self._places)
-        zones = tuple(self._zone(tick, place, price) for place, price in priced if price is not None)
-        self.plan = plan(self._course(tick), zones, self.rule)
-        attempts = tuple(_WORDS.get(step.go) or SPOT + step.zone for step in self.plan.steps)
-        return Answer(attempts, self.plan.probe)
+        self.found = found = select(JOB, self._stack, self._need(tick), self.rule)
+        words = [ON_DEMAND if c.offer.model is Model.ON_DEMAND else SPOT + c.offer.zone for c in found.choices]
+        if tick.on is not None and not found.leaves:
+            words.append(KEEP)
+        if ON_DEMAND in words:
+            del words[words.index(ON_DEMAND) + 1 :]  # it is always to be had
+        return Answer(tuple(words), tuple(offer.zone for offer in found.look))
 
     def _past(self, place: Place) -> Track:
         track = Track(self.rule.shape)
@@ -50,6 +60,14 @@ class Player:
             track.see(-before_h, bool(up))
         track.unhide()
         return track
+
+    def _ways_from(self, home: str, regions: dict[str, str]) -> dict[str, Way]:
+        """From the zone with the checkpoint to the others."""
+        terms, near = self._terms, regions[home]
+        return {
+            zone: HERE if zone == home else Way(terms.move_h * HOUR_S, 0.0 if region == near else terms.move_price)
+            for zone, region in regions.items()
+        }
 
     def _look(self, tick: Tick) -> None:
         """What was tried and probed is of the tick before; what runs, or was lost, is of now."""
@@ -63,42 +81,46 @@ class Player:
         elif tick.event == "preempted":
             self._tracks[self._ran].see(tick.now_h, False)
 
-    def _cheapest(self, tick: Tick) -> bool:
-        """Whether no zone is so much cheaper than the one that runs that the rule has to be asked."""
-        assert tick.on is not None
-        whole = self._terms.on_demand_price
-        here = tick.spot_price.get(tick.on.zone)
-        if here is None or here > whole:
-            return here is None
-        return all(other is None or other >= here - self.rule.dearer * whole for other in tick.spot_price.values())
-
-    def _zone(self, tick: Tick, place: Place, price: float) -> Zone:
-        terms, home = self._terms, tick.home
-        return Zone(
-            place.id,
-            price / terms.on_demand_price,
-            self._tracks[place.id],
-            0.0 if place.id == home else terms.move_h,
-            0.0 if place.region == self._regions[home] else terms.move_price / terms.on_demand_price,
+    def _need(self, tick: Tick) -> Need:
+        terms = self._terms
+        return Need(
+            now=tick.now_h * HOUR_S,
+            on_demand_left=1,
+            market=tuple([self._seen(zone, usd) for zone, usd in tick.spot_price.items() if usd is not None]),
+            runs=None if tick.on is None else _runs(tick.on),
+            work=self._work(tick),
+            ways=self._ways[tick.home],
+            hung_s=(terms.restart_h + terms.move_h) * HOUR_S,
+            save_s=0.0,
+            begin_s=0.0,
+            attempt_s=terms.attempt_h * HOUR_S,
+            tick_s=terms.tick_h * HOUR_S,
         )
 
-    def _course(self, tick: Tick) -> Course:
-        terms, on = self._terms, tick.on
+    def _seen(self, zone: str, usd: float) -> OfferSeen:
+        watch = self._tracks[zone].watch(zone)
+        return OfferSeen(POOL, zone, Model.SPOT, price=usd, watch=watch, boot_s=self._terms.restart_h * HOUR_S)
+
+    def _work(self, tick: Tick) -> Work:
+        terms = self._terms
         left = terms.horizon_h - tick.now_h if tick.time_left_h is None else tick.time_left_h
-        return Course(
-            now_h=tick.now_h,
+        return Work(
             left_h=tick.left_h,
             slack_h=left - tick.left_h,
             planned_h=(terms.horizon_h - terms.work_h) * tick.left_h / terms.work_h,
-            deadline=tick.time_left_h is not None,
-            restart_h=terms.restart_h,
-            move_h=terms.move_h,
-            attempt_h=terms.attempt_h,
-            tick_h=terms.tick_h,
-            delay_price=terms.delay_price,
-            running=None if on is None else Go.SPOT if on.kind == "spot" else Go.ON_DEMAND,
-            zone="" if on is None else on.zone,
-            age_h=0.0 if on is None else on.age_h,
             done_h=tick.done_h,
             excess_h=tick.cost / terms.on_demand_price - tick.done_h,
+            delay_price=terms.delay_price if tick.time_left_h is None else None,
         )
+
+
+def _stack(places: tuple[Place, ...], on_demand_price: float) -> StackState:
+    """A pool of which nothing is known but its zones, and what on-demand costs."""
+    zones = tuple(place.id for place in places)
+    pool = PoolState(POOL, "spot", "", zones, 1, 1, 1, 1, "", dict.fromkeys(zones, Price(on_demand_price)))
+    return StackState("replay", "gcp", "", "", "", (pool,))
+
+
+def _runs(on: On) -> Runs:
+    model = MODELS[on.kind]
+    return Runs(model, Offer(POOL, on.zone, model, 0.0).key(), on.age_h * HOUR_S)

@@ -1,7 +1,8 @@
 """The choice that reconcile makes, asked by a replay: `select()` about a gang that is one machine to it. Pure.
 
-What ``decide()`` adds to `select()` and what matters to money is here as well: a gang that has trained stays in its
-zone until that has run dry, on-demand comes in bouts. Nothing here decides what to buy.
+What ``decide()`` adds to `select()` and what matters to money is here as well: a gang that has lost its machines stays
+in its zone until that has run dry, on-demand comes in bouts, and a zone is left only for one where somebody has just
+been. Nothing here decides what to buy.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide.seen import Times
-from spotkeeper.reconcile.select import Need, Selection, Work, select
+from spotkeeper.reconcile.select import HOUR_S, Need, Runs, Selection, Way, Work, select
 from spotkeeper.reconcile.select_track import Track
 from spotkeeper.reconcile.store_api import OfferSeen
+from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.job import JobSpec, span_s
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.policy import KEEP, ON_DEMAND, SPOT, Answer, End, Start, Tick
+from spotkeeper.spec.policy import KEEP, ON_DEMAND, SPOT, Answer, End, On, Start, Tick
 from spotkeeper.spec.stack import PoolState, StackState
 
-HOUR_S = 3600.0
 BEGIN_S = 1e6 * HOUR_S  # of a replay, on the clock that the rule is told
 STAY = Answer((KEEP,))
 TIMES = Times()
@@ -66,10 +67,12 @@ class Chooser:
         self._look(tick, now)
         if tick.on is None:
             return self._idle(tick, now)
-        if tick.on.kind == "spot" or self.spec.policy == "on-demand" or now < self.bout_until:
+        if self.spec.policy == "on-demand":
             return STAY
-        found = self._select(tick, now, tick.home, leaves=True)
-        return Answer((*self._words(found), KEEP))
+        words = self._words(self._select(tick, now, None, self._runs(tick.on)))
+        if now < self.bout_until or tick.on.kind == "spot":  # elsewhere alone
+            words = tuple(word for word in words if word != SPOT + tick.home)
+        return Answer((*words, KEEP))
 
     def _look(self, tick: Tick, now: float) -> None:
         """What was tried is of the tick before; what runs, or was lost, is of now."""
@@ -101,17 +104,22 @@ class Chooser:
         home = tick.home if self.ran and not dry else None
         return Answer(self._words(self._select(tick, now, home)))
 
-    def _select(self, tick: Tick, now: float, home: str | None, *, leaves: bool = False) -> Selection:
+    def _runs(self, on: On) -> Runs:
+        model = Model.SPOT if on.kind == "spot" else Model.ON_DEMAND
+        return Runs(model, Offer(self.shop.pool.name, self.names[on.zone], model, 0.0).key(), on.age_h * HOUR_S)
+
+    def _select(self, tick: Tick, now: float, home: str | None, runs: Runs | None = None) -> Selection:
         need = Need(
             now=now,
             zone=None if home is None else self.names[home],
-            models=(Model.SPOT,) if leaves else (),
+            models=() if runs is None else (Model.SPOT,),
             bout=now < self.bout_until,
             on_demand_left=self.ranks if self.shop.on_demand else 0,
             market=tuple(self._seen(id_, usd) for id_, usd in tick.spot_price.items()),
             cold_s=TIMES.cold_s,
-            leaves=leaves,
+            runs=runs,
             work=self._work(tick),
+            ways=self._ways(tick.home) if self.ran else {},
             since=self.idle_since,
             max_wait_s=self.max_wait_s,
             save_s=TIMES.save_s,
@@ -126,13 +134,18 @@ class Chooser:
             self.shop.pool.name, zone, Model.SPOT, self.refused_at[id_], price=usd, watch=watch, boot_s=self.boot_s
         )
 
-    def _work(self, tick: Tick) -> Work | None:
+    def _ways(self, home: str) -> dict[str, Way]:
+        way = Way(self.terms.move_h * HOUR_S)
+        return {zone: way for id_, zone in self.names.items() if id_ != home}
+
+    def _work(self, tick: Tick) -> Work:
         """Reconcile looks every minute, a replay once a tick: what may pass until it looks again is no slack."""
-        if tick.time_left_h is None:
-            return None
         whole, left = self.terms.work_h, tick.left_h
+        excess = tick.cost / self.terms.on_demand_price - tick.done_h
+        if tick.time_left_h is None:
+            return Work(left, None, 0.0, tick.done_h, excess)
         planned = max(0.0, self.terms.horizon_h - whole) * left / whole
-        return Work(left, tick.time_left_h - left - self.terms.tick_h, planned)
+        return Work(left, tick.time_left_h - left - self.terms.tick_h, planned, tick.done_h, excess)
 
     def _words(self, found: Selection) -> tuple[str, ...]:
         return tuple(

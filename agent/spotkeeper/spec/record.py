@@ -153,7 +153,7 @@ class Fuses(Struct, frozen=True, omit_defaults=True):
     doubts: int = 0  # ranks that vanished, not by preemption, since ``doubted``
     doubted: float = 0.0
     closed_until: float = 0.0  # the breaker: no replacement before
-    spent: float = 0.0  # USD until ``spent_at``, as estimated; only where the job has a cap
+    spent: float = 0.0  # USD until ``spent_at``, as estimated
     spent_at: float = 0.0
     usd_hour: float | None = None  # what its machines cost since then, an hour
     forgiven: float = 0.0  # what had been spent when somebody resumed it at its cap

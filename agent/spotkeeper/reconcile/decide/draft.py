@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from spotkeeper.reconcile import alloc
 from spotkeeper.reconcile.decide.seen import Seen, View
-from spotkeeper.reconcile.select import Selection, time_of_day
+from spotkeeper.reconcile.select import Runs, Selection, time_of_day
 from spotkeeper.spec.cloud import Action
 from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.job import HOLD_DAYS
@@ -23,7 +23,7 @@ from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
 
 DAY_S = 86_400.0
-OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool, bool, float]
+OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool, Runs | None, float]
 KEPT_LOSSES = 32  # loss times kept in the record, for select()
 
 

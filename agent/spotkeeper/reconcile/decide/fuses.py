@@ -14,12 +14,13 @@ spend       the job has spent its ``max_usd`` since it was        all save and s
 
 The stack's caps on machines are in ``alloc``; fuses that need no function (``maxRunDuration``, the agent's
 lease, the boot watchdog) are on the machines. What was spent is an estimate, for a
-fuse and not for a bill: what the machines cost an hour is noted whenever it changes,
+fuse and for choices (``course``), not for a bill: what the machines cost an hour is noted whenever it changes,
 and one that is being given back counts until it is off. Disks are not in it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
@@ -139,7 +140,7 @@ def spent_up(draft: Draft) -> bool:
     spec = draft.seen.spec
     if spec is None or spec.max_usd is None:
         return False
-    return _spent(draft) - draft.record.fuses.forgiven >= spec.max_usd
+    return spent(draft) - draft.record.fuses.forgiven >= spec.max_usd
 
 
 def forgive(draft: Draft) -> None:
@@ -148,28 +149,26 @@ def forgive(draft: Draft) -> None:
     A job file that came with the resume counts already: with a higher cap, only the rest is left.
     """
     if spent_up(draft):
-        draft.set(fuses=replace(draft.record.fuses, forgiven=_spent(draft)))
+        draft.set(fuses=replace(draft.record.fuses, forgiven=spent(draft)))
 
 
 def accrue(draft: Draft) -> None:
-    """Before a record is written: what its machines have cost since the last time. Jobs without a cap skip it."""
-    spec = draft.seen.spec
-    if spec is not None and spec.max_usd is not None:
-        spent, rate = _spent(draft), _rate(draft, draft.ranks)
-        draft.set(fuses=replace(draft.record.fuses, spent=spent, spent_at=draft.now, usd_hour=rate))
+    """Before a record is written: what its machines have cost since the last time."""
+    now, rate = spent(draft), _rate(draft, draft.ranks)
+    draft.set(fuses=replace(draft.record.fuses, spent=now, spent_at=draft.now, usd_hour=rate))
 
 
 def _note(draft: Draft) -> None:
     """Prices have changed, or a machine is off: from now on an hour costs something else."""
-    spec, fuses = draft.seen.spec, draft.before.fuses
-    if spec is None or spec.max_usd is None or fuses.usd_hour is None:
+    fuses = draft.before.fuses
+    if fuses.usd_hour is None:
         return
     rate = _rate(draft, draft.before.ranks)
     if abs(rate - fuses.usd_hour) > NOTED * fuses.usd_hour:
         draft.set(fuses=replace(draft.record.fuses, usd_hour=rate))
 
 
-def _spent(draft: Draft) -> float:
+def spent(draft: Draft) -> float:
     """USD until now: what was noted, and what the machines cost since, at what they cost then."""
     fuses = draft.before.fuses
     hours = max(0.0, draft.now - fuses.spent_at) / 3600.0 if fuses.spent_at else 0.0
@@ -185,7 +184,9 @@ def _rate(draft: Draft, ranks: Sequence[Rank]) -> float:
     slots = [slot for rank in ranks for slot in (rank.cur, rank.next) if slot is not None]
     if draft.record.phase is Phase.RUN:
         slots += _leaving(draft, ranks)
-    return sum(price(draft, slot) for slot in slots)
+    some = {(slot.pool, slot.zone, slot.model): slot for slot in slots}
+    prices = {key: price(draft, slot) for key, slot in some.items()}  # of 10,000 ranks' machines a few kinds
+    return sum(prices[slot.pool, slot.zone, slot.model] for slot in slots)
 
 
 def _leaving(draft: Draft, ranks: Sequence[Rank]) -> Iterator[Slot]:
@@ -211,6 +212,24 @@ def price(draft: Draft, slot: Slot) -> float:
     return listed.on_demand if usd is None else usd
 
 
+def on_demand(draft: Draft) -> float:
+    """USD an hour of the whole gang by list prices on-demand, each rank as the machines that there are; 0: unknown."""
+    kinds = Counter((rank.cur.pool, rank.cur.zone) for rank in draft.ranks if rank.cur is not None)
+    listed = {kind: _listed(draft, *kind) for kind in kinds}
+    if known := sum(kinds[kind] for kind, usd in listed.items() if usd is not None):
+        return sum(usd * kinds[kind] for kind, usd in listed.items() if usd is not None) / known * draft.size()
+    spec, zone = draft.seen.spec, draft.record.zone
+    pools = (pool for pool in draft.seen.stack.pools if spec is None or not spec.pools or pool.name in spec.pools)
+    prices = [usd for pool in pools if (usd := _listed(draft, pool.name, zone or "")) is not None]
+    return min(prices, default=0.0) * draft.size()
+
+
+def _listed(draft: Draft, pool: str, zone: str) -> float | None:
+    found = draft.seen.stack.pool(pool)
+    price = found.prices.get(zone) if found is not None else None
+    return None if price is None else price.on_demand
+
+
 # -- when to look again
 
 
@@ -224,5 +243,5 @@ def due(draft: Draft) -> Iterator[float]:
         return
     rate = _rate(draft, draft.before.ranks) if draft.before.gen else 0.0
     if rate > 0:
-        left = spec.max_usd + fuses.forgiven - _spent(draft)
+        left = spec.max_usd + fuses.forgiven - spent(draft)
         yield draft.now + max(draft.times.soon_s, left / rate * 3600.0)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide import course, kept
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.select import Choice, Need, Selection, select, static_offers
+from spotkeeper.reconcile.select import Choice, Need, Runs, Selection, select, static_offers
 from spotkeeper.spec.cloud import Offer, VmStatus
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Rank
@@ -51,14 +51,14 @@ def choices(draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...
 
 
 def selection(
-    draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...] = (), *, leaves: bool = False
+    draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...] = (), runs: Runs | None = None
 ) -> Selection:
-    """Once for all ranks that are in the same position. ``leaves``: spot is to be worth leaving on-demand for."""
+    """Once for all ranks that are in the same position. ``runs``: what it is to be better than."""
     refused = rank.refused if draft.now < rank.refused_at + draft.times.cold_s else ()
     bout, left = draft.now < draft.record.bout_until, on_demand_left(draft)
     max_wait_s = course.max_wait_s(draft)
     since = 0.0 if max_wait_s is None else course.waits_since(draft)
-    key = (zone, models, refused, bout, left > 0, leaves, since)
+    key = (zone, models, refused, bout, left > 0, runs, since)
     if key not in draft.offers:
         draft.offers[key] = _select(
             draft,
@@ -72,8 +72,9 @@ def selection(
                 market=draft.seen.market,
                 cold_s=draft.times.cold_s,
                 salt=draft.record.uid,
-                leaves=leaves,
+                runs=runs,
                 work=course.work(draft),
+                ways={} if zone is not None else course.ways(draft),
                 since=since,
                 max_wait_s=max_wait_s,
                 hung_s=draft.view.boot_s,
@@ -103,7 +104,8 @@ def warm_spot(draft: Draft, index: int) -> bool:
     rank = draft.ranks[index]
     if rank.cur is None or draft.seen.spec is None or draft.seen.draining:
         return False
-    found = selection(draft, replace(rank, refused=()), rank.cur.zone, (Model.SPOT,), leaves=True).choices
+    now = course.runs(draft, rank.cur)
+    found = selection(draft, replace(rank, refused=()), rank.cur.zone, (Model.SPOT,), now).choices
     return any(not cold(draft, choice.offer) for choice in found)
 
 

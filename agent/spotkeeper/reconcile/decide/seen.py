@@ -44,6 +44,7 @@ class Times(Struct, frozen=True):
     disk_s: float = 300.0  # a gang waits this long for all of its disks, then the newest known commit will do
     static_s: float = 120.0  # a granted static node must say hello
     dry_s: float = 300.0  # a gang that waits this long for capacity moves to another zone
+    copy_s: float = 300.0  # disks follow to another zone by snapshots: what that takes beside a start
     gang_s: float = 600.0  # machines of a gang wait this long for the rest, then they are given back
     bout_s: float = 1800.0  # on-demand, before spot is tried again
     window_s: float = 3600.0  # losses within it count towards a bout
