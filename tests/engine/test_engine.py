@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,11 @@ import pytest
 from spotkeeper.local import deploy
 from spotkeeper.local.deploy import DeployError, Event, Op, choose
 
+from tests.engine.conftest import needs_pulumi
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import STACKS
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("pulumi") and shutil.which("pulumi-language-python")),
-    reason="the pulumi command (with its Python host) is not on PATH: https://www.pulumi.com/docs/install/",
-)
+pytestmark = needs_pulumi
 LOCAL = STACKS / "Pulumi.local.yaml"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +12,12 @@ from spotkeeper.local import deploy
 from spotkeeper.local.deploy import DeployError, Event, Op
 from spotkeeper.reconcile.store import ObjectStore, open_store
 
+from tests.engine.conftest import needs_pulumi
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import ROOT, STACKS
 from tests.spec.samples import STACK
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("pulumi") and shutil.which("pulumi-language-python")),
-    reason="the pulumi command (with its Python host) is not on PATH",
-)
+pytestmark = needs_pulumi
 
 
 @pytest.fixture

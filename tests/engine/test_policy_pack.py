@@ -6,23 +6,24 @@ python -m venv infra/policy/venv && infra/policy/venv/bin/pip install -r infra/p
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spotkeeper.local.deploy.engine import Engine
+from pulumi.automation import CommandError
+from pulumi.automation.events import PolicyEvent
+from spotkeeper.local.deploy.config import addresses, stack_config
+from spotkeeper.local.deploy.names import ENDPOINT
 
+from tests.engine.conftest import needs_pulumi
+from tests.engine.standin.engine import Told
+from tests.engine.standin.project import Project
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import ROOT, STACKS
 
 PACK = ROOT / "infra/policy"
 pytestmark = [
-    pytest.mark.skipif(
-        not (shutil.which("pulumi") and shutil.which("pulumi-language-python")),
-        reason="the pulumi command (with its Python host) is not on PATH",
-    ),
+    needs_pulumi,
     pytest.mark.skipif(
         not (PACK / "venv").exists(),
         reason="the pack has no environment: python -m venv infra/policy/venv, and pip install -r its requirements.txt",
@@ -37,28 +38,36 @@ def cloud() -> Iterator[Cloud]:
         yield cloud
 
 
-def preview(config: Path, cloud: Cloud, folder: Path) -> subprocess.CompletedProcess[str]:
-    engine = Engine("local", cloud.endpoint, folder, lambda event: None)
-    engine.select(config)
-    command = engine._command("preview", "--policy-pack", str(PACK))
-    environment = engine._environment()
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+def project(config: Path, cloud: Cloud, folder: Path) -> Project:
+    environment = {ENDPOINT: cloud.endpoint, "SPOTKEEPER_COMPUTE_ENDPOINT": addresses(cloud.endpoint)["compute"]}
+    made = Project(
+        folder, "gcp", stack_config(config, cloud.endpoint), environment,
+        name="local", plugin="spotkeeper.local.deploy.provider",
+    )  # fmt: skip
+    return made.write()
+
+
+def broken(told: Told) -> list[PolicyEvent]:
+    return [each.policy_event for each in told.events if each.policy_event]
 
 
 def test_a_stack_that_breaks_no_rule_is_let_through_and_nothing_is_said_of_what_is_not_known_yet(
     cloud: Cloud, tmp_path: Path
 ) -> None:
-    done = preview(LOCAL, cloud, tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert "spotkeeper@v" in done.stdout
-    assert "[mandatory]" not in done.stdout and "can't run policy" not in done.stdout
+    told = project(LOCAL, cloud, tmp_path).preview(policy_packs=[str(PACK)])
+    asked = [pack for each in told.events if each.summary_event for pack in each.summary_event.policy_packs]
+    assert [pack.partition("|")[0] for pack in asked] == ["spotkeeper"]
+    assert broken(told) == []
+    assert "can't run policy" not in told.said
 
 
 def test_a_rule_that_is_broken_stops_it_and_says_where(cloud: Cloud, tmp_path: Path) -> None:
     config = tmp_path / "Pulumi.local.yaml"
     config.write_text(LOCAL.read_text() + "  spotkeeper:network: {public_ip: true}\n")
-    done = preview(config, cloud, tmp_path / "run")
-    assert done.returncode != 0
-    assert "no-public-address  (gcp:compute:RegionInstanceTemplate: local-burst-spot)" in done.stdout
-    assert "networkInterfaces[0] has a public address: leave accessConfigs out" in done.stdout
+    told = Told()
+    with pytest.raises(CommandError):
+        project(config, cloud, tmp_path / "run").preview(told, policy_packs=[str(PACK)])
+    spot = next(each for each in broken(told) if each.resource_urn.endswith("::local-burst-spot"))
+    assert (spot.policy_name, spot.enforcement_level) == ("no-public-address", "mandatory")
+    assert "networkInterfaces[0] has a public address: leave accessConfigs out" in spot.message
     assert cloud.changing() == []

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Timer
+from typing import Any
 
 import msgspec
+from pulumi.automation import LocalWorkspaceOptions, Stack, create_or_select_stack
 from spotkeeper.vm.launcher.process import NODE, sweep
 
+from tests.engine.standin.engine import Command, Told
 from tests.engine.standin.provider import FOLDER
 from tests.engine.standin.shapes import shape_of
 from tests.infra.conftest import ROOT
@@ -24,45 +25,26 @@ from tests.infra.conftest import ROOT
 PATIENCE_S = 900.0  # of a machine that others use as well
 
 
-class Step(NamedTuple):
-    """Of the engine's: ``op`` as it names it."""
-
-    op: str
-    type: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    steps: tuple[Step, ...]
-    said: str  # diagnostics, and whatever else the engine wrote
-
-    def changed(self) -> list[Step]:
-        return [step for step in self.steps if step.op not in ("same", "read", "refresh")]
-
-    def names(self, *ops: str) -> list[str]:
-        return [step.name for step in self.steps if step.op in ops]
-
-
 @dataclass(frozen=True)
 class Project:
-    """``folder``: everything of this stack. ``checkout``: whose program and whose drain are run."""
+    """``folder``: everything of this stack. ``checkout``: whose program and whose drain are run. ``needed``: the types
+    that its cloud has."""
 
     folder: Path
     cloud: str
     config: dict[str, Any]
     environment: Mapping[str, str]
     checkout: Path = ROOT
-    stack: str = "demo"
+    name: str = "demo"
     needed: tuple[str, ...] = field(default=(), repr=False)
+    plugin: str = "tests.engine.standin.provider"
 
-    def write(self, plugin: str = "tests.engine.standin.provider") -> None:
+    def write(self) -> Project:
         """Project, stack file, plugin and what the plugin knows."""
         for name in ("state", "home", "bin", "project"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         script = self.folder / "bin" / f"pulumi-resource-{self.cloud}"
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m {plugin} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m {self.plugin} "$@"\n')
         script.chmod(0o755)
         if not (self.folder / "shapes.json").exists():
             (self.folder / "shapes.json").write_text(json.dumps({type_: shape_of(type_) for type_ in self.needed}))
@@ -71,77 +53,76 @@ class Project:
         project["main"] = str(self.checkout / "infra" / "__main__.py")
         (self.folder / "project" / "Pulumi.yaml").write_bytes(msgspec.yaml.encode(project))
         stack = {"config": self.config}
-        (self.folder / "project" / f"Pulumi.{self.stack}.yaml").write_bytes(msgspec.yaml.encode(stack))
+        (self.folder / "project" / f"Pulumi.{self.name}.yaml").write_bytes(msgspec.yaml.encode(stack))
+        return self
 
-    def copied(self, folder: Path, **changes: Any) -> Project:
+    def copied(self, folder: Path) -> Project:
         """This stack as it is now, for another test to change."""
         shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("home"))
-        made = Project(folder, self.cloud, self.config, self.environment, self.checkout, self.stack, self.needed)
-        return made.with_(**changes)
+        return replace(self, folder=folder).write()
 
     def anew(self, folder: Path) -> Project:
         """The same stack file, and nothing made yet."""
         folder.mkdir(parents=True)
         shutil.copy(self.folder / "shapes.json", folder)
-        made = Project(folder, self.cloud, self.config, self.environment, self.checkout, self.stack, self.needed)
-        made.write()
-        return made
+        return replace(self, folder=folder).write()
 
     def with_(self, *, checkout: Path | None = None, **config: Any) -> Project:
         """Another stack file, or another checkout, from now on."""
         given = {f"spotkeeper:{key}": value for key, value in config.items()}
-        made = Project(self.folder, self.cloud, {**self.config, **given}, self.environment,
-                       checkout or self.checkout, self.stack, self.needed)  # fmt: skip
-        made.write()
-        return made
+        return replace(self, config={**self.config, **given}, checkout=checkout or self.checkout).write()
 
-    # --- the engine ----------------------------------------------------------------------
+    # --- the engine: what it refuses is a CommandError ------------------------------------
 
-    def up(self, *words: str) -> Outcome:
-        self.call("stack", "select", "--create", self.stack)
-        return self.run("up", "--yes", "--skip-preview", *words)
+    @cached_property
+    def stack(self) -> Stack:
+        """Made, if it is not there yet."""
+        options = LocalWorkspaceOptions(env_vars=self._environment(), pulumi_command=Command())
+        return create_or_select_stack(self.name, work_dir=str(self.folder / "project"), opts=options)
 
-    def run(self, *words: str) -> Outcome:
-        """A deployment, to its end."""
-        with self.running(*words) as process:
-            text, _ = process.communicate(timeout=PATIENCE_S)
-        return _outcome(process.returncode, text)
+    def up(self, told: Told | None = None, **options: Any) -> Told:
+        return self._told(Stack.up, told, **options)
 
-    @contextmanager
-    def running(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """A deployment under way, ended with the block, its providers too."""
-        command = [*self._command(*words), "--json", "--stack", self.stack]
-        process = subprocess.Popen(
-            command, env=self._environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-        )  # fmt: skip
+    def preview(self, told: Told | None = None, **options: Any) -> Told:
+        return self._told(Stack.preview, told, **options)
+
+    def drift(self) -> Told:
+        """A refresh that changes nothing; where it would, it is refused."""
+        return self._told(Stack.preview_refresh, expect_no_changes=True)
+
+    def refresh(self, **options: Any) -> Told:
+        return self._told(Stack.refresh, **options)
+
+    def destroy(self) -> Told:
+        """As the command does it: a protected resource is met in its preview, before anything is deleted."""
+        self._told(Stack.preview_destroy)
+        return self._told(Stack.destroy)
+
+    def foreseen(self) -> bytes:
+        """A preview as it is reviewed, in one document. `Stack.preview` has no word for what stays as it is."""
+        workspace = self.stack.workspace
+        words = ["preview", "--json", "--show-sames", "--stack", self.name]
+        return workspace.pulumi_command.run(words, workspace.work_dir, workspace.env_vars).stdout.encode()
+
+    def kill(self) -> int:
+        """The engine and all that it has started. Providers are in groups of their own, but bear the same mark."""
+        return sweep(self.folder, set())
+
+    def _told(self, deployment: Callable[..., object], told: Told | None = None, **options: Any) -> Told:
+        told = told or Told()
+        limit = Timer(PATIENCE_S, self.kill)
+        limit.start()
         try:
-            yield process
+            deployment(self.stack, on_event=told, color="never", **options)
         finally:
-            sweep(self.folder, set())  # an engine that is killed leaves its providers, each in a group of its own
-            if process.poll() is None:
-                process.communicate()
-
-    def call(self, *words: str) -> str:
-        done = subprocess.run(
-            self._command(*words),
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"pulumi {' '.join(words)}: {done.stderr}{done.stdout}"
-        return done.stdout
-
-    def _command(self, *words: str) -> list[str]:
-        return ["pulumi", "--cwd", str(self.folder / "project"), "--non-interactive", "--color", "never", *words]
+            limit.cancel()
+            self.kill()
+        return told
 
     def _environment(self) -> dict[str, str]:
         """Touches nothing outside: no account, no update check, no plugin fetched."""
         paths = [str(self.folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
         return {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("PULUMI_", "AWS_"))},
             "PATH": os.pathsep.join(paths),
             "PYTHONPATH": os.pathsep.join([str(self.checkout), str(self.checkout / "agent"), str(ROOT)]),
             NODE: str(self.folder),
@@ -150,7 +131,6 @@ class Project:
             "PULUMI_CONFIG_PASSPHRASE": "",
             "PULUMI_HOME": str(self.folder / "home"),
             "PULUMI_SKIP_UPDATE_CHECK": "1",
-            "PULUMI_ENABLE_STREAMING_JSON_PREVIEW": "1",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "1",
             FOLDER: str(self.folder),
             **self.environment,
@@ -172,12 +152,6 @@ class Project:
         path = self.folder / name
         path.unlink(missing_ok=True) if value is None else path.write_text(value)
 
-    def until_noted(self, what: str, name: str) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not any((w, n) == (what, name) for w, _, n in self.log()):
-            assert time.monotonic() < end, f"{what} {name}: never seen"
-            time.sleep(0.1)
-
 
 def checkout(folder: Path) -> Path:
     """A copy of this one as far as a stack needs it: its own, whatever is edited meanwhile."""
@@ -185,20 +159,3 @@ def checkout(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "Pulumi.yaml", folder)
     return folder
-
-
-def _outcome(code: int, text: str) -> Outcome:
-    steps: list[Step] = []
-    said: list[str] = []
-    for line in text.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            said.append(line)
-            continue
-        if event.get("diagnosticEvent", {}).get("severity") not in (None, "debug"):
-            said.append(str(event["diagnosticEvent"].get("message", "")))
-        if (found := event.get("resOutputsEvent")) and not found.get("planning"):
-            step = found["metadata"]
-            steps.append(Step(step["op"], step["type"], step["urn"].rsplit("::", 1)[-1]))
-    return Outcome(code, tuple(steps), "\n".join(said))

@@ -2,7 +2,8 @@
 
 It keeps what was made in a file, writes down every change in order, refuses what no shape knows, and replaces what the
 real provider would (``rules``). Three files of its folder are the test's hands: ``fail`` names a resource whose
-creation fails, ``hang`` one whose creation never ends, ``gone`` one that somebody deleted behind Pulumi's back.
+creation fails, ``hang`` one whose creation is told of and never ends, ``gone`` one that somebody deleted behind
+Pulumi's back.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pulumi
 from pulumi.provider.experimental import provider as p
 from pulumi.provider.experimental.property_value import PropertyValue
 from pulumi.provider.experimental.server import main as serve
+from pulumi.runtime.proto.engine_pb2 import INFO, LogRequest
+from pulumi.runtime.proto.engine_pb2_grpc import EngineStub
 from spotkeeper.local.deploy import table
 from spotkeeper.local.deploy.provider import GIVEN, to_plain, type_of
 
@@ -54,8 +58,9 @@ class Memory:
 
 
 class StandIn(p.Provider):
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, engine: EngineStub) -> None:
         self._memory = memory
+        self._engine = engine
 
     async def check_config(self, request: p.CheckRequest) -> p.CheckResponse:
         return p.CheckResponse(inputs=request.new_inputs)
@@ -99,6 +104,7 @@ class StandIn(p.Provider):
         if request.name == self._memory.named("fail"):
             raise RuntimeError(f"{request.name}: 503 the cloud cannot do it now")
         if request.name == self._memory.named("hang"):
+            self._engine.Log(LogRequest(severity=INFO, urn=request.urn, message=f"{request.name}: 102 at it"))
             await asyncio.Event().wait()
         id_, outputs = computed(type_, request.name, inputs)
         things = self._memory.there()
@@ -173,7 +179,8 @@ def _wired(properties: dict[str, PropertyValue], state: Json) -> dict[str, Prope
 
 
 def main() -> None:
-    serve(sys.argv[1:], "99.0.0", StandIn(Memory(Path(os.environ[FOLDER]))))
+    engine = EngineStub(grpc.insecure_channel(sys.argv[1]))
+    serve(sys.argv[1:], "99.0.0", StandIn(Memory(Path(os.environ[FOLDER])), engine))
 
 
 if __name__ == "__main__":
