@@ -135,8 +135,8 @@ BROKE = (
         "a withdrawn notice keeps next",
         in_(
             "needs",
-            "if rank.next is not None and not needed(rank):",
-            "if rank.next is not None and not needed(rank) and draft.now < 0:",
+            "if rank.next is not None and not needed(rank) and rank.wish",
+            "if rank.next is not None and not needed(rank) and draft.now < 0 and rank.wish",
         ),
         NOTICE,
         "L",

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from spotkeeper.reconcile.decide import Draft, Seen, calls
 from spotkeeper.reconcile.passes import Pass, Todo
+from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.spec.cloud import Class, InsertVm, Listing, Result
 from spotkeeper.spec.facts import Fact, Kind
 from spotkeeper.spec.job import Checkpoint, JobSpec, Mirror, Nodes, Retry
+from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Phase, Rank, Record
 from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
 
@@ -102,7 +104,7 @@ class Ground:
         self.story = story
         self.ec2 = story.cloud == "ec2"
         self.zones = frozenset(story.zones)
-        self.stack = _stack(story)
+        self.stack, self.market = _stack(story), _market(story)
         self.spec = _spec(story)
         self.records: Interner[Record | None] = Interner()
         self.papers: Interner[Papers] = Interner()
@@ -258,6 +260,7 @@ class Ground:
             alloc=self.allocs[ref.alloc],
             hellos=hello(ref.node, self.story.zones[0]),
             progress=progress(papers.newest),
+            market=self.market,
             save_s=1.0,
             grants_first=ref.first,
             times=times(ref.moment),
@@ -322,6 +325,12 @@ class Ground:
     def _tidies(self, ref: Ref, at: Pass) -> int:
         stale = frozenset(at.decision.stale)
         return self.rounds(Round("tidy", ref.job, (stale,))) if stale else 0
+
+
+def _market(story: Story) -> tuple[OfferSeen, ...]:
+    if not story.dear:
+        return ()
+    return tuple(OfferSeen(POOL, zone, Model.SPOT, price=0.3 if i else 0.9) for i, zone in enumerate(story.zones))
 
 
 def _stack(story: Story) -> StackState:

@@ -37,7 +37,7 @@ from tests.model.mutate import (
     in_,
     world,
 )
-from tests.model.worlds import BLANK_NODE, LEFT_NODE, LONGEST, NODE_NOTICE, WIPED, WIPED_LATER
+from tests.model.worlds import BLANK_NODE, DEAR, LEFT_NODE, LONGEST, NODE_NOTICE, WIPED, WIPED_LATER
 
 _SUPERFLUOUS = "    return attempt <= draft.ranks[index].top\n"
 _OVER = "    return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))\n"
@@ -182,6 +182,21 @@ STEPS = (
         in_("moves", "is not SlotState.MEMBER or draft.halted())\n", "is not SlotState.MEMBER or draft.record.stop)\n"),
         MOVE,
         "S4",
+    ),
+    Mutant(
+        "a machine that looks in another zone takes over",
+        (
+            *in_("needs", "rank.wish not in (None, LOOK) or", "rank.wish is not None or"),
+            *in_("elsewhere", "        if rank.wish == LOOK:\n", "        if not rank:\n"),
+        ),
+        DEAR,
+        "",
+    ),
+    Mutant(
+        "a machine that looks is never given back",
+        in_("elsewhere", "slot is not None and slot.state is SlotState.INTENT:", "slot is not None:"),
+        DEAR,
+        "",
     ),
     Mutant(
         "arrives though a zone did not answer",

@@ -39,6 +39,7 @@ class Story(NamedTuple):
     states: int = 0  # stop there; 0: to the end
     least: int = 0  # an elastic job's smallest size; 0: it is fixed
     mirror: bool = False  # checkpoints are copied to the bucket, and disks may be "wiped" (a fault) once there is one
+    dear: bool = False  # spot in the first zone costs three times what it costs in the second
     pair: tuple[str, ...] = ()  # two kinds of fault, of which each may happen once; else any of ``kinds``
 
     @property
@@ -48,7 +49,7 @@ class Story(NamedTuple):
         Two rounds that race for ever, each granting what the other burns, use up one number after the other,
         and nothing else changes; so numbers end a little above what faults and wishes use up.
         """
-        return 2 + self.faults + self.wishes
+        return 2 + self.faults + self.wishes + (2 if self.dear else 0)  # a look, and the machine after the move
 
     @property
     def budget(self) -> int:

@@ -203,6 +203,7 @@ CALM = Times(
     losses=1_000_000,
     short_lives=1_000_000,
     shrink_s=_LONG,
+    settle_s=0.0,
     hold_s=10.0,
 )
 _CLOCKS: dict[Moment, float] = {Moment.URGENT: URGENT, Moment.PAST: PAST, Moment.LAST: 1e11}
@@ -263,6 +264,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         holds=0,
         fuses=Fuses(),
         mirror=tuple(replace(one, at=0.0) for one in record.mirror),
+        looked=tuple((zone, NOW) for zone, _ in record.looked),
     )
 
 

@@ -109,6 +109,22 @@ BLANK_NODE = Story(
     static=True,
 )
 
+# It began where spot is dear, for the cheap zone had none: one machine looks there, and the gang follows.
+DEAR = Story(
+    "spot is dear in the zone that it began in",
+    rounds=1,
+    faults=2,
+    wishes=0,
+    kinds=frozenset({"refused"}),
+    split=False,
+    dear=True,
+)
+DEAR_LOSS = DEAR._replace(
+    name="spot is dear in the zone that it began in, and a machine is taken",
+    kinds=frozenset({"refused", "killed", "noticed"}),
+)
+DEAR_TWO = DEAR._replace(name="two ranks, spot is dear in the zone that they began in", ranks=2, cap=5)
+
 # A static node may be a successor: what its predecessor saves at last, another must bring along.
 NODE_NOTICE = Story(
     "a static node comes late, and a machine is under notice",
@@ -174,6 +190,7 @@ SLICE = (
     NODE_NOTICE,
     LONGEST,
     HANG,
+    DEAR,
     *tuple(
         story
         for cloud in CLOUDS
@@ -205,12 +222,16 @@ WORLDS = (
     *LOST,
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (LEFT_NODE, BLANK_NODE, NODE_NOTICE)),
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (WIPED_LATER, WIPED_PAUSE, WIPED_TWO)),
+    *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (DEAR_LOSS, DEAR_TWO)),
+    DEAR._replace(rounds=2, deaths=1),
     LONGEST._replace(rounds=2),
     LONGEST_TWICE,
 )
 __all__ = [
     "BLANK_NODE",
     "CLOUDS",
+    "DEAR",
+    "DEAR_LOSS",
     "HANG",
     "LEFT_NODE",
     "LONGEST",

@@ -43,6 +43,7 @@ def written(at: float, until: float, hold_ends: float) -> Record:
         dry_since=at,
         short_since=at,
         fuses=Fuses(hour=at, doubted=at, closed_until=until, spent_at=at, swaps=(1.0, at)),
+        looked=(("z-b", at), ("z-c", 1.0)),
     )
 
 

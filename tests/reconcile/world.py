@@ -143,6 +143,7 @@ class World:
         self.copies = True  # False: no upload comes through
         self.rotten: set[Commit] = set()  # of them, those of which no fetch succeeds
         self.fetch_s = 5.0
+        self.step_s: float | None = None  # as agents report it
         self.saves = True  # False: a script that never saves
         self.loop_steps: int | None = None  # where its loop ends; what comes after it goes on for ever
         self.crashing = 0  # the next generations whose rank 0 exits with 1
@@ -572,6 +573,7 @@ class Agent:
             commit_step=commit[1] if commit else None,
             save_s=2.0,
             total_steps=world.loop_steps,
+            step_s=world.step_s,
         )
 
     def _obey(self, answer: object) -> None:

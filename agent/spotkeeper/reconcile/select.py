@@ -347,7 +347,7 @@ def _price(pool: PoolState, zone: str, model: Model, market: _Market, most: floa
     price = observed.price if observed is not None and observed.price is not None else listed.of(model)
     if price is None or model is not Model.SPOT:
         return price
-    return price if 0.0 <= price and listed.on_demand > 0 and (most is None or price <= most) else None
+    return price if price >= 0.0 and listed.on_demand > 0 and (most is None or price <= most) else None
 
 
 # -- reasons

@@ -1,4 +1,4 @@
-"""`select()` as a player of the selection protocol (``spec.policy``): a recorded market is brought before it as a stack.
+"""`select()` as a player of the selection protocol (``spec.policy``): a market is brought before it as a stack.
 
 ``spotkeeper policy`` and the replay drive it. A market is one pool with its zones, a gang is one machine of it; what
 each zone was seen to do is kept here, as ``market/`` keeps it for a stack. Every case is played by itself: what a zone

@@ -47,6 +47,7 @@ def believed(record: Record, now: float) -> Record:
         return replace(one, cur=slot(one.cur), next=slot(one.next), refused_at=refused_at, vacant_since=vacant_since)
 
     fuses = record.fuses
+    beyond_h = max(0.0, fuses.spent_at - now) / 3600.0
     return replace(
         record,
         gen_since=past(record.gen_since),
@@ -67,9 +68,11 @@ def believed(record: Record, now: float) -> Record:
             hour=past(fuses.hour),
             doubted=past(fuses.doubted),
             closed_until=until(fuses.closed_until),
+            spent=max(0.0, fuses.spent - beyond_h * (fuses.usd_hour or 0.0)),  # of hours that have not been
             spent_at=past(fuses.spent_at),
             swaps=tuple(map(past, fuses.swaps)),
         ),
+        looked=tuple((zone, past(at)) for zone, at in record.looked),
     )
 
 
@@ -77,6 +80,7 @@ def _happened(record: Record) -> Iterator[float]:
     fuses = record.fuses
     yield from (record.gen_since, record.stop_since, record.roll_at, record.busy_at)
     yield from (fuses.hour, fuses.doubted, fuses.spent_at, *fuses.swaps, *record.budget.loss_times)
+    yield from (at for _, at in record.looked)
     yield from (each.since for each in (record.roll, record.move) if each is not None)
     yield from (at for at in (record.dry_since, record.short_since) if at is not None)
     for rank in record.ranks:

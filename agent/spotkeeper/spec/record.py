@@ -14,6 +14,8 @@ from msgspec import Struct
 from spotkeeper.spec.ledger import Entry
 from spotkeeper.spec.model import Model
 
+LOOK = "look"  # a rank's wish, and the cause of an attempt
+
 
 class Phase(str, Enum):
     """The life of a job.
@@ -106,7 +108,9 @@ class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     disk_top: int = 0
     cur: Slot | None = None
     next: Slot | None = None
-    wish: str | None = None  # for a swap: "spot" (return to it, or to an idle node), "user", "straggler"
+    # For a swap: "spot" (return to it, or to an idle node), "on-demand" (spot costs more), "user", "straggler". LOOK:
+    # ``next`` is no successor, it looks whether spot is to be had in another zone.
+    wish: str | None = None
     copy: int | None = None  # number of the disk that a zone move is filling
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
     refused_at: float = 0.0  # when the newest of them was refused; they count until they are cold no more
@@ -220,6 +224,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     mirror_top: str = ""  # the newest copy that was ever in ``mirror``: one that is gone does not come back
     told: str = ""  # the newest checkpoint that a machine had on its disk, where copies are made: reports do not last
     fetch: Fetch | None = None  # while a generation waits for it
+    looked: tuple[tuple[str, float], ...] = ()  # zones in which a machine was sent to look, and when last
     size: int | None = None  # how many ranks are wanted since somebody resized the job
     parked: tuple[int, ...] = ()  # those that are not; (): the highest
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next

@@ -4,7 +4,8 @@ A pass asks for exactly one of: a new allocation document, a new record, or call
 was read. The rooms run in the order of the protocol; each is one concern:
 
 ``asks`` what users want · ``slots`` a rank's cur and next, losses · ``exits`` success, crash, roll call ·
-``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone · ``sizes`` how many ranks ·
+``needs`` notices and wishes, stop, promotion · ``moves`` a gang's change of zone, ``elsewhere`` whether one pays ·
+``sizes`` how many ranks ·
 ``grants`` intents and the allocation (``place`` the gang's zone, ``offers`` what a rank may have, ``waits`` why it has
 nothing) · ``whole`` gangs that lack machines · ``generation`` membership · ``calls`` what is asked of the cloud ·
 ``ended`` the way out · ``fuses`` what stops spending · ``files`` other files for a job that holds · ``mirrors`` copies
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 from spotkeeper.reconcile.decide import (
     asks,
     calls,
+    elsewhere,
     ended,
     exits,
     fuses,
@@ -46,7 +48,9 @@ RUNNING = (
     asks.paused,
     moves.step,
     sizes.step,
+    elsewhere.settle,
     needs.step,
+    elsewhere.step,
     grants.step,
     whole.step,
     generation.step,

@@ -15,7 +15,7 @@ from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.facts import Kind
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Grant, Phase, Rank, Slot, SlotState
+from spotkeeper.spec.record import LOOK, Alloc, Grant, Phase, Rank, Slot, SlotState
 
 
 def step(draft: Draft) -> None:
@@ -68,6 +68,16 @@ def fill(draft: Draft, index: int, which: str) -> bool:
         options = [*home, *(offer for offer in options if offer not in home)]  # elsewhere it is fetched from the bucket
     elif home or not kept.given_up(draft):
         options = home
+    return _take(draft, index, which, options)
+
+
+def send(draft: Draft, index: int, offer: Offer) -> None:
+    """A machine that goes to look in another zone, in the place of a successor (``elsewhere``)."""
+    if not fuses.bars(draft, index):
+        _take(draft, index, "next", [offer])
+
+
+def _take(draft: Draft, index: int, which: str, options: list[Offer]) -> bool:
     attempt = draft.ranks[index].top + 1
     while (grant := draft.view.grant(index, attempt)) is not None:
         found = next((offer for offer in options if alloc.resource(offer) == grant.resource), None)
@@ -97,7 +107,7 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) ->
         node=offer.node,
         cause=cause,
     )
-    draft.put(index, top=attempt, zone=offer.zone)
+    draft.put(index, top=attempt, zone=rank.zone if cause == LOOK else offer.zone)
     draft.install(index, which, slot)
     if offer.node is None:
         fuses.launched(draft, index)
@@ -121,6 +131,8 @@ def _cause(rank: Rank, which: str, offer: Offer) -> str:
         return "loss" if rank.cur.cut else "notice"
     if rank.wish == stragglers.WISH:
         return stragglers.CAUSE
+    if rank.wish == LOOK:
+        return LOOK
     return "swap to spot" if offer.model is Model.SPOT and rank.wish == "spot" else "swap"
 
 

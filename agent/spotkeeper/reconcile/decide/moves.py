@@ -1,7 +1,8 @@
 """A zone move of the whole gang: stop, release, snapshot, new disks, new attempts.
 
-Wanted by a user, or when the zone has run dry for a time. The copy of a disk is made only when nobody
-holds the old one and both zones answered; numbers of disks are burnt also when a move is given up.
+Wanted by a user, when the zone has run dry for a time, or for money's sake (``elsewhere``). The copy of a disk is
+made only when nobody holds the old one and both zones answered; numbers of disks are burnt also when a move is given
+up.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from spotkeeper.reconcile.decide import kept, offers
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Offer
-from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Grant, Move, Phase, Rank, SlotState
@@ -143,16 +143,17 @@ def _dry(draft: Draft) -> None:
     probe = Rank(refused=refused, refused_at=max(rank.refused_at for rank in draft.ranks))
     found = [choice.offer for choice in offers.choices(draft, probe, None)]
     zones = dict.fromkeys(offer.zone for offer in found if offer.zone != here)  # the best first
-    zone = next((zone for zone in zones if _fits(draft, spec, zone, found)), None)
+    zone = next((zone for zone in zones if fits(draft, zone, found)), None)
     if zone is not None:
         begin(draft, zone, "stockout")
 
 
-def _fits(draft: Draft, spec: JobSpec, zone: str, found: list[Offer]) -> bool:
+def fits(draft: Draft, zone: str, found: list[Offer]) -> bool:
     """Whether the gang may find room there: under the caps, once its own grants are back, and not just refused."""
+    spec = draft.seen.spec
     warm = [offer for offer in found if offer.zone == zone and not offers.cold(draft, offer)]
     held = alloc.Tally(grant for grant in draft.seen.alloc.grants if grant.job != draft.record.job)
-    for index in range(spec.size().min):
+    for index in range(spec.size().min if spec is not None else draft.size()):
         offer = next((offer for offer in warm if held.room(draft.seen.stack, offer)), None)
         if offer is None:
             return False

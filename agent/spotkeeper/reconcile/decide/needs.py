@@ -10,17 +10,19 @@ from spotkeeper.reconcile.decide import ends, grants, kept, offers, slots, strag
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Rank, Slot, SlotState
+from spotkeeper.spec.record import LOOK, Rank, Slot, SlotState
+
+BARGAINS = ("spot", "on-demand", stragglers.WISH)  # wishes that nobody asked for
 
 
 def step(draft: Draft) -> None:
     if kept.costs_nothing(draft):
-        stragglers.step(draft, calm=not any(needed(rank) for rank in draft.ranks))
+        stragglers.step(draft, calm=not any(needed(rank) or rank.wish == LOOK for rank in draft.ranks))
         _spot_again(draft)
     elif not draft.record.stop:
         _no_bargain(draft)
     for index, rank in enumerate(draft.ranks):
-        if rank.next is not None and not needed(rank):
+        if rank.next is not None and not needed(rank) and rank.wish != LOOK:
             slots.drop_next(draft, index)
     if draft.record.pause or draft.record.move is not None:
         return
@@ -35,7 +37,7 @@ def step(draft: Draft) -> None:
 def needed(rank: Rank) -> bool:
     """A notice, a planned end or a wish, of a machine that is there."""
     cur = rank.cur
-    return cur is not None and (rank.wish is not None or goes(cur)) and admitted(cur)  # of 10,000 few: rare first
+    return cur is not None and (rank.wish not in (None, LOOK) or goes(cur)) and admitted(cur)  # rare first: of 10,000
 
 
 def goes(slot: Slot) -> bool:
@@ -56,13 +58,13 @@ def _spot_again(draft: Draft) -> None:
         if not slots.is_model(rank.cur, Model.ON_DEMAND):
             continue
         if offers.warm_spot(draft, index) or offers.idle_node(draft, index):
-            draft.put(index, wish="spot", refused=())
+            draft.put(index, wish="spot", refused=(), next=None)
 
 
 def _no_bargain(draft: Draft) -> None:
     """A wish for a cheaper machine, or a quicker one, is dropped; what a user asked for is not."""
     for index, rank in enumerate(draft.ranks):
-        if rank.wish in ("spot", stragglers.WISH):
+        if rank.wish in BARGAINS:
             draft.put(index, wish=None)
 
 

@@ -14,6 +14,8 @@ from spotkeeper.spec.cloud import Offer, VmStatus
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Rank
 
+WISHED = {"spot": (Model.SPOT,), "on-demand": (Model.ON_DEMAND,)}
+
 
 def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
     rank = draft.ranks[index]
@@ -21,7 +23,7 @@ def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
         home = None if draft.seen.spec and draft.seen.spec.spread else draft.record.zone
         return [*static(draft, home), *(choice.offer for choice in choices(draft, rank, home_zone(draft, rank)))]
     assert rank.cur is not None
-    models = (Model.SPOT,) if rank.wish == "spot" and rank.cur.notice is None else ()
+    models = WISHED.get(rank.wish or "", ()) if rank.cur.notice is None else ()
     return [*static(draft, rank.cur.zone), *(choice.offer for choice in choices(draft, rank, rank.cur.zone, models))]
 
 

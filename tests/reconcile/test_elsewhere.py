@@ -1,0 +1,259 @@
+"""A gang that had better be in another zone: it asks there before it gives up what it has, and then it moves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+from spotkeeper.reconcile.decide.elsewhere import LOOK_S
+from spotkeeper.spec.cloud import Class, InsertVm
+from spotkeeper.spec.job import AskKind
+from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.market import PriceRun
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import LOOK
+
+from tests.reconcile.test_bargains import after_its_loop, without_savings
+from tests.reconcile.test_resize import trained
+from tests.reconcile.world import ZONES, World, stack
+
+SPOT, ON_DEMAND = Model.SPOT, Model.ON_DEMAND
+HOME, NEXT, LAST = ZONES
+ELSEWHERE = (NEXT, LAST)
+OTHER = "efgh6789"
+
+
+def on_demand(*dry: str, **more: object) -> World:
+    """Two machines that lost spot in their zone, and went on on-demand. ``dry``: zones that have no spot either."""
+    world = trained(World(**({"nodes": 2} | more)))  # type: ignore[arg-type]
+    for zone in (HOME, *dry):
+        world.capacity[zone, SPOT] = 0
+    for rank in range(len(world.record().ranks)):
+        world.preempt(rank)
+    world.until(lambda: world.training() and models(world) == {ON_DEMAND}, 900)
+    return world
+
+
+def models(world: World) -> set[Model | None]:
+    return {machine.vm.model for machine in world.dynamic()}
+
+
+def looks(world: World) -> list[Entry]:
+    return [entry for entry in world.events(Event.INTENT) if entry.cause == LOOK]
+
+
+def moved(world: World) -> list[str]:
+    return [entry.detail for entry in world.events(Event.MOVE)]
+
+
+def gone(world: World) -> bool:
+    return world.training() and world.record().zone != HOME
+
+
+def test_spot_is_found_in_another_zone_and_no_step_is_lost() -> None:
+    world = on_demand()
+    steps = max(agent.step_no for agent in world.agents())
+    world.until(lambda: gone(world) and models(world) == {SPOT}, 900)
+    assert moved(world) == [f"{HOME} -> {NEXT}", f"the disks are in {NEXT}"]
+    assert [entry.zone for entry in looks(world)] == [NEXT], "one machine looked"
+    assert world.started[-1][1] is not None and world.started[-1][1][1] >= steps
+    assert sum(agent.gen == world.record().gen for agent in world.agents()) == 2
+    world.run(300)
+    assert len(world.dynamic()) == 2 and len(world.drives) == 2, "nothing is left over"
+
+
+def test_training_goes_on_until_somebody_has_been_there() -> None:
+    world = on_demand()
+    gen = world.record().gen
+    world.until(lambda: any(rank.wish == LOOK for rank in world.record().ranks), 600)
+    while world.record().move is None:
+        assert world.training() and world.record().gen == gen
+        world.step()
+    assert [e.zone for e in world.events(Event.ADMITTED) if e.cause == LOOK] == [NEXT]
+
+
+def test_zones_that_have_none_are_asked_now_and_then_and_what_runs_stays() -> None:
+    world = on_demand(*ELSEWHERE)
+    gen, hours = world.record().gen, 3
+    world.run(hours * 3600)
+    assert world.record().gen == gen and moved(world) == []
+    asked = Counter(entry.zone for entry in looks(world))
+    assert set(asked) == set(ELSEWHERE)
+    assert all(2 <= count <= hours * 3600 / LOOK_S + 1 for count in asked.values()), asked
+
+
+def test_a_zone_where_another_job_is_needs_no_look() -> None:
+    world = World(nodes=1)
+    world.capacity |= {(HOME, SPOT): 0, (LAST, SPOT): 0}
+    world.submit(OTHER)
+    world.until(lambda: world.training(OTHER), 600)
+    world.capacity |= {(NEXT, SPOT): 0, (HOME, SPOT): 1000}
+    assert world.record(OTHER).zone == NEXT
+    world.run(200)
+    trained(world)
+    world.capacity |= {(NEXT, SPOT): 1000, (HOME, SPOT): 0}
+    world.preempt(0)
+    world.until(lambda: gone(world), 1200)
+    assert world.record().zone == NEXT and looks(world) == []
+
+
+@pytest.mark.parametrize("usd", [0.3, 0.9])
+def test_spot_that_has_become_dear_is_left_for_a_zone_where_it_is_cheap(usd: float) -> None:
+    world = World(nodes=1)
+    world.prices["pool"] = tuple(PriceRun(0.0, 0.3, zone) for zone in ZONES)
+    trained(world)
+    world.run(60)
+    world.prices["pool"] = tuple(PriceRun(0.0, usd if zone == HOME else 0.3, zone) for zone in ZONES)
+    world.run(2 * 3600)
+    assert (world.record().zone == HOME) is (usd == 0.3)
+    assert bool(looks(world)) is (usd == 0.9)
+    assert models(world) == {SPOT} and world.training()
+
+
+def test_spot_that_costs_more_than_on_demand_is_left() -> None:
+    world = World(nodes=2)
+    world.prices["pool"] = tuple(PriceRun(0.0, 0.3, zone) for zone in ZONES)
+    trained(world)
+    world.prices["pool"] = tuple(PriceRun(0.0, 1.4, zone) for zone in ZONES)
+    world.until(lambda: models(world) == {ON_DEMAND} and world.training(), 2 * 3600)
+    gen = world.record().gen
+    world.run(2 * 3600)
+    assert world.record().gen == gen and models(world) == {ON_DEMAND}, "and it stays, while that is so"
+
+
+def test_an_end_to_what_spot_may_lose() -> None:
+    """What it cost beyond on-demand for what is done is more than 15 % of the whole work: on-demand to the end."""
+    world = on_demand(*ELSEWHERE)
+    world.step_s = 1.0
+    world.run(120)
+    held = world.store.read_record("abcd2345")
+    assert held is not None
+    world.capacity.clear()
+    spent = replace(held.value.fuses, spent=held.value.fuses.spent + 1000.0)
+    assert world.store.cas_record(replace(held.value, ver=held.value.ver + 1, fuses=spent), held.token)
+    world.run(3 * 3600)
+    assert models(world) == {ON_DEMAND} and world.training()
+    world.preempt(0)
+    world.run(60)
+    assert world.events(Event.INTENT)[-1].detail.startswith("on-demand to the end: spot has cost ")
+
+
+def mute_looks(world: World) -> None:
+    """Machines in other zones run and say nothing."""
+    insert = world._insert
+
+    def inserted(action: InsertVm) -> tuple[Class, str]:
+        told = insert(action)
+        for machine in world.dynamic():
+            if machine.vm.zone != HOME:
+                machine.up_at = math.inf
+        return told
+
+    world._insert = inserted  # type: ignore[method-assign]
+
+
+def test_a_machine_that_looks_and_never_comes_up_is_given_back_and_not_sent_again_soon() -> None:
+    world = on_demand()
+    mute_looks(world)
+    gen = world.record().gen
+    world.run(LOOK_S)
+    assert world.record().gen == gen
+    assert set(Counter(entry.zone for entry in looks(world)).values()) == {1}
+    world.until(lambda: {machine.vm.zone for machine in world.dynamic()} == {HOME}, 600)
+
+
+def looking(**more: object) -> World:
+    world = on_demand(boot_s=90.0, **more)
+    world.until(lambda: any(rank.wish == LOOK and rank.next is not None for rank in world.record().ranks), 900)
+    return world
+
+
+def lost(world: World) -> None:
+    world.preempt(0)
+
+
+def noticed(world: World) -> None:
+    world.preempt(0, 120.0)
+
+
+def swapped(world: World) -> None:
+    world.ask(AskKind.SWAP, rank=0)
+
+
+def crashed(world: World) -> None:
+    world.crashing = 1
+    world.reboot(1)
+
+
+@pytest.mark.parametrize("what", [lost, noticed, swapped, crashed])
+def test_what_happens_meanwhile_goes_before_and_finds_its_successor_at_home(what: Callable[[World], None]) -> None:
+    world = looking()
+    gen = world.record().gen
+    for zone in ELSEWHERE:
+        world.capacity[zone, SPOT] = 0
+    what(world)
+    world.until(lambda: world.record().gen > gen and world.training(), 1200)
+    assert world.record().zone == HOME
+    world.until(lambda: {machine.vm.zone for machine in world.dynamic()} == {HOME}, 300)
+
+
+def test_the_zone_s_own_spot_is_better_than_a_look() -> None:
+    world = looking()
+    for zone in ELSEWHERE:
+        world.capacity[zone, SPOT] = 0
+    world.capacity[HOME, SPOT] = 1000
+    world.until(lambda: models(world) == {SPOT} and world.training(), 3 * 3600)
+    assert world.record().zone == HOME
+
+
+@pytest.mark.parametrize("asked", [AskKind.CANCEL, AskKind.PAUSE])
+def test_a_job_that_is_ended_or_paused_takes_its_look_along(asked: AskKind) -> None:
+    world = looking()
+    world.ask(asked)
+    world.until(lambda: not world.dynamic(), 600)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: on_demand(policy="shuffle"),
+        lambda: without_savings(World(nodes=1)),
+        lambda: after_its_loop(World(nodes=1)),
+        lambda: World(nodes=1, policy="on-demand"),
+    ],
+)
+def test_who_has_nothing_to_gain_looks_nowhere(make: Callable[[], World]) -> None:
+    world = make()
+    if not world.memory.active:
+        for zone in ZONES:
+            world.capacity[zone, SPOT] = 0
+        trained(world)
+        world.run(200)
+        world.capacity = {(HOME, SPOT): 0}
+    gen = world.record().gen
+    world.run(2 * 3600)
+    assert looks(world) == [] and (world.record().gen == gen or world.spec.policy == "shuffle")
+
+
+def test_a_gang_for_which_there_is_no_room_under_the_caps_stays() -> None:
+    """Its own grants come back when it moves; those of others do not."""
+    world = on_demand(the_stack=stack(max_nodes=2))
+    world.run(2 * 3600)
+    assert looks(world) == [] and world.record().zone == HOME, "not even one machine to look with"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_wherever_the_function_dies_or_sleeps_nothing_is_left_and_no_work_lost(seed: int) -> None:
+    world = on_demand(*(ELSEWHERE if seed % 3 == 2 else ()), seed=seed)
+    world.crash_rate, world.stall_rate, world.lost_answers = 0.05, 0.02, 0.1
+    steps = max(agent.step_no for agent in world.agents())
+    world.run(1500)
+    world.crash_rate = world.stall_rate = world.lost_answers = 0.0
+    world.until(lambda: world.training() and (seed % 3 == 2 or gone(world)), 3600)
+    assert max(agent.step_no for agent in world.agents()) >= steps
+    world.capacity = {(zone, SPOT): 0 for zone in ZONES}
+    world.run(600)
+    assert len(world.dynamic()) == 2
