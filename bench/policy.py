@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotkeeper.reconcile.select_plan import RULE, Rule
-from spotkeeper.reconcile.select_play import Player
+from spotkeeper.reconcile.select_play import JOB, Player, market
 from spotkeeper.replay.cases import draw
 from spotkeeper.replay.model import Case, Policy, play
 from spotkeeper.replay.optimum import optimum
 from spotkeeper.replay.recording import SHIPPED, read_folder
-from spotkeeper.spec.policy import Answer, Tick
+from spotkeeper.report.forecast_play import Chooser, Shop
+from spotkeeper.spec.policy import Answer, Start, Tick
 
 from bench._rules import Greedy, OnDemand, SpotOnly, Tuned, Uniform
 
@@ -101,6 +102,18 @@ class Timed(Player):
         return answer
 
 
+class Job(Chooser):
+    """As a job plays it: what ``decide()`` adds to ``select()``, on the same cases."""
+
+    def __init__(self) -> None:
+        pass
+
+    def start(self, start: Start) -> None:
+        stack = market(start.zones, start.job.on_demand_price)
+        super().__init__(JOB, Shop(stack, stack.pools[0], on_demand=True))
+        super().start(start)
+
+
 def cases(folder: Path, seed: str = "") -> list[tuple[Case, float]]:
     return [(case, optimum(case)) for recording in read_folder(folder) for case in draw(recording, STARTS, seed)]
 
@@ -138,6 +151,10 @@ def main(folder: Path) -> None:
     rows += [(name, Player(rule)) for name, rule in WITHOUT.items()]
     for name, policy in rows:
         out = total(drawn, policy)
+        print(f"| {name} | {out.cost / out.whole:.3f} | {out.way:.3f} | {out.missed} | {out.score:.3f} |", flush=True)
+    due = [(case, best) for case, best in drawn if case.terms.deadline_h is not None]
+    for name, policy in (("the rule, with a deadline", Player()), ("a job, with a deadline", Job())):
+        out = total(due, policy)
         print(f"| {name} | {out.cost / out.whole:.3f} | {out.way:.3f} | {out.missed} | {out.score:.3f} |", flush=True)
     for name in dict.fromkeys(case.recording.name for case, _ in drawn):
         some = [(case, best) for case, best in drawn if case.recording.name == name]

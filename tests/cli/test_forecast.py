@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -271,3 +276,31 @@ def test_the_comment_on_a_change_has_the_forecasts_of_the_stack_s_jobs(cli: Cli,
     preview = Path(__file__).parents[1] / "report" / "previews" / "fresh.json"
     out = cli("review", "--preview", preview, "--stack-file", file).out
     assert out.index("#### What it costs") < out.index("#### Its jobs") < out.index("**`gpt` on `burst`**")
+
+
+def test_a_bar_on_a_terminal_and_the_answer_alone_on_standard_output(folder: Path, tmp_path: Path) -> None:
+    """The bar goes to standard error, where that is a terminal, and is gone when the answer is there."""
+    ups = [1, 1, 1, 0, 1, 1, 0, 1] * 40
+    zones = [{"zone": "us-east-1a", "capacity": ups}, {"zone": "us-east-1b", "capacity": ups[::-1]}]
+    (tmp_path / "markets").mkdir()
+    recording = {"collection": "c", "market": "m", "gap_seconds": 600, "gang": 1, "zones": zones}
+    (tmp_path / "markets" / "m.json").write_text(json.dumps(recording))
+    argv = [sys.executable, "-m", "spotkeeper.cli.main", "forecast", str(job(folder, "work: 1h")), "--json"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")}
+    terminal, end = pty.openpty()
+    child = subprocess.Popen(
+        [*argv, "--markets", str(tmp_path / "markets")],
+        stdout=subprocess.PIPE,
+        stderr=end,
+        env=clean | {"TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(end)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
+        while piece := os.read(terminal, 65536):
+            shown += piece
+    out, _ = child.communicate(timeout=120)
+    os.close(terminal)
+    assert child.returncode == 0, shown
+    assert b"replaying first" in shown and b"100%" in shown
+    assert json.loads(out)["work_h"] == 1.0

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from spotkeeper.report import account_text
 from spotkeeper.report.account import NOBODY, Account, AttemptLine, account
+from spotkeeper.report.events import event_lines
 from spotkeeper.report.money import HOUR_S, attempts, first_of_each
 from spotkeeper.report.totals import Totals, shares, totals
 from spotkeeper.report.view import job_view
@@ -123,6 +124,37 @@ def test_billing_ends_when_the_cloud_says_and_not_when_it_was_looked_at() -> Non
         replace(one, ended=HOUR + 100.0) if one.event is Event.GONE and one.attempt == 1 else one for one in NOTICED
     )
     assert told(NOTICED).money.spent - told(exact).money.spent == pytest.approx(20.0 / HOUR)
+
+
+def test_a_machine_that_looked_in_another_zone_is_paid_and_is_nobody_s_replacement() -> None:
+    """It boots beside one that trains, says that spot is there, and goes; what follows is no doing of its."""
+    ledger = (
+        intent(0.0, 0, 1),
+        entry(Event.ADMITTED, 60.0, 0, 1),
+        generation(100.0, 1),
+        intent(1000.0, 0, 2, cause="look"),
+        replace(entry(Event.ADMITTED, 1060.0, 0, 2), cause="look"),
+        entry(Event.LOSS, 1070.0, 0, 1, cause="loss"),
+        entry(Event.GONE, 1070.0, 0, 1, ended=1070.0),
+        entry(Event.STOP, 1070.0, cause="loss"),
+        intent(1070.0, 0, 3, cause="loss"),
+        entry(Event.ADMITTED, 1140.0, 0, 3),
+        replace(generation(1150.0, 2), cause="loss"),
+        entry(Event.GONE, 1170.0, 0, 2, ended=1165.0),
+    )
+    by_part = parts(ledger, now=2000.0)
+    assert {key: seconds for key, seconds in by_part.items() if key[0] == 2} == {
+        (2, Part.BOOTING, "look"): 60.0,
+        (2, Part.STANDING_STILL, "loss"): 80.0,
+        (2, Part.STANDING_BY, "look"): 25.0,
+    }
+    assert by_part[3, Part.TRAINED, ""] == 850.0
+    found = told(ledger, now=2000.0)
+    assert [line.ended for line in found.attempts] == ["loss", "it had looked", ""]
+    (recovery,) = found.recoveries
+    assert (recovery.boot_s, recovery.ranks) == (70.0, (0,))
+    texts = [line.text for line in event_lines(ledger, 0.0)]
+    assert "rank 0: a machine looks for spot us-central1-a at $1.000/h" in texts
 
 
 def test_what_the_cloud_refused_says_so_and_costs_nothing() -> None:

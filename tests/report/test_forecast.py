@@ -132,6 +132,19 @@ def test_on_demand_is_a_bout_and_spot_follows_where_it_has_come_back() -> None:
     assert out.spot_h > 10.0
 
 
+def test_a_gang_on_demand_finds_spot_in_another_zone_by_a_look_and_stays_where_none_is() -> None:
+    """It moves to the other zone long before spot comes back to its own; the look is billed."""
+    out = one_at_first(task(work_h=20.0), "1" * 6 + "0" * 74, "0" * 6 + "1" * 74)
+    assert out.on_demand_h <= 2.0 and out.spot_h > 18.0
+    stays = one_at_first(task(work_h=20.0), "1" * 6 + "0" * 74, "0" * 80)
+    assert stays.spot_h == pytest.approx(3.0) and stays.on_demand_h > 17.0
+
+
+def one_at_first(job: Task, *zones: str, hours: float = 0.5) -> Outcome:
+    made = part(*zones, hours=hours)
+    return play(Case("x", made.recording, 0, 0, job.terms(hours)), Chooser(job.spec, job.shop))
+
+
 # -- the whole
 
 

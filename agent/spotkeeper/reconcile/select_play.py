@@ -33,7 +33,7 @@ class Player:
         self._terms, self._places = start.job, start.zones
         self._tracks = {place.id: self._past(place) for place in start.zones}
         self._ran = start.home  # the zone that spot ran in last
-        self._stack = _stack(self._places, start.job.on_demand_price)
+        self._stack = market(self._places, start.job.on_demand_price)
         regions = {place.id: place.region for place in start.zones}
         self._ways = {home: self._ways_from(home, regions) for home in regions}
 
@@ -114,7 +114,7 @@ class Player:
         )
 
 
-def _stack(places: tuple[Place, ...], on_demand_price: float) -> StackState:
+def market(places: tuple[Place, ...], on_demand_price: float) -> StackState:
     """A pool of which nothing is known but its zones, and what on-demand costs."""
     zones = tuple(place.id for place in places)
     pool = PoolState(POOL, "spot", "", zones, 1, 1, 1, 1, "", dict.fromkeys(zones, Price(on_demand_price)))

@@ -17,7 +17,7 @@ from spotkeeper.report.worktime import Part, Piece, pieces
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import NEVER_JOINED
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Outcome, Phase
+from spotkeeper.spec.record import LOOK, Outcome, Phase
 
 WHOLE_S = 1.0  # EC2 tells when a machine ended in whole seconds, so before the call that ended it
 NOBODY = "unknown"  # submitted before it was written down who did
@@ -181,6 +181,8 @@ def _given_back(machine: Attempt, end: float, entries: Sequence[Entry]) -> str:
         return over.cause or "end"
     if machine.admitted is None:
         return "given up" if machine.listed else "never made"
+    if machine.cause == LOOK:
+        return "it had looked"
     later = (e for e in entries if e.event is Event.PROMOTED and e.rank == machine.rank)
     follower = next((e for e in later if (e.attempt or 0) > machine.attempt), None)
     if follower is not None:

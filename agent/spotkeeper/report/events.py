@@ -10,6 +10,7 @@ from spotkeeper.spec.hang import CAUSE as HANG
 from spotkeeper.spec.ledger import SURPRISES, Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.names import vm_name
+from spotkeeper.spec.record import LOOK
 
 NODE = "node:"  # how a grant of a static node begins
 _MODEL = {Model.SPOT: "spot", Model.ON_DEMAND: "on-demand", Model.STATIC: "static"}
@@ -79,7 +80,10 @@ def describe(entry: Entry, stack: str = "", job: str = "") -> str:
     who = f"rank {entry.rank}" if entry.rank is not None else "the job"
     if entry.event is Event.INTENT:
         price = f" at ${entry.price:.3f}/h" if entry.price is not None else ""
-        text = f"{who}: wants {what or 'a machine'}{price}"
+        wants = "a machine looks for" if entry.cause == LOOK else "wants"
+        text = f"{who}: {wants} {what or 'a machine'}{price}"
+    elif entry.event is Event.ADMITTED and entry.cause == LOOK:
+        text = f"{who}: there is {what or 'room'}, and the machine that was to look goes"
     elif entry.event is Event.REFUSED and entry.attempt is None:  # no machine was asked for
         return f"{who}: {entry.detail}"
     elif entry.event is Event.CRASH and entry.cause == HANG:

@@ -69,14 +69,17 @@ class Chooser:
             return self._idle(tick, now)
         if self.spec.policy == "on-demand":
             return STAY
-        words = self._words(self._select(tick, now, None, self._runs(tick.on)))
+        found = self._select(tick, now, None, self._runs(tick.on))
+        words = self._words(found)
         if now < self.bout_until or tick.on.kind == "spot":  # elsewhere alone
             words = tuple(word for word in words if word != SPOT + tick.home)
-        return Answer((*words, KEEP))
+        return Answer((*words, KEEP), tuple(self.ids[offer.zone] for offer in found.look))
 
     def _look(self, tick: Tick, now: float) -> None:
         """What was tried is of the tick before; what runs, or was lost, is of now."""
         tried = now - self.terms.tick_h * HOUR_S
+        for id_, up in tick.probed.items():
+            self.tracks[id_].see(tried / HOUR_S, up)
         for id_, up in tick.tried.items():
             self.tracks[id_].see(tried / HOUR_S, up)
             self.refused_at[id_] = self.refused_at[id_] if up else tried

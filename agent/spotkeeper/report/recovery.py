@@ -15,6 +15,7 @@ from typing import TypeAlias
 from spotkeeper.report.money import STOPS, Attempt, attempts, first_of_each
 from spotkeeper.spec.ledger import SURPRISES, Entry, Event
 from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import LOOK
 
 # Losses of machines that were in no generation: nothing was interrupted.
 NOT_MEMBERS = ("standby", "noticed standby", "never joined")
@@ -132,10 +133,16 @@ def _note(trouble: _Open, entry: Entry) -> None:
 def _came(trouble: _Open, key: Key, machines: _Machines, end: float | None) -> bool:
     """Whether this machine took part in the generation that ended the trouble (None: whether it may yet).
 
-    A swap boots beside a machine that trains: a crash or a loss meanwhile is not its doing, nor its end.
+    A swap boots beside a machine that trains: a crash or a loss meanwhile is not its doing, nor its end. One that
+    looks in another zone takes part in nothing.
     """
     machine = machines.get(key)
-    if machine is None or machine.refused or (machine.cause.startswith("swap") and key not in trouble.promoted):
+    if (
+        machine is None
+        or machine.refused
+        or machine.cause == LOOK
+        or (machine.cause.startswith("swap") and key not in trouble.promoted)
+    ):
         return False
     return end is None or (machine.admitted is not None and machine.admitted <= end)
 

@@ -29,6 +29,7 @@ from typing import NamedTuple
 from spotkeeper.report.money import ENDS, STOPS, Attempt
 from spotkeeper.report.spans import Span, minus
 from spotkeeper.spec.ledger import Entry, Event
+from spotkeeper.spec.record import LOOK
 
 
 class Part(str, Enum):
@@ -124,7 +125,7 @@ def _members(at: float, machines: Sequence[Attempt], told: _Told) -> frozenset[A
     for machine in machines:
         lost = told.moment(machine, Event.LOSS)
         over = min((t for t in (lost, machine.end) if t is not None), default=float("inf"))
-        if machine.admitted is not None and machine.admitted <= at < over:
+        if machine.admitted is not None and machine.admitted <= at < over and machine.cause != LOOK:
             ready[machine.rank].append(machine)
     return frozenset(_current(found, at, told) for found in ready.values())
 
