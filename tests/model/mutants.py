@@ -187,14 +187,14 @@ STEPS = (
         "a machine that looks in another zone takes over",
         (
             *in_("needs", "rank.wish not in (None, LOOK) or", "rank.wish is not None or"),
-            *in_("elsewhere", "        if rank.wish == LOOK:\n", "        if not rank:\n"),
+            *in_("elsewhere", "    if not looking:\n", "    if looking or not looking:\n"),
         ),
         DEAR,
         "",
     ),
     Mutant(
         "a machine that looks is never given back",
-        in_("elsewhere", "slot is not None and slot.state is SlotState.INTENT:", "slot is not None:"),
+        in_("elsewhere", "    if not looking:\n", "    if looking or not looking:\n"),
         DEAR,
         "",
     ),

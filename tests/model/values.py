@@ -264,7 +264,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         holds=0,
         fuses=Fuses(),
         mirror=tuple(replace(one, at=0.0) for one in record.mirror),
-        looked=tuple((zone, NOW) for zone, _ in record.looked),
+        looked=tuple(replace(look, at=NOW) for look in record.looked),
     )
 
 

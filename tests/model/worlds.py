@@ -115,7 +115,7 @@ DEAR = Story(
     rounds=1,
     faults=2,
     wishes=0,
-    kinds=frozenset({"refused"}),
+    kinds=frozenset({"refused", "killed"}),
     split=False,
     dear=True,
 )

@@ -23,7 +23,6 @@ from tests.reconcile.world import ZONES, World, stack
 SPOT, ON_DEMAND = Model.SPOT, Model.ON_DEMAND
 HOME, NEXT, LAST = ZONES
 ELSEWHERE = (NEXT, LAST)
-OTHER = "efgh6789"
 
 
 def on_demand(*dry: str, **more: object) -> World:
@@ -58,21 +57,31 @@ def test_spot_is_found_in_another_zone_and_no_step_is_lost() -> None:
     steps = max(agent.step_no for agent in world.agents())
     world.until(lambda: gone(world) and models(world) == {SPOT}, 900)
     assert moved(world) == [f"{HOME} -> {NEXT}", f"the disks are in {NEXT}"]
-    assert [entry.zone for entry in looks(world)] == [NEXT], "one machine looked"
+    assert [(entry.zone, entry.rank) for entry in looks(world)] == [(NEXT, 0), (NEXT, 1)]
+    assert [entry.cause for entry in world.events(Event.INTENT)][-2:] == [LOOK] * 2, "those that looked train there"
     assert world.started[-1][1] is not None and world.started[-1][1][1] >= steps
     assert sum(agent.gen == world.record().gen for agent in world.agents()) == 2
     world.run(300)
     assert len(world.dynamic()) == 2 and len(world.drives) == 2, "nothing is left over"
 
 
-def test_training_goes_on_until_somebody_has_been_there() -> None:
+def test_training_goes_on_until_all_have_a_machine_there() -> None:
     world = on_demand()
     gen = world.record().gen
     world.until(lambda: any(rank.wish == LOOK for rank in world.record().ranks), 600)
     while world.record().move is None:
         assert world.training() and world.record().gen == gen
         world.step()
-    assert [e.zone for e in world.events(Event.ADMITTED) if e.cause == LOOK] == [NEXT]
+    assert [e.zone for e in world.events(Event.ADMITTED) if e.cause == LOOK] == [NEXT, NEXT]
+
+
+def test_a_zone_that_has_less_than_the_gang_needs_is_not_moved_to() -> None:
+    world = on_demand(LAST)
+    world.capacity[NEXT, SPOT] = 1
+    gen = world.record().gen
+    world.run(3600)
+    assert world.record().gen == gen and moved(world) == [] and models(world) == {ON_DEMAND}
+    assert {machine.vm.zone for machine in world.dynamic()} == {HOME}, "the one that was had is given back"
 
 
 def test_zones_that_have_none_are_asked_now_and_then_and_what_runs_stays() -> None:
@@ -80,24 +89,9 @@ def test_zones_that_have_none_are_asked_now_and_then_and_what_runs_stays() -> No
     gen, hours = world.record().gen, 3
     world.run(hours * 3600)
     assert world.record().gen == gen and moved(world) == []
-    asked = Counter(entry.zone for entry in looks(world))
+    asked = Counter(entry.zone for entry in looks(world) if entry.rank == 0)
     assert set(asked) == set(ELSEWHERE)
     assert all(2 <= count <= hours * 3600 / LOOK_S + 1 for count in asked.values()), asked
-
-
-def test_a_zone_where_another_job_is_needs_no_look() -> None:
-    world = World(nodes=1)
-    world.capacity |= {(HOME, SPOT): 0, (LAST, SPOT): 0}
-    world.submit(OTHER)
-    world.until(lambda: world.training(OTHER), 600)
-    world.capacity |= {(NEXT, SPOT): 0, (HOME, SPOT): 1000}
-    assert world.record(OTHER).zone == NEXT
-    world.run(200)
-    trained(world)
-    world.capacity |= {(NEXT, SPOT): 1000, (HOME, SPOT): 0}
-    world.preempt(0)
-    world.until(lambda: gone(world), 1200)
-    assert world.record().zone == NEXT and looks(world) == []
 
 
 @pytest.mark.parametrize("usd", [0.3, 0.9])
@@ -159,9 +153,9 @@ def test_a_machine_that_looks_and_never_comes_up_is_given_back_and_not_sent_agai
     world = on_demand()
     mute_looks(world)
     gen = world.record().gen
-    world.run(LOOK_S)
+    world.run(LOOK_S - 60)
     assert world.record().gen == gen
-    assert set(Counter(entry.zone for entry in looks(world)).values()) == {1}
+    assert set(Counter((entry.zone, entry.rank) for entry in looks(world)).values()) == {1}
     world.until(lambda: {machine.vm.zone for machine in world.dynamic()} == {HOME}, 600)
 
 
@@ -200,13 +194,13 @@ def test_what_happens_meanwhile_goes_before_and_finds_its_successor_at_home(what
     world.until(lambda: {machine.vm.zone for machine in world.dynamic()} == {HOME}, 300)
 
 
-def test_the_zone_s_own_spot_is_better_than_a_look() -> None:
-    world = looking()
-    for zone in ELSEWHERE:
-        world.capacity[zone, SPOT] = 0
-    world.capacity[HOME, SPOT] = 1000
-    world.until(lambda: models(world) == {SPOT} and world.training(), 3 * 3600)
-    assert world.record().zone == HOME
+def test_the_zone_s_own_spot_is_better_than_another_s() -> None:
+    """Its disks are there."""
+    world = on_demand(*ELSEWHERE)
+    world.until(lambda: world.t >= world.record().bout_until - 1, 3600)
+    world.capacity.clear()
+    world.until(lambda: models(world) == {SPOT} and world.training(), 3600)
+    assert world.record().zone == HOME and moved(world) == []
 
 
 @pytest.mark.parametrize("asked", [AskKind.CANCEL, AskKind.PAUSE])
@@ -239,10 +233,11 @@ def test_who_has_nothing_to_gain_looks_nowhere(make: Callable[[], World]) -> Non
 
 
 def test_a_gang_for_which_there_is_no_room_under_the_caps_stays() -> None:
-    """Its own grants come back when it moves; those of others do not."""
-    world = on_demand(the_stack=stack(max_nodes=2))
+    """It takes room for the gang twice, for what it has is given up last."""
+    world = on_demand(the_stack=stack(max_nodes=3))
     world.run(2 * 3600)
-    assert looks(world) == [] and world.record().zone == HOME, "not even one machine to look with"
+    assert world.record().zone == HOME and models(world) == {ON_DEMAND}
+    assert {(entry.rank, entry.zone in ELSEWHERE) for entry in looks(world)} <= {(0, True)}, "one may be sent to look"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -72,7 +72,7 @@ def believed(record: Record, now: float) -> Record:
             spent_at=past(fuses.spent_at),
             swaps=tuple(map(past, fuses.swaps)),
         ),
-        looked=tuple((zone, past(at)) for zone, at in record.looked),
+        looked=tuple(replace(look, at=past(look.at)) for look in record.looked),
     )
 
 
@@ -80,7 +80,7 @@ def _happened(record: Record) -> Iterator[float]:
     fuses = record.fuses
     yield from (record.gen_since, record.stop_since, record.roll_at, record.busy_at)
     yield from (fuses.hour, fuses.doubted, fuses.spent_at, *fuses.swaps, *record.budget.loss_times)
-    yield from (at for _, at in record.looked)
+    yield from (look.at for look in record.looked)
     yield from (each.since for each in (record.roll, record.move) if each is not None)
     yield from (at for at in (record.dry_since, record.short_since) if at is not None)
     for rank in record.ranks:

@@ -1,8 +1,8 @@
 """The choice that reconcile makes, asked by a replay: `select()` about a gang that is one machine to it. Pure.
 
 What ``decide()`` adds to `select()` and what matters to money is here as well: a gang that has lost its machines stays
-in its zone until that has run dry, on-demand comes in bouts, and a zone is left only for one where somebody has just
-been. Nothing here decides what to buy.
+in its zone until that has run dry, on-demand comes in bouts, and of a zone that is left nothing is given up before
+there are machines in the other. Nothing here decides what to buy.
 """
 
 from __future__ import annotations

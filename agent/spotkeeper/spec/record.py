@@ -109,7 +109,7 @@ class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     cur: Slot | None = None
     next: Slot | None = None
     # For a swap: "spot" (return to it, or to an idle node), "on-demand" (spot costs more), "user", "straggler". LOOK:
-    # ``next`` is no successor, it looks whether spot is to be had in another zone.
+    # ``next`` is no successor; it is in another zone, to see whether spot is to be had there.
     wish: str | None = None
     copy: int | None = None  # number of the disk that a zone move is filling
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
@@ -162,6 +162,14 @@ class Fuses(Struct, frozen=True, omit_defaults=True):
     usd_hour: float | None = None  # what its machines cost since then, an hour
     forgiven: float = 0.0  # what had been spent when somebody resumed it at its cap
     swaps: tuple[float, ...] = ()  # when stragglers were swapped within the last hour
+
+
+class Look(Struct, frozen=True, array_like=True):
+    """When so many machines were sent to a zone to see whether spot is there."""
+
+    zone: str
+    at: float  # virtual unix seconds
+    machines: int
 
 
 class Mirrored(Struct, frozen=True):
@@ -224,7 +232,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     mirror_top: str = ""  # the newest copy that was ever in ``mirror``: one that is gone does not come back
     told: str = ""  # the newest checkpoint that a machine had on its disk, where copies are made: reports do not last
     fetch: Fetch | None = None  # while a generation waits for it
-    looked: tuple[tuple[str, float], ...] = ()  # zones in which a machine was sent to look, and when last
+    looked: tuple[Look, ...] = ()  # in other zones, the last of each kind
     size: int | None = None  # how many ranks are wanted since somebody resized the job
     parked: tuple[int, ...] = ()  # those that are not; (): the highest
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next

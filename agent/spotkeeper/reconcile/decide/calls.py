@@ -134,7 +134,8 @@ def _copies(draft: Draft) -> Iterator[Action]:
         snapshot = draft.view.snapshots.get((index, rank.copy))  # of this move: an older one's is stale
         source = draft.view.disk(index, rank.disk, record.zone or "")
         if snapshot is None:
-            if source is not None and not source.users and not draft.view.vms_of(index):
+            here = [vm for vm in draft.view.vms_of(index) if vm.zone == record.zone]  # no other can have the disk
+            if source is not None and not source.users and not here:
                 yield CreateSnapshot(record.job, record.uid, index, rank.disk, source.zone, rank.copy)
         elif snapshot.ready:
             pool = _pool(draft, move.zone)

@@ -1,9 +1,9 @@
 """A gang that had better be in another zone: spot is there and it pays for on-demand, or spot is much cheaper there.
 
-What runs is given up for a move, before anything of the other zone is had. So a zone is left only for one where a
-machine of the same offer is, or has just been. Where nobody has been for a time, one machine goes to look: ``next`` of
-one rank, in a zone that is not its gang's. It never trains. It is given back as soon as it has said hello; where it is
-refused that costs nothing. What it came to is in ``market/`` then, for every job of the stack.
+What runs is given up for nothing that is not there yet. Each rank gets a machine in that zone beside the one that
+trains: ``next``, with the wish ``LOOK``, which is no successor and stops nothing. When all of them have said hello the
+gang moves, and they wait for its disks; when one is refused, or anything else is the matter, all are given back, and
+training has not noticed. Where it is only worth knowing whether spot is there, one rank's machine looks, and goes.
 """
 
 from __future__ import annotations
@@ -12,65 +12,50 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import course, grants, kept, moves, offers
+from spotkeeper.reconcile import alloc
+from spotkeeper.reconcile.decide import course, fuses, grants, kept, moves, offers
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.reconcile.select import Selection
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import LOOK, Rank, SlotState
+from spotkeeper.spec.record import LOOK, Grant, Look, SlotState
 
-SURE_S = 900.0  # a zone in which a machine was so lately is known to have some
-LOOK_S = 1800.0  # one in which somebody asked so lately is not asked again; as ``select_plan.Rule.probe_every_h``
+LOOK_S = 1800.0  # a zone is not asked again sooner; as ``select_plan.Rule.probe_every_h``
 POLICIES = ("balanced", "spot")
 
 
 def settle(draft: Draft) -> None:
-    """Before needs are looked at: what became of a machine that looks."""
-    for index, rank in enumerate(draft.ranks):
-        if rank.wish == LOOK:
-            _looks(draft, index, rank, calm=_calm(draft))
-            return
+    """Before needs are looked at: what became of machines that look."""
+    looking = [index for index in range(len(draft.ranks)) if draft.ranks[index].wish == LOOK]
+    if not looking:
+        return
+    slots = [draft.ranks[index].next for index in looking]
+    whole = len(looking) == draft.size()
+    if not (_calm(draft) and all(slots) and (whole or len(looking) == 1)):
+        _give_back(draft, looking)
+    elif all(slot is not None and slot.state is not SlotState.INTENT for slot in slots):
+        zone = slots[0].zone if slots[0] is not None else ""
+        if whole and any(choice.offer.zone == zone for choice in _found(draft).choices):
+            moves.begin(draft, zone, "cheaper", taken=True)
+        else:
+            _give_back(draft, looking)
 
 
 def step(draft: Draft) -> None:
     """After them: if nobody needs or wishes for anything."""
     if any(rank.wish is not None for rank in draft.ranks) or not _calm(draft):
         return
-    index, rank = next((n, rank) for n in draft.filled() if (rank := draft.ranks[n]).cur is not None)
-    found = _found(draft, rank)
+    found = _found(draft)
     if found.leaves and offers.on_demand_left(draft) > 0:
         _wish_for_on_demand(draft)
         return
-    for offer in _elsewhere(draft, found):
-        if sure(draft, offer):
-            if _go(draft, offer, found):
-                return
-        elif _due(draft, offer):
-            _look(draft, index, offer)
+    everyone, anyone = list(draft.filled()), list(draft.filled()[:1])
+    good = (choice.offer for choice in found.choices)
+    for offer, ranks in (*((o, everyone) for o in _elsewhere(draft, good)), *((o, anyone) for o in found.look)):
+        if offer.zone != draft.record.zone and _due(draft, offer, ranks) and _room(draft, offer, ranks):
+            _look(draft, offer, ranks)
             return
-
-
-def _looks(draft: Draft, index: int, rank: Rank, *, calm: bool) -> None:
-    """A machine is on its way to look, is there, or came to nothing."""
-    slot = rank.next
-    if calm and slot is not None and slot.state is SlotState.INTENT:
-        return
-    draft.put(index, next=None, wish=None)
-    if calm and slot is not None:
-        found = _found(draft, rank)
-        offer = next((o for o in _elsewhere(draft, found) if (o.pool, o.zone) == (slot.pool, slot.zone)), None)
-        if offer is not None:
-            _go(draft, offer, found)
-
-
-def _go(draft: Draft, offer: Offer, found: Selection) -> bool:
-    """Move to where spot is known to be, if it pays, and there is room for the gang under the caps."""
-    good = [choice.offer for choice in found.choices]
-    if offer not in good or not moves.fits(draft, offer.zone, good):
-        return False
-    moves.begin(draft, offer.zone, "cheaper")
-    return True
 
 
 def _calm(draft: Draft) -> bool:
@@ -88,50 +73,57 @@ def _calm(draft: Draft) -> bool:
     return all(map(admitted, members)) and kept.costs_nothing(draft) and kept.pinned(draft) is None
 
 
-def _found(draft: Draft, rank: Rank) -> Selection:
+def _found(draft: Draft) -> Selection:
     """Spot in all zones, against what the gang has: on-demand, if none of it is on spot."""
-    members = [slot for _, slot in draft.members()]
-    slot = next((slot for slot in members if slot.model is Model.SPOT), members[0])
-    return offers.selection(draft, replace(rank, refused=()), None, (Model.SPOT,), course.runs(draft, slot))
+    index, slot = next(((n, s) for n, s in draft.members() if s.model is Model.SPOT), draft.members()[0])
+    rank = replace(draft.ranks[index], refused=())
+    return offers.selection(draft, rank, None, (Model.SPOT,), course.runs(draft, slot))
 
 
-def _elsewhere(draft: Draft, found: Selection) -> Iterator[Offer]:
+def _elsewhere(draft: Draft, good: Iterator[Offer]) -> Iterator[Offer]:
     """The best first. As good a one at home comes by a swap (``needs``), unless a bout of on-demand is on there."""
-    home, bout = draft.record.zone, draft.now < draft.record.bout_until
-    for choice in found.choices:
-        if choice.offer.zone != home:
-            yield choice.offer
-        elif not bout:
+    for offer in good:
+        if offer.zone != draft.record.zone:
+            yield offer
+        elif draft.now >= draft.record.bout_until:
             return
-    yield from (offer for offer in found.look if offer.zone != home)
 
 
-def sure(draft: Draft, offer: Offer) -> bool:
-    """Whether a machine of this offer is there, or was until just now, and none has been refused since."""
-    for seen in draft.seen.market:
-        if (seen.pool, seen.zone, seen.model) == (offer.pool, offer.zone, offer.model) and seen.watch is not None:
-            at = seen.watch.seen_h * 3600.0
-            return bool(seen.watch.up) and seen.refused_at <= at and abs(draft.now - at) <= SURE_S
-    return False
-
-
-def _due(draft: Draft, offer: Offer) -> bool:
-    """Whether nobody has asked there for a time: this job, or any job of the stack that was refused."""
-    asked = [at for zone, at in draft.record.looked if zone == offer.zone]
+def _due(draft: Draft, offer: Offer, ranks: list[int]) -> bool:
+    """Whether nobody has asked there for a time: this job for as many, or any job of the stack that was refused."""
+    asked = [look.at for look in draft.record.looked if look.zone == offer.zone and look.machines >= len(ranks)]
     for seen in draft.seen.market:
         if (seen.pool, seen.zone, seen.model) == (offer.pool, offer.zone, offer.model) and seen.refused_at > 0:
             asked.append(seen.refused_at)
     return all(draft.now - at >= LOOK_S for at in asked)
 
 
-def _look(draft: Draft, index: int, offer: Offer) -> None:
-    draft.put(index, wish=LOOK)
-    grants.send(draft, index, offer)
-    if draft.ranks[index].next is None:  # it waits for its grant, or nothing may be asked for
-        draft.put(index, wish=None)
+def _room(draft: Draft, offer: Offer, ranks: list[int]) -> bool:
+    """Whether caps and fuses let these have one more machine each, beside all that there is."""
+    ours = {index: draft.ranks[index].top for index in ranks}
+    of = draft.record.job
+    held = alloc.Tally(g for g in draft.seen.alloc.grants if g.job != of or g.attempt <= ours.get(g.rank, g.attempt))
+    for index in ranks:
+        if fuses.bars(draft, index) or not held.room(draft.seen.stack, offer):
+            return False
+        held.add(Grant(of, index, 0, alloc.resource(offer)))
+    return True
+
+
+def _look(draft: Draft, offer: Offer, ranks: list[int]) -> None:
+    for index in ranks:
+        draft.put(index, wish=LOOK)
+        grants.send(draft, index, offer)
+    if any(draft.ranks[index].next is None for index in ranks):  # the grants come first
+        _give_back(draft, ranks)
         return
-    others = tuple((zone, at) for zone, at in draft.record.looked if zone != offer.zone)
-    draft.set(looked=(*others, (offer.zone, draft.now)))
+    others = tuple(look for look in draft.record.looked if look.zone != offer.zone or look.machines > len(ranks))
+    draft.set(looked=(*others, Look(offer.zone, draft.now, len(ranks))))
+
+
+def _give_back(draft: Draft, ranks: list[int]) -> None:
+    for index in ranks:
+        draft.put(index, next=None, wish=None)
 
 
 def _wish_for_on_demand(draft: Draft) -> None:

@@ -72,9 +72,8 @@ def fill(draft: Draft, index: int, which: str) -> bool:
 
 
 def send(draft: Draft, index: int, offer: Offer) -> None:
-    """A machine that goes to look in another zone, in the place of a successor (``elsewhere``)."""
-    if not fuses.bars(draft, index):
-        _take(draft, index, "next", [offer])
+    """A machine in another zone, in the place of a successor (``elsewhere``)."""
+    _take(draft, index, "next", [offer])
 
 
 def _take(draft: Draft, index: int, which: str, options: list[Offer]) -> bool:

@@ -14,6 +14,7 @@ from spotkeeper.reconcile.decide import kept, offers
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.cloud import Offer
+from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Grant, Move, Phase, Rank, SlotState
@@ -54,8 +55,9 @@ def _wrong_zone(draft: Draft, zone: str | None) -> str:
     return f"the job is in {zone} already" if zone == draft.record.zone else ""
 
 
-def begin(draft: Draft, zone: str, cause: str) -> None:
-    ranks = tuple(replace(rank, next=None, wish=None) for rank in draft.ranks)
+def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
+    """``taken``: the ranks' machines are there already, as ``next`` (``elsewhere``); they wait for the disks."""
+    ranks = tuple(replace(rank, next=rank.next if taken else None, wish=None) for rank in draft.ranks)
     draft.set(move=Move(zone, draft.now), ranks=ranks, roll=None, dry_since=None)
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "move")
     draft.log(Event.MOVE, f"v{draft.before.ver + 1}", cause=cause, detail=f"{draft.record.zone} -> {zone}")
@@ -121,6 +123,9 @@ def _arrive(draft: Draft) -> None:
     )
     # A bout is on-demand's for what spot did in the zone that is left.
     draft.set(move=None, zone=move.zone, ranks=ranks, bout_until=min(draft.record.bout_until, draft.now))
+    for index, rank in enumerate(draft.ranks):
+        if rank.next is not None and rank.next.zone == move.zone:
+            draft.promote(index, "move")
     draft.log(Event.MOVE, f"done.v{draft.before.ver + 1}", cause="move", detail=f"the disks are in {move.zone}")
 
 
@@ -143,17 +148,16 @@ def _dry(draft: Draft) -> None:
     probe = Rank(refused=refused, refused_at=max(rank.refused_at for rank in draft.ranks))
     found = [choice.offer for choice in offers.choices(draft, probe, None)]
     zones = dict.fromkeys(offer.zone for offer in found if offer.zone != here)  # the best first
-    zone = next((zone for zone in zones if fits(draft, zone, found)), None)
+    zone = next((zone for zone in zones if _fits(draft, spec, zone, found)), None)
     if zone is not None:
         begin(draft, zone, "stockout")
 
 
-def fits(draft: Draft, zone: str, found: list[Offer]) -> bool:
+def _fits(draft: Draft, spec: JobSpec, zone: str, found: list[Offer]) -> bool:
     """Whether the gang may find room there: under the caps, once its own grants are back, and not just refused."""
-    spec = draft.seen.spec
     warm = [offer for offer in found if offer.zone == zone and not offers.cold(draft, offer)]
     held = alloc.Tally(grant for grant in draft.seen.alloc.grants if grant.job != draft.record.job)
-    for index in range(spec.size().min if spec is not None else draft.size()):
+    for index in range(spec.size().min):
         offer = next((offer for offer in warm if held.room(draft.seen.stack, offer)), None)
         if offer is None:
             return False

@@ -22,7 +22,7 @@ def step(draft: Draft) -> None:
     elif not draft.record.stop:
         _no_bargain(draft)
     for index, rank in enumerate(draft.ranks):
-        if rank.next is not None and not needed(rank) and rank.wish != LOOK:
+        if rank.next is not None and not needed(rank) and rank.wish != LOOK and not _follows(draft, rank.next):
             slots.drop_next(draft, index)
     if draft.record.pause or draft.record.move is not None:
         return
@@ -38,6 +38,12 @@ def needed(rank: Rank) -> bool:
     """A notice, a planned end or a wish, of a machine that is there."""
     cur = rank.cur
     return cur is not None and (rank.wish not in (None, LOOK) or goes(cur)) and admitted(cur)  # rare first: of 10,000
+
+
+def _follows(draft: Draft, slot: Slot) -> bool:
+    """Whether the gang moves to where this machine is, and it waits for the rank's disk."""
+    move = draft.record.move
+    return move is not None and slot.zone == move.zone
 
 
 def goes(slot: Slot) -> bool:
