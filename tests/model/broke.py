@@ -111,7 +111,7 @@ BROKE = (
     ),
     Mutant(
         "copies a disk while it is attached",
-        calls("if source is not None and not source.users and not draft.view.vms_of(index):", "if source is not None:"),
+        calls("if source is not None and not source.users and not here:", "if source is not None:"),
         world("a zone move, a save that takes too long", "PAST", "move"),
         "S7",
     ),
