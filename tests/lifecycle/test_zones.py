@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from spotkeeper.reconcile.select import Need, select
 from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Model, Outcome
+from spotkeeper.spec.model import Model
+from spotkeeper.spec.record import LOOK, Outcome
 
 from tests.lifecycle.stage import ROOM, STEPS, Run, Stage, tiny
 
@@ -56,6 +57,30 @@ def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_ru
     assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "stockout", "move"], run.story()
     assert record.budget.crashes == 0
     assert weights == run.weights_left_alone(2)
+
+
+def test_a_gang_on_demand_has_machines_in_another_zone_before_it_gives_up_what_it_has(stage: Stage) -> None:
+    """The work that is left must be worth the move: hours of it."""
+    spec = tiny("finder", 100 * STEPS, nodes=2, static="never")
+    with Run(stage, spec) as run:
+        run.steady("on spot")
+        home = run.record().zone
+        assert home is not None
+        stage.cloud.set_capacity(home, 0, reclaim=True)
+        run.until("the gang to find spot elsewhere", lambda: run.record().zone != home and not run.record().move)
+        run.steady("in the other zone")
+        here = [rank.cur for rank in run.record().ranks if rank.cur]
+        assert {slot.zone for slot in here} == {run.record().zone} and {slot.model for slot in here} == {Model.SPOT}
+        assert [slot.cause for slot in here] == ["move"] * 2
+        restored = run.watcher.traces()[run.record().gen].restored
+        assert restored is not None and restored.step > 0, "the new disks hold what the old ones held"
+        run.cancel()
+    stage.cloud.set_capacity(home, ROOM)
+    assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["cheaper", "move"], run.story()
+    looked = [entry for entry in run.ledger(Event.INTENT) if entry.cause == LOOK]
+    (stop,) = [entry for entry in run.ledger(Event.STOP) if entry.cause == "move"]
+    came = [entry.at for entry in run.ledger(Event.ADMITTED) if entry.cause == LOOK]
+    assert sorted(entry.rank or 0 for entry in looked) == [0, 1] and max(came) <= stop.at, run.story()
 
 
 def price(entry: Entry) -> float:

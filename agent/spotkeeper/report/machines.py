@@ -2,10 +2,10 @@
 
 Sources, as they stood in 2026:
 
-* Accelerators: NVIDIA's data sheets "A100" (2021), "H100" (2023), "H200" (2024), "L4" (2023), "L40S" (2023), "T4"
-  (2019) and "V100" (2020); "NVIDIA A10G", which AWS publishes (2022). What they tell with sparsity is halved, and so is
-  what they tell of NVLink and PCIe for both ways together. Google's "GPU machine types" has the same figures of NVLink.
-  Between V100s of one machine: AWS's announcement of P3 (2017), 200 GB/s with four of them and 300 GB/s with eight.
+* Accelerators: NVIDIA's data sheets of A100, H100, H200, L4, L40S, T4 and V100, and that of A10G, which AWS publishes.
+  What they tell with sparsity is halved, and so is what they tell of NVLink and PCIe for both ways together. Google's
+  "GPU machine types" has the same figures of NVLink. Between V100s of one machine: AWS's announcement of P3, 200 GB/s
+  with four of them and 300 GB/s with eight.
 * Networks of Compute Engine: the column "Maximum network bandwidth" of "GPU machine types"
   (docs.cloud.google.com/compute/docs/gpus), without paid tiers; A3 Edge as in most regions. N1 by the rule of "Network
   bandwidth" (docs.cloud.google.com/compute/docs/network-bandwidth): 2 Gbit/s a vCPU, 32 at most.
