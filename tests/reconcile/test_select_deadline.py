@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.round import _left_s
-from spotkeeper.reconcile.select import Need, Runs, Work, select, time_of_day
+from spotkeeper.reconcile.select import Need, Runs, Way, Work, select, time_of_day
 from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.spec.cloud import Class, InsertVm
 from spotkeeper.spec.generation import Progress
@@ -263,3 +263,57 @@ def test_a_price_that_is_none_is_no_offer(usd: float) -> None:
     found = select(JobSpec("job", ("train.py",)), stack(), Need(NOW, market=(seen,), on_demand_left=9))
     assert (ZONES[0], SPOT) not in {(choice.offer.zone, choice.offer.model) for choice in found.choices}
     assert found.choices
+
+
+# -- against what runs
+
+
+def priced(*usd: float) -> tuple[OfferSeen, ...]:
+    """Spot in each zone, there for long."""
+    return tuple(replace(steady(zone), price=price) for zone, price in zip(ZONES, usd, strict=True))
+
+
+def runs_spot(market: tuple[OfferSeen, ...], **more: object) -> tuple[list[str], bool]:
+    need = Need(NOW, models=(SPOT,), market=market, runs=Runs(SPOT, "pool/z-a/spot"), begin_s=60.0, **more)  # type: ignore[arg-type]
+    found = select(job(), stack(), need)
+    return [choice.offer.zone[-1] for choice in found.choices], found.leaves
+
+
+def test_spot_that_runs_is_left_for_much_cheaper_spot_alone() -> None:
+    assert runs_spot(priced(0.3, 0.29, 0.31)) == ([], False)
+    assert runs_spot(priced(0.9, 0.2, 0.3)) == (["b", "c"], False)
+    late = Work(left_h=10.0, slack_h=0.2)
+    assert runs_spot(priced(0.9, 0.2, 0.3), work=late) == ([], False), "no time for another start"
+
+
+def test_spot_that_costs_more_than_on_demand_is_left_for_anything() -> None:
+    assert runs_spot(priced(1.4, 1.2, 1.3)) == ([], True)
+    assert runs_spot(priced(1.4, 0.3, 1.3)) == (["b"], True)
+
+
+def test_the_way_to_another_zone_counts() -> None:
+    """An hour of work is left: what it takes to bring the disks there decides."""
+    market, short = priced(0.9, 0.6, 0.95), Work(left_h=1.0, slack_h=None)
+    assert runs_spot(market, work=short) == (["b"], False)
+    assert runs_spot(market, work=short, ways={"z-b": Way(1800.0)}) == ([], False)
+    assert runs_spot(market, work=short, ways={"z-b": Way(60.0, usd=0.5)}) == ([], False)
+
+
+def test_zones_that_nobody_looked_at_for_half_an_hour_are_worth_a_look_from_on_demand() -> None:
+    bad = [replace(stormy(zone, 60.0), boot_s=900.0) for zone in ZONES]
+    old = replace(bad[1], watch=replace(bad[1].watch, seen_h=NOW_H - 0.6, since_h=NOW_H - 0.7))
+    found = select(job(), stack(), Need(NOW, models=(SPOT,), market=(bad[0], old, bad[2]), runs=DEMAND))
+    assert [offer.zone for offer in found.look] == ["z-b"] and found.choices == ()
+
+
+def test_spot_that_has_cost_more_than_it_was_worth_is_on_demand_to_the_end() -> None:
+    lost = Work(left_h=40.0, slack_h=None, done_h=8.0, excess_h=9.0)
+    assert chosen(job(), work=lost)[0][1] is ON_DEMAND
+    assert chosen(job(), work=replace_work(lost, 1.0))[0][1] is SPOT
+    assert chosen(job(), models=(SPOT,), runs=DEMAND, work=lost) == []
+    why = select(job(), stack(), Need(NOW, on_demand_left=9, work=lost)).choices[0].why
+    assert why.endswith("on-demand to the end: spot has cost 9.0 h more than it was worth")
+
+
+def replace_work(work: Work, excess_h: float) -> Work:
+    return Work(work.left_h, work.slack_h, work.planned_h, work.done_h, excess_h)
