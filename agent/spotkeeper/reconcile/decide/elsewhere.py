@@ -19,10 +19,12 @@ from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.reconcile.select import Selection
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import LOOK, Grant, Look, SlotState
+from spotkeeper.spec.record import LOOK, Grant, Look, Rank, SlotState
 
 LOOK_S = 1800.0  # a zone is not asked again sooner; as ``select_plan.Rule.probe_every_h``
 POLICIES = ("balanced", "spot")
+SELDOM = 6  # times twice as long
+SHARE = 0.5  # of the launches that an hour allows: the rest is for machines that are needed
 
 
 def settle(draft: Draft) -> None:
@@ -32,13 +34,15 @@ def settle(draft: Draft) -> None:
         return
     slots = [draft.ranks[index].next for index in looking]
     whole = len(looking) == draft.size()
-    if not (_calm(draft) and all(slots) and (whole or len(looking) == 1)):
+    all_there = all(slots) and [look.machines for look in draft.record.looked[-1:]] == [len(looking)]
+    if not (all_there and _calm(draft)):
         _give_back(draft, looking)
     elif all(slot is not None and slot.state is not SlotState.INTENT for slot in slots):
         zone = slots[0].zone if slots[0] is not None else ""
-        if whole and any(choice.offer.zone == zone for choice in _found(draft).choices):
+        answered = {zone, draft.record.zone} <= draft.view.answered  # else the disks could not follow yet
+        if whole and answered and any(choice.offer.zone == zone for choice in _found(draft).choices):
             moves.begin(draft, zone, "cheaper", taken=True)
-        else:
+        elif answered or draft.now >= max(slot.since for slot in slots if slot is not None) + draft.times.settle_s:
             _give_back(draft, looking)
 
 
@@ -47,8 +51,7 @@ def step(draft: Draft) -> None:
     if any(rank.wish is not None for rank in draft.ranks) or not _calm(draft):
         return
     found = _found(draft)
-    if found.leaves and offers.on_demand_left(draft) > 0:
-        _wish_for_on_demand(draft)
+    if found.leaves and _leave_spot(draft):
         return
     everyone, anyone = list(draft.filled()), list(draft.filled()[:1])
     good = (choice.offer for choice in found.choices)
@@ -90,16 +93,22 @@ def _elsewhere(draft: Draft, good: Iterator[Offer]) -> Iterator[Offer]:
 
 
 def _due(draft: Draft, offer: Offer, ranks: list[int]) -> bool:
-    """Whether nobody has asked there for a time: this job for as many, or any job of the stack that was refused."""
+    """Whether nobody has asked there for a time: this job for as many, or any job of the stack that was refused.
+
+    Ever more seldom after moves that came to nothing: each has burnt the number of a disk, and stood still for it.
+    """
+    failed = max(rank.disk_top - rank.disk for rank in draft.ranks)
     asked = [look.at for look in draft.record.looked if look.zone == offer.zone and look.machines >= len(ranks)]
     for seen in draft.seen.market:
         if (seen.pool, seen.zone, seen.model) == (offer.pool, offer.zone, offer.model) and seen.refused_at > 0:
             asked.append(seen.refused_at)
-    return all(draft.now - at >= LOOK_S for at in asked)
+    return all(draft.now - at >= LOOK_S * 2.0 ** min(failed, SELDOM) for at in asked)
 
 
 def _room(draft: Draft, offer: Offer, ranks: list[int]) -> bool:
     """Whether caps and fuses let these have one more machine each, beside all that there is."""
+    if not _spare(draft, ranks):
+        return False
     ours = {index: draft.ranks[index].top for index in ranks}
     of = draft.record.job
     held = alloc.Tally(g for g in draft.seen.alloc.grants if g.job != of or g.attempt <= ours.get(g.rank, g.attempt))
@@ -108,6 +117,16 @@ def _room(draft: Draft, offer: Offer, ranks: list[int]) -> bool:
             return False
         held.add(Grant(of, index, 0, alloc.resource(offer)))
     return True
+
+
+def _spare(draft: Draft, ranks: list[int]) -> bool:
+    """Whether the launch fuse keeps its larger part for machines that are needed."""
+    of, times, size = draft.record.fuses, draft.times, len(draft.ranks)
+    if draft.now >= of.hour + fuses.HOUR_S:
+        return True
+    mine = max(draft.ranks[index].launches for index in ranks) + 1
+    every = sum(rank.launches for rank in draft.ranks) + len(ranks)
+    return mine <= SHARE * times.launches_rank and every <= SHARE * (times.launches_rank + times.launches_job * size)
 
 
 def _look(draft: Draft, offer: Offer, ranks: list[int]) -> None:
@@ -126,8 +145,19 @@ def _give_back(draft: Draft, ranks: list[int]) -> None:
         draft.put(index, next=None, wish=None)
 
 
-def _wish_for_on_demand(draft: Draft) -> None:
-    """Spot costs more than on-demand by now; each rank that is on it gets a successor."""
-    for index, slot in draft.members():
-        if slot.model is Model.SPOT:
-            draft.put(index, wish="on-demand", refused=())
+def _leave_spot(draft: Draft) -> bool:
+    """Spot costs more than on-demand by now; each rank that is on it gets a successor, if all of them may have one."""
+    spec, ranks = draft.seen.spec, [index for index, slot in draft.members() if slot.model is Model.SPOT]
+    if not ranks or spec is None or spec.policy == "spot" or offers.on_demand_left(draft) < len(ranks):
+        return False
+    refused = tuple({key for rank in draft.ranks for key in rank.refused})
+    probe = Rank(refused=refused, refused_at=max(rank.refused_at for rank in draft.ranks))
+    found = offers.choices(draft, probe, draft.record.zone, (Model.ON_DEMAND,))
+    if not any(_room(draft, choice.offer, ranks) for choice in found):
+        return False
+    for index in ranks:
+        draft.put(index, wish="on-demand")
+        grants.fill(draft, index, "next")
+    if any(draft.ranks[index].next is None for index in ranks):  # as for a look
+        _give_back(draft, ranks)
+    return True

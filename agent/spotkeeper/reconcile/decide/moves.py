@@ -13,11 +13,13 @@ from spotkeeper.reconcile import alloc
 from spotkeeper.reconcile.decide import kept, offers
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
-from spotkeeper.spec.cloud import Offer
+from spotkeeper.spec.cloud import Class, CreateDisk, CreateSnapshot, Offer
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Grant, Move, Phase, Rank, SlotState
+
+NEVER = (Class.PERMANENT, Class.QUOTA, Class.DEAD_KEY)  # of disks' copies: a move that waits for one may wait for ever
 
 
 def ask(draft: Draft, zone: str | None) -> str:
@@ -63,11 +65,16 @@ def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
     draft.log(Event.MOVE, f"v{draft.before.ver + 1}", cause=cause, detail=f"{draft.record.zone} -> {zone}")
 
 
-def cancel(draft: Draft) -> None:
-    """Back to where the disks are: members that still are there go on in a new generation."""
+def cancel(draft: Draft, cause: str = "cancelled", detail: str = "") -> None:
+    """Back to where the disks are: members that still are there go on in a new generation.
+
+    Machines in the other zone are nobody's successors: beside a notice they would be taken for such.
+    """
     ranks = tuple(replace(rank, copy=None) for rank in draft.ranks)
     draft.set(move=None, ranks=ranks)
-    draft.log(Event.MOVE, f"cancel.v{draft.before.ver + 1}", cause="cancelled")
+    for index in range(len(ranks)):
+        draft.put(index, next=None)
+    draft.log(Event.MOVE, f"cancel.v{draft.before.ver + 1}", cause=cause, detail=detail)
 
 
 def step(draft: Draft) -> None:
@@ -76,6 +83,9 @@ def step(draft: Draft) -> None:
         return
     if record.move is None:
         _dry(draft)
+        return
+    if why := _refused(draft):  # asking again gives the same answer, and nothing trains meanwhile
+        cancel(draft, "refused", why[:200])
         return
     for index, rank in enumerate(draft.ranks):
         if rank.cur is not None and _may_leave(draft, rank):
@@ -87,6 +97,25 @@ def step(draft: Draft) -> None:
             draft.put(index, copy=rank.disk_top + 1, disk_top=rank.disk_top + 1)
     if all(copied(draft, index, rank) for index, rank in enumerate(draft.ranks)):
         _arrive(draft)
+
+
+def _refused(draft: Draft) -> str:
+    """Why the disks of a gang that left for money's sake cannot follow: the cloud will not copy one; "" else."""
+    zone = draft.record.move.zone if draft.record.move is not None else ""
+    if not any(rank.next is not None and rank.next.zone == zone for rank in draft.ranks):
+        return ""  # there was nothing better at home
+    copies = {(index, rank.copy) for index, rank in enumerate(draft.ranks) if not copied(draft, index, rank)}
+    for told in draft.view.results:
+        action = told.action
+        if told.kind not in NEVER or not isinstance(action, (CreateDisk, CreateSnapshot)):
+            continue
+        number = action.copy if isinstance(action, CreateSnapshot) else action.number
+        made = draft.view.disk(action.rank, number, zone) or (
+            isinstance(action, CreateSnapshot) and (action.rank, number) in draft.view.snapshots
+        )
+        if action.job == draft.record.job and (action.rank, number) in copies and not made:
+            return told.detail or told.kind.value
+    return ""
 
 
 def _may_leave(draft: Draft, rank: Rank) -> bool:
