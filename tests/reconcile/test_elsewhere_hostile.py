@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.spec.cloud import Action, Class, CreateDisk, CreateSnapshot, InsertVm
-from spotkeeper.spec.job import AskKind
+from spotkeeper.spec.job import AskKind, Nodes
+from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.market import PriceRun
 from spotkeeper.spec.model import Model
 
@@ -143,3 +144,18 @@ def test_a_gang_whose_disks_cannot_be_copied_goes_on_at_home_and_tries_ever_more
     world.run(4 * 3600)
     assert world.record().zone == HOME and world.training() and not world.shots
     assert sum(" -> " in told for told in moved(world)) <= 6
+
+
+def test_a_job_that_became_smaller_has_not_lost_what_its_other_nodes_cost() -> None:
+    """Three nodes on spot for half of on-demand's price, with a step that takes as long as one node's."""
+    world = World(nodes=Nodes(1, 3))
+    world.step_s, world.loop_steps = 1.0, 4 * 3600
+    priced(world, 0.5, 0.5)
+    trained(world)
+    world.run(3 * 3600)
+    world.ask(AskKind.RESIZE, nodes=1)
+    world.until(lambda: world.training() and len(world.record().members) == 1, 300)
+    world.run(120)
+    world.preempt(0)
+    world.until(world.training, 300)
+    assert models(world) == {SPOT}, world.events(Event.INTENT)[-1].detail

@@ -58,10 +58,10 @@ def _done_s(draft: Draft) -> float | None:
 def _excess_h(draft: Draft, done_s: float | None) -> float:
     """What the job has cost beyond on-demand for the work that is done, in on-demand hours of the whole gang.
 
-    0 where it is not known: how much of the work is done, or what on-demand costs.
+    0 where it is not known: how much of the work is done, what on-demand costs, or with how many nodes it was done.
     """
-    usd_hour = fuses.on_demand(draft)
-    if done_s is None or usd_hour <= 0:
+    usd_hour, spec = fuses.on_demand(draft), draft.seen.spec
+    if done_s is None or usd_hour <= 0 or spec is None or spec.size().min < spec.size().max:
         return 0.0
     return fuses.spent(draft) / usd_hour - done_s / HOUR_S
 
