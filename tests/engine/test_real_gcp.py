@@ -1,5 +1,6 @@
 """The program through Google's own provider, as far as Compute Engine and Cloud Storage go, against the one-machine
-cloud: a first up, a second one without a change, a refresh without one, and a destroy that leaves nothing.
+cloud: a first up, a second one without a change, a refresh without one, changes in place and by replacement, and a
+destroy that leaves nothing.
 
 What a stand-in for a provider cannot tell, its own code does: which fields it sends, which it fills in, and whether
 what it reads back is what was declared. The program is whole; its other resources are the strict stand-in's.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pulumi.automation import CommandError
+from pulumi.automation import CommandError, OpType
 from spotkeeper.local.catalog import Timing
 from spotkeeper.local.cloud import LocalCloud
 from spotkeeper.local.state import State
@@ -35,6 +36,7 @@ from tests.engine.test_stacks import small
 from tests.local.client import Api
 
 PLUGIN = "pulumi-resource-gcp"
+NODE = "zones/us-central1-a/instances/sk-demo-floor-s0"
 
 
 def installed() -> Path | None:
@@ -129,7 +131,22 @@ def test_the_program_goes_up_stays_and_goes(stack: Stack) -> None:
     seen = len(witness.changes())
     project.refresh(expect_no_changes=True)
     assert witness.changes()[seen:] == []
+
+    pools = [{**pool, "size": 12} if pool["kind"] == "spot" else pool for pool in project.config["spotkeeper:pools"]]
+    project = project.with_(pools=pools)
+    assert [(step.op, step.name) for step in project.up().changed()] == [(OpType.UPDATE, "pools")]
+
     api = Api(stack.cloud.compute_endpoint, project="acme-train")
+    node, seen = api.get(NODE)["id"], len(witness.changes())
+    project = project.with_(labels={"team": "vision"})
+    done = project.up().changed()
+    assert {step.name for step in done if step.op is OpType.CREATE_REPLACEMENT} == {"demo-burst-spot", "demo-burst-od"}
+    templates = [method for method, path in witness.changes()[seen:] if "/instanceTemplates" in path]
+    assert templates == ["POST", "POST", "DELETE", "DELETE"], "no moment without a template"
+    labelled = api.get(NODE)
+    assert (labelled["id"], labelled["labels"]["team"]) == (node, "vision"), "the same machine, in place"
+    assert project.up(expect_no_changes=True).changed() == []
+
     api.ok(api.delete("global/firewalls/sk-demo-ssh-iap"))  # by somebody: the check is not deaf
     with pytest.raises(CommandError, match="no changes were expected"):
         project.drift()

@@ -49,15 +49,17 @@ def call(cloud: LocalCloud, method: str, path: str, body: Any = None, status: in
     return found
 
 
-def upload(cloud: LocalCloud, key: str, kind: str, data: bytes) -> Any:
+def upload(cloud: LocalCloud, key: str, kind: str, data: bytes, status: int = 200, **more: str) -> Any:
     """In two parts, as Google's own clients do."""
-    about = json.dumps({"bucket": NAME, "contentType": kind}).encode()
+    about = json.dumps({"bucket": NAME, "contentType": kind, **more}).encode()
     first, second = b"--x\r\nContent-Type: application/json\r\n\r\n", b"\r\n--x\r\nContent-Type: text/plain\r\n\r\n"
     body = first + about + second + data + b"\r\n--x--\r\n"
     url, query = f"{cloud.endpoint}/upload/storage/v1/b/{NAME}/o", {"uploadType": "multipart", "name": key}
     headers = {"Content-Type": "multipart/related; boundary=x"}
     answer = requests.post(url, params=query, data=body, headers=headers, timeout=10)
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == status, answer.text
+    if status != 200:
+        return answer.json()["error"]
     discovery.validate_response("storage.objects.insert", answer.json(), discovery.STORAGE)
     return answer.json()
 
@@ -75,7 +77,9 @@ def test_a_bucket_is_shown_as_it_was_declared(cloud: LocalCloud, bucket: str) ->
 
 def test_an_object_keeps_what_it_is(cloud: LocalCloud, bucket: str) -> None:
     data = b"\r\n--y\r\n\x00\xff not text\r\n"
-    made = upload(cloud, "stack/pools.json", "application/json", data)
+    made = upload(cloud, "stack/pools.json", "application/json", data, storageClass="STANDARD")
+    refused = upload(cloud, "stack/pools.json", "application/json", data, status=501, storageClass="NEARLINE")
+    assert "storageClass" in refused["message"]
     found = call(cloud, "GET", f"/storage/v1/b/{bucket}/o/stack%2Fpools.json")
     assert found == made and found["contentType"] == "application/json" and found["size"] == str(len(data))
     url = f"{cloud.endpoint}/storage/v1/b/{bucket}/o/stack%2Fpools.json"

@@ -39,6 +39,7 @@ _WRITE = re.compile(r"jobs/(?P<job>[^/]+)/(?:logs|ckpt|out)/.+\Z")
 
 OCTETS = "application/octet-stream"
 KINDS = "content-types"
+CLASS = "STANDARD"  # of every object: Google's own provider says it when it writes one anew
 
 
 class ContentType(Struct, frozen=True):
@@ -233,6 +234,8 @@ def _sent(request: Request, body: bytes) -> Sent:
     about = call.decode(told)
     if not isinstance(about, dict):
         raise ApiError(400, "parseError", "Expected a description of the object.")
+    if about.get("storageClass") == CLASS:
+        del about["storageClass"]
     unknown = sorted(set(about) - {"bucket", "name", "contentType", "kind"})
     if unknown:
         raise errors.not_built(f"object field '{unknown[0]}'")
@@ -262,7 +265,7 @@ def _metadata(endpoint: str, bucket: str, key: str, blob: Blob, kind: str) -> Js
         "generation": blob.tag,
         "metageneration": "1",
         "contentType": kind,
-        "storageClass": "STANDARD",
+        "storageClass": CLASS,
         "size": str(len(blob.data)),
         "md5Hash": md5,
         "mediaLink": media,
