@@ -19,7 +19,7 @@ from spotkeeper.spec.facts import Fact
 from spotkeeper.spec.generation import Progress
 from spotkeeper.spec.job import Ask
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Budget, Fuses, Rank, Record, Slot
+from spotkeeper.spec.record import Alloc, Budget, Fuses, Moved, Rank, Record, Slot
 
 STACK, POOL, STATIC_POOL = "m", "p", "s"
 JOBS = ("abcd2345", "efgh2345")
@@ -265,6 +265,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         fuses=Fuses(),
         mirror=tuple(replace(one, at=0.0) for one in record.mirror),
         looked=tuple(replace(look, at=NOW) for look in record.looked),
+        moved=None if record.moved is None else Moved(NOW, 0.0),
     )
 
 

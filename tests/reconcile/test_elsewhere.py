@@ -135,6 +135,37 @@ def test_an_end_to_what_spot_may_lose() -> None:
     assert world.events(Event.INTENT)[-1].detail.startswith("on-demand to the end: spot has cost ")
 
 
+def swinging(world: World, period_s: float, hours: float, *usd: float) -> None:
+    """Spot costs the one in the first zone and the other in the rest, and then the other way round."""
+    for turn in range(int(hours * 3600 / period_s)):
+        one, other = usd if turn % 2 else usd[::-1]
+        world.prices["pool"] = tuple(PriceRun(0.0, one if zone == HOME else other, zone) for zone in ZONES)
+        world.run(period_s)
+
+
+def test_prices_that_go_up_and_down_do_not_keep_a_gang_on_its_way() -> None:
+    """Its disks take half an hour to follow. What the last move took is known, and so much a gang stays at least."""
+    world = World(nodes=2)
+    world.prices["pool"] = tuple(PriceRun(0.0, 0.3, zone) for zone in ZONES)
+    trained(world)
+    world.shot_s = 1800.0
+    steps = max(agent.step_no for agent in world.agents())
+    swinging(world, 3600.0, 24.0, 0.3, 0.5)
+    done = max(agent.step_no for agent in world.agents()) - steps
+    assert 1 <= len(moved(world)) // 2 <= 5
+    assert done > 0.88 * 24 * 3600, "a tenth of its time at most is lost to moves"
+
+
+def test_disks_that_do_not_follow_within_an_hour_send_it_home() -> None:
+    """A snapshot that failed is never ready."""
+    world = on_demand()
+    world.shot_s = math.inf
+    world.until(lambda: world.record().move is not None, 900)
+    world.until(lambda: world.record().move is None and world.training(), 3900)
+    assert world.record().zone == HOME and models(world) == {ON_DEMAND}
+    assert moved(world)[-1] == "the disks have not followed within 60 min"
+
+
 def mute_looks(world: World) -> None:
     """Machines in other zones run and say nothing."""
     insert = world._insert

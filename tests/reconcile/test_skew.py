@@ -8,7 +8,7 @@ from spotkeeper.reconcile.lease import Lease
 from spotkeeper.reconcile.skew import SKEW_S, believed
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Budget, Fuses, Hold, Look, Move, Phase, Rank, Record, Roll, Slot, SlotState
+from spotkeeper.spec.record import Budget, Fuses, Hold, Look, Move, Moved, Phase, Rank, Record, Roll, Slot, SlotState
 
 from tests.reconcile.memory import MemoryStore
 from tests.reconcile.world import JOB, World
@@ -44,6 +44,7 @@ def written(at: float, until: float, hold_ends: float) -> Record:
         short_since=at,
         fuses=Fuses(hour=at, doubted=at, closed_until=until, spent_at=at, swaps=(1.0, at)),
         looked=(Look("z-b", at, 1), Look("z-c", 1.0, 2)),
+        moved=Moved(at, 90.0),
     )
 
 

@@ -73,6 +73,7 @@ def believed(record: Record, now: float) -> Record:
             swaps=tuple(map(past, fuses.swaps)),
         ),
         looked=tuple(replace(look, at=past(look.at)) for look in record.looked),
+        moved=None if record.moved is None else replace(record.moved, at=past(record.moved.at)),
     )
 
 
@@ -80,7 +81,7 @@ def _happened(record: Record) -> Iterator[float]:
     fuses = record.fuses
     yield from (record.gen_since, record.stop_since, record.roll_at, record.busy_at)
     yield from (fuses.hour, fuses.doubted, fuses.spent_at, *fuses.swaps, *record.budget.loss_times)
-    yield from (look.at for look in record.looked)
+    yield from (one.at for one in (*record.looked, record.moved) if one is not None)
     yield from (each.since for each in (record.roll, record.move) if each is not None)
     yield from (at for at in (record.dry_since, record.short_since) if at is not None)
     for rank in record.ranks:

@@ -172,6 +172,13 @@ class Look(Struct, frozen=True, array_like=True):
     machines: int
 
 
+class Moved(Struct, frozen=True, array_like=True):
+    """A move that has come to its end: when, in virtual unix seconds, and how long the gang was under way."""
+
+    at: float
+    s: float
+
+
 class Mirrored(Struct, frozen=True):
     """A complete copy of a checkpoint in the bucket (``spec.mirror``)."""
 
@@ -233,6 +240,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     told: str = ""  # the newest checkpoint that a machine had on its disk, where copies are made: reports do not last
     fetch: Fetch | None = None  # while a generation waits for it
     looked: tuple[Look, ...] = ()  # in other zones, the last of each kind
+    moved: Moved | None = None  # to the gang's zone, the last time
     size: int | None = None  # how many ranks are wanted since somebody resized the job
     parked: tuple[int, ...] = ()  # those that are not; (): the highest
     outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next

@@ -73,11 +73,11 @@ def runs(draft: Draft, slot: Slot) -> Runs:
 
 
 def ways(draft: Draft) -> dict[str, Way]:
-    """To zones where the gang's disks are not: they would follow by snapshots."""
+    """To zones where the gang's disks are not: they would follow by snapshots, as slowly as the last time."""
     spec, record = draft.seen.spec, draft.record
     if not record.gen or record.zone is None or spec is None or spec.spread:
         return {}
-    way = Way(draft.times.copy_s)
+    way = Way(max(draft.times.copy_s, record.moved.s if record.moved is not None else 0.0))
     return {zone: way for zone in draft.seen.stack.zones() if zone != record.zone}
 
 

@@ -24,6 +24,7 @@ from spotkeeper.spec.record import LOOK, Grant, Look, Rank, SlotState
 LOOK_S = 1800.0  # a zone is not asked again sooner; as ``select_plan.Rule.probe_every_h``
 POLICIES = ("balanced", "spot")
 SELDOM = 6  # times twice as long
+STAY = 10.0  # times as long as a move took: prices that go up and down must not keep a gang on its way
 SHARE = 0.5  # of the launches that an hour allows: the rest is for machines that are needed
 
 
@@ -69,6 +70,8 @@ def _calm(draft: Draft) -> bool:
     if record.stop or record.roll or record.pause or record.move or draft.seen.draining or draft.seen.blind:
         return False
     if draft.now < record.gen_since + draft.times.settle_s or len(draft.members()) < draft.size():
+        return False
+    if record.moved is not None and draft.now < record.moved.at + STAY * record.moved.s:
         return False
     members = [slot for _, slot in draft.members()]
     if any(slot.model is Model.STATIC or slot.notice is not None or slot.ends is not None for slot in members):

@@ -17,8 +17,9 @@ from spotkeeper.spec.cloud import Class, CreateDisk, CreateSnapshot, Offer
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Grant, Move, Phase, Rank, SlotState
+from spotkeeper.spec.record import Grant, Move, Moved, Phase, Rank, SlotState
 
+COPIES_S = 3600.0  # machines that wait for disks are paid for
 NEVER = (Class.PERMANENT, Class.QUOTA, Class.DEAD_KEY)  # of disks' copies: a move that waits for one may wait for ever
 
 
@@ -100,10 +101,14 @@ def step(draft: Draft) -> None:
 
 
 def _refused(draft: Draft) -> str:
-    """Why the disks of a gang that left for money's sake cannot follow: the cloud will not copy one; "" else."""
+    """Why the disks of a gang that left for money's sake do not follow: the cloud will not copy one, or it takes too
+    long (a snapshot that failed is never ready); "" else.
+    """
     zone = draft.record.move.zone if draft.record.move is not None else ""
     if not any(rank.next is not None and rank.next.zone == zone for rank in draft.ranks):
         return ""  # there was nothing better at home
+    if draft.record.move is not None and draft.now > draft.record.move.since + COPIES_S:
+        return f"the disks have not followed within {COPIES_S / 60:.0f} min"
     copies = {(index, rank.copy) for index, rank in enumerate(draft.ranks) if not copied(draft, index, rank)}
     for told in draft.view.results:
         action = told.action
@@ -151,7 +156,8 @@ def _arrive(draft: Draft) -> None:
         for rank in draft.ranks
     )
     # A bout is on-demand's for what spot did in the zone that is left.
-    draft.set(move=None, zone=move.zone, ranks=ranks, bout_until=min(draft.record.bout_until, draft.now))
+    bout_until, took = min(draft.record.bout_until, draft.now), Moved(draft.now, max(0.0, draft.now - move.since))
+    draft.set(move=None, zone=move.zone, ranks=ranks, bout_until=bout_until, moved=took)
     for index, rank in enumerate(draft.ranks):
         if rank.next is not None and rank.next.zone == move.zone:
             draft.promote(index, "move")
