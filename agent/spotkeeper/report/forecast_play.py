@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from spotkeeper.reconcile.decide.elsewhere import STAY
 from spotkeeper.reconcile.decide.seen import Times
 from spotkeeper.reconcile.select import HOUR_S, Need, Runs, Selection, Way, Work, select
 from spotkeeper.reconcile.select_track import Track
@@ -22,7 +23,7 @@ from spotkeeper.spec.policy import KEEP, ON_DEMAND, SPOT, Answer, End, On, Start
 from spotkeeper.spec.stack import PoolState, StackState
 
 BEGIN_S = 1e6 * HOUR_S  # of a replay, on the clock that the rule is told
-STAY = Answer((KEEP,))
+AS_IT_IS = Answer((KEEP,))
 TIMES = Times()
 
 
@@ -56,7 +57,7 @@ class Chooser:
         self.tracks = {id_: Track.of(None) for id_ in self.names}
         self.refused_at = dict.fromkeys(self.names, 0.0)
         self.losses: list[float] = []
-        self.bout_until = self.idle_since = 0.0
+        self.bout_until = self.idle_since = self.moved_at = 0.0
         self.ran, self.before = "", ""  # the zone that spot ran in last; what ran at the tick before
 
     def end(self, end: End) -> None:
@@ -68,11 +69,14 @@ class Chooser:
         if tick.on is None:
             return self._idle(tick, now)
         if self.spec.policy == "on-demand":
-            return STAY
+            return AS_IT_IS
         found = self._select(tick, now, None, self._runs(tick.on))
         words = self._words(found)
+        home = SPOT + tick.home
         if now < self.bout_until or tick.on.kind == "spot":  # elsewhere alone
-            words = tuple(word for word in words if word != SPOT + tick.home)
+            words = tuple(word for word in words if word != home)
+        if now < self.moved_at + STAY * self.terms.move_h * HOUR_S:
+            words = tuple(word for word in words if word == home)
         return Answer((*words, KEEP), tuple(self.ids[offer.zone] for offer in found.look))
 
     def _look(self, tick: Tick, now: float) -> None:
@@ -83,6 +87,7 @@ class Chooser:
         for id_, up in tick.tried.items():
             self.tracks[id_].see(tried / HOUR_S, up)
             self.refused_at[id_] = self.refused_at[id_] if up else tried
+            self.moved_at = tried if up and self.ran not in ("", id_) else self.moved_at
             self.ran = id_ if up else self.ran
         runs = tick.on.kind if tick.on is not None else ""
         if runs == "spot":
