@@ -66,6 +66,8 @@ def test_a_gang_on_demand_has_machines_in_another_zone_before_it_gives_up_what_i
         run.steady("on spot")
         home = run.record().zone
         assert home is not None
+        for zone in stage.cloud.config.zones:
+            wet(stage, zone)
         stage.cloud.set_capacity(home, 0, reclaim=True)
         run.until("the gang to find spot elsewhere", lambda: run.record().zone != home and not run.record().move)
         run.steady("in the other zone")

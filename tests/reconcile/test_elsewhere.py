@@ -15,6 +15,7 @@ from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import PriceRun
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import LOOK
+from spotkeeper.spec.stack import Fallback
 
 from tests.reconcile.test_bargains import after_its_loop, without_savings
 from tests.reconcile.test_resize import trained
@@ -232,6 +233,13 @@ def test_the_zone_s_own_spot_is_better_than_another_s() -> None:
     world.capacity.clear()
     world.until(lambda: models(world) == {SPOT} and world.training(), 3600)
     assert world.record().zone == HOME and moved(world) == []
+
+
+def test_a_bout_that_ends_while_machines_look_waits_for_what_they_see() -> None:
+    """Asking at home gave them back, and home had none: both came to nothing, time after time."""
+    world = on_demand(boot_s=120.0, the_stack=replace(stack(), fallback=Fallback(bout_s=120.0)))
+    world.until(lambda: gone(world) and models(world) == {SPOT}, 1200)
+    assert [(entry.zone, entry.rank) for entry in looks(world)] == [(NEXT, 0), (NEXT, 1)]
 
 
 @pytest.mark.parametrize("asked", [AskKind.CANCEL, AskKind.PAUSE])

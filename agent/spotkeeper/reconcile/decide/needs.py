@@ -58,13 +58,13 @@ def _spot_again(draft: Draft) -> None:
         return
     if draft.now < record.bout_until or draft.now < record.gen_since + draft.times.settle_s or record.roll:
         return
-    if record.pause or record.move or any(needed(rank) for rank in draft.ranks):
+    if record.pause or record.move or any(needed(rank) or rank.wish == LOOK for rank in draft.ranks):
         return
     for index, rank in enumerate(draft.ranks):
         if not slots.is_model(rank.cur, Model.ON_DEMAND):
             continue
         if offers.warm_spot(draft, index) or offers.idle_node(draft, index):
-            draft.put(index, wish="spot", refused=(), next=None)
+            draft.put(index, wish="spot", refused=())
 
 
 def _no_bargain(draft: Draft) -> None:
