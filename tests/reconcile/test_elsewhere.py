@@ -237,7 +237,7 @@ def test_the_zone_s_own_spot_is_better_than_another_s() -> None:
 
 def test_a_bout_that_ends_while_machines_look_waits_for_what_they_see() -> None:
     """Asking at home gave them back, and home had none: both came to nothing, time after time."""
-    world = on_demand(boot_s=120.0, the_stack=replace(stack(), fallback=Fallback(bout_s=120.0)))
+    world = on_demand(boot_s=220.0, the_stack=replace(stack(), fallback=Fallback(bout_s=60.0)))
     world.until(lambda: gone(world) and models(world) == {SPOT}, 1200)
     assert [(entry.zone, entry.rank) for entry in looks(world)] == [(NEXT, 0), (NEXT, 1)]
 
