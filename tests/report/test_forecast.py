@@ -113,6 +113,14 @@ def test_a_deadline_is_held_where_on_demand_is_to_be_had() -> None:
     assert made.expected.finish_h.high <= 9.0
 
 
+def test_a_gang_that_may_not_be_on_demand_is_late_on_spot_and_buys_none() -> None:
+    """Its deadline has no safety net: nothing is bought that it cannot have."""
+    job = task(on_demand=0, deadline_h=8.0)
+    out = one_at_first(job, "0" * 8 + "1" * 40, "0" * 8 + "1" * 40)
+    assert (out.on_demand_h, out.spot_h > 6.0, out.finish_h > 8.0) == (0.0, True, True)
+    assert forecast(job, Library(parts(read_folder(SHIPPED)))).expected.late not in (None, 0.0)
+
+
 def begun(job: Task, ups: str, hours: float = 0.5) -> Outcome:
     """The job begun at the first tick of one zone."""
     made = part(ups, hours=hours)

@@ -119,13 +119,13 @@ def course(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) -> 
     def share(value: Callable[[Outcome], bool]) -> float:
         return of(lambda out: float(value(out))).share()
 
-    most, horizon = task.spec.max_usd, task.terms(1.0).horizon_h
+    most, horizon, due_h = task.spec.max_usd, task.terms(1.0).horizon_h, task.deadline_h
     return Course(
         usd=band(of(lambda out: usd(task, out))),
         finish_h=band(of(lambda out: out.finish_h)),
         preemptions=band(of(lambda out: out.preemptions)),
         spot_share=band(of(spot_share)),
-        late=share(lambda out: out.missed) if task.deadline_h is not None else None,
+        late=None if due_h is None else share(lambda out: out.missed or out.finish_h > due_h),
         unfinished=share(lambda out: out.finish_h > horizon) if task.deadline_h is None else 0.0,
         over_budget=share(lambda out: usd(task, out) > most) if most is not None else None,
     )

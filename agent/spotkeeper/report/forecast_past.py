@@ -51,10 +51,12 @@ class Task:
         return self.spec.size().max
 
     def terms(self, tick_h: float) -> Terms:
+        """Where the gang may not be on-demand there is none to end on at its deadline: it goes on on spot, late."""
+        ends_h = self.deadline_h if self.shop.on_demand else None
         return Terms(
             work_h=self.work_h,
             deadline_h=self.deadline_h,
-            horizon_h=self.deadline_h or UNENDING * self.work_h + UNENDING_H,
+            horizon_h=ends_h or UNENDING * self.work_h + UNENDING_H,
             restart_h=self.restart_h,
             move_h=MOVE_H,
             move_price=0.0,
