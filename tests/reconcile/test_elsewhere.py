@@ -76,6 +76,13 @@ def test_training_goes_on_until_all_have_a_machine_there() -> None:
     assert [e.zone for e in world.events(Event.ADMITTED) if e.cause == LOOK] == [NEXT, NEXT]
 
 
+def test_machines_that_have_booted_there_are_not_given_back_for_what_their_boot_cost() -> None:
+    """The work that is left when they are up would not be worth another boot; theirs is paid."""
+    world = on_demand(boot_s=220.0, work="20m")
+    world.until(lambda: gone(world) and models(world) == {SPOT}, 1800)
+    assert [(entry.zone, entry.rank) for entry in looks(world)] == [(NEXT, 0), (NEXT, 1)]
+
+
 def test_a_zone_that_has_less_than_the_gang_needs_is_not_moved_to() -> None:
     world = on_demand(LAST)
     world.capacity[NEXT, SPOT] = 1

@@ -299,6 +299,14 @@ def test_the_way_to_another_zone_counts() -> None:
     assert runs_spot(market, work=short, ways={"z-b": Way(60.0, usd=0.5)}) == ([], False)
 
 
+def test_the_boot_of_machines_that_are_there_counts_no_more() -> None:
+    market = tuple(replace(seen, boot_s=600.0) for seen in priced(0.9, 0.6, 0.95))
+    short: dict[str, object] = {"models": (SPOT,), "runs": DEMAND, "market": market, "begin_s": 60.0}
+    short["work"] = Work(left_h=0.8, slack_h=None)
+    assert chosen(job(), **short) == []
+    assert chosen(job(), **short, there=frozenset({"pool/z-b/spot"})) == [("b", SPOT)]
+
+
 def test_zones_that_nobody_looked_at_for_half_an_hour_are_worth_a_look_from_on_demand() -> None:
     bad = [replace(stormy(zone, 60.0), boot_s=900.0) for zone in ZONES]
     old = replace(bad[1], watch=replace(bad[1].watch, seen_h=NOW_H - 0.6, since_h=NOW_H - 0.7))

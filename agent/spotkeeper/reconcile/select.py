@@ -111,6 +111,7 @@ class Need:
         runs: what it is to be better than; None: nothing runs.
         work: None: nobody knows how much is left.
         ways: to zones that are not the checkpoint's.
+        there: keys of offers whose machines have booted, and wait for a word: their boot costs nothing any more.
         since: since when it waits; on-demand counts ``max_wait`` from there.
         hung_s: how long a machine that never comes up is waited for: a deadline must bear one of these.
         save_s: how long a save takes, as measured.
@@ -131,6 +132,7 @@ class Need:
     runs: Runs | None = None
     work: Work | None = None
     ways: Mapping[str, Way] = field(default_factory=dict)
+    there: frozenset[str] = frozenset()
     since: float = 0.0
     max_wait_s: float | None = None
     hung_s: float = 0.0
@@ -255,8 +257,9 @@ def _zone(offer: Offer, market: _Market) -> Zone:
     track = Track.of(seen.watch if seen is not None else None, market.rule.shape)
     if seen is not None and seen.refused_at:
         track.see(seen.refused_at / HOUR_S, False)
-    doubt = _doubt(offer, market)
-    return Zone(offer.key(), offer.price / whole, track, way.s / HOUR_S, way.usd / whole, doubt)
+    booted_s = (seen.boot_s or 0.0) if seen is not None and offer.key() in market.need.there else 0.0
+    move_h = (way.s - booted_s) / HOUR_S
+    return Zone(offer.key(), offer.price / whole, track, move_h, way.usd / whole, _doubt(offer, market))
 
 
 def _doubt(offer: Offer, market: _Market) -> float:

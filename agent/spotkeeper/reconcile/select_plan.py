@@ -52,8 +52,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """An offer of spot. ``move_h`` and ``move_price``: what it takes to bring the checkpoint there. ``doubt``: by how
-    much the cloud's own guess raises the hazard where little was seen; 1 where it says nothing.
+    """An offer of spot. ``move_h`` and ``move_price``: what it takes to bring the checkpoint there, less the boot of
+    machines that are there already. ``doubt``: by how much the cloud's own guess raises the hazard where little was
+    seen; 1 where it says nothing.
     """
 
     id: str

@@ -69,7 +69,12 @@ def _excess_h(draft: Draft, done_s: float | None) -> float:
 def runs(draft: Draft, slot: Slot) -> Runs:
     """What a rank has: for as long as its gang has trained so, that all who have the same are in one position."""
     age_s = max(0.0, draft.now - draft.record.gen_since)
-    return Runs(slot.model, Offer(slot.pool, slot.zone, slot.model, 0.0).key(), age_s)
+    return Runs(slot.model, key(slot), age_s)
+
+
+def key(slot: Slot) -> str:
+    """Of the offer that a machine was got for."""
+    return Offer(slot.pool, slot.zone, slot.model, 0.0).key()
 
 
 def ways(draft: Draft) -> dict[str, Way]:

@@ -23,7 +23,7 @@ from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Hold, Outcome, Phase, Rank, Record, Slot, SlotState
 
 DAY_S = 86_400.0
-OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool, Runs | None, float]
+OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool, Runs | None, frozenset[str], float]
 KEPT_LOSSES = 32  # loss times kept in the record, for select()
 
 

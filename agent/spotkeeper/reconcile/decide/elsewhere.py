@@ -8,7 +8,7 @@ training has not noticed. Where it is only worth knowing whether spot is there, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.reconcile.select import Selection
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import LOOK, Grant, Look, Rank, SlotState
+from spotkeeper.spec.record import LOOK, Grant, Look, Rank, Slot, SlotState
 
 LOOK_S = 1800.0  # a zone is not asked again sooner; as ``select_plan.Rule.probe_every_h``
 POLICIES = ("balanced", "spot")
@@ -33,17 +33,17 @@ def settle(draft: Draft) -> None:
     looking = [index for index in range(len(draft.ranks)) if draft.ranks[index].wish == LOOK]
     if not looking:
         return
-    slots = [draft.ranks[index].next for index in looking]
+    slots = [slot for index in looking if (slot := draft.ranks[index].next) is not None]
     whole = len(looking) == draft.size()
-    all_there = all(slots) and [look.machines for look in draft.record.looked[-1:]] == [len(looking)]
+    all_there = len(slots) == len(looking) and [look.machines for look in draft.record.looked[-1:]] == [len(looking)]
     if not (all_there and _calm(draft)):
         _give_back(draft, looking)
-    elif all(slot is not None and slot.state is not SlotState.INTENT for slot in slots):
-        zone = slots[0].zone if slots[0] is not None else ""
+    elif all(slot.state is not SlotState.INTENT for slot in slots):
+        zone = slots[0].zone
         answered = {zone, draft.record.zone} <= draft.view.answered  # else the disks could not follow yet
-        if whole and answered and any(choice.offer.zone == zone for choice in _found(draft).choices):
+        if whole and answered and any(choice.offer.zone == zone for choice in _found(draft, slots).choices):
             moves.begin(draft, zone, "cheaper", taken=True)
-        elif answered or draft.now >= max(slot.since for slot in slots if slot is not None) + draft.times.settle_s:
+        elif answered or draft.now >= max(slot.since for slot in slots) + draft.times.settle_s:
             _give_back(draft, looking)
 
 
@@ -79,11 +79,12 @@ def _calm(draft: Draft) -> bool:
     return all(map(admitted, members)) and kept.costs_nothing(draft) and kept.pinned(draft) is None
 
 
-def _found(draft: Draft) -> Selection:
+def _found(draft: Draft, there: Iterable[Slot] = ()) -> Selection:
     """Spot in all zones, against what the gang has: on-demand, if none of it is on spot."""
     index, slot = next(((n, s) for n, s in draft.members() if s.model is Model.SPOT), draft.members()[0])
     rank = replace(draft.ranks[index], refused=())
-    return offers.selection(draft, rank, None, (Model.SPOT,), course.runs(draft, slot))
+    wait = frozenset(course.key(slot) for slot in there)
+    return offers.selection(draft, rank, None, (Model.SPOT,), course.runs(draft, slot), wait)
 
 
 def _elsewhere(draft: Draft, good: Iterator[Offer]) -> Iterator[Offer]:

@@ -53,14 +53,20 @@ def choices(draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...
 
 
 def selection(
-    draft: Draft, rank: Rank, zone: str | None, models: tuple[Model, ...] = (), runs: Runs | None = None
+    draft: Draft,
+    rank: Rank,
+    zone: str | None,
+    models: tuple[Model, ...] = (),
+    runs: Runs | None = None,
+    there: frozenset[str] = frozenset(),
 ) -> Selection:
-    """Once for all ranks that are in the same position. ``runs``: what it is to be better than."""
+    """Once for all ranks that are in the same position. ``runs``: what it is to be better than; ``there``: offers
+    whose machines wait."""
     refused = rank.refused if draft.now < rank.refused_at + draft.times.cold_s else ()
     bout, left = draft.now < draft.record.bout_until, on_demand_left(draft)
     max_wait_s = course.max_wait_s(draft)
     since = 0.0 if max_wait_s is None else course.waits_since(draft)
-    key = (zone, models, refused, bout, left > 0, runs, since)
+    key = (zone, models, refused, bout, left > 0, runs, there, since)
     if key not in draft.offers:
         draft.offers[key] = _select(
             draft,
@@ -77,6 +83,7 @@ def selection(
                 runs=runs,
                 work=course.work(draft),
                 ways={} if zone is not None else course.ways(draft),
+                there=there,
                 since=since,
                 max_wait_s=max_wait_s,
                 hung_s=draft.view.boot_s,
