@@ -6,7 +6,6 @@ goes from the first tick to the end, and obstore's memory in the others (S3 cost
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from spotkeeper.spec.job import Ask, AskKind, JobSpec
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Outcome, Phase, Record, SlotState
 
+from tests.reconcile import s3
 from tests.reconcile.ec2_region import POOL, STACK, A, Region, region
 from tests.reconcile.ec2_standin.site import Delays
 from tests.reconcile.ec2_standin.things import OWNER, Instance, Run
@@ -154,30 +154,21 @@ class World:
 
 
 @pytest.fixture
-def s3() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    connection = http.client.HTTPConnection(host, port, timeout=10)
-    scope = "AWS4-HMAC-SHA256 Credential=x/20261121/us-east-1/s3"  # moto reads which service is meant from it
-    connection.request("PUT", f"/{BUCKET}", headers={"Authorization": scope})
-    assert connection.getresponse().status == 200
-    connection.close()
-    yield f"http://{host}:{port}"
-    server.stop()
+def s3_endpoint() -> Iterator[str]:
+    with s3.serve() as endpoint:
+        s3.make_bucket(endpoint, BUCKET)
+        yield endpoint
 
 
 @contextmanager
-def begun(monkeypatch: pytest.MonkeyPatch, store: Store | None, s3: str = "") -> Iterator[World]:
+def begun(monkeypatch: pytest.MonkeyPatch, store: Store | None, s3_url: str = "") -> Iterator[World]:
     """The stack declared, the function configured as Lambda does it."""
     with region(monkeypatch, delays=Delays(seen=(1.0, 4.0), start=(5.0, 9.0), gone=(5.0, 9.0))) as here:
         here.site.throttling = False  # ticks here follow each other within no time
         env = {
             "SPOTKEEPER_STACK": "demo",
             "SPOTKEEPER_BUCKET": f"s3://{BUCKET}",
-            "SPOTKEEPER_BUCKET_ENDPOINT": s3,
+            "SPOTKEEPER_BUCKET_ENDPOINT": s3_url,
             "SPOTKEEPER_COMPUTE_ENDPOINT": here.endpoint,
         }
         for name, value in env.items():
@@ -190,8 +181,8 @@ def begun(monkeypatch: pytest.MonkeyPatch, store: Store | None, s3: str = "") ->
 
 
 @pytest.fixture
-def on_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with begun(monkeypatch, None, s3) as found:
+def on_s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with begun(monkeypatch, None, s3_endpoint) as found:
         yield found
 
 

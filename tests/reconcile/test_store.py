@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import multiprocessing
 import threading
@@ -41,7 +40,7 @@ from spotkeeper.spec.market import PriceRun, Prices, Sight
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Alloc, Grant, Rank, Record, Slot, SlotState
 
-from tests.reconcile import gcs
+from tests.reconcile import gcs, s3
 
 JOB = "abcd2345"
 UID = "0b5e9a52-8f0c-4b3e-9f9b-0f3b9a6f2f11"
@@ -54,23 +53,8 @@ def record(**changes: Any) -> Record:
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """moto's S3 as a real server on loopback; it honours If-Match and If-None-Match."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-def s3_bucket(endpoint: str, name: str) -> Objects:
-    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=10)
-    scope = "AWS4-HMAC-SHA256 Credential=x/20261121/us-east-1/s3"  # moto reads which service is meant from it
-    connection.request("PUT", f"/{name}", headers={"Authorization": scope})
-    assert connection.getresponse().status == 200
-    connection.close()
-    return open_bucket(f"s3://{name}", endpoint)
+    with s3.serve() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(params=["sqlite", "memory", "s3", "gcs"])
@@ -91,7 +75,7 @@ def objects(
             monkeypatch.setenv(name, value)
         endpoint = request.getfixturevalue("s3_endpoint")
         bucket = f"b{abs(hash(tmp_path)) % 10**9}"
-        s3_bucket(endpoint, bucket)
+        s3.make_bucket(endpoint, bucket)
         yield lambda: open_bucket(f"s3://{bucket}", endpoint)
 
 
