@@ -28,6 +28,8 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
     wrong: list[Problem] = []
     for name, text in config.items():
         namespace, _, key = name.partition(":")
+        if namespace == NAMESPACE and text == _NOT_SET.get(key):
+            continue
         if namespace == NAMESPACE:
             plain[key] = _value(key, text)
         elif hint := _meant(name, config):
@@ -50,7 +52,7 @@ def _meant(name: str, config: Mapping[str, str]) -> str | None:
 
 
 def _elsewhere(config: Mapping[str, str], region: str) -> bool:
-    return config.get(f"{NAMESPACE}:region") not in (None, region)
+    return config.get(f"{NAMESPACE}:region") not in (None, "", region)
 
 
 _FIELDS = inspect.type_info(Settings).fields  # type: ignore[attr-defined]
@@ -58,7 +60,9 @@ _FIELDS = inspect.type_info(Settings).fields  # type: ignore[attr-defined]
 _TEXTS = frozenset(
     f.encode_name for f in _FIELDS if isinstance(getattr(f.type, "type", f.type), inspect.StrType | inspect.LiteralType)
 )
-_MAY_BE_EMPTY = frozenset(f.encode_name for f in _FIELDS if f.default == "")  # which is their default in Pulumi.yaml
+# Defaults in Pulumi.yaml: the empty ones of keys that must be set are as good as none.
+_NOT_SET = {f.encode_name: "" if f.encode_name in _TEXTS else "[]" for f in _FIELDS if f.required}
+_MAY_BE_EMPTY = frozenset(f.encode_name for f in _FIELDS if f.default == "")
 
 
 def _value(key: str, text: str) -> object:

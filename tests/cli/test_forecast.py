@@ -94,6 +94,13 @@ def test_a_stack_file_need_not_be_up(cli: Cli, folder: Path) -> None:
     assert "2 machines may be, fewer than the gang's 3" in said(done.out)
 
 
+def test_a_deadline_without_a_safety_net_is_told_as_submit_tells_it(cli: Cli, folder: Path) -> None:
+    short = cli("forecast", job(folder, "nodes: 3\nwork: 5h\ndeadline: 30h"), "--stack-file", EXAMPLE, "--json")
+    assert "deadline: 30h may be missed where spot is not to be had: 2 of its 3 machines may be" in said(short.out)
+    held = cli("forecast", job(folder, "nodes: 2\nwork: 5h\ndeadline: 30h"), "--stack-file", EXAMPLE, "--json")
+    assert "may be missed" not in said(held.out)
+
+
 def test_a_deadline_that_cannot_be_held_says_the_earliest_and_its_price(
     cli: Cli, store: ObjectStore, folder: Path
 ) -> None:
@@ -233,7 +240,8 @@ def test_a_shape_that_cannot_hold_the_deadline_is_none(cli: Cli, folder: Path) -
     fast = cli("compare", job(folder, "deadline: 6h\nspread: true\nnproc: 1"), "--work", "10h", *options, "--json")
     made = json.loads(fast.out)
     assert {row["pool"] for row in made["rows"]} == {"burst", "fabric"}
-    assert len(made["skipped"]) == 1 and "cannot be held" in made["skipped"][0]
+    assert len(made["skipped"]) == 2 and "cannot be held" in made["skipped"][0]
+    assert made["skipped"][1] == "fabric on-demand: 0 machines may be, fewer than the gang's 1"
     none = cli("compare", job(folder, "deadline: 15m\nspread: true"), "--work", "100h", *options)
     assert none.code == 4 and "no shape fits" in none.err and "try: another `deadline`" in none.err
     both = cli("compare", job(folder), "--step-time", "1", "--measure")

@@ -163,8 +163,8 @@ def test_a_providers_own_key_is_its_own(key: str) -> None:
 
 
 EMPTY = {
-    "region": "region: empty, want a text",
-    "image": "image: empty, want a text",
+    "region": "region: missing, want a text",
+    "image": "image: missing, want a text",
     "limits": "limits: empty, want a mapping with lease_minutes, boot_deadline_s, max_run_hours, machines, ...",
     "budget": "budget: empty, want a mapping with monthly, billing_account, currency, alert_at, or leave it out",
 }
@@ -323,9 +323,21 @@ def test_the_projects_file_knows_every_key_and_no_other() -> None:
     project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
     fields = {field.encode_name: field for field in msgspec.inspect.type_info(Settings).fields}
     assert project.keys() == fields.keys() - {"stack", "project"}
-    assert {key for key, known in project.items() if "default" not in known} == {
-        name for name in fields if fields[name].required and name not in ("stack", "project")
-    }
+    required = {name for name in fields if fields[name].required and name not in ("stack", "project")}
+    assert {key for key, known in project.items() if "must be set" in known.get("description", "")} == required
+    assert all(project[key]["default"] == type(project[key]["default"])() for key in required)
+
+
+@pytest.mark.parametrize("key", ["cloud", "region", "image", "pools"])
+def test_a_key_that_must_be_set_and_is_spelt_wrong_is_told_as_the_one_that_is_meant(key: str) -> None:
+    """The engine hands over its empty default beside it."""
+    flat = read_config(ROOT / "infra/stacks/Pulumi.example-gcp.yaml")
+    empty = "[]" if key == "pools" else ""
+    with pytest.raises(SpecError) as caught:
+        from_config({**flat, f"spotkeeper:{key}": empty, f"spotkeeper:{key}x": flat[f"spotkeeper:{key}"]}, "demo")
+    assert [f"{found.path}: {found.message}" for found in caught.value.problems] == [f"{key}x: unknown key"]
+    with pytest.raises(SpecError, match=f"{key}: missing, want "):
+        from_config({**flat, f"spotkeeper:{key}": empty}, "demo")
 
 
 def test_no_key_that_is_refused_with_a_reason_is_one_of_ours() -> None:

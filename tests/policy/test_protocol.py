@@ -82,11 +82,14 @@ def test_a_tick_that_makes_no_sense_gets_an_answer_that_is_safe_anywhere(line: b
     answers, errors = talk(START, line, TICK)
     assert answers[0] == {"try": ["keep", "od"], "probe": []}
     assert len(answers) == 2
-    assert errors.startswith("spotkeeper policy: ")
+    assert errors.startswith("spotkeeper policy: line 2: ") and errors.endswith("\n") and errors.count("\n") == 1
+    assert "Error" not in errors, "words, not the names of Python's exceptions"
 
 
 def test_a_tick_before_any_start_is_answered_too() -> None:
-    assert talk(TICK)[0] == [{"try": ["keep", "od"], "probe": []}]
+    answers, errors = talk(TICK)
+    assert answers == [{"try": ["keep", "od"], "probe": []}]
+    assert errors.startswith("spotkeeper policy: line 1: no case has begun, so the answer is to keep what runs, else ")
 
 
 @pytest.mark.parametrize("line", [b"", b"nonsense", b"[1", b'{"type":"boat"}', b"\xff\xfe", b"{" * 100_000])

@@ -34,8 +34,7 @@ def task(*, on_demand: int = 100, zones: int = 2, work_h: float = 6.0, deadline_
     )  # fmt: skip
     job = JobSpec(**{"name": "j", "command": ("train.py",), "deadline": "1h" if deadline_h else None, **spec})
     stack = StackState("s", "gcp", "", "r1", "", (pool,))
-    shop = Shop(stack, pool, on_demand >= job.size().max)
-    return Task(job, shop, (spot,) * zones, 4.0, work_h, RESTART_H, deadline_h)
+    return Task(job, Shop.of(job, stack, pool), (spot,) * zones, 4.0, work_h, RESTART_H, deadline_h)
 
 
 def part(*zones: str, hours: float = 1.0, gang: int = 1) -> Part:
@@ -119,6 +118,13 @@ def test_a_gang_that_may_not_be_on_demand_is_late_on_spot_and_buys_none() -> Non
     out = one_at_first(job, "0" * 8 + "1" * 40, "0" * 8 + "1" * 40)
     assert (out.on_demand_h, out.spot_h > 6.0, out.finish_h > 8.0) == (0.0, True, True)
     assert forecast(job, Library(parts(read_folder(SHIPPED)))).expected.late not in (None, 0.0)
+
+
+@pytest.mark.parametrize(("policy", "on_demand"), [("spot", 100), ("balanced", 0)])
+def test_who_may_not_be_on_demand_is_told_what_its_column_is_for(policy: str, on_demand: int, library: Library) -> None:
+    job = task(on_demand=on_demand, deadline_h=8.0, policy=policy)
+    (line,) = [line for line in forecast(job, library).assumptions if line.startswith("on-demand: ")]
+    assert line.endswith("so none is bought; its column is what the same would cost, for comparison")
 
 
 def begun(job: Task, ups: str, hours: float = 0.5) -> Outcome:

@@ -326,7 +326,16 @@ JOB_CASES = [
     (GOOD + "work: soon\n", 'job.yaml:3: work: "soon": want a length of time: 90m, 6h, 2d'),
     (GOOD + "max_wait: 9999999d\n", 'job.yaml:3: max_wait: "9999999d": is more than ten years'),
     (GOOD + "max_usd: 0.01\n", "job.yaml:3: max_usd: 0.01: is below what one start costs (about $0.17 by list prices)"),
-    (GOOD + "deadline: 2020-01-01T00:00Z\n", 'job.yaml:3: deadline: "2020-01-01T00:00Z": is in the past'),
+    (
+        GOOD + "deadline: 2020-01-01T00:00Z\n",
+        'job.yaml:3: deadline: "2020-01-01T00:00Z": is in the past; '
+        "now is 2027-01-15 08:00 UTC, and 6h, 2d are from now",
+    ),
+    (
+        GOOD + "work: 10\n",
+        "job.yaml:3: work: 10: want a text: 40h, 90m, 2d: how long it trains if nothing happens; "
+        "unset: as its first steps tell",
+    ),
     (GOOD + "max_on_demand: 2\n", "job.yaml:3: max_on_demand: 2: is above the number of nodes (1)"),
     (
         GOOD + "policy: on-demand\nmax_on_demand: 0\n",

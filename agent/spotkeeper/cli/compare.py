@@ -12,7 +12,7 @@ from spotkeeper.cli.output import emit, note
 from spotkeeper.cli.past import shape_of
 from spotkeeper.report.compare import Comparison, Row, Shape, Step, assumed, network_s, shapes, step_s
 from spotkeeper.report.compare_text import table
-from spotkeeper.report.forecast import Forecast, Library, forecast
+from spotkeeper.report.forecast import Forecast, Library, barred, forecast
 from spotkeeper.report.forecast_past import Task
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.parse import SpecError
@@ -110,6 +110,8 @@ def compare(
             skipped.append(f"{name}: {error}")
         else:
             tasks.append((shape, took, task, ground.library_of(known, task, markets)))
+            if spec.policy != "spot" and (why := barred(task)):
+                skipped.append(f"{name} on-demand: {why}")
     if not tasks:
         remedy = "another `deadline`, `nodes` or `pools` in the job file"
         raise CliError("\n".join([f"{spec.name}: no shape fits", *skipped]), Exit.REFUSED, remedy)
@@ -124,5 +126,5 @@ def compare(
 
 def _rows(made: Forecast, task: Task, shape: Shape, took: float, reduce: float) -> list[Row]:
     bought = [("spot", made.expected)] if task.spec.policy != "on-demand" else []
-    bought += [("on-demand", made.on_demand)] if task.shop.on_demand and task.spec.policy != "spot" else []
+    bought += [("on-demand", made.on_demand)] if task.shop.on_demand else []
     return [Row(made.pool, shape, how, took, reduce, task.work_h, course) for how, course in bought]

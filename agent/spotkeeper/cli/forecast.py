@@ -30,6 +30,7 @@ from spotkeeper.report.forecast_play import Shop
 from spotkeeper.report.forecast_text import markdown, table
 from spotkeeper.report.markdown import code
 from spotkeeper.spec import money
+from spotkeeper.spec.check import cautions
 from spotkeeper.spec.job import JobSpec, deadline_at, span_s
 from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.market import Prices
@@ -106,6 +107,8 @@ def of_file(file: Path, known: Ground, work: str | None = None, markets: Path | 
     spec = known.job(file)
     said = list(known.said)
     task = task_of(spec, known, work, said)
+    if known.named:
+        said += cautions(task.spec, known.stack, known.prices, known.now)
     library = library_of(known, task, markets)
     with progress(f"replaying {spec.name}", len(library.parts)) as done:
         return forecast(task, library, said, done)
@@ -142,10 +145,9 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
             f"prices: the cloud told none of {', '.join(untold)} within a day, so spot costs what the stack lists"
         )
     demand = [pool.prices[zone].on_demand for zone in pool.zones]
-    most = pool.max_on_demand if spec.max_on_demand is None else min(pool.max_on_demand, spec.max_on_demand)
     return Task(
         spec=spec,
-        shop=Shop(replace(known.stack, pools=(pool,)), pool, most >= spec.size().max),
+        shop=Shop.of(spec, known.stack, pool),
         spot=tuple(spot),
         on_demand=sum(demand) / len(demand),
         work_h=work_h,

@@ -26,7 +26,7 @@ KIND = re.compile(rb'"type"\s*:\s*"(\w+)"')  # of a line that is no message; wha
 def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> None:
     """Answer until ``bye``, or the end of the input."""
     player = Player()
-    while line := lines.readline():
+    for number, line in enumerate(iter(lines.readline, b""), 1):
         if not line.strip():
             continue
         try:
@@ -35,13 +35,31 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
                 return
             answer = _answer(player, message, errors)
         except (msgspec.DecodeError, LookupError, AttributeError, ArithmeticError, ValueError) as error:
-            print(f"spotkeeper policy: {type(error).__name__}: {error}: {line[:120]!r}", file=errors, flush=True)
             kind = found[1] if (found := KIND.search(line)) else b""
             player = Player() if kind == b"start" else player
             answer = Ready(NAME) if kind == b"hello" else SAFE if kind == b"tick" else None
+            print(f"spotkeeper policy: line {number}: {_wrong(error)}, {_done(kind)}: {_shown(line)}", file=errors)
+            errors.flush()
         if answer is not None:
             answers.write(msgspec.json.encode(answer) + b"\n")
             answers.flush()
+
+
+def _wrong(error: Exception) -> str:
+    """What does not fit the case shows as whatever was looked up, or reckoned, in vain."""
+    if isinstance(error, AttributeError):
+        return "no case has begun"
+    return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit its case ({error})"
+
+
+def _done(kind: bytes) -> str:
+    if kind == b"tick":
+        return "so the answer is to keep what runs, else on-demand"
+    return "so its case is left out" if kind == b"start" else "so it is left out"
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:120])[1:] + ("..." if len(line) > 120 else "")
 
 
 def _answer(player: Player, message: Message, errors: TextIO) -> Ready | Answer | None:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
+from spotkeeper.replay.cases import ATTEMPT_H
 from spotkeeper.replay.model import Outcome
 from spotkeeper.report.forecast_band import PROMISED, Band, Values, band, weigh
-from spotkeeper.report.forecast_past import Part, Task, outcomes
+from spotkeeper.report.forecast_past import MOVE_H, Part, Task, outcomes
+from spotkeeper.report.forecast_play import most_on_demand
 
 REPLAYS = 240  # of a job, all parts together
 LEAST = 8  # of one part
@@ -148,11 +150,20 @@ def on_demand_only(task: Task) -> Course:
     return Course(Band(cost, cost, cost), Band(hours, hours, hours), nothing, nothing, late, 0.0, over)
 
 
+def barred(task: Task) -> str:
+    """Why the whole gang may not be on-demand; "" if it may."""
+    if task.shop.on_demand:
+        return ""
+    if task.spec.policy == "spot":
+        return "the job's policy is spot"
+    return f"{most_on_demand(task.spec, task.shop.pool)} machines may be, fewer than the gang's {task.nodes}"
+
+
 # -- what is taken for granted
 
 
 def _assumed(task: Task, library: Library) -> Iterator[str]:
-    spec, pool = task.spec, task.shop.pool
+    spec = task.spec
     names = Counter(part.recording.name for part in library.parts)
     where = ", ".join(f"{name}: {count} region{'s' * (count > 1)}" for name, count in sorted(names.items()))
     yield f"market: like a recorded one ({where}), begun at any moment of it"
@@ -169,12 +180,12 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
         yield "capacity: the gang runs where all its machines are to be had, and loses its place as one"
     if spec.size().min < task.nodes:
         yield f"nodes: all {task.nodes} or none, though it could go on with {spec.size().min}"
-    yield f"start: {task.restart_h * 60:.0f} min for every launch, billed; 3 min more in another zone; 30 s a refusal"
+    start, move = (f"{hours * 60:.0f} min" for hours in (task.restart_h, MOVE_H))
+    yield f"start: {start} for every launch, billed; {move} more in another zone; {ATTEMPT_H * 3600:.0f} s a refusal"
     yield "work: preemptions cost their restart and no training beside it (a notice is time enough for a save)"
     if task.shop.on_demand:
         yield "on-demand: to be had at any time"
-    elif spec.policy != "spot":
-        most = pool.max_on_demand if spec.max_on_demand is None else min(pool.max_on_demand, spec.max_on_demand)
-        yield f"on-demand: {most} machines may be, fewer than the gang's {task.nodes}, so none is bought"
+    else:
+        yield f"on-demand: {barred(task)}, so none is bought; its column is what the same would cost, for comparison"
     yield "left out: disks, traffic, and static nodes that idle"
     yield f"band: holds {PROMISED:.0%} of outcomes in markets that were left out (bench/forecast.py)"

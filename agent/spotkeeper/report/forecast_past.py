@@ -10,15 +10,16 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from spotkeeper.replay.cases import ATTEMPT_H, LEAST_UP, MOVE_H, PROBE_H
+from spotkeeper.replay.cases import ATTEMPT_H, LEAST_UP, PROBE_H
 from spotkeeper.replay.model import Case, Outcome, play
 from spotkeeper.replay.recording import Recording, Zone
-from spotkeeper.report.forecast_play import Chooser, Shop
+from spotkeeper.report.forecast_play import TIMES, Chooser, Shop
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.policy import Terms
 
 UNENDING = 10.0  # times the work: a job without a deadline that is not done by then is not replayed further
 UNENDING_H = 240.0  # and so much more
+MOVE_H = TIMES.copy_s / 3600.0  # as jobs reckon with it; the judge of rules has its own
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,27 @@ TIMES = Times()
 
 @dataclass(frozen=True)
 class Shop:
-    """What a job may buy: one pool, its zones in order. ``on_demand``: whether the whole gang may be on-demand."""
+    """What a job may buy: one pool, its zones in order. ``on_demand``: whether the whole gang may be on-demand, by
+    the job's policy and by what is allowed."""
 
     stack: StackState
     pool: PoolState
     on_demand: bool
 
+    @classmethod
+    def of(cls, spec: JobSpec, stack: StackState, pool: PoolState) -> Shop:
+        whole = spec.policy != "spot" and most_on_demand(spec, pool) >= spec.size().max
+        return cls(replace(stack, pools=(pool,)), pool, whole)
+
     def only(self, zones: int) -> Shop:
         """With the first of its zones alone."""
         pool = replace(self.pool, zones=self.pool.zones[:zones])
         return Shop(replace(self.stack, pools=(pool,)), pool, self.on_demand)
+
+
+def most_on_demand(spec: JobSpec, pool: PoolState) -> int:
+    """How many machines of the pool the job may have on-demand at once."""
+    return pool.max_on_demand if spec.max_on_demand is None else min(pool.max_on_demand, spec.max_on_demand)
 
 
 class Chooser:

@@ -98,7 +98,7 @@ def deadline(job: JobContext) -> Iterator[Problem]:
         yield problem("deadline", str(error), text)
         return
     if job.now is not None and at <= job.now:
-        yield problem("deadline", "is in the past", text)
+        yield problem("deadline", f"is in the past; now is {money.clock(job.now)}, and 6h, 2d are from now", text)
 
 
 def money_and_time(job: JobContext) -> Iterator[Problem]:

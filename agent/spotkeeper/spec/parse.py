@@ -192,7 +192,10 @@ def _check(obj: object, want: inspect.Type, path: str, out: list[Problem]) -> No
     """Add to ``out`` everything about ``obj`` that is not a ``want``."""
     match want:
         case inspect.Metadata():
+            before = len(out)
             _check(obj, want.type, path, out)
+            if len(out) > before and isinstance(obj, (int, float)) and isinstance(want.type, inspect.UnionType):
+                out[before:] = [_explained(problem, want) for problem in out[before:]]
         case inspect.UnionType():
             _check_union(obj, want, path, out)
         case inspect.StructType():
@@ -223,6 +226,13 @@ def _wrong(obj: object, want: inspect.Type, path: str) -> Problem:
     if isinstance(obj, (bool, int, float)) and isinstance(want, inspect.StrType):
         message += ": put it in quotes"
     return Problem(path, message, shown(obj))
+
+
+def _explained(problem: Problem, want: inspect.Metadata) -> Problem:
+    """A number where a text is wanted: quotes alone would not make it one (`work: 10`), what the field is for may."""
+    about = (want.extra_json_schema or {}).get("description")
+    known = about and problem.message == "want a text"
+    return replace(problem, message=f"{problem.message}: {about}") if known else problem
 
 
 def _number(text: str) -> bool:
