@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from msgspec import inspect
 from msgspec.structs import asdict, replace
 from spotkeeper.reconcile.lease import Lease
 from spotkeeper.reconcile.skew import SKEW_S, believed
-from spotkeeper.spec.ledger import Event
+from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Budget, Fuses, Hold, Look, Move, Moved, Phase, Rank, Record, Roll, Slot, SlotState
 
@@ -59,6 +62,31 @@ def test_what_happened_later_than_now_happened_now_and_plans_are_as_far_away_as_
     assert asdict(mended) == asdict(expected)
     assert caplog.messages == [f"job {JOB}: a function's clock was 18000 s ahead; those times are taken as now"]
     assert believed(mended, NOW) is mended
+
+
+NO_STAMP = {
+    *("Record.created", "Record.hold_ends", "Slot.notice", "Slot.ends", "Mirrored.at"),
+    *("Fuses.spent", "Fuses.usd_hour", "Fuses.forgiven", "Moved.s"),  # money, and a span
+}
+
+
+def test_a_number_of_the_record_is_a_stamp_by_our_clock_or_is_known_to_be_none() -> None:
+    """A new one is written down here, or as `Past` or `Until`."""
+    assert set(plain_floats(inspect.type_info(Record))) == NO_STAMP
+
+
+def plain_floats(want: inspect.Type, name: str = "") -> Iterator[str]:
+    match want:
+        case inspect.FloatType():
+            yield name
+        case inspect.UnionType():
+            for option in want.types:
+                yield from plain_floats(option, name)
+        case inspect.VarTupleType():
+            yield from plain_floats(want.item_type, name)
+        case inspect.StructType() if want.cls is not Entry:  # the ledger's: nothing waits for one
+            for field in want.fields:
+                yield from plain_floats(field.type, f"{want.cls.__name__}.{field.name}")
 
 
 def test_clocks_that_differ_by_seconds_are_believed(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,27 +4,42 @@ Every round stamps the record with its own clock. Clouds keep them within second
 would freeze whatever waits for time since then (an offer that is cold, the hour of the launch fuse, a roll call) until
 the others have caught up. A round that finds this writes the record as it is believed before it decides anything. Pure.
 
-Deadlines of machines (``Slot.notice``, ``Slot.ends``) are not ours to judge, and ``Record.hold_ends``, at which disks
-go, is never brought forward.
+Which times those are is written beside them (``spec.record``: ``Past``, ``Until``). Deadlines of machines
+(``Slot.notice``, ``Slot.ends``) are not ours to judge, and ``Record.hold_ends``, at which disks go, is never brought
+forward.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple, TypeVar
 
+from msgspec import Struct, inspect
 from msgspec.structs import replace
 
-from spotkeeper.spec.record import Phase, Rank, Record, Slot
+from spotkeeper.spec.record import Phase, Record
 
 SKEW_S = 60.0  # of clocks that are as they should be, with room: Google promises less than a second
 
+S = TypeVar("S", bound=Struct)
 log = logging.getLogger("spotkeeper.reconcile")
+
+
+class _Field(NamedTuple):
+    """A field with times: itself (``kind`` is "past" or "until"), or in the structs that it holds."""
+
+    name: str
+    many: bool
+    kind: str
 
 
 def believed(record: Record, now: float) -> Record:
     """The record itself, unless something in it is said to have happened after ``now`` (virtual unix seconds)."""
-    ahead = max(_happened(record)) - now
+    happened = [0.0]
+    _collect(record, happened)
+    ahead = max(happened) - now
     if ahead <= SKEW_S or record.phase is Phase.DONE:
         return record
     log.warning("job %s: a function's clock was %.0f s ahead; those times are taken as now", record.job, ahead)
@@ -32,65 +47,61 @@ def believed(record: Record, now: float) -> Record:
     def past(at: float) -> float:
         return min(at, now)
 
-    def maybe(at: float | None) -> float | None:
-        return None if at is None else past(at)
-
     def until(at: float) -> float:
         """As far away as it was by the clock that said so, or less."""
         return at if at <= now else max(now, at - ahead)
 
-    def slot(one: Slot | None) -> Slot | None:
-        return None if one is None else replace(one, since=past(one.since))
-
-    def rank(one: Rank) -> Rank:
-        refused_at, vacant_since = past(one.refused_at), past(one.vacant_since)
-        return replace(one, cur=slot(one.cur), next=slot(one.next), refused_at=refused_at, vacant_since=vacant_since)
-
     fuses = record.fuses
     beyond_h = max(0.0, fuses.spent_at - now) / 3600.0
-    return replace(
-        record,
-        gen_since=past(record.gen_since),
-        stop_since=past(record.stop_since),
-        stop_deadline=None if record.stop_deadline is None else until(record.stop_deadline),
-        roll=None if record.roll is None else replace(record.roll, since=past(record.roll.since)),
-        move=None if record.move is None else replace(record.move, since=past(record.move.since)),
-        roll_at=past(record.roll_at),
-        busy_at=past(record.busy_at),
-        dry_since=maybe(record.dry_since),
-        short_since=maybe(record.short_since),
-        bout_until=until(record.bout_until),
-        hold_until=None if record.hold_until is None else until(record.hold_until),
-        ranks=tuple(map(rank, record.ranks)),
-        budget=replace(record.budget, loss_times=tuple(map(past, record.budget.loss_times))),
-        fuses=replace(
-            fuses,
-            hour=past(fuses.hour),
-            doubted=past(fuses.doubted),
-            closed_until=until(fuses.closed_until),
-            spent=max(0.0, fuses.spent - beyond_h * (fuses.usd_hour or 0.0)),  # of hours that have not been
-            spent_at=past(fuses.spent_at),
-            swaps=tuple(map(past, fuses.swaps)),
-        ),
-        looked=tuple(replace(look, at=past(look.at)) for look in record.looked),
-        moved=None if record.moved is None else replace(record.moved, at=past(record.moved.at)),
-    )
+    spent = max(0.0, fuses.spent - beyond_h * (fuses.usd_hour or 0.0))  # of hours that have not been
+    return _mended(replace(record, fuses=replace(fuses, spent=spent)), {"past": past, "until": until})
 
 
-def _happened(record: Record) -> Iterator[float]:
-    fuses = record.fuses
-    yield from (record.gen_since, record.stop_since, record.roll_at, record.busy_at)
-    yield from (fuses.hour, fuses.doubted, fuses.spent_at, *fuses.swaps, *record.budget.loss_times)
-    yield from (one.at for one in (*record.looked, record.moved) if one is not None)
-    yield from (each.since for each in (record.roll, record.move) if each is not None)
-    yield from (at for at in (record.dry_since, record.short_since) if at is not None)
-    for rank in record.ranks:
-        yield rank.refused_at
-        yield rank.vacant_since
-        if rank.cur is not None:
-            yield rank.cur.since
-        if rank.next is not None:
-            yield rank.next.since
+def _collect(one: Struct, into: list[float]) -> None:
+    """All times at which something is said to have happened."""
+    for name, many, kind in _fields(type(one)):
+        value = getattr(one, name)
+        if value is None or kind == "until":
+            continue
+        if kind == "past":
+            into.extend(value if many else (value,))
+        else:
+            for inner in value if many else (value,):
+                _collect(inner, into)
+
+
+def _mended(one: S, how: dict[str, Callable[[float], float]]) -> S:
+    changes: dict[str, object] = {}
+    for name, many, kind in _fields(type(one)):
+        value = getattr(one, name)
+        if value is None:
+            continue
+        mend = how.get(kind, lambda inner: _mended(inner, how))
+        changes[name] = tuple(map(mend, value)) if many else mend(value)
+    return replace(one, **changes)
+
+
+@cache
+def _fields(of: type[Struct]) -> tuple[_Field, ...]:
+    """Where a struct of the record has times, by its types."""
+    told = inspect.type_info(of)
+    assert isinstance(told, inspect.StructType)
+    found = ((field.name, *_inside(field.type)) for field in told.fields)
+    return tuple(_Field(name, many, kind) for name, many, kind in found if kind)
+
+
+def _inside(want: inspect.Type) -> tuple[bool, str]:
+    """(a tuple of them?, what kind of time, "struct" for a struct with times, "" for none)."""
+    match want:
+        case inspect.Metadata():
+            return False, str((want.extra or {}).get("clock", ""))
+        case inspect.UnionType():
+            return max(map(_inside, want.types))
+        case inspect.VarTupleType():
+            return True, _inside(want.item_type)[1]
+        case inspect.StructType():
+            return False, "struct" if _fields(want.cls) else ""
+    return False, ""
 
 
 __all__ = ["SKEW_S", "believed"]

@@ -8,13 +8,19 @@ Counters (``top``, ``disk_top``, ``gen``, ``ver``) only rise.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from spotkeeper.spec.ledger import Entry
 from spotkeeper.spec.model import Model
 
 LOOK = "look"  # a rank's wish, and the cause of an attempt
+
+# Times that a round stamps by its own clock, virtual unix seconds: if that was ahead, they are believed for no more
+# than now, or for no later than they were planned (``reconcile/skew.py``). All other times are plain floats.
+Past = Annotated[float, Meta(extra={"clock": "past"})]
+Until = Annotated[float, Meta(extra={"clock": "until"})]
 
 
 class Phase(str, Enum):
@@ -85,7 +91,7 @@ class Slot(Struct, frozen=True, omit_defaults=True, gc=False):
     pool: str
     zone: str
     model: Model
-    since: float  # when it came into this state, virtual unix seconds
+    since: Past  # when it came into this state
     node: str | None = None  # the static node's name, where the model is static
     uid: str | None = None  # the cloud's unique instance id, from ADMITTED on
     boot: str | None = None
@@ -113,11 +119,11 @@ class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     wish: str | None = None
     copy: int | None = None  # number of the disk that a zone move is filling
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
-    refused_at: float = 0.0  # when the newest of them was refused; they count until they are cold no more
+    refused_at: Past = 0.0  # when the newest of them was refused; they count until they are cold no more
     bad: int = 0  # machines in a row that could not mount the rank's disk
     zone: str | None = None  # where the rank's disk is or will be
     cause: str = "start"  # why cur is vacant, for the next intent
-    vacant_since: float = 0.0
+    vacant_since: Past = 0.0
     launches: int = 0  # machines asked for since ``Fuses.hour``, less those that were refused
     node: str | None = None  # the static node that has its checkpoints; None: its own disk has them
     wrote: int = 0  # the newest generation in which it wrote checkpoints there
@@ -128,14 +134,14 @@ class Move(Struct, frozen=True):
     """The whole gang moves to another zone with copies of its disks."""
 
     zone: str
-    since: float
+    since: Past
 
 
 class Roll(Struct, frozen=True):
     """A roll call: every member must answer this version of the document."""
 
     ver: int
-    since: float
+    since: Past
     cause: str  # "exit", "stall", "silence", "hang"
     exits: bool = False  # a process of the generation had ended: answered by all, it counts as a crash
 
@@ -145,37 +151,37 @@ class Budget(Struct, frozen=True, omit_defaults=True):
 
     crashes: int = 0
     preemptions: int = 0
-    loss_times: tuple[float, ...] = ()  # of the last losses, newest last (bounded), for select()
+    loss_times: tuple[Past, ...] = ()  # of the last losses, newest last (bounded), for select()
     crashed_gen: int = -1  # the newest generation whose crash was counted
     short_lives: int = 0  # spot machines in a row that lived shorter than a restart is worth
 
 
 class Fuses(Struct, frozen=True, omit_defaults=True):
-    """What the money fuses remember (``reconcile/decide/fuses.py``). Times in virtual unix seconds."""
+    """What the money fuses remember (``reconcile/decide/fuses.py``)."""
 
-    hour: float = 0.0  # since when launches are counted
+    hour: Past = 0.0  # since when launches are counted
     doubts: int = 0  # ranks that vanished, not by preemption, since ``doubted``
-    doubted: float = 0.0
-    closed_until: float = 0.0  # the breaker: no replacement before
+    doubted: Past = 0.0
+    closed_until: Until = 0.0  # the breaker: no replacement before
     spent: float = 0.0  # USD until ``spent_at``, as estimated
-    spent_at: float = 0.0
+    spent_at: Past = 0.0
     usd_hour: float | None = None  # what its machines cost since then, an hour
     forgiven: float = 0.0  # what had been spent when somebody resumed it at its cap
-    swaps: tuple[float, ...] = ()  # when stragglers were swapped within the last hour
+    swaps: tuple[Past, ...] = ()  # when stragglers were swapped within the last hour
 
 
 class Look(Struct, frozen=True, array_like=True):
     """When so many machines were sent to a zone to see whether spot is there."""
 
     zone: str
-    at: float  # virtual unix seconds
+    at: Past
     machines: int
 
 
 class Moved(Struct, frozen=True, array_like=True):
-    """A move that has come to its end: when, in virtual unix seconds, and how long the gang was under way."""
+    """A move that has come to its end: when, and how many seconds the gang was under way."""
 
-    at: float
+    at: Past
     s: float
 
 
@@ -209,10 +215,10 @@ class Record(Struct, frozen=True, omit_defaults=True):
     outcome: Outcome | None = None
     reason: str = ""  # why it holds, or how it ended, for people
     gen: int = 0  # 0: no generation yet
-    gen_since: float = 0.0
+    gen_since: Past = 0.0
     stop: bool = False  # members must save and stop; stays set while any rank waits
-    stop_since: float = 0.0
-    stop_deadline: float | None = None
+    stop_since: Past = 0.0
+    stop_deadline: Until | None = None
     roll: Roll | None = None
     move: Move | None = None
     zone: str | None = None  # the gang's zone, unless `spread`
@@ -220,18 +226,18 @@ class Record(Struct, frozen=True, omit_defaults=True):
     members: tuple[int, ...] = ()  # rank numbers in the generation's order; members[0] is the master
     port_base: int = 20000
     budget: Budget = Budget()
-    bout_until: float = 0.0  # on-demand until then, if above now
+    bout_until: Until = 0.0  # on-demand until then, if above now
     asks_done: tuple[str, ...] = ()  # ids of asks already taken in (bounded)
     keep_disks: bool = False
     hold: Hold | None = None  # why it holds, while it does
     hold_ends: float | None = None  # when this hold ends the job and its disks; None: never
     pause: str = ""  # why it shall hold as soon as its members have saved and stopped
-    hold_until: float | None = None  # a hold that heals by itself tries again then; None: until somebody asks
+    hold_until: Until | None = None  # a hold that heals by itself tries again then; None: until somebody asks
     holds: int = 0  # in a row, without a generation in between
-    roll_at: float = 0.0  # when the last roll call was closed
-    busy_at: float = 0.0  # when the last one for a hang found a rank that only takes long
-    dry_since: float | None = None  # since when the gang's zone has offered nothing
-    short_since: float | None = None  # since when some of its machines wait for others that are not to be had
+    roll_at: Past = 0.0  # when the last roll call was closed
+    busy_at: Past = 0.0  # when the last one for a hang found a rank that only takes long
+    dry_since: Past | None = None  # since when the gang's zone has offered nothing
+    short_since: Past | None = None  # since when some of its machines wait for others that are not to be had
     fuses: Fuses = Fuses()
     mended: bool = False  # a resume brought other files: the job file is the one stored by `spec_sha256`
     given_up: str = ""  # the newest commit when somebody chose to go on without it, as "<gen>-<step>"
