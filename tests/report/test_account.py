@@ -157,6 +157,39 @@ def test_a_machine_that_looked_in_another_zone_is_paid_and_is_nobody_s_replaceme
     assert "rank 0: a machine looks for spot us-central1-a at $1.000/h" in texts
 
 
+def test_a_machine_that_looked_and_that_the_gang_moved_to_trains_like_any_other() -> None:
+    ledger = (
+        intent(0.0, 0, 1),
+        entry(Event.ADMITTED, 60.0, 0, 1),
+        generation(100.0, 1),
+        intent(1000.0, 0, 2, cause="look"),
+        replace(entry(Event.ADMITTED, 1060.0, 0, 2), cause="look"),
+        entry(Event.MOVE, 1060.0, cause="cheaper"),
+        entry(Event.STOP, 1060.0, cause="move"),
+        entry(Event.GONE, 1070.0, 0, 1, ended=1070.0),
+        replace(entry(Event.PROMOTED, 1090.0, 0, 2), cause="move"),
+        replace(generation(1090.0, 2), cause="move"),
+        intent(2000.0, 0, 3, cause="swap"),
+        entry(Event.ADMITTED, 2060.0, 0, 3),
+        entry(Event.STOP, 2060.0, cause="swap"),
+        replace(entry(Event.PROMOTED, 2070.0, 0, 3), cause="swap"),
+        replace(generation(2070.0, 3), cause="swap"),
+        entry(Event.GONE, 2080.0, 0, 2, ended=2080.0),
+    )
+    assert {key: seconds for key, seconds in parts(ledger, now=3000.0).items() if key[0] == 2} == {
+        (2, Part.BOOTING, "look"): 60.0,
+        (2, Part.STANDING_STILL, "move"): 30.0,
+        (2, Part.TRAINED, ""): 970.0,
+        (2, Part.STANDING_STILL, "swap"): 10.0,
+        (2, Part.LEAVING, "swap"): 10.0,
+    }
+    found = told(ledger, now=3000.0)
+    assert [line.ended for line in found.attempts] == ["replaced: move", "replaced: swap", ""]
+    move, _ = found.recoveries
+    assert (move.cause, move.boot_s, move.ranks) == ("move", 60.0, (0,))
+    assert "goes" not in event_lines(ledger, 0.0)[4].text, "whether it does nobody knows yet"
+
+
 def test_what_the_cloud_refused_says_so_and_costs_nothing() -> None:
     ledger = (intent(0.0, 0, 1), entry(Event.REFUSED, 30.0, 0, 1, cause="capacity"))
     found = told(ledger)

@@ -171,17 +171,17 @@ def _ended(machine: Attempt, own: Sequence[Entry], entries: Sequence[Entry]) -> 
         return f"{loss.cause or 'loss'}{why}"
     if Event.NOTICE in at and Event.REPRIEVE not in at:
         return "notice"
-    return _given_back(machine, machine.end + WHOLE_S, entries)
+    return _given_back(machine, machine.end + WHOLE_S, own, entries)
 
 
-def _given_back(machine: Attempt, end: float, entries: Sequence[Entry]) -> str:
+def _given_back(machine: Attempt, end: float, own: Sequence[Entry], entries: Sequence[Entry]) -> str:
     """By the job itself: at its end, for a successor, or for a hold. ``end``: no earlier than the call for it."""
     over = next((entry for entry in entries if entry.event is Event.END), None)
     if over is not None and end >= over.at:
         return over.cause or "end"
     if machine.admitted is None:
         return "given up" if machine.listed else "never made"
-    if machine.cause == LOOK:
+    if machine.cause == LOOK and not any(entry.event is Event.PROMOTED for entry in own):
         return "it had looked"
     later = (e for e in entries if e.event is Event.PROMOTED and e.rank == machine.rank)
     follower = next((e for e in later if (e.attempt or 0) > machine.attempt), None)

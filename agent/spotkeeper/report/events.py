@@ -83,7 +83,7 @@ def describe(entry: Entry, stack: str = "", job: str = "") -> str:
         wants = "a machine looks for" if entry.cause == LOOK else "wants"
         text = f"{who}: {wants} {what or 'a machine'}{price}"
     elif entry.event is Event.ADMITTED and entry.cause == LOOK:
-        text = f"{who}: there is {what or 'room'}, and the machine that was to look goes"
+        text = f"{who}: there is {what or 'room'}: the machine that looks is up"
     elif entry.event is Event.REFUSED and entry.attempt is None:  # no machine was asked for
         return f"{who}: {entry.detail}"
     elif entry.event is Event.CRASH and entry.cause == HANG:

@@ -133,16 +133,13 @@ def _note(trouble: _Open, entry: Entry) -> None:
 def _came(trouble: _Open, key: Key, machines: _Machines, end: float | None) -> bool:
     """Whether this machine took part in the generation that ended the trouble (None: whether it may yet).
 
-    A swap boots beside a machine that trains: a crash or a loss meanwhile is not its doing, nor its end. One that
-    looks in another zone takes part in nothing.
+    A swap boots beside a machine that trains: a crash or a loss meanwhile is not its doing, nor its end. So does one
+    that looks in another zone, until the gang moves there.
     """
     machine = machines.get(key)
-    if (
-        machine is None
-        or machine.refused
-        or machine.cause == LOOK
-        or (machine.cause.startswith("swap") and key not in trouble.promoted)
-    ):
+    if machine is None or machine.refused:
+        return False
+    if (machine.cause == LOOK or machine.cause.startswith("swap")) and key not in trouble.promoted:
         return False
     return end is None or (machine.admitted is not None and machine.admitted <= end)
 

@@ -13,7 +13,8 @@ NEVER_JOINED   it was paid for, and never said hello
 ============== ======================================================================================
 
 All but the first are lost work. Who was a member of a generation is read from the events: the rank's machine that
-was admitted and not lost by then; of two, the one that was promoted, or the older. A stop's own steps until the
+was admitted and not lost by then; of two, the one that was promoted, or the older. One that looked in another zone is
+a member only from when the gang has moved there. A stop's own steps until the
 members agree, and the way from a generation's order to its first step, count as trained: the ledger has the times of
 decisions.
 """
@@ -125,7 +126,10 @@ def _members(at: float, machines: Sequence[Attempt], told: _Told) -> frozenset[A
     for machine in machines:
         lost = told.moment(machine, Event.LOSS)
         over = min((t for t in (lost, machine.end) if t is not None), default=float("inf"))
-        if machine.admitted is not None and machine.admitted <= at < over and machine.cause != LOOK:
+        if machine.admitted is None or not machine.admitted <= at < over:
+            continue
+        moved_in = told.moment(machine, Event.PROMOTED)
+        if machine.cause != LOOK or (moved_in is not None and moved_in <= at):
             ready[machine.rank].append(machine)
     return frozenset(_current(found, at, told) for found in ready.values())
 
