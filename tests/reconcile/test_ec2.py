@@ -521,10 +521,13 @@ REFUSALS = {
         *("InsufficientInstanceCapacity", "SpotMaxPriceTooLow", "Unsupported", "InsufficientFreeAddressesInSubnet"),
     ),
     Class.QUOTA: ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded", "VolumeLimitExceeded"),
-    Class.THROTTLED: ("RequestLimitExceeded", "Throttling"),
+    Class.THROTTLED: (
+        *("RequestLimitExceeded", "Throttling", "InvalidLaunchTemplateId.NotFound", "InvalidSubnetID.NotFound"),
+        *("InvalidLaunchTemplateId.VersionNotFound", "InvalidGroup.NotFound"),
+    ),
     Class.PERMANENT: (
-        *("UnsupportedOperation", "UnauthorizedOperation", "InvalidLaunchTemplateId.NotFound", "InvalidAMIID.NotFound"),
-        *("InvalidParameterValue", "AuthFailure", "OptInRequired", "InvalidSubnetID.NotFound", "SomethingNew"),
+        *("UnsupportedOperation", "UnauthorizedOperation", "InvalidAMIID.NotFound", "InvalidParameterValue"),
+        *("AuthFailure", "OptInRequired", "SomethingNew"),
     ),
     Class.DEAD_KEY: ("IdempotentParameterMismatch", "IdempotentInstanceTerminated"),
     Class.AMBIGUOUS: ("InternalError", "Unavailable", "RequestExpired"),
@@ -565,6 +568,14 @@ class TestErrors:
         here.site.faults.append(Fault("RunInstances", "InvalidParameterValue", 400, said=said))
         assert here.kind(insert()) is Class.THROTTLED
         assert here.kind(insert()) is Class.ACCEPTED, "by the same token"
+
+    def test_a_gang_too_large_to_be_copied_at_once_is_copied_one_after_the_other(self, here: Region) -> None:
+        """A limit on "snapshots that you can have in the pending state" is no reason to give the move up."""
+        here.disk()
+        here.site.faults.append(Fault("CreateSnapshot", "PendingSnapshotLimitExceeded", 400))
+        copy = CreateSnapshot(JOB, UID, 0, 1, A, 2)
+        assert here.kind(copy) is Class.THROTTLED
+        assert here.kind(copy) is Class.ACCEPTED
 
     def test_words_before_status_and_status_before_nothing(self) -> None:
         assert classify("InsufficientInstanceCapacity", 500) is Class.CAPACITY

@@ -42,6 +42,13 @@ CODES: dict[str, Class] = {
     "SlowDown": Class.THROTTLED,
     "SnapshotCreationPerVolumeRateExceeded": Class.THROTTLED,
     "ConcurrentSnapshotLimitExceeded": Class.THROTTLED,
+    "PendingSnapshotLimitExceeded": Class.THROTTLED,  # a large gang that moves makes one a rank: some come later
+    # What an `up` has declared a moment ago EC2 may not know yet, and says so as of what never was. None was carried
+    # out; a hold would take a gang's machines away for that moment.
+    "InvalidLaunchTemplateId.NotFound": Class.THROTTLED,
+    "InvalidLaunchTemplateId.VersionNotFound": Class.THROTTLED,
+    "InvalidGroup.NotFound": Class.THROTTLED,
+    "InvalidSubnetID.NotFound": Class.THROTTLED,
     # Something else has it, or it is not so far yet.
     "VolumeInUse": Class.IN_USE,
     "InvalidSnapshot.InUse": Class.IN_USE,
