@@ -186,7 +186,7 @@ STEPS = (
     Mutant(
         "a machine that looks in another zone takes over",
         (
-            *in_("needs", "rank.wish not in (None, LOOK) or", "rank.wish is not None or"),
+            *in_("needs", "(rank.wish is not None or goes(cur))", "(rank.wish is not None or rank.looks or goes(cur))"),
             *in_("elsewhere", "    if not looking:\n", "    if looking or not looking:\n"),
         ),
         DEAR,

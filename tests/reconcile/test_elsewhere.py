@@ -69,7 +69,7 @@ def test_spot_is_found_in_another_zone_and_no_step_is_lost() -> None:
 def test_training_goes_on_until_all_have_a_machine_there() -> None:
     world = on_demand()
     gen = world.record().gen
-    world.until(lambda: any(rank.wish == LOOK for rank in world.record().ranks), 600)
+    world.until(lambda: any(rank.looks for rank in world.record().ranks), 600)
     while world.record().move is None:
         assert world.training() and world.record().gen == gen
         world.step()
@@ -113,6 +113,37 @@ def test_spot_that_has_become_dear_is_left_for_a_zone_where_it_is_cheap(usd: flo
     assert (world.record().zone == HOME) is (usd == 0.3)
     assert bool(looks(world)) is (usd == 0.9)
     assert models(world) == {SPOT} and world.training()
+
+
+def two_pools(policy: str = "balanced") -> World:
+    """Two machines of the cheaper one of two pools, in its first zone; the other costs 0.95 everywhere."""
+    one = stack().pools[0]
+    world = World(nodes=2, the_stack=replace(stack(), pools=(one, replace(one, name="other"))), policy=policy)
+    world.prices["pool"] = tuple(PriceRun(0.0, 0.9, zone) for zone in ZONES)
+    world.prices["other"] = tuple(PriceRun(0.0, 0.95, zone) for zone in ZONES)
+    return trained(world)
+
+
+@pytest.mark.parametrize("policy", ["balanced", "spot"])
+def test_another_pool_s_cheap_spot_in_its_own_zone_is_changed_over_to_and_no_disk_follows(policy: str) -> None:
+    world = two_pools(policy)
+    world.prices["other"] = tuple(PriceRun(0.0, 0.3 if zone == HOME else 0.95, zone) for zone in ZONES)
+    world.until(lambda: {machine.vm.pool for machine in world.dynamic()} == {"other"} and world.training(), 2 * 3600)
+    assert [(entry.zone, entry.pool) for entry in looks(world)] == [(HOME, "other")] * 2 and moved(world) == []
+    assert [rank.disk_top for rank in world.record().ranks] == [0, 0]
+    gen = world.record().gen
+    world.run(2 * 3600)
+    assert world.record().gen == gen and len(world.dynamic()) == 2
+
+
+def test_a_pool_that_has_less_than_the_gang_needs_is_not_changed_over_to() -> None:
+    world = two_pools()
+    world.prices["other"] = tuple(PriceRun(0.0, 0.3 if zone == HOME else 0.95, zone) for zone in ZONES)
+    world.capacity[HOME, SPOT] = 3
+    gen = world.record().gen
+    world.run(2 * 3600)
+    assert world.record().gen == gen and {machine.vm.pool for machine in world.dynamic()} == {"pool"}
+    assert models(world) == {SPOT} and len(looks(world)) >= 2
 
 
 def test_spot_that_costs_more_than_on_demand_is_left() -> None:
@@ -200,7 +231,7 @@ def test_a_machine_that_looks_and_never_comes_up_is_given_back_and_not_sent_agai
 
 def looking(**more: object) -> World:
     world = on_demand(boot_s=90.0, **more)
-    world.until(lambda: any(rank.wish == LOOK and rank.next is not None for rank in world.record().ranks), 900)
+    world.until(lambda: any(rank.looks for rank in world.record().ranks), 900)
     return world
 
 

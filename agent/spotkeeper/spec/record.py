@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from spotkeeper.spec.ledger import Entry
 from spotkeeper.spec.model import Model
 
-LOOK = "look"  # a rank's wish, and the cause of an attempt
+LOOK = "look"  # the cause of an attempt: a machine beside what trains, to see whether what it is of is to be had
 
 # Times that a round stamps by its own clock, virtual unix seconds: if that was ahead, they are believed for no more
 # than now, or for no later than they were planned (``reconcile/skew.py``). All other times are plain floats.
@@ -114,8 +114,7 @@ class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     disk_top: int = 0
     cur: Slot | None = None
     next: Slot | None = None
-    # For a swap: "spot" (return to it, or to an idle node), "on-demand" (spot costs more), "user", "straggler". LOOK:
-    # ``next`` is no successor; it is in another zone, to see whether spot is to be had there.
+    # For a swap: "spot" (return to it, or to an idle node), "on-demand" (spot costs more), "user", "straggler"
     wish: str | None = None
     copy: int | None = None  # number of the disk that a zone move is filling
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
@@ -128,6 +127,11 @@ class Rank(Struct, frozen=True, omit_defaults=True, gc=False):
     node: str | None = None  # the static node that has its checkpoints; None: its own disk has them
     wrote: int = 0  # the newest generation in which it wrote checkpoints there
     held: int = 0  # the newest generation at whose beginning the newest commit was there
+
+    @property
+    def looks(self) -> bool:
+        """Whether ``next`` is no successor, but a machine that looks whether spot is to be had where it is."""
+        return self.next is not None and self.next.cause == LOOK
 
 
 class Move(Struct, frozen=True):

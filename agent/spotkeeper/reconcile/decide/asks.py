@@ -13,7 +13,7 @@ from spotkeeper.reconcile.decide.draft import DAY_S, Draft
 from spotkeeper.spec.job import Ask, AskKind
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import LOOK, Hold, Outcome, Phase, SlotState
+from spotkeeper.spec.record import Hold, Outcome, Phase, SlotState
 
 KEPT_ASKS = 64
 
@@ -114,7 +114,7 @@ def _swap(draft: Draft, ask: Ask) -> str:
         return f"rank {ask.rank} is being replaced already"
     if cur.model is Model.STATIC:
         return f"rank {ask.rank} is a static node, with its data on its own disk"
-    if draft.ranks[ask.rank].wish in (None, LOOK):
+    if draft.ranks[ask.rank].wish is None:
         draft.put(ask.rank, wish="user", next=None)
     return ""
 

@@ -1,9 +1,10 @@
-"""A gang that had better be in another zone: spot is there and it pays for on-demand, or spot is much cheaper there.
+"""A gang that had better be elsewhere: spot is there and it pays for on-demand, or spot is much cheaper there.
 
-What runs is given up for nothing that is not there yet. Each rank gets a machine in that zone beside the one that
-trains: ``next``, with the wish ``LOOK``, which is no successor and stops nothing. When all of them have said hello the
-gang moves, and they wait for its disks; when one is refused, or anything else is the matter, all are given back, and
-training has not noticed. Where it is only worth knowing whether spot is there, one rank's machine looks, and goes.
+What runs is given up for nothing that is not there yet. Each rank gets a machine there beside the one that trains:
+``next``, which looks (``Rank.looks``), is no successor and stops nothing. When all of them have said hello the gang
+moves to that zone, and they wait for its disks; in its own zone, in another pool, they become successors. When one is
+refused, or anything else is the matter, all are given back, and training has not noticed. Where it is only worth
+knowing whether spot is there, one rank's machine looks, and goes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.reconcile.select import Selection
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import LOOK, Grant, Look, Rank, Slot, SlotState
+from spotkeeper.spec.record import Grant, Look, Rank, Slot, SlotState
 
 LOOK_S = 1800.0  # a zone is not asked again sooner; as ``select_plan.Rule.probe_every_h``
 POLICIES = ("balanced", "spot")
@@ -30,34 +31,35 @@ SHARE = 0.5  # of the launches that an hour allows: the rest is for machines tha
 
 def settle(draft: Draft) -> None:
     """Before needs are looked at: what became of machines that look."""
-    looking = [index for index in range(len(draft.ranks)) if draft.ranks[index].wish == LOOK]
+    looking = [index for index in range(len(draft.ranks)) if draft.ranks[index].looks]
     if not looking:
         return
     slots = [slot for index in looking if (slot := draft.ranks[index].next) is not None]
     whole = len(looking) == draft.size()
-    all_there = len(slots) == len(looking) and [look.machines for look in draft.record.looked[-1:]] == [len(looking)]
-    if not (all_there and _calm(draft)):
+    sent = [look.machines for look in draft.record.looked[-1:]]
+    if sent != [len(looking)] or not _calm(draft):
         _give_back(draft, looking)
     elif all(slot.state is not SlotState.INTENT for slot in slots):
-        zone = slots[0].zone
+        zone, key = slots[0].zone, course.key(slots[0])
         answered = {zone, draft.record.zone} <= draft.view.answered  # else the disks could not follow yet
-        if whole and answered and any(choice.offer.zone == zone for choice in _found(draft, slots).choices):
-            moves.begin(draft, zone, "cheaper", taken=True)
+        if whole and answered and any(choice.offer.key() == key for choice in _found(draft, slots).choices):
+            _take(draft, zone, looking)
         elif answered or draft.now >= max(slot.since for slot in slots) + draft.times.settle_s:
             _give_back(draft, looking)
 
 
 def step(draft: Draft) -> None:
     """After them: if nobody needs or wishes for anything."""
-    if any(rank.wish is not None for rank in draft.ranks) or not _calm(draft):
+    if any(rank.wish is not None or rank.looks for rank in draft.ranks) or not _calm(draft):
         return
     found = _found(draft)
     if found.leaves and _leave_spot(draft):
         return
     everyone, anyone = list(draft.filled()), list(draft.filled()[:1])
-    good = (choice.offer for choice in found.choices)
-    for offer, ranks in (*((o, everyone) for o in _elsewhere(draft, good)), *((o, anyone) for o in found.look)):
-        if offer.zone != draft.record.zone and _due(draft, offer, ranks) and _room(draft, offer, ranks):
+    good = _elsewhere(draft, (choice.offer for choice in found.choices))
+    probes = (offer for offer in found.look if offer.zone != draft.record.zone)
+    for offer, ranks in (*((o, everyone) for o in good), *((o, anyone) for o in probes)):
+        if _due(draft, offer, ranks) and _room(draft, offer, ranks):
             _look(draft, offer, ranks)
             return
 
@@ -88,9 +90,10 @@ def _found(draft: Draft, there: Iterable[Slot] = ()) -> Selection:
 
 
 def _elsewhere(draft: Draft, good: Iterator[Offer]) -> Iterator[Offer]:
-    """The best first. As good a one at home comes by a swap (``needs``), unless a bout of on-demand is on there."""
+    """The best first. From on-demand, as good a one at home comes by a swap (``needs``), unless a bout is on there."""
+    on_spot = any(slot.model is Model.SPOT for _, slot in draft.members())
     for offer in good:
-        if offer.zone != draft.record.zone:
+        if on_spot or offer.zone != draft.record.zone:
             yield offer
         elif draft.now >= draft.record.bout_until:
             return
@@ -135,13 +138,22 @@ def _spare(draft: Draft, ranks: list[int]) -> bool:
 
 def _look(draft: Draft, offer: Offer, ranks: list[int]) -> None:
     for index in ranks:
-        draft.put(index, wish=LOOK)
-        grants.send(draft, index, offer)
+        grants.look(draft, index, offer)
     if any(draft.ranks[index].next is None for index in ranks):  # the grants come first
         _give_back(draft, ranks)
         return
     others = tuple(look for look in draft.record.looked if look.zone != offer.zone or look.machines > len(ranks))
     draft.set(looked=(*others, Look(offer.zone, draft.now, len(ranks))))
+
+
+def _take(draft: Draft, zone: str, ranks: list[int]) -> None:
+    """All have what they looked for, and take it."""
+    home = zone == draft.record.zone
+    for index in ranks:
+        draft.put_slot(index, "next", cause=grants.SWAP if home else "move")
+        draft.put(index, wish="spot" if home else None)
+    if not home:
+        moves.begin(draft, zone, "cheaper", taken=True)
 
 
 def _give_back(draft: Draft, ranks: list[int]) -> None:

@@ -17,6 +17,8 @@ from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import LOOK, Alloc, Grant, Phase, Rank, Slot, SlotState
 
+SWAP = "swap to spot"  # the cause of an attempt
+
 
 def step(draft: Draft) -> None:
     """Vacant ranks, the highest first: static nodes fill the highest ranks."""
@@ -71,17 +73,17 @@ def fill(draft: Draft, index: int, which: str) -> bool:
     return _take(draft, index, which, options)
 
 
-def send(draft: Draft, index: int, offer: Offer) -> None:
-    """A machine in another zone, in the place of a successor (``elsewhere``)."""
-    _take(draft, index, "next", [offer])
+def look(draft: Draft, index: int, offer: Offer) -> None:
+    """A machine in the place of a successor, that is none yet (``elsewhere``)."""
+    _take(draft, index, "next", [offer], LOOK)
 
 
-def _take(draft: Draft, index: int, which: str, options: list[Offer]) -> bool:
+def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str = "") -> bool:
     attempt = draft.ranks[index].top + 1
     while (grant := draft.view.grant(index, attempt)) is not None:
         found = next((offer for offer in options if alloc.resource(offer) == grant.resource), None)
         if found is not None:
-            _intent(draft, index, which, attempt, found)
+            _intent(draft, index, which, attempt, found, cause or _cause(draft.ranks[index], which, found))
             return False
         draft.put(index, top=attempt)  # no use for it any more: its number is burnt
         attempt += 1
@@ -92,10 +94,8 @@ def _take(draft: Draft, index: int, which: str, options: list[Offer]) -> bool:
     return waits.nothing(draft, index, {offer.model for offer in options if offer.node is None})
 
 
-def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) -> None:
+def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer, cause: str) -> None:
     """Zone, model, pool and disk are fixed here, before any call (rule 8)."""
-    rank = draft.ranks[index]
-    cause = _cause(rank, which, offer)
     slot = Slot(
         attempt=attempt,
         state=SlotState.INTENT,
@@ -106,7 +106,7 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer) ->
         node=offer.node,
         cause=cause,
     )
-    draft.put(index, top=attempt, zone=rank.zone if cause == LOOK else offer.zone)
+    draft.put(index, top=attempt, zone=draft.ranks[index].zone if cause == LOOK else offer.zone)
     draft.install(index, which, slot)
     if offer.node is None:
         fuses.launched(draft, index)
@@ -130,9 +130,7 @@ def _cause(rank: Rank, which: str, offer: Offer) -> str:
         return "loss" if rank.cur.cut else "notice"
     if rank.wish == stragglers.WISH:
         return stragglers.CAUSE
-    if rank.wish == LOOK:
-        return LOOK
-    return "swap to spot" if offer.model is Model.SPOT and rank.wish == "spot" else "swap"
+    return SWAP if offer.model is Model.SPOT and rank.wish == "spot" else "swap"
 
 
 # -- the allocation document

@@ -10,19 +10,19 @@ from spotkeeper.reconcile.decide import ends, grants, kept, offers, slots, strag
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import LOOK, Rank, Slot, SlotState
+from spotkeeper.spec.record import Rank, Slot, SlotState
 
 BARGAINS = ("spot", "on-demand", stragglers.WISH)  # wishes that nobody asked for
 
 
 def step(draft: Draft) -> None:
     if kept.costs_nothing(draft):
-        stragglers.step(draft, calm=not any(needed(rank) or rank.wish == LOOK for rank in draft.ranks))
+        stragglers.step(draft, calm=not any(needed(rank) or rank.looks for rank in draft.ranks))
         _spot_again(draft)
     elif not draft.record.stop:
         _no_bargain(draft)
     for index, rank in enumerate(draft.ranks):
-        if rank.next is not None and not needed(rank) and rank.wish != LOOK and not _follows(draft, rank.next):
+        if rank.next is not None and not needed(rank) and not rank.looks and not _follows(draft, rank.next):
             slots.drop_next(draft, index)
     if draft.record.pause or draft.record.move is not None:
         return
@@ -37,7 +37,7 @@ def step(draft: Draft) -> None:
 def needed(rank: Rank) -> bool:
     """A notice, a planned end or a wish, of a machine that is there."""
     cur = rank.cur
-    return cur is not None and (rank.wish not in (None, LOOK) or goes(cur)) and admitted(cur)  # rare first: of 10,000
+    return cur is not None and (rank.wish is not None or goes(cur)) and admitted(cur)  # rare first: of 10,000
 
 
 def _follows(draft: Draft, slot: Slot) -> bool:
@@ -58,7 +58,7 @@ def _spot_again(draft: Draft) -> None:
         return
     if draft.now < record.bout_until or draft.now < record.gen_since + draft.times.settle_s or record.roll:
         return
-    if record.pause or record.move or any(needed(rank) or rank.wish == LOOK for rank in draft.ranks):
+    if record.pause or record.move or any(needed(rank) or rank.looks for rank in draft.ranks):
         return
     for index, rank in enumerate(draft.ranks):
         if not slots.is_model(rank.cur, Model.ON_DEMAND):
