@@ -135,8 +135,8 @@ BROKE = (
         "a withdrawn notice keeps next",
         in_(
             "needs",
-            "if rank.next is not None and not needed(rank) and rank.wish",
-            "if rank.next is not None and not needed(rank) and draft.now < 0 and rank.wish",
+            "if rank.next is not None and not needed(rank) and not rank.looks",
+            "if rank.next is not None and not needed(rank) and draft.now < 0 and not rank.looks",
         ),
         NOTICE,
         "L",
