@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile.decide.elsewhere import LOOK_S
+from spotkeeper.reconcile.select import HOUR_S
 from spotkeeper.spec.cloud import Class, InsertVm
 from spotkeeper.spec.job import AskKind
 from spotkeeper.spec.ledger import Entry, Event
@@ -115,10 +116,11 @@ def test_spot_that_has_become_dear_is_left_for_a_zone_where_it_is_cheap(usd: flo
     assert models(world) == {SPOT} and world.training()
 
 
-def two_pools(policy: str = "balanced") -> World:
+def two_pools(policy: str = "balanced", **more: object) -> World:
     """Two machines of the cheaper one of two pools, in its first zone; the other costs 0.95 everywhere."""
     one = stack().pools[0]
-    world = World(nodes=2, the_stack=replace(stack(), pools=(one, replace(one, name="other"))), policy=policy)
+    both = replace(stack(), pools=(one, replace(one, name="other")))
+    world = World(nodes=2, the_stack=both, policy=policy, **more)  # type: ignore[arg-type]
     world.prices["pool"] = tuple(PriceRun(0.0, 0.9, zone) for zone in ZONES)
     world.prices["other"] = tuple(PriceRun(0.0, 0.95, zone) for zone in ZONES)
     return trained(world)
@@ -329,3 +331,18 @@ def test_wherever_the_function_dies_or_sleeps_nothing_is_left_and_no_work_lost(s
     world.capacity = {(zone, SPOT): 0 for zone in ZONES}
     world.run(600)
     assert len(world.dynamic()) == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_so_it_is_when_the_pool_changes(seed: int) -> None:
+    world = two_pools(seed=seed)
+    world.prices["other"] = tuple(PriceRun(0.0, 0.3 if zone == HOME else 0.95, zone) for zone in ZONES)
+    world.until(lambda: world.t % HOUR_S > HOUR_S - 10, HOUR_S)  # prices are asked for once an hour
+    world.crash_rate, world.stall_rate, world.lost_answers = 0.05, 0.02, 0.1
+    steps = max(agent.step_no for agent in world.agents())
+    world.run(900)
+    world.crash_rate = world.stall_rate = world.lost_answers = 0.0
+    world.until(lambda: world.training() and {machine.vm.pool for machine in world.dynamic()} == {"other"}, 3600)
+    assert max(agent.step_no for agent in world.agents()) >= steps
+    world.run(120)
+    assert len(world.dynamic()) == 2 and moved(world) == []
