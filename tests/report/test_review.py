@@ -188,6 +188,10 @@ EXPIRES = {"id": "old", "status": "Enabled", "expiration": {"days": 7}}
         ("update", AWS_RULES, "rules", [ABORTS], ["[unknown]"], True),
         ("create", AWS_RULES, "rules", None, [{"status": "Enabled", "noncurrentVersionExpiration": {}}], True),
         ("create", AWS_RULES, "rules", None, [ABORTS], False),
+        ("replace", AWS_RULES, "rules", [ABORTS], [ABORTS, EXPIRES], True),
+        ("update", GCP_BUCKET, "lifecycleRules", [], preview.UNKNOWN, True),
+        ("update", AWS_RULES, "rules", [ABORTS], {preview.SIGNATURE: "1b47061264138c4ac30d75fd1eb44270"}, True),
+        ("update", AWS_RULES, "rules", [], [{preview.SIGNATURE: "1b47061264138c4ac30d75fd1eb44270"}], True),
     ],
 )
 def test_a_rule_that_deletes_what_is_in_a_bucket_is_a_loss_though_the_bucket_stays(
@@ -197,7 +201,9 @@ def test_a_rule_that_deletes_what_is_in_a_bucket_is_a_loss_though_the_bucket_sta
     rules = step(op, kind, "rules", before, {"inputs": {key: new}}, diffReasons=[key])
     assert bool(foreseen(rules).lost()) is lost
     of_new = foreseen(rules, step("create", kind.replace("LifecycleConfiguration", ""), "bucket", None, {}))
-    assert op == "update" or not of_new.lost(), "there is nothing yet in a bucket that is made with it"
+    assert (op != "create" and lost) is bool(of_new.lost()), "there is nothing yet in a bucket that is made with it"
+    of_another = foreseen(rules, step("create", GCP_BUCKET, "mine", None, {"inputs": {"name": "another"}}))
+    assert bool(of_another.lost()) is lost, "and much in the one beside it"
 
 
 @pytest.mark.parametrize("end", [{}, {"changeSummary": {}}, {"changeSummary": {"same": 2}, "maybeCorrupt": True}])
@@ -210,6 +216,14 @@ def test_a_preview_that_was_cut_off_is_never_clear(end: dict[str, Any]) -> None:
 def test_a_word_that_no_engine_says_today_is_shown_and_not_passed_over() -> None:
     (change,) = foreseen(step("annihilate", DISK, "d", {})).changes
     assert "look yourself" in change.warning and "annihilate" in comment(Foreseen((change,), 0, ()))
+    assert change.data, "of data it might be the worst"
+    assert not foreseen(step("annihilate", "gcp:pubsub/topic:Topic", "t", {})).lost()
+
+
+def test_a_bucket_that_an_alias_gives_another_type_is_still_a_bucket() -> None:
+    moved = step("replace", "aws:s3/other:Other", "bucket", {}, {"type": "aws:s3/other:Other"})
+    moved["oldState"]["type"] = AWS_BUCKET
+    assert foreseen(moved).lost()
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ NODES = frozenset({"gcp:compute/instance:Instance", "aws:ec2/instance:Instance"}
 DRAIN = "drain"  # the resource whose deletion empties the stack (infra/drain)
 JOB = "pulumi-python:dynamic/spotkeeper:Job"  # a job by git (infra/jobs.py)
 UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"  # the engine's word for a value that only `up` will know
+SIGNATURE = "4dabf18193072939515e22adb298388d"  # and its key of a secret, or of anything that is no plain value
 _IGNORED = frozenset({"same", "read", "refresh", "read-replacement", "discard", "remove-pending-replace"})
 
 
@@ -201,22 +202,31 @@ def _no_preview(text: bytes, why: str) -> str:
 def _merged(steps: tuple[_Step, ...]) -> tuple[Change, ...]:
     """One change for each resource: the halves of a replacement are one, and worse comes before better."""
     found: dict[str, Change] = {}
+    empty = [_bucket(step) for step in steps if step.op == "create" and _kind(step) in BUCKETS]
     for step in steps:
         change = _change(step)
         if change is None:
             continue
+        if change.op is Op.CREATE and change.data == EXPIRES and _bucket(step) in empty:  # there is nothing in it yet
+            change = replace(change, data="")
         before = found.get(step.urn)
         if before is None or (change.data and not before.data):
             found[step.urn] = change
-    changes = tuple(found.values())
-    if any(change.op is Op.CREATE and change.type in BUCKETS for change in changes):  # there is nothing in it yet
-        return tuple(replace(change, data="") if change.data == EXPIRES else change for change in changes)
-    return changes
+    return tuple(found.values())
+
+
+def _kind(step: _Step) -> str:
+    return (step.newState or step.oldState or _State()).type or _type_of(step.urn)
+
+
+def _bucket(step: _Step) -> str:
+    """The name of a bucket, or of the one that a bucket's rules are for."""
+    inputs = step.newState.inputs if step.newState else {}
+    return str(inputs.get("bucket", inputs.get("name")))
 
 
 def _change(step: _Step) -> Change | None:
-    state = step.newState or step.oldState or _State()
-    kind, name = state.type or _type_of(step.urn), step.urn.rsplit("::", 1)[-1]
+    kind, name = _kind(step), step.urn.rsplit("::", 1)[-1]
     if kind.startswith(("pulumi:pulumi:", "pulumi:providers:")):
         return None
     warning = _exposed(step)
@@ -224,7 +234,8 @@ def _change(step: _Step) -> Change | None:
         return Change(Op.UPDATE, kind, name, (), warning=warning) if warning else None
     op = _OPS.get(step.op)
     if op is None:  # a newer engine's word: to be silent about it could hide a loss
-        return Change(Op.UPDATE, kind, name, (step.op,), warning="an operation that is not known here: look yourself")
+        told = "an operation that is not known here: look yourself"
+        return Change(Op.UPDATE, kind, name, (step.op,), _data(Op.DELETE, kind, name, step), told)
     if op is Op.DELETE and step.oldState is not None and step.oldState.retainOnDelete:
         told = "stays in the cloud, and bills, until somebody deletes it" if kind in HOLDS_DATA else ""
         return Change(Op.KEEP, kind, name, warning=told)
@@ -238,10 +249,14 @@ def _type_of(urn: str) -> str:
 
 def _data(op: Op, kind: str, name: str, step: _Step) -> str:
     """What would be lost. A disk that is retained and replaced is lost to whoever goes on with a blank one."""
-    if op not in (Op.DELETE, Op.REPLACE):
-        return EXPIRES if kind in BUCKETS | RULES and _expiring(step.newState) - _expiring(step.oldState) else ""
-    if kind in HOLDS_DATA:
-        return HOLDS_DATA[kind]
+    gone = op in (Op.DELETE, Op.REPLACE)
+    was = step.oldState.type if step.oldState else ""  # an alias may give a resource another type
+    if gone and (kind in HOLDS_DATA or was in HOLDS_DATA):
+        return HOLDS_DATA.get(kind) or HOLDS_DATA[was]
+    if kind in BUCKETS | RULES and _expiring(step.newState) - _expiring(step.oldState):
+        return EXPIRES
+    if not gone:
+        return ""
     if name == DRAIN:
         return "the drain: the stack's machines, rank disks and snapshots go with it"
     if kind == JOB and op is Op.DELETE and (step.oldState or _State()).inputs.get("on_remove") == "cancel":
@@ -257,12 +272,13 @@ def _expiring(state: _State | None) -> set[str]:
 
 
 def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+    """What is there and no list is an unknown, or a secret: one that :func:`_deletes`."""
+    return value if isinstance(value, list) else [] if value is None else [str(value)]
 
 
 def _deletes(rule: object) -> bool:
     """By the words of either cloud. What cannot be read (an unknown, a secret) might."""
-    if not isinstance(rule, dict):
+    if not isinstance(rule, dict) or SIGNATURE in rule:
         return True
     if rule.get("status") == "Disabled" or rule.get("enabled") is False:
         return False
