@@ -6,6 +6,7 @@ them as a reviewer does. Conditions hold on to names, since labels cannot be use
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -111,6 +112,12 @@ def machines_of(stack: str) -> str:
     return " || ".join(f'resource.name.extract("/{kind}/{{name}}").startsWith("{prefix}")' for kind in kinds)
 
 
+def secret_keys(secrets: Sequence[str]) -> list[str]:
+    """What each secret's right is called: two projects may have one of the same name, and the second is told whole."""
+    short = [secret.rsplit("/", 1)[-1] for secret in secrets]
+    return [key if key not in short[:i] else secrets[i].replace("/", "-") for i, key in enumerate(short)]
+
+
 @dataclass(frozen=True)
 class IdentityArgs:
     settings: Settings
@@ -145,7 +152,8 @@ class Identity(pulumi.ComponentResource):
             self.bindings.append(self._uses(args.network))
         if args.settings.job_identity:
             self.bindings.append(self._may_be(args.settings.job_identity))
-            self.bindings += [self._reads(args.settings.job_identity, secret) for secret in args.settings.secrets]
+            found = zip(secret_keys(args.settings.secrets), args.settings.secrets, strict=True)
+            self.bindings += [self._reads(key, args.settings.job_identity, secret) for key, secret in found]
         self.register_outputs({})
 
     def _may_be(self, account: str) -> gcp.serviceaccount.IAMMember:
@@ -171,10 +179,10 @@ class Identity(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _reads(self, account: str, secret: str) -> gcp.secretmanager.SecretIamMember:
+    def _reads(self, key: str, account: str, secret: str) -> gcp.secretmanager.SecretIamMember:
         """Jobs, and not the machines that they run on."""
         return gcp.secretmanager.SecretIamMember(
-            f"jobs-read-{secret.rsplit('/', 1)[-1]}",
+            f"jobs-read-{key}",
             secret_id=secret if "/" in secret else f"projects/{self._settings.project}/secrets/{secret}",
             role="roles/secretmanager.secretAccessor",
             member=f"serviceAccount:{account}",

@@ -10,6 +10,7 @@ from functools import partial
 from msgspec.structs import replace
 from spotkeeper.spec.parse import Problem, join, nearest, problem
 
+from infra import naming
 from infra.catalog import AWS_EFA, AWS_PRICES
 from infra.settings import both
 from infra.settings.checks import PoolRule, Rule
@@ -21,13 +22,15 @@ LONGEST_S = 900  # of a Lambda function
 _MOST_SPREAD = 7  # machines of a spread group in one zone
 _KEPT = 5  # addresses of each subnet
 _PARTS = 8  # of a network's range; no region has more zones
-_ACCOUNT = re.compile(r"\d{12}\Z")
-_IMAGE = re.compile(r"(ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./-]+:\d+)\Z")
-_ROLE = re.compile(r"arn:aws:iam::(\d{12}):role/[\w+=,.@/-]+\Z")
-_CALLER = re.compile(r"arn:aws:iam::\d{12}:(role|user)/[\w+=,.@/-]+\Z")
-_SECRET = re.compile(r"(arn:aws:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[\w/+=.@-]{1,512}\Z")
+_ACCOUNT = re.compile(r"[0-9]{12}\Z")
+_IMAGE = re.compile(r"(ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./-]+:[1-9]\d*)\Z", re.ASCII)
+_ROLE = re.compile(r"arn:aws:iam::(\d{12}):role(/[\w+=,.@-]+)+\Z", re.ASCII)
+_CALLER = re.compile(r"arn:aws:iam::\d{12}:(role|user)(/[\w+=,.@-]+)+\Z", re.ASCII)
+_SECRET = re.compile(r"(arn:aws:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[\w/+=.@-]{1,512}\Z", re.ASCII)
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9]{1,61}[a-z0-9]\Z")
+_BURSTABLE = re.compile(r"t\d[a-z]*\.")
 
+_OTHERS = ("-s3alias", "--ol-s3", "--x-s3", "--table-s3")  # ends of names of other things than buckets
 # Disk types -> the smallest and the largest in GB.
 _DISKS: dict[str, tuple[int, int]] = {
     "gp3": (1, 65_536),
@@ -37,6 +40,7 @@ _DISKS: dict[str, tuple[int, int]] = {
     "st1": (125, 16_384),
     "sc1": (125, 16_384),
 }
+_IOPS = {"io1": (50, 64_000), "io2": (1000, 256_000)}  # so many a GB, so many at most
 
 
 def complete(s: Settings) -> Settings:
@@ -80,6 +84,8 @@ def existing_network(s: Settings) -> Iterator[Problem]:
             yield problem(path, "is not one of the stack's zones", subnet, nearest(zone, s.zones))
         elif not re.match(r"subnet-[0-9a-f]{8,17}\Z", subnet):
             yield problem(path, "want subnet-...", subnet)
+        elif (first := next(other for other, named in network.subnets.items() if named == subnet)) != zone:
+            yield problem(path, f"is that of {first}: a subnet is in one zone", subnet)
     if network.subnets:
         for zone in sorted({zone for pool in s.pools for zone in pool.zones} - set(network.subnets)):
             yield Problem(join("network.subnets", zone), "missing: a pool has machines there")
@@ -114,6 +120,13 @@ def callers(s: Settings) -> Iterator[Problem]:
         if not _CALLER.match(caller):
             message = "want a role's or user's ARN: arn:aws:iam::123456789012:role/operators"
             yield problem(join("reconcile.invokers", index), message, caller)
+        elif _is_own(caller, s):
+            message = "is a role of Spotkeeper's own, which has its rights: leave it out"
+            yield problem(join("reconcile.invokers", index), message, caller)
+
+
+def _is_own(role: str, s: Settings) -> bool:
+    return role.rsplit("/", 1)[1].startswith(naming.machine_prefix(s.stack))
 
 
 def job_identity(s: Settings) -> Iterator[Problem]:
@@ -122,7 +135,7 @@ def job_identity(s: Settings) -> Iterator[Problem]:
         return
     if not _ROLE.match(s.job_identity):
         yield problem("job_identity", "want a role's ARN: arn:aws:iam::123456789012:role/trainer", s.job_identity)
-    elif s.job_identity.rsplit("/", 1)[1].startswith(f"sk-{s.stack}"):
+    elif _is_own(s.job_identity, s):
         yield problem("job_identity", "is a role of Spotkeeper's own: make one for jobs", s.job_identity)
     elif s.secrets and f"::{s.account}:" not in s.job_identity:
         message = "is another account's, where nobody here can give it the right to read `secrets`: do so there"
@@ -130,7 +143,7 @@ def job_identity(s: Settings) -> Iterator[Problem]:
 
 
 def _is_bucket(name: str) -> bool:
-    taken = name.startswith(("xn--", "sthree-")) or name.endswith(("-s3alias", "--ol-s3"))
+    taken = name.startswith(("xn--", "sthree-", "amzn-s3-demo-")) or name.endswith(_OTHERS)
     return bool(_BUCKET.match(name)) and not taken
 
 
@@ -190,7 +203,10 @@ POOL_OF_GCP: dict[str, tuple[object, str]] = {
 
 def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
     most = _MOST_SPREAD * max(1, len(pool.zones))
-    if pool.placement is not None and pool.placement.strategy == "spread" and pool.size > most:
+    strategy = pool.placement.strategy if pool.placement is not None else None
+    if strategy == "cluster" and _BURSTABLE.match(pool.machine.type):
+        yield problem("placement.strategy", f"{pool.machine.type} cannot be placed near others: leave it out", strategy)
+    if strategy == "spread" and pool.size > most:
         yield problem("size", f"a spread group has {_MOST_SPREAD} machines in a zone, {most} here", pool.size)
 
 
@@ -215,6 +231,11 @@ def _bought(disk: DataDisk) -> Iterator[Problem]:
     """Operations and throughput, as EC2 sells them."""
     if disk.type in ("io1", "io2") and disk.iops is None:
         yield Problem("disk.iops", f"missing: {disk.type} is bought by it")
+    elif disk.type in _IOPS and disk.iops is not None:
+        a_gb, most = _IOPS[disk.type]
+        most = min(most, a_gb * disk.size_gb)
+        if disk.iops > most:
+            yield problem("disk.iops", f"an {disk.type} of {disk.size_gb} GB has 100 to {most}", disk.iops)
     if disk.type in ("gp2", "st1", "sc1") and disk.iops is not None:
         yield problem("disk.iops", f"{disk.type} has what its size gives: leave it out", disk.iops)
     if disk.type in _DISKS and disk.type != "gp3" and disk.mb_s is not None:

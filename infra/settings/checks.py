@@ -32,6 +32,7 @@ OURS = 8  # labels of Spotkeeper's own that a resource may bear
 EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+\Z")
 _LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
+_SAFE = re.compile(r"https://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])([:/]|\Z)")
 _STACK_REFERENCE = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+\Z")
 _LEAST_TICKS_OF_LEASE = 3  # one lost tick, or two, must not power machines off
 _OVER_BEFORE = "is less than two boot deadlines (limits.boot_deadline_s): machines would end before they train"
@@ -216,13 +217,17 @@ def _twice(path: str, values: tuple[object, ...]) -> Iterator[Problem]:
 
 def interpreter(s: Settings) -> Iterator[Problem]:
     name = s.agent.interpreter
-    if not name or re.search(r"[\x00-\x20\x7f]", name):
+    if not re.fullmatch(r"(/[\w.+-]+)+|\w[\w.+-]*", name, re.ASCII):
         yield problem("agent.interpreter", "want a command or a path, one word", name)
         return
     version = re.fullmatch(r"python(\d+\.\d+)", name.rsplit("/", 1)[-1])
     if version and version[1] != s.agent.python:
         message = f"is not of version {s.agent.python} (agent.python), for which the bundle's wheels are"
         yield problem("agent.interpreter", message, name)
+
+
+def callers_once(s: Settings) -> Iterator[Problem]:
+    yield from _twice("reconcile.invokers", s.reconcile.invokers)
 
 
 def secrets_are_names(s: Settings) -> Iterator[Problem]:
@@ -278,12 +283,14 @@ def addresses(s: Settings) -> Iterator[Problem]:
         value = getattr(s.endpoints, name)
         if value and not re.match(r"https?://[^/\s]+", value):
             yield problem(join("endpoints", name), "want an address, http(s)://...", value)
+        elif value and not _SAFE.match(value):
+            yield problem(join("endpoints", name), "plain http only to this machine itself: want https://...", value)
 
 
 RULES: tuple[Rule, ...] = (
     stack_name, region, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot,
-    machine_cap, spend_cap, function_timeout, bouts, alarms, budget_steps, interpreter, secrets_are_names, job_files,
-    label_rules, production_bucket, addresses,
+    machine_cap, spend_cap, function_timeout, bouts, alarms, budget_steps, interpreter, callers_once, secrets_are_names,
+    job_files, label_rules, production_bucket, addresses,
 )  # fmt: skip
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from math import inf
+from typing import NamedTuple
 
 from msgspec.structs import replace
 from spotkeeper.spec.parse import Problem, join, nearest, problem
 
 from infra import naming
-from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN
+from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_ZONES
 from infra.settings import both
 from infra.settings.checks import EMAIL, PoolRule, Rule
 from infra.settings.model import Endpoints, Settings
-from infra.settings.pool import SPOT_NOTICE_S, Pool
+from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
 
 COMPUTE = "https://compute.googleapis.com/compute/v1"
 STORAGE = "https://storage.googleapis.com"
-_IMAGE = re.compile(r"projects/[^/]+/global/images/[^/]+\Z")
+_IMAGE = re.compile(r"projects/[^/\s]+/global/images/[^/\s]+\Z")
 _PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]\Z")
 _ACCOUNT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]@[a-z][-a-z0-9]{4,28}[a-z0-9]\.iam\.gserviceaccount\.com\Z")
 _NETWORK = re.compile(r"projects/[^/\s]+/global/networks/[^/\s]+\Z")
@@ -29,18 +29,31 @@ _A_NAME = "want a secret's name, or projects/<project>/secrets/<name>, without a
 _BILLING = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}\Z")
 _ARM = ("t2a-", "c4a-", "n4a-", "a4x-")
 
-# Disk types -> the smallest in GB, and what of them is bought: operations, throughput.
-_DISKS: dict[str, tuple[int, bool, bool]] = {
-    "pd-standard": (10, False, False),
-    "pd-balanced": (10, False, False),
-    "pd-ssd": (10, False, False),
-    "pd-extreme": (500, True, False),
-    "hyperdisk-balanced": (10, True, True),
-    "hyperdisk-extreme": (64, True, False),
-    "hyperdisk-throughput": (2048, False, True),
-    "hyperdisk-ml": (10, False, True),
+_LARGEST = 65_536
+
+
+class _Disk(NamedTuple):
+    """A disk type: the smallest and the largest in GB, and from which to which operations and MB a second are sold."""
+
+    least: int
+    most: int = _LARGEST
+    iops: tuple[int, int] | None = None
+    mb_s: tuple[int, int] | None = None
+
+
+_DISKS: dict[str, _Disk] = {
+    "pd-standard": _Disk(10),
+    "pd-balanced": _Disk(10),
+    "pd-ssd": _Disk(10),
+    "pd-extreme": _Disk(500, iops=(10_000, 120_000)),
+    "hyperdisk-balanced": _Disk(10, iops=(3000, 160_000), mb_s=(140, 2400)),
+    "hyperdisk-extreme": _Disk(64, iops=(128, 350_000)),
+    "hyperdisk-throughput": _Disk(2048, 32_768, mb_s=(10, 2400)),
+    "hyperdisk-ml": _Disk(10),
 }
-_SIZES = {kind: (least, inf) for kind, (least, _, _) in _DISKS.items()}
+_SIZES = {kind: (disk.least, disk.most) for kind, disk in _DISKS.items()}
+_IOPS_A_GB = {"hyperdisk-balanced": 500, "hyperdisk-extreme": 1200}  # so many at most
+_BOOTS = ("pd-standard", "pd-balanced", "pd-ssd", "pd-extreme", "hyperdisk-balanced")
 # How a type's GPUs reach the network by themselves.
 _GPU_DIRECT: dict[str, str] = {
     "a3-highgpu-8g": "tcpx",
@@ -50,9 +63,13 @@ _GPU_DIRECT: dict[str, str] = {
 }
 
 
+_COUNTS = {"nvidia-tesla-p100": (1, 2, 4), "nvidia-tesla-t4": (1, 2, 4), "nvidia-tesla-v100": (1, 2, 4, 8)}
 # Families that have Hyperdisk and no Persistent Disk: the fourth generation, and GPUs since A3 Ultra.
 _HYPERDISK_ALONE = ("a3-ultragpu-", "a4-", "a4x-", "c4-", "c4a-", "c4d-", "g4-", "n4-", "n4a-", "n4d-")
 _HYPERDISK = "hyperdisk-balanced"
+_GVNIC_ALONE = ("a3-", "a4-", "a4x-", "c3-", "c3d-", "c4-", "c4a-", "c4d-", "g4-", "h3-", "n4-")
+_NEVER_NEAR = ("e2-", "n1-", "t2a-", "t2d-")  # families without compact placement
+_PLACES = (*GCP_ZONES, "us", "eu", "asia", "asia1", "eur4", "eur5", "eur7", "eur8", "nam4")  # of buckets
 
 
 def _disk(pool: Pool) -> str:
@@ -124,19 +141,40 @@ def people(s: Settings) -> Iterator[Problem]:
             yield problem(path, f"want <kind>:<address>, kind one of {', '.join(kinds)}", member, nearest(kind, kinds))
         elif not EMAIL.match(address):
             yield problem(path, "has no e-mail address behind the colon", member)
+        elif address.partition("@")[0] in _own(s):
+            yield problem(path, "is an account of Spotkeeper's own, which has its rights: leave it out", member)
 
 
 def job_identity(s: Settings) -> Iterator[Problem]:
     """A machine is not itself to its jobs: whoever could be it could power off the others."""
     if s.job_identity and not _ACCOUNT.match(s.job_identity):
         yield problem("job_identity", "want <name>@<project>.iam.gserviceaccount.com", s.job_identity)
-    elif s.job_identity.partition("@")[0] in {naming.account(s.stack, key) for key in ("vm", "fn", "ck", "bd")}:
+    elif s.job_identity.partition("@")[0] in _own(s):
         yield problem("job_identity", "is an account of Spotkeeper's own: make one for jobs", s.job_identity)
+
+
+def _own(s: Settings) -> set[str]:
+    return {naming.account(s.stack, key) for key in ("vm", "fn", "ck", "bd")}
+
+
+def secrets_once(s: Settings) -> Iterator[Problem]:
+    """By whichever of its two names."""
+    full = [name if "/" in name else f"projects/{s.project}/secrets/{name}" for name in s.secrets]
+    for index, name in enumerate(full):
+        if name in full[:index] and s.secrets[index] not in s.secrets[:index]:
+            yield problem(join("secrets", index), f"is {s.secrets[full.index(name)]} once more", s.secrets[index])
 
 
 def _is_bucket(name: str) -> bool:
     well = re.fullmatch(r"[a-z0-9][-_a-z0-9]{1,61}[a-z0-9]", name)
     return bool(well) and not name.startswith("goog") and "google" not in name
+
+
+def bucket_place(s: Settings) -> Iterator[Problem]:
+    place = s.bucket.location
+    if place is not None and place.lower() not in _PLACES:
+        message = "is no place of buckets: want a region, or several (US, EU, ASIA, NAM4, EUR4 ...)"
+        yield problem("bucket.location", message, place, nearest(place.lower(), _PLACES))
 
 
 def billing(s: Settings) -> Iterator[Problem]:
@@ -156,7 +194,7 @@ RULES: tuple[Rule, ...] = (
     project_id, partial(both.image, wrong=_image), existing_network, even_ticks, people, job_identity,
     partial(both.secret_names, like=_SECRET, want=_A_NAME),
     partial(both.bucket_name, is_one=_is_bucket, characters=", - and _"),
-    billing, partial(both.only_elsewhere, fields=OF_AWS),
+    secrets_once, bucket_place, billing, partial(both.only_elsewhere, fields=OF_AWS),
 )  # fmt: skip
 
 
@@ -181,14 +219,17 @@ def pool_accelerator(pool: Pool, s: Settings) -> Iterator[Problem]:
     elif machine.accelerator.type not in GCP_ACCELERATOR_PRICES and not pool.prices:
         hint = nearest(machine.accelerator.type, GCP_ACCELERATOR_PRICES)
         yield problem("machine.accelerator.type", "is not in infra/catalog.py", machine.accelerator.type, hint)
-    elif machine.accelerator.count not in (1, 2, 4, 8, 16):
-        yield problem("machine.accelerator.count", "not one of 1, 2, 4, 8, 16", machine.accelerator.count)
+    elif machine.accelerator.count not in (counts := _COUNTS.get(machine.accelerator.type, (1, 2, 4, 8, 16))):
+        told = f"not one of {', '.join(map(str, counts))}"
+        yield problem("machine.accelerator.count", told, machine.accelerator.count)
 
 
 def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
     """GPUDirect belongs to a machine type, and needs the card that can."""
     machine = pool.machine
     if machine.gpu_direct is None:
+        if machine.nic == "virtio" and machine.type.startswith(_GVNIC_ALONE):
+            yield problem("machine.nic", f"{machine.type} has gvnic alone: leave it out", machine.nic)
         return
     known = _GPU_DIRECT.get(machine.type)
     if known is None:
@@ -213,8 +254,15 @@ def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
         )
 
 
+def pool_near(pool: Pool, s: Settings) -> Iterator[Problem]:
+    near = pool.placement is not None and pool.placement.strategy == "compact"
+    if near and pool.machine.type.startswith(_NEVER_NEAR) and not is_local(s):
+        message = f"{pool.machine.type} cannot be placed near others: leave it out, or take an n2, c2, g2 or a2"
+        yield problem("placement.strategy", message, "compact")
+
+
 def _sizes(kind: str) -> str:
-    return f"is below {_DISKS[kind][0]}, the smallest {kind}"
+    return f"{kind} disks have {_DISKS[kind].least} to {_DISKS[kind].most} GB"
 
 
 def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
@@ -224,15 +272,34 @@ def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
                 yield problem(path, f"{pool.machine.type} has Hyperdisk and no Persistent Disk", kind, _HYPERDISK)
     if pool.disk.type == "hyperdisk-ml":
         yield problem("disk.type", "is for reading many times, not for checkpoints", pool.disk.type)
-    _, operations, throughput = _DISKS.get(pool.disk.type, (0, True, True))
-    for name, sold in (("iops", operations), ("mb_s", throughput)):
-        if (value := getattr(pool.disk, name)) is not None and not sold:
-            yield problem(f"disk.{name}", f"{pool.disk.type} has what its size gives: leave it out", value)
+    if pool.boot_disk.type in set(_DISKS) - set(_BOOTS):
+        yield problem("boot_disk.type", "cannot boot", pool.boot_disk.type, _HYPERDISK)
+    if pool.disk.type in _DISKS:
+        yield from _bought(pool.disk, _DISKS[pool.disk.type])
+
+
+def _bought(disk: DataDisk, kind: _Disk) -> Iterator[Problem]:
+    """Operations and throughput, as Compute Engine sells them."""
+    for name, sold in (("iops", kind.iops), ("mb_s", kind.mb_s)):
+        value = getattr(disk, name)
+        if value is None:
+            continue
+        if sold is None:
+            yield problem(f"disk.{name}", f"{disk.type} has what its size gives: leave it out", value)
+            continue
+        least, most = sold
+        if name == "iops" and disk.type in _IOPS_A_GB:
+            most = min(most, max(least, _IOPS_A_GB[disk.type] * disk.size_gb))
+        elif name == "mb_s" and disk.iops is not None:
+            most = min(most, disk.iops // 4)
+        if not least <= value <= most:
+            yield problem(f"disk.{name}", f"a {disk.type} of {disk.size_gb} GB has {least} to {most}", value)
 
 
 POOL_RULES: tuple[PoolRule, ...] = (
     partial(both.pool_image, wrong=_image), partial(both.only_elsewhere, fields=POOL_OF_AWS),
     partial(both.pool_architecture, is_arm=lambda kind: kind.startswith(_ARM)),
     pool_accelerator, pool_cards, pool_notice, partial(both.pool_near, own="compact", other="cluster", cloud="aws"),
+    pool_near,
     partial(both.pool_disk_sizes, kinds=_SIZES, word="disk", say=_sizes), pool_disks,
 )  # fmt: skip

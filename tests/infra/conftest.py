@@ -126,7 +126,7 @@ def shared() -> dict[str, Declared]:
     """A stack in another project's network, whose jobs read secrets."""
     config = read_config(STACKS / "Pulumi.example-gcp.yaml")
     network = {**OTHER_STACK, "ssh": "iap"}
-    secrets = ["wandb", "projects/acme-vault/secrets/hub"]
+    secrets = ["wandb", "projects/acme-vault/secrets/hub", "projects/acme-vault/secrets/wandb"]
     return run_program(
         "demo", {**config, "spotkeeper:network": json.dumps(network), "spotkeeper:secrets": json.dumps(secrets)}
     )

@@ -93,6 +93,7 @@ def test_jobs_read_the_secrets_that_the_stack_names_and_machines_read_none(share
     assert {member["secretId"] for member in found.values()} == {
         "projects/acme-train/secrets/wandb",
         "projects/acme-vault/secrets/hub",
+        "projects/acme-vault/secrets/wandb",  # of the same name as the first, which no two resources may have
     }
     assert {member["member"] for member in found.values()} == {
         "serviceAccount:trainer@acme-train.iam.gserviceaccount.com"
