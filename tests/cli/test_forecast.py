@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from spotkeeper.cli import forecast as forecasting
 from spotkeeper.cli.errors import CliError
 from spotkeeper.cli.measure import step_s
@@ -23,6 +24,7 @@ from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import HOUR_S, PriceRun, Prices, Sight
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Outcome, Phase
+from spotkeeper.spec.stack import Price
 
 from tests.cli.conftest import Cli
 from tests.cli.test_commands import JOB, a_job
@@ -212,6 +214,26 @@ def test_the_stack_s_own_history_is_replayed(
     monkeypatch.setattr(forecasting, "HISTORY_HOURS", now)
     told = said(cli("forecast", job(folder, "work: 5h"), "--json").out)
     assert "own history.workers us-central1 is the job's own" in told
+
+
+def test_a_job_that_is_to_be_on_demand_is_forecast_where_it_may_be(folder: Path) -> None:
+    """The pool that is cheapest on spot may allow no on-demand machine: there it would wait for ever."""
+    (pool,) = forecasting.recorded_stack().pools
+    never = replace(pool, name="never", max_on_demand=0, prices=dict.fromkeys(pool.zones, Price(1.0, 0.1)))
+    dear = replace(pool, name="dear", prices=dict.fromkeys(pool.zones, Price(9.0, 0.2)))
+    cheap = replace(pool, name="cheap", prices=dict.fromkeys(pool.zones, Price(8.0, 0.3)))
+    stack = replace(forecasting.recorded_stack(), pools=(never, dear, cheap))
+    for policy, wanted in (("on-demand", "cheap"), ("balanced", "never")):
+        spec = JobSpec("first", ("train.py",), policy=policy)  # type: ignore[arg-type]
+        assert forecasting.pool_of(spec, stack, []).name == wanted
+
+
+def test_recordings_in_which_spot_never_was_are_told(cli: Cli, store: ObjectStore, folder: Path) -> None:
+    zones = [{"zone": "us-east-1a", "capacity": [0] * 100}]
+    recording = {"collection": "c", "market": "m", "gap_seconds": 600, "gang": 1, "zones": zones}
+    (folder / "never.json").write_text(json.dumps(recording))
+    done = cli("forecast", job(folder, "work: 5h"), "--markets", folder)
+    assert done.code != 0 and "hardly ever to be had" in done.err and "Traceback" not in done.err
 
 
 def test_the_comment_names_what_cannot_be_forecast_too(folder: Path) -> None:

@@ -143,8 +143,8 @@ def test_no_policy_beats_the_optimum() -> None:
 # -- recordings
 
 
-def file(tmp_path: Path, *zones: dict[str, object]) -> Path:
-    body = {"collection": "c", "market": "m", "gap_seconds": 600, "gang": 2, "zones": list(zones)}
+def file(tmp_path: Path, *zones: dict[str, object], gap_seconds: float = 600) -> Path:
+    body = {"collection": "c", "market": "m", "gap_seconds": gap_seconds, "gang": 2, "zones": list(zones)}
     path = tmp_path / "market.json"
     path.write_text(json.dumps(body))
     return path
@@ -170,6 +170,18 @@ def test_a_gap_is_no_capacity_and_the_price_of_before(tmp_path: Path) -> None:
 def test_what_is_no_recording_is_refused_by_name(tmp_path: Path, zones: tuple[dict[str, object], ...]) -> None:
     with pytest.raises(RecordingError, match=r"market\.json"):
         read(file(tmp_path, *zones))
+
+
+@pytest.mark.parametrize(("gap_seconds", "price"), [(0, 0.3), (1e-6, 0.3), (1e9, 0.3), (600, 1e308), (600, 1e4)])
+def test_ticks_and_prices_of_another_unit_are_refused(tmp_path: Path, gap_seconds: float, price: float) -> None:
+    with pytest.raises(RecordingError, match=r"market\.json: (gap_seconds|prices)"):
+        read(file(tmp_path, {"zone": "a", "capacity": [1], "price": [price]}, gap_seconds=gap_seconds))
+
+
+@pytest.mark.parametrize("price", [0.0, -0.3, None])
+def test_what_was_free_has_the_price_of_before(tmp_path: Path, price: float | None) -> None:
+    recording = read(file(tmp_path, {"zone": "a", "capacity": [1] * 4, "price": [price, 0.4, price, 0.5]}), ratio=0.2)
+    assert recording.zones[0].price == (0.2, 0.4, 0.4, 0.5)
 
 
 def test_a_folder_without_recordings_is_told(tmp_path: Path) -> None:

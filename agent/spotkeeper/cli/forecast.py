@@ -26,7 +26,7 @@ from spotkeeper.report.compare import Step, step_s
 from spotkeeper.report.forecast import Forecast, Library, forecast
 from spotkeeper.report.forecast_own import own_recording
 from spotkeeper.report.forecast_past import Part, Task, parts
-from spotkeeper.report.forecast_play import Shop
+from spotkeeper.report.forecast_play import Shop, most_on_demand
 from spotkeeper.report.forecast_text import markdown, table
 from spotkeeper.report.markdown import code
 from spotkeeper.spec import money
@@ -196,7 +196,7 @@ def _told(zone: str, prices: Prices | None, now: float) -> float | None:
 
 
 def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
-    """The cheapest spot pool that the job may use and that has room for it.
+    """The cheapest spot pool that the job may use and that has room for it: on spot, or as its policy buys.
 
     Raises:
         CliError: there is none.
@@ -211,9 +211,10 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
         )
         raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "`pools:` and `nodes:` in the job file")
 
-    def key(pool: PoolState) -> tuple[float, bool, str]:
-        cheapest = min(_spot(pool, zone, None, 0.0) for zone in pool.zones)
-        return cheapest, pool.max_on_demand < spec.size().max, pool.name
+    def key(pool: PoolState) -> tuple[bool, float, bool, str]:
+        barred, demand = most_on_demand(spec, pool) < spec.size().max, spec.policy == "on-demand"
+        usd = [pool.prices[zone].on_demand if demand else _spot(pool, zone, None, 0.0) for zone in pool.zones]
+        return demand and barred, min(usd), barred, pool.name
 
     best = min(fits, key=key)
     if len(fits) > 1:
@@ -299,7 +300,7 @@ def library_of(known: Ground, task: Task, markets: Path | None) -> Library:
     """The shipped recordings, or those of a folder; and the job's own market, where anybody knows it.
 
     Raises:
-        CliError: no recording there.
+        CliError: no recording there, or none in which spot was to be had.
     """
     folder = markets or (Path(named) if (named := os.environ.get(MARKETS)) else SHIPPED)
     try:
@@ -308,6 +309,10 @@ def library_of(known: Ground, task: Task, markets: Path | None) -> Library:
         raise CliError(str(error), Exit.USAGE, "--markets DIR: a folder of recordings (*.json)") from None
     own = tuple(part for part in found if _same(task.shop.pool, part.recording.market, part.recording.zones[0].region))
     own = _history(known, task.shop.pool) or own
+    if not found and not own:
+        raise CliError(
+            f"{folder}: spot was hardly ever to be had in any region recorded there", Exit.USAGE, "--markets DIR"
+        )
     return Library(tuple(part for part in found if part not in own), own)
 
 

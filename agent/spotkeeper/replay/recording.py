@@ -1,7 +1,7 @@
 """A recorded market: by tick, how many machines each zone carried, and at what share of the on-demand price.
 
 Two spellings are read: values by tick, and the shipped ``[value, ticks]`` runs. ``null`` is a gap: nobody looked.
-What nobody saw was not to be had, and has the price of before.
+What nobody saw was not to be had, and has the price of before; so has what was free, for nobody gives machines away.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import msgspec
 
 from spotkeeper.spec import codec
 
+MOST = 1000.0  # times on-demand: a price above it is of another unit
+LEAST_TICK_S, LONGEST_TICK_S = 1.0, 86_400.0
 SHIPPED = Path(__file__).parent.parent / "local" / "markets"
 
 
@@ -91,9 +93,15 @@ def read(path: Path, *, ratio: float = 0.3) -> Recording:
         file = codec.decode(path.read_bytes(), _File)
     except (OSError, msgspec.DecodeError) as error:
         raise RecordingError(f"{path}: {error}") from None
+    if not LEAST_TICK_S <= file.gap_seconds <= LONGEST_TICK_S:
+        raise RecordingError(
+            f"{path}: gap_seconds: want {LEAST_TICK_S:g} to {LONGEST_TICK_S:g}, not {file.gap_seconds:g}"
+        )
     zones = tuple(_zone(zone, ratio) for zone in file.zones)
+    if any(price > MOST for zone in zones for price in zone.price):
+        raise RecordingError(f"{path}: prices are shares of on-demand's, {MOST:g} at most")
     lengths = {len(series) for zone in zones for series in (zone.capacity, zone.price)}
-    if len(lengths) != 1 or lengths == {0} or file.gap_seconds <= 0 or file.gang < 1:
+    if len(lengths) != 1 or lengths == {0} or file.gang < 1:
         raise RecordingError(f"{path}: every zone needs capacity and price for each of the same ticks")
     return Recording(file.collection, file.market, file.gap_seconds / 3600.0, file.gang, zones)
 
@@ -133,5 +141,5 @@ def _flat(told: Told) -> Iterator[float | None]:
 def _without_gaps(prices: Iterator[float | None], first: float) -> Iterator[float]:
     last = first
     for price in prices:
-        last = last if price is None else price
+        last = price if price is not None and price > 0 else last
         yield last
