@@ -143,9 +143,9 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
     arns, stack, run = Arns(settings), settings.stack, ("ec2:RunInstances",)
     marked: Conditions = {"StringEquals": {f"aws:RequestTag/{LABEL_STACK}": stack}}
     around = (arns.ec2("network-interface"), arns.ec2("spot-instances-request"))
-    templates: Conditions = {"StringEquals": {f"aws:ResourceTag/{LABEL_STACK}": stack}}
+    ours: Conditions = {"StringEquals": {f"aws:ResourceTag/{LABEL_STACK}": stack}}
+    declared = (arns.ec2("launch-template"), arns.ec2("placement-group"))
     places = [*(arns.ec2("subnet", subnet) for subnet in subnets), arns.ec2("security-group", group)]
-    near = arns.ec2("placement-group", f"{naming.machine_prefix(stack)}*")
     machines_only: Conditions = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
     # EC2 looks an image up by the rights of whoever launches it; which of the two actions, it has changed.
     looked_up = tuple(arns.parameter(name) for name in _parameters(settings))
@@ -155,9 +155,9 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
         Statement("LaunchMachines", run, (arns.ec2("instance"),), _machine(settings)),
         Statement("WithEncryptedDisks", run, (arns.ec2("volume"),), {**marked, "Bool": {"ec2:Encrypted": "true"}}),
         Statement("WithCardsAndRequests", run, around, marked),
-        Statement("FromOurTemplates", run, (arns.ec2("launch-template"),), templates),
+        Statement("FromOurTemplatesInOurGroups", run, declared, ours),
         Statement("OfTheirImages", run, (arns.ec2("image"),), {"Bool": {"ec2:IsLaunchTemplateResource": "true"}}),
-        Statement("InOurNetwork", run, (*places, near)),
+        Statement("InOurNetwork", run, places),
         Statement("AsOurMachines", ("iam:PassRole",), (arns.role(NODE),), machines_only),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.infra.conftest import Declared
@@ -29,3 +30,14 @@ def before(declared: Declaration, key: str) -> set[str]:
                 found.add(other)
                 queue.append(other)
     return found
+
+
+def holds(condition: str, name: str) -> bool:
+    """IAM's ``extract``: what lies between a template's two ends, the first of each; "" where it fits nowhere."""
+
+    def extract(template: str) -> str:
+        head, tail = re.split(r"\{\w+\}", template)
+        rest = name.partition(head)[2]
+        return rest.partition(tail)[0] if tail in rest else ""
+
+    return any(extract(part[1]) for part in re.finditer(r'resource\.name\.extract\("([^"]+)"\) != ""', condition))

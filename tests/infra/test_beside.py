@@ -7,11 +7,12 @@ from pathlib import Path
 import pulumi
 import pytest
 from spotkeeper.local.deploy.config import read_config
+from spotkeeper.spec.names import vm_name
 
 from infra.gcp.identity import machines_of
-from infra.naming import node
 from infra.settings import Settings, beside, from_config
 from tests.infra.conftest import STACKS, run_program
+from tests.infra.declaration import holds
 
 GCP = STACKS / "Pulumi.example-gcp.yaml"
 
@@ -30,7 +31,8 @@ def test_names_that_rights_do_not_tell_apart_are_refused_from_either_side(
     tmp_path: Path, here: str, there: str
 ) -> None:
     short, long = sorted((here, there), key=len)
-    assert f'"sk-{short}-"' in machines_of(short) and node(long, "p", 0).startswith(f"sk-{short}-"), "this is why"
+    theirs = f"projects/acme-train/zones/us-central1-a/instances/{vm_name(long, 'abcdefgh', 0, 1)}"
+    assert holds(machines_of(short), theirs), "this is why"
     (told,) = beside.clashes(stack(here), folder_with(tmp_path, there))
     said = str(told)
     assert said.startswith(f'gcp:project: "acme-train": is that of the stack {there} (Pulumi.{there}.yaml) too')

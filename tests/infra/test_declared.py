@@ -13,7 +13,7 @@ from spotkeeper.spec.check_stack import check_stack
 from spotkeeper.spec.stack import StackState
 
 from infra.gcp.identity import CHANGE, LOOK
-from tests.infra.declaration import DRAIN, Declaration, before, of, one
+from tests.infra.declaration import DRAIN, Declaration, before, holds, of, one
 from tests.infra.policies import broken
 from tests.scale.burst import CONCURRENCY, INSTANCES
 
@@ -305,14 +305,25 @@ def test_the_rights_of_every_account_are_these_and_no_more(local: Declaration) -
             ("storage.objectViewer", "BucketIAMMember"),
         },
         "ck": {("run.invoker", "ServiceIamMember")},
-        "bd": {("cloudbuild.builds.builder", "IAMMember")},
+        # It runs what packages bring, and can write to no bucket.
+        "bd": {
+            ("artifactregistry.writer", "IAMMember"),
+            ("logging.logWriter", "IAMMember"),
+            ("storage.objectViewer", "IAMMember"),
+        },
     }
 
 
 def test_the_function_changes_only_machines_of_its_stack(local: Declaration) -> None:
-    bound = one(local, "gcp:projects/iAMMember:IAMMember", "fn-change")
-    for kind in ("instances", "disks", "snapshots"):
-        assert f'resource.name.extract("/{kind}/{{name}}").startsWith("sk-local-")' in bound["condition"]["expression"]
+    may = one(local, "gcp:projects/iAMMember:IAMMember", "fn-change")["condition"]["expression"]
+    zone, rank = "projects/local/zones/us-central1-a", "sk-local-abcdefgh-r0007"
+    for name in (f"{zone}/instances/{rank}-a3", f"{zone}/disks/{rank}-a3", f"{zone}/disks/{rank}-d0"):
+        assert holds(may, name)
+    assert holds(may, f"projects/local/global/snapshots/{rank}-d1")
+    for name in ("instances/sk-local-floor-s0", "disks/sk-local-floor-s0-data", "disks/sk-local-floor-s0"):
+        assert not holds(may, f"{zone}/{name}"), "what Pulumi declared stays, with its data"
+    for name in ("instances/sk-prod-abcdefgh-r0007-a3", "instances/mine", "networks/sk-local-abcdefgh-r0007-a3"):
+        assert not holds(may, f"{zone}/{name}")
     assert not set(LOOK) & set(CHANGE)
     assert all(not name.endswith((".delete", ".create")) for name in LOOK)
     assert not any("*" in name or name.startswith(("iam.", "resourcemanager.")) for name in (*LOOK, *CHANGE))

@@ -89,7 +89,7 @@ def test_the_function_may_what_its_adapter_calls_and_no_more(function: str) -> N
         ("arn:aws:ec2:us-east-1::image/ami-0123", {"ec2:IsLaunchTemplateResource": "true"}),
         (f"{EC2}:subnet/subnet-0bb", {}),
         (f"{EC2}:security-group/sg-0cc", {}),
-        (f"{EC2}:placement-group/sk-{STACK}-burst-1a", {}),
+        (f"{EC2}:placement-group/sk-{STACK}-burst-1a", PULUMIS),
     ],
 )
 def test_a_launch_needs_each_of_these(function: str, resource: str, context: dict[str, str]) -> None:
@@ -115,7 +115,10 @@ def test_a_launch_needs_each_of_these(function: str, resource: str, context: dic
         pytest.param(f"{EC2}:subnet/subnet-0public", {}, id="another subnet"),
         pytest.param(f"{EC2}:security-group/sg-0open", {}, id="another group"),
         pytest.param(f"{EC2}:key-pair/mine", {}, id="a key to log in"),
-        pytest.param(f"{EC2}:placement-group/sk-prod-burst-1a", {}, id="another's group"),
+        pytest.param(f"{EC2}:placement-group/sk-prod-burst-1a", {"aws:ResourceTag/sk-stack": "prod"},
+                     id="another's group"),
+        pytest.param(f"{EC2}:placement-group/sk-{STACK}-b-burst-1a", {"aws:ResourceTag/sk-stack": f"{STACK}-b"},
+                     id="the group of a stack whose name begins as ours"),
     ],
 )  # fmt: skip
 def test_a_launch_of_anything_else_is_refused(function: str, resource: str, context: dict[str, str]) -> None:
