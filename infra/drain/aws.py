@@ -155,9 +155,9 @@ class Ec2:
         except ClientError as error:
             if _code(error) in _NO_OBJECT:
                 return None
-            raise DrainError(f"{where}: {error}") from None
+            raise (LaterError if _busy(error) else DrainError)(f"{where}: {error}") from None
         except BotoCoreError as error:
-            raise DrainError(f"{where}: {error}") from None
+            raise LaterError(f"{where}: {error}") from None
         return answer
 
     def _is_ours(self, item: Mapping[str, Any]) -> bool:
@@ -176,7 +176,7 @@ def _thing(kind: str, id_: str, item: Mapping[str, Any], leaving: bool = False) 
 
 
 def _busy(error: Any) -> bool:
-    """EC2 is asked too much, or has trouble of its own: botocore has been patient already, and so is the drain."""
+    """AWS is asked too much, or has trouble of its own: botocore has been patient already, and so is the drain."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status >= 500 or _code(error) in _THROTTLED
 

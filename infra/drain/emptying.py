@@ -99,6 +99,7 @@ def empty(
     while clean < CLEAN_LOOKS or looked < settled:
         looked = now()
         try:
+            cloud.announce()  # again: where somebody took the mark away, what is emptied would fill up behind us
             left = list(cloud.things())
         except LaterError as busy:
             clean, still = 0, f"the cloud does not list what is there ({busy})"
@@ -110,7 +111,6 @@ def empty(
             if looked > end:
                 raise DrainError(f"after {DEADLINE_S:.0f} s {still}. Delete what is left, then destroy again")
             pause(cloud.pause_s)
-            cloud.announce()  # again: where somebody took the mark away, what is emptied would fill up behind us
     return Counter(kind for kind, _ in found)
 
 

@@ -10,7 +10,7 @@ import pytest
 from spotkeeper.reconcile.deadline import PLATFORM_S
 
 from infra.drain import DrainError, DrainProvider, opened
-from infra.drain.emptying import SETTLE_S, Thing, empty
+from infra.drain.emptying import SETTLE_S, LaterError, Thing, empty
 from tests.infra.cloud import BUCKET, Cloud, props_of
 
 JOB = {"sk-stack": "dev", "sk-job": "abcdefgh"}
@@ -85,6 +85,23 @@ def test_a_mark_that_somebody_takes_away_is_written_again() -> None:
 
     empty(cloud, pause=pause, now=lambda: cloud.now)
     assert len(marks) > 2 and all(marks)
+
+
+def test_a_bucket_that_does_not_answer_for_a_moment_ends_no_drain() -> None:
+    """Half of a destroy is the worst of places to stop at: the schedule is gone, and machines bill."""
+
+    class Busy(Launching):
+        asked = 0
+
+        def announce(self) -> None:
+            self.asked += 1
+            if self.asked == 3:
+                raise LaterError("503 Slow Down")
+            super().announce()
+
+    cloud = Busy({5.0: "vm"})
+    assert empty(cloud, pause=cloud.pause, now=lambda: cloud.now) == {"machine": 1}
+    assert cloud.asked > 3 and not cloud.there
 
 
 def test_a_stack_without_an_unfinished_job_is_not_waited_for() -> None:
@@ -233,3 +250,15 @@ def test_a_busy_ec2_is_asked_again(s3: Any, refused: tuple[str, int]) -> None:
     ec2, pauses = refusing(0, refuse={"delete_volume": [refused], "describe_instances": [refused]}), list[float]()
     assert empty(Ec2("dev", "b", ec2, s3), pause=pauses.append) == {"disk": 1}
     assert len(pauses) == 4, "no look, a deletion that was put off, one that was not, clean twice"
+
+
+@pytest.mark.parametrize(("refused", "kind"), [(("SlowDown", 503), LaterError), (("AccessDenied", 403), DrainError)])
+def test_a_busy_s3_may_be_asked_again_and_one_that_refuses_may_not(
+    refused: tuple[str, int], kind: type[DrainError]
+) -> None:
+    from infra.drain.aws import Ec2
+
+    ec2 = Ec2("dev", "b", refusing(0), refusing(0, refuse={"put_object": [refused]}))
+    with pytest.raises(DrainError, match=refused[0]) as told:
+        ec2.announce()
+    assert told.type is kind
