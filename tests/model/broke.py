@@ -187,7 +187,8 @@ BROKE = (
         in_(
             "grants",
             "    for offer in options:\n        if draft.held.room(",
-            "    if options:\n        _intent(draft, index, which, attempt, options[0])\n        return\n"
+            "    if options:\n        why = cause or _cause(draft.ranks[index], which, options[0])\n"
+            "        _intent(draft, index, which, attempt, options[0], why)\n        return\n"
             "    for offer in options:\n        if draft.held.room(",
         ),
         CALM,
