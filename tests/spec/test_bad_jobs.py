@@ -323,6 +323,10 @@ JOB_CASES = [
         GOOD + "deadline: 2027-02-01 10:00\n",
         'job.yaml:3: deadline: "2027-02-01 10:00": a time needs its zone (2027-02-01T10:00Z for UTC)',
     ),
+    (
+        GOOD + "deadline: 2027-02-01\n",
+        'job.yaml:3: deadline: "2027-02-01": a time needs its zone (2027-02-01T00:00Z for UTC)',
+    ),
     (GOOD + "work: soon\n", 'job.yaml:3: work: "soon": want a length of time: 90m, 6h, 2d'),
     (GOOD + "max_wait: 9999999d\n", 'job.yaml:3: max_wait: "9999999d": is more than ten years'),
     (GOOD + "max_usd: 0.01\n", "job.yaml:3: max_usd: 0.01: is below what one start costs (about $0.17 by list prices)"),

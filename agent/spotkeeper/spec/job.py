@@ -200,7 +200,8 @@ def deadline_at(text: str, submitted: float) -> float:
     except ValueError:
         raise ValueError("want a span (90m, 6h, 2d) or a time with its zone (2026-12-24T18:00Z)") from None
     if moment.tzinfo is None:
-        raise ValueError(f"a time needs its zone ({text.strip().replace(' ', 'T')}Z for UTC)")
+        said = text.strip().replace(" ", "T")
+        raise ValueError(f"a time needs its zone ({said if 'T' in said else said + 'T00:00'}Z for UTC)")
     return moment.timestamp()
 
 
