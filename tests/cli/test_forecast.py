@@ -266,6 +266,9 @@ def test_a_shape_that_cannot_hold_the_deadline_is_none(cli: Cli, folder: Path) -
     assert made["skipped"][1] == "fabric on-demand: 0 machines may be, fewer than the gang's 1"
     none = cli("compare", job(folder, "deadline: 15m\nspread: true"), "--work", "100h", *options)
     assert none.code == 4 and "no shape fits" in none.err and "try: another `deadline`" in none.err
+    barred = job(folder, "policy: on-demand\nnodes: {min: 1, max: 4}\nmax_on_demand: 2")
+    none = cli("compare", barred, "--work", "10h", *options)
+    assert none.code == 4 and "2 machines may be, fewer than the gang's 4" in none.err
     both = cli("compare", job(folder), "--step-time", "1", "--measure")
     assert both.code == 2 and "one of them" in both.err
 

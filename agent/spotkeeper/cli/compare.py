@@ -109,9 +109,10 @@ def compare(
         except SpecError as error:  # its deadline cannot be held there: the line says which can
             skipped.append(f"{name}: {error}")
         else:
-            tasks.append((shape, took, task, ground.library_of(known, task, markets)))
             if spec.policy != "spot" and (why := barred(task)):
                 skipped.append(f"{name} on-demand: {why}")
+            if spec.policy != "on-demand" or task.shop.on_demand:
+                tasks.append((shape, took, task, ground.library_of(known, task, markets)))
     if not tasks:
         remedy = "another `deadline`, `nodes` or `pools` in the job file"
         raise CliError("\n".join([f"{spec.name}: no shape fits", *skipped]), Exit.REFUSED, remedy)
