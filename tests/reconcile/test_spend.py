@@ -6,10 +6,12 @@ import logging
 
 import pytest
 from spotkeeper.spec.job import AskKind, Retry
+from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.market import PriceRun
+from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Hold, Phase
 
-from tests.reconcile.world import World, stack
+from tests.reconcile.world import ZONES, World, stack
 
 
 def holding(world: World) -> bool:
@@ -87,3 +89,19 @@ def test_a_machine_that_lingers_while_it_is_given_back_is_paid_for() -> None:
     spent = world.record().fuses
     assert spent.usd_hour == pytest.approx(0.3, rel=0.2), "two machines no more"
     assert spent.spent > before.spent
+
+
+def test_waiting_for_capacity_spends_nothing() -> None:
+    """A cloud that has none lists a machine for seconds each time, and bills none of them."""
+    world = World(nodes=1, max_usd=0.2, policy="spot")
+    world.stockout_lists = True
+    for zone in ZONES:
+        world.capacity[zone, Model.SPOT] = 0
+    world.submit()
+    world.run(2 * 3600)
+    assert len(world.events(Event.REFUSED)) > 20
+    assert world.record().phase is Phase.RUN and world.record().fuses.spent == pytest.approx(0.0, abs=1e-3)
+    world.capacity.clear()
+    world.until(world.training, 900)
+    world.run(600)
+    assert world.record().phase is Phase.RUN, "and what it then has counts from then on"

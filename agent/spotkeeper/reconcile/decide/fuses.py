@@ -70,9 +70,11 @@ def launched(draft: Draft, index: int) -> None:
     draft.put(index, launches=draft.ranks[index].launches + 1)
 
 
-def refused(draft: Draft, index: int) -> None:
-    """It came to nothing and cost nothing: waiting for capacity blows no fuse."""
+def refused(draft: Draft, index: int, slot: Slot) -> None:
+    """It came to nothing and cost nothing: waiting for capacity blows no fuse, and what it was counted for is back."""
     draft.put(index, launches=max(0, draft.ranks[index].launches - 1))
+    counted = price(draft, slot) * max(0.0, draft.now - slot.since) / HOUR_S
+    draft.set(fuses=replace(draft.record.fuses, spent=draft.record.fuses.spent - counted))
 
 
 # -- the breaker
@@ -173,7 +175,7 @@ def spent(draft: Draft) -> float:
     fuses = draft.before.fuses
     hours = max(0.0, draft.now - fuses.spent_at) / 3600.0 if fuses.spent_at else 0.0
     rate = _rate(draft, draft.before.ranks) if fuses.usd_hour is None else fuses.usd_hour
-    return fuses.spent + hours * rate
+    return max(0.0, draft.record.fuses.spent + hours * rate)  # less what this pass found refused
 
 
 def _rate(draft: Draft, ranks: Sequence[Rank]) -> float:

@@ -93,7 +93,7 @@ def _refuse(draft: Draft, index: int, slot: Slot, result: Result) -> None:
     # What was refused longer ago has thawed: with this one it would be cold again, and no zone be left to go to.
     lately = rank.refused if draft.now < rank.refused_at + draft.times.cold_s else ()
     draft.put(index, refused=(*(r for r in lately if r != key), key), refused_at=draft.now)
-    fuses.refused(draft, index)
+    fuses.refused(draft, index, slot)
     key, cause = f"r{index}.a{slot.attempt}", result.kind.value
     draft.log(Event.REFUSED, key, rank=index, slot=slot, cause=cause, detail=(result.detail or cause)[:200])
 
