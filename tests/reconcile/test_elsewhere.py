@@ -16,7 +16,7 @@ from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import PriceRun
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import LOOK
-from spotkeeper.spec.stack import Fallback
+from spotkeeper.spec.stack import Fallback, PoolState, Price
 
 from tests.reconcile.test_bargains import after_its_loop, without_savings
 from tests.reconcile.test_resize import trained
@@ -157,6 +157,17 @@ def test_spot_that_costs_more_than_on_demand_is_left() -> None:
     gen = world.record().gen
     world.run(2 * 3600)
     assert world.record().gen == gen and models(world) == {ON_DEMAND}, "and it stays, while that is so"
+
+
+def test_dear_spot_is_not_left_for_on_demand_of_a_machine_that_costs_more() -> None:
+    dear = PoolState("big", "spot", "huge", ZONES, 1, 20, 20, 10, "pd", dict.fromkeys(ZONES, Price(88.0, 22.0)))
+    small = stack(max_on_demand=0)
+    world = World(nodes=2, the_stack=replace(small, pools=(*small.pools, dear)))
+    world.prices["pool"] = tuple(PriceRun(0.0, 0.3, zone) for zone in ZONES)
+    trained(world)
+    world.prices["pool"] = tuple(PriceRun(0.0, 1.4, zone) for zone in ZONES)
+    world.run(2 * 3600)
+    assert {entry.pool for entry in world.events(Event.INTENT)} == {"pool"} and models(world) == {SPOT}
 
 
 def test_an_end_to_what_spot_may_lose() -> None:

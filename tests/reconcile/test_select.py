@@ -104,6 +104,24 @@ def test_on_demand_needs_permission_of_job_and_pool() -> None:
     assert {model for _, model in order(spec(), need(), stack(max_on_demand=0))} == {SPOT}
 
 
+def test_of_several_machine_types_the_cheapest_comes_first_whatever_the_others_discounts() -> None:
+    """Nobody knows how much more of the job the dear one does; what it saves of its own price says nothing of that."""
+    big = PoolState("big", "spot", "m", ("z-a",), 8, 4, 4, 10, "pd", {"z-a": Price(on_demand=88.0, spot=10.0)})
+    near = PoolState("near", "spot", "m", ("z-a",), 8, 4, 4, 10, "pd", {"z-a": Price(on_demand=1.1, spot=0.32)})
+    both = replace(stack(), pools=(big, *stack().pools, near))
+
+    def bought(**more: object) -> list[str]:
+        found = select(spec(), both, need(zone="z-a", **more)).choices
+        return [f"{c.offer.pool}/{c.offer.model.value}" for c in found]
+
+    last = ["big/spot", "big/on-demand"]
+    assert bought() == ["pool/spot", "near/spot", "pool/on-demand", "near/on-demand", *last]
+    assert bought(bout=True) == ["pool/on-demand", "near/on-demand", "pool/spot", "near/spot", *last]
+    assert bought(max_wait_s=3600.0, since=NOW) == ["pool/spot", "near/spot"], "and is not what is waited for"
+    dry = frozenset({"pool/z-a/spot", "near/z-a/spot", "pool/z-a/on-demand", "near/z-a/on-demand"})
+    assert bought(refused=dry) == last
+
+
 def test_only_the_jobs_pools() -> None:
     two = stack()
     other = PoolState("big", "spot", "m", ("z-a",), 8, 4, 4, 10, "pd", {"z-a": Price(on_demand=9.0, spot=3.0)})

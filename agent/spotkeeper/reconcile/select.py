@@ -6,6 +6,9 @@ default): spot by what its expected life is worth, on-demand after it (before it
 ``max_wait``; with a deadline the rule says when to wait. ``spot`` and ``on-demand`` buy nothing else. ``shuffle`` mixes
 the zones once per job, tries them in that order, waits, and starts over. Never a spot price at or above the on-demand
 price of the same machine.
+
+Nobody knows how much more a dearer machine type does of a job. So where a job may use several, an hour of its work is
+worth what the cheapest of them costs on-demand; spot that costs more than that comes after it.
 """
 
 from __future__ import annotations
@@ -153,20 +156,26 @@ class _Market:
 
     need: Need
     listed: dict[tuple[str, str], float]  # on-demand's price by pool and zone
+    worth: float  # USD of an hour of work: on-demand's price of what runs, or of the cheapest machine that may
     rule: Rule
     seen: dict[tuple[str, str, Model], OfferSeen] = field(default_factory=dict)
     usual: Guess = SAYS_NOTHING  # the mean of the cloud's guesses, word by word
 
     @classmethod
-    def told(cls, need: Need, stack: StackState, rule: Rule) -> _Market:
+    def told(cls, spec: JobSpec, need: Need, stack: StackState, rule: Rule) -> _Market:
         guesses = [seen.guess for seen in need.market if seen.guess is not None]
         means = {word: _mean(getattr(guess, word) for guess in guesses) for word in Guess.__struct_fields__}
         listed = {(pool.name, zone): price.on_demand for pool in stack.pools for zone, price in pool.prices.items()}
-        return cls(need, listed, rule, {(m.pool, m.zone, m.model): m for m in need.market}, Guess(**means))
+        seen = {(m.pool, m.zone, m.model): m for m in need.market}
+        return cls(need, listed, _worth(spec, need, stack, listed), rule, seen, Guess(**means))
 
     def whole(self, offer: Offer) -> float:
         """USD an hour of the same machine on-demand."""
         return self.listed.get((offer.pool, offer.zone)) or 1.0
+
+    def dear(self, offer: Offer) -> bool:
+        """Spot of a machine type that is cheaper on-demand in another pool."""
+        return offer.price >= self.worth
 
     def of(self, offer: Offer) -> OfferSeen | None:
         return self.seen.get((offer.pool, offer.zone, offer.model))
@@ -176,13 +185,22 @@ class _Market:
         return seen is not None and seen.refused_at > 0 and self.need.now - seen.refused_at < self.need.cold_s
 
 
+def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[str, str], float]) -> float:
+    if need.runs is not None:
+        pool, zone, *_ = need.runs.offer.split("/")
+        if usd := listed.get((pool, zone)):
+            return usd
+    dynamic = [pool.name for pool in _pools(spec, stack) if pool.kind != "static"]
+    return min((usd for (pool, _), usd in listed.items() if pool in dynamic and usd > 0), default=1.0)
+
+
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
     """Dynamic offers, best first. Refused ones are left out; cold ones come last of their kind of model.
 
     Spot that went cold elsewhere, or whose expected life is not worth a start, comes after on-demand: asking
     again is free, waiting is not.
     """
-    market = _Market.told(need, stack, rule)
+    market = _Market.told(spec, need, stack, rule)
     every = list(_offers(spec, stack, need, market))
     offers = [offer for offer in every if offer.key() not in need.refused]
     spot = [offer for offer in offers if offer.model is Model.SPOT]
@@ -209,8 +227,12 @@ def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> S
     patience_s = _patience_s(need, told) if any(offer.model is Model.SPOT for offer in every) else 0.0
     if demand and patience_s > 0:  # with a deadline, spot that is not worth a start is waited out
         return Selection((*good, *(() if need.dated else rest)), need.now + patience_s, look=look)
-    before = (last, good) if need.bout and not need.dated else (good, last)
-    return Selection((*before[0], *before[1], *rest))
+    dear = [Choice(offer, _dear_why(offer)) for offer in cheap if market.dear(offer)]
+    least = min((choice.offer.price for choice in dear), default=math.inf)
+    soon = tuple(choice for choice in last if choice.offer.price < least)
+    late = sorted((*dear, *(choice for choice in last if choice not in soon)), key=lambda choice: choice.offer.price)
+    before = (soon, good) if need.bout and not need.dated else (good, soon)
+    return Selection((*before[0], *before[1], *rest, *late))
 
 
 def _patience_s(need: Need, told: Plan) -> float:
@@ -253,13 +275,13 @@ def _course(need: Need, offers: list[Offer], market: _Market) -> Course:
 
 
 def _zone(offer: Offer, market: _Market) -> Zone:
-    seen, whole, way = market.of(offer), market.whole(offer), market.need.ways.get(offer.zone, HERE)
+    seen, worth, way = market.of(offer), market.worth, market.need.ways.get(offer.zone, HERE)
     track = Track.of(seen.watch if seen is not None else None, market.rule.shape)
     if seen is not None and seen.refused_at:
         track.see(seen.refused_at / HOUR_S, False)
     booted_s = (seen.boot_s or 0.0) if seen is not None and offer.key() in market.need.there else 0.0
     move_h = (way.s - booted_s) / HOUR_S
-    return Zone(offer.key(), offer.price / whole, track, move_h, way.usd / whole, _doubt(offer, market))
+    return Zone(offer.key(), offer.price / worth, track, move_h, way.usd / worth, _doubt(offer, market))
 
 
 def _doubt(offer: Offer, market: _Market) -> float:
@@ -372,6 +394,10 @@ def _rest_why(offer: Offer, market: _Market) -> str:
     if market.cold(offer):
         return f"{_where(offer)}: refused within {market.need.cold_s:.0f} s, so last"
     return f"{_where(offer)}: its expected life is not worth a start"
+
+
+def _dear_why(offer: Offer) -> str:
+    return f"{_where(offer)}: a machine of another pool costs less on-demand, so after that"
 
 
 def _demand_why(offer: Offer, spec: JobSpec, need: Need, told: Plan) -> str:

@@ -163,13 +163,14 @@ def _give_back(draft: Draft, ranks: list[int]) -> None:
 
 def _leave_spot(draft: Draft) -> bool:
     """Spot costs more than on-demand by now; each rank that is on it gets a successor, if all of them may have one."""
-    spec, ranks = draft.seen.spec, [index for index, slot in draft.members() if slot.model is Model.SPOT]
+    spec, spot = draft.seen.spec, {index: slot for index, slot in draft.members() if slot.model is Model.SPOT}
+    ranks = list(spot)
     if not ranks or spec is None or spec.policy == "spot" or offers.on_demand_left(draft) < len(ranks):
         return False
     refused = tuple({key for rank in draft.ranks for key in rank.refused})
     probe = Rank(refused=refused, refused_at=max(rank.refused_at for rank in draft.ranks))
-    found = offers.choices(draft, probe, draft.record.zone, (Model.ON_DEMAND,))
-    if not any(_room(draft, choice.offer, ranks) for choice in found):
+    found = offers.cheaper(draft, probe, min(spot.values(), key=lambda slot: fuses.price(draft, slot)))
+    if not any(_room(draft, offer, ranks) for offer in found):
         return False
     for index in ranks:
         draft.put(index, wish="on-demand")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.reconcile.decide import course, kept
+from spotkeeper.reconcile.decide import course, fuses, kept
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.select import Choice, Need, Runs, Selection, select, static_offers
 from spotkeeper.spec.cloud import Offer, VmStatus
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Rank
+from spotkeeper.spec.record import Rank, Slot
 
 WISHED = {"spot": (Model.SPOT,), "on-demand": (Model.ON_DEMAND,)}
 
@@ -24,7 +24,16 @@ def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
         return [*static(draft, home), *(choice.offer for choice in choices(draft, rank, home_zone(draft, rank)))]
     assert rank.cur is not None
     models = WISHED.get(rank.wish or "", ()) if rank.cur.notice is None else ()
+    if models == WISHED["on-demand"]:
+        return [*static(draft, rank.cur.zone), *cheaper(draft, rank, rank.cur)]
     return [*static(draft, rank.cur.zone), *(choice.offer for choice in choices(draft, rank, rank.cur.zone, models))]
+
+
+def cheaper(draft: Draft, rank: Rank, slot: Slot) -> list[Offer]:
+    """On-demand in its zone that costs less than this machine: of another machine type it may cost far more."""
+    most = fuses.price(draft, slot)
+    found = choices(draft, rank, slot.zone, WISHED["on-demand"])
+    return [choice.offer for choice in found if choice.offer.price < most]
 
 
 def home_zone(draft: Draft, rank: Rank) -> str | None:
