@@ -151,6 +151,13 @@ def test_until_it_has_begun_once_a_start_takes_what_is_taken_for_one_and_then_wh
     assert chosen(job(deadline="20h"), work=late, market=tuple(market), begin_s=20.0)[0][1] is SPOT
 
 
+def test_guesses_of_other_machine_types_are_no_measure() -> None:
+    low = [guessed(zone, 0.1) for zone in ZONES]
+    others = [replace(guessed(zone, 0.9), pool="other") for zone in ZONES]
+    found = select(job(), stack(), Need(NOW, on_demand_left=9, market=(*low, *others))).choices
+    assert found and not any("guess" in choice.why for choice in found)
+
+
 def test_what_a_guess_weighs_is_said_and_is_a_half_to_twice_the_losses() -> None:
     def why(*market: OfferSeen) -> str:
         asked = Need(now=NOW, models=(SPOT,), market=market)

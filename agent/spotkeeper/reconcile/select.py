@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -159,15 +160,13 @@ class _Market:
     worth: float  # USD of an hour of work: on-demand's price of what runs, or of the cheapest machine that may
     rule: Rule
     seen: dict[tuple[str, str, Model], OfferSeen] = field(default_factory=dict)
-    usual: Guess = SAYS_NOTHING  # the mean of the cloud's guesses, word by word
+    usual: dict[str, Guess] = field(default_factory=dict)  # by pool, the mean of the cloud's guesses, word by word
 
     @classmethod
     def told(cls, spec: JobSpec, need: Need, stack: StackState, rule: Rule) -> _Market:
-        guesses = [seen.guess for seen in need.market if seen.guess is not None]
-        means = {word: _mean(getattr(guess, word) for guess in guesses) for word in Guess.__struct_fields__}
         listed = {(pool.name, zone): price.on_demand for pool in stack.pools for zone, price in pool.prices.items()}
         seen = {(m.pool, m.zone, m.model): m for m in need.market}
-        return cls(need, listed, _worth(spec, need, stack, listed), rule, seen, Guess(**means))
+        return cls(need, listed, _worth(spec, need, stack, listed), rule, seen, _usual(need.market))
 
     def whole(self, offer: Offer) -> float:
         """USD an hour of the same machine on-demand."""
@@ -287,16 +286,26 @@ def _zone(offer: Offer, market: _Market) -> Zone:
 def _doubt(offer: Offer, market: _Market) -> float:
     """By how much the cloud's own guess raises the hazard that is believed before anything was seen: a half to twice.
 
-    Only against its guesses of the other offers: of one machine type a cloud guesses low everywhere.
+    Only against its guesses of the pool's other zones: of one machine type a cloud guesses low everywhere.
     """
     seen = market.of(offer)
     own = seen.guess if seen is not None and seen.guess is not None else SAYS_NOTHING
+    zones = market.usual.get(offer.pool, SAYS_NOTHING)
     worse = [
         usual - mine
         for word in Guess.__struct_fields__
-        if (mine := getattr(own, word)) is not None and (usual := getattr(market.usual, word)) is not None
+        if (mine := getattr(own, word)) is not None and (usual := getattr(zones, word)) is not None
     ]
     return 2.0 ** (sum(worse) / len(worse)) if worse else 1.0
+
+
+def _usual(market: Iterable[OfferSeen]) -> dict[str, Guess]:
+    told: dict[str, list[Guess]] = defaultdict(list)
+    for seen in market:
+        if seen.guess is not None:
+            told[seen.pool].append(seen.guess)
+    words = Guess.__struct_fields__
+    return {pool: Guess(*(_mean(getattr(one, word) for one in of) for word in words)) for pool, of in told.items()}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
