@@ -103,9 +103,9 @@ def test_zones_that_have_none_are_asked_now_and_then_and_what_runs_stays() -> No
     assert all(2 <= count <= hours * 3600 / LOOK_S + 1 for count in asked.values()), asked
 
 
-@pytest.mark.parametrize("usd", [0.3, 0.9])
-def test_spot_that_has_become_dear_is_left_for_a_zone_where_it_is_cheap(usd: float) -> None:
-    world = World(nodes=1)
+@pytest.mark.parametrize(("usd", "more"), [(0.3, {}), (0.9, {}), (0.9, {"max_price": 0.5})])
+def test_spot_that_has_become_dear_is_left_for_a_zone_where_it_is_cheap(usd: float, more: dict[str, object]) -> None:
+    world = World(nodes=1, **more)  # type: ignore[arg-type]
     world.prices["pool"] = tuple(PriceRun(0.0, 0.3, zone) for zone in ZONES)
     trained(world)
     world.run(60)

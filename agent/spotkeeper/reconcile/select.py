@@ -367,13 +367,15 @@ def _offers(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> It
             for model in _models(spec, need):
                 if model is Model.ON_DEMAND and (need.on_demand_left <= 0 or pool.max_on_demand <= 0):
                     continue
-                price = _price(pool, zone, model, market, spec.max_price)
+                runs = need.runs is not None and need.runs.offer == Offer(pool.name, zone, model, 0.0).key()
+                # What runs and has become dearer than that is what others are compared with.
+                price = _price(pool, zone, model, market, None if runs else spec.max_price)
                 if price is not None:
                     yield Offer(pool.name, zone, model, price)
 
 
 def _price(pool: PoolState, zone: str, model: Model, market: _Market, most: float | None) -> float | None:
-    """USD per machine-hour, or None where the offer does not exist, or is spot above the job's ``max_price``."""
+    """USD per machine-hour, or None where the offer does not exist, or is spot above ``most``."""
     listed = pool.prices.get(zone)
     if listed is None:
         return None
