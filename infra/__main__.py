@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pulumi
 from pulumi.runtime.config import CONFIG, get_config_env
-from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.problem import SpecError
 
 from infra import settings
 from infra.exports import Exports

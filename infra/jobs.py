@@ -31,7 +31,7 @@ from spotkeeper.reconcile.store import open_store
 from spotkeeper.reconcile.store_api import StoreError
 from spotkeeper.spec.job import AskKind, JobSpec, spec_sha256
 from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.problem import SpecError
 from spotkeeper.spec.record import Phase
 
 from infra.settings import Settings

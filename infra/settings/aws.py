@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from msgspec.structs import replace
-from spotkeeper.spec.parse import Problem, join, nearest, problem
+from spotkeeper.spec.problem import Problem, join, nearest, problem
 
 from infra import naming
 from infra.catalog import AWS_EFA, AWS_PRICES

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
-from spotkeeper.spec.parse import Problem, SpecError, load, problem
+from spotkeeper.spec.parse import load
+from spotkeeper.spec.problem import Problem, SpecError, problem
 
 from infra import naming
 from infra.settings.model import Settings

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 from spotkeeper.spec.names import STACK_NAME
-from spotkeeper.spec.parse import Problem, join, nearest, problem
+from spotkeeper.spec.problem import Problem, join, nearest, problem
 
 from infra.catalog import zones_of
 from infra.settings.model import OWN_RANGE, Settings

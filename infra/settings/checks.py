@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import PurePosixPath
 
 from spotkeeper.spec.names import POOL_NAME, STACK_NAME
-from spotkeeper.spec.parse import Problem, join, nearest, problem
+from spotkeeper.spec.problem import Problem, join, nearest, problem
 
 from infra.catalog import AWS_PRICES, AWS_ZONES, GCP_PRICES, GCP_ZONES, zones_of
 from infra.settings.model import Settings

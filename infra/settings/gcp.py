@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
-from spotkeeper.spec.parse import Problem, join, nearest, problem
+from spotkeeper.spec.problem import Problem, join, nearest, problem
 
 from infra import naming
 from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_ZONES

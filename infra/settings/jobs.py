@@ -13,7 +13,8 @@ from pathlib import Path
 
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.parse import Problem, SpecError, join, located, nearest, problem, read_text
+from spotkeeper.spec.parse import read_text
+from spotkeeper.spec.problem import Problem, SpecError, join, located, nearest, problem
 from spotkeeper.spec.stack import StackState
 from spotkeeper.spec.yamltext import read
 

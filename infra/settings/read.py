@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 
 from msgspec import inspect
-from spotkeeper.spec.parse import Problem, SpecError, convert, join, nearest, problem, problems_of
+from spotkeeper.spec.fit import problems_of
+from spotkeeper.spec.parse import convert
+from spotkeeper.spec.problem import Problem, SpecError, join, nearest, problem
 
 from infra.settings import aws, checks, gcp
 from infra.settings.model import Settings

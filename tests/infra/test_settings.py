@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import yaml
 from spotkeeper.local.deploy.config import read_config
-from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.problem import SpecError
 
 from infra import settings as package
 from infra.settings import Settings, aws, checks, from_config, gcp, jobs, model, parse, state

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.problem import SpecError
 
 from tests.infra import stackfiles
 

@@ -23,7 +23,7 @@ from spotkeeper.spec.check import check_job
 from spotkeeper.spec.check_env import ENV_NAME
 from spotkeeper.spec.cloud import VmStatus
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.problem import SpecError
 from spotkeeper.vm.log import Log
 from spotkeeper.vm.render import render
 from spotkeeper.vm.settings import templates_path

@@ -15,7 +15,8 @@ from spotkeeper.spec.check_stack import POOL_VALIDATORS, check_stack
 from spotkeeper.spec.context import JobContext
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.parse import SpecError, load_yaml
+from spotkeeper.spec.parse import load_yaml
+from spotkeeper.spec.problem import SpecError
 from spotkeeper.spec.stack import Price, StackState, StaticNode
 
 from tests.spec.samples import PRICES, STACK, ZONES, pool

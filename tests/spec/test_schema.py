@@ -6,7 +6,8 @@ import jsonschema
 import msgspec
 import pytest
 from spotkeeper.spec.job import JobSpec, deadline_at
-from spotkeeper.spec.parse import SpecError, convert
+from spotkeeper.spec.parse import convert
+from spotkeeper.spec.problem import SpecError
 from spotkeeper.spec.schema import Document, schema
 
 from tests.spec.samples import STACK

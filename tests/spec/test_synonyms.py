@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import fields
 from spotkeeper.spec.job import Checkpoint, JobSpec, Retry
-from spotkeeper.spec.parse import SpecError, load_yaml
+from spotkeeper.spec.parse import load_yaml
+from spotkeeper.spec.problem import SpecError
 from spotkeeper.spec.stack import PoolState, Price
 from spotkeeper.spec.synonyms import MEANT
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.output import emit
 from spotkeeper.cli.show import CHECKOUT, StackFile, no_checkout, read_stack_file, stack_path
-from spotkeeper.spec.parse import Problem, SpecError
+from spotkeeper.spec.problem import Problem, SpecError
 
 if TYPE_CHECKING:
     from infra.settings import Pool, Settings

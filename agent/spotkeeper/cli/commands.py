@@ -26,7 +26,7 @@ from spotkeeper.report.view import JobView
 from spotkeeper.spec.check import cautions
 from spotkeeper.spec.job import AskKind, JobSpec
 from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.problem import SpecError
 from spotkeeper.spec.record import Hold, Outcome, Phase, Record
 from spotkeeper.spec.stack import StackState
 

@@ -15,7 +15,7 @@ from spotkeeper.report.compare_text import table
 from spotkeeper.report.forecast import Forecast, Library, barred, forecast
 from spotkeeper.report.forecast_past import Task
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.problem import SpecError
 from spotkeeper.spec.stack import PoolState
 
 

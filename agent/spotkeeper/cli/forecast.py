@@ -34,7 +34,7 @@ from spotkeeper.spec.check import cautions
 from spotkeeper.spec.job import JobSpec, deadline_at, span_s
 from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.market import Prices
-from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.problem import SpecError
 from spotkeeper.spec.redact import redact
 from spotkeeper.spec.stack import PoolState, Price, StackState
 from spotkeeper.spec.start import START_S

@@ -22,7 +22,7 @@ from spotkeeper.spec.job import Ask, AskKind, deadline_at
 from spotkeeper.spec.ledger import Entry, Event
 from spotkeeper.spec.market import Prices
 from spotkeeper.spec.names import JOB_ID, JOB_NAME
-from spotkeeper.spec.parse import nearest
+from spotkeeper.spec.problem import nearest
 from spotkeeper.spec.record import Outcome, Phase, Record
 from spotkeeper.spec.stack import StackState
 

@@ -36,7 +36,7 @@ def run(argv: list[str] | None = None) -> int:
 def _known(error: Exception) -> int | None:
     """Say what was wrong, and the exit code; None for what only a bug can be."""
     from spotkeeper.reconcile.store_api import CorruptError, StoreError
-    from spotkeeper.spec.parse import SpecError
+    from spotkeeper.spec.problem import SpecError
 
     match error:
         case CliError():

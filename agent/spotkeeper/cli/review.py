@@ -20,7 +20,7 @@ from spotkeeper.cli.show import CHECKOUT, STAND_IN, no_checkout, stack_path
 from spotkeeper.report.cost import BootDisk, StackCost, stack_cost
 from spotkeeper.report.preview import Foreseen, PreviewError, read
 from spotkeeper.report.review import COMMENT_BYTES, LABEL, Broken, Review, Verdict, judge, markdown
-from spotkeeper.spec.parse import SpecError
+from spotkeeper.spec.problem import SpecError
 from spotkeeper.spec.redact import redact
 
 if TYPE_CHECKING:

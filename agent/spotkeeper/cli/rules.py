@@ -20,7 +20,7 @@ from spotkeeper.cli.show import CHECKOUT, no_checkout
 from spotkeeper.report.preview import UNKNOWN, declared
 from spotkeeper.report.review import Broken
 from spotkeeper.spec import codec
-from spotkeeper.spec.parse import nearest
+from spotkeeper.spec.problem import nearest
 from spotkeeper.spec.redact import redact
 
 if TYPE_CHECKING:

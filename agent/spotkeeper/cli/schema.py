@@ -7,7 +7,7 @@ from typing import Any
 
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.cli.show import no_checkout
-from spotkeeper.spec.parse import nearest
+from spotkeeper.spec.problem import nearest
 
 STACK = "stack"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -13,7 +13,8 @@ from msgspec import Struct
 from spotkeeper.cli.errors import CliError, Exit
 from spotkeeper.spec.generation import DocState, Generation, Member
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.parse import Problem, SpecError, located, nearest, read_text
+from spotkeeper.spec.parse import read_text
+from spotkeeper.spec.problem import Problem, SpecError, located, nearest
 
 if TYPE_CHECKING:
     from infra.settings import Settings

@@ -1,6 +1,6 @@
 """What a job file means beyond types: one small validator per rule.
 
-A validator is a generator of :class:`~spotkeeper.spec.parse.Problem`; :func:`check_job` runs them all and raises once.
+A validator is a generator of :class:`~spotkeeper.spec.problem.Problem`; :func:`check_job` runs all and raises once.
 They look at the file and at the source folder, never at a cloud: a wrong file is refused before anything is written.
 Rules about what is run are in ``check_run``, about variables and secrets in ``check_env``, about money in ``money``; a
 stack document has its own, ``check_stack``.
@@ -19,7 +19,7 @@ from spotkeeper.spec.context import JobContext
 from spotkeeper.spec.job import JobSpec, UnknownError, deadline_at
 from spotkeeper.spec.market import Prices
 from spotkeeper.spec.names import JOB_NAME
-from spotkeeper.spec.parse import Problem, SpecError, join, nearest, problem
+from spotkeeper.spec.problem import Problem, SpecError, join, nearest, problem
 from spotkeeper.spec.stack import PoolState, StackState
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from spotkeeper.spec.context import JobContext
-from spotkeeper.spec.parse import Problem, join, problem
+from spotkeeper.spec.problem import Problem, join, problem
 
 ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,63}\Z")
 ENV_VALUE_BYTES = 4096

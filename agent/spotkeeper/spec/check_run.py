@@ -8,7 +8,7 @@ from pathlib import Path
 from spotkeeper.spec.command import SHELL_WORDS, argv, runner
 from spotkeeper.spec.context import JobContext
 from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.parse import Problem, join, nearest, problem
+from spotkeeper.spec.problem import Problem, join, nearest, problem
 
 WORD_BYTES = 131_071  # of one argument: Linux's MAX_ARG_STRLEN, less its NUL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spotkeeper.spec.names import POOL_NAME, STACK_NAME
-from spotkeeper.spec.parse import Problem, SpecError, join, nearest, problem
+from spotkeeper.spec.problem import Problem, SpecError, join, nearest, problem
 from spotkeeper.spec.stack import PoolState, StackState
 
 

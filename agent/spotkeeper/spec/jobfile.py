@@ -1,7 +1,7 @@
 """A job file as a whole: all that can be known to be wrong with it, at once.
 
 A field that makes no sense hides nothing of the others: they are checked without it, and what cannot be said
-without it is not said. This file reads, and asks; the rules are in :mod:`~spotkeeper.spec.parse` (types, spelling)
+without it is not said. This file reads, and asks; the rules are in :mod:`~spotkeeper.spec.fit` (types, spelling)
 and :mod:`~spotkeeper.spec.check` (meaning).
 """
 
@@ -13,11 +13,12 @@ from typing import Any
 
 from msgspec import UNSET
 
-from spotkeeper.spec import parse
 from spotkeeper.spec.check import job_problems
 from spotkeeper.spec.context import JobContext, taken
+from spotkeeper.spec.fit import problems_of
 from spotkeeper.spec.job import JobSpec, PartialJob
-from spotkeeper.spec.parse import Problem, SpecError, join
+from spotkeeper.spec.parse import convert, read_text
+from spotkeeper.spec.problem import Problem, SpecError, join, located
 from spotkeeper.spec.stack import StackState
 from spotkeeper.spec.yamltext import read
 
@@ -35,12 +36,12 @@ def read_job(file: Path, stack: StackState | None, now: float, starts: Callable[
     Raises:
         SpecError: everything that is wrong, with the file's lines.
     """
-    document, lines = read(parse.read_text(file), file.name)
-    problems = parse.problems_of(document, JobSpec, by_hand=True)
-    spec = _partial(document, problems) if problems else parse.convert(document, JobSpec)
+    document, lines = read(read_text(file), file.name)
+    problems = problems_of(document, JobSpec, by_hand=True)
+    spec = _partial(document, problems) if problems else convert(document, JobSpec)
     problems += job_problems(JobContext(spec, stack, file.resolve().parent, now, starts))
     if problems:
-        raise parse.located(SpecError(problems), file.name, lines)
+        raise located(SpecError(problems), file.name, lines)
     return spec
 
 
@@ -59,7 +60,7 @@ def _partial(document: object, problems: Iterable[Problem]) -> JobSpec:
             unknown.add(name)
         if name in written and name not in unknown:
             well[name] = value
-    spec = parse.convert(well, JobSpec)
+    spec = convert(well, JobSpec)
     fields: dict[str, Any] = {
         name: UNSET if name in unknown else getattr(spec, name) for name in JobSpec.__struct_fields__
     }

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 
 from spotkeeper.spec.job import JobSpec, deadline_at, span_s
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.parse import Problem, problem
+from spotkeeper.spec.problem import Problem, problem
 from spotkeeper.spec.stack import PoolState
 from spotkeeper.spec.start import START_S
 

@@ -11,7 +11,7 @@ import re
 
 import yaml
 
-from spotkeeper.spec.parse import Problem, SpecError, join
+from spotkeeper.spec.problem import Problem, SpecError, join
 
 _INT = re.compile(r"[-+]?[0-9]+\Z")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+\Z")

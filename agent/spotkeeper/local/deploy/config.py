@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from spotkeeper.spec import codec
-from spotkeeper.spec.parse import Problem, SpecError, load
+from spotkeeper.spec.parse import load
+from spotkeeper.spec.problem import Problem, SpecError
 
 ROOT = Path(__file__).resolve().parents[4]
 PROJECT_FILE = ROOT / "Pulumi.yaml"
