@@ -19,8 +19,9 @@ from infra.bundle import Archive
 from infra.protection import protection
 from infra.settings import Settings
 
-# Documents that are compared and swapped: a write that names no version would undo somebody's.
-SWAPPED: tuple[str, ...] = ("jobs/*/rec", "stack/alloc")
+# Documents that are compared and swapped: a write that names no version would undo somebody's. A job's id has eight
+# characters; `*` would be slashes too, and so an output that somebody calls `rec`.
+SWAPPED: tuple[str, ...] = ("jobs/????????/rec", "stack/alloc")
 UNFINISHED_DAYS = 1  # a checkpoint's upload takes minutes; what was left of one bills until it is removed
 
 

@@ -322,7 +322,8 @@ def test_nobody_speaks_to_the_bucket_in_the_open_or_writes_a_record_blindly(sett
         assert denied(rules, Ask("s3:PutObject", key, tls))
         assert not denied(rules, Ask("s3:PutObject", key, {**tls, "s3:if-match": "etag"}))
         assert not denied(rules, Ask("s3:PutObject", key, {**tls, "s3:if-none-match": "*"}))
-    assert not denied(rules, Ask("s3:PutObject", f"{BUCKET}/{paths.progress('abcd2345')}", tls))
+    for mine in (paths.progress("abcd2345"), paths.output_file("abcd2345", 0, "rec")):
+        assert not denied(rules, Ask("s3:PutObject", f"{BUCKET}/{mine}", tls)), "no document of that kind"
 
 
 def test_policies_fit(settings: Settings) -> None:
