@@ -20,6 +20,7 @@ from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
 ROOT_DEVICE = "/dev/sda1"
 LONGEST_S = 900  # of a Lambda function
 _MOST_SPREAD = 7  # machines of a spread group in one zone
+_MAILS = 5  # of a budget
 _KEPT = 5  # addresses of each subnet
 _PARTS = 8  # of a network's range; no region has more zones
 _ACCOUNT = re.compile(r"[0-9]{12}\Z")
@@ -147,6 +148,12 @@ def _is_bucket(name: str) -> bool:
     return bool(_BUCKET.match(name)) and not taken
 
 
+def budget_mails(s: Settings) -> Iterator[Problem]:
+    steps = s.budget.alert_at if s.budget is not None and s.alerts.email else ()
+    if len(steps) > _MAILS:
+        yield problem("budget.alert_at", f"a budget of AWS mails at {_MAILS} thresholds at most", list(steps))
+
+
 def function(s: Settings) -> Iterator[Problem]:
     if s.reconcile.timeout_s > LONGEST_S:
         yield problem("reconcile.timeout_s", f"a Lambda function has {LONGEST_S} s at most", s.reconcile.timeout_s)
@@ -164,7 +171,7 @@ RULES: tuple[Rule, ...] = (
     account, partial(both.image, wrong=_image), existing_network, subnets_hold_their_nodes, callers, job_identity,
     partial(both.secret_names, like=_SECRET, want="want a secret's name or ARN"),
     partial(both.bucket_name, is_one=_is_bucket, characters=" and -"),
-    function, partial(both.only_elsewhere, fields=OF_GCP),
+    budget_mails, function, partial(both.only_elsewhere, fields=OF_GCP),
 )  # fmt: skip
 
 
