@@ -138,6 +138,17 @@ def test_another_pool_s_cheap_spot_in_its_own_zone_is_changed_over_to_and_no_dis
     assert world.record().gen == gen and len(world.dynamic()) == 2
 
 
+def test_a_gang_on_spot_keeps_its_machine_type() -> None:
+    """A slower one for less is no bargain."""
+    world = two_pools()
+    ours, other = world.stack.pools
+    other = replace(other, machine_type="slow", prices={z: replace(p, on_demand=0.5) for z, p in other.prices.items()})
+    world.stack = world.memory.stack = replace(world.stack, pools=(ours, other))
+    world.prices["other"] = tuple(PriceRun(0.0, 0.05, zone) for zone in ZONES)
+    world.run(2 * 3600)
+    assert {machine.vm.pool for machine in world.dynamic()} == {"pool"} and not looks(world)
+
+
 def test_a_pool_that_has_less_than_the_gang_needs_is_not_changed_over_to() -> None:
     world = two_pools()
     world.prices["other"] = tuple(PriceRun(0.0, 0.3 if zone == HOME else 0.95, zone) for zone in ZONES)

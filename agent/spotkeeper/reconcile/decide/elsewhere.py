@@ -90,10 +90,17 @@ def _found(draft: Draft, there: Iterable[Slot] = ()) -> Selection:
 
 
 def _elsewhere(draft: Draft, good: Iterator[Offer]) -> Iterator[Offer]:
-    """The best first. From on-demand, as good a one at home comes by a swap (``needs``), unless a bout is on there."""
-    on_spot = any(slot.model is Model.SPOT for _, slot in draft.members())
+    """The best first. From on-demand, as good a one at home comes by a swap (``needs``), unless a bout is on there.
+
+    A gang on spot keeps its machine type: nobody knows how much less a cheaper one does of its work.
+    """
+    kinds = {pool.name: pool.machine_type for pool in draft.seen.stack.pools}
+    ours = {kinds.get(slot.pool) for _, slot in draft.members() if slot.model is Model.SPOT}
+    if ours:
+        yield from (offer for offer in good if kinds[offer.pool] in ours)
+        return
     for offer in good:
-        if on_spot or offer.zone != draft.record.zone:
+        if offer.zone != draft.record.zone:
             yield offer
         elif draft.now >= draft.record.bout_until:
             return
