@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,20 @@ def test_other_files_are_stored_by_content_and_the_ask_names_them(cli: Cli, stor
     assert "asked to resume" in cli("status", "first").out
     told = json.loads(cli("resume", record.job, folder / "job.yaml", "--json").out)
     assert (told["ask"], told["changed"]) == ("resume", ["command", "source"])
+
+
+def test_a_deadline_is_judged_from_the_submission_for_work_that_is_done_need_not_be_done_again(
+    cli: Cli, store: ObjectStore, folder: Path
+) -> None:
+    now = time.time()
+    held(cli, store, folder, created=now - 30 * 3600)
+    due = datetime.fromtimestamp(now + 15 * 3600, UTC).strftime("%Y-%m-%dT%H:%MZ")
+    for deadline, code in ((due, 0), ("45h", 0), ("29h", 2), ("20h", 2)):
+        work = "40h" if code == 0 else "10h"
+        mend(folder, f"name: first\ncommand: [train.py]\nsource: code\nnodes: 2\nwork: {work}\ndeadline: {deadline}\n")
+        done = cli("resume", "first", folder / "job.yaml")
+        assert done.code == code, (deadline, done.err)
+        assert ("counts from its submission, and is past" in done.err) == bool(code)
 
 
 def test_the_files_it_has_are_a_plain_resume(cli: Cli, store: ObjectStore, folder: Path) -> None:

@@ -65,8 +65,11 @@ def _ways_out(record: Record) -> str:
     return f"go on: {resume_command(record)}; end it with its checkpoints: spotkeeper cancel {record.name}"
 
 
-def _stack_and_job(stack: str | None, file: Path) -> tuple[Target, Store, StackState, JobSpec]:
-    """The stack, and the job file checked against it.
+def _stack_and_job(
+    stack: str | None, file: Path, resumed: str | None = None
+) -> tuple[Target, Store, StackState, JobSpec]:
+    """The stack, and the job file checked against it. Of a job that is resumed, as at its submission: its deadline
+    counts from there, and what is done of its work by now is not to be done again.
 
     Raises:
         CliError, StoreError: there is no such stack; what is wrong with the file even so is told before.
@@ -83,7 +86,8 @@ def _stack_and_job(stack: str | None, file: Path) -> tuple[Target, Store, StackS
             note("\n".join(f"error: {line}" for line in str(error).splitlines()))
         raise
     now = target.clock.now()
-    spec = read_job(file, state, now, starts_of(store, state, now))
+    since = now if resumed is None else jobs.find_job(store, resumed).created
+    spec = read_job(file, state, since, starts_of(store, state, now))
     for line in cautions(spec, state, jobs.prices_of(store, state), target.clock.now()):
         note(f"note: {line}")
     return target, store, state, spec
@@ -248,7 +252,7 @@ def resume(job: str, file: Path | None, stack: str | None, *, go_back: bool, as_
         return
     from spotkeeper.cli.mend import resume_with
 
-    target, store, state, spec = _stack_and_job(stack, file)
+    target, store, state, spec = _stack_and_job(stack, file, job)
     record = jobs.find_job(store, job)
     source = pack_source(file, spec)
     by, now = getpass.getuser(), target.clock.now()

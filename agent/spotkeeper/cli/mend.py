@@ -16,7 +16,7 @@ from spotkeeper.reconcile import paths
 from spotkeeper.reconcile.decide.files import refusal
 from spotkeeper.reconcile.store_api import Store
 from spotkeeper.report.held import mend
-from spotkeeper.spec.job import Ask, AskKind, JobSpec, spec_sha256
+from spotkeeper.spec.job import Ask, AskKind, JobSpec, deadline_at, spec_sha256
 from spotkeeper.spec.record import Phase, Record
 from spotkeeper.spec.stack import StackState
 
@@ -39,7 +39,7 @@ def resume_with(
         StoreError: the bucket.
     """
     full = msgspec.structs.replace(spec, source_sha256=source.sha256 if source else None)
-    _check(store, record, full, stack)
+    _check(store, record, full, stack, now)
     changed = differences(store.read_spec(record.job, record.spec_key()), full)
     if not changed:
         return jobs.ask(store, record, AskKind.RESUME, now, by, go_back=go_back), []
@@ -50,7 +50,7 @@ def resume_with(
     return jobs.ask(store, record, AskKind.RESUME, now, by, spec_sha256=digest, go_back=go_back), changed
 
 
-def _check(store: Store, record: Record, spec: JobSpec, stack: StackState | None) -> None:
+def _check(store: Store, record: Record, spec: JobSpec, stack: StackState | None, now: float) -> None:
     """What the next round would refuse, told at once."""
     jobs.refuse_over(record)
     who = f"{record.name} ({record.job})"
@@ -62,3 +62,8 @@ def _check(store: Store, record: Record, spec: JobSpec, stack: StackState | None
     old = store.read_spec(record.job, record.spec_key())
     if old is not None and (why := refusal(old, spec, stack)):
         raise CliError(f"{who} cannot go on with this job file: {why}", Exit.REFUSED)
+    new = spec.deadline if old is None or spec.deadline != old.deadline else None
+    if new is not None and deadline_at(new, record.created) <= now:  # one that it has missed already may stand
+        raise CliError(
+            f"{who}: deadline: {new} counts from its submission, and is past", Exit.USAGE, "a later one, or none"
+        )
