@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import fields
 from spotkeeper.spec.job import Checkpoint, JobSpec, Retry
-from spotkeeper.spec.parse import load_yaml
+from spotkeeper.spec.parse import convert, load_yaml
 from spotkeeper.spec.problem import SpecError
 from spotkeeper.spec.stack import PoolState, Price
 from spotkeeper.spec.synonyms import MEANT
+
+from infra.settings import Settings
 
 JOB = "name: first\ncommand: [/opt/train.py]\n"
 
@@ -54,6 +56,12 @@ def test_what_was_required_and_is_meant_is_not_missing_too() -> None:
 def test_where_a_word_stands_decides_what_it_means() -> None:
     with pytest.raises(SpecError, match=r"retry.retries: unknown key \(did you mean crashes\?\)"):
         load_yaml(f"{JOB}retry: {{retries: 3}}\n", JobSpec)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("Region", "region"), ("Budget", "budget"), ("regon", "region")])
+def test_our_own_word_written_otherwise_is_none_of_another_tool(theirs: str, ours: str) -> None:
+    with pytest.raises(SpecError, match=rf"{theirs}: unknown key \(did you mean {ours}\?\)"):
+        convert({theirs: "x"}, Settings)
 
 
 def test_every_word_of_the_table_leads_somewhere_and_is_none_of_ours() -> None:

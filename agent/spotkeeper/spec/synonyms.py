@@ -37,6 +37,7 @@ MEANT: dict[str, tuple[str, ...]] = {
 
 
 def meant(word: str, options: Collection[str]) -> str | None:
-    """Which of ``options`` another tool's ``word`` stands for, or None."""
-    found = MEANT.get(word.lower().replace("-", "_"), ())
+    """Which of ``options`` another tool's ``word`` stands for, or None. One of them written otherwise is that one."""
+    folded = word.lower().replace("-", "_")
+    found = (folded, *MEANT.get(folded, ()))
     return next((ours for ours in found if ours in options), None)
