@@ -141,12 +141,31 @@ def test_another_pool_s_cheap_spot_in_its_own_zone_is_changed_over_to_and_no_dis
 def test_a_gang_on_spot_keeps_its_machine_type() -> None:
     """A slower one for less is no bargain."""
     world = two_pools()
+    slow_and_cheap(world)
+    world.run(2 * 3600)
+    assert {machine.vm.pool for machine in world.dynamic()} == {"pool"} and not looks(world)
+
+
+def slow_and_cheap(world: World) -> None:
+    """The other pool is of another machine type, for a sixth of the price."""
     ours, other = world.stack.pools
     other = replace(other, machine_type="slow", prices={z: replace(p, on_demand=0.5) for z, p in other.prices.items()})
     world.stack = world.memory.stack = replace(world.stack, pools=(ours, other))
     world.prices["other"] = tuple(PriceRun(0.0, 0.05, zone) for zone in ZONES)
-    world.run(2 * 3600)
-    assert {machine.vm.pool for machine in world.dynamic()} == {"pool"} and not looks(world)
+
+
+def test_a_gang_keeps_its_machine_type_while_any_of_it_is_left() -> None:
+    """All would wait for the slow one."""
+    world = two_pools()
+    slow_and_cheap(world)
+    world.run(3600)
+    world.preempt(0)
+    world.until(lambda: world.training() and world.record().gen == 2, 900)
+    assert {machine.vm.pool for machine in world.dynamic()} == {"pool"}
+    world.preempt(0)
+    world.preempt(1)
+    world.until(lambda: world.training() and world.record().gen > 2, 900)
+    assert {machine.vm.pool for machine in world.dynamic()} == {"other"}, "where nothing is left, the cheapest"
 
 
 def test_a_pool_that_has_less_than_the_gang_needs_is_not_changed_over_to() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 from spotkeeper.reconcile import alloc
-from spotkeeper.reconcile.select import Need, select, static_offers
+from spotkeeper.reconcile.decide.offers import static_offers
+from spotkeeper.reconcile.select import Need, Work, select
 from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.job import JobSpec
@@ -120,6 +121,14 @@ def test_of_several_machine_types_the_cheapest_comes_first_whatever_the_others_d
     assert bought(max_wait_s=3600.0, since=NOW) == ["pool/spot", "near/spot"], "and is not what is waited for"
     dry = frozenset({"pool/z-a/spot", "near/z-a/spot", "pool/z-a/on-demand", "near/z-a/on-demand"})
     assert bought(refused=dry) == last
+
+
+def test_a_machine_that_is_not_in_the_zone_makes_none_there_dear() -> None:
+    """A gang whose disks are where only the dearer machines are would wait for spot that is there."""
+    near = PoolState("near", "spot", "t4", ("z-b",), 1, 4, 4, 10, "pd", {"z-b": Price(on_demand=0.2, spot=0.1)})
+    both = replace(stack(), pools=(*stack().pools, near))
+    work = Work(left_h=10.0, slack_h=20.0)
+    assert select(spec(), both, need(zone="z-a", work=work)).choices[0].offer.key() == "pool/z-a/spot"
 
 
 def test_only_the_jobs_pools() -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from spotkeeper.reconcile.select_plan import RULE, Course, Go, Plan, Rule, Zone, guessed, plan, weigh
 from spotkeeper.reconcile.select_track import Track, common
-from spotkeeper.reconcile.store_api import OfferSeen, StaticHello
+from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.market import Guess
@@ -189,8 +189,9 @@ def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[s
         pool, zone, *_ = need.runs.offer.split("/")
         if usd := listed.get((pool, zone)):
             return usd
-    dynamic = [pool.name for pool in _pools(spec, stack) if pool.kind != "static"]
-    return min((usd for (pool, _), usd in listed.items() if pool in dynamic and usd > 0), default=1.0)
+    dynamic = [pool.name for pool in pools_of(spec, stack) if pool.kind != "static"]
+    here = (usd for (pool, zone), usd in listed.items() if pool in dynamic and need.zone in (None, zone) and usd > 0)
+    return min(here, default=1.0)
 
 
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
@@ -325,25 +326,8 @@ def _shuffled(spot: list[Offer], demand: list[Offer], need: Need) -> Selection:
     return Selection((*rows, *(Choice(offer, f"{_where(offer)}: no zone has spot") for offer in after)))
 
 
-def static_offers(
-    spec: JobSpec, stack: StackState, hellos: Iterable[StaticHello], zone: str | None
-) -> tuple[Offer, ...]:
-    """Idle static nodes this job may use, by name. The caller checks that they are listed and not granted."""
-    if spec.static == "never":
-        return ()
-    up = {hello.node for hello in hellos}
-    out = []
-    for pool in _pools(spec, stack):
-        if pool.kind != "static":
-            continue
-        for node in pool.nodes:
-            if node.name in up and zone in (None, node.zone):
-                price = pool.prices.get(node.zone)
-                out.append(Offer(pool.name, node.zone, Model.STATIC, price.on_demand if price else 0.0, node.name))
-    return tuple(sorted(out, key=lambda offer: offer.node or ""))
-
-
-def _pools(spec: JobSpec, stack: StackState) -> tuple[PoolState, ...]:
+def pools_of(spec: JobSpec, stack: StackState) -> tuple[PoolState, ...]:
+    """Where a job's machines may come from."""
     return tuple(pool for pool in stack.pools if not spec.pools or pool.name in spec.pools)
 
 
@@ -358,7 +342,7 @@ def _models(spec: JobSpec, need: Need) -> tuple[Model, ...]:
 
 
 def _offers(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> Iterator[Offer]:
-    for pool in _pools(spec, stack):
+    for pool in pools_of(spec, stack):
         if pool.kind == "static":
             continue
         for zone in pool.zones:

@@ -6,8 +6,10 @@ Local mutation only: a draft is made from a record and a snapshot, and ends as a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from msgspec.structs import replace
@@ -70,6 +72,15 @@ class Draft:
         self._members: tuple[tuple[int, Slot], ...] | None = None
         self.offers: dict[OffersKey, Selection] = {}  # what select() said in this pass
         self.whys: dict[str, str] = {}  # and why, by offer
+
+    @cached_property
+    def kinds(self) -> Counter[str]:
+        """Machine types of what the gang has, when first asked for; none where the stack has but one. A static node's
+        is its own affair."""
+        types = {pool.name: pool.machine_type for pool in self.seen.stack.pools if pool.kind != "static"}
+        if len(set(types.values())) < 2:
+            return Counter()
+        return Counter(types[rank.cur.pool] for rank in self.ranks if rank.cur is not None and rank.cur.pool in types)
 
     # -- writing
 

@@ -5,14 +5,19 @@ Reads a draft and changes nothing of it but what it remembers of ``select()``'s 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide import course, fuses, kept
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.select import Choice, Need, Runs, Selection, select, static_offers
+from spotkeeper.reconcile.select import Choice, Need, Runs, Selection, pools_of, select
+from spotkeeper.reconcile.store_api import StaticHello
 from spotkeeper.spec.cloud import Offer, VmStatus
+from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Rank, Slot
+from spotkeeper.spec.stack import StackState
 
 WISHED = {"spot": (Model.SPOT,), "on-demand": (Model.ON_DEMAND,)}
 
@@ -21,12 +26,21 @@ def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
     rank = draft.ranks[index]
     if which == "cur":
         home = None if draft.seen.spec and draft.seen.spec.spread else draft.record.zone
-        return [*static(draft, home), *(choice.offer for choice in choices(draft, rank, home_zone(draft, rank)))]
+        return [*static(draft, home), *_alike(draft, rank, choices(draft, rank, home_zone(draft, rank)))]
     assert rank.cur is not None
     models = WISHED.get(rank.wish or "", ()) if rank.cur.notice is None else ()
     if models == WISHED["on-demand"]:
         return [*static(draft, rank.cur.zone), *cheaper(draft, rank, rank.cur)]
-    return [*static(draft, rank.cur.zone), *(choice.offer for choice in choices(draft, rank, rank.cur.zone, models))]
+    return [*static(draft, rank.cur.zone), *_alike(draft, rank, choices(draft, rank, rank.cur.zone, models))]
+
+
+def _alike(draft: Draft, rank: Rank, found: Iterable[Choice]) -> list[Offer]:
+    """What the rest of the gang is made of first: all wait for the slowest machine, so a slower one is no bargain."""
+    offers = [choice.offer for choice in found]
+    types = {pool.name: pool.machine_type for pool in draft.seen.stack.pools} if draft.kinds else {}
+    own = types.get(rank.cur.pool) if rank.cur is not None else None
+    ours = {kind for kind, count in draft.kinds.items() if count > (kind == own)}
+    return sorted(offers, key=lambda offer: types[offer.pool] not in ours) if ours else offers
 
 
 def cheaper(draft: Draft, rank: Rank, slot: Slot) -> list[Offer]:
@@ -157,3 +171,21 @@ def static(draft: Draft, zone: str | None) -> list[Offer]:
         if vm is not None and vm.status is VmStatus.RUNNING and boots.get(vm.name) == vm.uid:
             out.append(offer)
     return out
+
+
+def static_offers(
+    spec: JobSpec, stack: StackState, hellos: Iterable[StaticHello], zone: str | None
+) -> tuple[Offer, ...]:
+    """Static nodes that a job may use and that have said hello, by name."""
+    if spec.static == "never":
+        return ()
+    up = {hello.node for hello in hellos}
+    out = []
+    for pool in pools_of(spec, stack):
+        if pool.kind != "static":
+            continue
+        for node in pool.nodes:
+            if node.name in up and zone in (None, node.zone):
+                price = pool.prices.get(node.zone)
+                out.append(Offer(pool.name, node.zone, Model.STATIC, price.on_demand if price else 0.0, node.name))
+    return tuple(sorted(out, key=lambda offer: offer.node or ""))
