@@ -97,7 +97,7 @@ class TestLaunches:
             template_versions={"on-demand": "1"},
         )
         ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
-        assert ec2.perform(insert(model=Model.ON_DEMAND), 5).kind is Class.ACCEPTED
+        assert ec2.perform(insert(model=Model.ON_DEMAND), 30).kind is Class.ACCEPTED
         (asked,) = here.asked("RunInstances")
         assert "SubnetId" not in asked
         nics = asked["NetworkInterfaces"]
@@ -128,7 +128,7 @@ class TestLaunches:
         pool = replace(POOL, template_versions={"spot": "2", "on-demand": "1"})
         ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
         here.site.templates["lt-spot"].versions["2"] = here.site.templates["lt-spot"].versions["3"]
-        result = ec2.perform(insert(), 5)
+        result = ec2.perform(insert(), 30)
         assert result.kind is Class.DEAD_KEY and "IdempotentParameterMismatch" in result.detail
 
     @pytest.mark.parametrize("strict", [False, True])
@@ -209,7 +209,7 @@ class TestDisks:
     def test_a_pools_own_speed_and_key(self, here: Region) -> None:
         pool = replace(POOL, disk_iops=6000, disk_mbps=500, disk_key="arn:aws:kms:k")
         ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
-        assert ec2.perform(CreateDisk(JOB, UID, 0, 1, "gpu", A), 5).kind is Class.ACCEPTED
+        assert ec2.perform(CreateDisk(JOB, UID, 0, 1, "gpu", A), 30).kind is Class.ACCEPTED
         (asked,) = here.asked("CreateVolume")
         assert (asked["Iops"], asked["Throughput"], asked["KmsKeyId"]) == (6000, 500, "arn:aws:kms:k")
 
@@ -281,10 +281,10 @@ class TestDisks:
         again = CreateDisk(JOB, UID, 0, 1, "gpu", A)
         here.disk()
         ec2 = open_ec2(replace(STACK, pools=(replace(POOL, disk_gb=99),)), here.engine, here.endpoint)  # type: ignore[arg-type]
-        assert ec2.perform(again, 5).kind is Class.ACCEPTED
+        assert ec2.perform(again, 30).kind is Class.ACCEPTED
         (volume,) = here.site.volumes.values()
         here.site.drop_volume(volume)
-        assert ec2.perform(again, 5).kind is Class.DEAD_KEY
+        assert ec2.perform(again, 30).kind is Class.DEAD_KEY
 
     def test_a_zone_move_by_snapshot(self, here: Region) -> None:
         here.disk()
@@ -589,7 +589,7 @@ class TestErrors:
     def test_a_request_that_ec2s_model_refuses_is_permanent(self, here: Region) -> None:
         pool = replace(POOL, templates={"spot": "lt"}, template_versions={"spot": 3})  # type: ignore[dict-item]
         ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
-        assert ec2.perform(insert(), 5).kind is Class.PERMANENT
+        assert ec2.perform(insert(), 30).kind is Class.PERMANENT
         assert not here.service.asked
 
     def test_a_server_that_hangs_or_drips_is_cut_at_the_deadline(self, here: Region) -> None:

@@ -247,7 +247,7 @@ def test_the_sdks_own_setting_leads_there_too(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv("AWS_ENDPOINT_URL_EC2")
         monkeypatch.setenv("AWS_ENDPOINT_URL", here.endpoint)
         ec2 = open_ec2(STACK, here.engine)  # type: ignore[arg-type]
-        assert ec2.perform(insert(), 5).kind is Class.ACCEPTED
+        assert ec2.perform(insert(), 30).kind is Class.ACCEPTED
         assert_signed(here)
 
 
