@@ -217,6 +217,24 @@ def test_an_end_to_what_spot_may_lose() -> None:
     assert world.events(Event.INTENT)[-1].detail.startswith("on-demand to the end: spot has cost ")
 
 
+def test_what_dearer_machines_cost_is_nothing_that_spot_has_lost() -> None:
+    """A static node, or another machine type: it is paid for, and spot beside it is as cheap as ever."""
+    world = two_pools()
+    ours, other = world.stack.pools
+    dear = replace(other, machine_type="big", prices={z: replace(p, on_demand=9.0) for z, p in other.prices.items()})
+    world.stack = world.memory.stack = replace(world.stack, pools=(ours, dear))
+    world.prices["other"] = tuple(PriceRun(0.0, 8.0, zone) for zone in ZONES)
+    world.step_s = 1.0
+    world.run(3600)
+    held = world.store.read_record("abcd2345")
+    assert held is not None
+    spent = replace(held.value.fuses, spent=held.value.fuses.spent + 2 * 4.0)  # an hour of two that cost 4 each
+    assert world.store.cas_record(replace(held.value, ver=held.value.ver + 1, fuses=spent), held.token)
+    world.preempt(0)
+    world.run(60)
+    assert world.events(Event.INTENT)[-1].model is SPOT
+
+
 def swinging(world: World, period_s: float, hours: float, *usd: float) -> None:
     """Spot costs the one in the first zone and the other in the rest, and then the other way round."""
     for turn in range(int(hours * 3600 / period_s)):

@@ -20,12 +20,12 @@ and one that is being given back counts until it is off. Disks are not in it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.select import pools_of
 from spotkeeper.spec.cloud import VmStatus
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
@@ -215,21 +215,17 @@ def price(draft: Draft, slot: Slot) -> float:
 
 
 def on_demand(draft: Draft) -> float:
-    """USD an hour of the whole gang by list prices on-demand, each rank as the machines that there are; 0: unknown."""
-    kinds = Counter((rank.cur.pool, rank.cur.zone) for rank in draft.ranks if rank.cur is not None)
-    listed = {kind: _listed(draft, *kind) for kind in kinds}
-    if known := sum(kinds[kind] for kind, usd in listed.items() if usd is not None):
-        return sum(usd * kinds[kind] for kind, usd in listed.items() if usd is not None) / known * draft.size()
-    spec, zone = draft.seen.spec, draft.record.zone
-    pools = (pool for pool in draft.seen.stack.pools if spec is None or not spec.pools or pool.name in spec.pools)
-    prices = [usd for pool in pools if (usd := _listed(draft, pool.name, zone or "")) is not None]
-    return min(prices, default=0.0) * draft.size()
+    """USD an hour of the whole gang by list prices on-demand, as the dearest machines that it may have; 0: unknown.
 
-
-def _listed(draft: Draft, pool: str, zone: str) -> float | None:
-    found = draft.seen.stack.pool(pool)
-    price = found.prices.get(zone) if found is not None else None
-    return None if price is None else price.on_demand
+    Nobody has noted what it had when: what a static node cost, or another machine type, is nothing that spot has lost.
+    """
+    spec, zone, size = draft.seen.spec, draft.record.zone, draft.size()
+    found: list[float] = []
+    for pool in pools_of(spec, draft.seen.stack) if spec is not None else ():
+        if pool.kind != "static" or (spec is not None and spec.static == "use"):
+            usd = max((price.on_demand for z, price in pool.prices.items() if zone in (None, z)), default=0.0)
+            found += [usd] * min(size, pool.max_nodes)
+    return sum(sorted(found, reverse=True)[:size])
 
 
 # -- when to look again
