@@ -96,6 +96,13 @@ def test_a_stack_file_need_not_be_up(cli: Cli, folder: Path) -> None:
     assert "2 machines may be, fewer than the gang's 3" in said(done.out)
 
 
+def test_static_nodes_that_a_job_takes_are_told_and_what_they_cost(cli: Cli, folder: Path) -> None:
+    told = said(cli("forecast", job(folder, "work: 5h"), "--stack-file", EXAMPLE, "--json").out)
+    assert "static: " in told and "are taken first where they idle" in told
+    none = said(cli("forecast", job(folder, "work: 5h\nstatic: never"), "--stack-file", EXAMPLE, "--json").out)
+    assert "static: " not in none
+
+
 def test_a_deadline_without_a_safety_net_is_told_as_submit_tells_it(cli: Cli, folder: Path) -> None:
     short = cli("forecast", job(folder, "nodes: 3\nwork: 5h\ndeadline: 30h"), "--stack-file", EXAMPLE, "--json")
     assert "deadline: 30h may be missed where spot is not to be had: 2 of its 3 machines may be" in said(short.out)

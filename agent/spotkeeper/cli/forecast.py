@@ -131,6 +131,7 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
         CliError: no pool for it, or a deadline without `work`.
     """
     pool = pool or pool_of(spec, known.stack, said)
+    said += _static(spec, known.stack)
     spec = replace(spec, pools=(pool.name,), work=work or spec.work)
     work_h = _work_h(spec, pool, known, said)
     start_s = known.starts(spec)
@@ -154,6 +155,17 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
         restart_h=start_s / 3600.0,
         deadline_h=None if spec.deadline is None else (deadline_at(spec.deadline, known.now) - known.now) / 3600.0,
     )
+
+
+def _static(spec: JobSpec, stack: StackState) -> Iterator[str]:
+    """Nodes that run anyway are taken first, and bill for the job: its `max_usd` and its report count them."""
+    for pool in stack.pools:
+        if pool.kind == "static" and spec.static == "use" and (not spec.pools or pool.name in spec.pools):
+            usd = max((price.on_demand for price in pool.prices.values()), default=0.0)
+            yield (
+                f"static: {pool.max_nodes} x {pool.machine_type} of {pool.name} are taken first where they idle, at "
+                f"${usd:.3f} an hour each in reports and max_usd; here all machines are bought (`static: never` is so)"
+            )
 
 
 def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> float:

@@ -187,5 +187,5 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
         yield "on-demand: to be had at any time"
     else:
         yield f"on-demand: {barred(task)}, so none is bought; its column is what the same would cost, for comparison"
-    yield "left out: disks, traffic, and static nodes that idle"
+    yield "left out: disks and traffic"
     yield f"band: holds {PROMISED:.0%} of outcomes in markets that were left out (bench/forecast.py)"
