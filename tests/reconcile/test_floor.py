@@ -167,7 +167,7 @@ def test_pools_at_their_caps_are_told_as_such() -> None:
     world = World(nodes=2, the_stack=stack(max_nodes=1))
     world.submit()
     world.run(30)
-    assert world.record().reason == "waiting: the stack's pools are at their caps"
+    assert world.record().reason == "waiting: the stack's pools are at their caps, or the stack at its limits"
 
 
 def test_spot_that_is_sold_out_is_told_though_others_have_all_on_demand_machines() -> None:

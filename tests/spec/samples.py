@@ -32,6 +32,7 @@ STACK = StackState(
     project="my-project",
     region="us-central1",
     bucket="sk-prod",
+    max_machines=5,
     pools=(
         pool("workers"),
         pool(

@@ -396,6 +396,10 @@ JOB_CASES = [
         "job.yaml:3: nodes.max: 9: more than pools workers, always, gpus may hold (7)",
     ),
     (
+        GOOD + "nodes: 7\nspread: true\n",
+        "job.yaml:3: nodes: 7: it needs 6 dynamic machines, and the stack may have 5 (limits.machines)",
+    ),
+    (
         GOOD + "static: never\npools: [always]\n",
         'job.yaml:3: static: "never": rules out every pool under `pools`: all of them are static',
     ),

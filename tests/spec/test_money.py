@@ -7,6 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 from spotkeeper.spec import check, money
+from spotkeeper.spec.context import JobContext
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.market import PriceRun, Prices
 from spotkeeper.spec.model import Model
@@ -62,6 +63,11 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
         ({"deadline": "9h"}, STACK.pools, "whether it can be held shows when its first steps tell"),
         ({"max_price": 0.5}, STACK.pools, "(the lowest is $1.000), so it has on-demand machines, if any, until one"),
         ({"max_price": 0.5, "policy": "spot"}, STACK.pools, "(the lowest is $1.000), so it waits until one falls"),
+        (
+            {"max_usd": 7.0, "work": "4h", "nodes": 2},
+            STACK.pools,
+            "is less than `work` costs at the lowest price ($8.00)",
+        ),
         ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "says nothing under `policy: on-demand`"),
     ],
 )
@@ -79,6 +85,21 @@ def test_a_price_that_the_cloud_told_today_counts_and_not_the_list_s(told: float
     assert len(check.cautions(spec, STACK, prices, NOW)) == notes
     stale = check.cautions(spec, STACK, prices, NOW + 25 * 3600.0)
     assert bool(stale) == (limit < 1.0), "one that is a day old counts no more"
+
+
+@pytest.mark.parametrize(
+    ("caps", "words"),
+    [
+        ({"max_machines": 2}, "it needs 3 dynamic machines, and the stack may have 2 (limits.machines)"),
+        ({"max_usd_hour": 2.5}, "its dynamic machines cost $3.00 an hour at least, and the stack may spend $2.5"),
+        ({"max_machines": 3, "max_usd_hour": 3.0}, ""),
+    ],
+)
+def test_a_job_that_the_stacks_limits_never_let_begin_is_refused(caps: dict[str, object], words: str) -> None:
+    """One of its four machines is a static node."""
+    job = JobContext(JobSpec("job", ("/x/train.py",), nodes=4), replace(STACK, **caps))
+    found = [problem.message for problem in check.job_problems(job)]
+    assert len(found) == bool(words) and all(words in message for message in found)
 
 
 def test_of_what_holds_or_is_not_known_there_is_none() -> None:

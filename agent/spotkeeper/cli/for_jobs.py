@@ -262,7 +262,12 @@ def drill(
     job: Job,
     rank: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--rank", metavar="N", min=0, help="Whose machine; else the highest rank's on spot."),
+        typer.Option(
+            "--rank",
+            metavar="N",
+            min=0,
+            help="Whose machine; else the highest rank's on spot, else on-demand.",
+        ),
     ] = None,
     no_notice: Annotated[bool, typer.Option("--no-notice", help="Take it without a word, as a loss.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

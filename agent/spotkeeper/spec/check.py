@@ -18,6 +18,7 @@ from spotkeeper.spec import check_env, check_run, money
 from spotkeeper.spec.context import JobContext
 from spotkeeper.spec.job import JobSpec, UnknownError, deadline_at
 from spotkeeper.spec.market import Prices
+from spotkeeper.spec.model import Model
 from spotkeeper.spec.names import JOB_NAME
 from spotkeeper.spec.problem import Problem, SpecError, join, nearest, problem
 from spotkeeper.spec.stack import PoolState, StackState
@@ -166,6 +167,23 @@ def capacity(job: JobContext) -> Iterator[Problem]:
         yield problem(path, message, most)
 
 
+def stack_caps(job: JobContext) -> Iterator[Problem]:
+    """What all dynamic machines of the stack may be together: a job that needs more would wait for ever."""
+    stack, usable, least = job.stack, job.pools(), job.spec.size().min
+    dynamic = least - sum(len(pool.nodes) for pool in usable)
+    if stack is None or dynamic <= 0 or least > sum(pool.max_nodes for pool in usable):  # which ``capacity`` tells
+        return
+    path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.min"
+    if stack.max_machines is not None and dynamic > stack.max_machines:
+        message = f"it needs {dynamic} dynamic machines, and the stack may have {stack.max_machines} (limits.machines)"
+        yield problem(path, message, least)
+    model = Model.ON_DEMAND if job.spec.policy == "on-demand" else Model.SPOT
+    usd = dynamic * min((pool.dearest(model) for pool in usable if pool.kind == "spot"), default=0.0)
+    if stack.max_usd_hour is not None and usd > stack.max_usd_hour + 1e-9:
+        most = f"the stack may spend ${stack.max_usd_hour:g} (limits.usd_per_hour)"
+        yield problem(path, f"its dynamic machines cost ${usd:,.2f} an hour at least, and {most}", least)
+
+
 def _in_zone(pools: tuple[PoolState, ...], zone: str) -> int:
     spot = sum(pool.max_nodes for pool in pools if pool.kind == "spot" and zone in pool.zones)
     return spot + sum(node.zone == zone for pool in pools for node in pool.nodes)
@@ -201,5 +219,6 @@ JOB_VALIDATORS = (
     pools_exist,
     pools_usable,
     capacity,
+    stack_caps,
     processes,
 )

@@ -77,8 +77,24 @@ def cautions(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = Non
     if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":
         told = f"max_price: {spec.max_price:g} is below every spot price of its pools (the lowest is ${lowest:.3f})"
         yield f"{told}, so it {'waits' if spec.policy == 'spot' else 'has on-demand machines, if any,'} until one falls"
+    if spec.max_usd is not None and (usd := _least_usd(spec, offers, lowest)) > spec.max_usd:
+        yield f"max_usd: ${spec.max_usd:g} is less than `work` costs at the lowest price (${usd:,.2f}): it will hold"
     if spec.max_wait is not None and spec.policy in ("spot", "on-demand"):
         yield f"max_wait: {spec.max_wait} says nothing under `policy: {spec.policy}`, which changes to no other kind"
+
+
+def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) -> float:
+    """What the job's work costs if nothing happens, on the cheapest machines; 0: nobody knows. Static nodes may be the
+    cheapest where they are."""
+    if spec.work is None:
+        return 0.0
+    try:
+        hours = span_s(spec.work) / 3600.0
+    except ValueError:
+        return 0.0  # said elsewhere
+    bought = cheapest(pools, Model.ON_DEMAND) if spec.policy == "on-demand" else spot
+    static = [price.on_demand for pool in pools if pool.kind == "static" for price in pool.prices.values()]
+    return min((usd for usd in (bought, *static) if usd is not None), default=0.0) * spec.size().min * hours
 
 
 def _no_net(spec: JobSpec, pools: tuple[PoolState, ...]) -> str:

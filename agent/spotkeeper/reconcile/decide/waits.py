@@ -28,7 +28,7 @@ def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
         return False
     sold_out = not capped or (capped == {Model.ON_DEMAND} and _sold_out(draft, rank))
     if not sold_out:
-        say(draft, index, "waiting: the stack's pools are at their caps")
+        say(draft, index, "waiting: the stack's pools are at their caps, or the stack at its limits")
         return True
     if not capped and rank.refused and draft.now >= rank.refused_at + draft.times.cold_s:
         draft.put(index, refused=())
