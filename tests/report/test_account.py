@@ -126,14 +126,19 @@ def test_billing_ends_when_the_cloud_says_and_not_when_it_was_looked_at() -> Non
     assert told(NOTICED).money.spent - told(exact).money.spent == pytest.approx(20.0 / HOUR)
 
 
+LOOKED = (  # beside one that trains
+    intent(0.0, 0, 1),
+    entry(Event.ADMITTED, 60.0, 0, 1),
+    generation(100.0, 1),
+    intent(1000.0, 0, 2, cause="look"),
+    replace(entry(Event.ADMITTED, 1060.0, 0, 2), cause="look"),
+)
+
+
 def test_a_machine_that_looked_in_another_zone_is_paid_and_is_nobody_s_replacement() -> None:
     """It boots beside one that trains, says that spot is there, and goes; what follows is no doing of its."""
     ledger = (
-        intent(0.0, 0, 1),
-        entry(Event.ADMITTED, 60.0, 0, 1),
-        generation(100.0, 1),
-        intent(1000.0, 0, 2, cause="look"),
-        replace(entry(Event.ADMITTED, 1060.0, 0, 2), cause="look"),
+        *LOOKED,
         entry(Event.LOSS, 1070.0, 0, 1, cause="loss"),
         entry(Event.GONE, 1070.0, 0, 1, ended=1070.0),
         entry(Event.STOP, 1070.0, cause="loss"),
@@ -159,11 +164,7 @@ def test_a_machine_that_looked_in_another_zone_is_paid_and_is_nobody_s_replaceme
 
 def test_a_machine_that_looked_and_that_the_gang_moved_to_trains_like_any_other() -> None:
     ledger = (
-        intent(0.0, 0, 1),
-        entry(Event.ADMITTED, 60.0, 0, 1),
-        generation(100.0, 1),
-        intent(1000.0, 0, 2, cause="look"),
-        replace(entry(Event.ADMITTED, 1060.0, 0, 2), cause="look"),
+        *LOOKED,
         entry(Event.MOVE, 1060.0, cause="cheaper"),
         entry(Event.STOP, 1060.0, cause="move"),
         entry(Event.GONE, 1070.0, 0, 1, ended=1070.0),

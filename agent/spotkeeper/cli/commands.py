@@ -42,7 +42,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
 
 
 def submit(file: Path, stack: str | None, *, watch: bool, check: bool, as_json: bool) -> None:
-    target, store, _, spec = _stack_and_job(stack, file)
+    target, store, state = _stack_for(stack, file)
+    spec = _checked(target, store, state, file)
     source = pack_source(file, spec)
     if check:
         emit(spec, as_json, f"{file}: {spec.name} is well" + (f", {source.files} files to send" if source else ""))
@@ -65,15 +66,11 @@ def _ways_out(record: Record) -> str:
     return f"go on: {resume_command(record)}; end it with its checkpoints: spotkeeper cancel {record.name}"
 
 
-def _stack_and_job(
-    stack: str | None, file: Path, resumed: str | None = None
-) -> tuple[Target, Store, StackState, JobSpec]:
-    """The stack, and the job file checked against it. Of a job that is resumed, as at its submission: its deadline
-    counts from there, and what is done of its work by now is not to be done again.
+def _stack_for(stack: str | None, file: Path) -> tuple[Target, Store, StackState]:
+    """The stack that a job file is for.
 
     Raises:
         CliError, StoreError: there is no such stack; what is wrong with the file even so is told before.
-        SpecError: everything that is wrong with the file.
     """
     try:
         target = find_target(stack)
@@ -85,12 +82,21 @@ def _stack_and_job(
         except SpecError as error:
             note("\n".join(f"error: {line}" for line in str(error).splitlines()))
         raise
+    return target, store, state
+
+
+def _checked(target: Target, store: Store, state: StackState, file: Path, since: float | None = None) -> JobSpec:
+    """The job file, checked against the stack. ``since``: of a job that is resumed, its submission: its deadline
+    counts from there, and what is done of its work by now is not to be done again.
+
+    Raises:
+        SpecError: everything that is wrong with the file.
+    """
     now = target.clock.now()
-    since = now if resumed is None else jobs.find_job(store, resumed).created
-    spec = read_job(file, state, since, starts_of(store, state, now))
-    for line in cautions(spec, state, jobs.prices_of(store, state), target.clock.now()):
+    spec = read_job(file, state, now if since is None else since, starts_of(store, state, now))
+    for line in cautions(spec, state, jobs.prices_of(store, state), now):
         note(f"note: {line}")
-    return target, store, state, spec
+    return spec
 
 
 def status(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:
@@ -252,8 +258,9 @@ def resume(job: str, file: Path | None, stack: str | None, *, go_back: bool, as_
         return
     from spotkeeper.cli.mend import resume_with
 
-    target, store, state, spec = _stack_and_job(stack, file, job)
+    target, store, state = _stack_for(stack, file)
     record = jobs.find_job(store, job)
+    spec = _checked(target, store, state, file, record.created)
     source = pack_source(file, spec)
     by, now = getpass.getuser(), target.clock.now()
     wish, changed = resume_with(store, record, spec, source, state, now, by, go_back=go_back)

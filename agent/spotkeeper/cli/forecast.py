@@ -31,6 +31,7 @@ from spotkeeper.report.forecast_text import markdown, table
 from spotkeeper.report.markdown import code
 from spotkeeper.spec import money
 from spotkeeper.spec.check import cautions
+from spotkeeper.spec.context import pools_of
 from spotkeeper.spec.job import JobSpec, deadline_at, span_s
 from spotkeeper.spec.jobfile import read_job
 from spotkeeper.spec.market import Prices
@@ -159,8 +160,8 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
 
 def _static(spec: JobSpec, stack: StackState) -> Iterator[str]:
     """Nodes that run anyway are taken first, and bill for the job: its `max_usd` and its report count them."""
-    for pool in stack.pools:
-        if pool.kind == "static" and spec.static == "use" and (not spec.pools or pool.name in spec.pools):
+    for pool in pools_of(spec, stack):
+        if pool.kind == "static":
             usd = max((price.on_demand for price in pool.prices.values()), default=0.0)
             yield (
                 f"static: {pool.max_nodes} x {pool.machine_type} of {pool.name} are taken first where they idle, at "
@@ -237,11 +238,7 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
 
 def dynamic(spec: JobSpec, stack: StackState) -> list[PoolState]:
     """Spot pools that the job may use, whose prices are known."""
-    return [
-        pool
-        for pool in stack.pools
-        if pool.kind == "spot" and (not spec.pools or pool.name in spec.pools) and set(pool.zones) <= set(pool.prices)
-    ]
+    return [pool for pool in pools_of(spec, stack) if pool.kind == "spot" and set(pool.zones) <= set(pool.prices)]
 
 
 # -- what is known

@@ -25,6 +25,7 @@ from spotkeeper.reconcile.select_plan import RULE, Course, Go, Plan, Rule, Zone,
 from spotkeeper.reconcile.select_track import Track, common
 from spotkeeper.reconcile.store_api import OfferSeen
 from spotkeeper.spec.cloud import Offer
+from spotkeeper.spec.context import pools_of
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.market import Guess
 from spotkeeper.spec.model import Model
@@ -324,11 +325,6 @@ def _shuffled(spot: list[Offer], demand: list[Offer], need: Need) -> Selection:
         return Selection(tuple(rows), need.since + need.max_wait_s)
     after = sorted(demand, key=place)
     return Selection((*rows, *(Choice(offer, f"{_where(offer)}: no zone has spot") for offer in after)))
-
-
-def pools_of(spec: JobSpec, stack: StackState) -> tuple[PoolState, ...]:
-    """Where a job's machines may come from."""
-    return tuple(pool for pool in stack.pools if not spec.pools or pool.name in spec.pools)
 
 
 def _models(spec: JobSpec, need: Need) -> tuple[Model, ...]:

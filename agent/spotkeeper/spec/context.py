@@ -16,6 +16,12 @@ def taken(_: JobSpec) -> float:
     return START_S
 
 
+def pools_of(spec: JobSpec, stack: StackState) -> tuple[PoolState, ...]:
+    """Where a job's machines may come from."""
+    wanted = [pool for pool in stack.pools if not spec.pools or pool.name in spec.pools]
+    return tuple(pool for pool in wanted if pool.kind == "spot" or spec.static == "use")
+
+
 @dataclass(frozen=True)
 class JobContext:
     """What a job is checked against. None: not known here, so not checked."""
@@ -28,7 +34,4 @@ class JobContext:
 
     def pools(self) -> tuple[PoolState, ...]:
         """The pools of the stack that the job may use."""
-        if self.stack is None:
-            return ()
-        wanted = [p for p in self.stack.pools if not self.spec.pools or p.name in self.spec.pools]
-        return tuple(p for p in wanted if p.kind == "spot" or self.spec.static == "use")
+        return () if self.stack is None else pools_of(self.spec, self.stack)

@@ -74,10 +74,14 @@ class Draft:
         self.whys: dict[str, str] = {}  # and why, by offer
 
     @cached_property
+    def types(self) -> dict[str, str]:
+        """The machine type of each pool, by its name. A static node's is its own affair."""
+        return {pool.name: pool.machine_type for pool in self.seen.stack.pools if pool.kind != "static"}
+
+    @cached_property
     def kinds(self) -> Counter[str]:
-        """Machine types of what the gang has, when first asked for; none where the stack has but one. A static node's
-        is its own affair."""
-        types = {pool.name: pool.machine_type for pool in self.seen.stack.pools if pool.kind != "static"}
+        """Machine types of what the gang has, when first asked for; none where the stack has but one."""
+        types = self.types
         if len(set(types.values())) < 2:
             return Counter()
         return Counter(types[rank.cur.pool] for rank in self.ranks if rank.cur is not None and rank.cur.pool in types)

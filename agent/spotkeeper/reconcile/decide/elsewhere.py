@@ -9,7 +9,7 @@ knowing whether spot is there, one rank's machine looks, and goes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from spotkeeper.reconcile.decide.seen import admitted
 from spotkeeper.reconcile.select import Selection
 from spotkeeper.spec.cloud import Offer
 from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Grant, Look, Rank, Slot, SlotState
+from spotkeeper.spec.record import Grant, Look, Rank, SlotState
 
 LOOK_S = 1800.0  # a zone is not asked again sooner; as ``select_plan.Rule.probe_every_h``
 POLICIES = ("balanced", "spot")
@@ -42,7 +42,7 @@ def settle(draft: Draft) -> None:
     elif all(slot.state is not SlotState.INTENT for slot in slots):
         zone, key = slots[0].zone, course.key(slots[0])
         answered = {zone, draft.record.zone} <= draft.view.answered  # else the disks could not follow yet
-        if whole and answered and any(choice.offer.key() == key for choice in _found(draft, slots).choices):
+        if whole and answered and any(choice.offer.key() == key for choice in _found(draft, frozenset({key})).choices):
             _take(draft, zone, looking)
         elif answered or draft.now >= max(slot.since for slot in slots) + draft.times.settle_s:
             _give_back(draft, looking)
@@ -81,12 +81,11 @@ def _calm(draft: Draft) -> bool:
     return all(map(admitted, members)) and kept.costs_nothing(draft) and kept.pinned(draft) is None
 
 
-def _found(draft: Draft, there: Iterable[Slot] = ()) -> Selection:
+def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
     """Spot in all zones, against what the gang has: on-demand, if none of it is on spot."""
     index, slot = next(((n, s) for n, s in draft.members() if s.model is Model.SPOT), draft.members()[0])
     rank = replace(draft.ranks[index], refused=())
-    wait = frozenset(course.key(slot) for slot in there)
-    return offers.selection(draft, rank, None, (Model.SPOT,), course.runs(draft, slot), wait)
+    return offers.selection(draft, rank, None, (Model.SPOT,), course.runs(draft, slot), there)
 
 
 def _elsewhere(draft: Draft, good: Iterator[Offer]) -> Iterator[Offer]:
@@ -94,10 +93,9 @@ def _elsewhere(draft: Draft, good: Iterator[Offer]) -> Iterator[Offer]:
 
     A gang on spot keeps its machine type: nobody knows how much less a cheaper one does of its work.
     """
-    kinds = {pool.name: pool.machine_type for pool in draft.seen.stack.pools}
-    ours = {kinds.get(slot.pool) for _, slot in draft.members() if slot.model is Model.SPOT}
+    ours = {draft.types.get(slot.pool) for _, slot in draft.members() if slot.model is Model.SPOT}
     if ours:
-        yield from (offer for offer in good if kinds[offer.pool] in ours)
+        yield from (offer for offer in good if draft.types[offer.pool] in ours)
         return
     for offer in good:
         if offer.zone != draft.record.zone:

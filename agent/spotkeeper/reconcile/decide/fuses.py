@@ -25,8 +25,8 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.select import pools_of
 from spotkeeper.spec.cloud import VmStatus
+from spotkeeper.spec.context import pools_of
 from spotkeeper.spec.ledger import Event
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Phase, Rank, Slot, SlotState
@@ -222,9 +222,8 @@ def on_demand(draft: Draft) -> float:
     spec, zone, size = draft.seen.spec, draft.record.zone, draft.size()
     found: list[float] = []
     for pool in pools_of(spec, draft.seen.stack) if spec is not None else ():
-        if pool.kind != "static" or (spec is not None and spec.static == "use"):
-            usd = max((price.on_demand for z, price in pool.prices.items() if zone in (None, z)), default=0.0)
-            found += [usd] * min(size, pool.max_nodes)
+        usd = max((price.on_demand for z, price in pool.prices.items() if zone in (None, z)), default=0.0)
+        found += [usd] * min(size, pool.max_nodes)
     return sum(sorted(found, reverse=True)[:size])
 
 

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from spotkeeper.reconcile.decide import course, fuses, kept
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.select import Choice, Need, Runs, Selection, pools_of, select
+from spotkeeper.reconcile.select import Choice, Need, Runs, Selection, select
 from spotkeeper.reconcile.store_api import StaticHello
 from spotkeeper.spec.cloud import Offer, VmStatus
+from spotkeeper.spec.context import pools_of
 from spotkeeper.spec.job import JobSpec
 from spotkeeper.spec.model import Model
 from spotkeeper.spec.record import Rank, Slot
@@ -37,10 +38,9 @@ def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
 def _alike(draft: Draft, rank: Rank, found: Iterable[Choice]) -> list[Offer]:
     """What the rest of the gang is made of first: all wait for the slowest machine, so a slower one is no bargain."""
     offers = [choice.offer for choice in found]
-    types = {pool.name: pool.machine_type for pool in draft.seen.stack.pools} if draft.kinds else {}
-    own = types.get(rank.cur.pool) if rank.cur is not None else None
+    own = draft.types.get(rank.cur.pool) if rank.cur is not None else None
     ours = {kind for kind, count in draft.kinds.items() if count > (kind == own)}
-    return sorted(offers, key=lambda offer: types[offer.pool] not in ours) if ours else offers
+    return sorted(offers, key=lambda offer: draft.types[offer.pool] not in ours) if ours else offers
 
 
 def cheaper(draft: Draft, rank: Rank, slot: Slot) -> list[Offer]:
@@ -177,8 +177,6 @@ def static_offers(
     spec: JobSpec, stack: StackState, hellos: Iterable[StaticHello], zone: str | None
 ) -> tuple[Offer, ...]:
     """Static nodes that a job may use and that have said hello, by name."""
-    if spec.static == "never":
-        return ()
     up = {hello.node for hello in hellos}
     out = []
     for pool in pools_of(spec, stack):
