@@ -49,7 +49,7 @@ engine: setup
 	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/engine $(ARGS)
 
 adapters: .venv-adapters/.stamp
-	@.venv-adapters/bin/python -m pytest tests/adapters tests/lifecycle/test_adapters.py $(ARGS)
+	@.venv-adapters/bin/python -m pytest tests/train/adapters tests/lifecycle/test_adapters.py $(ARGS)
 
 .venv-adapters/.stamp: .venv/.stamp .ci/adapters
 	@bash .ci/adapters
@@ -67,9 +67,9 @@ ec2: setup
 	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/sim/test_ec2_stories.py $(ARGS)
 
 recovery: setup
-	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/vm/test_recovery.py tests/vm/test_launcher.py tests/vm/test_orphans.py $(ARGS)
-	@SPOTKEEPER_TESTS_LAUNCHER=zygote $(BIN)/python -m pytest tests/vm/test_recovery.py tests/vm/test_agent.py $(ARGS)
-	@SPOTKEEPER_TESTS_LAUNCHER=exec $(BIN)/python -m pytest tests/vm/test_recovery.py tests/vm/test_agent.py $(ARGS)
+	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/agent/agent/test_recovery.py tests/agent/launcher/test_launcher.py tests/agent/launcher/test_orphans.py $(ARGS)
+	@SPOTKEEPER_TESTS_LAUNCHER=zygote $(BIN)/python -m pytest tests/agent/agent/test_recovery.py tests/agent/agent/test_agent.py $(ARGS)
+	@SPOTKEEPER_TESTS_LAUNCHER=exec $(BIN)/python -m pytest tests/agent/agent/test_recovery.py tests/agent/agent/test_agent.py $(ARGS)
 
 features: setup
 	@$(BIN)/python -m tests.train.features $(ARGS)
@@ -86,12 +86,12 @@ gpu: setup
 lint: setup
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
-	@$(BIN)/shellcheck .ci/run .ci/setup .ci/adapters .ci/operator
+	@$(BIN)/shellcheck .ci/run .ci/setup .ci/adapters .ci/operator .githooks/pre-commit .githooks/commit-msg .github/labeled
 	@$(BIN)/zizmor --offline --quiet .github
 	@if command -v actionlint >/dev/null; then PATH="$(BIN):$$PATH" actionlint; fi
 
 types: setup
-	@$(BIN)/mypy --no-error-summary agent/spotkeeper infra bench/*.py
+	@$(BIN)/mypy --no-error-summary spotkeeper agent/spotkeeper_agent infra bench
 
 # No addresses in the locks, and all platforms in one file. The policy pack's has the program's versions,
 # but for protobuf and what needs its newer one.

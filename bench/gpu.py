@@ -1,12 +1,12 @@
-"""What a checkpoint and a recovery cost where the state lies on a GPU: ``make gpu`` writes ``bench/gpu.json``.
+"""Cost of a checkpoint and of a recovery with the state on a GPU: ``make gpu`` writes ``bench/gpu.json``.
 
-The same measurements as ``save.py`` and ``recovery.py``, on the first CUDA device, and what its context takes, which
-every generation pays anew. Two machines' processes share the device, and talk over gloo. Figures of another kind of
-machine than those of ``results.json``: so they have a file of their own, with the device's name. Without a device
-nothing is measured, and it says so.
+The measurements of ``save.py`` and ``recovery.py`` on the first CUDA device, and the time of a CUDA context, which
+every generation pays again. The processes of two machines share the device and talk over gloo. The figures belong to
+another kind of machine than those of ``results.json``, so they have their own file, with the device's name. Without a
+device it measures nothing and says so.
 
     make gpu
-    make gpu ARGS="--device cpu --mb 48"      a rehearsal: all of it, slower, and nothing is written
+    make gpu ARGS="--device cpu --mb 48"      a rehearsal: everything, slower, without writing the file
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "agent")]
 
-from spotkeeper.vm.launcher.process import become_subreaper  # noqa: E402
-
-from bench import recovery, run, save  # noqa: E402
+from bench import run  # noqa: E402
+from bench.job import recovery  # noqa: E402
+from bench.train import save  # noqa: E402
+from spotkeeper_agent.launcher.process import become_subreaper  # noqa: E402
 
 OUT = HERE / "gpu.json"
 SIZES_MB = (480, 1920)
@@ -38,14 +39,14 @@ TOUCH = "import torch\ntorch.ones(1, device={device!r}).sum().item()\n"
 
 
 def measured(device: str, sizes_mb: tuple[int, ...]) -> list[run.Figure]:
-    """``device``: as torch names it."""
+    """Return all figures. ``device``: torch's name of it."""
     saves = save.compared({size: save.of_a_size(size, device) for size in sizes_mb})
     found = [_context(device), *saves, *_recovery(TOUCH.format(device=device))]
     return [figure | {"name": f"gpu.{figure['name']}"} for figure in found]
 
 
 def _context(device: str) -> run.Figure:
-    """From the first word to the device, in a process that has torch, to its first answer."""
+    """Time from the first use of the device to its first answer, in a process that has imported torch."""
     argv = [sys.executable, "-c", CONTEXT.format(device=device)]
     taken = [float(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout) for _ in range(TIMES)]
     seconds = statistics.median(taken)
@@ -60,7 +61,7 @@ def _context(device: str) -> run.Figure:
 
 
 def _recovery(touch: str) -> list[run.Figure]:
-    """Of two nodes: a zygote's generations make the context anew as well, for no fork may carry one."""
+    """Two nodes. A zygote's generations create the context again too, because a fork cannot inherit one."""
     become_subreaper()
     ours = statistics.median(recovery.restarts(recovery.How("zygote", touch), TIMES, 2))
     cold = statistics.median(recovery.restarts(recovery.How("exec", touch), TIMES, 2))
@@ -75,11 +76,11 @@ def main() -> int:
     import torch
 
     parser = argparse.ArgumentParser(prog="make gpu", description="Measure checkpoints and recovery on a GPU.")
-    parser.add_argument("--device", default="cuda", help="as torch names it; anything but cuda is a rehearsal")
+    parser.add_argument("--device", default="cuda", help="torch's name; any device but cuda is a rehearsal")
     parser.add_argument("--mb", type=int, nargs="+", default=SIZES_MB, help="sizes of the state")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        print(f"{OUT.relative_to(HERE.parent)}: nothing was measured, for torch finds no CUDA device here")
+        print(f"{OUT.relative_to(HERE.parent)}: not measured: torch finds no CUDA device here")
         return 0
     found = measured(options.device, tuple(options.mb))
     print(run.table(found))

@@ -1,11 +1,13 @@
-"""Runs every benchmark beside this file, prints one table, writes ``bench/results.json``.
+"""Runs every benchmark below this folder, prints one table, writes ``bench/results.json``.
 
-A benchmark is a module with ``figures() -> list[dict]``; a figure has ``name``, ``value``,
-``unit``, ``goal`` (a text such as ``<= 35``), ``holds`` and ``against`` (what it is compared
-with). A benchmark that fails is a figure that does not hold: it never disappears quietly.
+A benchmark is a module with ``figures() -> list[dict]``; a figure has ``name``, ``value``, ``unit``, ``goal`` (a text
+such as ``<= 35``), ``holds`` and ``against`` (the comparison). A benchmark that fails is a figure that does not hold.
 
     make bench                       all of them
     make bench ARGS="agent round"    some
+
+``train/`` the library, ``job/`` agents and launchers, ``market/`` the choice of machines, ``service/`` function,
+command and infrastructure.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ Figure = dict[str, object]
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure what Spotkeeper promises.")
-    parser.add_argument("only", nargs="*", help=f"of {', '.join(benchmarks())}; none: all")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
+    parser.add_argument("only", nargs="*", help=f"some of {', '.join(benchmarks())}; default: all")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file to write")
     options = parser.parse_args(argv)
     unknown = sorted(set(options.only) - set(benchmarks()))
     if unknown:
         parser.error(f"no such benchmark: {', '.join(unknown)} (there are {', '.join(benchmarks())})")
-    sys.path.insert(0, str(HERE.parent))  # benchmarks import each other as `bench.<name>`
+    sys.path.insert(0, str(HERE.parent))  # benchmarks import each other as `bench.<folder>.<name>`
     figures = [figure for name in options.only or benchmarks() for figure in run(name)]
     if options.only:
         figures = merged(known(options.out), figures)
@@ -44,14 +46,18 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(figure["holds"] for figure in figures) else 1
 
 
-def benchmarks() -> list[str]:
-    """Names of the modules here that measure something."""
-    found = (path for path in HERE.glob("*.py") if path.stem not in ("run", "__init__") and path.stem[0] != "_")
-    return sorted(path.stem for path in found if "def figures(" in path.read_text("utf-8"))
+def benchmarks() -> dict[str, Path]:
+    """The modules with figures, by name."""
+    found = (path for path in HERE.rglob("*.py") if path.stem != "run" and path.stem[0] != "_")
+    return {
+        path.stem: path
+        for path in sorted(found, key=lambda path: path.stem)
+        if "def figures(" in path.read_text("utf-8")
+    }
 
 
 def run(name: str) -> list[Figure]:
-    """The figures of one benchmark, each checked to be complete."""
+    """Return the figures of one benchmark, each checked to be complete."""
     print(f"{name} ...", file=sys.stderr, flush=True)
     began = time.monotonic()
     try:
@@ -60,11 +66,12 @@ def run(name: str) -> list[Figure]:
         traceback.print_exc()
         return [failed(name, f"{type(error).__name__}: {error}")]
     print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    return figures or [failed(name, "it measured nothing")]
+    return figures or [failed(name, "no figures")]
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"bench.{name}", HERE / f"{name}.py")
+    path = benchmarks()[name]
+    spec = importlib.util.spec_from_file_location(".".join(("bench", *path.relative_to(HERE).parts))[:-3], path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -75,9 +82,9 @@ def load(name: str) -> ModuleType:
 def checked(name: str, figure: Figure) -> Figure:
     missing = [key for key in KEYS if key not in figure]
     if missing:
-        raise ValueError(f"bench/{name}.py: the figure {figure.get('name', '?')} lacks {', '.join(missing)}")
+        raise ValueError(f"{name}.py: the figure {figure.get('name', '?')} lacks {', '.join(missing)}")
     if not isinstance(figure["holds"], bool):
-        raise TypeError(f"bench/{name}.py: {figure['name']}: `holds` must be true or false")
+        raise TypeError(f"{name}.py: {figure['name']}: `holds` must be true or false")
     return {key: figure[key] for key in KEYS}
 
 
@@ -86,7 +93,7 @@ def failed(name: str, why: str) -> Figure:
 
 
 def known(path: Path) -> list[Figure]:
-    """The figures of an earlier run, so that measuring one benchmark keeps the others'."""
+    """Return the figures of an earlier run: measuring one benchmark keeps the others'."""
     try:
         found: list[Figure] = json.loads(path.read_text())["figures"]
     except (OSError, ValueError, KeyError):
@@ -100,7 +107,7 @@ def merged(old: list[Figure], new: list[Figure]) -> list[Figure]:
 
 
 def machine() -> str:
-    """What the figures were measured on, without naming it."""
+    """Describe the machine without naming it."""
     model = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
         if line.startswith("model name"):

@@ -1,10 +1,10 @@
 """The soak: 10,000 virtual days of jobs on recorded markets with every fault at once (``tests/sim/soak.py``).
 
-    make soak                                 the whole of it, on all cores; ends with its figures
+    make soak                                 all of it, on all cores; prints its figures at the end
     make soak ARGS="--days 200 --seed 5"      another part of it
 
-Writes ``.spotkeeper/soak.json`` and merges its figures into ``bench/results.json``. Any violation of a safety
-property, or anything left over, fails it; the seed that it names tells the same story again.
+Writes ``.spotkeeper/soak.json`` and merges its figures into ``bench/results.json``. A violation of a safety property,
+or a resource left over, fails it; the seed in the message repeats the run.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from tests.sim.soak import Run, run  # noqa: E402
 
 REPORT = HERE.parent / ".spotkeeper" / "soak.json"
 DAYS = 10_000.0
-# Of all days, and of one run. A day of 64 ranks costs a hundred times one of a single rank, and shows more in it.
+# Of all days, and of one run. A day of 64 nodes costs a hundred times one of a single node, and shows more in it.
 SHARES = {1: 0.80, 8: 0.19, 64: 0.01}
 RUN_DAYS = {1: 8.0, 8: 3.0, 64: 1.0}
-SLICE = 24.0  # days, where somebody only wants to see that it runs
-TOLD = 20  # violations kept word by word
+SLICE = 24.0  # days of a short trial
+TOLD = 20  # violations kept in full
 GOAL_S = {"p50": 120.0, "p95": 240.0}
 GOAL_CENTS = 1.0  # of 64 nodes
 
 
 @dataclass
 class Spread:
-    """Values of one figure; eight bytes each."""
+    """Values of one figure, eight bytes each."""
 
     values: array[float] = field(default_factory=lambda: array("d"))
 
     def at(self, share: float) -> float:
-        """The value below which this share lies; 0 where there is none."""
+        """The quantile at this share; 0 without values."""
         ordered = sorted(self.values)
         return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
@@ -56,7 +56,7 @@ MEASURED = ("stood_s", "given_capacity_s", "wasted_min", "rounds", "writes", "ce
 
 @dataclass
 class Sum:
-    """Of all runs of one size."""
+    """Sum over all runs of one size."""
 
     days: float = 0.0
     runs: int = 0
@@ -91,19 +91,19 @@ class Sum:
 
 
 def plan(days: float, seed: int) -> list[tuple[int, int, float]]:
-    """(seed, ranks, days) of every run, the sizes mixed evenly, so that a part of it is like the whole."""
+    """(seed, nodes, days) of every run, sizes mixed evenly, so that a part is like the whole."""
     rows: list[tuple[float, int, float]] = []
-    for ranks, share in SHARES.items():
-        left, length = days * share, RUN_DAYS[ranks]
+    for nodes, share in SHARES.items():
+        left, length = days * share, RUN_DAYS[nodes]
         while left > 1e-6:
-            rows.append((1 - left / (days * share), ranks, min(length, left)))
+            rows.append((1 - left / (days * share), nodes, min(length, left)))
             left -= length
     rows.sort()
-    return [(seed + number, ranks, length) for number, (_, ranks, length) in enumerate(rows)]
+    return [(seed + number, nodes, length) for number, (_, nodes, length) in enumerate(rows)]
 
 
 def one(job: tuple[int, int, float]) -> Run:
-    logging.disable(logging.CRITICAL)  # what a round logs of its faults is of no interest here
+    logging.disable(logging.CRITICAL)  # logs of the injected faults
     return run(*job)
 
 
@@ -116,20 +116,20 @@ def runs(jobs: list[tuple[int, int, float]], cores: int) -> Iterator[Run]:
 
 
 def soak(days: float, seed: int, cores: int, minutes: float = math.inf) -> dict[str, object]:
-    """Run it all, or as much as so many minutes allow; the report."""
+    """Run all, or as much as fits into so many minutes; return the report."""
     jobs, began = plan(days, seed), time.monotonic()
-    sums = {ranks: Sum() for ranks in SHARES}
+    sums = {nodes: Sum() for nodes in SHARES}
     told: list[str] = []
     progress = Progress(sum(job[2] * _weight(job[1]) for job in jobs))
     try:
         for done in runs(jobs, cores):
-            sums[done.ranks].add(done)
-            bad = [f"seed {done.seed}, {done.ranks} ranks: {what}" for what in (*done.violations, *done.left_over)]
+            sums[done.nodes].add(done)
+            bad = [f"seed {done.seed}, {done.nodes} nodes: {what}" for what in (*done.violations, *done.left_over)]
             for line in bad:
                 print(line, file=sys.stderr, flush=True)
             told += bad
             del told[TOLD:]
-            progress.step(done.days * _weight(done.ranks), sums)
+            progress.step(done.days * _weight(done.nodes), sums)
             if time.monotonic() - began > 60 * minutes:
                 break
     except KeyboardInterrupt:
@@ -145,12 +145,12 @@ def soak(days: float, seed: int, cores: int, minutes: float = math.inf) -> dict[
         "duplicates": total["duplicates"],
         "left_over": total["left_over"],
         "recoveries": total["recoveries"],
-        "machine_days": round(sum(each.days * ranks for ranks, each in sums.items())),
+        "machine_days": round(sum(each.days * nodes for nodes, each in sums.items())),
         "seed": seed,
         "took_s": round(took, 1),
         "cores": cores,
         "told": told,
-        "by_ranks": {str(ranks): _size(each) for ranks, each in sorted(sums.items())},
+        "by_ranks": {str(nodes): _size(each) for nodes, each in sorted(sums.items())},
         "figures": list(_figures(sums, total)),
     }
 
@@ -158,9 +158,9 @@ def soak(days: float, seed: int, cores: int, minutes: float = math.inf) -> dict[
 TOTALS = ("days", "violations", "runs", "launches", "duplicates", "left_over", "recoveries")
 
 
-def _weight(ranks: int) -> float:
-    """What a day of so many ranks takes, in days of one."""
-    return math.pow(ranks, 1.2)
+def _weight(nodes: int) -> float:
+    """Cost of a day with so many nodes, in days of one node."""
+    return math.pow(nodes, 1.2)
 
 
 def _size(each: Sum) -> dict[str, object]:
@@ -184,14 +184,14 @@ def _figures(sums: dict[int, Sum], total: dict[str, float]) -> Iterator[dict[str
     for name, unit in (("violations", "violations"), ("left_over", "things"), ("duplicates", "machines")):
         yield _figure(f"soak.{name}", total[name], unit, "0", total[name] == 0, over)
     yield _figure("soak.launches", total["launches"], "machines", "-", True, over)
-    for ranks, each in sorted(sums.items()):
-        about = f"{ranks} ranks, {each.recoveries} recoveries in {each.days:.0f} virtual days"
+    for nodes, each in sorted(sums.items()):
+        about = f"{nodes} nodes, {each.recoveries} recoveries in {each.days:.0f} virtual days"
         for which, share in (("p50", 0.5), ("p95", 0.95)):
-            yield from _spreads(ranks, each, which, share, about)
+            yield from _spreads(nodes, each, which, share, about)
 
 
-def _spreads(ranks: int, each: Sum, which: str, share: float, about: str) -> Iterator[dict[str, object]]:
-    goal_s, end = GOAL_S[which], f"{ranks}_ranks_{which}"
+def _spreads(nodes: int, each: Sum, which: str, share: float, about: str) -> Iterator[dict[str, object]]:
+    goal_s, end = GOAL_S[which], f"{nodes}_ranks_{which}"
     stood = each.spread["given_capacity_s"].at(share)
     given = f"{about}; standing still, where a machine was awaited, was to be had, and function and zones answered"
     yield _figure(f"soak.recovery_s.{end}", stood, "s", f"<= {goal_s:.0f}", stood <= goal_s, given)
@@ -228,7 +228,7 @@ def figures() -> list[dict[str, object]]:
 
 
 class Progress:
-    """A bar on a terminal, a line for every tenth elsewhere."""
+    """A progress bar on a terminal, a line per tenth elsewhere."""
 
     def __init__(self, whole: float) -> None:
         self._whole, self._done, self._tenth = whole, 0.0, 0

@@ -1,1 +1,1 @@
-"""The program that `pulumi up` runs: shapes and floors of a stack, never its fleet."""
+"""The program that `pulumi up` runs: it declares a stack's templates and static machines, never dynamic ones."""

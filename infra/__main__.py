@@ -1,4 +1,4 @@
-"""The Pulumi program: reads the stack file, declares the stack, exports what others need."""
+"""The Pulumi program: it reads the stack file, declares the stack and exports its outputs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pulumi
 from pulumi.runtime.config import CONFIG, get_config_env
-from spotkeeper.spec.problem import SpecError
 
-from infra import settings
-from infra.exports import Exports
-from infra.settings import beside
+from infra.settings.model import Settings
+from infra.settings.read import clashes, from_config
+from infra.shared import Exports
+from spotkeeper.contract.parse.problem import SpecError
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / ".spotkeeper" / "build"
@@ -21,11 +21,11 @@ def main() -> None:
     """Declare the selected stack.
 
     Raises:
-        RunError: the stack file is wrong; the message lists everything.
+        RunError: the stack file is wrong; the message lists all problems.
     """
     try:
-        stack = settings.from_config({**get_config_env(), **CONFIG.get()}, pulumi.get_stack())
-        if told := beside.clashes(stack, STACKS):
+        stack = from_config({**get_config_env(), **CONFIG.get()}, pulumi.get_stack())
+        if told := clashes(stack, STACKS):
             raise SpecError(told)
     except SpecError as error:
         raise pulumi.RunError(f"Pulumi.{pulumi.get_stack()}.yaml:\n{error}") from None
@@ -36,12 +36,12 @@ def main() -> None:
     pulumi.export("reconcileUrl", exports.function_url)
     pulumi.export("bundle", exports.bundle_sha256)
     pulumi.export("pools", exports.pools)
-    pulumi.export("staticNodes", exports.static_nodes)
+    pulumi.export("staticMachines", exports.static_machines)
     pulumi.export("keptDisks", exports.kept_disks)
 
 
-def declare(stack: settings.Settings) -> Exports:
-    """By the stack's cloud; the other one's library, which takes seconds to load, stays where it is."""
+def declare(stack: Settings) -> Exports:
+    """Declare the stack in its cloud; the other cloud's library, which takes seconds, is not imported."""
     if stack.cloud == "aws":
         from infra import aws
 
@@ -51,15 +51,14 @@ def declare(stack: settings.Settings) -> Exports:
     return gcp.declare(stack, BUILD)
 
 
-def declare_jobs(stack: settings.Settings, ready: pulumi.Resource) -> None:
-    """Only where there are any: what submits a job is not loaded by a program that has none.
+def declare_jobs(stack: Settings, ready: pulumi.Resource) -> None:
+    """Declare the stack's jobs; import the code that submits only if the stack has jobs.
 
     Raises:
-        RunError: a job file is wrong; the message lists everything.
+        RunError: a job file is wrong; the message lists all problems.
     """
-    from spotkeeper.cli.errors import CliError
-
     from infra import jobs
+    from spotkeeper.client.errors import CliError
 
     try:
         jobs.declare(stack, ready)

@@ -1,8 +1,8 @@
-"""Renders the scripts that a machine runs when it starts and when it stops.
+"""Render the scripts that a machine runs when it starts and when it stops.
 
-They hold constants only: whatever differs between jobs, and whatever Pulumi learns late
-(the function's address), reaches a machine as metadata (on EC2: as tags), never as text in a shell.
-Undefined names, and a substitution that passes no filter, are errors.
+Scripts hold constants of the stack only. Values of jobs, and values that Pulumi learns late (the function's address),
+reach a machine as metadata (on EC2 as tags), never as shell text. An undefined name is an error, and so is a
+substitution without a filter.
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from infra.settings import Settings
+from infra.settings.model import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = ROOT / "templates" / "boot"
-UNITS = ("spotkeeper.service", "spotkeeper-root.service", "spotkeeper-job.service")
-# What runs as root on a machine comes with its template, and not from a folder that the agent may write.
+UNITS = (
+    *("spotkeeper.service", "spotkeeper-root.service", "spotkeeper-fence.service"),
+    *("spotkeeper-job.service", "spotkeeper-job.socket"),
+)
+# Programs that run as root come with the machine's template, not from a folder that the agent may write.
 AS_ROOT = ("roothelper.py", "roothelper_fence.py")
 UDEV = "60-spotkeeper.rules"
+SHELL_USER = "spotkeeper-shell"  # the user of Session Manager's shells, where the stack file has `ssh`
 METADATA_BYTES = 256 * 1024  # Compute Engine's limit for one value
-USER_DATA_BYTES = 16 * 1024  # EC2's, before base64
+USER_DATA_BYTES = 16 * 1024  # EC2's limit for user data, before base64
 _BARE = re.compile(r"\{\{(?![^}]*\|)[^}]*\}\}")
 
 
 @dataclass(frozen=True)
 class Scripts:
-    """What machines run.
+    """The scripts that a stack's machines run.
 
     Attributes:
         startup: Compute Engine's metadata key ``startup-script``; on EC2 an object of the bucket.
-        shutdown: Compute Engine's ``shutdown-script``; EC2 runs none, and the unit's own stop serves.
-        user_data: EC2's, by the kind of the pool; it fetches ``startup``, and no release changes it.
+        shutdown: Compute Engine's ``shutdown-script``; EC2 runs none; the systemd unit's stop replaces it.
+        user_data: EC2's user data by kind of pool; it fetches ``startup`` and stays the same across releases.
     """
 
     startup: str
@@ -46,36 +50,28 @@ class Scripts:
 
     @property
     def sha256(self) -> str:
-        """Of ``startup``, by which a machine asks for it."""
+        """Return the SHA-256 of ``startup``, which names it in the bucket."""
         return hashlib.sha256(self.startup.encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class BootArgs:
-    """What machines of either cloud begin with: the head of what a cloud's pools are made from."""
-
-    settings: Settings
-    scripts: Scripts
-    bundle_sha256: str
-
-
 def render(settings: Settings) -> Scripts:
-    """The scripts for a stack.
+    """Return the scripts of a stack's machines.
 
     Raises:
-        ValueError: a value that cannot stand where its template puts it.
+        ValueError: a value that cannot be quoted where its template uses it.
     """
     constants = {"stack": settings.stack, "interpreter": settings.agent.interpreter}
     files = {f"/usr/local/lib/spotkeeper/{name}": _program(name) for name in AS_ROOT}
     files |= {f"/etc/systemd/system/{name}": text for name, text in units(settings).items()}
     if settings.cloud == "aws":
         files[f"/etc/udev/rules.d/{UDEV}"] = _render(f"{UDEV}.j2", {}, METADATA_BYTES)
-    watchdog_s = str(2 * settings.limits.boot_deadline_s)
+    watchdog_s = str(2 * settings.boot_deadline_s())
     given = {**constants, "cloud": settings.cloud, "files": files, "watchdog_s": watchdog_s}
+    given["shell_user"] = SHELL_USER if settings.ssh and settings.cloud == "aws" else ""
     startup = _render("startup.sh.j2", given, METADATA_BYTES)
     if settings.cloud == "gcp":
         return Scripts(startup, shutdown=_render("shutdown.sh.j2", constants, METADATA_BYTES))
-    # A static node is Pulumi's: no watchdog ends it.
+    # Pulumi owns static machines, so no watchdog ends them.
     watchdogs = {"spot": watchdog_s, "static": ""}
     user_data = {
         kind: _render("user-data.sh.j2", {**constants, "watchdog_s": seconds}, USER_DATA_BYTES)
@@ -85,19 +81,19 @@ def render(settings: Settings) -> Scripts:
 
 
 def units(settings: Settings) -> dict[str, str]:
-    """systemd's units by their names: the agent, its root helper, and the jobs."""
+    """Return the systemd units by name: the agent, its root helper, and the jobs."""
     constants = {"stack": settings.stack, "interpreter": settings.agent.interpreter}
     return {name: _render(f"{name}.j2", constants, METADATA_BYTES) for name in UNITS}
 
 
 def _program(name: str) -> str:
-    return (ROOT / "agent/spotkeeper/vm" / name).read_text("utf-8")
+    return (ROOT / "agent/spotkeeper_agent/host" / name).read_text("utf-8")
 
 
 def _render(name: str, values: Mapping[str, object], most: int) -> str:
     text = _environment().get_template(name).render(values)
     if len(text.encode()) > most:
-        raise ValueError(f"{name}: {len(text.encode())} bytes, and a machine can be given {most}")
+        raise ValueError(f"{name}: {len(text.encode())} bytes, above the limit of {most}")
     return text
 
 
@@ -106,7 +102,7 @@ def _environment() -> Environment:
     for path in TEMPLATES.glob("*.j2"):
         if bare := _BARE.search(path.read_text("utf-8")):
             raise ValueError(f"{path.name}: {bare[0]} passes no filter")
-    environment = Environment(  # noqa: S701 - shell and unit files; every value passes a filter of its own
+    environment = Environment(  # noqa: S701 - shell and unit files; every value passes a quoting filter
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True
     )
     environment.filters.update(FILTERS)
@@ -114,14 +110,14 @@ def _environment() -> Environment:
 
 
 def sh(value: str) -> str:
-    """One word of a shell."""
+    """Quote a value as one shell word."""
     if "\0" in value or "\n" in value:
         raise ValueError(f"{value!r} cannot be one word of a shell")
     return shlex.quote(value)
 
 
 def unit(value: str) -> str:
-    """One word of a systemd unit: quoted, specifiers and variables taken literally."""
+    """Quote a value as one word of a systemd unit, with specifiers and variables taken literally."""
     if re.search(r"[\x00-\x1f\x7f]", value):
         raise ValueError(f"{value!r} cannot stand in a unit")
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
@@ -129,7 +125,7 @@ def unit(value: str) -> str:
 
 
 def heredoc(value: str, mark: str) -> str:
-    """The lines of a quoted here-document that ends with ``mark``."""
+    """Return a value as the lines of a quoted here-document that ends with ``mark``."""
     if mark in value.splitlines():
         raise ValueError(f"the text has a line {mark}, which would end its here-document")
     return value.rstrip("\n")

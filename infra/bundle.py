@@ -1,11 +1,10 @@
-"""Packs what machines and the function run, so that equal sources give equal bytes.
+"""Pack the programs of machines and of the function reproducibly: equal sources give equal bytes.
 
-Two archives: the *bundle* that VMs fetch by hash (``site/`` with the ``spotkeeper``
-package and what it imports, ``job/`` for the path of users' jobs, ``templates/job/``), and the
-*function* (for Cloud Functions package, entry file and pinned requirements, which it builds; for
-Lambda, which builds nothing, the package with its wheels). They are cached by the hash of their
-inputs. Nothing here may talk to a cloud; only a bundle for another Python version than
-the running one reads the package index, through pip.
+VMs fetch the *bundle* by its hash: ``site/`` with ``spotkeeper``, ``spotkeeper_agent`` and their dependencies, ``job/``
+for the import path of users' jobs, and ``templates/job/``. The *function* archive for Cloud Functions, which builds it,
+has the package, an entry file and pinned requirements; for Lambda, which builds nothing, the package and its wheels.
+Archives are cached by the hash of their inputs. This module calls no cloud; for another Python version than the running
+one it reads the package index through pip.
 """
 
 from __future__ import annotations
@@ -26,41 +25,46 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "agent" / "spotkeeper"
+LIBRARY = ROOT / "spotkeeper"
+AGENT = ROOT / "agent" / "spotkeeper_agent"
+LOCK = ROOT / "requirements.lock"
 AGENT_REQUIRES = ("jinja2", "msgspec", "requests")
-UNUSED = ("charset-normalizer",)  # vm/light.py
-LAMBDA_REQUIRES = ("msgspec", "obstore")  # boto3 lies in the runtime; callers are checked by IAM
+UNUSED = ("charset-normalizer",)  # agent/spotkeeper_agent/host/memory.py
+OLDEST_GLIBC = 17  # minor versions of glibc 2: the oldest for wheels, that of machine images
+MACHINES_GLIBC = 28
+LAMBDA_REQUIRES = ("msgspec", "obstore")  # the runtime has boto3; IAM checks callers
 FUNCTION_REQUIRES = ("functions-framework", "msgspec", "obstore", "pyjwt", "cryptography", "requests")
-# What a job's own Python gets on its path: the standard library and torch suffice for these.
-JOB_PARTS = ("__init__.py", "clock.py", "train", "vm/__init__.py", "vm/launcher")
-# What runs on the operator's machine only.
-NOT_ON_VMS = ("cli", "local", "report", "reconcile")
-NOT_IN_FUNCTION = ("cli", "local", "train", "vm")
-_MAIN = '''"""Where Cloud Functions looks for the entry point."""
+# Packages that a job's own Python imports; they need only the standard library and torch.
+JOB_LIBRARY = ("__init__.py", "clock.py", "version.py", "train")
+JOB_AGENT = ("__init__.py", "launcher")
+# Packages that run on the operator's machine only.
+NOT_ON_VMS = ("cli", "client", "local", "report", "reconcile")
+NOT_IN_FUNCTION = ("cli", "client", "local", "replay", "report", "train")
+_MAIN = '''"""The entry point of Cloud Functions."""
 
-from spotkeeper.reconcile.http import main
+from spotkeeper.reconcile.service.http import main
 
 __all__ = ["main"]
 '''
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest timestamp that a zip can store
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A file whose name in the bucket is its content's hash."""
+    """A packed file, named in the bucket by the hash of its content."""
 
     path: Path
     sha256: str
 
 
 def bundle(cache_folder: Path, python: str, arch: str = "x86_64") -> Archive:
-    """The tar that VMs fetch; ``python`` is their version (``3.11``), ``arch`` as ``uname -m`` says.
+    """Return the tar that VMs fetch, for their Python version (``3.11``) and architecture (as in ``uname -m``).
 
     Raises:
-        BundleError: a dependency is not installed, or cannot be had for that version.
+        BundleError: a dependency is not installed, or not available for that version.
     """
-    files = package_files("site/spotkeeper", PACKAGE, leave_out=NOT_ON_VMS)
-    files |= job_files("job/spotkeeper")
+    files = package_files("site/spotkeeper", LIBRARY, leave_out=NOT_ON_VMS) | _tree("site/spotkeeper_agent", AGENT)
+    files |= job_files("job")
     files |= _tree("templates/job", ROOT / "templates" / "job")
     key = _digest(files, _pins(agent_requires()), f"{python} {arch}")
     path = cache_folder / f"bundle-{key[:16]}.tar"
@@ -70,11 +74,15 @@ def bundle(cache_folder: Path, python: str, arch: str = "x86_64") -> Archive:
     return Archive(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def function_source(cache_folder: Path) -> Archive:
-    """The zip that Cloud Functions builds: ``main.py``, ``requirements.txt``, the package."""
-    contents = {name: path.read_bytes() for name, path in package_files("spotkeeper", PACKAGE, NOT_IN_FUNCTION).items()}
+def function_source(cache_folder: Path, python: str) -> Archive:
+    """Return the zip that Cloud Functions builds: ``main.py``, requirements for ``python`` (``3.11``), the package.
+
+    Raises:
+        BundleError: a dependency is not installed, or in another version than the lock names.
+    """
+    contents = {name: path.read_bytes() for name, path in package_files("spotkeeper", LIBRARY, NOT_IN_FUNCTION).items()}
     contents["main.py"] = _MAIN.encode()
-    contents["requirements.txt"] = "".join(f"{pin}\n" for pin in _pins(closure(FUNCTION_REQUIRES))).encode()
+    contents["requirements.txt"] = _locked(_pins(closure(FUNCTION_REQUIRES, python))).encode()
     data = _zip(contents)
     sha256 = hashlib.sha256(data).hexdigest()
     path = cache_folder / f"function-{sha256[:16]}.zip"
@@ -84,32 +92,37 @@ def function_source(cache_folder: Path) -> Archive:
 
 
 def lambda_source(cache_folder: Path, python: str) -> Archive:
-    """The zip that Lambda runs: the package and its wheels for Lambda's ``python`` (``3.11``) on x86_64.
+    """Return the zip that Lambda runs: the package and its wheels for ``python`` (``3.11``) on x86_64.
 
     Raises:
         BundleError: as :func:`bundle`.
     """
-    files = package_files("spotkeeper", PACKAGE, leave_out=NOT_IN_FUNCTION)
+    files = package_files("spotkeeper", LIBRARY, leave_out=NOT_IN_FUNCTION)
     requires = closure(LAMBDA_REQUIRES)
-    key = _digest(files, _pins(requires), f"lambda {python}")
+    key = _digest(files, _pins(requires), f"lambda {python} glibc {lambda_glibc(python)}")
     path = cache_folder / f"lambda-{key[:16]}.zip"
     if not path.exists():
         with tempfile.TemporaryDirectory() as scratch:
-            wheels = _site_packages(requires, python, "x86_64", Path(scratch))
+            wheels = _site_packages(requires, python, "x86_64", Path(scratch), lambda_glibc(python))
             files |= {name.removeprefix("site/"): file for name, file in wheels.items()}
             _write(path, _zip({name: file.read_bytes() for name, file in files.items()}))
     return Archive(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
+def lambda_glibc(python: str) -> int:
+    """Return the minor version of glibc 2 in Lambda's runtime (Amazon Linux 2 up to Python 3.11, then 2023)."""
+    return 26 if python in ("3.10", "3.11") else 34
+
+
 class BundleError(Exception):
-    """An archive cannot be made; the message says what to install."""
+    """An archive cannot be made; the message names what to install."""
 
 
-# --- what goes in ---------------------------------------------------------------------
+# --- contents ---------------------------------------------------------------------
 
 
 def package_files(prefix: str, root: Path, leave_out: Iterable[str] = ()) -> dict[str, Path]:
-    """Archive name -> file of a package, without caches and without the named sub-packages."""
+    """Return a package's files by archive name, without caches and the sub-packages to leave out."""
     out = _tree(prefix, root)
     for part in leave_out:
         out = {name: path for name, path in out.items() if not name.startswith(f"{prefix}/{part}/")}
@@ -117,9 +130,12 @@ def package_files(prefix: str, root: Path, leave_out: Iterable[str] = ()) -> dic
 
 
 def job_files(prefix: str) -> dict[str, Path]:
-    """Only what users' processes import."""
-    files = _tree(prefix, PACKAGE)
-    wanted = tuple(f"{prefix}/{part}" for part in JOB_PARTS)
+    """Return the files that users' processes import, by archive name."""
+    files = _tree(f"{prefix}/spotkeeper", LIBRARY) | _tree(f"{prefix}/spotkeeper_agent", AGENT)
+    wanted = (
+        *(f"{prefix}/spotkeeper/{part}" for part in JOB_LIBRARY),
+        *(f"{prefix}/spotkeeper_agent/{part}" for part in JOB_AGENT),
+    )
     return {
         name: path
         for name, path in files.items()
@@ -136,8 +152,11 @@ def _tree(prefix: str, root: Path) -> dict[str, Path]:
 
 
 @cache
-def closure(names: tuple[str, ...]) -> tuple[metadata.Distribution, ...]:
-    """The distributions that ``names`` need in this environment, themselves included, by name.
+def closure(names: tuple[str, ...], python: str = "") -> tuple[metadata.Distribution, ...]:
+    """Return the distributions ``names`` and all their dependencies, sorted by name.
+
+    Args:
+        python: the Python version to resolve for (``3.11``); empty: the running one.
 
     Raises:
         BundleError: one of them is not installed.
@@ -152,12 +171,12 @@ def closure(names: tuple[str, ...]) -> tuple[metadata.Distribution, ...]:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             raise BundleError(f"{name} is not installed here: pip install -e '.[infra]'") from None
-        queue += [need for requirement in found[name].requires or () if (need := _needed(requirement))]
+        queue += [need for requirement in found[name].requires or () if (need := _needed(requirement, python))]
     return tuple(found[name] for name in sorted(found))
 
 
 def agent_requires() -> tuple[metadata.Distribution, ...]:
-    """What goes to machines beside the package itself."""
+    """Return the distributions in the machines' bundle, without Spotkeeper itself."""
     return tuple(each for each in closure(AGENT_REQUIRES) if _canonical(each.metadata["Name"]) not in UNUSED)
 
 
@@ -165,12 +184,13 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _needed(requirement: str) -> str | None:
-    """The name in a requirement that applies here, or None: extras are never asked for."""
+def _needed(requirement: str, python: str) -> str | None:
+    """Return the name of a requirement; None if it does not apply to that Python or belongs to an extra."""
     from packaging.requirements import Requirement
 
     parsed = Requirement(requirement)
-    if parsed.marker is not None and not parsed.marker.evaluate({"extra": ""}):
+    there = {"python_version": python, "python_full_version": f"{python}.0"} if python else {}
+    if parsed.marker is not None and not parsed.marker.evaluate({"extra": "", **there}):
         return None
     return parsed.name
 
@@ -179,23 +199,52 @@ def _pins(distributions: Iterable[metadata.Distribution]) -> tuple[str, ...]:
     return tuple(f"{_canonical(d.metadata['Name'])}=={d.version}" for d in distributions)
 
 
+def _locked(pins: Iterable[str]) -> str:
+    """Return pins with their hashes from the lock file, so that pip installs nothing else.
+
+    Raises:
+        BundleError: an installed version differs from the lock's.
+    """
+    entries = re.split(r"\n(?=\S)", LOCK.read_text().rstrip("\n"))
+    known = {entry.split(maxsplit=1)[0]: entry for entry in entries}
+    if strangers := [pin for pin in pins if pin not in known]:
+        raise BundleError(f"{', '.join(strangers)}: not in {LOCK.name}: make setup, or make lock")
+    return "".join(f"{known[pin]}\n" for pin in pins)
+
+
 def _site_packages(
-    requires: tuple[metadata.Distribution, ...], python: str, arch: str, scratch: Path
+    requires: tuple[metadata.Distribution, ...], python: str, arch: str, scratch: Path, glibc: int = MACHINES_GLIBC
 ) -> dict[str, Path]:
-    """Files of dependencies: those installed here, or fetched for another Python or processor."""
+    """Return files of dependencies: the installed ones, or wheels fetched for another Python, processor or older glibc.
+
+    Args:
+        glibc: the minor version of glibc 2 that the files must run with.
+    """
     here = (f"{sys.version_info.major}.{sys.version_info.minor}", sys.platform, platform.machine())
-    if here == (python, "linux", arch):
+    if here == (python, "linux", arch) and all(runs_with(found.read_text("WHEEL") or "", glibc) for found in requires):
         return _installed(requires)
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:"),
-        *(f"--platform={libc}_{arch}" for libc in ("manylinux2014", "manylinux_2_17", "manylinux_2_28")),
+        f"--platform=manylinux2014_{arch}",
+        *(f"--platform=manylinux_2_{minor}_{arch}" for minor in range(OLDEST_GLIBC, glibc + 1)),
         *("--implementation=cp", "--python-version", python, "--target", str(scratch)),
         *_pins(requires),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
-        raise BundleError(f"pip found no wheels for Python {python} on {arch}: {done.stderr.strip()[-500:]}")
+        where = f"Python {python} on {arch} with glibc 2.{glibc}"
+        raise BundleError(f"pip found no wheels for {where}: {done.stderr.strip()[-500:]}")
     return {name: path for name, path in _tree("site", scratch).items() if not name.startswith("site/bin/")}
+
+
+def runs_with(wheel: str, glibc: int) -> bool:
+    """Return whether a distribution runs with glibc 2.``glibc``, judged by the tags in its WHEEL file."""
+    for platforms in re.findall(r"^Tag: [^-\s]+-[^-\s]+-(\S+)$", wheel, re.MULTILINE):
+        if platforms == "any" or platforms.startswith(("manylinux1_", "manylinux2010_", "manylinux2014_")):
+            return True
+        if (least := re.match(r"manylinux_2_(\d+)_", platforms)) and int(least[1]) <= glibc:
+            return True
+    return False  # built for this machine
 
 
 def _installed(distributions: Iterable[metadata.Distribution]) -> dict[str, Path]:
@@ -207,14 +256,14 @@ def _installed(distributions: Iterable[metadata.Distribution]) -> dict[str, Path
                 or "__pycache__" in file.parts
                 or file.name in ("RECORD", "INSTALLER", "REQUESTED")
             ):
-                continue  # scripts, and what differs from one installation to the next
+                continue  # scripts, and files that differ between installations
             path = Path(str(distribution.locate_file(file)))
             if path.is_file():
                 out[f"site/{file.as_posix()}"] = path
     return out
 
 
-# --- how it is packed: no time, no owner, sorted names ---------------------------------
+# --- packing: no time, no owner, sorted names ---------------------------------
 
 
 def _digest(files: Mapping[str, Path], pins: Iterable[str], python: str) -> str:
@@ -226,7 +275,7 @@ def _digest(files: Mapping[str, Path], pins: Iterable[str], python: str) -> str:
 
 
 _KEPT = 8  # archives of each kind
-_FORMAT = 1  # raise it when the layout of the bundle changes: the cache knows the inputs only
+_FORMAT = 1  # increment it when the bundle's layout changes: the cache key covers only inputs
 
 
 def _tar(files: Mapping[str, Path]) -> bytes:
@@ -261,7 +310,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _prune(folder: Path, pattern: str) -> None:
-    """Every changed source leaves an archive; the newest are enough for whatever runs at this moment."""
+    """Delete all but the newest archives, since every changed source leaves one."""
     by_age = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in by_age[_KEPT:]:
         path.unlink(missing_ok=True)

@@ -1,98 +1,52 @@
-"""What the clouds offer, as data: zones of regions, and list prices of machine types.
+"""Tables of zones by region, list prices and accelerators of machine types, for both clouds.
 
-Zones decide whether a stack file is right; prices are starting values for choosing an
-offer and for the ledger, overridden per pool and zone by ``prices:`` in the stack file.
-Nothing here may call a cloud: a program that asks shows a diff whenever the answer moves.
+A stack file is checked against the zones. Prices are starting values for choosing an offer and for the ledger;
+``prices:`` in the stack file overrides them by pool and zone. The tables are constants and not fetched, since a changed
+answer would show as a diff in `pulumi up`.
 """
 
 from __future__ import annotations
 
-from spotkeeper.spec.stack import Price
+from collections.abc import Mapping
 
-# Letters of the zones of each Compute Engine region; a region that opens is one line more.
-_ABC = "abc"
-GCP_ZONES: dict[str, str] = {
-    "africa-south1": _ABC,
-    "asia-east1": _ABC,
-    "asia-east2": _ABC,
-    "asia-northeast1": _ABC,
-    "asia-northeast2": _ABC,
-    "asia-northeast3": _ABC,
-    "asia-south1": _ABC,
-    "asia-south2": _ABC,
-    "asia-southeast1": _ABC,
-    "asia-southeast2": _ABC,
-    "australia-southeast1": _ABC,
-    "australia-southeast2": _ABC,
-    "europe-central2": _ABC,
-    "europe-north1": _ABC,
-    "europe-north2": _ABC,
-    "europe-southwest1": _ABC,
-    "europe-west1": "bcd",
-    "europe-west2": _ABC,
-    "europe-west3": _ABC,
-    "europe-west4": _ABC,
-    "europe-west6": _ABC,
-    "europe-west8": _ABC,
-    "europe-west9": _ABC,
-    "europe-west10": _ABC,
-    "europe-west12": _ABC,
-    "me-central1": _ABC,
-    "me-central2": _ABC,
-    "me-west1": _ABC,
-    "northamerica-northeast1": _ABC,
-    "northamerica-northeast2": _ABC,
-    "northamerica-south1": _ABC,
-    "southamerica-east1": _ABC,
-    "southamerica-west1": _ABC,
-    "us-central1": "abcf",
-    "us-east1": "bcd",
-    "us-east4": _ABC,
-    "us-east5": _ABC,
-    "us-south1": _ABC,
-    "us-west1": _ABC,
-    "us-west2": _ABC,
-    "us-west3": _ABC,
-    "us-west4": _ABC,
-}
+from spotkeeper.contract.stack import Price
+
+# Letters of the zones of each Compute Engine region.
+GCP_ZONES: dict[str, str] = dict.fromkeys((
+    "africa-south1", "asia-east1", "asia-east2", "asia-northeast1", "asia-northeast2", "asia-northeast3",
+    "asia-south1", "asia-south2", "asia-southeast1", "asia-southeast2", "australia-southeast1",
+    "australia-southeast2", "europe-central2", "europe-north1", "europe-north2", "europe-southwest1",
+    "europe-west2", "europe-west3", "europe-west4", "europe-west6", "europe-west8", "europe-west9",
+    "europe-west10", "europe-west12", "me-central1", "me-central2", "me-west1", "northamerica-northeast1",
+    "northamerica-northeast2", "northamerica-south1", "southamerica-east1", "southamerica-west1", "us-east4",
+    "us-east5", "us-south1", "us-west1", "us-west2", "us-west3", "us-west4",
+), "abc") | {"europe-west1": "bcd", "us-central1": "abcf", "us-east1": "bcd"}  # fmt: skip
 
 
 # Letters of the availability zones of each EC2 region, as accounts see them.
-AWS_ZONES: dict[str, str] = {
-    "af-south-1": _ABC,
-    "ap-east-1": _ABC,
-    "ap-northeast-1": "acd",
-    "ap-northeast-2": "abcd",
-    "ap-northeast-3": _ABC,
-    "ap-south-1": _ABC,
-    "ap-south-2": _ABC,
-    "ap-southeast-1": _ABC,
-    "ap-southeast-2": _ABC,
-    "ap-southeast-3": _ABC,
-    "ap-southeast-4": _ABC,
-    "ca-central-1": "abd",
-    "ca-west-1": _ABC,
-    "eu-central-1": _ABC,
-    "eu-central-2": _ABC,
-    "eu-north-1": _ABC,
-    "eu-south-1": _ABC,
-    "eu-south-2": _ABC,
-    "eu-west-1": _ABC,
-    "eu-west-2": _ABC,
-    "eu-west-3": _ABC,
-    "il-central-1": _ABC,
-    "me-central-1": _ABC,
-    "me-south-1": _ABC,
-    "sa-east-1": _ABC,
-    "us-east-1": "abcdef",
-    "us-east-2": _ABC,
-    "us-west-1": "abc",
+AWS_ZONES: dict[str, str] = dict.fromkeys((
+    "af-south-1", "ap-east-1", "ap-northeast-3", "ap-south-1", "ap-south-2", "ap-southeast-1", "ap-southeast-2",
+    "ap-southeast-3", "ap-southeast-4", "ca-west-1", "eu-central-1", "eu-central-2", "eu-north-1", "eu-south-1",
+    "eu-south-2", "eu-west-1", "eu-west-2", "eu-west-3", "il-central-1", "me-central-1", "me-south-1", "sa-east-1",
+    "us-east-2", "us-west-1",
+), "abc") | {
+    "ap-northeast-1": "acd", "ap-northeast-2": "abcd", "ca-central-1": "abd", "us-east-1": "abcdef",
     "us-west-2": "abcd",
-}
+}  # fmt: skip
+
+
+# Regions where Lambda has no function URLs, to which machines report (Lambda guide, "Creating and managing function
+# URLs"). The list shrinks over time.
+AWS_WITHOUT_URLS = frozenset(
+    {
+        *("ap-east-2", "ap-south-2", "ap-southeast-4", "ap-southeast-5", "ap-southeast-6", "ap-southeast-7"),
+        *("ca-west-1", "eu-central-2", "eu-south-2", "il-central-1", "me-central-1"),
+    }
+)
 
 
 def zones_of(region: str) -> tuple[str, ...]:
-    """Full names of a region's zones (us-central1-a, us-east-1a); empty for a region that is in neither table."""
+    """Return full names of a region's zones (us-central1-a, us-east-1a); empty for an unknown region."""
     if region in AWS_ZONES:
         return tuple(f"{region}{letter}" for letter in AWS_ZONES[region])
     return tuple(f"{region}-{letter}" for letter in GCP_ZONES.get(region, ""))
@@ -142,24 +96,23 @@ GCP_DISK_PRICES: dict[str, float] = {
     "hyperdisk-balanced": 0.080,
 }
 
-# Machine types that bring their accelerators: the family's accelerator, and how many.
-GCP_BUILT_IN: dict[str, tuple[str, int]] = {
-    "g2-standard-4": ("nvidia-l4", 1),
-    "g2-standard-8": ("nvidia-l4", 1),
-    "g2-standard-12": ("nvidia-l4", 1),
-    "g2-standard-24": ("nvidia-l4", 2),
-    "g2-standard-48": ("nvidia-l4", 4),
-    "a2-highgpu-1g": ("nvidia-tesla-a100", 1),
-    "a2-highgpu-2g": ("nvidia-tesla-a100", 2),
-    "a2-highgpu-4g": ("nvidia-tesla-a100", 4),
-    "a2-highgpu-8g": ("nvidia-tesla-a100", 8),
-    "a2-ultragpu-1g": ("nvidia-a100-80gb", 1),
-    "a2-ultragpu-8g": ("nvidia-a100-80gb", 8),
-    "a3-highgpu-1g": ("nvidia-h100-80gb", 1),
-    "a3-highgpu-8g": ("nvidia-h100-80gb", 8),
-}
 
-# USD per machine-hour, rounded list prices of us-east-1; spot prices move, these are what one may begin with.
+def _by_type(counts: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[str, int]]:
+    """Invert accelerator -> machine type -> count into machine type -> (accelerator, count)."""
+    return {kind: (name, count) for name, kinds in counts.items() for kind, count in kinds.items()}
+
+
+# Machine types with built-in accelerators -> (accelerator, count).
+GCP_BUILT_IN: dict[str, tuple[str, int]] = _by_type({
+    "nvidia-l4": {
+        "g2-standard-4": 1, "g2-standard-8": 1, "g2-standard-12": 1, "g2-standard-24": 2, "g2-standard-48": 4,
+    },
+    "nvidia-tesla-a100": {"a2-highgpu-1g": 1, "a2-highgpu-2g": 2, "a2-highgpu-4g": 4, "a2-highgpu-8g": 8},
+    "nvidia-a100-80gb": {"a2-ultragpu-1g": 1, "a2-ultragpu-8g": 8},
+    "nvidia-h100-80gb": {"a3-highgpu-1g": 1, "a3-highgpu-8g": 8},
+})  # fmt: skip
+
+# USD per machine-hour, rounded list prices of us-east-1; spot prices move; these are starting values.
 AWS_PRICES: dict[str, Price] = {
     "t3.medium": Price(on_demand=0.042, spot=0.017),
     "t3.large": Price(on_demand=0.083, spot=0.033),
@@ -203,37 +156,25 @@ AWS_PRICES: dict[str, Price] = {
 # USD per GB-month of a data disk, rounded list prices of us-east-1; provisioned IOPS and throughput are not in them.
 AWS_DISK_PRICES: dict[str, float] = {"gp3": 0.080, "gp2": 0.100, "io1": 0.125, "io2": 0.125, "st1": 0.045}
 
-AWS_BUILT_IN: dict[str, tuple[str, int]] = {
-    "g4dn.xlarge": ("nvidia-t4", 1),
-    "g4dn.2xlarge": ("nvidia-t4", 1),
-    "g4dn.12xlarge": ("nvidia-t4", 4),
-    "g5.xlarge": ("nvidia-a10g", 1),
-    "g5.2xlarge": ("nvidia-a10g", 1),
-    "g5.4xlarge": ("nvidia-a10g", 1),
-    "g5.8xlarge": ("nvidia-a10g", 1),
-    "g5.12xlarge": ("nvidia-a10g", 4),
-    "g5.24xlarge": ("nvidia-a10g", 4),
-    "g5.48xlarge": ("nvidia-a10g", 8),
-    "g6.xlarge": ("nvidia-l4", 1),
-    "g6.2xlarge": ("nvidia-l4", 1),
-    "g6.4xlarge": ("nvidia-l4", 1),
-    "g6.8xlarge": ("nvidia-l4", 1),
-    "g6.12xlarge": ("nvidia-l4", 4),
-    "g6.48xlarge": ("nvidia-l4", 8),
-    "g6e.xlarge": ("nvidia-l40s", 1),
-    "g6e.12xlarge": ("nvidia-l40s", 4),
-    "g6e.48xlarge": ("nvidia-l40s", 8),
-    "p3.2xlarge": ("nvidia-v100", 1),
-    "p3.8xlarge": ("nvidia-v100", 4),
-    "p3.16xlarge": ("nvidia-v100", 8),
-    "p4d.24xlarge": ("nvidia-a100", 8),
-    "p4de.24xlarge": ("nvidia-a100-80gb", 8),
-    "p5.48xlarge": ("nvidia-h100", 8),
-    "p5e.48xlarge": ("nvidia-h200", 8),
-    "p5en.48xlarge": ("nvidia-h200", 8),
-}
+AWS_BUILT_IN: dict[str, tuple[str, int]] = _by_type({
+    "nvidia-t4": {"g4dn.xlarge": 1, "g4dn.2xlarge": 1, "g4dn.12xlarge": 4},
+    "nvidia-a10g": {
+        "g5.xlarge": 1, "g5.2xlarge": 1, "g5.4xlarge": 1, "g5.8xlarge": 1, "g5.12xlarge": 4, "g5.24xlarge": 4,
+        "g5.48xlarge": 8,
+    },
+    "nvidia-l4": {
+        "g6.xlarge": 1, "g6.2xlarge": 1, "g6.4xlarge": 1, "g6.8xlarge": 1, "g6.12xlarge": 4, "g6.48xlarge": 8,
+    },
+    "nvidia-l40s": {"g6e.xlarge": 1, "g6e.12xlarge": 4, "g6e.48xlarge": 8},
+    "nvidia-v100": {"p3.2xlarge": 1, "p3.8xlarge": 4, "p3.16xlarge": 8},
+    "nvidia-a100": {"p4d.24xlarge": 8},
+    "nvidia-a100-80gb": {"p4de.24xlarge": 8},
+    "nvidia-h100": {"p5.48xlarge": 8},
+    "nvidia-h200": {"p5e.48xlarge": 8, "p5en.48xlarge": 8},
+})  # fmt: skip
 
-# Elastic Fabric Adapters that a machine type can have: one on each network card.
+# Elastic Fabric Adapters that a machine type can have: one on each network card, from AWS_FIRST_EFA_CARD on.
+# trn2.48xlarge (16 adapters) is missing: no public source says which of its cards take one.
 AWS_EFA: dict[str, int] = {
     "c5n.18xlarge": 1,
     "c6i.32xlarge": 1,
@@ -250,18 +191,23 @@ AWS_EFA: dict[str, int] = {
     "m6i.32xlarge": 1,
     "p4d.24xlarge": 4,
     "p4de.24xlarge": 4,
+    "p5.4xlarge": 1,
     "p5.48xlarge": 32,
     "p5e.48xlarge": 32,
     "p5en.48xlarge": 16,
+    "p6-b200.48xlarge": 8,
+    "p6-b300.48xlarge": 16,
     "trn1.32xlarge": 8,
 }
+
+AWS_FIRST_EFA_CARD: dict[str, int] = {"p6-b300.48xlarge": 1}  # its card 0 has no EFA; card 0 of all others has
 
 BUILT_IN: dict[str, tuple[str, int]] = GCP_BUILT_IN | AWS_BUILT_IN
 DISK_PRICES: dict[str, float] = GCP_DISK_PRICES | AWS_DISK_PRICES
 
 
 def list_price(machine_type: str, accelerator: str | None, count: int) -> Price | None:
-    """The table's price of a machine with its accelerators, or None where a part is not in it."""
+    """Return the list price of a machine with its accelerators; None if the tables lack a part of it."""
     base = GCP_PRICES.get(machine_type) or AWS_PRICES.get(machine_type)
     if base is None or accelerator is None or machine_type in GCP_BUILT_IN:
         return base

@@ -1,8 +1,7 @@
-"""What a stack costs in a month in which no job wants a machine, from what it declares. List prices; pure.
+"""The monthly cost of a stack without a job, computed from its declared resources and list prices.
 
-Static nodes and their disks are left out: they are bought, not overhead (``spotkeeper review`` shows them). A type
-that is in neither table is an error: whoever adds a resource says what it costs for being there, so that no gateway
-with a price by the hour comes in unseen.
+Static machines and their disks are excluded, since ``spotkeeper review`` shows them. An unknown resource type is an
+error, so that nobody adds a gateway with an hourly price unnoticed.
 """
 
 from __future__ import annotations
@@ -11,15 +10,17 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from infra.settings import Settings
+from infra.settings.model import Settings
+from spotkeeper.contract.stack import RENEWED_S
 
 MONTH_MINUTES = 43_800.0
-TICK_S = 0.5  # a warm call of the function in which nothing is to be done (bench: function)
-LISTS = 1  # of a tick: active/
-READS, READS_A_POOL = 3, 4  # the pools, the grants twice; of each pool its market (tests/infra/test_idle.py counts)
+TICK_S = 0.5  # a warm call of the function without work (bench: function)
+LISTS = 1  # listings per tick: active/
+READS, READS_A_POOL = 4, 4  # per tick: pools, allocation twice, note of ticks; per pool its market
+NOTE_MINUTES = RENEWED_S / 60.0  # minutes between writes of the note of successful ticks
 LOG_GB_A_TICK = 600e-9  # the platform's own lines about a call
 
-# USD a month for being there.
+# USD per month of an unused resource.
 PRICED: dict[str, float] = {
     "gcp:cloudscheduler/job:Job": 0.10,
     "gcp:monitoring/alertPolicy:AlertPolicy": 0.10,  # a condition
@@ -34,7 +35,8 @@ FREE_GCP = (
     "artifactregistry/repositoryIamMember:RepositoryIamMember", "billing/budget:Budget",
     "cloudfunctionsv2/function:Function", "cloudrunv2/serviceIamMember:ServiceIamMember",
     "compute/firewall:Firewall", "compute/network:Network", "compute/regionInstanceTemplate:RegionInstanceTemplate",
-    "compute/resourcePolicy:ResourcePolicy", "compute/subnetwork:Subnetwork", "logging/projectSink:ProjectSink",
+    "compute/resourcePolicy:ResourcePolicy", "compute/subnetwork:Subnetwork", "logging/metric:Metric",
+    "logging/projectSink:ProjectSink",
     "monitoring/notificationChannel:NotificationChannel", "projects/iAMCustomRole:IAMCustomRole",
     "projects/iAMMember:IAMMember", "projects/serviceIdentity:ServiceIdentity", "pubsub/subscription:Subscription",
     "pubsub/subscriptionIAMMember:SubscriptionIAMMember", "pubsub/topic:Topic",
@@ -50,7 +52,7 @@ FREE_AWS = (
     "ec2/securityGroup:SecurityGroup", "ec2/subnet:Subnet", "ec2/volumeAttachment:VolumeAttachment",
     "ec2/vpc:Vpc", "ec2/vpcEndpoint:VpcEndpoint",  # a gateway endpoint; one with interfaces would bill by the hour
     "iam/instanceProfile:InstanceProfile", "iam/role:Role", "iam/rolePolicy:RolePolicy",
-    "iam/serviceLinkedRole:ServiceLinkedRole", "lambda/function:Function",
+    "iam/serviceLinkedRole:ServiceLinkedRole", "kms/grant:Grant", "lambda/function:Function",
     "lambda/functionEventInvokeConfig:FunctionEventInvokeConfig", "lambda/functionUrl:FunctionUrl",
     "lambda/permission:Permission", "s3/bucket:Bucket",
     "s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
@@ -58,45 +60,47 @@ FREE_AWS = (
     "s3/bucketPublicAccessBlock:BucketPublicAccessBlock", "s3/bucketVersioning:BucketVersioning",
     "s3/bucketObjectv2:BucketObjectv2", "scheduler/schedule:Schedule", "sns/topic:Topic",
     "sns/topicSubscription:TopicSubscription", "sqs/queue:Queue", "sqs/queuePolicy:QueuePolicy",
+    "ssm/document:Document",
     "vpc/securityGroupEgressRule:SecurityGroupEgressRule", "vpc/securityGroupIngressRule:SecurityGroupIngressRule",
 )  # fmt: skip
 FREE = frozenset({f"gcp:{each}" for each in FREE_GCP} | {f"aws:{each}" for each in FREE_AWS})
 
 
 class Calls(Struct, frozen=True):
-    """What one cloud asks for what a tick does, in USD."""
+    """One cloud's prices, in USD, for the calls that a tick makes."""
 
-    schedule: float  # of a call
-    request: float  # of a call of the function
-    second: float  # of the function, but for memory
+    schedule: float  # per call by the schedule
+    request: float  # per call of the function
+    second: float  # of the function's running time, without memory
     gb_second: float
-    listing: float  # of the bucket
+    listing: float  # per listing of the bucket
     read: float
+    write: float
     log_gb: float
 
 
 CALLS = {
-    "gcp": Calls(0.0, 0.40e-6, 24.0e-6, 2.5e-6, 5.0e-6, 0.4e-6, 0.0),  # 50 GB of logs a month are free
-    "aws": Calls(1.0e-6, 0.20e-6, 0.0, 16.7e-6, 5.0e-6, 0.4e-6, 0.50),
+    "gcp": Calls(0.0, 0.40e-6, 24.0e-6, 2.5e-6, 5.0e-6, 0.4e-6, 5.0e-6, 0.0),  # 50 GB of logs a month are free
+    "aws": Calls(1.0e-6, 0.20e-6, 0.0, 16.7e-6, 5.0e-6, 0.4e-6, 5.0e-6, 0.50),
 }
 
 
 class Line(Struct, frozen=True):
-    """``usd``: a month."""
+    """A line of the estimate; ``usd`` is per month."""
 
     what: str
     usd: float
 
 
 class UnpricedError(Exception):
-    """A type of which nobody has said what it costs."""
+    """A resource type without a price."""
 
 
 def idle(settings: Settings, types: Mapping[str, int]) -> tuple[Line, ...]:
-    """A month without a job; ``types``: how many of each the program declares.
+    """Return the cost lines of a month without a job; ``types`` counts the declared resources by type.
 
     Raises:
-        UnpricedError: a type is in no table.
+        UnpricedError: a resource type has no price.
     """
     there = [Line(_words(type_, count), PRICED[type_] * count) for type_, count in _billing(types)]
     ticks = MONTH_MINUTES / settings.reconcile.tick_minutes
@@ -109,6 +113,7 @@ def idle(settings: Settings, types: Mapping[str, int]) -> tuple[Line, ...]:
         Line(
             f"the bucket, {LISTS} listing and {reads} reads each", ticks * (LISTS * calls.listing + reads * calls.read)
         ),
+        Line("the note of its ticks", min(ticks, MONTH_MINUTES / NOTE_MINUTES) * calls.write),
         Line("the function's log", ticks * LOG_GB_A_TICK * calls.log_gb),
     )
 
@@ -121,7 +126,7 @@ def _billing(types: Mapping[str, int]) -> Iterable[tuple[str, int]]:
     ours = ("spotkeeper:", "pulumi-python:dynamic", "pulumi:")
     known = {type_: count for type_, count in types.items() if not type_.startswith(ours)}
     if unknown := sorted(known.keys() - PRICED.keys() - FREE - BOUGHT):
-        raise UnpricedError(f"what do they cost for being there? Say it in {__name__}: {', '.join(unknown)}")
+        raise UnpricedError(f"resource types without a price: add them to {__name__}: {', '.join(unknown)}")
     return sorted((type_, count) for type_, count in known.items() if type_ in PRICED)
 
 

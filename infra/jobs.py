@@ -1,17 +1,17 @@
-"""Jobs by git: the job files that a stack names (``jobs:``), each a resource whose creation submits it.
+"""Jobs from git: each job file that a stack lists under ``jobs:`` is a Pulumi resource whose creation submits the job.
 
-``pulumi up`` calls the code of ``spotkeeper submit``, no other. What runs is the function's and
-never in Pulumi's state: the resource only remembers what was submitted. So a file that has not
-changed is submitted once, however often its job has ended; one that has changed is submitted
-anew once its job is over, and refused while it runs. A name that leaves the list cancels
-nothing, unless the stack had said ``cancel_removed_jobs`` in the `up` before.
+``pulumi up`` calls the code of ``spotkeeper submit``. The resource remembers only what was submitted; the running job
+is not in Pulumi's state. An unchanged file is therefore submitted once, even if its job has ended since. A changed file
+is submitted again after its job has ended, and refused while it runs. Removing a file from the list cancels its job
+only if the stack had ``cancel_removed_jobs`` in the `up` before.
 
-The provider stands in an importable module, as the drain's does, and for the same reason.
+The provider must be importable from a module, for the same reason as the drain's.
 """
 
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,34 +19,35 @@ from typing import Any
 
 import pulumi
 from pulumi.dynamic import CheckFailure, CheckResult, CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
-from spotkeeper.cli import jobs as ledger
-from spotkeeper.cli.errors import CliError, Exit
-from spotkeeper.cli.pack import pack_source
-from spotkeeper.cli.poke import poke
-from spotkeeper.cli.starts import starts_of
-from spotkeeper.cli.submit import check_name, submit_file, with_source
-from spotkeeper.cli.target import Target, find_target
-from spotkeeper.clock import Clock
-from spotkeeper.reconcile.store import open_store
-from spotkeeper.reconcile.store_api import StoreError
-from spotkeeper.spec.job import AskKind, JobSpec, spec_sha256
-from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.problem import SpecError
-from spotkeeper.spec.record import Phase
 
-from infra.settings import Settings
-from infra.settings.jobs import JobFile, read_jobs
+from infra.settings.model import Settings
+from infra.settings.read import JobFile, read_jobs
+from spotkeeper.client import find_target
+from spotkeeper.client import lookup as ledger
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.lookup import starts_of
+from spotkeeper.client.notify import notify
+from spotkeeper.client.pack import pack_source
+from spotkeeper.client.submit import check_name, submit_file, with_source
+from spotkeeper.client.target import Target
+from spotkeeper.clock import Clock
+from spotkeeper.contract.job import JobSpec, RequestKind, spec_sha256
+from spotkeeper.contract.parse.jobfile import read_job
+from spotkeeper.contract.parse.problem import SpecError
+from spotkeeper.contract.record import Phase
+from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.store import open_store
 
 ROOT = Path(__file__).resolve().parent.parent
 _SCHEMES = {"gcp": "gs", "aws": "s3"}
 
 
 class JobError(Exception):
-    """A job could not be submitted; the message says why, and what to do."""
+    """A job could not be submitted; the message gives the reason and the remedy."""
 
 
 class Jobs(pulumi.ComponentResource):
-    """One resource for each job file, named as the job is. Registered only where there are any."""
+    """The component with one resource per job file, named after the job; declared only if the stack has jobs."""
 
     def __init__(self, files: Sequence[JobFile], settings: Settings, opts: pulumi.ResourceOptions) -> None:
         super().__init__("spotkeeper:all:Jobs", "jobs", None, opts)
@@ -54,6 +55,7 @@ class Jobs(pulumi.ComponentResource):
             properties = {
                 "stack": settings.stack,
                 "bucket": f"{_SCHEMES[settings.cloud]}://{settings.bucket_name()}",
+                "profile": pulumi.Config("aws").get("profile") or "",
                 "here": settings.endpoints.compute.startswith("http://"),  # a cloud on this machine
                 "file": file.name,
                 "job": file.spec.name,
@@ -65,36 +67,36 @@ class Jobs(pulumi.ComponentResource):
 
 
 def declare(settings: Settings, ready: pulumi.Resource) -> None:
-    """Declare the stack's jobs; ``ready``: what must be there for a job to be taken in.
+    """Declare the stack's jobs; ``ready``: the resource that must exist before a submission.
 
     Raises:
-        SpecError: what is wrong with the files.
+        SpecError: all problems of the files.
         CliError: a source folder cannot be sent.
     """
-    # Not by the clock: the file of a job that is long over may have a deadline that is past.
+    # Time 0, since the file of a finished job may have a deadline in the past.
     files = read_jobs(settings, ROOT, 0.0)
     Jobs(files, settings, pulumi.ResourceOptions(depends_on=[ready]))
 
 
 def content(path: Path, spec: JobSpec) -> str:
-    """What a job is known by: its file, whatever its comments say, and the folder it sends."""
+    """Return the hash that identifies a job: of its file without comments and its source folder."""
     return spec_sha256(with_source(spec, pack_source(path, spec)))
 
 
 class Job(Resource, module="spotkeeper", name="Job"):  # Pulumi's names for a type
-    """Declares a job; see the module."""
+    """The resource that declares one job."""
 
     def __init__(self, name: str, properties: dict[str, Any], opts: pulumi.ResourceOptions) -> None:
         super().__init__(JobProvider(), name, properties, opts)
 
 
 class JobProvider(ResourceProvider):
-    """Create and update submit; delete cancels only what says so. Never replaced: there is nothing to replace."""
+    """The provider of :class:`Job`: create and update submit the job, delete cancels it if the stack says so."""
 
     serialize_as_secret_always = False
 
     def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
-        """Before anything is changed, in a preview too, as far as whoever runs it may look into the bucket."""
+        """Refuse a changed file of a running job, also in a preview if the previewing user may read the bucket."""
         failures = []
         if _olds.get("content") != news["content"] and (told := _refusal(news)):
             failures.append(CheckFailure("file", told))
@@ -117,12 +119,17 @@ class JobProvider(ResourceProvider):
 
 
 def target_of(props: dict[str, Any]) -> Target:
-    """The stack that this program declares, whatever the shell's variables name; on one machine, the one they name."""
+    """Return this program's stack; in the one-machine cloud, the stack that the environment names."""
+    if profile := props.get("profile"):
+        # Sets the profile for the whole process, which serves one stack. Keys in the environment would override it.
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            os.environ.pop(name, None)
+        os.environ["AWS_PROFILE"] = profile
     return find_target(props["stack"]) if props["here"] else Target(props["stack"], props["bucket"], Clock())
 
 
 def _refusal(props: dict[str, Any]) -> str:
-    """Why this job would not be taken; "" as well where nobody can tell: the submission itself will."""
+    """Return why a submission of this job would be refused; "" if it would not, or if that is not known yet."""
     try:
         path = ROOT / props["file"]
         spec = read_job(path, None, 0.0)
@@ -135,10 +142,10 @@ def _refusal(props: dict[str, Any]) -> str:
 
 
 def _submit(props: dict[str, Any]) -> str:
-    """The job's id.
+    """Submit the job and return its id.
 
     Raises:
-        JobError: refused, or the bucket cannot be reached.
+        JobError: the submission is refused, or the bucket cannot be reached.
     """
     path = ROOT / props["file"]
     try:
@@ -150,13 +157,13 @@ def _submit(props: dict[str, Any]) -> str:
         raise JobError(f"{error}; {error.remedy}" if error.remedy else str(error)) from None
     except (SpecError, StoreError) as error:
         raise JobError(f"{props['file']}: {error}") from None
-    word = "submitted" if done.new else f"holds ({done.holds})" if done.holds is not None else "runs already"
+    word = "submitted" if done.new else f"on hold ({done.on_hold})" if done.on_hold is not None else "runs already"
     _tell(f"{done.name}: {word}, job {done.job}{'' if heard else '; the next tick starts it'}")
     return done.job
 
 
 def _cancel(props: dict[str, Any]) -> None:
-    """The job that this resource submitted, if it is not over; a later one of its name is somebody else's.
+    """Cancel the job that this resource submitted, unless it has ended; never a later job of the same name.
 
     Raises:
         JobError: the bucket cannot be reached.
@@ -167,13 +174,15 @@ def _cancel(props: dict[str, Any]) -> None:
         held = store.read_record(str(props.get("submitted", "")))
         if held is None or held.value.phase in (Phase.END, Phase.DONE):
             return
-        ledger.ask(store, held.value, AskKind.CANCEL, target.clock.now(), getpass.getuser())
-        poke(target, held.value.job)
+        ledger.send_request(
+            store, held.value, ledger.new_request(RequestKind.CANCEL, target.clock.now(), getpass.getuser())
+        )
+        notify(target, held.value.job)
     except (CliError, StoreError) as error:
         raise JobError(f"{props['job']} is not cancelled: {error}") from None
-    _tell(f"{props['job']} ({held.value.job}): it has left the list, and was asked to cancel")
+    _tell(f"{props['job']} ({held.value.job}): removed from the list: cancellation requested")
 
 
 def _tell(text: str) -> None:
-    """Pulumi shows what a provider says on its standard error."""
+    """Print to standard error, which Pulumi shows to the user."""
     print(text, file=sys.stderr, flush=True)

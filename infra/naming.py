@@ -1,68 +1,79 @@
-"""What everything that Pulumi declares is called: one function a kind of thing.
+"""Names of everything that Pulumi declares, one function for each kind of resource.
 
-Names begin with ``sk-<stack>``, so that conditions of identities can hold on to them.
-Stack and pool names have at most 24 characters, which keeps each name within its
-provider's limit (the figure beside it). Dynamic machines are named in
-``spotkeeper.spec.names``, not here.
+Names begin with ``sk-<stack>``, which conditions of rights use. Stack and pool names have at most 24 characters, so
+each name stays within its limit (the number in parentheses). ``spotkeeper.contract.names`` names dynamic machines.
 """
 
 from __future__ import annotations
 
-from spotkeeper.spec.names import LABEL_POOL, LABEL_STACK, static_node_name
+from spotkeeper.contract.names import LABEL_POOL, LABEL_STACK, static_machine_name
 
-POOLS_OBJECT = "stack/pools.json"  # which the function, and the drain, look for under this name
+POOLS_OBJECT = "stack/pools.json"  # read by the function and the drain
 
 
 def stack(stack: str) -> str:
-    """Network, function, topic, sink, schedule: one of each in a stack (<= 27)."""
+    """Return the name of the stack's network, function, topic, sink and schedule (<= 27)."""
     return f"sk-{stack}"
 
 
 def account(stack: str, role: str) -> str:
-    """A service account's id (limit 30); ``role`` is two letters: vm, fn, ck (clock), bd (build)."""
+    """Return a service account's id (limit 30); ``role`` is two letters: vm, fn, ck (clock), bd (build)."""
     return f"sk-{stack}-{role}"
 
 
-def custom_role(stack: str, role: str) -> str:
-    """Custom roles know no hyphen (limit 64)."""
-    return f"sk_{stack.replace('-', '_')}_{role}"
+def custom_role(stack: str, role: str, life: str) -> str:
+    """Return a custom role's id, without hyphens (limit 64); the number ``life`` differs when a stack is rebuilt."""
+    return f"sk_{stack.replace('-', '_')}_{role}_{life[-8:]}"
 
 
 def template(stack: str, pool: str, model: str) -> str:
-    """Without the prefix: the provider adds 8 characters, since a template cannot be changed (63)."""
+    """Return a Google Cloud template's name (63); the provider adds 8 characters, as templates are immutable."""
     return f"{stack}-{pool}-{'spot' if model == 'spot' else 'od'}"
 
 
 def launch_template(stack: str, pool: str, model: str) -> str:
-    """On EC2, where a change is a new version under the same name (<= 57 of 128)."""
-    return f"sk-{stack}-{pool}-{'od' if model == 'on-demand' else model}"
+    """Return the name of an EC2 launch template, where a change is a new version of the same name (<= 57 of 128).
+
+    The separator ``_``, which names may not contain, keeps pool ``b-c`` of ``a`` apart from pool ``c`` of ``a-b``.
+    """
+    return f"sk-{stack}_{pool}-{'od' if model == 'on-demand' else model}"
+
+
+def placement_group(stack: str, pool: str, zone: str) -> str:
+    """Return the name of an EC2 placement group, which is in one zone; with ``_`` as in launch templates (<= 55)."""
+    return f"sk-{stack}_{pool}-{zone.rsplit('-', 1)[1]}"
 
 
 def placement(stack: str, pool: str, zone: str) -> str:
-    """A policy is regional and its group lives in one zone, hence the zone's letter (<= 54)."""
+    """Return the name of a Google placement policy, with the zone's letter: its group is in one zone (<= 54)."""
     return f"sk-{stack}-{pool}-{zone.rsplit('-', 1)[1]}"
 
 
-def node(stack: str, pool: str, index: int) -> str:
-    return static_node_name(stack, pool, index)
+def static_machine(stack: str, pool: str, index: int) -> str:
+    return static_machine_name(stack, pool, index)
 
 
-def node_disk(stack: str, pool: str, index: int) -> str:
-    """Of a static node (<= 61)."""
-    return f"{static_node_name(stack, pool, index)}-data"
+def static_disk(stack: str, pool: str, index: int) -> str:
+    """Return the name of a static machine's disk (<= 61)."""
+    return f"{static_machine_name(stack, pool, index)}-data"
 
 
 def machine_prefix(stack: str) -> str:
-    """What names of a stack's machines, disks and snapshots begin with."""
+    """Return the name prefix of a stack's machines, disks and snapshots."""
     return f"sk-{stack}-"
 
 
+def address(member: str) -> str:
+    """Return the e-mail address in an IAM member such as ``user:kim@acme.dev``; it is unique within a stack."""
+    return member.partition(":")[2]
+
+
 def labels(extra: dict[str, str], stack: str, pool: str | None = None) -> dict[str, str]:
-    """The labels of a declared thing: the operator's own, then ours."""
-    ours = {LABEL_STACK: stack} | ({LABEL_POOL: pool} if pool else {})
-    return {**extra, **ours}
+    """Return the labels of a declared resource: the stack file's and Spotkeeper's."""
+    own = {LABEL_STACK: stack} | ({LABEL_POOL: pool} if pool else {})
+    return {**extra, **own}
 
 
 def tags(extra: dict[str, str], stack: str, name: str, pool: str | None = None) -> dict[str, str]:
-    """Labels on AWS, where also the name of a thing that has only an id is one."""
+    """Return the tags of an AWS resource: its labels, and ``Name``, as the resource itself has only an id."""
     return {**labels(extra, stack, pool), "Name": name}

@@ -12,7 +12,7 @@ import pytest
 from tests.security.tally import TALLY
 
 # Where the longest files are: begun first, they do not run alone at the end, when other processes have no file left.
-LONG = ("machine", "vm", "model", "sim", "train", "scale", "security")
+LONG = ("properties", "agent", "model", "sim", "train", "scale", "security")
 WAITING = "lifecycle"  # whole runs, which wait more than they compute: one of these among so many others
 AMONG = 3
 HERE = Path(__file__).parent

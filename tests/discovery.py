@@ -1,4 +1,4 @@
-"""Google's own discovery documents as the judge of every Compute Engine and Cloud Storage body that a test sees.
+"""Checks every Compute Engine and Cloud Storage body of a test against Google's discovery documents.
 
 A document ships inside google-api-python-client; nothing is fetched. Its schemas become JSON
 Schema with ``additionalProperties: false``, so a misspelt field, a wrong type or an unknown enum
@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jsonschema
-from spotkeeper.local import masks
 
-Json = Any  # a decoded JSON value: this module is the one place that must take any
+from spotkeeper.local.compute.query import Mask, parse_mask
+
+Json = Any  # a decoded JSON value
 
 COMPUTE, BETA, STORAGE = "compute.v1", "compute.beta", "storage.v1"
 _TYPES: dict[str, Json] = {
@@ -45,7 +46,7 @@ _FORMATS: dict[str, Json] = {
 
 
 class Match(NamedTuple):
-    """Which documented method an HTTP request is, with its path parameters."""
+    """The documented method of an HTTP request, with its path parameters."""
 
     method_id: str
     params: dict[str, str]
@@ -160,12 +161,12 @@ def validate_query(method_id: str, query: Mapping[str, str]) -> None:
         if kind == "integer":
             assert re.fullmatch(r"-?\d+", value), f"{method_id}: {name}={value!r} is no integer"
         if name == "fields":
-            _validate_mask(_method(method_id)["response"], masks.parse(value), method_id)
+            _validate_mask(_method(method_id)["response"], parse_mask(value), method_id)
         if "enum" in known[name]:
             assert value in known[name]["enum"], f"{method_id}: {name}={value!r} is not one of {known[name]['enum']}"
 
 
-def _validate_mask(node: Json, mask: masks.Mask, at: str) -> None:
+def _validate_mask(node: Json, mask: Mask, at: str) -> None:
     """Every selected field is one of its schema: an unknown one is a 400 for the whole request."""
     while "$ref" in node or node.get("type") == "array":
         node = document()["schemas"][node["$ref"]] if "$ref" in node else node["items"]

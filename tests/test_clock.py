@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from spotkeeper.clock import Clock, from_rfc3339
 
 AT = 1789719720.0

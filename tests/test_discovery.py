@@ -1,4 +1,4 @@
-"""The judge must judge: what Google's schema refuses, the helper refuses."""
+"""The helper refuses bodies that Google's schema refuses."""
 
 from __future__ import annotations
 

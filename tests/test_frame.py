@@ -67,17 +67,24 @@ def test_the_readme_names_the_commands_that_exist() -> None:
 
 
 def test_the_readme_names_spotkeeper_commands_that_exist() -> None:
-    from spotkeeper.cli.local import app as local_app
+    from spotkeeper.cli.local.commands import app as local_app
     from spotkeeper.cli.main import app
 
-    commands = {command.callback.__name__ for command in app.registered_commands if command.callback} | {"local"}
+    commands = {one.name or one.callback.__name__ for one in app.registered_commands if one.callback} | {"local"}
     local = {command.callback.__name__ for command in local_app.registered_commands if command.callback}
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = page.read_text()
-        shell = re.findall(r"^ {4}spotkeeper ([a-z]+)(?: ([a-z]+))?", text, re.MULTILINE)
-        shell += re.findall(r"`spotkeeper ([a-z]+)(?: ([a-z]+))?", text)
+        shell = re.findall(r"^ {4}spotkeeper ([a-z-]+)(?: ([a-z]+))?", text, re.MULTILINE)
+        shell += re.findall(r"`spotkeeper ([a-z-]+)(?: ([a-z]+))?", text)
         assert {first for first, _ in shell} <= commands, page.name
         assert {second for first, second in shell if first == "local" and second} <= local, page.name
+
+
+def test_the_readme_states_the_measured_cost_of_an_idle_stack() -> None:
+    figures = json.loads((ROOT / "bench" / "results.json").read_text())["figures"]
+    idle = {figure["name"]: figure["value"] for figure in figures}
+    stated = f"${idle['idle.gcp_usd_month']:.2f} a month on Google Cloud and ${idle['idle.aws_usd_month']:.2f} on AWS"
+    assert stated in " ".join((ROOT / "README.md").read_text().split())
 
 
 @pytest.fixture
@@ -161,6 +168,7 @@ def test_the_check_fails_with_what_failed_and_ends_with_pytests_summary(tmp_path
 def setup(tmp_path: Path, stderr: int) -> list[str]:
     """``.ci/setup`` in a copy whose installers only write down how they were called."""
     (tmp_path / ".ci").mkdir()
+    (tmp_path / "agent").mkdir()
     (tmp_path / ".ci" / "setup").write_text((ROOT / ".ci" / "setup").read_text())
     (tmp_path / "requirements.lock").write_text("uv==1 \\\n    --hash=sha256:0\n")
     for name in ("python", "uv"):

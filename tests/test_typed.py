@@ -20,7 +20,7 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "operate.md", ROOT / "docs" / "first-live-hour.md")
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OF_THE_CLI = {"aws sso login", "aws logs tail"}  # the command line's own: in no model
 GLOBAL = {"region", "output", "query", "cli-input-json", "profile"}
 
@@ -82,11 +82,18 @@ def test_a_filter_is_one_that_the_operation_knows(words: tuple[str, ...]) -> Non
 
 
 def test_the_experiment_that_interrupts_a_machine_is_one_that_fis_takes() -> None:
-    page = (ROOT / "docs" / "operate.md").read_text("utf-8")
+    page = (ROOT / "docs" / "day-two.md").read_text("utf-8")
     written = page[page.index('{"description": "spotkeeper drill"') :].partition("\n\n")[0]
     operation = model("fis").operation_model("CreateExperimentTemplate")
     report = ParamValidator().validate({"clientToken": "x", **json.loads(written)}, operation.input_shape)
     assert not report.has_errors(), report.generate_report()
+
+
+def test_the_functions_address_is_followed_by_a_path_of_its_own() -> None:
+    """The output has no slash at its end, on either cloud."""
+    page = (ROOT / "docs" / "first-live-hour.md").read_text("utf-8")
+    after = re.findall(r"\$\(pulumi stack output reconcileUrl[^)]*\)(\S*)", page)
+    assert len(after) == 2 and set(after) == {"/v1/tick"}
 
 
 @pytest.mark.skipif(not shutil.which("pulumi"), reason="the pulumi command is not on PATH")

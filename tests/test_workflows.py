@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 import yaml
-from spotkeeper.report.review import COMMENT_BYTES, LABEL, marker
+
+from infra.settings.checks import UNWATCHED
+from spotkeeper.report.review.review import COMMENT_BYTES, LABEL, marker
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -125,7 +127,7 @@ def test_data_is_guarded_before_every_up_and_on_every_pull_request() -> None:
     guarded = scripts(read("up")["jobs"]["up"])
     assert guarded.index("spotkeeper review") < guarded.index("pulumi up")
     labels = (ROOT / ".github" / "workflows" / "preview.yml").read_text() + scripts(read("up")["jobs"]["review"])
-    assert labels.count(LABEL) >= 2 and LABEL in (ROOT / "docs" / "operate.md").read_text()
+    assert labels.count(LABEL) >= 4 and LABEL in (ROOT / "docs" / "pull-requests.md").read_text()
 
 
 def test_nothing_is_written_into_a_checkout_that_a_job_by_git_may_send_along() -> None:
@@ -153,11 +155,83 @@ def test_the_check_that_is_required_is_begun_on_every_pull_request_and_there_is_
     preview = read("preview")
     assert set(preview[True]) == {"pull_request"} and set(preview[True]["pull_request"]) == {"types"}
     verdict = preview["jobs"]["verdict"]
-    assert verdict["needs"] == "preview" and "strategy" not in verdict
+    assert verdict["needs"] == ["labels", "preview"] and "strategy" not in verdict
     fork = "github.event.pull_request.head.repo.full_name != github.repository"
     assert verdict["if"] == f"always() && (vars.SPOTKEEPER_STACKS != '' || {fork})"
-    page = (ROOT / "docs" / "operate.md").read_text()
+    page = (ROOT / "docs" / "pull-requests.md").read_text()
     assert "the check `verdict`" in page and "`allow-no-preview`" in page
+
+
+GIVEN = """#!/bin/sh
+# What GitHub answers of runs and of events, through the filter that it was given.
+for last; do :; done
+case "$*" in
+  *"/actions/runs?event=pull_request&head_sha=$HEAD"*) jq -r "$last" runs.json ;;
+  *"/issues/7/events"*) jq -r "$last" events.json ;;
+  *"/pulls/7"*) jq -r "$last" pull.json ;;
+  *) exit 9 ;;
+esac
+"""
+AT = "2026-11-22T10:0{}:00Z"
+
+
+@pytest.mark.parametrize(
+    ("came", "events", "given"),
+    [
+        pytest.param([1], [("labeled", LABEL, 2)], "true", id="after the push"),
+        pytest.param([3], [("labeled", LABEL, 2)], "false", id="for an earlier commit"),
+        pytest.param([3], [("labeled", LABEL, 2), ("unlabeled", LABEL, 4), ("labeled", LABEL, 5)], "true", id="again"),
+        pytest.param([2], [("labeled", LABEL, 2)], "false", id="in the same second"),
+        pytest.param([1], [("labeled", "allow-no-preview", 2)], "false", id="another label"),
+        pytest.param([1, 5], [("labeled", LABEL, 2)], "true", id="a run again is no push"),
+        pytest.param([1], [("labeled", LABEL, 3), ("head_ref_force_pushed", "", 4)], "false", id="an old commit, back"),
+        pytest.param([], [("labeled", LABEL, 2)], "false", id="a commit that nobody saw"),
+        pytest.param([1], [], "false", id="no label"),
+    ],
+)
+def test_a_label_holds_for_the_commit_that_it_was_given_for(
+    tmp_path: Path, came: list[int], events: list[tuple[str, str, int]], given: str
+) -> None:
+    """It stays when others are pushed, and would agree to what nobody has read."""
+    tool("jq")
+    (tmp_path / "gh").write_text(GIVEN)
+    (tmp_path / "gh").chmod(0o755)
+    ours = {"full_name": "acme/train"}
+    runs = [{"created_at": AT.format(at), "head_repository": ours, "head_branch": "change"} for at in came]
+    runs += [{"created_at": AT.format(0), "head_repository": ours, "head_branch": "another"}]  # it had the commit first
+    (tmp_path / "runs.json").write_text(json.dumps({"workflow_runs": runs}))
+    (tmp_path / "pull.json").write_text(json.dumps({"head": {"repo": ours, "ref": "change"}}))
+    told = [
+        {"event": what, "created_at": AT.format(at), **({"label": {"name": label}} if label else {})}
+        for what, label, at in events
+    ]
+    (tmp_path / "events.json").write_text(json.dumps(told))
+    environment = {
+        "GITHUB_REPOSITORY": "acme/train",
+        "HEAD": "abc",
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = [str(ROOT / ".github" / "labeled"), "7", "abc", LABEL]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, given), done
+
+
+def test_every_use_of_a_label_asks_for_which_commit_it_was_given() -> None:
+    preview, review = read("preview"), read("up")["jobs"]["review"]
+    (checkout, _) = preview["jobs"]["labels"]["steps"]
+    assert checkout["with"]["ref"] == "${{ github.event.pull_request.base.sha }}", "a branch may have another script"
+    assert scripts(preview["jobs"]["labels"]).count('.github/labeled "$NUMBER" "$HEAD"') == 2
+    told = [
+        value
+        for job in preview["jobs"].values()
+        for step in job["steps"]
+        for value in step.get("env", {}).values()
+        if "pull_request.labels" in str(value)
+    ]
+    assert len(told) == 2 and all("needs.labels.outputs" in value for value in told)
+    assert '.github/labeled "$number" "$head" allow-data-loss' in scripts(review)
 
 
 GH = """#!/bin/sh
@@ -181,7 +255,7 @@ SHIPPED, PROD = ["Pulumi.local.yaml", "Pulumi.example-gcp.yaml", "stack.schema.j
         ("skipped", ["docs/train.md", "README.md", "tests/a/b.py", "bench/x.py"], [PROD], "false", 4, True),
         ("skipped", ["README.md", "infra/gcp/pools.py"], [PROD], "false", 2, False),
         ("skipped", ["jobs/docs/vit.yaml"], [PROD], "false", 1, False),
-        ("skipped", ["agent/spotkeeper/notes.md"], [PROD], "false", 1, False),
+        ("skipped", ["spotkeeper/notes.md"], [PROD], "false", 1, False),
         ("skipped", [".github/workflows/preview.yml"], [PROD], "false", 1, False),
         ("skipped", ["docs/pools.py < infra/gcp/pools.py"], [PROD], "false", 1, False),  # moved out of a stack
         ("skipped", ["infra/gcp/pools.py"], [PROD], "true", 1, True),
@@ -218,6 +292,11 @@ def test_what_up_ignores_is_what_needs_no_preview() -> None:
     assert ignored == {"docs/**", "tests/**", "bench/**", "*.md"}
     of_stacks = read("preview")["jobs"]["verdict"]["steps"][0]["env"]["OF_STACKS"]
     assert 'test("^(docs|tests|bench)/|^[^/]+[.]md$") | not' in of_stacks
+
+
+def test_a_job_file_may_not_lie_where_nobody_looks() -> None:
+    ignored = {path.removesuffix("/**") for path in read("up")[True]["push"]["paths-ignore"]} - {"*.md"}
+    assert ignored == set(UNWATCHED)
 
 
 def test_a_job_that_lies_anywhere_is_submitted_by_the_up_of_its_change() -> None:
@@ -267,6 +346,6 @@ def test_nothing_hides_the_end_of_a_command() -> None:
 
 
 def test_the_page_names_every_variable() -> None:
-    page = (ROOT / "docs" / "operate.md").read_text()
+    page = (ROOT / "docs" / "pull-requests.md").read_text()
     used = {word for file in FILES for word in re.findall(r"\bvars\.([A-Z_]+)", file.read_text())}
     assert used and all(f"`{variable}`" in page for variable in used), used

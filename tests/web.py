@@ -1,4 +1,4 @@
-"""An HTTP server on a free port of this machine, for what stands in for a service: each test has its own handler."""
+"""An HTTP server on a free port of this machine, for stand-ins of services; each test has its own handler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-POLL_S = 0.02  # how long closing waits at the most
+POLL_S = 0.02  # longest wait of a close
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -26,11 +26,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """What matters is in the stand-in."""
+        """No log: the stand-in records requests."""
 
 
 class Server:
-    """Serves from when it is made until it is closed. ``address``: host and port; ``url``: with the scheme."""
+    """Serves from its creation until ``close``. ``address``: host and port; ``url``: with the scheme."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

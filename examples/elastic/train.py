@@ -1,11 +1,11 @@
-"""A training that goes on with fewer machines and grows again, on the same loss curve.
+"""A training that continues with fewer machines and grows again, on the same loss curve.
 
     python train.py                                      # alone: all micro-batches one after the other
     torchrun --nproc-per-node 3 train.py                 # the same curve on three ranks
     spotkeeper submit job.yaml                           # on one to three machines, as they come and go
 
-Each step takes 36 samples whatever the number of ranks, in nine micro-batches of four. The lines that
-differ from a script for a fixed number of machines are marked.
+Each step takes 36 samples whatever the number of ranks, in nine micro-batches of four. Lines that differ from a script
+for a fixed number of machines are marked.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import argparse
 import os
 import time
 
-import spotkeeper
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+import spotkeeper
+
 
 class Spirals(Dataset[tuple[Tensor, int]]):
-    """Points on three noisy spirals, and which one each is on: float64 [2], 0..2. The noise is new at each visit."""
+    """Points on three noisy spirals and their spiral's number: float64 [2], 0..2. The noise differs at each visit."""
 
     def __len__(self) -> int:
         return 900

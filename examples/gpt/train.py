@@ -1,11 +1,10 @@
-"""A byte-level GPT on text that every machine has: the Python standard library's own source.
+"""A byte-level GPT on text that every machine has: the Python standard library's source.
 
     python train.py --steps 50                              # alone, on a laptop
     torchrun --nproc-per-node 3 train.py --steps 50         # DDP
     spotkeeper submit job.yaml                              # on machines that come and go
 
-The two lines that make it survive preemption are marked, and the one that keeps its model. Everything else is plain
-PyTorch.
+The two lines that make it survive preemption are marked, and the one that keeps its model. All else is plain PyTorch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import sysconfig
 import time
 from pathlib import Path
 
-import spotkeeper
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -25,11 +23,13 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+import spotkeeper
+
 VOCABULARY = 256  # bytes
 
 
 def read_text(limit: int) -> bytes:
-    """The first ``limit`` bytes of the standard library, its files in a fixed order."""
+    """The first ``limit`` bytes of the standard library, files in a fixed order."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text += path.read_bytes()
@@ -39,7 +39,7 @@ def read_text(limit: int) -> bytes:
 
 
 class Windows(Dataset[Tensor]):
-    """Non-overlapping stretches of the text, each with the byte that follows it: int64 [context + 1]."""
+    """Non-overlapping windows of the text, each with the byte that follows it: int64 [context + 1]."""
 
     def __init__(self, text: bytes, context: int) -> None:
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -73,7 +73,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, the loss of the next byte out. Input and output embeddings are tied."""
+    """Maps bytes to the loss of the next byte. Input and output embeddings are tied."""
 
     def __init__(self, dim: int, layers: int, heads: int, context: int, dropout: float) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class GPT(nn.Module):
 
 
 def digest(model: nn.Module) -> str:
-    """One hash of all weights: equal only if every bit is."""
+    """A hash of all weights: equal only if every bit is."""
     sha = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         sha.update(name.encode())

@@ -1,6 +1,6 @@
-"""Hugging Face's trainer on machines that come and go: one line more than a script that knows nothing of them.
+"""Hugging Face's trainer on machines that come and go, with one extra line.
 
-A small GPT-2 with random weights, so that nothing is fetched.
+A small GPT-2 with random weights, so that nothing is downloaded.
 
     python train.py --steps 100                                 # alone, on a laptop
     torchrun --nproc-per-node 2 train.py --steps 100            # DDP
@@ -15,16 +15,17 @@ import time
 from pathlib import Path
 
 import torch
-from spotkeeper.train.huggingface import SpotkeeperCallback
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+from spotkeeper.train.huggingface import SpotkeeperCallback
 
 OUTPUT = Path(os.environ.get("SPOTKEEPER_OUTPUT", "output"))  # fetched by `spotkeeper download huggingface`
 
 
 class Counting(Dataset[dict[str, Tensor]]):
-    """Sequences that go up by the same number each time."""
+    """Sequences with a constant difference between neighbours."""
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
@@ -34,7 +35,7 @@ class Counting(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if index % 8 == 0:
-            time.sleep(self.step_s)  # one in a batch, as a larger model's step
+            time.sleep(self.step_s)  # one per batch, like a larger model's step
         tokens = (index + (1 + index % 7) * torch.arange(32)) % 128
         return {"input_ids": tokens, "labels": tokens}
 
@@ -56,7 +57,7 @@ def main() -> None:
             save_strategy="no",  # the callback saves
             report_to="none",
             disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(),  # else its processes would not find each other without a GPU
+            use_cpu=not torch.cuda.is_available(),  # without it, processes without a GPU would not find each other
         ),
         train_dataset=Counting(args.step_s),
         callbacks=[SpotkeeperCallback()],  # <- the one line

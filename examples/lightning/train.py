@@ -1,4 +1,4 @@
-"""Lightning on machines that come and go: one line more than a script that knows nothing of them.
+"""Lightning on machines that come and go, with one extra line.
 
 python train.py --steps 100                               # alone, on a laptop
 torchrun --nproc-per-node 2 train.py --steps 100          # DDP
@@ -14,13 +14,14 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from spotkeeper.train.lightning import SpotkeeperCallback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from spotkeeper.train.lightning import SpotkeeperCallback
+
 
 class Net(pl.LightningModule):
-    """Which of ten rows of an image is the brightest."""
+    """Finds the brightest of ten rows of an image."""
 
     def __init__(self, step_s: float) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class Net(pl.LightningModule):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(100, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        time.sleep(self.step_s)  # as a larger model's
+        time.sleep(self.step_s)  # like a larger model's step
         images, rows = batch
         loss = nn.functional.cross_entropy(self.layers(images), rows)
         self.log("loss", loss)
@@ -47,7 +48,7 @@ def main() -> None:
     images = torch.randn(2048, 10, 10)
     data = TensorDataset(images, images.sum(2).argmax(1))
     spotkeeper = SpotkeeperCallback()
-    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun's word for how many machines there are
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # number of machines, set by torchrun
     trainer = pl.Trainer(
         accelerator="auto",
         strategy="ddp" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "auto",

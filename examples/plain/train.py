@@ -1,9 +1,9 @@
-"""A script that knows nothing of the library: it saves when SIGTERM comes, and goes on from its own files.
+"""A script without the library: it saves on SIGTERM and resumes from its own files.
 
     torchrun --nproc-per-node 2 train.py --steps 200
     spotkeeper submit job.yaml
 
-The contract is in docs/train.md, "A script without the library": the three places are marked.
+docs/train.md, "A script without the library", has the contract; its three places are marked.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-HOME = Path(os.environ.get("SPOTKEEPER_CKPT", "checkpoints"))  # <- 1: what lies here is there again
-EVERY = 25  # steps between two saves, for machines that are lost without a word
+HOME = Path(os.environ.get("SPOTKEEPER_CKPT", "checkpoints"))  # <- 1: files here are there again
+EVERY = 25  # steps between saves, for machines that are lost without notice
 KEPT = 2  # the other ranks' newest may be one older than ours
 
 
@@ -36,7 +36,7 @@ def steps_saved() -> list[int]:
 
 
 def save(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Whole or not at all: written beside, then renamed."""
+    """Write atomically: a temporary file, then a rename."""
     path = file_of(step)
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path.with_suffix(".tmp"))
     with path.with_suffix(".tmp").open("rb") as stream:
@@ -47,14 +47,14 @@ def save(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def newest_of_all() -> int:
-    """The newest step that every rank has saved; 0: begin anew, as where a disk was lost."""
+    """The newest step that every rank has saved; 0 to start anew, as after the loss of a disk."""
     everybody: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everybody, steps_saved())
     return max(set.intersection(*map(set, everybody)), default=0)
 
 
 def any_rank(wish: bool) -> bool:
-    """All ranks leave after the same step, or the others would wait for those that have left."""
+    """Whether any rank was told to stop: all ranks leave after the same step, or the others would wait."""
     word = torch.tensor(int(wish))
     dist.all_reduce(word, dist.ReduceOp.MAX)
     return bool(word)
@@ -66,7 +66,7 @@ def network() -> nn.Module:
 
 
 def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """By the step and the rank alone, so that a resumed run sees what it would have seen."""
+    """A batch that depends on step and rank alone, so that a resumed run sees the same ones."""
     noise = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(16, 8, generator=noise)
     return x, x.sum(1, keepdim=True).sin()
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.0, help="seconds a step takes, as a larger model's")
     args = parser.parse_args()
     told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))  # <- 2: a note, no more, in the handler
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))  # <- 2: the handler only takes a note
 
     dist.init_process_group("gloo")
     HOME.mkdir(parents=True, exist_ok=True)

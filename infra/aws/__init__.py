@@ -1,8 +1,7 @@
-"""A whole stack on AWS, composed from the components of this package.
+"""A stack on AWS, composed from the components of this package.
 
-The order of declaration is the order of creation; its reverse is that of destruction:
-schedule and event routes go first, then the drain (which empties the stack of what
-reconcile made), then what those machines stood on.
+Resources are declared in the order of their creation. A destroy goes in reverse: it deletes the schedule and the
+event routes, then the drain (which deletes what the function made), then what dynamic machines need.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import boot, bundle
-from infra.aws.alerts import Alerts, AlertsArgs
-from infra.aws.disks import Disks, DisksArgs
-from infra.aws.identity import Identity, IdentityArgs
-from infra.aws.network import Network, NetworkArgs
-from infra.aws.placement import Placement, PlacementArgs
-from infra.aws.pools import Pools, PoolsArgs, publish_state
-from infra.aws.reconcile import Function, FunctionArgs, Triggers, TriggersArgs, drain_args, python
-from infra.aws.storage import Storage, StorageArgs
-from infra.drain import Drained, DrainedArgs, HasParts
-from infra.exports import Exports
-from infra.settings import Settings
+from infra.aws import pools as pool_resources
+from infra.aws.alerts import AwsAlerts
+from infra.aws.function import AwsFunction, AwsTriggers, drain_args, profile, python
+from infra.aws.identity import AwsIdentity, AwsShells
+from infra.aws.network import AwsNetwork
+from infra.aws.pools import AwsPools
+from infra.aws.storage import AwsStorage
+from infra.drain import Drained
+from infra.settings.model import Settings
+from infra.shared import Component, Disks, Exports, PlacementGroups
 
 
 def declare(settings: Settings, build: Path) -> Exports:
@@ -31,39 +29,37 @@ def declare(settings: Settings, build: Path) -> Exports:
     agent = bundle.bundle(build, settings.agent.python, settings.agent.arch)
     source = bundle.lambda_source(build, python(settings))
     scripts = boot.render(settings)
-    there = pulumi.ResourceOptions(providers={"aws": provider(settings)})
-    network = Network("network", NetworkArgs(settings), there)
-    identity = Identity("identity", IdentityArgs(settings, network), there)
-    storage = Storage("storage", StorageArgs(settings, agent, source, scripts), there)
-    function = Function("function", FunctionArgs(settings, storage, identity), there)
-    placement = Placement("placement", PlacementArgs(settings), there)
-    disks = Disks("disks", DisksArgs(settings), there)
-    pools = Pools(
-        "pools",
-        PoolsArgs(settings, scripts, agent.sha256, network, identity, storage, function, placement, disks),
-        there,
-    )
-    descriptor = publish_state(settings, storage, function, identity, agent, placement, pools)
-    stands_on: list[HasParts] = [network, function, placement, pools]
-    drained = Drained("drained", DrainedArgs(drain_args(settings, storage), descriptor, stands_on), there)
-    Triggers("triggers", TriggersArgs(settings, function, identity, drained), there)
-    Alerts("alerts", AlertsArgs(settings, function), there)
+    opts = pulumi.ResourceOptions(providers={"aws": provider(settings)})
+    network = AwsNetwork(settings, opts)
+    identity = AwsIdentity(settings, network, opts)
+    storage = AwsStorage(settings, agent, source, scripts, opts)
+    function = AwsFunction(settings, storage, identity, opts)
+    placement = PlacementGroups(settings, pool_resources.placement_group, opts)
+    disks = Disks(settings, pool_resources.volume, opts)
+    pools = AwsPools(scripts, agent.sha256, network, identity, storage, function, placement, disks, opts)
+    descriptor = pools.publish_state()
+    needed: list[Component] = [network, function, placement, pools]
+    if settings.ssh:
+        needed.append(AwsShells(settings, identity, opts))
+    drained = Drained(settings, drain_args(settings, storage), descriptor, needed, opts)
+    AwsTriggers(settings, function, identity, drained, opts)
+    AwsAlerts(settings, function, opts)
     return Exports(
         bucket=storage.bucket.bucket,
         function_url=function.url,
         bundle_sha256=agent.sha256,
         pools=[pool.name for pool in settings.pools],
-        static_nodes=sorted(pools.nodes),
+        static_machines=sorted(pools.machines),
         kept_disks=disks.kept,
         ready=drained.drain,
     )
 
 
 def provider(settings: Settings) -> aws.Provider:
-    """AWS as the stack file means it: whatever the shell's region is, and in no other account."""
+    """Return the AWS provider for the stack file's region and account; the shell's region is ignored."""
     return aws.Provider(
         "aws",
         region=settings.region,
         allowed_account_ids=[settings.account],
-        profile=pulumi.Config("aws").get("profile"),
+        profile=profile() or None,
     )

@@ -1,96 +1,67 @@
-"""Who is told when the loop stops, when a job cannot go on, and when the money runs: all opt-in."""
+"""Optional mails when ticks stop, when a job cannot continue, and at thresholds of a budget."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
-from spotkeeper.spec.names import LABEL_STACK
 
-from infra import naming
-from infra.aws.reconcile import Function
-from infra.settings import Budget, Settings
+from infra.aws.function import AwsFunction
+from infra.settings.model import Budget, Settings
+from infra.shared import Component
+from spotkeeper.contract.names import LABEL_STACK
 
 NAMESPACE = "Spotkeeper"
-# alerts.about -> the event in the function's log (spotkeeper.spec.ledger, reconcile/sweep), and what people are told.
-TOLD: dict[str, tuple[str, str]] = {
-    "holds": ("hold", "a job holds: it waits for a person"),  # one that somebody paused does not
-    "spend": ("fuse", "a money fuse has blown: no machine is bought until somebody looks"),
-    "orphans": ("orphan", "machines or disks of a job that nobody knows"),
+TICK = "tick"  # event of the log line of a successful tick (spotkeeper.reconcile.controller.alarm)
+# alerts.about -> the event in the function's log (contract/ledger.py, controller/tick.py), and the mail's text.
+MESSAGES: dict[str, tuple[str, str]] = {
+    "holds": ("hold", "a job holds: it waits for a person"),  # a paused job sends no mail
+    "spend": ("limit", "a spending limit is reached: no machine is bought until a person acts"),
+    "orphans": ("orphan", "machines or disks of an unknown job"),
 }
 
 
-@dataclass(frozen=True)
-class AlertsArgs:
-    settings: Settings
-    function: Function
+class AwsAlerts(Component):
+    """The component that mails missed ticks, events in the function's log, and thresholds of the budget."""
 
-
-class Alerts(pulumi.ComponentResource):
-    """Mails: when no tick was answered for a while, of what the function's log says, and of a budget's thresholds."""
-
-    def __init__(self, name: str, args: AlertsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("spotkeeper:aws:Alerts", name, None, opts)
-        self._settings, self._function = args.settings, args.function
-        self._called = naming.stack(args.settings.stack)
-        self._child = pulumi.ResourceOptions(parent=self)
-        if email := args.settings.alerts.email:
+    def __init__(self, settings: Settings, function: AwsFunction, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("Alerts", settings, opts)
+        self._function = function
+        if email := settings.alerts.email:
             topic = self._mail(email)
-            if "ticks" in args.settings.alerts.about:
+            if "ticks" in settings.alerts.about:
                 self._silence(topic)
-            for key, (event, message) in TOLD.items():
-                if key in args.settings.alerts.about:
+            for key, (event, message) in MESSAGES.items():
+                if key in settings.alerts.about:
                     self._logged(topic, key, event, message)
-        if args.settings.budget:
-            self._budget(args.settings.budget)
+        if settings.budget:
+            self._budget(settings.budget)
         self.register_outputs({})
 
     def _mail(self, email: str) -> aws.sns.Topic:
-        topic = aws.sns.Topic("mail", name=f"{self._called}-alerts", tags=self._tags("alerts"), opts=self._child)
-        aws.sns.TopicSubscription("mail", topic=topic.arn, protocol="email", endpoint=email, opts=self._child)
+        topic = aws.sns.Topic("mail", name=f"{self.prefix}-alerts", tags=self._tags("alerts"), opts=self.child)
+        aws.sns.TopicSubscription("mail", topic=topic.arn, protocol="email", endpoint=email, opts=self.child)
         return topic
 
     def _silence(self, topic: aws.sns.Topic) -> None:
-        """Invocations that did not fail; where there are none, there is no figure either."""
-        minutes = self._settings.alerts.missed_minutes
-        of_function = {"FunctionName": self._function.function.name}
-        queries = [
-            aws.cloudwatch.MetricAlarmMetricQueryArgs(
-                id=metric.lower(),
-                metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
-                    namespace="AWS/Lambda", metric_name=metric, dimensions=of_function, period=60, stat="Sum"
-                ),
-            )
-            for metric in ("Invocations", "Errors")
-        ]
-        answered = aws.cloudwatch.MetricAlarmMetricQueryArgs(
-            id="answered", expression="invocations - errors", label="answered", return_data=True
-        )
+        """Declare the alarm for missing ticks. It counts successful ticks, since agents' calls would hide a stop."""
+        minutes = self.settings.alerts.missed_minutes
         self._alarm(
             "silence",
-            f"no tick was answered for {minutes} minutes",
+            f"no tick succeeded for {minutes} minutes",
             topic,
             comparison_operator="LessThanThreshold",
             threshold=1,
             evaluation_periods=minutes,
             treat_missing_data="breaching",
-            metric_queries=[*queries, answered],
+            namespace=NAMESPACE,
+            metric_name=self._counted("ticks", TICK),
+            statistic="Sum",
+            period=60,
         )
 
     def _logged(self, topic: aws.sns.Topic, key: str, event: str, message: str) -> None:
-        metric = f"{self._called}-{event}"
-        aws.cloudwatch.LogMetricFilter(
-            key,
-            name=metric,
-            log_group_name=self._function.logs.name,
-            pattern=pattern(event),
-            metric_transformation=aws.cloudwatch.LogMetricFilterMetricTransformationArgs(
-                namespace=NAMESPACE, name=metric, value="1"
-            ),
-            opts=self._child,
-        )
         self._alarm(
             key,
             message,
@@ -100,39 +71,54 @@ class Alerts(pulumi.ComponentResource):
             evaluation_periods=1,
             treat_missing_data="notBreaching",
             namespace=NAMESPACE,
-            metric_name=metric,
+            metric_name=self._counted(key, event),
             statistic="Sum",
             period=300,
         )
 
+    def _counted(self, key: str, event: str) -> str:
+        """Declare the metric that counts log lines of an event, and return its name."""
+        metric = f"{self.prefix}-{event}"
+        aws.cloudwatch.LogMetricFilter(
+            key,
+            name=metric,
+            log_group_name=self._function.logs.name,
+            pattern=pattern(event),
+            metric_transformation=aws.cloudwatch.LogMetricFilterMetricTransformationArgs(
+                namespace=NAMESPACE, name=metric, value="1"
+            ),
+            opts=self.child,
+        )
+        return metric
+
     def _alarm(self, key: str, message: str, topic: aws.sns.Topic, **how: Any) -> None:
         aws.cloudwatch.MetricAlarm(
             key,
-            name=f"{self._called}-{key}",
-            alarm_description=f"Spotkeeper {self._settings.stack}: {message}",
+            name=f"{self.prefix}-{key}",
+            alarm_description=f"Spotkeeper {self.settings.stack}: {message}",
             alarm_actions=[topic.arn],
             ok_actions=[topic.arn],
             tags=self._tags(key),
-            opts=self._child,
+            opts=self.child,
             **how,
         )
 
     def _budget(self, budget: Budget) -> None:
-        """Counts what bears the stack's tag, once the account has made ``sk-stack`` a cost allocation tag.
+        """Declare the budget. It counts resources with the stack's tag, if ``sk-stack`` is a cost allocation tag.
 
-        Where nobody is to be told, it is there to be looked at.
+        Without an e-mail address the budget is only shown in the console.
         """
-        email = self._settings.alerts.email
+        email = self.settings.alerts.email
         aws.budgets.Budget(
             "budget",
-            name=self._called,
+            name=self.prefix,
             budget_type="COST",
             time_unit="MONTHLY",
             limit_amount=str(budget.monthly),
             limit_unit=budget.currency,
             cost_filters=[
                 aws.budgets.BudgetCostFilterArgs(
-                    name="TagKeyValue", values=[f"user:{LABEL_STACK}${self._settings.stack}"]
+                    name="TagKeyValue", values=[f"user:{LABEL_STACK}${self.settings.stack}"]
                 )
             ],
             notifications=[
@@ -146,14 +132,14 @@ class Alerts(pulumi.ComponentResource):
                 for percent in (budget.alert_at if email else ())
             ],
             tags=self._tags("budget"),
-            opts=self._child,
+            opts=self.child,
         )
 
     def _tags(self, which: str) -> dict[str, str]:
-        return naming.tags(self._settings.labels, self._settings.stack, f"{self._called}-{which}")
+        return self.tags(f"{self.prefix}-{which}")
 
 
 def pattern(event: str) -> str:
-    """CloudWatch's filter for lines of that event."""
+    """Return CloudWatch's filter for log lines of an event."""
     of_event = f'$.event = "{event}"'
     return f'{{ ({of_event}) && ($.reason != "pause") }}' if event == "hold" else f"{{ {of_event} }}"

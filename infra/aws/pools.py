@@ -1,68 +1,64 @@
-"""Machine shapes: two launch templates for each spot pool, the nodes of each static pool.
+"""The pools: two launch templates for each spot pool, and the machines of each static pool.
 
-Reconcile picks a template and a zone and nothing else. All templates come from one
-builder: those of a spot pool differ in how they are bought only, and a static pool has
-one from which its nodes were made. The data disk is in none: it is attached once the
-machine runs, so that a replacement can boot while its predecessor dies.
+The function chooses only a template and a zone. The templates of a spot pool differ only in their market options; a
+static pool has one template, from which its machines are made. No template has the data disk, which is attached to the
+running machine, so that a replacement boots while its predecessor shuts down.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import pulumi
 import pulumi_aws as aws
 from msgspec.structs import replace
-from spotkeeper.spec.stack import Interface, PoolState
 
 from infra import naming
-from infra.aws.disks import Disks
-from infra.aws.identity import Identity
-from infra.aws.network import Network
-from infra.aws.placement import Placement
-from infra.aws.reconcile import Function, elsewhere
-from infra.aws.storage import Storage
-from infra.boot import BootArgs
-from infra.bundle import Archive
-from infra.settings import Pool, Settings
-from infra.settings.state import models, pool_state, state_text
+from infra.aws.function import AwsFunction, own_endpoint
+from infra.aws.identity import AwsIdentity
+from infra.aws.network import AwsNetwork
+from infra.aws.storage import AwsStorage
+from infra.boot import Scripts
+from infra.settings.aws import interfaces
+from infra.settings.model import Settings, models, pool_state, state_text
+from infra.settings.pool import Pool
+from infra.shared import Component, Disks, PlacementGroups
+from spotkeeper.contract.stack import PoolState
 
 STATIC = "static"
-DATA_DEVICE = "/dev/sdf"  # the agent finds the volume by its id; where machines know no ids, by this name (a udev rule)
-MARKED = ("instance", "network-interface", "volume")  # what a launch makes, and bears the stack's tags from the start
+DATA_DEVICE = "/dev/sdf"  # the agent finds the volume by its id, or by this name where a machine shows no ids
+TAGGED = ("instance", "network-interface", "volume")  # resources that a launch creates and tags
 
 
-@dataclass(frozen=True)
-class PoolsArgs(BootArgs):
-    network: Network
-    identity: Identity
-    storage: Storage
-    function: Function
-    placement: Placement
-    disks: Disks
+class AwsPools(Component):
+    """The pools; ``templates``: pool -> model -> launch template; ``machines``: name -> static instance."""
 
-
-class Pools(pulumi.ComponentResource):
-    """``templates``: pool -> model -> launch template. ``nodes``: name -> the static instance."""
-
-    def __init__(self, name: str, args: PoolsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("spotkeeper:aws:Pools", name, None, opts)
-        self._args = args
-        self._child = pulumi.ResourceOptions(parent=self)
-        # A machine that boots before it may read the bucket, or call the function, only waits: but it bills.
-        self._ready = pulumi.ResourceOptions(
-            parent=self,
-            depends_on=[args.storage.bundle, args.storage.boot, *args.identity.bindings, *args.function.access],
-        )
-        settings = args.settings
+    def __init__(
+        self,
+        scripts: Scripts,
+        bundle_sha256: str,
+        network: AwsNetwork,
+        identity: AwsIdentity,
+        storage: AwsStorage,
+        function: AwsFunction,
+        placement: PlacementGroups,
+        disks: Disks,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("Pools", network.settings, opts)
+        settings = self.settings
+        self._scripts, self._bundle_sha256 = scripts, bundle_sha256
+        self._network, self._identity, self._storage = network, identity, storage
+        self._function, self._placement, self._disks = function, placement, disks
+        # A machine without its rights to the bucket and the function would only wait, and bill.
+        self._needs = [storage.bundle, storage.boot, *identity.bindings, *function.access]
         self.templates = {
             pool.name: {model: self._template(pool, model) for model in models(pool)} for pool in settings.dynamic()
         }
-        self.nodes: dict[str, aws.ec2.Instance] = {}
-        self.parts: list[pulumi.Resource] = [each for found in self.templates.values() for each in found.values()]
+        self.machines: dict[str, aws.ec2.Instance] = {}
+        self.parts += [template for found in self.templates.values() for template in found.values()]
         for pool in settings.static():
             self._static(pool)
         self.register_outputs({})
@@ -70,10 +66,9 @@ class Pools(pulumi.ComponentResource):
     # --- templates -----------------------------------------------------------------------
 
     def _template(self, pool: Pool, model: str, zone: str = "") -> aws.ec2.LaunchTemplate:
-        """``zone``: of the interfaces that the template names; without one, a launch names its subnet."""
-        settings = self._args.settings
+        """Declare a launch template; ``zone`` fixes the subnet of its interfaces, otherwise the launch names it."""
+        settings = self.settings
         called = naming.launch_template(settings.stack, pool.name, model) + (f"-{zone}" if zone else "")
-        tags = naming.labels(settings.labels, settings.stack, pool.name)
         plain = not pool.machine.efa
         return aws.ec2.LaunchTemplate(
             called,
@@ -83,26 +78,26 @@ class Pools(pulumi.ComponentResource):
             instance_type=pool.machine.type,
             instance_market_options=market(model),
             instance_initiated_shutdown_behavior="stop" if model == STATIC else "terminate",
-            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=self._args.identity.profile.arn),
+            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=self._identity.profile.arn),
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled",
                 http_tokens="required",
                 http_put_response_hop_limit=1,
                 instance_metadata_tags="enabled",
             ),
-            block_device_mappings=[root(pool)],
-            # EC2 takes either groups or whole interfaces, and a launch of ours with EFA names the latter.
-            vpc_security_group_ids=[self._args.network.group] if plain else None,
+            block_device_mappings=[root(pool, settings.kms_key)],
+            # EC2 accepts security groups or whole interfaces; with EFA, a launch names interfaces.
+            vpc_security_group_ids=[self._network.group] if plain else None,
             network_interfaces=self._cards(pool, zone) if zone and not plain else None,
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(
-                    resource_type=kind, tags=self._told(pool) if kind == "instance" else tags
+                    resource_type=kind, tags=self._machine_tags(pool) if kind == "instance" else self.labels(pool.name)
                 )
-                for kind in (*MARKED, *(("spot-instances-request",) if model == "spot" else ()))
+                for kind in (*TAGGED, *(("spot-instances-request",) if model == "spot" else ()))
             ],
-            user_data=base64.b64encode(self._args.scripts.user_data[pool.kind].encode()).decode(),
-            tags=naming.tags(settings.labels, settings.stack, called, pool.name),
-            opts=self._ready,
+            user_data=base64.b64encode(self._scripts.user_data[pool.kind].encode()).decode(),
+            tags=self.tags(called, pool.name),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs),
         )
 
     def _cards(self, pool: Pool, zone: str) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
@@ -111,47 +106,45 @@ class Pools(pulumi.ComponentResource):
                 network_card_index=each.card,
                 device_index=each.device,
                 interface_type=each.kind,
-                subnet_id=self._args.network.subnets[zone],
-                security_groups=[self._args.network.group],
+                subnet_id=self._network.subnets[zone],
+                security_groups=[self._network.group],
                 delete_on_termination="true",
             )
             for each in interfaces(pool)
         ]
 
-    def _told(self, pool: Pool) -> Mapping[str, pulumi.Input[str]]:
-        args = self._args
-        return told(args.settings, pool, args.scripts.sha256, args.bundle_sha256, args.function.url)
+    def _machine_tags(self, pool: Pool) -> Mapping[str, pulumi.Input[str]]:
+        return machine_tags(self.settings, pool, self._scripts.sha256, self._bundle_sha256, self._function.url)
 
-    # --- static nodes --------------------------------------------------------------------
+    # --- static machines --------------------------------------------------------------------
 
     def _static(self, pool: Pool) -> None:
-        """Each node, and its disk in it. EFA takes a template for each zone, whose interfaces name its subnet."""
-        zones = {pool.node_zone(index) for index in range(pool.size)} if pool.machine.efa else {""}
+        """Declare a pool's static machines with their disks; with EFA one template per zone names the zone's subnet."""
+        zones = {pool.machine_zone(index) for index in range(pool.size)} if pool.machine.efa else {""}
         templates = {zone: self._template(pool, STATIC, zone) for zone in sorted(zones)}
         for index in range(pool.size):
-            zone = pool.node_zone(index)
-            node = self._node(pool, index, templates[zone if pool.machine.efa else ""])
-            called = naming.node(self._args.settings.stack, pool.name, index)
-            self.nodes[called] = node
+            zone = pool.machine_zone(index)
+            node = self._machine(pool, index, templates[zone if pool.machine.efa else ""])
+            called = naming.static_machine(self.settings.stack, pool.name, index)
+            self.machines[called] = node
             self.parts += [node, self._attached(called, node)]
 
-    def _node(self, pool: Pool, index: int, template: aws.ec2.LaunchTemplate) -> aws.ec2.Instance:
-        """Its template says how it is made, and no more once it is: a new image or user data must not stop the floor.
+    def _machine(self, pool: Pool, index: int, template: aws.ec2.LaunchTemplate) -> aws.ec2.Instance:
+        """Declare a static machine from the template; later changes of image or user data must not stop it.
 
-        A new agent or startup script is a changed tag, which the node reads while it runs, or when it boots.
+        A new agent or startup script changes a tag, which the running or booting machine reads.
         """
-        settings, network = self._args.settings, self._args.network
-        called = naming.node(settings.stack, pool.name, index)
-        zone = pool.node_zone(index)
+        called = naming.static_machine(self.settings.stack, pool.name, index)
+        zone = pool.machine_zone(index)
         return aws.ec2.Instance(
             called,
-            # Not by number: made anew on purpose (`pulumi up --replace`), it is made as the template says then.
+            # No version number, so that `pulumi up --replace` uses the template's version of that day.
             launch_template=aws.ec2.InstanceLaunchTemplateArgs(id=template.id, version="$Default"),
             instance_type=pool.machine.type,
-            subnet_id=None if pool.machine.efa else network.subnets[zone],
-            placement_group=self._args.placement.groups.get(pool.name, {}).get(zone),
-            tags=pulumi.Output.all(**self._told(pool)).apply(lambda told: {**told, "Name": called}),
-            opts=pulumi.ResourceOptions.merge(self._ready, pulumi.ResourceOptions(ignore_changes=["launchTemplate"])),
+            subnet_id=None if pool.machine.efa else self._network.subnets[zone],
+            placement_group=self._placement.groups.get(pool.name, {}).get(zone),
+            tags=pulumi.Output.all(**self._machine_tags(pool)).apply(lambda tags: {**tags, "Name": called}),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs, ignore_changes=["launchTemplate"]),
         )
 
     def _attached(self, called: str, node: aws.ec2.Instance) -> aws.ec2.VolumeAttachment:
@@ -159,86 +152,106 @@ class Pools(pulumi.ComponentResource):
             f"{called}-data",
             device_name=DATA_DEVICE,
             instance_id=node.id,
-            volume_id=self._args.disks.ids[called],
-            stop_instance_before_detaching=True,  # it would be taken from under a file system that is mounted
-            # A volume is in one machine at a time: it leaves the old node before it comes to the new one.
-            opts=pulumi.ResourceOptions.merge(self._child, pulumi.ResourceOptions(delete_before_replace=True)),
+            volume_id=self._disks.ids[called],
+            stop_instance_before_detaching=True,  # the machine has mounted its file system
+            # A volume has one machine at a time, so it is detached from the old one first.
+            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
         )
 
-    # --- what reconcile reads ------------------------------------------------------------
+    # --- stack/pools.json ----------------------------------------------------------------
 
-    def states(self) -> pulumi.Output[list[PoolState]]:
-        """The pools as reconcile reads them."""
-        made = [each for found in self.templates.values() for each in found.values()]
-        network = self._args.network
+    def publish_state(self) -> aws.s3.BucketObjectv2:
+        """Write ``stack/pools.json``, which the function reads on every tick."""
+        identity, function = self._identity, self._function
+        return aws.s3.BucketObjectv2(
+            "pools",
+            bucket=self._storage.bucket.bucket,
+            key=naming.POOLS_OBJECT,
+            content=pulumi.Output.all(self._states(), function.url, identity.machine.arn).apply(
+                lambda found: state_text(self.settings, found[0], found[1], found[2], self._bundle_sha256)
+            ),
+            content_type="application/json",
+            # The function must not read it before the resources in it exist and the function may use them.
+            opts=pulumi.ResourceOptions(parent=self._storage, depends_on=[*identity.bindings, *self._placement.parts]),
+        )
+
+    def _states(self) -> pulumi.Output[list[PoolState]]:
+        templates = [each for found in self.templates.values() for each in found.values()]
         late = pulumi.Output.all(
-            pulumi.Output.all(*(each.id for each in made)),
-            pulumi.Output.all(*(each.latest_version for each in made)),
-            pulumi.Output.all(**network.subnets),
-            network.group,
-            self._args.function.url,
+            pulumi.Output.all(*(each.id for each in templates)),
+            pulumi.Output.all(*(each.latest_version for each in templates)),
+            pulumi.Output.all(**self._network.subnets),
+            self._network.group,
+            self._function.url,
         )
-        return late.apply(lambda found: self._states(*found))
+        return late.apply(lambda found: self._known(*found))
 
-    def _states(
+    def _known(
         self, ids: Sequence[str], versions: Sequence[float], subnets: Mapping[str, str], group: str, url: str
     ) -> list[PoolState]:
-        """``ids``, ``versions``: of the templates, in their order. Numbers come from the engine as floats."""
+        """Return the pools' states; ``ids`` and ``versions`` (floats, from Pulumi) are in the templates' order."""
         keys = [(pool, model) for pool, found in self.templates.items() for model in found]
-        found = {key: (id_, str(int(version))) for key, id_, version in zip(keys, ids, versions, strict=True)}
-        return [self._state(pool, found, subnets, group, url) for pool in self._args.settings.pools]
+        template_ids = dict(zip(keys, ids, strict=True))
+        numbers = {key: str(int(version)) for key, version in zip(keys, versions, strict=True)}
+        return [self._state(pool, template_ids, numbers, subnets, group, url) for pool in self.settings.pools]
 
     def _state(
         self,
         pool: Pool,
-        found: Mapping[tuple[str, str], tuple[str, str]],
+        ids: Mapping[tuple[str, str], str],
+        versions: Mapping[tuple[str, str], str],
         subnets: Mapping[str, str],
         group: str,
         url: str,
     ) -> PoolState:
-        args = self._args
-        mine = {model: found[pool.name, model] for model in self.templates.get(pool.name, ())}
-        near = pool.zones if pool.placement else ()
+        kinds = tuple(self.templates.get(pool.name, ()))
+        zones = pool.zones if pool.placement else ()
         state = pool_state(
-            args.settings,
+            self.settings,
             pool,
-            {model: id_ for model, (id_, _) in mine.items()},
-            {zone: naming.placement(args.settings.stack, pool.name, zone) for zone in near},
+            {model: ids[pool.name, model] for model in kinds},
+            {zone: naming.placement_group(self.settings.stack, pool.name, zone) for zone in zones},
         )
         if pool.kind == STATIC:
             return state
         cards = interfaces(pool)
         return replace(
             state,
-            template_versions={model: version for model, (_, version) in mine.items()},
+            template_versions={model: versions[pool.name, model] for model in kinds},
             subnets={zone: subnets[zone] for zone in pool.zones},
             interfaces=cards,
             security_groups=(group,) if cards else (),
-            tags=told(args.settings, pool, args.scripts.sha256, args.bundle_sha256, url),
+            tags=machine_tags(self.settings, pool, self._scripts.sha256, self._bundle_sha256, url),
         )
 
 
 Text = TypeVar("Text", bound="str | pulumi.Input[str]")
 
 
-def told(settings: Settings, pool: Pool, boot_sha256: str, bundle_sha256: str, url: Text) -> dict[str, str | Text]:
-    """The tags of a machine: the stack's, and what an agent reads. What a job says never travels here."""
-    words: dict[str, str | Text] = {
+def machine_tags(
+    settings: Settings, pool: Pool, boot_sha256: str, bundle_sha256: str, url: Text
+) -> dict[str, str | Text]:
+    """Return a machine's tags: the stack's, and those that the agent reads; no values of jobs."""
+    given = {
+        "sk-fabric": "efa" if pool.machine.efa else "",
+        "sk-job-identity": settings.job_identity,
+        "sk-storage": own_endpoint(settings, "s3"),
+    }
+    return {
+        **naming.labels(settings.labels, settings.stack, pool.name),
         "sk-boot": boot_sha256,
         "sk-bucket": settings.bucket_name(),
         "sk-bundle": bundle_sha256,
         "sk-function": url,
         "sk-notice-s": str(pool.notice_seconds()),
+        **{name: value for name, value in given.items() if value},
     }
-    given = {"sk-job-identity": settings.job_identity, "sk-storage": elsewhere(settings, "s3")}
-    words |= {name: value for name, value in given.items() if value}
-    return {**naming.labels(settings.labels, settings.stack, pool.name), **words}
 
 
 def market(model: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
-    """How a machine is bought. No highest price: spot costs at most what on-demand does, and a cap loses it sooner.
+    """Return a template's market options, without a price cap: spot costs at most on-demand, and a cap loses machines.
 
-    Once: a persistent request would launch again by itself.
+    The request is one-time, since a persistent one would launch again by itself.
     """
     if model != "spot":
         return None
@@ -250,47 +263,45 @@ def market(model: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None
     )
 
 
-def root(pool: Pool) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+def root(pool: Pool, key: str) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
         device_name=pool.boot_disk.device,
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
             volume_size=pool.boot_disk.size_gb,
             volume_type=pool.boot_disk.type,
             encrypted="true",
+            kms_key_id=key or None,
             delete_on_termination="true",
         ),
     )
 
 
-def interfaces(pool: Pool) -> tuple[Interface, ...]:
-    """An Elastic Fabric Adapter on each network card: the first carries all else too, the others have no address.
-
-    A machine type of many cards (P5) has addresses to give on every fourth only, and one address is enough.
-    """
-    return tuple(
-        Interface(card, device=0, kind="efa") if card == 0 else Interface(card, device=1, kind="efa-only")
-        for card in range(pool.machine.efa)
+def volume(disks: Component, pool: Pool, name: str, zone: str, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
+    """Declare the data volume of a static machine; return its id."""
+    made = aws.ebs.Volume(
+        name,
+        availability_zone=zone,
+        size=pool.disk.size_gb,
+        type=pool.disk.type,
+        iops=pool.disk.iops,
+        throughput=pool.disk.mb_s,
+        encrypted=True,
+        kms_key_id=disks.settings.kms_key or None,
+        tags=disks.tags(name, pool.name),
+        opts=opts,
     )
+    id_: pulumi.Output[str] = made.id
+    return id_
 
 
-def publish_state(
-    settings: Settings,
-    storage: Storage,
-    function: Function,
-    identity: Identity,
-    bundle: Archive,
-    placement: Placement,
-    pools: Pools,
-) -> aws.s3.BucketObjectv2:
-    """Write ``stack/pools.json``: what the function reads on every tick."""
-    return aws.s3.BucketObjectv2(
-        "pools",
-        bucket=storage.bucket.bucket,
-        key=naming.POOLS_OBJECT,
-        content=pulumi.Output.all(pools.states(), function.url, identity.node.arn).apply(
-            lambda made: state_text(settings, made[0], made[1], made[2], bundle.sha256)
-        ),
-        content_type="application/json",
-        # What it names is there, and the function may use it.
-        opts=pulumi.ResourceOptions(parent=storage, depends_on=[*identity.bindings, *placement.parts]),
+def placement_group(component: Component, pool: Pool, zone: str) -> tuple[pulumi.Resource, pulumi.Output[str]]:
+    """Declare the placement group of a pool in a zone; return it and its name."""
+    name = naming.placement_group(component.settings.stack, pool.name, zone)
+    group = aws.ec2.PlacementGroup(
+        name,
+        name=name,
+        strategy=pool.placement.strategy if pool.placement else "cluster",
+        tags=component.tags(name, pool.name),
+        opts=component.child,
     )
+    return group, group.name

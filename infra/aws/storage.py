@@ -1,32 +1,28 @@
-"""The bucket, which is the stack's only state, and the objects that Pulumi writes into it.
+"""The bucket with all of the stack's state, and the objects that Pulumi writes into it.
 
-Pulumi writes four: the agent's bundle, the startup script, the function's archive, and
-``stack/pools.json`` (``pools.py``). What machines may touch is in ``identity.py``.
+Pulumi writes four objects: the agent's bundle, the startup script, the function's archive, and ``stack/pools.json``
+(``pools.py``). ``rights.py`` has the rights of machines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import pulumi
 import pulumi_aws as aws
 
-from infra import naming
-from infra.aws.identity import Arns, Statement, document
+from infra.aws.rights import Arns, Statement, document
 from infra.boot import Scripts
 from infra.bundle import Archive
-from infra.protection import protection
-from infra.settings import Settings
+from infra.settings.model import Settings
+from infra.shared import Component, protection
 
-# Documents that are compared and swapped: a write that names no version would undo somebody's. A job's id has eight
-# characters; `*` would be slashes too, and so an output that somebody calls `rec`.
-SWAPPED: tuple[str, ...] = ("jobs/????????/rec", "stack/alloc")
-UNFINISHED_DAYS = 1  # a checkpoint's upload takes minutes; what was left of one bills until it is removed
+# Compare-and-swapped documents, which unconditional writes would corrupt. A job's id has eight characters; `*` would
+# also match slashes, and thereby an output that a job names `rec`.
+SWAPPED: tuple[str, ...] = ("jobs/????????/rec", "stack/allocation")
+UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one bill until deleted
 
 
 def bucket_rules(settings: Settings) -> tuple[Statement, ...]:
-    """What nobody may do, whatever his rights."""
+    """Return what the bucket denies to all: plain HTTP, and unconditional writes of compare-and-swapped documents."""
     arns = Arns(settings)
     return (
         Statement(
@@ -48,44 +44,41 @@ def bucket_rules(settings: Settings) -> tuple[Statement, ...]:
     )
 
 
-@dataclass(frozen=True)
-class StorageArgs:
-    settings: Settings
-    bundle: Archive
-    source: Archive
-    scripts: Scripts
+class AwsStorage(Component):
+    """The ``bucket``, with the objects ``bundle`` (agent), ``boot`` (startup script) and ``source`` (function)."""
 
-
-class Storage(pulumi.ComponentResource):
-    """``bucket``; ``bundle``, ``boot`` and ``source`` (objects); ``guards``: what keeps it closed."""
-
-    def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("spotkeeper:aws:Storage", name, None, opts)
-        self._settings = args.settings
-        self._child = pulumi.ResourceOptions(parent=self)
+    def __init__(
+        self,
+        settings: Settings,
+        bundle: Archive,
+        source: Archive,
+        scripts: Scripts,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("Storage", settings, opts)
         self.bucket = self._bucket()
-        self.guards = self._guards()
-        self.bundle = self._object("bundle", f"bundles/{args.bundle.sha256}.tar", archive=args.bundle)
-        self.boot = self._object("boot", f"boot/{args.scripts.sha256}.sh", content=args.scripts.startup)
-        self.source = self._object("source", f"function/{args.source.sha256}.zip", archive=args.source)
+        self._close()
+        self.bundle = self._object("bundle", f"bundles/{bundle.sha256}.tar", archive=bundle)
+        self.boot = self._object("boot", f"boot/{scripts.sha256}.sh", content=scripts.startup)
+        self.source = self._object("source", f"function/{source.sha256}.zip", archive=source)
         self.register_outputs({})
 
     def _bucket(self) -> aws.s3.Bucket:
-        """Without versions: records are rewritten all day, and a checkpoint that is replaced would bill a day more."""
-        keep = self._settings.bucket.on_destroy
-        called = self._settings.bucket_name()
+        """Declare the bucket without versioning: records are rewritten all day, and old versions would bill."""
+        keep = self.settings.bucket.on_destroy
+        called = self.settings.bucket_name()
         return aws.s3.Bucket(
             "bucket",
             bucket=called,
             force_destroy=keep == "delete",
-            tags=naming.tags(self._settings.labels, self._settings.stack, called),
-            opts=pulumi.ResourceOptions.merge(self._child, protection(keep)),
+            tags=self.tags(called),
+            opts=pulumi.ResourceOptions.merge(self.child, protection(keep)),
         )
 
-    def _guards(self) -> Sequence[pulumi.Resource]:
-        """They stay where the bucket does: one that a destroy leaves behind must not be left open."""
-        keep = self._settings.bucket.on_destroy
-        opts = pulumi.ResourceOptions.merge(self._child, protection(keep) if keep == "retain" else None)
+    def _close(self) -> None:
+        """Keep the bucket private, also after a destroy that retains it."""
+        keep = self.settings.bucket.on_destroy
+        opts = pulumi.ResourceOptions.merge(self.child, protection(keep) if keep == "retain" else None)
         closed = aws.s3.BucketPublicAccessBlock(
             "closed",
             bucket=self.bucket.bucket,
@@ -95,23 +88,20 @@ class Storage(pulumi.ComponentResource):
             restrict_public_buckets=True,
             opts=opts,
         )
-        owner = aws.s3.BucketOwnershipControls(
+        aws.s3.BucketOwnershipControls(
             "owner",
             bucket=self.bucket.bucket,
             rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
             opts=opts,
         )
-        rules = aws.s3.BucketPolicy(
+        aws.s3.BucketPolicy(
             "rules",
             bucket=self.bucket.bucket,
-            policy=document(bucket_rules(self._settings)),
-            # S3 refuses one of the two while it puts the other into force.
+            policy=document(bucket_rules(self.settings)),
+            # S3 refuses to apply the two at the same time.
             opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[closed])),
         )
-        return (closed, owner, rules, self._lifecycle(opts))
-
-    def _lifecycle(self, opts: pulumi.ResourceOptions) -> aws.s3.BucketLifecycleConfiguration:
-        return aws.s3.BucketLifecycleConfiguration(
+        aws.s3.BucketLifecycleConfiguration(
             "lifecycle",
             bucket=self.bucket.bucket,
             rules=[
@@ -132,7 +122,7 @@ class Storage(pulumi.ComponentResource):
     def _object(
         self, name: str, key: str, archive: Archive | None = None, content: str | None = None
     ) -> aws.s3.BucketObjectv2:
-        """Its content never changes under its key, which names its hash."""
+        """Declare an object whose key contains the hash of its content, so that it never changes."""
         return aws.s3.BucketObjectv2(
             name,
             bucket=self.bucket.bucket,
@@ -140,5 +130,5 @@ class Storage(pulumi.ComponentResource):
             source=pulumi.FileAsset(str(archive.path)) if archive else None,
             content=content,
             content_type="application/octet-stream" if archive else "text/x-shellscript",
-            opts=self._child,
+            opts=self.child,
         )

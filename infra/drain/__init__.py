@@ -1,14 +1,13 @@
-"""The resource whose deletion empties the stack of what reconcile made.
+"""The Pulumi resource whose deletion deletes the machines, disks and snapshots that the function created.
 
-Nothing dynamic is in Pulumi's state, so a plain ``pulumi destroy`` would leave machines
-that bill, or fail on a network that is in use. Deleting this resource writes
-``stack/drain`` (from then on no pass inserts anything), then deletes machines, rank disks
-and snapshots of this stack by label or tag until two looks in a row find nothing. It refuses
-to touch a stack that is not its own, and never touches what Pulumi declared (no ``sk-job``).
+These are not in Pulumi's state, so a plain ``pulumi destroy`` would leave machines that bill, or fail on a network in
+use. Deleting this resource writes ``stack/drain`` (from then on the function launches nothing), then deletes the
+stack's machines, disks and snapshots by label or tag until two listings in a row show none. It refuses another stack's
+bucket, and never touches resources that Pulumi declared (they have no ``sk-job``). ``aws.py`` and ``gcp.py`` list and
+delete in one cloud.
 
-The provider stands in an importable module, so that Pulumi keeps a reference to it and
-not a copy of its code: a destroy from a newer checkout drains as that checkout does. So a
-property that is added needs a default, for stacks that were made without it.
+Pulumi stores a reference to the provider's module and no copy of its code, so a destroy uses the code of the current
+checkout. A new property needs a default for stacks that were created without it.
 """
 
 from __future__ import annotations
@@ -17,31 +16,21 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import pulumi
 from pulumi.dynamic import CheckFailure, CheckResult, CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
 
-from infra.drain.emptying import Cloud, DrainError, empty
-
-__all__ = [
-    "AwsDrainArgs",
-    "Drain",
-    "DrainError",
-    "DrainProvider",
-    "Drained",
-    "DrainedArgs",
-    "GcpDrainArgs",
-    "HasParts",
-]
-
+from infra.drain.emptying import DrainCloud, DrainError, empty
+from infra.settings.model import Settings
+from infra.shared import Component
 
 PLACE = ("cloud", "stack", "project", "region")
 
 
 @dataclass(frozen=True)
 class GcpDrainArgs:
-    """``compute``, ``storage``: where the cloud answers."""
+    """The drain's properties on Google Cloud; ``compute`` and ``storage`` are roots of the cloud's APIs."""
 
     stack: str
     project: str
@@ -54,18 +43,22 @@ class GcpDrainArgs:
 
 @dataclass(frozen=True)
 class AwsDrainArgs:
-    """``ec2``, ``s3``: where the cloud answers; "" means AWS itself, or what ``AWS_ENDPOINT_URL`` says."""
+    """The drain's properties on AWS; ``ec2`` and ``s3`` are roots of the APIs, "" for botocore's default.
+
+    ``profile`` is the AWS profile that `up` uses on the operator's machine, "" for the shell's.
+    """
 
     stack: str
     region: str
     bucket: pulumi.Input[str]
+    profile: str = ""
     ec2: str = ""
     s3: str = ""
     cloud: str = "aws"
 
 
 class Drain(Resource):
-    """Declares the drain; see the module."""
+    """The resource that drains the stack when it is deleted."""
 
     def __init__(
         self, name: str, args: GcpDrainArgs | AwsDrainArgs, opts: pulumi.ResourceOptions | None = None
@@ -76,44 +69,37 @@ class Drain(Resource):
         super().__init__(DrainProvider(), name, properties, opts)
 
 
-class HasParts(Protocol):
-    """A component, by the resources it is made of."""
+class Drained(Component):
+    """The component with the ``drain``.
 
-    parts: list[pulumi.Resource]
+    A destroy deletes it before the resources that dynamic machines need and before the static machines.
+    """
 
-
-@dataclass(frozen=True)
-class DrainedArgs:
-    """``stands_on``: components that must outlive the machines of reconcile."""
-
-    drain: GcpDrainArgs | AwsDrainArgs
-    descriptor: pulumi.Resource
-    stands_on: Sequence[HasParts]
-
-
-class Drained(pulumi.ComponentResource):
-    """``drain``: deleted before anything that a dynamic machine stands on, and before the static nodes: while the
-    function lives it would replace them."""
-
-    def __init__(self, name: str, args: DrainedArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(f"spotkeeper:{args.drain.cloud}:Drained", name, None, opts)
-        needed = [part for component in args.stands_on for part in component.parts]
-        self.drain = Drain(
-            "drain", args.drain, pulumi.ResourceOptions(parent=self, depends_on=[args.descriptor, *needed])
-        )
+    def __init__(
+        self,
+        settings: Settings,
+        args: GcpDrainArgs | AwsDrainArgs,
+        descriptor: pulumi.Resource,
+        needed: Sequence[Component],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """Declare the drain; ``needed`` are components with parts that must outlive dynamic machines."""
+        super().__init__("Drained", settings, opts)
+        parts = [part for component in needed for part in component.parts]
+        self.drain = Drain("drain", args, pulumi.ResourceOptions(parent=self, depends_on=[descriptor, *parts]))
         self.register_outputs({})
 
 
 class DrainProvider(ResourceProvider):
-    """Create lifts an old drain, and so does an update; delete drains.
+    """The provider of :class:`Drain`: delete drains the stack; create and update remove the mark of an earlier drain.
 
-    Never replaced: half of a replacement would drain a live stack.
+    It never requests a replacement, which would delete the old resource and so drain a live stack.
     """
 
     serialize_as_secret_always = False
 
     def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
-        """A stack stays what and where it is: elsewhere nobody would look for the machines and disks that it left."""
+        """Refuse a change of cloud, name, project or region, which would leave machines and disks behind."""
         moved = [name for name in PLACE if name in _olds and name in news and _olds[name] != news[name]]
         told = "was {}, and is {}: machines and disks of jobs would be left behind. `pulumi destroy` first, then `up`"
         return CheckResult(news, [CheckFailure(name, told.format(_olds[name], news[name])) for name in moved])
@@ -136,13 +122,13 @@ class DrainProvider(ResourceProvider):
         cloud = opened(_props)
         if _id != f"drain/{cloud.stack}":
             raise DrainError(f"{_id} does not drain the stack {cloud.stack}: nothing was deleted")
-        _tell(cloud.stack, empty(cloud))
+        _report(cloud.stack, empty(cloud))
 
 
 def _marked(props: Mapping[str, Any]) -> bool:
-    """Whether a destroy that was cut off left its mark, under which a stack that lives on would insert nothing.
+    """Return whether an interrupted destroy left its mark, which keeps the function from launching machines.
 
-    Asked in previews too, whose reader may not be allowed to look: then there is nothing to say of it.
+    A preview calls this too; without the right to read the bucket it shows no change.
     """
     try:
         return opened(props).marked()
@@ -150,8 +136,8 @@ def _marked(props: Mapping[str, Any]) -> bool:
         return False
 
 
-def opened(props: Mapping[str, Any]) -> Cloud:
-    """The cloud of a drain, as it stands in Pulumi's state."""
+def opened(props: Mapping[str, Any]) -> DrainCloud:
+    """Return a drain's cloud, from the properties in Pulumi's state."""
     if props.get("cloud", "gcp") == "aws":
         from infra.drain.aws import Ec2
 
@@ -161,7 +147,7 @@ def opened(props: Mapping[str, Any]) -> Cloud:
     return ComputeEngine.of(props)
 
 
-def _tell(stack: str, gone: Counter[str]) -> None:
-    """Pulumi shows what a provider says on its standard error."""
-    said = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in sorted(gone.items()))
-    print(f"drain of {stack}: {said or 'nothing was there'}; all gone", file=sys.stderr, flush=True)
+def _report(stack: str, gone: Counter[str]) -> None:
+    """Print the counts to standard error, which Pulumi shows to the user."""
+    counts = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in sorted(gone.items()))
+    print(f"drain of {stack}: {counts or 'nothing was there'}; all gone", file=sys.stderr, flush=True)

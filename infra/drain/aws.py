@@ -1,7 +1,6 @@
-"""The drain on EC2: machines, rank volumes and snapshots by tag. Uses the operator's own credentials, by botocore.
+"""The drain on EC2, through botocore with the operator's own credentials.
 
-EC2 keeps a terminated instance in its lists for an hour, and one that shuts down still holds its
-volume and its place in the network: the first is gone, the second is not.
+EC2 lists a terminated instance for an hour; it counts as gone. One that shuts down still has its volume and address.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotkeeper.spec.names import LABEL_JOB, LABEL_STACK
-
 from infra import naming
 from infra.drain.emptying import ACTIVE_FOLDER, DRAIN_OBJECT, SETTLE_S, DrainError, LaterError, Thing
+from spotkeeper.contract.names import LABEL_JOB, LABEL_STACK
 
-_PAUSE_S = 10.0  # EC2's lists are behind its answers by seconds
-_BATCH = 50  # one call's instances; one that may not be terminated refuses them all
+_PAUSE_S = 10.0  # EC2's listings lag by seconds
+_BATCH = 50  # instances per call; one that may not be terminated fails the whole call
 _ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 _GONE = ("InvalidInstanceID.NotFound", "InvalidVolume.NotFound", "InvalidSnapshot.NotFound")
 _LATER = (
@@ -33,7 +31,7 @@ _NO_OBJECT = ("NoSuchBucket", "NoSuchKey", "404")
 
 @dataclass(frozen=True)
 class Ec2:
-    """A stack on AWS (:class:`infra.drain.emptying.Cloud`). ``ec2``, ``s3``: botocore's clients."""
+    """A stack on AWS (:class:`infra.drain.emptying.DrainCloud`). ``ec2`` and ``s3`` are botocore clients."""
 
     stack: str
     bucket: str
@@ -43,19 +41,19 @@ class Ec2:
 
     @classmethod
     def of(cls, props: Mapping[str, Any]) -> Ec2:
-        """Endpoints that a stack file leaves out are botocore's own, which ``AWS_ENDPOINT_URL`` may change."""
+        """Return the cloud from a drain's properties; botocore's endpoints are the default."""
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
-        from botocore.session import get_session
+        from botocore.session import Session
 
-        patient = Config(retries={"max_attempts": 10, "mode": "standard"})  # throttled calls, in a large stack
-        session, region = get_session(), str(props["region"])
+        patient = Config(retries={"max_attempts": 10, "mode": "standard"})  # many calls are throttled
+        session, region = Session(profile=props.get("profile") or None), str(props["region"])
         try:
             clients = {
                 name: session.create_client(name, region, endpoint_url=props.get(name) or None, config=patient)
                 for name in ("ec2", "s3")
             }
-        except BotoCoreError as error:  # a profile that is not there
+        except BotoCoreError as error:  # a missing profile
             raise DrainError(f"AWS cannot be asked: {error}") from None
         return cls(stack=str(props["stack"]), bucket=str(props["bucket"]), pause_s=_PAUSE_S, **clients)
 
@@ -86,18 +84,18 @@ class Ec2:
         for page in self._pages("describe_instances", Filters=[*filters, alive]):
             for instance in (each for group in page["Reservations"] for each in group["Instances"]):
                 state = instance["State"]["Name"]
-                if self._is_ours(instance) and state in _ALIVE:
+                if self._is_own(instance) and state in _ALIVE:
                     yield _thing("machine", instance["InstanceId"], instance, leaving=state == "shutting-down")
         for page in self._pages("describe_volumes", Filters=filters):
-            for volume in filter(self._is_ours, page["Volumes"]):
+            for volume in filter(self._is_own, page["Volumes"]):
                 if volume["State"] != "deleted":
                     yield _thing("disk", volume["VolumeId"], volume, leaving=volume["State"] in ("in-use", "deleting"))
         for page in self._pages("describe_snapshots", Filters=filters, OwnerIds=["self"]):
-            for snapshot in filter(self._is_ours, page["Snapshots"]):
+            for snapshot in filter(self._is_own, page["Snapshots"]):
                 yield _thing("snapshot", snapshot["SnapshotId"], snapshot)
 
     def delete(self, things: Sequence[Thing]) -> None:
-        """Each is asked for: one that may not go keeps nothing else from going, which would bill on."""
+        """Request all deletions before raising the first refusal, since undeleted resources bill."""
         machines = [thing.where for thing in things if thing.kind == "machine"]
         refused = list(self._terminate(machines))
         for thing in things:
@@ -109,7 +107,7 @@ class Ec2:
             raise refused[0]
 
     def _terminate(self, ids: list[str]) -> Iterator[DrainError]:
-        """One that is gone, or may not go, refuses the whole call: then each for itself."""
+        """Terminate in batches; if a missing or protected instance fails a batch, terminate each by a separate call."""
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]
             taken, refused = self._ask(self.ec2.terminate_instances, InstanceIds=batch)
@@ -120,15 +118,15 @@ class Ec2:
                 yield from self._ask(self.ec2.terminate_instances, InstanceIds=[each])[1]
 
     def _ask(self, call: Callable[..., object], **params: object) -> tuple[bool, list[DrainError]]:
-        """(whether it was taken, the refusal that time does not mend). What is neither is gone, or cannot go yet."""
+        """Make a call; return (whether AWS accepted it, permanent refusals). Otherwise the thing is gone or busy."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             call(**params)
         except ClientError as error:
-            mends = _code(error) in (*_GONE, *_LATER) or _busy(error)
-            return False, [] if mends else [DrainError(f"{next(iter(params.values()))}: {error}")]
-        except BotoCoreError:  # no answer: the next look says what came of it
+            passes = _code(error) in (*_GONE, *_LATER) or _busy(error)
+            return False, [] if passes else [DrainError(f"{next(iter(params.values()))}: {error}")]
+        except BotoCoreError:  # no answer: the next listing shows the outcome
             return False, []
         return True, []
 
@@ -143,7 +141,7 @@ class Ec2:
             raise LaterError(f"{operation}: {error}") from None
 
     def _object(self, operation: str, key: str, **params: object) -> dict[str, Any] | None:
-        """None: no such object, or no such bucket."""
+        """Make a call on an object of the bucket; return None if the object or the bucket does not exist."""
         return self._s3(operation, Key=key, **params)
 
     def _s3(self, operation: str, **params: object) -> dict[str, Any] | None:
@@ -160,8 +158,8 @@ class Ec2:
             raise LaterError(f"{where}: {error}") from None
         return answer
 
-    def _is_ours(self, item: Mapping[str, Any]) -> bool:
-        """Believe the tags, not the filter: a mistake here deletes another team's machines."""
+    def _is_own(self, item: Mapping[str, Any]) -> bool:
+        """Check the tags again after the filter, since a mistake would delete another team's machines."""
         tags = _tags(item)
         return tags.get(LABEL_STACK) == self.stack and bool(tags.get(LABEL_JOB))
 
@@ -176,7 +174,7 @@ def _thing(kind: str, id_: str, item: Mapping[str, Any], leaving: bool = False) 
 
 
 def _busy(error: Any) -> bool:
-    """AWS is asked too much, or has trouble of its own: botocore has been patient already, and so is the drain."""
+    """Return whether AWS throttles or fails after botocore's own retries."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status >= 500 or _code(error) in _THROTTLED
 

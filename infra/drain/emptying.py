@@ -1,4 +1,4 @@
-"""How a stack is emptied, whatever the cloud: announce, delete, look again. Knows no cloud and no Pulumi."""
+"""Empty a stack in any cloud: announce the drain, then list and delete until nothing is left."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ from dataclasses import dataclass
 from typing import Protocol
 
 DRAIN_OBJECT = "stack/drain"
-ACTIVE_FOLDER = "active/"  # one object for each unfinished job (spotkeeper.reconcile.paths)
-DEADLINE_S = 1800.0  # real seconds; a machine may use its whole shutdown
-CLEAN_LOOKS = 2  # an insert accepted just before the drain shows up in the second look
-# A round that began before the mark may make machines and disks until its request ends (``reconcile/deadline``: 58 s,
-# a gang's launches one after the other), and each is listed some seconds later.
+ACTIVE_FOLDER = "active/"  # one object for each unfinished job (spotkeeper.reconcile.store.paths)
+DEADLINE_S = 1800.0  # real seconds; a machine's shutdown may take minutes
+CLEAN_LOOKS = 2  # an insert accepted just before the drain appears in the second listing
+# A round that began before the mark may create machines and disks until its request ends (after at most 58 s, see
+# ``reconcile/store/deadline``), and each is listed some seconds later.
 SETTLE_S = 70.0
 
 
 class DrainError(Exception):
-    """The stack could not be emptied; what is left, and what to do, is in the message."""
+    """The stack could not be emptied; the message names what is left and what to do."""
 
 
 class LaterError(DrainError):
-    """The cloud is busy, or the thing is: the same may be asked again after the next look."""
+    """The cloud or a resource is busy; the drain tries again after the next listing."""
 
 
 @dataclass(frozen=True)
 class Thing:
-    """Something of this stack that reconcile made. ``where``: what the cloud needs to find it again."""
+    """A machine, disk or snapshot that the function created; ``where`` is its address in the cloud."""
 
     kind: str
     name: str
     where: str
-    leaving: bool = False  # it goes by itself, or with another thing: not to be deleted now, but still there
+    leaving: bool = False  # still listed, but ends by itself or cannot be deleted yet
 
 
-class Cloud(Protocol):
-    """One stack in one cloud.
+class DrainCloud(Protocol):
+    """A stack in a cloud, as the drain uses it.
 
     Attributes:
-        stack: whose things these are.
-        bucket: where its state is.
-        pause_s: from one look to the next: as long as a new thing may take to be listed.
-        settle_s: how long after the mark a round may still make something, where jobs are unfinished.
+        stack, bucket: the stack's name and its bucket.
+        pause_s: seconds between two listings, the longest time until a new resource is listed.
+        settle_s: seconds after the mark in which a round of an unfinished job may still create resources.
     """
 
     @property
@@ -58,38 +57,38 @@ class Cloud(Protocol):
     def settle_s(self) -> float: ...
 
     def owner(self) -> str | None:
-        """The stack that the bucket's descriptor names; None where there is no bucket, or no descriptor."""
+        """Return the stack that the bucket's ``stack/pools.json`` names; None without a bucket or that object."""
 
     def announce(self) -> None:
-        """Write ``stack/drain``. A bucket that is gone needs none: no function can read a record either."""
+        """Write ``stack/drain``; do nothing if the bucket is gone, since the function then has no records."""
 
     def lift(self) -> None:
-        """Remove ``stack/drain``, if it is there."""
+        """Remove ``stack/drain`` if it exists."""
 
     def marked(self) -> bool:
-        """Whether ``stack/drain`` is there."""
+        """Return whether ``stack/drain`` exists."""
 
     def busy(self) -> bool:
-        """Whether jobs are unfinished (``active/``): only for those rounds are begun."""
+        """Return whether unfinished jobs exist (``active/``); only these have rounds."""
 
     def things(self) -> Iterable[Thing]:
-        """One look at whatever of this stack carries a job's label: machines, rank disks, snapshots."""
+        """List the stack's machines, disks and snapshots with a job's label."""
 
     def delete(self, things: Sequence[Thing]) -> None:
-        """Ask for their deletion. What is gone is deleted; what cannot go yet is left for the next look.
+        """Request deletions. A thing that is gone counts as deleted; a busy one waits for the next listing.
 
         Raises:
-            DrainError: refused, for a reason that time does not mend.
+            DrainError: a permanent refusal.
         """
 
 
 def empty(
-    cloud: Cloud, pause: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
+    cloud: DrainCloud, pause: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
 ) -> Counter[str]:
-    """Until two looks in a row find nothing; how many things of each kind there were.
+    """Delete until two listings in a row show nothing; return the number of deleted things by kind.
 
     Raises:
-        DrainError: another stack's bucket, a refusal, or still not empty at the deadline.
+        DrainError: the bucket is another stack's, a deletion is refused, or things are left at the deadline.
     """
     _own(cloud)
     cloud.announce()
@@ -99,7 +98,7 @@ def empty(
     while clean < CLEAN_LOOKS or looked < settled:
         looked = now()
         try:
-            cloud.announce()  # again: where somebody took the mark away, what is emptied would fill up behind us
+            cloud.announce()  # repeated: without the mark the function would launch machines
             left = list(cloud.things())
         except LaterError as busy:
             clean, still = 0, f"the cloud does not list what is there ({busy})"
@@ -114,8 +113,8 @@ def empty(
     return Counter(kind for kind, _ in found)
 
 
-def _own(cloud: Cloud) -> None:
-    """Whether this bucket is this stack's. Without the descriptor nothing can have been made."""
+def _own(cloud: DrainCloud) -> None:
+    """Refuse another stack's bucket; without ``stack/pools.json`` the function cannot have created anything."""
     owner = cloud.owner()
     if owner is not None and owner != cloud.stack:
         raise DrainError(

@@ -1,4 +1,4 @@
-"""The drain on Compute Engine (and on the one-machine cloud, which speaks its API). Uses the operator's own rights."""
+"""The drain on Compute Engine and on the one-machine cloud, with the operator's own rights."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotkeeper.spec.names import LABEL_JOB, LABEL_STACK
-
 from infra import naming
 from infra.drain.emptying import ACTIVE_FOLDER, DRAIN_OBJECT, SETTLE_S, DrainError, LaterError, Thing
+from spotkeeper.contract.names import LABEL_JOB, LABEL_STACK
 
 _CALL_S = 60.0
 _PAUSE_S = 10.0  # real Compute Engine lists a new machine within seconds
 _PAUSE_LOCAL_S = 2.0
 _BUSY = (429, 500, 502, 503, 504)
-_IN_USE = ("resourceInUseByAnotherResource", "resourceNotReady")  # a disk of which a snapshot is made, and the like
-_AT_ONCE = 16  # a stack of a thousand machines goes in a minute
+_IN_USE = ("resourceInUseByAnotherResource", "resourceNotReady")  # e.g. a disk during a snapshot
+_AT_ONCE = 16  # parallel deletions: a thousand machines take a minute
 
 
 class NotFoundError(Exception):
-    """The thing is gone already, which is what was wanted."""
+    """HTTP 404: the resource does not exist."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """JSON over HTTP, with the operator's token."""
+    """A client for JSON over HTTP that sends the operator's token."""
 
     token: str | None = field(repr=False)
 
     def call(self, method: str, url: str, body: bytes | None = None) -> dict[str, Any]:
-        """One call.
+        """Make one call; return the decoded answer.
 
         Raises:
-            NotFoundError: 404.
-            LaterError: no answer, throttled, or a thing that something else is done with right now.
+            NotFoundError: HTTP 404.
+            LaterError: no answer, throttling, or an operation under way on the resource.
             DrainError: any other refusal, with the answer's text.
         """
         headers = {"Content-Type": "application/json"}
@@ -63,9 +62,9 @@ class Api:
 
 
 def access_token(compute: str) -> str | None:
-    """The operator's own right to call Google; None for a cloud that is not on the internet."""
+    """Return the operator's token for Google; for the one-machine cloud only ``SPOTKEEPER_COMPUTE_TOKEN``, if set."""
     if urllib.parse.urlsplit(compute).scheme == "http":
-        return None
+        return os.environ.get("SPOTKEEPER_COMPUTE_TOKEN")
     if token := os.environ.get("GOOGLE_OAUTH_ACCESS_TOKEN"):
         return token
     import google.auth
@@ -76,14 +75,14 @@ def access_token(compute: str) -> str | None:
         credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
         credentials.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
     except google.auth.exceptions.GoogleAuthError as error:
-        told = "gcloud auth application-default login"
-        raise DrainError(f"nobody is logged in to Google Cloud ({error}): {told}") from None
+        remedy = "gcloud auth application-default login"
+        raise DrainError(f"no login to Google Cloud ({error}): {remedy}") from None
     return str(credentials.token)
 
 
 @dataclass(frozen=True)
 class ComputeEngine:
-    """A stack on Google Cloud (:class:`infra.drain.emptying.Cloud`)."""
+    """A stack on Google Cloud (:class:`infra.drain.emptying.DrainCloud`)."""
 
     stack: str
     project: str
@@ -95,9 +94,10 @@ class ComputeEngine:
 
     @classmethod
     def of(cls, props: Mapping[str, Any]) -> ComputeEngine:
-        """A cloud on one machine may have moved to another port: there ``SPOTKEEPER_COMPUTE_ENDPOINT`` wins.
+        """Return the cloud from a drain's properties.
 
-        Not over Google's own address: what a shell kept from a local cloud would find a real stack empty.
+        ``SPOTKEEPER_COMPUTE_ENDPOINT`` overrides the address of a one-machine cloud, whose port may have changed. It
+        does not override Google's, since a stale setting in the shell would make a real stack look empty.
         """
         texts = {name: str(props[name]) for name in ("stack", "project", "bucket", "storage")}
         declared = str(props["compute"])
@@ -111,7 +111,7 @@ class ComputeEngine:
 
     @property
     def settle_s(self) -> float:
-        """On one machine a call takes milliseconds."""
+        """Return ``settle_s``: 0 in the one-machine cloud, where calls take milliseconds."""
         return SETTLE_S if self.compute.startswith("https:") else 0.0
 
     def owner(self) -> str | None:
@@ -127,7 +127,7 @@ class ComputeEngine:
             self.api.call("POST", url, b"{}")
 
     def lift(self) -> None:
-        with contextlib.suppress(NotFoundError):  # the usual case: it was never drained
+        with contextlib.suppress(NotFoundError):  # usually the mark does not exist
             self.api.call("DELETE", self._object(DRAIN_OBJECT))
 
     def marked(self) -> bool:
@@ -145,7 +145,7 @@ class ComputeEngine:
             return False
 
     def things(self) -> Iterator[Thing]:
-        """Machines, then disks (one in use goes once its machine has let go), then snapshots."""
+        """List machines, then disks (one in use is deleted after its machine), then snapshots."""
         zones = self._zones()
         for zone in zones:
             for item in self._list(f"{self._root}/zones/{zone}/instances"):
@@ -163,7 +163,7 @@ class ComputeEngine:
                 pass
 
     def _delete(self, thing: Thing) -> None:
-        with contextlib.suppress(NotFoundError, LaterError):  # reconcile, or its own end, was faster
+        with contextlib.suppress(NotFoundError, LaterError):  # it is gone, or busy
             self.api.call("DELETE", thing.where)
 
     @property
@@ -171,24 +171,24 @@ class ComputeEngine:
         return f"{self.compute}/projects/{self.project}"
 
     def _zones(self) -> list[str]:
-        """The stack's, and any other that holds something of it: a zone may leave a stack before its disks do."""
+        """Return the stack's zones and all others with its resources, since a zone may have left the stack file."""
         found = set(self.zones)
         for kind in ("instances", "disks"):
             for page in self._pages(f"{self._root}/aggregated/{kind}"):
                 for scope, part in page.get("items", {}).items():
                     if part.get("warning", {}).get("code") == "UNREACHABLE" and self._near(scope):
                         raise LaterError(f"{scope} does not answer")
-                    if scope.startswith("zones/") and any(self._is_ours(item) for item in part.get(kind, ())):
+                    if scope.startswith("zones/") and any(self._is_own(item) for item in part.get(kind, ())):
                         found.add(scope.removeprefix("zones/"))
         return sorted(found)
 
     def _near(self, scope: str) -> bool:
-        """Whether it is a zone of the stack's region: the only ones that it ever had anything in."""
+        """Return whether ``scope`` is a zone of the stack's region, which has all of its resources."""
         return scope.removeprefix("zones/").rpartition("-")[0] in {zone.rpartition("-")[0] for zone in self.zones}
 
     def _list(self, url: str) -> Iterator[dict[str, Any]]:
         for page in self._pages(url):
-            yield from (item for item in page.get("items", ()) if self._is_ours(item))
+            yield from (item for item in page.get("items", ()) if self._is_own(item))
 
     def _pages(self, url: str) -> Iterator[dict[str, Any]]:
         query = {"filter": f"labels.{LABEL_STACK}={self.stack}"}
@@ -199,8 +199,8 @@ class ComputeEngine:
                 return
             query["pageToken"] = token
 
-    def _is_ours(self, item: Mapping[str, Any]) -> bool:
-        """Believe the labels, not the filter: a mistake here deletes another team's machines."""
+    def _is_own(self, item: Mapping[str, Any]) -> bool:
+        """Check the labels again after the filter, since a mistake would delete another team's machines."""
         labels = item.get("labels", {})
         return labels.get(LABEL_STACK) == self.stack and bool(labels.get(LABEL_JOB))
 

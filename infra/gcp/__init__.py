@@ -1,8 +1,7 @@
-"""A whole stack on Google Cloud, composed from the components of this package.
+"""A stack on Google Cloud, composed from the components of this package.
 
-The order of declaration is the order of creation; its reverse is that of destruction:
-schedule and event route go first, then the drain (which empties the stack of what
-reconcile made), then what those machines stood on.
+Resources are declared in the order of their creation. A destroy goes in reverse: it deletes the schedule and the
+event route, then the drain (which deletes what the function made), then what dynamic machines need.
 """
 
 from __future__ import annotations
@@ -10,46 +9,42 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra import boot, bundle
-from infra.drain import Drained, DrainedArgs, HasParts
-from infra.exports import Exports
-from infra.gcp.alerts import Alerts, AlertsArgs
-from infra.gcp.disks import Disks, DisksArgs
-from infra.gcp.identity import Identity, IdentityArgs
-from infra.gcp.network import Network, NetworkArgs
-from infra.gcp.placement import Placement, PlacementArgs
-from infra.gcp.pools import Pools, PoolsArgs, pool_states, publish_state
-from infra.gcp.reconcile import Function, FunctionArgs, Triggers, TriggersArgs, drain_args
-from infra.gcp.storage import Storage, StorageArgs
-from infra.settings import Settings
+from infra.drain import Drained
+from infra.gcp import pools as pool_resources
+from infra.gcp.alerts import GcpAlerts
+from infra.gcp.function import GcpFunction, GcpTriggers, drain_args
+from infra.gcp.identity import GcpIdentity, GcpShells
+from infra.gcp.network import GcpNetwork
+from infra.gcp.pools import GcpPools
+from infra.gcp.storage import GcpStorage
+from infra.settings.model import Settings
+from infra.shared import Disks, Exports, PlacementGroups
 
 
 def declare(settings: Settings, build: Path) -> Exports:
     """Declare every resource of the stack; ``build`` is the folder for archives."""
     agent = bundle.bundle(build, settings.agent.python, settings.agent.arch)
-    source = bundle.function_source(build)
-    network = Network("network", NetworkArgs(settings))
-    identity = Identity("identity", IdentityArgs(settings, network))
-    storage = Storage("storage", StorageArgs(settings, agent, source, identity))
-    function = Function("function", FunctionArgs(settings, storage, identity))
-    placement = Placement("placement", PlacementArgs(settings))
-    disks = Disks("disks", DisksArgs(settings))
-    pools = Pools(
-        "pools",
-        PoolsArgs(
-            settings, boot.render(settings), agent.sha256, network, identity, storage, function, placement, disks
-        ),
-    )
-    descriptor = publish_state(settings, storage, function, identity, agent, pool_states(settings, pools, placement))
-    stands_on: list[HasParts] = [network, function, placement, pools]
-    drained = Drained("drained", DrainedArgs(drain_args(settings, storage), descriptor, stands_on))
-    triggers = Triggers("triggers", TriggersArgs(settings, function, identity, drained))
-    Alerts("alerts", AlertsArgs(settings, function, triggers))
+    source = bundle.function_source(build, f"3.{settings.reconcile.runtime.removeprefix('python3')}")
+    network = GcpNetwork(settings)
+    identity = GcpIdentity(settings, network)
+    if settings.ssh:
+        GcpShells(settings, identity)
+    storage = GcpStorage(settings, agent, source, identity)
+    function = GcpFunction(settings, storage, identity)
+    placement = PlacementGroups(settings, pool_resources.placement_policy)
+    disks = Disks(settings, pool_resources.disk)
+    scripts = boot.render(settings)
+    pools = GcpPools(scripts, agent.sha256, network, identity, storage, function, placement, disks)
+    descriptor = pools.publish_state()
+    drained = Drained(settings, drain_args(settings, storage), descriptor, [network, function, placement, pools])
+    triggers = GcpTriggers(settings, function, identity, drained)
+    GcpAlerts(settings, triggers)
     return Exports(
         bucket=storage.bucket.name,
         function_url=function.url,
         bundle_sha256=agent.sha256,
         pools=[pool.name for pool in settings.pools],
-        static_nodes=sorted(pools.nodes),
+        static_machines=sorted(pools.machines),
         kept_disks=disks.kept,
         ready=drained.drain,
     )

@@ -1,70 +1,62 @@
-"""Who is told when the loop stops, when a job cannot go on, and when the money runs: all opt-in."""
+"""Optional mails when ticks stop, when a job cannot continue, and at thresholds of a budget."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pulumi
 import pulumi_gcp as gcp
-from spotkeeper.spec.names import LABEL_STACK
 
-from infra import naming
-from infra.gcp.reconcile import Function, Triggers
-from infra.settings import Budget, Settings
+from infra.gcp.function import GcpTriggers
+from infra.settings.model import Budget, Settings
+from infra.shared import Component
+from spotkeeper.contract.names import LABEL_STACK
 
-_EVERY = "3600s"  # at most one mail an hour and policy: what lasts is said again
+_EVERY = "3600s"  # at most one mail per hour and policy; a lasting condition is mailed again
 _CLOSED = "86400s"
-# Of the function's log, by its ``event`` and ``reason`` (spotkeeper.reconcile.logs) -> what people are told.
+# alerts.about -> a filter of the function's log (service/logging_json.py), and the mail's text.
 LOGGED: dict[str, tuple[str, str]] = {
     "holds": ('jsonPayload.event="hold" AND NOT jsonPayload.reason="pause"', "a job holds: it waits for a person"),
-    "spend": ('jsonPayload.event="fuse"', "a money fuse has blown: no further machine is bought"),
-    "orphans": ('jsonPayload.event="orphan"', "machines or disks of a job that nobody knows"),
+    "spend": ('jsonPayload.event="limit"', "a spending limit is reached: no further machine is bought"),
+    "orphans": ('jsonPayload.event="orphan"', "machines or disks of an unknown job"),
 }
-_DOCUMENTATION = "Function log: severity>=WARNING of the Run service. What each line means: docs/operate.md, Alarms."
+TICK = "tick"  # event of the log line of a successful tick (spotkeeper.reconcile.controller.alarm)
+_DOCUMENTATION = (
+    'Function log: severity>=WARNING of the Run service. docs/troubleshooting.md, "Log lines", explains each line.'
+)
 
 
-@dataclass(frozen=True)
-class AlertsArgs:
-    settings: Settings
-    function: Function
-    triggers: Triggers
+class GcpAlerts(Component):
+    """The component that mails missed ticks, events in the function's log, and thresholds of the budget."""
 
-
-class Alerts(pulumi.ComponentResource):
-    """Mails: of ticks that are missed, of what the function says in its log, and of a budget's thresholds."""
-
-    def __init__(self, name: str, args: AlertsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("spotkeeper:gcp:Alerts", name, None, opts)
-        self._args, self._settings = args, args.settings
-        self._service = naming.stack(args.settings.stack)
-        self._child = pulumi.ResourceOptions(parent=self)
-        self._mail = self._channel(args.settings.alerts.email) if args.settings.alerts.email else None
+    def __init__(self, settings: Settings, triggers: GcpTriggers, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("Alerts", settings, opts)
+        self._triggers = triggers
+        self._mail = self._channel(settings.alerts.email) if settings.alerts.email else None
         if self._mail is not None:
-            about = args.settings.alerts.about
+            about = settings.alerts.about
             if "ticks" in about:
-                self._policy("silence", "no tick answered", [self._silence()])
-                self._policy("amiss", "the loop cannot do its work", [self._log("an error", "severity>=ERROR")])
+                self._policy("silence", "no tick succeeded", [self._silence()])
+                self._policy("errors", "the loop cannot do its work", [self._log("an error", "severity>=ERROR")])
                 self._policy("dead-letters", "preemption events do not arrive", [self._undelivered()])
             for key, (pattern, message) in LOGGED.items():
                 if key in about:
                     self._policy(key, message, [self._log(message, pattern)])
-        if args.settings.budget:
-            self._budget(args.settings.budget)
+        if settings.budget:
+            self._budget(settings.budget)
         self.register_outputs({})
 
     def _channel(self, email: str) -> gcp.monitoring.NotificationChannel:
         return gcp.monitoring.NotificationChannel(
-            "mail", display_name=f"Spotkeeper {self._settings.stack}", type="email",
-            labels={"email_address": email}, opts=self._child,
+            "mail", display_name=f"Spotkeeper {self.settings.stack}", type="email",
+            labels={"email_address": email}, opts=self.child,
         )  # fmt: skip
 
     def _policy(self, key: str, message: str, conditions: list[gcp.monitoring.AlertPolicyConditionArgs]) -> None:
-        """One of a log must say how often it may mail, and one of a metric must not."""
+        """Declare an alert policy. The API requires a limit of mails for log conditions, and refuses it for metrics."""
         of_log = any(condition.condition_matched_log is not None for condition in conditions)
         rate = gcp.monitoring.AlertPolicyAlertStrategyNotificationRateLimitArgs(period=_EVERY) if of_log else None
         gcp.monitoring.AlertPolicy(
             key,
-            display_name=f"Spotkeeper {self._settings.stack}: {message}",
+            display_name=f"Spotkeeper {self.settings.stack}: {message}",
             combiner="OR",
             conditions=conditions,
             alert_strategy=gcp.monitoring.AlertPolicyAlertStrategyArgs(
@@ -74,48 +66,53 @@ class Alerts(pulumi.ComponentResource):
                 content=_DOCUMENTATION, mime_type="text/markdown"
             ),
             notification_channels=[self._mail.name] if self._mail else [],
-            opts=self._child,
+            opts=self.child,
         )
 
     def _silence(self) -> gcp.monitoring.AlertPolicyConditionArgs:
-        answered = " AND ".join((
-            'resource.type = "cloud_run_revision"',
-            f'resource.labels.service_name = "{self._service}"',
-            'metric.type = "run.googleapis.com/request_count"',
-            'metric.labels.response_code_class = "2xx"',
-        ))  # fmt: skip
+        """Return the condition for missing ticks. It counts successful ticks, since agents' requests would hide a stop.
+
+        The metric has no data before the first tick, and the API accepts no other kind of condition on such a metric.
+        """
+        metric = f"{self.prefix.replace('-', '_')}_ticks"  # in PromQL's spelling
+        gcp.logging.Metric(
+            "ticks",
+            name=metric,
+            filter=self._lines(f'jsonPayload.event="{TICK}"'),
+            metric_descriptor=gcp.logging.MetricMetricDescriptorArgs(metric_kind="DELTA", value_type="INT64"),
+            opts=self.child,
+        )
+        series = f'logging_googleapis_com:user_{metric}{{monitored_resource="cloud_run_revision"}}'
+        window = f"[{max(5, 2 * self.settings.reconcile.tick_minutes)}m]"
         return gcp.monitoring.AlertPolicyConditionArgs(
-            display_name="no successful request",
-            condition_absent=gcp.monitoring.AlertPolicyConditionConditionAbsentArgs(
-                filter=answered,
-                duration=f"{self._settings.alerts.missed_minutes * 60}s",
-                aggregations=[
-                    gcp.monitoring.AlertPolicyConditionConditionAbsentAggregationArgs(
-                        alignment_period="60s", per_series_aligner="ALIGN_RATE"
-                    )
-                ],
+            display_name="no tick that succeeded",
+            condition_prometheus_query_language=gcp.monitoring.AlertPolicyConditionConditionPrometheusQueryLanguageArgs(
+                query=f"sum(increase({series}{window})) < 1 or absent_over_time({series}{window})",
+                duration=f"{self.settings.alerts.missed_minutes * 60}s",
+                evaluation_interval="60s",
+                disable_metric_validation=True,
             ),
         )
 
     def _log(self, message: str, pattern: str) -> gcp.monitoring.AlertPolicyConditionArgs:
-        lines = " AND ".join((
-            'resource.type="cloud_run_revision"',
-            f'resource.labels.service_name="{self._service}"',
-            pattern,
-        ))  # fmt: skip
         return gcp.monitoring.AlertPolicyConditionArgs(
             display_name=message,
             condition_matched_log=gcp.monitoring.AlertPolicyConditionConditionMatchedLogArgs(
-                filter=lines, label_extractors={"job": "EXTRACT(jsonPayload.job)"}
+                filter=self._lines(pattern), label_extractors={"job": "EXTRACT(jsonPayload.job)"}
             ),
         )
 
+    def _lines(self, pattern: str) -> str:
+        """Return a filter for lines of the function's log."""
+        where = ('resource.type="cloud_run_revision"', f'resource.labels.service_name="{self.prefix}"')
+        return " AND ".join((*where, pattern))
+
     def _undelivered(self) -> gcp.monitoring.AlertPolicyConditionArgs:
-        """The tick finds a lost machine anyway; but each loss then costs up to a minute more."""
+        """Return the condition for undelivered events, whose lost machines only the next tick finds."""
         return gcp.monitoring.AlertPolicyConditionArgs(
             display_name="an event was given up",
             condition_threshold=gcp.monitoring.AlertPolicyConditionConditionThresholdArgs(
-                filter=self._args.triggers.push.name.apply(
+                filter=self._triggers.push.name.apply(
                     lambda name: (
                         'resource.type = "pubsub_subscription" AND '
                         f'resource.labels.subscription_id = "{name}" AND '
@@ -134,22 +131,29 @@ class Alerts(pulumi.ComponentResource):
         )
 
     def _budget(self, budget: Budget) -> None:
-        """Mails go to the billing account's administrators, and to whom the stack's other alarms go."""
+        """Declare the budget, which mails the billing account's administrators and the address in ``alerts.email``.
+
+        The Budget API refuses users' credentials unless the call names a project that pays for it.
+        """
+        billed = gcp.Provider(
+            "budget", project=self.settings.project, billing_project=self.settings.project,
+            user_project_override=True, opts=self.child,
+        )  # fmt: skip
         gcp.billing.Budget(
             "budget",
             billing_account=budget.billing_account,
-            display_name=f"Spotkeeper {self._settings.stack}",
+            display_name=f"Spotkeeper {self.settings.stack}",
             amount=gcp.billing.BudgetAmountArgs(
                 specified_amount=gcp.billing.BudgetAmountSpecifiedAmountArgs(
                     currency_code=budget.currency, units=str(budget.monthly)
                 )
             ),
-            budget_filter=gcp.billing.BudgetBudgetFilterArgs(labels={LABEL_STACK: self._settings.stack}),
+            budget_filter=gcp.billing.BudgetBudgetFilterArgs(labels={LABEL_STACK: self.settings.stack}),
             threshold_rules=[
                 gcp.billing.BudgetThresholdRuleArgs(threshold_percent=percent / 100) for percent in budget.alert_at
             ],
             all_updates_rule=gcp.billing.BudgetAllUpdatesRuleArgs(monitoring_notification_channels=[self._mail.name])
             if self._mail
             else None,
-            opts=self._child,
+            opts=pulumi.ResourceOptions(parent=self, provider=billed),
         )

@@ -1,7 +1,7 @@
-"""Who may do what: four service accounts, two custom roles, no default account anywhere.
+"""The stack's four service accounts and their rights, and optional shells on machines. No default account is used.
 
-The rights are data (:func:`roles`, :func:`project_bindings`), so that a test can read
-them as a reviewer does. Conditions hold on to names, since labels cannot be used in them.
+Rights are data (:func:`roles`, :func:`project_bindings`, :func:`shell_rights`), so that tests and reviewers read the
+same text. Conditions test names of resources, since they cannot test labels.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import pulumi
 import pulumi_gcp as gcp
 
 from infra import naming
-from infra.gcp.network import Network, project_of
-from infra.settings import Settings
+from infra.gcp.network import GcpNetwork, project_of
+from infra.settings.gcp import is_local
+from infra.settings.model import Settings
+from infra.shared import IAM_SPREADS_S, Component, Settled
 
-NODE = "vm"
+MACHINE = "vm"
 FUNCTION = "fn"
 CLOCK = "ck"
 BUILD = "bd"
 ACCOUNTS: dict[str, str] = {
-    NODE: "Spotkeeper machines",
+    MACHINE: "Spotkeeper machines",
     FUNCTION: "Spotkeeper reconcile function",
     CLOCK: "Spotkeeper schedule and event push",
     BUILD: "Spotkeeper function build",
 }
 
-# Reading, and the use of what Pulumi declared: conditions on names do not apply to lists.
+# Rights to list, and to use what Pulumi declared; conditions on names do not apply to lists.
 LOOK: tuple[str, ...] = (
     "compute.advice.capacity",
     "compute.advice.capacityHistory",
@@ -44,8 +46,8 @@ LOOK: tuple[str, ...] = (
     "compute.zoneOperations.list",
     "compute.globalOperations.get",
 )
-# Bounded by name to this stack's machines. setMetadata, setServiceAccount, setTags and setLabels
-# are needed to insert from a template that has them, and give nothing that create does not.
+# Rights limited by name to this stack's machines. An insert from a template with metadata, account, tags and labels
+# needs the four set... permissions, which allow nothing that create does not.
 CHANGE: tuple[str, ...] = (
     "compute.disks.create",
     "compute.disks.createSnapshot",
@@ -68,15 +70,21 @@ CHANGE: tuple[str, ...] = (
     "compute.snapshots.setLabels",
     "compute.snapshots.useReadOnly",
 )
-# What Google asks of a build's own account: to read the source (in a bucket of Cloud Functions' own), to store the
-# image, to log. Cloud Build's own role can also rewrite the project's buckets, and builds run what packages bring.
+# Rights by which a machine gets tokens of the jobs' account. Google's predefined role could also sign as it.
+TOKENS: tuple[str, ...] = ("iam.serviceAccounts.getAccessToken", "iam.serviceAccounts.getOpenIdToken")
+# A build reads the source (in a bucket of Cloud Functions), stores the image, and logs. Cloud Build's predefined role
+# could also rewrite the project's buckets, and builds run code of packages.
 # https://cloud.google.com/functions/docs/securing/build-custom-sa
 BUILDS: tuple[str, ...] = ("roles/artifactregistry.writer", "roles/logging.logWriter", "roles/storage.objectViewer")
+# `gcloud compute ssh` reads the project's metadata, which a condition on machines' names would refuse.
+SHELL: tuple[str, ...] = ("compute.projects.get",)
+# The proxy cannot test machine names: the firewall rule and OS Login decide which machine a tunnel reaches.
+PORT = "destination.port == 22"
 
 
 @dataclass(frozen=True)
 class Role:
-    """A custom role: ``key`` completes its id."""
+    """A custom role, whose id ends with ``key``."""
 
     key: str
     title: str
@@ -85,16 +93,18 @@ class Role:
 
 @dataclass(frozen=True)
 class Binding:
-    """An account of ours (``who``) holds a role in the project; ``role`` without a slash is a custom one's key."""
+    """A role of a stack's account (``who``) in the project; ``role`` without a slash is a custom role's key."""
 
     who: str
     role: str
     condition: str | None = None
 
 
-def roles(stack: str) -> tuple[Role, ...]:
+def roles(stack: str, public_ip: bool = False) -> tuple[Role, ...]:
+    """Return the stack's custom roles; ``public_ip`` adds the permission that public addresses need."""
+    look = (*LOOK, "compute.subnetworks.useExternalIp") if public_ip else LOOK
     return (
-        Role("look", f"Spotkeeper {stack}: see machines", LOOK),
+        Role("look", f"Spotkeeper {stack}: see machines", look),
         Role("change", f"Spotkeeper {stack}: make and remove machines", CHANGE),
     )
 
@@ -104,114 +114,142 @@ def project_bindings(stack: str) -> tuple[Binding, ...]:
         Binding(FUNCTION, "look"),
         Binding(FUNCTION, "change", machines_of(stack)),
         Binding(FUNCTION, "roles/logging.logWriter"),
-        Binding(NODE, "roles/logging.logWriter"),
+        Binding(MACHINE, "roles/logging.logWriter"),
         *(Binding(BUILD, role) for role in BUILDS),
     )
 
 
 def machines_of(stack: str) -> str:
-    """Condition: the resource is a rank's machine, disk or snapshot of this stack, by its name.
+    """Return the condition that the resource is a dynamic machine, disk or snapshot of the stack, by its name.
 
-    A static node and its disk have no ``-r`` in theirs (but where their pool has), so they are out of reach.
+    Names of static machines and their disks lack ``-n`` (unless their pool's name has it), so they do not match.
     """
     prefix = naming.machine_prefix(stack)
     kinds = ("instances", "disks", "snapshots")
-    return " || ".join(f'resource.name.extract("/{kind}/{prefix}{{job}}-r") != ""' for kind in kinds)
+    return " || ".join(f'resource.name.extract("/{kind}/{prefix}{{job}}-n") != ""' for kind in kinds)
 
 
 def secret_keys(secrets: Sequence[str]) -> list[str]:
-    """What each secret's right is called: two projects may have one of the same name, and the second is told whole."""
+    """Return Pulumi names for rights to secrets; a second project's secret of the same name has its full name."""
     short = [secret.rsplit("/", 1)[-1] for secret in secrets]
     return [key if key not in short[:i] else secrets[i].replace("/", "-") for i, key in enumerate(short)]
 
 
 @dataclass(frozen=True)
-class IdentityArgs:
-    settings: Settings
-    network: Network
+class ShellRight:
+    """A role of each shell user in the project; ``role`` without a slash is a custom role's key."""
+
+    key: str
+    role: str
+    condition: str = ""
 
 
-class Identity(pulumi.ComponentResource):
-    """``node``, ``function``, ``clock``, ``build``: the accounts."""
+def shell_rights(stack: str) -> tuple[ShellRight, ...]:
+    return (
+        ShellRight("tunnel", "roles/iap.tunnelResourceAccessor", PORT),
+        ShellRight("login", "roles/compute.osLogin", logins_of(stack)),
+        ShellRight("project", "shell"),
+    )
 
-    def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("spotkeeper:gcp:Identity", name, None, opts)
-        self._settings = args.settings
-        self._child = pulumi.ResourceOptions(parent=self)
+
+def logins_of(stack: str) -> str:
+    """Return the condition that the resource is a machine of this stack, dynamic or static, by its name."""
+    return f'resource.name.extract("/instances/{naming.machine_prefix(stack)}{{rest}}") != ""'
+
+
+class GcpIdentity(Component):
+    """The service accounts ``machine``, ``function``, ``clock`` (schedule) and ``build``, with their rights."""
+
+    def __init__(self, settings: Settings, network: GcpNetwork, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("Identity", settings, opts)
         accounts = {key: self._account(key, title) for key, title in ACCOUNTS.items()}
-        self.node, self.function = accounts[NODE], accounts[FUNCTION]
+        self.machine, self.function = accounts[MACHINE], accounts[FUNCTION]
         self.clock, self.build = accounts[CLOCK], accounts[BUILD]
-        custom = {role.key: self._role(role) for role in roles(args.settings.stack)}
+        custom = {role.key: self.role(role) for role in roles(settings.stack, settings.network.public_ip)}
         self.bindings: list[pulumi.Resource] = [
-            self._bind(binding, accounts[binding.who], custom) for binding in project_bindings(args.settings.stack)
+            self._bind(binding, accounts[binding.who], custom) for binding in project_bindings(settings.stack)
         ]
-        # The edge that matters: only machines may be given an identity, and only this one.
+        # The function may give machines this identity and no other.
         self.bindings.append(
             gcp.serviceaccount.IAMMember(
                 "function-uses-node",
-                service_account_id=self.node.name,
+                service_account_id=self.machine.name,
                 role="roles/iam.serviceAccountUser",
                 member=self.function.member,
-                opts=self._child,
+                opts=self.child,
             )
         )
-        if args.settings.network.exists():
-            self.bindings.append(self._uses(args.network))
-        if args.settings.job_identity:
-            self.bindings.append(self._may_be(args.settings.job_identity))
-            found = zip(secret_keys(args.settings.secrets), args.settings.secrets, strict=True)
-            self.bindings += [self._reads(key, args.settings.job_identity, secret) for key, secret in found]
+        if settings.network.exists():
+            self.bindings.append(self._uses(network))
+        if settings.job_identity:
+            self.bindings.append(self._tokens(settings.job_identity))
+            found = zip(secret_keys(settings.secrets), settings.secrets, strict=True)
+            self.bindings += [self._reads(key, settings.job_identity, secret) for key, secret in found]
+        # Builds and runs with a new account start only when its rights are in force.
+        self.settled = Settled(
+            [f"{b.who} {b.role} {b.condition or ''}".strip() for b in project_bindings(settings.stack)],
+            0 if is_local(settings) else IAM_SPREADS_S,
+            pulumi.ResourceOptions(parent=self, depends_on=self.bindings),
+        )
         self.register_outputs({})
 
-    def _may_be(self, account: str) -> gcp.serviceaccount.IAMMember:
-        """Machines may ask for tokens of the jobs' account, and of no other."""
+    def _tokens(self, account: str) -> gcp.serviceaccount.IAMMember:
+        """Declare that machines may get tokens of the jobs' account, and of no other."""
         project = account.partition("@")[2].removesuffix(".iam.gserviceaccount.com")
+        role = self.role(Role("tokens", f"Spotkeeper {self.settings.stack}: be the jobs' account", TOKENS), project)
         return gcp.serviceaccount.IAMMember(
             "node-acts-as-jobs",
             service_account_id=f"projects/{project}/serviceAccounts/{account}",
-            role="roles/iam.serviceAccountTokenCreator",
-            member=self.node.member,
-            opts=self._child,
+            role=role.name,
+            member=self.machine.member,
+            opts=self.child,
         )
 
-    def _uses(self, network: Network) -> gcp.compute.SubnetworkIAMMember:
-        """A network may be another project's, where the roles of this one count for nothing."""
+    def _uses(self, network: GcpNetwork) -> gcp.compute.SubnetworkIAMMember:
+        """Declare the right to use the subnetwork in its own project, where the stack's roles may not apply."""
         return gcp.compute.SubnetworkIAMMember(
             "function-uses-subnetwork",
-            project=network.subnetwork.apply(lambda link: project_of(link, self._settings.project)),
-            region=self._settings.region,
+            project=network.subnetwork.apply(lambda link: project_of(link, self.settings.project)),
+            region=self.settings.region,
             subnetwork=network.subnetwork.apply(lambda link: link.rsplit("/", 1)[-1]),
             role="roles/compute.networkUser",
             member=self.function.member,
-            opts=self._child,
+            opts=self.child,
         )
 
     def _reads(self, key: str, account: str, secret: str) -> gcp.secretmanager.SecretIamMember:
-        """Jobs, and not the machines that they run on."""
+        """Declare that the jobs' account may read a secret; machines may not."""
         return gcp.secretmanager.SecretIamMember(
             f"jobs-read-{key}",
-            secret_id=secret if "/" in secret else f"projects/{self._settings.project}/secrets/{secret}",
+            secret_id=secret if "/" in secret else f"projects/{self.settings.project}/secrets/{secret}",
             role="roles/secretmanager.secretAccessor",
             member=f"serviceAccount:{account}",
-            opts=self._child,
+            opts=self.child,
         )
 
     def _account(self, key: str, title: str) -> gcp.serviceaccount.Account:
-        stack = self._settings.stack
+        stack = self.settings.stack
         return gcp.serviceaccount.Account(
             f"account-{key}",
             account_id=naming.account(stack, key),
             display_name=f"{title} ({stack})",
-            opts=self._child,
+            opts=self.child,
         )
 
-    def _role(self, role: Role) -> gcp.projects.IAMCustomRole:
+    def role(self, role: Role, project: str | None = None) -> gcp.projects.IAMCustomRole:
+        """Declare a custom role in ``project`` (None: the stack's); a role can be granted only in its own project.
+
+        Google reserves the id of a deleted role for up to 37 days, so the id ends with the last digits of the
+        function's account number, which differs when a stack is rebuilt.
+        """
+        stack = self.settings.stack
         return gcp.projects.IAMCustomRole(
             f"role-{role.key}",
-            role_id=naming.custom_role(self._settings.stack, role.key),
+            project=project,
+            role_id=self.function.unique_id.apply(lambda number: naming.custom_role(stack, role.key, number)),
             title=role.title,
             permissions=list(role.permissions),
-            opts=self._child,
+            opts=self.child,
         )
 
     def _bind(
@@ -225,9 +263,49 @@ class Identity(pulumi.ComponentResource):
         role = custom[binding.role].name if binding.role in custom else binding.role
         return gcp.projects.IAMMember(
             f"{binding.who}-{binding.role.rsplit('/', 1)[-1]}",
-            project=self._settings.project,
+            project=self.settings.project,
             role=role,
             member=account.member,
             condition=condition,
-            opts=self._child,
+            opts=self.child,
+        )
+
+
+class GcpShells(Component):
+    """Shells through the Identity-Aware Proxy for the users that ``ssh`` in the stack file lists.
+
+    OS Login gives them an ordinary user without sudo. A firewall rule (``network.py``) lets the proxy reach port 22 of
+    this stack's machines only. The metadata fence refuses them the machine's credentials: user ids of OS Login are
+    above those of services.
+    """
+
+    def __init__(self, settings: Settings, identity: GcpIdentity, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("Access", settings, opts)
+        stack = settings.stack
+        custom = identity.role(Role("shell", f"Spotkeeper {stack}: find machines to log in to", SHELL))
+        for who in settings.ssh:
+            for right in shell_rights(stack):
+                self._grant(who, right, custom)
+            # OS Login needs this right on machines with a service account.
+            gcp.serviceaccount.IAMMember(
+                f"{naming.address(who)}-ssh-node",
+                service_account_id=identity.machine.name,
+                role="roles/iam.serviceAccountUser",
+                member=who,
+                opts=self.child,
+            )
+        self.register_outputs({})
+
+    def _grant(self, who: str, right: ShellRight, custom: gcp.projects.IAMCustomRole) -> None:
+        condition = None
+        if right.condition:
+            title = f"shells on machines of {self.settings.stack}"
+            condition = gcp.projects.IAMMemberConditionArgs(title=title, expression=right.condition)
+        gcp.projects.IAMMember(
+            f"{naming.address(who)}-ssh-{right.key}",
+            project=self.settings.project,
+            role=right.role if "/" in right.role else custom.name,
+            member=who,
+            condition=condition,
+            opts=self.child,
         )

@@ -1,70 +1,65 @@
-"""Machine shapes: two templates for each spot pool, the nodes of each static pool.
+"""The pools: two machine templates for each spot pool, and the machines of each static pool.
 
-Reconcile picks a template and a zone and nothing else. Both templates of a pool come from
-one builder and differ in their scheduling only. The data disk is in neither: it is
-attached once the machine runs, so that a replacement can boot while its predecessor dies.
+The function chooses only a template and a zone. The two templates of a pool differ only in their scheduling. Neither
+has the data disk, which is attached to the running machine, so that a replacement boots while its predecessor ends.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pulumi
 import pulumi_gcp as gcp
-from spotkeeper.spec.stack import PoolState
 
 from infra import naming
-from infra.boot import BootArgs
-from infra.bundle import Archive
-from infra.gcp.disks import Disks
-from infra.gcp.identity import Identity
-from infra.gcp.network import GVNIC, Card, Network
-from infra.gcp.placement import Placement
-from infra.gcp.reconcile import Function
-from infra.gcp.storage import Storage
-from infra.settings import Pool, Settings
-from infra.settings.state import models, pool_state, state_text
+from infra.boot import Scripts
+from infra.gcp.function import GcpFunction
+from infra.gcp.identity import GcpIdentity
+from infra.gcp.network import GVNIC, Card, GcpNetwork
+from infra.gcp.storage import GcpStorage
+from infra.settings.model import models, pool_state, state_text
+from infra.settings.pool import Pool
+from infra.shared import Component, Disks, PlacementGroups
 
-DATA_DEVICE = "sk-data"  # the agent finds the disk as /dev/disk/by-id/google-sk-data
+DATA_DEVICE = "sk-data"  # the agent mounts /dev/disk/by-id/google-sk-data
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"  # narrowed by the identity's roles
+_DOMAINS = 8  # availability domains, the maximum of a spread policy; more machines share them
 
 
-@dataclass(frozen=True)
-class PoolsArgs(BootArgs):
-    network: Network
-    identity: Identity
-    storage: Storage
-    function: Function
-    placement: Placement
-    disks: Disks
+class GcpPools(Component):
+    """The pools; ``templates``: pool -> provisioning model -> self link; ``machines``: name -> static instance."""
 
-
-class Pools(pulumi.ComponentResource):
-    """``templates``: pool -> model -> self link. ``nodes``: name -> the static instance."""
-
-    def __init__(self, name: str, args: PoolsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("spotkeeper:gcp:Pools", name, None, opts)
-        self._args = args
-        # A machine that boots before it may read the bucket, or call the function, only waits: but it bills.
-        self._opts = pulumi.ResourceOptions(
-            parent=self, depends_on=[args.storage.bundle, *args.storage.access, *args.function.access]
-        )
-        spot = [pool for pool in args.settings.pools if pool.kind == "spot"]
-        static = [pool for pool in args.settings.pools if pool.kind == "static"]
+    def __init__(
+        self,
+        scripts: Scripts,
+        bundle_sha256: str,
+        network: GcpNetwork,
+        identity: GcpIdentity,
+        storage: GcpStorage,
+        function: GcpFunction,
+        placement: PlacementGroups,
+        disks: Disks,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("Pools", network.settings, opts)
+        self._scripts, self._bundle_sha256 = scripts, bundle_sha256
+        self._network, self._identity, self._storage = network, identity, storage
+        self._function, self._placement, self._disks = function, placement, disks
+        # A machine without its rights to the bucket and the function would only wait, and bill.
+        self._needs = [storage.bundle, *storage.access, *function.access]
         self.templates = {
-            pool.name: {model: self._template(pool, model).self_link for model in models(pool)} for pool in spot
+            pool.name: {model: self._template(pool, model).self_link for model in models(pool)}
+            for pool in self.settings.dynamic()
         }
-        self.nodes = {
-            naming.node(args.settings.stack, pool.name, index): self._node(pool, index)
-            for pool in static
+        self.machines = {
+            naming.static_machine(self.settings.stack, pool.name, index): self._machine(pool, index)
+            for pool in self.settings.static()
             for index in range(pool.size)
         }
-        self.parts: list[pulumi.Resource] = list(self.nodes.values())
+        self.parts += self.machines.values()
         self.register_outputs({})
 
     def _template(self, pool: Pool, model: str) -> gcp.compute.RegionInstanceTemplate:
-        settings = self._args.settings
-        labels = naming.labels(settings.labels, settings.stack, pool.name)
+        settings = self.settings
+        labels = self.labels(pool.name)
         return gcp.compute.RegionInstanceTemplate(
             naming.template(settings.stack, pool.name, model),
             region=settings.region,
@@ -96,27 +91,26 @@ class Pools(pulumi.ComponentResource):
                 for card, public in self._cards(pool)
             ],
             service_account=gcp.compute.RegionInstanceTemplateServiceAccountArgs(
-                email=self._args.identity.node.email, scopes=[SCOPE]
+                email=self._identity.machine.email, scopes=[SCOPE]
             ),
             shielded_instance_config=gcp.compute.RegionInstanceTemplateShieldedInstanceConfigArgs(
                 enable_vtpm=True, enable_integrity_monitoring=True
             ),
             labels=labels,
-            tags=[naming.stack(settings.stack)],
+            tags=[self.prefix],
             metadata=self._metadata(pool),
-            opts=self._opts,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs),
         )
 
-    def _node(self, pool: Pool, index: int) -> gcp.compute.Instance:
-        """Not made from a template: a new agent, a new image, another label must not replace the floor.
+    def _machine(self, pool: Pool, index: int) -> gcp.compute.Instance:
+        """Declare a static machine without a template, so that a new agent, image or label does not replace it.
 
-        The provider can change nothing of a boot disk but by another machine, so what a node booted from it keeps until
-        somebody has it replaced (`docs/operate.md`, Rotating images).
+        The provider changes a boot disk only by replacing the machine, so a static machine keeps its image until an
+        operator has it replaced (docs/day-two.md, "Rotating images").
         """
-        settings = self._args.settings
-        called = naming.node(settings.stack, pool.name, index)
-        labels = naming.labels(settings.labels, settings.stack, pool.name)
-        zone = pool.node_zone(index)
+        called = naming.static_machine(self.settings.stack, pool.name, index)
+        labels = self.labels(pool.name)
+        zone = pool.machine_zone(index)
         return gcp.compute.Instance(
             called,
             name=called,
@@ -140,7 +134,7 @@ class Pools(pulumi.ComponentResource):
             ),
             attached_disks=[
                 gcp.compute.InstanceAttachedDiskArgs(
-                    source=self._args.disks.links[called], device_name=DATA_DEVICE, mode="READ_WRITE"
+                    source=self._disks.ids[called], device_name=DATA_DEVICE, mode="READ_WRITE"
                 )
             ],
             network_interfaces=[
@@ -151,69 +145,89 @@ class Pools(pulumi.ComponentResource):
                 )
                 for card, public in self._cards(pool)
             ],
-            service_account=gcp.compute.InstanceServiceAccountArgs(
-                email=self._args.identity.node.email, scopes=[SCOPE]
-            ),
+            service_account=gcp.compute.InstanceServiceAccountArgs(email=self._identity.machine.email, scopes=[SCOPE]),
             shielded_instance_config=gcp.compute.InstanceShieldedInstanceConfigArgs(
                 enable_vtpm=True, enable_integrity_monitoring=True
             ),
-            resource_policies=self._args.placement.policies.get(pool.name, {}).get(zone),
+            resource_policies=self._placement.groups.get(pool.name, {}).get(zone),
             labels=labels,
-            tags=[naming.stack(settings.stack)],
+            tags=[self.prefix],
             metadata=self._metadata(pool),
-            opts=pulumi.ResourceOptions.merge(self._opts, pulumi.ResourceOptions(ignore_changes=["bootDisk"])),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs, ignore_changes=["bootDisk"]),
         )
 
     def _cards(self, pool: Pool) -> list[tuple[Card, bool]]:
-        """Each with whether it has a public address: only the first may."""
-        first = Card(self._args.network.subnetwork, nic_type(pool))
-        further = [(card, False) for card in self._args.network.cards.get(pool.name, ())]
-        return [(first, self._args.settings.network.public_ip), *further]
+        """Return (card, whether it has a public address) for each card; only the first may have one."""
+        first = Card(self._network.subnetwork, nic_type(pool))
+        further = [(card, False) for card in self._network.cards.get(pool.name, ())]
+        return [(first, self.settings.network.public_ip), *further]
 
     def _metadata(self, pool: Pool) -> dict[str, pulumi.Input[str]]:
-        """Constants of the stack; what a job says never travels here."""
-        args = self._args
+        """Return a machine's metadata: constants of the stack, no values of jobs."""
         return {
             "enable-oslogin": "TRUE",
-            "shutdown-script": args.scripts.shutdown,
-            "sk-bucket": args.storage.bucket.name,
-            "sk-bundle": args.bundle_sha256,
-            "sk-function": args.function.url,
-            **({"sk-job-identity": args.settings.job_identity} if args.settings.job_identity else {}),
+            "shutdown-script": self._scripts.shutdown,
+            "sk-bucket": self._storage.bucket.name,
+            "sk-bundle": self._bundle_sha256,
+            **({"sk-fabric": pool.machine.gpu_direct} if pool.machine.gpu_direct else {}),
+            "sk-function": self._function.url,
+            **({"sk-job-identity": self.settings.job_identity} if self.settings.job_identity else {}),
             "sk-notice-s": str(pool.notice_seconds()),
-            "sk-stack": args.settings.stack,
-            "sk-storage": args.settings.endpoints.storage,
-            "startup-script": args.scripts.startup,
+            "sk-stack": self.settings.stack,
+            "sk-storage": self.settings.endpoints.storage,
+            "startup-script": self._scripts.startup,
         }
+
+    def publish_state(self) -> gcp.storage.BucketObject:
+        """Write ``stack/pools.json``, which the function reads on every tick."""
+        links = pulumi.Output.all(templates=self.templates, placement=self._placement.groups)
+        states = links.apply(
+            lambda found: [
+                pool_state(
+                    self.settings, pool, found["templates"].get(pool.name, {}), found["placement"].get(pool.name, {})
+                )
+                for pool in self.settings.pools
+            ]
+        )
+        return gcp.storage.BucketObject(
+            "pools",
+            bucket=self._storage.bucket.name,
+            name=naming.POOLS_OBJECT,
+            content=pulumi.Output.all(states, self._function.url, self._identity.machine.email).apply(
+                lambda found: state_text(self.settings, found[0], found[1], found[2], self._bundle_sha256)
+            ),
+            content_type="application/json",
+            opts=pulumi.ResourceOptions(parent=self._storage),
+        )
 
 
 def accelerators(pool: Pool) -> list[tuple[str, int]]:
-    """Those that are added; what a machine type brings is not named."""
+    """Return (type, count) of added accelerators; those that a machine type has built in are not declared."""
     added = pool.machine.accelerator
     return [(added.type, added.count)] if added else []
 
 
 def nic_type(pool: Pool) -> str:
-    """Of the first card; "": what the machine type and the image agree on."""
+    """Return the first network card's type; "" if the cloud chooses it by machine type and image."""
     if pool.machine.gpu_direct:
         return GVNIC
     return {"gvnic": GVNIC, "virtio": "VIRTIO_NET", None: ""}[pool.machine.nic]
 
 
 def on_host_maintenance(pool: Pool) -> str:
-    """A machine with accelerators cannot move while it runs, nor one that has its place beside others."""
-    near = pool.placement is not None and pool.placement.strategy != "spread"
-    return "TERMINATE" if pool.machine.has_accelerator() or near else "MIGRATE"
+    """Return the policy for host maintenance: machines with accelerators or compact placement cannot migrate."""
+    close = pool.placement is not None and pool.placement.strategy != "spread"
+    return "TERMINATE" if pool.machine.has_accelerator() or close else "MIGRATE"
 
 
 def scheduling(pool: Pool, model: str, max_run_s: int | None) -> gcp.compute.RegionInstanceTemplateSchedulingArgs:
-    """How a machine is bought. For spot, five fields go together: Compute Engine refuses any four of them.
+    """Return a template's scheduling. For spot, Compute Engine requires all five fields together.
 
-    Its longest run is limited whatever it costs: the fuse that needs nobody. It wants to know what to do at the end.
+    ``max_run_s`` ends a machine even if function and agent fail; it needs a termination action.
     """
     duration = gcp.compute.RegionInstanceTemplateSchedulingMaxRunDurationArgs(seconds=max_run_s) if max_run_s else None
     if model == "on-demand":
-        # No restart after a host error: it would be another boot, which reconcile replaces anyway.
+        # No restart after a host error: the function replaces the machine anyway.
         return gcp.compute.RegionInstanceTemplateSchedulingArgs(
             provisioning_model="STANDARD",
             automatic_restart=False,
@@ -233,33 +247,40 @@ def scheduling(pool: Pool, model: str, max_run_s: int | None) -> gcp.compute.Reg
     )
 
 
-def pool_states(settings: Settings, pools: Pools, placement: Placement) -> pulumi.Output[list[PoolState]]:
-    """The pools as reconcile reads them."""
-    links = pulumi.Output.all(templates=pools.templates, placement=placement.policies)
-    return links.apply(
-        lambda v: [
-            pool_state(settings, pool, v["templates"].get(pool.name, {}), v["placement"].get(pool.name, {}))
-            for pool in settings.pools
-        ]
+def disk(disks: Component, pool: Pool, name: str, zone: str, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
+    """Declare the data disk of a static machine; return its self link."""
+    made = gcp.compute.Disk(
+        name,
+        name=name,
+        zone=zone,
+        size=pool.disk.size_gb,
+        type=pool.disk.type,
+        provisioned_iops=pool.disk.iops,
+        provisioned_throughput=pool.disk.mb_s,
+        labels=disks.labels(pool.name),
+        opts=opts,
     )
+    link: pulumi.Output[str] = made.self_link
+    return link
 
 
-def publish_state(
-    settings: Settings,
-    storage: Storage,
-    function: Function,
-    identity: Identity,
-    bundle: Archive,
-    pools: pulumi.Output[list[PoolState]],
-) -> gcp.storage.BucketObject:
-    """Write ``stack/pools.json``: what the function reads on every tick."""
-    return gcp.storage.BucketObject(
-        "pools",
-        bucket=storage.bucket.name,
-        name=naming.POOLS_OBJECT,
-        content=pulumi.Output.all(pools, function.url, identity.node.email).apply(
-            lambda made: state_text(settings, made[0], made[1], made[2], bundle.sha256)
-        ),
-        content_type="application/json",
-        opts=pulumi.ResourceOptions(parent=storage),
+def placement_policy(component: Component, pool: Pool, zone: str) -> tuple[pulumi.Resource, pulumi.Output[str]]:
+    """Declare the placement policy of a pool in a zone; return it and its self link."""
+    name = naming.placement(component.settings.stack, pool.name, zone)
+    policy = gcp.compute.ResourcePolicy(
+        name,
+        name=name,
+        region=component.settings.region,
+        group_placement_policy=group(pool),
+        opts=component.child,
+    )
+    return policy, policy.self_link
+
+
+def group(pool: Pool) -> gcp.compute.ResourcePolicyGroupPlacementPolicyArgs:
+    """Return a pool's placement. It omits vm_count, with which a group exists only at exactly that size."""
+    if pool.placement and pool.placement.strategy == "spread":
+        return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(availability_domain_count=min(_DOMAINS, pool.size))
+    return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(
+        collocation="COLLOCATED", max_distance=pool.placement.max_distance if pool.placement else None
     )

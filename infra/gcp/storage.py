@@ -1,8 +1,7 @@
-"""The bucket, which is the stack's only state, and the objects that Pulumi writes into it.
+"""The bucket with all of the stack's state, the rights to it, and the objects that Pulumi writes into it.
 
-Pulumi writes three: the agent's bundle, the function's source, and ``stack/pools.json``
-(``pools.py``).
-Machines may read what they run and write logs, checkpoints and outputs, nothing else.
+Pulumi writes three objects: the agent's bundle, the function's source, and ``stack/pools.json`` (``pools.py``).
+Machines read their programs and write logs, checkpoints and outputs, nothing else.
 """
 
 from __future__ import annotations
@@ -14,86 +13,135 @@ import pulumi_gcp as gcp
 
 from infra import naming
 from infra.bundle import Archive
-from infra.gcp.identity import Identity
-from infra.protection import protection
-from infra.settings import Settings
+from infra.gcp.identity import GcpIdentity
+from infra.settings.model import Settings
+from infra.shared import Component, protection
 
-UNFINISHED_DAYS = 1  # a checkpoint's upload takes minutes; what was left of one bills until it is removed
+UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one bill until deleted
 
 
 @dataclass(frozen=True)
-class Access:
-    """A right inside the bucket; ``condition`` is about an object's name."""
+class BucketAccess:
+    """A right inside the bucket; ``condition`` restricts objects by name, None is the whole bucket."""
 
     key: str
     role: str
-    condition: str
+    condition: str | None = None
 
 
-def node_access(bucket: str) -> tuple[Access, ...]:
-    """What a machine may touch: its program, its job's source; and write its logs, checkpoints and output."""
-    objects = f"projects/_/buckets/{bucket}/objects"
+def machine_access(bucket: str) -> tuple[BucketAccess, ...]:
+    """Return a machine's rights: read its programs and its job's source, write logs, checkpoints and outputs."""
+    objects = _objects(bucket)
     return (
-        Access("bundles", "roles/storage.objectViewer", f'resource.name.startsWith("{objects}/bundles/")'),
-        Access(
-            "source", "roles/storage.objectViewer", f'resource.name.extract("{objects}/jobs/{{job}}/source/") != ""'
+        BucketAccess("bundles", "roles/storage.objectViewer", f'resource.name.startsWith("{objects}/bundles/")'),
+        BucketAccess("source", "roles/storage.objectViewer", _below(objects, "source/", "!=")),
+        *(
+            BucketAccess(name, "roles/storage.objectUser", _below(objects, f"{name}/", "!="))
+            for name in ("logs", "ckpt", "out")
         ),
-        Access("logs", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/logs/") != ""'),
-        Access("ckpt", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/ckpt/") != ""'),
-        Access("out", "roles/storage.objectUser", f'resource.name.extract("{objects}/jobs/{{job}}/out/") != ""'),
     )
 
 
-def function_access(bucket: str) -> tuple[Access, ...]:
-    """Its documents; of what machines run as root, and of what people declare, it may read the stack's own only.
+def function_access(bucket: str) -> tuple[BucketAccess, ...]:
+    """Return the function's rights: write its documents, read the documents that Pulumi wrote.
 
-    It tells agents which bundle to become: whoever could write one as well would be root's equal on every machine.
-    A list is asked of the bucket, whose name begins with none of these.
+    It may not write bundles: it names the bundle that agents run, so it would otherwise be root on every machine.
+    Listing is a right on the bucket itself, whose resource name begins with none of these prefixes.
     """
-    objects = f"projects/_/buckets/{bucket}/objects"
+    objects = _objects(bucket)
     declared = ("bundles/", "function/", "stack/drain", "stack/pools.json")
-    not_these = " && ".join(f'!resource.name.startsWith("{objects}/{path}")' for path in declared)
+    others = " && ".join(f'!resource.name.startsWith("{objects}/{path}")' for path in declared)
     return (
-        Access("state", "roles/storage.objectUser", not_these),
-        Access("stack", "roles/storage.objectViewer", f'resource.name.startsWith("{objects}/stack/")'),
+        BucketAccess("state", "roles/storage.objectUser", others),
+        BucketAccess("stack", "roles/storage.objectViewer", f'resource.name.startsWith("{objects}/stack/")'),
     )
 
 
-@dataclass(frozen=True)
-class StorageArgs:
-    settings: Settings
-    bundle: Archive
-    source: Archive
-    identity: Identity
+def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
+    """Return a submitter's rights: read everything, create jobs' documents and requests, delete names.
+
+    Replacing an object needs the right to delete it, which ``objectCreator`` lacks: only the function changes records.
+    ``extract`` also matches several folders as a job's id, so folders with other documents are excluded by name.
+    """
+    objects = _objects(bucket)
+    made = " || ".join(_below(objects, name, "!=") for name in ("requests/", "rec", "source/", "spec"))
+    others = " && ".join(_below(objects, f"{name}/", "==") for name in ("ckpt", "facts", "ledger", "logs", "out"))
+    return (
+        BucketAccess("reads", "roles/storage.objectViewer"),
+        BucketAccess("jobs", "roles/storage.objectCreator", f"({made}) && {others}"),
+        BucketAccess("active", "roles/storage.objectCreator", f'resource.name.startsWith("{objects}/active/")'),
+        BucketAccess("names", "roles/storage.objectUser", f'resource.name.startsWith("{objects}/names/")'),
+    )
 
 
-class Storage(pulumi.ComponentResource):
-    """``bucket``, ``bundle`` and ``source`` (objects)."""
+def shell_access(bucket: str, reads: bool = True) -> tuple[BucketAccess, ...]:
+    """Return a shell user's rights: read the bucket, to find the job, and add the session to the job's ledger.
 
-    def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("spotkeeper:gcp:Storage", name, None, opts)
-        self._child = pulumi.ResourceOptions(parent=self)
-        self.bucket = self._bucket(args.settings)
-        self.bundle = self._archive("bundle", f"bundles/{args.bundle.sha256}.tar", args.bundle)
-        self.source = self._archive("source", f"function/{args.source.sha256}.zip", args.source)
-        bucket, node, function = args.settings.bucket_name(), args.identity.node, args.identity.function
+    Args:
+        reads: False for a submitter, who may already read.
+    """
+    ledgers = _below(_objects(bucket), "ledger/", "!=")
+    adds = BucketAccess("tells", "roles/storage.objectCreator", ledgers)
+    return (BucketAccess("reads", "roles/storage.objectViewer"), adds) if reads else (adds,)
+
+
+def _objects(bucket: str) -> str:
+    """Return the prefix of objects' resource names in conditions."""
+    return f"projects/_/buckets/{bucket}/objects"
+
+
+def _below(objects: str, name: str, sign: str) -> str:
+    """Return the condition that an object's name below a job's folder begins with ``name`` (``!=``) or not (``==``)."""
+    return f'resource.name.extract("{objects}/jobs/{{job}}/{name}") {sign} ""'
+
+
+class GcpStorage(Component):
+    """The ``bucket``, with the objects ``bundle`` (the agent's) and ``source`` (the function's)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        bundle: Archive,
+        source: Archive,
+        identity: GcpIdentity,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("Storage", settings, opts)
+        self.bucket = self._bucket()
+        self.bundle = self._archive("bundle", f"bundles/{bundle.sha256}.tar", bundle)
+        self.source = self._archive("source", f"function/{source.sha256}.zip", source)
+        bucket, node, function = settings.bucket_name(), identity.machine, identity.function
         self.access: list[pulumi.Resource] = [
-            *(self._may("node", node, access) for access in node_access(bucket)),
-            *(self._may("function", function, access) for access in function_access(bucket)),
+            *(self._grant("node", node.member, access) for access in machine_access(bucket)),
+            *(self._grant("function", function.member, access) for access in function_access(bucket)),
+            *(
+                self._grant(naming.address(who), who, access)
+                for who in settings.submitters
+                for access in submitter_access(bucket)
+            ),
+            *(
+                self._grant(naming.address(who), who, access)
+                for who in settings.ssh
+                for access in shell_access(bucket, reads=who not in settings.submitters)
+            ),
         ]
         self.register_outputs({})
 
-    def _may(self, who: str, account: gcp.serviceaccount.Account, access: Access) -> gcp.storage.BucketIAMMember:
+    def _grant(self, who: str, member: pulumi.Input[str], access: BucketAccess) -> gcp.storage.BucketIAMMember:
+        condition = None
+        if access.condition:
+            condition = gcp.storage.BucketIAMMemberConditionArgs(title=access.key, expression=access.condition)
         return gcp.storage.BucketIAMMember(
             f"{who}-{access.key}",
             bucket=self.bucket.name,
             role=access.role,
-            member=account.member,
-            condition=gcp.storage.BucketIAMMemberConditionArgs(title=access.key, expression=access.condition),
-            opts=self._child,
+            member=member,
+            condition=condition,
+            opts=self.child,
         )
 
-    def _bucket(self, settings: Settings) -> gcp.storage.Bucket:
+    def _bucket(self) -> gcp.storage.Bucket:
+        settings = self.settings
         keep = settings.bucket.on_destroy
         return gcp.storage.Bucket(
             "bucket",
@@ -102,7 +150,7 @@ class Storage(pulumi.ComponentResource):
             uniform_bucket_level_access=True,
             public_access_prevention="enforced",
             force_destroy=keep == "delete",
-            # Records are rewritten all day: soft delete would bill every version of them for a week.
+            # Records are rewritten all day, and soft delete would bill every version for a week.
             soft_delete_policy=gcp.storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=0),
             lifecycle_rules=[
                 gcp.storage.BucketLifecycleRuleArgs(
@@ -110,8 +158,8 @@ class Storage(pulumi.ComponentResource):
                     condition=gcp.storage.BucketLifecycleRuleConditionArgs(age=UNFINISHED_DAYS),
                 )
             ],
-            labels=naming.labels(settings.labels, settings.stack),
-            opts=pulumi.ResourceOptions.merge(self._child, protection(keep)),
+            labels=self.labels(),
+            opts=pulumi.ResourceOptions.merge(self.child, protection(keep)),
         )
 
     def _archive(self, name: str, key: str, archive: Archive) -> gcp.storage.BucketObject:
@@ -121,5 +169,5 @@ class Storage(pulumi.ComponentResource):
             name=key,
             source=pulumi.FileAsset(str(archive.path)),
             content_type="application/octet-stream",
-            opts=self._child,
+            opts=self.child,
         )

@@ -1,6 +1,6 @@
-"""The pack: `pulumi preview --policy-pack infra/policy`. Hands what Pulumi sees to the rules, and their words back.
+"""The Pulumi policy pack: `pulumi preview --policy-pack infra/policy` runs the rules on all declared resources.
 
-It runs in an environment of its own, without this project: hence the path.
+Pulumi runs it in a separate environment without this project, so it adds the repository to ``sys.path``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def seen(of: ResourceValidationArgs | PolicyResource) -> Seen:
 
 
 def policies(rule: Rule) -> list[Policy]:
-    """One or two of Pulumi's for a rule of ours: it keeps those of one resource and those of a stack apart."""
+    """Return the Pulumi policies of a rule: one for its checks of single resources, one for those of the stack."""
     level = EnforcementLevel.MANDATORY if rule.mandatory else EnforcementLevel.ADVISORY
 
     def of_one(args: ResourceValidationArgs, report: ReportViolation) -> None:

@@ -1,11 +1,11 @@
-"""What the rules ask of AWS's resources. A check yields what is wrong; which rule it is of: :data:`CHECKS`."""
+"""The policy rules' checks of AWS resources. A check yields violations; :data:`CHECKS` lists them by rule."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
-from infra.policy.seen import Seen, Statement, at, each, on, statements
+from infra.policy.seen import PolicyStatement, Seen, at, each, on, statements
 
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 INSTANCE = "aws:ec2/instance:Instance"
@@ -34,10 +34,10 @@ TAGGED = (
     "aws:cloudwatch/logGroup:LogGroup",
     "aws:sqs/queue:Queue",
 )
-# What a template's machines make: default tags of a provider do not reach it.
+# Resources that a launched machine creates; the provider's default tags do not reach them.
 LAUNCHED = ("instance", "volume", "network-interface")
 _BLOCKS = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
-# Actions that know no resource: AWS takes "*" for them and nothing else.
+# Actions without resource-level permissions: AWS accepts only "*" as their resource.
 _RESOURCELESS = re.compile(
     r"(\w+:(Describe|List|Get\w*Scores|GetCallerIdentity)\w*|cloudwatch:PutMetricData|ssmmessages:\w+|xray:Put\w+)\Z"
 )
@@ -64,7 +64,7 @@ def no_nat(seen: Seen) -> Iterator[str]:
     yield "a NAT bills by the hour and by the gigabyte: IPv6 and a gateway endpoint reach what machines need"
 
 
-def no_open_door(seen: Seen) -> Iterator[str]:
+def no_open_port(seen: Seen) -> Iterator[str]:
     ranges = [*seen.each("cidrIpv4"), *seen.each("cidrIpv6")]
     for rule in seen.each("ingress"):
         ranges += [*each(at(rule, "cidrBlocks")), *each(at(rule, "ipv6CidrBlocks"))]
@@ -77,7 +77,7 @@ def no_open_door(seen: Seen) -> Iterator[str]:
 
 def imds(seen: Seen) -> Iterator[str]:
     if seen.type == INSTANCE and seen.at("launchTemplate") is not None and seen.at("metadataOptions") is None:
-        return  # the template says it
+        return  # the launch template sets the options
     if seen.at("metadataOptions.httpTokens") != "required":
         yield "metadataOptions.httpTokens: want required (IMDSv2): without it a job's request forger is the machine"
     hops = seen.at("metadataOptions.httpPutResponseHopLimit")
@@ -86,7 +86,7 @@ def imds(seen: Seen) -> Iterator[str]:
 
 
 def machines_end(seen: Seen) -> Iterator[str]:
-    """What reconcile launches: a shutdown from within ends it, and spot is asked for once. Static nodes stay."""
+    """Check that shutdown terminates a machine, static machines excepted, and that spot requests are one-time."""
     market, end = seen.at("instanceMarketOptions"), seen.at("instanceInitiatedShutdownBehavior")
     if end != "terminate" and (market is not None or not re.search(r"-static(-|\Z)", str(seen.at("name")))):
         yield "instanceInitiatedShutdownBehavior: want terminate: a machine that powers off must not go on billing"
@@ -138,7 +138,7 @@ def narrow(seen: Seen) -> Iterator[str]:
             yield from _too_much(statement)
 
 
-def _too_much(statement: Statement) -> Iterator[str]:
+def _too_much(statement: PolicyStatement) -> Iterator[str]:
     for action in statement.actions:
         if "*" in action:
             yield f"allows {action}: name each action"
@@ -221,7 +221,10 @@ def buckets_are_tidied(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
 
 
 def _without(every: Sequence[Seen], types: tuple[str, ...], told: str) -> Iterator[tuple[Seen, str]]:
-    """Buckets that no resource of these types is for; what one is for may be known by its name only after `up`."""
+    """Yield buckets without a resource of ``types``.
+
+    Such a resource's bucket name may be unknown before `up`, so equal counts pass without comparing names.
+    """
     buckets = [seen for seen in every if seen.type == BUCKET]
     if len(buckets) > sum(seen.type in types for seen in every):
         named = {str(seen.at("bucket")) for seen in every if seen.type in types}
@@ -229,7 +232,7 @@ def _without(every: Sequence[Seen], types: tuple[str, ...], told: str) -> Iterat
 
 
 def schedule_only_invokes(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
-    """A schedule's role may call the function and put aside what could not be delivered, and do nothing else."""
+    """Check that a schedule's role may only invoke the function and send undelivered events to a queue."""
     clocks = {
         str(seen.at("name"))
         for seen in every
@@ -251,13 +254,13 @@ CHECKS = (
     ("no-public-address", ("aws:ec2/eip:Eip",), no_address),
     ("no-nat", ("aws:ec2/natGateway:NatGateway",), no_nat),
     (
-        "no-open-door",
+        "no-open-port",
         (
             "aws:ec2/securityGroup:SecurityGroup",
             "aws:ec2/securityGroupRule:SecurityGroupRule",
             "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule",
         ),
-        no_open_door,
+        no_open_port,
     ),
     ("imds-v2", (TEMPLATE, INSTANCE), imds),
     ("machines-end", (TEMPLATE,), machines_end),

@@ -1,4 +1,4 @@
-"""What the rules ask of Google Cloud's resources. A check yields what is wrong; which rule it is of: :data:`CHECKS`."""
+"""The policy rules' checks of Google Cloud resources. A check yields violations; :data:`CHECKS` lists them by rule."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def no_nat(seen: Seen) -> Iterator[str]:
     yield "a NAT bills by the hour and by the gigabyte: private access reaches what machines need"
 
 
-def no_open_door(seen: Seen) -> Iterator[str]:
+def no_open_port(seen: Seen) -> Iterator[str]:
     if seen.at("direction") == "EGRESS" or not each(seen.at("allows")):
         return
     for source in seen.each("sourceRanges"):
@@ -66,7 +66,7 @@ def no_open_door(seen: Seen) -> Iterator[str]:
 
 
 def machines_end(seen: Seen) -> Iterator[str]:
-    """What reconcile launches: taken back whole, and never started again by anybody else."""
+    """Check that the cloud never restarts a machine, and deletes a preempted spot machine."""
     if seen.at("scheduling.automaticRestart") is not False:
         yield "scheduling.automaticRestart: want false: a restarted machine is one that reconcile has replaced"
     if seen.at("scheduling.provisioningModel") != "SPOT":
@@ -156,7 +156,7 @@ def labelled(seen: Seen) -> Iterator[str]:
 
 
 def schedule_only_invokes(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
-    """The schedule's account may call the function, and do nothing else."""
+    """Check that the schedule's service account may only invoke the function."""
     path = "httpTarget.oidcToken.serviceAccountEmail"
     clocks = {f"serviceAccount:{seen.at(path)}" for seen in every if seen.type == SCHEDULE}
     for seen in every:
@@ -170,7 +170,7 @@ CHECKS = (
     ("no-public-address", MACHINES, no_public_address),
     ("no-public-address", ("gcp:compute/address:Address", "gcp:compute/globalAddress:GlobalAddress"), no_address),
     ("no-nat", ("gcp:compute/routerNat:RouterNat",), no_nat),
-    ("no-open-door", (FIREWALL,), no_open_door),
+    ("no-open-port", (FIREWALL,), no_open_port),
     ("machines-end", TEMPLATES, machines_end),
     ("runs-end", TEMPLATES, runs_end),
     ("own-identity", MACHINES, no_borrowed_identity),

@@ -1,4 +1,8 @@
-"""The rules by name: why each is there, and the checks of both clouds that it is made of."""
+"""Rules that every stack must satisfy, each with its reason and its checks for both clouds.
+
+They import only the standard library, so that they can be tested without Pulumi and the policy pack (``__main__.py``)
+can run in a separate environment (``requirements.txt``).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from infra.policy.seen import Seen
 Check = Callable[[Seen], Iterator[str]]
 StackCheck = Callable[[Sequence[Seen]], Iterator[tuple[Seen, str]]]
 
-# A rule's name -> why. Each stops an `up`, except what is under ADVICE.
+# Rule -> its reason. A violation stops an `up`, except of the rules in ADVICE.
 WHY: dict[str, str] = {
     "no-public-address": "Machines reach what they need without one, and nobody reaches them.",
     "no-nat": "An idle stack costs next to nothing: no gateway that bills by the hour.",
-    "no-open-door": "Nobody comes in from the whole internet.",
+    "no-open-port": "Nobody comes in from the whole internet.",
     "imds-v2": "A machine's identity is given to nobody who merely makes it send a request.",
     "machines-end": "What reconcile launched ends whole, once, and is started again by reconcile alone.",
     "runs-end": "In production the cloud itself ends a machine that everybody forgot.",
@@ -31,20 +35,20 @@ WHY: dict[str, str] = {
     "private-bucket": "Records, checkpoints and outputs are nobody else's.",
     "tidy-bucket": "What was left of a broken upload does not bill for ever.",
     "bucket-stays": "A destroy of a production stack does not empty its bucket.",
-    "disks-stay": "A destroy of a production stack keeps the disks of its static nodes.",
+    "disks-stay": "A destroy of a production stack keeps the disks of its static machines.",
     "labelled": "Everything says whose it is: destroy and the bill go by it.",
     "logs-end": "Logs have an end.",
 }
-# Pulumi does not tell a policy of retain_on_delete, so this one can be wrong; and a NAT may be somebody's wish.
+# Pulumi hides retain_on_delete from policies, so disks-stay can be wrong; a NAT may be intended.
 ADVICE = frozenset({"disks-stay", "no-nat"})
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``parts``: types of resources, and what is asked of each; ``over_all``: what is asked of all of them together.
+    """A rule: ``parts`` pairs resource types with the check of each resource, ``over_all`` checks all together.
 
-    ``later``: the errors by which an input says that it is known only after `up`. A check that meets one says nothing,
-    for `up` asks it again.
+    ``later`` in its methods: the errors that reading an input raises if its value is known only after `up`. They end
+    the check without a violation; `up` repeats it.
     """
 
     name: str
@@ -55,7 +59,7 @@ class Rule:
 
     @property
     def together(self) -> str:
-        """What the half that looks at all of them is called: Pulumi keeps the two apart, by name."""
+        """Return the name of the policy that checks all resources together; Pulumi needs two distinct names."""
         return f"{self.name}-together" if self.parts else self.name
 
     def of_one(self, seen: Seen, *later: type[Exception]) -> Iterator[str]:
@@ -90,7 +94,7 @@ class Violation:
 
 
 def violations(every: Iterable[Seen]) -> Iterator[Violation]:
-    """What the rules find in a whole stack."""
+    """Yield the violations of all rules in a stack's resources."""
     resources = tuple(every)
     for rule in RULES:
         for seen in resources:

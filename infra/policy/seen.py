@@ -1,7 +1,7 @@
-"""A declared resource as rules see it, and words to ask it with. Judges nothing.
+"""A declared resource as policy rules see it, with helpers that read its inputs.
 
-Inputs are whatever Pulumi hands over: mappings and sequences that may be proxies. A value that is known only after
-`up` raises when it is read, and the check waits for it; so a check reads only what it judges.
+Inputs come from Pulumi: mappings and sequences that may be proxies. A value that is known only after `up` raises when
+it is read, which ends the check until then; so a check reads only the inputs that it needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Seen:
-    """``retain``: None where it cannot be known: Pulumi tells policies of `protect`, and not of `retain_on_delete`."""
+    """A declared resource. ``retain`` is None if unknown: Pulumi hides `retain_on_delete` from policies."""
 
     type: str
     name: str
@@ -24,11 +24,11 @@ class Seen:
 
     @property
     def production(self) -> bool:
-        """As settings have it: the stack's name says so."""
+        """Return whether this is a production stack: its name starts with "prod", as in the settings."""
         return self.stack.startswith("prod")
 
     def at(self, path: str) -> object:
-        """The input at ``scheduling.maxRunDuration.seconds``; None where any part of it is not there."""
+        """Return the input at a path such as ``scheduling.maxRunDuration.seconds``; None if any part is missing."""
         return at(self.inputs, path)
 
     def each(self, path: str) -> tuple[object, ...]:
@@ -44,7 +44,7 @@ def at(value: object, path: str) -> object:
 
 
 def each(value: object) -> tuple[object, ...]:
-    """The elements of a list, or the one value that stands for a list of one; () of nothing."""
+    """Return the elements of a list; a single value as a tuple of one; () for None."""
     if value is None:
         return ()
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -53,12 +53,12 @@ def each(value: object) -> tuple[object, ...]:
 
 
 def on(value: object) -> bool:
-    """Launch templates write booleans as texts."""
+    """Return whether a value is true; launch templates write booleans as strings."""
     return value is True or value == "true"
 
 
 @dataclass(frozen=True)
-class Statement:
+class PolicyStatement:
     """One statement of an IAM document."""
 
     allows: bool
@@ -68,15 +68,15 @@ class Statement:
     principals: tuple[str, ...]  # "*", "Service:ec2.amazonaws.com"
 
 
-def statements(document: object) -> Iterator[Statement]:
-    """Of a policy, as JSON or as a mapping.
+def statements(document: object) -> Iterator[PolicyStatement]:
+    """Yield the statements of an IAM policy, given as JSON text or as a mapping.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: the text is not JSON.
     """
     plain = json.loads(document) if isinstance(document, str) else document
     for one in each(at(plain, "Statement")):
-        yield Statement(
+        yield PolicyStatement(
             allows=at(one, "Effect") == "Allow",
             actions=tuple(map(str, each(at(one, "Action")))),
             resources=tuple(map(str, each(at(one, "Resource")))),

@@ -1,4 +1,4 @@
-"""What AWS asks of a stack file, and what it fills in. Rules as in ``checks``."""
+"""AWS's rules for a stack file (as in ``checks``) and its defaults."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from collections.abc import Iterator
 from functools import partial
 
 from msgspec.structs import replace
-from spotkeeper.spec.problem import Problem, join, nearest, problem
 
 from infra import naming
-from infra.catalog import AWS_EFA, AWS_PRICES
+from infra.catalog import AWS_EFA, AWS_FIRST_EFA_CARD, AWS_PRICES, AWS_WITHOUT_URLS
 from infra.settings import both
 from infra.settings.checks import PoolRule, Rule
 from infra.settings.model import Settings
 from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
+from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
+from spotkeeper.contract.stack import Interface
 
 ROOT_DEVICE = "/dev/sda1"
-LONGEST_S = 900  # of a Lambda function
-_MOST_SPREAD = 7  # machines of a spread group in one zone
-_MAILS = 5  # of a budget
-_KEPT = 5  # addresses of each subnet
-_PARTS = 8  # of a network's range; no region has more zones
+LONGEST_S = 900  # longest timeout of a Lambda function
+_MOST_SPREAD = 6  # a spread group takes 7 machines per zone; one place is for a replacement
+_MAILS = 5  # most thresholds of a budget
+_KEPT = 5  # addresses that AWS reserves in each subnet
+_PARTS = 8  # subnets that a network's range is split into; no region has more zones
 _ACCOUNT = re.compile(r"[0-9]{12}\Z")
 _IMAGE = re.compile(r"(ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./-]+:[1-9]\d*)\Z", re.ASCII)
 _ROLE = re.compile(r"arn:aws:iam::(\d{12}):role(/[\w+=,.@-]+)+\Z", re.ASCII)
 _CALLER = re.compile(r"arn:aws:iam::\d{12}:(role|user)(/[\w+=,.@-]+)+\Z", re.ASCII)
 _SECRET = re.compile(r"(arn:aws:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[\w/+=.@-]{1,512}\Z", re.ASCII)
+_KEY = re.compile(r"arn:aws:kms:([a-z0-9-]+):\d{12}:key/[\w-]+\Z", re.ASCII)
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9]{1,61}[a-z0-9]\Z")
 _BURSTABLE = re.compile(r"t\d[a-z]*\.")
 
-_OTHERS = ("-s3alias", "--ol-s3", "--x-s3", "--table-s3")  # ends of names of other things than buckets
-# Disk types -> the smallest and the largest in GB.
+_OTHERS = ("-s3alias", "--ol-s3", "--x-s3", "--table-s3")  # suffixes that S3 reserves for other resources
+# Disk type -> its smallest and largest size in GB.
 _DISKS: dict[str, tuple[int, int]] = {
     "gp3": (1, 65_536),
     "gp2": (1, 16_384),
@@ -41,11 +43,11 @@ _DISKS: dict[str, tuple[int, int]] = {
     "st1": (125, 16_384),
     "sc1": (125, 16_384),
 }
-_IOPS = {"io1": (50, 64_000), "io2": (1000, 256_000)}  # so many a GB, so many at most
+_IOPS = {"io1": (50, 64_000), "io2": (1000, 256_000)}  # most operations per GB, most in all
 
 
 def complete(s: Settings) -> Settings:
-    """What was left out, filled in."""
+    """Return the settings with omitted values filled in, as AWS needs them."""
     found = both.filled(
         s,
         disk=lambda _: "gp3",
@@ -58,6 +60,11 @@ def complete(s: Settings) -> Settings:
 
 def _with_root(pool: Pool) -> Pool:
     return replace(pool, boot_disk=replace(pool.boot_disk, device=pool.boot_disk.device or ROOT_DEVICE))
+
+
+def region_has_urls(s: Settings) -> Iterator[Problem]:
+    if s.region in AWS_WITHOUT_URLS:
+        yield problem("region", "has no function URLs of Lambda, which machines report to: want another", s.region)
 
 
 def account(s: Settings) -> Iterator[Problem]:
@@ -93,7 +100,7 @@ def existing_network(s: Settings) -> Iterator[Problem]:
 
 
 def subnet_range(cidr: str, zone: str) -> str:
-    """The part of the network's range that is a zone's, by the zone's letter: one that joins moves no other's."""
+    """Return a zone's subnet range, chosen by the zone's letter so that adding a zone moves no other's range."""
     return str(list(ipaddress.IPv4Network(cidr).subnets(prefixlen_diff=_PARTS.bit_length() - 1))[_index(zone)])
 
 
@@ -102,11 +109,11 @@ def _index(zone: str) -> int:
 
 
 def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
-    """Each zone has a subnet, all of a size: a gang lives in one of them."""
+    """Check that each zone's subnet (all are the same size) has an address for every machine of the largest pool."""
     try:
         network = ipaddress.IPv4Network(s.network.cidr)
     except ValueError:
-        return  # which is said elsewhere, or the network exists
+        return  # another rule reports it, or the network exists
     if not 16 <= network.prefixlen <= 24:
         yield problem("network.cidr", "want a range of /16 to /24: each zone has a subnet of it", s.network.cidr)
         return
@@ -117,13 +124,13 @@ def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
 
 
 def callers(s: Settings) -> Iterator[Problem]:
-    for index, caller in enumerate(s.reconcile.invokers):
+    for path, caller in s.people().items():
         if not _CALLER.match(caller):
             message = "want a role's or user's ARN: arn:aws:iam::123456789012:role/operators"
-            yield problem(join("reconcile.invokers", index), message, caller)
+            yield problem(path, message, caller)
         elif _is_own(caller, s):
             message = "is a role of Spotkeeper's own, which has its rights: leave it out"
-            yield problem(join("reconcile.invokers", index), message, caller)
+            yield problem(path, message, caller)
 
 
 def _is_own(role: str, s: Settings) -> bool:
@@ -131,7 +138,7 @@ def _is_own(role: str, s: Settings) -> bool:
 
 
 def job_identity(s: Settings) -> Iterator[Problem]:
-    """A machine is not itself to its jobs: whoever could be it could end the others."""
+    """Check that jobs do not run as one of Spotkeeper's roles, which may end other jobs' machines."""
     if not s.job_identity:
         return
     if not _ROLE.match(s.job_identity):
@@ -148,6 +155,15 @@ def _is_bucket(name: str) -> bool:
     return bool(_BUCKET.match(name)) and not taken
 
 
+def key(s: Settings) -> Iterator[Problem]:
+    found = _KEY.match(s.kms_key)
+    if s.kms_key and not found:
+        example = f"arn:aws:kms:{s.region}:{s.account}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+        yield problem("kms_key", f"want a key's ARN, no alias: {example}", s.kms_key)
+    elif found and found[1] != s.region:
+        yield problem("kms_key", f"is of another region than the stack's disks: want one of {s.region}", s.kms_key)
+
+
 def budget_mails(s: Settings) -> Iterator[Problem]:
     steps = s.budget.alert_at if s.budget is not None and s.alerts.email else ()
     if len(steps) > _MAILS:
@@ -161,17 +177,17 @@ def function(s: Settings) -> Iterator[Problem]:
 
 OF_GCP: dict[str, tuple[object, str]] = {
     "bucket.location": (None, "only gcp has it: a bucket is in the stack's region"),
-    "network.ssh": ("none", "only gcp has it: EC2 Instance Connect and Session Manager are the account's"),
     "limits.max_run_hours": (None, "only gcp has it: EC2 ends no machine by its age; limits.lease_minutes does"),
     "budget.billing_account": ("", "only gcp has it: the account pays for itself"),
     "endpoints.jwks": ("", "only gcp has it: AWS checks callers itself"),
     "endpoints.issuer": ("", "only gcp has it: AWS checks callers itself"),
 }
 RULES: tuple[Rule, ...] = (
-    account, partial(both.image, wrong=_image), existing_network, subnets_hold_their_nodes, callers, job_identity,
+    account, region_has_urls, partial(both.image, wrong=_image), existing_network, subnets_hold_their_nodes, callers,
+    job_identity,
     partial(both.secret_names, like=_SECRET, want="want a secret's name or ARN"),
     partial(both.bucket_name, is_one=_is_bucket, characters=" and -"),
-    budget_mails, function, partial(both.only_elsewhere, fields=OF_GCP),
+    both.machine_addresses, key, budget_mails, function, partial(both.only_elsewhere, fields=OF_GCP),
 )  # fmt: skip
 
 
@@ -185,13 +201,32 @@ def _is_arm(kind: str) -> bool | None:
 
 def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
     efa, kind = pool.machine.efa, pool.machine.type
-    most = AWS_EFA.get(kind, 0 if kind in AWS_PRICES else efa)  # of a type nobody knows, AWS says it
-    if efa > most:
-        told = f"{kind} has {most} at most" if most else f"{kind} has none: leave it out"
-        yield problem("machine.efa", told, efa)
-    elif efa > 1 and s.network.public_ip:
+    most = AWS_EFA.get(kind, 0)
+    if _is_arm(kind) is None:
+        return  # not a machine type, which another rule reports
+    if efa > most and (most or kind in AWS_PRICES):
+        yield problem("machine.efa", f"{kind} has {most} at most" if most else f"{kind} has none: leave it out", efa)
+    elif efa > most:
+        message = f"nobody knows which network cards of {kind} have EFA: leave it out, or add it to infra/catalog.py"
+        yield problem("machine.efa", message, efa)
+    elif len(interfaces(pool)) > 1 and s.network.public_ip:
         message = "a machine with several network cards can have no public address: network.public_ip: false"
         yield problem("machine.efa", message, efa)
+
+
+def interfaces(pool: Pool) -> tuple[Interface, ...]:
+    """Return the network interfaces of a pool with EFA in the layout that EC2's guide gives; () without EFA.
+
+    The first interface carries IP. Each EFA card has an adapter without an address. A single adapter on card 0 shares
+    the first interface.
+    """
+    efa, first = pool.machine.efa, AWS_FIRST_EFA_CARD.get(pool.machine.type, 0)
+    if not efa:
+        return ()
+    if efa == 1 and not first:
+        return (Interface(0, device=0, kind="efa"),)
+    adapters = (Interface(card, device=0 if card else 1, kind="efa-only") for card in range(first, first + efa))
+    return (Interface(0, device=0, kind="interface"), *adapters)
 
 
 def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
@@ -214,11 +249,12 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
     if strategy == "cluster" and _BURSTABLE.match(pool.machine.type):
         yield problem("placement.strategy", f"{pool.machine.type} cannot be placed near others: leave it out", strategy)
     if strategy == "spread" and pool.size > most:
-        yield problem("size", f"a spread group has {_MOST_SPREAD} machines in a zone, {most} here", pool.size)
+        message = f"a spread group has {_MOST_SPREAD} machines in a zone and room for one successor: {most} here"
+        yield problem("size", message, pool.size)
 
 
 def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
-    if not re.fullmatch(r"/dev/(xvda|sda1?)", pool.boot_disk.device):  # another would be an empty disk beside the root
+    if not re.fullmatch(r"/dev/(xvda|sda1?)", pool.boot_disk.device):  # another adds an empty disk
         yield problem("boot_disk.device", "want the image's root device: /dev/sda1 or /dev/xvda", pool.boot_disk.device)
     if pool.boot_disk.type in ("st1", "sc1"):
         yield problem("boot_disk.type", "cannot boot: want gp3", pool.boot_disk.type)
@@ -235,7 +271,7 @@ def _sizes(kind: str) -> str:
 
 
 def _bought(disk: DataDisk) -> Iterator[Problem]:
-    """Operations and throughput, as EC2 sells them."""
+    """Check provisioned operations and throughput of a data disk against the ranges of its type."""
     if disk.type in ("io1", "io2") and disk.iops is None:
         yield Problem("disk.iops", f"missing: {disk.type} is bought by it")
     elif disk.type in _IOPS and disk.iops is not None:

@@ -1,34 +1,41 @@
-"""What both clouds ask of a stack file and fill in, each in its own words, which its module gives.
+"""Defaults and rules of the stack file that both clouds need, with different values.
 
-Rules as in ``checks``; what a cloud says of its own comes by name, so that ``partial`` makes a rule of one.
+Each rule takes the cloud's own values as keyword arguments; ``gcp`` and ``aws`` bind them with ``partial``, which makes
+a rule as in ``checks``.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
-from spotkeeper.spec.names import STACK_NAME
-from spotkeeper.spec.problem import Problem, join, nearest, problem
 
 from infra.catalog import zones_of
 from infra.settings.model import OWN_RANGE, Settings
 from infra.settings.pool import Pool
+from spotkeeper.contract.names import STACK_NAME
+from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 
-Neutral = Mapping[str, tuple[object, str]]  # path -> the value that says nothing, why no other can be set
+Neutral = Mapping[str, tuple[object, str]]  # path -> (its default, why no other value is valid)
 Sizes = Mapping[str, tuple[int, float]]  # disk type -> the smallest and the largest in GB
-Image = Callable[[str, str], Iterator[Problem]]  # (path, name): what is wrong with it
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+Image = Callable[[str, str], Iterator[Problem]]  # (path, image name) -> problems of the name
+
+NEVER = tuple(
+    map(ipaddress.ip_network, ("127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::1/128", "fe80::/10", "ff00::/8"))
+)
 
 
 def filled(s: Settings, *, disk: Callable[[Pool], str], near: str, compute: str, storage: str) -> Settings:
-    """Zones, images, disk types, placement and addresses that were left out, filled in.
+    """Return the settings with omitted zones, images, disk types, placement, network range and endpoints filled in.
 
     Args:
-        disk: the type of a pool's disks.
-        near: what the cloud calls machines that are near each other.
-        compute: where its machines' API answers.
-        storage: where its buckets' API answers.
+        disk: returns the default disk type of a pool.
+        near: the cloud's name for the placement of machines near each other.
+        compute: the address of the cloud's compute API.
+        storage: the address of the cloud's storage API.
     """
     whole = replace(s, zones=s.zones or zones_of(s.region))
     ends = s.endpoints
@@ -66,24 +73,60 @@ def secret_names(s: Settings, *, like: re.Pattern[str], want: str) -> Iterator[P
             yield problem(join("secrets", index), want, name)
 
 
+def machine_addresses(s: Settings) -> Iterator[Problem]:
+    """Check ``network.addresses``: a machine outside them is never admitted and bills until its boot deadline."""
+    networks = []
+    for index, text in enumerate(s.network.addresses):
+        path = join("network.addresses", index)
+        try:
+            networks.append(found := ipaddress.ip_network(text))
+        except ValueError:
+            yield problem(path, "is no address range, such as 100.64.0.0/10", text, _range_of(text))
+            continue
+        if not s.endpoints.compute.startswith("http:") and any(map(found.overlaps, NEVER)):
+            yield problem(path, "has addresses that no machine has (loopback, link-local, multicast): name less", text)
+    try:
+        own = None if s.network.exists() else ipaddress.ip_network(s.network.cidr)
+    except ValueError:
+        return  # another rule reports it
+    if own and networks and not any(_within(own, each) for each in networks):
+        message = f"do not hold network.cidr ({own}), where machines get their addresses"
+        yield problem("network.addresses", message, list(s.network.addresses))
+
+
+def _within(inner: IPNetwork, outer: IPNetwork) -> bool:
+    return inner.version == outer.version and inner.network_address in outer and inner.broadcast_address in outer
+
+
+def _range_of(text: str) -> str | None:
+    """Return the network range that contains an address with a prefix length; None if the text is neither."""
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        return None
+
+
 def bucket_name(s: Settings, *, is_one: Callable[[str], bool], characters: str) -> Iterator[Problem]:
-    """``characters``: beside lower-case letters and digits."""
+    """Check the bucket's name; ``characters`` names those allowed beside lower-case letters and digits."""
     name = s.bucket_name()
     if s.bucket.name is None and not STACK_NAME.match(s.stack):
-        return  # which is said elsewhere
+        return  # another rule reports it
     if not is_one(name):
         yield problem("bucket.name", f"is no bucket name (3 to 63 lower-case letters, digits{characters})", name)
 
 
 def pool_architecture(pool: Pool, s: Settings, *, is_arm: Callable[[str], bool | None]) -> Iterator[Problem]:
-    """The agent's wheels are for one. ``is_arm``: of a machine type; None: it is none, which is said elsewhere."""
+    """Check that a pool's machines have the architecture of the agent's wheels.
+
+    ``is_arm`` returns None for a name that is no machine type, which another rule reports.
+    """
     arm = is_arm(pool.machine.type)
     if arm is not None and arm != (s.agent.arch == "aarch64"):
         yield problem("machine.type", f"is not of agent.arch ({s.agent.arch})", pool.machine.type)
 
 
 def pool_near(pool: Pool, _s: Settings, *, own: str, other: str, cloud: str) -> Iterator[Problem]:
-    """What this cloud calls ``own``, ``cloud`` calls ``other``."""
+    """Report a placement strategy with the other cloud's name ``other``; suggest this cloud's name ``own``."""
     if pool.placement is not None and pool.placement.strategy == other:
         yield problem("placement.strategy", f"is what {cloud} calls it", other, own)
 
@@ -91,7 +134,7 @@ def pool_near(pool: Pool, _s: Settings, *, own: str, other: str, cloud: str) -> 
 def pool_disk_sizes(
     pool: Pool, _s: Settings, *, kinds: Sizes, word: str, say: Callable[[str], str]
 ) -> Iterator[Problem]:
-    """``say``: of a type, what sizes it has."""
+    """Check types and sizes of a pool's disks; ``say`` describes the sizes that a disk type allows."""
     for path, disk in (("disk", pool.disk), ("boot_disk", pool.boot_disk)):
         if disk.type not in kinds:
             yield problem(f"{path}.type", f"is no {word} type", disk.type, nearest(disk.type, kinds))
@@ -100,7 +143,7 @@ def pool_disk_sizes(
 
 
 def only_elsewhere(value: object, _s: Settings | None = None, *, fields: Neutral) -> Iterator[Problem]:
-    """Fields of a stack, or of a pool, that this cloud does not have."""
+    """Report fields of the stack or of a pool (``value``) that only the other cloud has."""
     for path, (neutral, why) in fields.items():
         found = value
         for name in path.split("."):

@@ -1,8 +1,7 @@
-"""What must hold in a stack file on any cloud. Each rule is a function: settings in, problems out.
+"""Rules that a stack file must satisfy on any cloud. Each rule is a function from settings to problems.
 
-A problem names the path, the value, and the nearest valid name or the remedy. A rule of a
-pool gives paths relative to it. A rule may take types and ranges for granted, and may not
-read a file, the environment or a cloud.
+A problem names the path, the value, and the nearest valid name or the remedy. Rules of a pool give paths relative to
+the pool. Types and ranges have been checked before; a rule reads no file, no environment variable and no cloud.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import PurePosixPath
 
-from spotkeeper.spec.names import POOL_NAME, STACK_NAME
-from spotkeeper.spec.problem import Problem, join, nearest, problem
-
 from infra.catalog import AWS_PRICES, AWS_ZONES, GCP_PRICES, GCP_ZONES, zones_of
 from infra.settings.model import Settings
 from infra.settings.pool import Pool
+from spotkeeper.contract.names import POOL_NAME, STACK_NAME
+from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 
 Rule = Callable[[Settings], Iterator[Problem]]
 PoolRule = Callable[[Pool, Settings], Iterator[Problem]]
@@ -28,22 +26,25 @@ PRIVATE = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.
 _PRICES = {"gcp": GCP_PRICES, "aws": AWS_PRICES}
 _REGIONS = {"gcp": GCP_ZONES, "aws": AWS_ZONES}
 _MACHINE = {"gcp": re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+\Z"), "aws": re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+\Z")}
-OURS = 8  # labels of Spotkeeper's own that a resource may bear
+OURS = 8  # labels on a resource that are kept for Spotkeeper itself
 EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+\Z")
 _LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
+# Folders that `.github/workflows` ignore: a change there starts neither `up` nor a preview.
+UNWATCHED = ("bench", "docs", "tests")
+NOT_WATCHED = f"lies below {', '.join(UNWATCHED)}, where a change is neither previewed nor brought up"
 _SAFE = re.compile(r"https://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])([:/]|\Z)")
 _STACK_REFERENCE = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+\Z")
-_LEAST_TICKS_OF_LEASE = 3  # one lost tick, or two, must not power machines off
+_LEAST_TICKS_OF_LEASE = 3  # one or two lost ticks must not power machines off
 _OVER_BEFORE = "is less than two boot deadlines (limits.boot_deadline_s): machines would end before they train"
 _NAME = "want a letter, then letters, digits and -, at most 24, all lower case"
 
-# Keys of other tools, and of what was decided against: the nearest name would lead astray.
+# Keys of other tools and of rejected features, for which the nearest valid name would mislead -> what to do instead.
 ELSEWHERE: Mapping[str, str] = {
     "max_price": "there is none: a spot machine costs at most its on-demand price, and a cap only loses it sooner",
     "spot_price": "there is none: a spot machine costs at most its on-demand price; prices: corrects the table",
-    "reuse_boot": "boot disks are not kept: the rank's data disk is, and boots are cheap",
-    "reuseBoot": "boot disks are not kept: the rank's data disk is, and boots are cheap",
+    "reuse_boot": "boot disks are not kept: the node's data disk is, and boots are cheap",
+    "reuseBoot": "boot disks are not kept: the node's data disk is, and boots are cheap",
     "min": "a pool has no least size: machines come with jobs (nodes.min in a job file)",
     "target": "a pool has no size of its own: machines come with jobs",
     "count": "size says how many",
@@ -57,7 +58,7 @@ ELSEWHERE: Mapping[str, str] = {
 
 
 def explained(found: Problem) -> Problem:
-    """An unknown key whose meaning is known from elsewhere, with what to do instead."""
+    """Return the problem with advice, if it is an unknown key of another tool (``ELSEWHERE``); others unchanged."""
     key = found.path.rsplit(".", 1)[-1]
     if not found.message.startswith("unknown key") or key not in ELSEWHERE:
         return found
@@ -79,7 +80,7 @@ def region(s: Settings) -> Iterator[Problem]:
 
 
 def _known_zones(s: Settings) -> tuple[str, ...]:
-    """Of the stack's region; () where that is wrong, which is said elsewhere."""
+    """Return the zones of the stack's region; () if the region is unknown, which another rule reports."""
     return zones_of(s.region) if s.region in _REGIONS[s.cloud] else ()
 
 
@@ -97,7 +98,7 @@ def _zone(path: str, zone: str, before: tuple[str, ...], known: tuple[str, ...],
 
 
 def network_is_one(s: Settings) -> Iterator[Problem]:
-    """A network is made, or named, or another stack's: never two of them."""
+    """Check that the network comes from exactly one of ``cidr``, ``vpc`` with ``subnets``, and ``from_stack``."""
     network = s.network
     if network.from_stack and (network.vpc or network.subnets):
         yield problem(
@@ -125,13 +126,13 @@ def network_range(s: Settings) -> Iterator[Problem]:
     if not isinstance(network, ipaddress.IPv4Network) or not any(network.subnet_of(each) for each in PRIVATE):
         ranges = ", ".join(map(str, PRIVATE))
         yield problem("network.cidr", f"want a private IPv4 range, within one of {ranges}", s.network.cidr)
-    elif network.num_addresses - 4 < nodes:  # both clouds keep 4 or more of them
+    elif network.num_addresses - 4 < nodes:  # both clouds reserve at least 4
         least = 32 - (nodes + 3).bit_length()
         yield problem("network.cidr", f"has too few addresses for {nodes} nodes: want /{least}", s.network.cidr)
 
 
 def _range_of(text: str) -> str | None:
-    """The range that an address with a prefix is in."""
+    """Return the network range that contains an address with a prefix length; None if the text is neither."""
     try:
         return str(ipaddress.ip_network(text, strict=False))
     except ValueError:
@@ -150,12 +151,12 @@ def lease_spans_ticks(s: Settings) -> Iterator[Problem]:
 
 def run_outlasts_boot(s: Settings) -> Iterator[Problem]:
     hours = s.limits.max_run_hours
-    if hours is not None and hours * 3600 < 2 * s.limits.boot_deadline_s:
+    if hours is not None and hours * 3600 < 2 * s.boot_deadline_s():
         yield problem("limits.max_run_hours", _OVER_BEFORE, hours)
 
 
 def machine_cap(s: Settings) -> Iterator[Problem]:
-    """A cap that can never bind is a mistake of who wrote it."""
+    """Report a limit on machines that the pools' sizes can never reach."""
     most, cap = sum(pool.size for pool in s.dynamic()), s.limits.machines
     if cap is not None and not s.dynamic():
         yield problem("limits.machines", "limits nothing: there is no spot pool", cap)
@@ -176,13 +177,13 @@ def spend_cap(s: Settings) -> Iterator[Problem]:
 
 
 def function_timeout(s: Settings) -> Iterator[Problem]:
-    """A tick must end before the next one begins, or rounds only wait for each other's lease."""
+    """Limit the function's timeout to five ticks, so that ticks do not pile up waiting for each other's leases."""
     if s.reconcile.timeout_s > 60 * s.reconcile.tick_minutes * 5:
         told = f"is longer than five ticks ({300 * s.reconcile.tick_minutes} s), and rounds would wait for each other"
         yield problem("reconcile.timeout_s", told, s.reconcile.timeout_s)
 
 
-def bouts(s: Settings) -> Iterator[Problem]:
+def fallback_times(s: Settings) -> Iterator[Problem]:
     short, window = s.fallback.short_life_minutes, s.fallback.window_minutes
     if short > window:
         yield problem("fallback.short_life_minutes", f"is above window_minutes ({window:g})", short)
@@ -228,6 +229,11 @@ def interpreter(s: Settings) -> Iterator[Problem]:
 
 def callers_once(s: Settings) -> Iterator[Problem]:
     yield from _twice("reconcile.invokers", s.reconcile.invokers)
+    yield from _twice("submitters", s.submitters)
+    yield from _twice("ssh", s.ssh)
+    for index, who in enumerate(s.submitters):
+        if who in s.reconcile.invokers:
+            yield problem(join("submitters", index), "may call the function: leave it out of reconcile.invokers", who)
 
 
 def secrets_are_names(s: Settings) -> Iterator[Problem]:
@@ -245,6 +251,8 @@ def job_files(s: Settings) -> Iterator[Problem]:
             )
         elif path.suffix not in (".yaml", ".yml") or not name.isprintable():
             yield problem(join("jobs", index), "want a job file, .yaml", name)
+        elif path.parts[0] in UNWATCHED:
+            yield problem(join("jobs", index), f"{NOT_WATCHED}: move the file", name)
     yield from _twice("jobs", s.jobs)
 
 
@@ -289,8 +297,8 @@ def addresses(s: Settings) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     stack_name, region, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot,
-    machine_cap, spend_cap, function_timeout, bouts, alarms, budget_steps, interpreter, callers_once, secrets_are_names,
-    job_files, label_rules, production_bucket, addresses,
+    machine_cap, spend_cap, function_timeout, fallback_times, alarms, budget_steps, interpreter, callers_once,
+    secrets_are_names, job_files, label_rules, production_bucket, addresses,
 )  # fmt: skip
 
 
@@ -307,9 +315,9 @@ def pool_name(pool: Pool, s: Settings) -> Iterator[Problem]:
 def pool_zones(pool: Pool, s: Settings) -> Iterator[Problem]:
     in_region = _known_zones(s)
     if pool.kind == "static" and not pool.zones:
-        yield Problem("zones", "missing: a static node's disk stays in its zone, so name it")
+        yield Problem("zones", "missing: a static machine's disk stays in its zone, so name it")
     if not in_region or pool.zones == s.zones:
-        return  # what is wrong with them is said elsewhere
+        return  # other rules report wrong regions and the stack's own zones
     allowed = s.zones if set(s.zones) <= set(in_region) else in_region
     for index, zone in enumerate(pool.zones):
         if zone not in in_region:
@@ -330,14 +338,14 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
         if kind not in listed:
             message = "is not in infra/catalog.py: another type, or its prices by zone (prices)"
             yield problem("machine.type", message, kind, nearest(kind, listed))
-        return  # or its accelerator is not, which is said elsewhere
+        return  # an unknown accelerator is reported by another rule
     if without := [zone for zone in pool.zones if pool.price(zone) is None]:
         message = f"is not in infra/catalog.py: another type, or its prices for {', '.join(without)} as well (prices)"
         yield problem("machine.type", message, kind, nearest(kind, listed))
     for zone in pool.zones:
         price = pool.price(zone)
         if price is None:
-            continue  # said above, once
+            continue  # reported above, once
         if pool.kind == "spot" and price.spot is None:
             yield Problem(join(join("prices", zone), "spot"), "missing, a spot pool needs it")
         elif price.spot is not None and price.spot > price.on_demand:
@@ -347,15 +355,15 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
 def pool_kind(pool: Pool, s: Settings) -> Iterator[Problem]:
     if pool.kind == "spot":
         if pool.disk.on_destroy != "delete":
-            message = "only a static pool's disk can stay: the disks of ranks go with the stack"
+            message = "only a static pool's disk can stay: the disks of nodes go with the stack"
             yield problem("disk.on_destroy", message, pool.disk.on_destroy)
         if pool.max_on_demand is not None and pool.max_on_demand > pool.size:
             yield problem("max_on_demand", f"is above size ({pool.size})", pool.max_on_demand)
         return
     for name, why in (
-        ("max_on_demand", "static nodes are on-demand"),
-        ("notice_s", "static nodes are not preempted"),
-        ("max_run_hours", "static nodes are always on"),
+        ("max_on_demand", "static machines are on-demand"),
+        ("notice_s", "static machines are not preempted"),
+        ("max_run_hours", "static machines are always on"),
     ):
         if (value := getattr(pool, name)) is not None:
             yield problem(name, f"only a spot pool has it: {why}", value)
@@ -377,7 +385,7 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 def pool_run(pool: Pool, s: Settings) -> Iterator[Problem]:
     hours = pool.max_run_hours
-    if hours is not None and hours != s.limits.max_run_hours and hours * 3600 < 2 * s.limits.boot_deadline_s:
+    if hours is not None and hours != s.limits.max_run_hours and hours * 3600 < 2 * s.boot_deadline_s():
         yield problem("max_run_hours", _OVER_BEFORE, hours)
 
 

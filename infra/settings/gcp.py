@@ -1,4 +1,4 @@
-"""What Google Cloud asks of a stack file, and what it fills in. Rules as in ``checks``."""
+"""Google Cloud's rules for a stack file (as in ``checks``) and its defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
-from spotkeeper.spec.problem import Problem, join, nearest, problem
 
 from infra import naming
 from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_ZONES
@@ -16,6 +15,7 @@ from infra.settings import both
 from infra.settings.checks import EMAIL, PoolRule, Rule
 from infra.settings.model import Endpoints, Settings
 from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
+from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 
 COMPUTE = "https://compute.googleapis.com/compute/v1"
 STORAGE = "https://storage.googleapis.com"
@@ -33,7 +33,7 @@ _LARGEST = 65_536
 
 
 class _Disk(NamedTuple):
-    """A disk type: the smallest and the largest in GB, and from which to which operations and MB a second are sold."""
+    """A disk type: its sizes in GB, and the ranges of operations and MB per second that can be provisioned."""
 
     least: int
     most: int = _LARGEST
@@ -52,9 +52,9 @@ _DISKS: dict[str, _Disk] = {
     "hyperdisk-ml": _Disk(10),
 }
 _SIZES = {kind: (disk.least, disk.most) for kind, disk in _DISKS.items()}
-_IOPS_A_GB = {"hyperdisk-balanced": 500, "hyperdisk-extreme": 1200}  # so many at most
+_IOPS_A_GB = {"hyperdisk-balanced": 500, "hyperdisk-extreme": 1200}  # at most so many operations per GB
 _BOOTS = ("pd-standard", "pd-balanced", "pd-ssd", "pd-extreme", "hyperdisk-balanced")
-# How a type's GPUs reach the network by themselves.
+# Machine type -> its variant of GPUDirect, by which GPUs reach the network without the CPU.
 _GPU_DIRECT: dict[str, str] = {
     "a3-highgpu-8g": "tcpx",
     "a3-megagpu-8g": "tcpxo",
@@ -68,8 +68,11 @@ _COUNTS = {"nvidia-tesla-p100": (1, 2, 4), "nvidia-tesla-t4": (1, 2, 4), "nvidia
 _HYPERDISK_ALONE = ("a3-ultragpu-", "a4-", "a4x-", "c4-", "c4a-", "c4d-", "g4-", "n4-", "n4a-", "n4d-")
 _HYPERDISK = "hyperdisk-balanced"
 _GVNIC_ALONE = ("a3-", "a4-", "a4x-", "c3-", "c3d-", "c4-", "c4a-", "c4d-", "g4-", "h3-", "n4-")
-_NEVER_NEAR = ("e2-", "n1-", "t2a-", "t2d-")  # families without compact placement
-_PLACES = (*GCP_ZONES, "us", "eu", "asia", "asia1", "eur4", "eur5", "eur7", "eur8", "nam4")  # of buckets
+# Families without compact placement. C4A, H4D, M, X and Z are not checked, as the page's table for them could not be
+# read; the cloud refuses the first insert where it has none.
+# https://cloud.google.com/compute/docs/instances/placement-policies-overview
+_NEVER_NEAR = ("e2-", "f1-", "g1-", "n1-", "n4-", "n4a-", "n4d-", "t2a-", "t2d-")
+_PLACES = (*GCP_ZONES, "us", "eu", "asia", "asia1", "eur4", "eur5", "eur7", "eur8", "nam4")  # locations of buckets
 
 
 def _disk(pool: Pool) -> str:
@@ -77,7 +80,7 @@ def _disk(pool: Pool) -> str:
 
 
 def complete(s: Settings) -> Settings:
-    """What was left out, filled in."""
+    """Return the settings with omitted values filled in, as Google Cloud needs them."""
     found = both.filled(s, disk=_disk, near="compact", compute=COMPUTE, storage=STORAGE)
     return replace(found, pools=tuple(_with_its_end(pool, s) for pool in found.pools))
 
@@ -89,7 +92,7 @@ def _with_its_end(pool: Pool, s: Settings) -> Pool:
 
 
 def is_local(s: Settings) -> bool:
-    """Whether this is a cloud on one machine, which has no rule for names of projects."""
+    """Return whether the stack is in a one-machine cloud, where a project may have any name."""
     return s.endpoints not in (Endpoints(), Endpoints(compute=COMPUTE, storage=STORAGE))
 
 
@@ -123,7 +126,7 @@ def existing_network(s: Settings) -> Iterator[Problem]:
 
 
 def even_ticks(s: Settings) -> Iterator[Problem]:
-    """Cloud Scheduler's cron begins anew with each hour."""
+    """Check that ticks divide an hour evenly: Cloud Scheduler's cron restarts its count each hour."""
     if 60 % s.reconcile.tick_minutes:
         near = min((m for m in range(1, 61) if 60 % m == 0), key=lambda m: abs(m - s.reconcile.tick_minutes))
         message = f"does not divide an hour, so ticks would come unevenly: want {near}, for instance"
@@ -132,8 +135,7 @@ def even_ticks(s: Settings) -> Iterator[Problem]:
 
 def people(s: Settings) -> Iterator[Problem]:
     kinds = ("user", "serviceAccount")
-    for index, member in enumerate(s.reconcile.invokers):
-        path = join("reconcile.invokers", index)
+    for path, member in s.people().items():
         kind, _, address = member.partition(":")
         if kind in ("group", "domain"):
             yield problem(path, f"a token does not tell its caller's {kind}: name each user or service account", member)
@@ -146,7 +148,7 @@ def people(s: Settings) -> Iterator[Problem]:
 
 
 def job_identity(s: Settings) -> Iterator[Problem]:
-    """A machine is not itself to its jobs: whoever could be it could power off the others."""
+    """Check that jobs do not run as one of Spotkeeper's accounts, which may power off other jobs' machines."""
     if s.job_identity and not _ACCOUNT.match(s.job_identity):
         yield problem("job_identity", "want <name>@<project>.iam.gserviceaccount.com", s.job_identity)
     elif s.job_identity.partition("@")[0] in _own(s):
@@ -158,7 +160,7 @@ def _own(s: Settings) -> set[str]:
 
 
 def secrets_once(s: Settings) -> Iterator[Problem]:
-    """By whichever of its two names."""
+    """Report a secret that is listed twice, once by its short and once by its full name."""
     full = [name if "/" in name else f"projects/{s.project}/secrets/{name}" for name in s.secrets]
     for index, name in enumerate(full):
         if name in full[:index] and s.secrets[index] not in s.secrets[:index]:
@@ -188,10 +190,12 @@ def billing(s: Settings) -> Iterator[Problem]:
 
 OF_AWS: dict[str, tuple[object, str]] = {
     "account": ("", "only aws has it: the project is gcp:project"),
+    "kms_key": ("", "only aws has it: Google's disks are encrypted, by Google's keys"),
     "service_linked_role": (False, "only aws has one: remove it"),
 }
 RULES: tuple[Rule, ...] = (
-    project_id, partial(both.image, wrong=_image), existing_network, even_ticks, people, job_identity,
+    project_id, partial(both.image, wrong=_image), existing_network, both.machine_addresses, even_ticks, people,
+    job_identity,
     partial(both.secret_names, like=_SECRET, want=_A_NAME),
     partial(both.bucket_name, is_one=_is_bucket, characters=", - and _"),
     secrets_once, bucket_place, billing, partial(both.only_elsewhere, fields=OF_AWS),
@@ -225,7 +229,7 @@ def pool_accelerator(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 
 def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
-    """GPUDirect belongs to a machine type, and needs the card that can."""
+    """Check the network card and GPUDirect: a machine type has one variant of GPUDirect, and it needs gVNIC."""
     machine = pool.machine
     if machine.gpu_direct is None:
         if machine.nic == "virtio" and machine.type.startswith(_GVNIC_ALONE):
@@ -279,7 +283,7 @@ def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 
 def _bought(disk: DataDisk, kind: _Disk) -> Iterator[Problem]:
-    """Operations and throughput, as Compute Engine sells them."""
+    """Check provisioned operations and throughput of a data disk against the ranges of its type."""
     for name, sold in (("iops", kind.iops), ("mb_s", kind.mb_s)):
         value = getattr(disk, name)
         if value is None:

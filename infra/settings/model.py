@@ -1,33 +1,40 @@
-"""The stack file, typed: everything `Pulumi.<stack>.yaml` may say under `spotkeeper:`. Says types and ranges only.
+"""The types of the stack file: every field of `Pulumi.<stack>.yaml` under `spotkeeper:`, with its type and range.
 
-What fields mean together is in ``checks``, ``gcp`` and ``aws`` beside this file. The
-descriptions are what editors show, and the table of fields in `docs/operate.md`.
+``checks``, ``gcp`` and ``aws`` beside this file check how fields go together. Editors show the fields' descriptions,
+and the table in `docs/stack-file.md` is made from them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
-from spotkeeper.spec.stack import Fallback as FallbackState
+from msgspec.structs import replace
 
-from infra.catalog import AWS_ZONES, GCP_ZONES
+from infra import naming
+from infra.catalog import AWS_WITHOUT_URLS, AWS_ZONES, DISK_PRICES, GCP_ZONES
 from infra.settings.pool import Hours, OnDestroy, Pool, about, offers
+from spotkeeper.contract.parse.problem import join
+from spotkeeper.contract.stack import Fallback as FallbackState
+from spotkeeper.contract.stack import PoolState, StackState, StaticMachine
 
 Alarm = Literal["ticks", "holds", "spend", "orphans"]
 ALARMS: tuple[Alarm, ...] = ("ticks", "holds", "spend", "orphans")
 OWN_RANGE = "10.40.0.0/16"
+BOOT_S, SLOW_BOOT_S = 480, 900
 
 
 def _from(where: str) -> Meta:
-    """A field that nobody writes into a stack file: messages and editors do not offer it."""
+    """Mark a field that does not come from the stack file, so that messages and editors do not suggest it."""
     return Meta(description=f"from {where}", extra={"offered": False})
 
 
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
-    """One of the stack's own, made from ``cidr``; or one that exists: ``vpc`` with ``subnets``, or ``from_stack``."""
+    """The machines' network: made from ``cidr``, or an existing one (``vpc``, ``subnets`` or ``from_stack``)."""
 
-    cidr: Annotated[str, about(f"addresses of a network of its own; unset: {OWN_RANGE}")] = ""
+    cidr: Annotated[str, about(f"addresses of the stack's own network; unset: {OWN_RANGE}")] = ""
     vpc: Annotated[str, about("an existing one: projects/<project>/global/networks/<name>, or vpc-...")] = ""
     subnets: Annotated[
         dict[str, str], about("its subnets: gcp: region to projects/.../subnetworks/<name>; aws: zone to subnet-...")
@@ -35,18 +42,19 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
     from_stack: Annotated[
         str, about("organization/<project>/<stack>: another Pulumi stack whose outputs are `vpc` and `subnets`")
     ] = ""
+    addresses: Annotated[
+        tuple[str, ...],
+        about("ranges that machines' addresses lie in, such as 100.64.0.0/10; unset: the private ones"),
+    ] = ()
     public_ip: Annotated[bool, about("only for jobs that read from outside the cloud")] = False
-    ssh: Annotated[Literal["none", "iap"], about("gcp: iap: logins through the Identity-Aware Proxy, by OS Login")] = (
-        "none"
-    )
 
     def exists(self) -> bool:
-        """Whether somebody else made it, and keeps it."""
+        """Return whether the stack uses an existing network, which it neither makes nor deletes."""
         return bool(self.vpc or self.subnets or self.from_stack)
 
 
 class Bucket(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that the stack knows, with its jobs' checkpoints and outputs."""
+    """The stack's bucket: all of its state, and its jobs' checkpoints and outputs."""
 
     name: Annotated[str | None, about("unset: sk-<project or account>-<stack>")] = None
     location: Annotated[str | None, about("gcp: unset: the stack's region")] = None
@@ -54,15 +62,25 @@ class Bucket(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """Fuses: what ends even when nobody is looking."""
+    """Limits on machines' lives, their number and their cost, enforced without an operator."""
 
     lease_minutes: Annotated[
-        int, Meta(ge=1, le=1440, description="the function out of reach for so long: machines power off")
+        int, Meta(ge=1, le=1440, description="machines that do not reach the function for so long power off")
     ] = 120
-    boot_deadline_s: Annotated[
-        int, Meta(ge=30, le=3600, description="a machine says hello by then, or is replaced")
-    ] = 480
-    max_run_hours: Annotated[Hours | None, about("gcp: of every pool that does not say otherwise")] = None
+    boot_deadline_s: (
+        Annotated[
+            int,
+            Meta(
+                ge=30,
+                le=3600,
+                description="replaces a machine without a hello by then; unset: 480, on aws 900 with p and trn types",
+            ),
+        ]
+        | None
+    ) = None
+    max_run_hours: Annotated[
+        Hours | None, about("gcp: the longest life of a dynamic machine, if its pool sets no other")
+    ] = None
     machines: (
         Annotated[int, Meta(ge=1, le=100_000, description="dynamic machines of all pools together; unset: their sizes")]
         | None
@@ -76,53 +94,59 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
-    """When jobs go on-demand for a while, and for how long: on-demand is a bout, not a verdict."""
+    """The losses after which a job falls back to on-demand machines, and for how long."""
 
-    losses: Annotated[int, Meta(ge=1, le=1000, description="beyond one a rank, within the window")] = 3
-    window_minutes: Annotated[float, Meta(gt=0, le=10080, description="in which losses count")] = 60
+    losses: Annotated[
+        int, Meta(ge=1, le=1000, description="losses within the window, beyond one a node, that lead to on-demand")
+    ] = 3
+    window_minutes: Annotated[float, Meta(gt=0, le=10080, description="the window in which losses count")] = 60
     short_life_minutes: Annotated[
-        float, Meta(ge=0, le=1440, description="a life shorter than that was not worth its restart")
+        float, Meta(ge=0, le=1440, description="a machine that lived shorter than this was not worth its restart")
     ] = 10
-    short_lives: Annotated[int, Meta(ge=1, le=100, description="so many of them in a row")] = 3
-    bout_minutes: Annotated[float, Meta(gt=0, le=10080, description="then spot is tried again")] = 30
+    short_lives: Annotated[int, Meta(ge=1, le=100, description="short lives in a row that lead to on-demand")] = 3
+    on_demand_minutes: Annotated[
+        float, Meta(gt=0, le=10080, description="how long on-demand lasts before spot is tried again")
+    ] = 30
 
     def state(self) -> FallbackState:
-        """As the function reads it, in seconds."""
+        """Return these settings as the function reads them, in seconds."""
         return FallbackState(
             losses=self.losses,
             window_s=60 * self.window_minutes,
             short_life_s=60 * self.short_life_minutes,
             short_lives=self.short_lives,
-            bout_s=60 * self.bout_minutes,
+            on_demand_s=60 * self.on_demand_minutes,
         )
 
 
 class Reconcile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The function and its schedule."""
+    """The function that runs reconcile, and its schedule."""
 
     tick_minutes: Annotated[
-        int, Meta(ge=1, le=60, description="from one tick to the next; schedules know no seconds")
+        int, Meta(ge=1, le=60, description="minutes from one tick to the next; schedules have no seconds")
     ] = 1
-    memory_mb: Annotated[int, Meta(ge=256, le=4096, description="of the function")] = 512
-    timeout_s: Annotated[int, Meta(ge=60, le=3600, description="a request works for most of 60 s")] = 120
+    memory_mb: Annotated[int, Meta(ge=256, le=4096, description="memory of the function")] = 512
+    timeout_s: Annotated[
+        int, Meta(ge=60, le=3600, description="timeout of the function; a request uses less than 60 s")
+    ] = 120
     runtime: Annotated[Literal["python311", "python312", "python313"], about("the function's Python")] = "python311"
     invokers: Annotated[
-        tuple[str, ...], about("who else may tick and poke: user:kim@acme.dev, serviceAccount:...; aws: ARNs")
+        tuple[str, ...], about("who else may call the function: user:kim@acme.dev, serviceAccount:...; aws: ARNs")
     ] = ()
 
 
 class Agent(Struct, frozen=True, forbid_unknown_fields=True):
-    """What machines run."""
+    """The Python interpreter and the architecture that the agent runs on."""
 
     interpreter: Annotated[str, about("a command or a path on the image")] = "python3"
     python: Annotated[
-        Literal["3.10", "3.11", "3.12", "3.13"], about("the interpreter's version: decides the wheels in the bundle")
+        Literal["3.10", "3.11", "3.12", "3.13"], about("the interpreter's version; decides the wheels in the bundle")
     ] = "3.11"
-    arch: Annotated[Literal["x86_64", "aarch64"], about("the machines', as `uname -m` says")] = "x86_64"
+    arch: Annotated[Literal["x86_64", "aarch64"], about("the machines' architecture, as `uname -m` says")] = "x86_64"
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True):
-    """Opt-in; on Google Cloud it needs rights on the billing account."""
+    """An optional monthly budget; on Google Cloud it needs rights on the billing account."""
 
     monthly: Annotated[int, Meta(ge=1, description="what the stack may cost a month")]
     billing_account: Annotated[str, about("gcp: 0123AB-4567CD-89EF01")] = ""
@@ -133,17 +157,19 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Alerts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Mails, to whoever runs the stack."""
+    """Alarms that are mailed to the stack's operator."""
 
-    email: Annotated[str, about("unset: nobody is told")] = ""
-    missed_minutes: Annotated[int, Meta(ge=2, le=1410, description="without any tick")] = 5
+    email: Annotated[str, about("where alarms are mailed; unset: nowhere")] = ""
+    missed_minutes: Annotated[
+        int, Meta(ge=2, le=1410, description="minutes without a successful tick before the alarm")
+    ] = 5
     about: Annotated[
-        tuple[Alarm, ...], about("ticks that are missed, jobs that hold, spending, machines without a job")
+        tuple[Alarm, ...], about("which alarms: missed ticks, jobs that hold, spending, machines without a job")
     ] = ALARMS
 
 
 class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the cloud answers; other values than the cloud's own are for a cloud on one machine only."""
+    """Addresses of the cloud's APIs; only the one-machine cloud sets them to other values than the cloud's own."""
 
     compute: Annotated[str, about("unset: Compute Engine's, EC2's")] = ""
     storage: Annotated[str, about("unset: Cloud Storage's, S3's")] = ""
@@ -153,16 +179,17 @@ class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """One stack. ``stack`` and ``project`` come from Pulumi and from `gcp:project`.
+    """The settings of one stack. ``stack`` comes from Pulumi, ``project`` from `gcp:project`.
 
-    Whoever has one from :func:`infra.settings.parse` finds zones, images, disk types, placement and
-    endpoints filled in: no reader has to think of what was left out.
+    :func:`infra.settings.read.parse` fills in zones, images, disk types, placement and endpoints that the file omits.
     """
 
     stack: Annotated[str, _from("Pulumi")]
     project: Annotated[str, _from("`gcp:project`")]
-    cloud: Annotated[Literal["gcp", "aws"], about("whose it is")]
-    region: Annotated[str, offers("all of it is in one region", [*GCP_ZONES, *AWS_ZONES])]
+    cloud: Annotated[Literal["gcp", "aws"], about("the cloud of the stack")]
+    region: Annotated[
+        str, offers("the region of the whole stack", [*GCP_ZONES, *(AWS_ZONES.keys() - AWS_WITHOUT_URLS)])
+    ]
     image: Annotated[
         str, about("one pinned image: projects/<project>/global/images/<name>; ami-..., resolve:ssm:<name>:<version>")
     ]
@@ -178,9 +205,19 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     alerts: Alerts = Alerts()
     budget: Budget | None = None
     endpoints: Endpoints = Endpoints()
-    job_identity: Annotated[
-        str, about("whom jobs are: a service account's address, a role's ARN; unset: they are nobody")
+    kms_key: Annotated[
+        str, about("aws: ARN of the customer key for all disks, where the account's default is none or may not be used")
     ] = ""
+    job_identity: Annotated[
+        str, about("the jobs' cloud identity: a service account's address, a role's ARN; unset: none")
+    ] = ""
+    submitters: Annotated[
+        tuple[str, ...], about("who may submit and steer jobs, and no more: named as in reconcile.invokers")
+    ] = ()
+    ssh: Annotated[
+        tuple[str, ...],
+        about("who may open a shell on machines, as an ordinary user: named as in reconcile.invokers; unset: nobody"),
+    ] = ()
     secrets: Annotated[
         tuple[str, ...], about("secrets of the cloud's own store that jobs may read, by name; needs job_identity")
     ] = ()
@@ -193,18 +230,103 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
     labels: Annotated[dict[str, str], about("on everything that can carry them")] = {}
     allow_data_loss: Annotated[
-        bool, about("lets a stack called prod* delete data on destroy, and static nodes' disks be replaced")
+        bool, about("lets a stack called prod* delete data on destroy, and static machines' disks be replaced")
     ] = False
 
     def owner(self) -> str:
-        """The project or account that pays."""
+        """Return the project id (Google Cloud) or account number (AWS) that pays for the stack."""
         return self.project if self.cloud == "gcp" else self.account
 
     def bucket_name(self) -> str:
         return self.bucket.name or f"sk-{self.owner()}-{self.stack}"
+
+    def boot_deadline_s(self) -> int:
+        """Return how long a requested machine may take until its hello, in real seconds."""
+        slow = any(pool.machine.boots_slowly() for pool in self.pools)
+        return self.limits.boot_deadline_s or (SLOW_BOOT_S if slow else BOOT_S)
+
+    def callers(self) -> dict[str, str]:
+        """Return the principals that may call the function, by their path in the stack file."""
+        return _by_place({"reconcile.invokers": self.reconcile.invokers, "submitters": self.submitters})
+
+    def people(self) -> dict[str, str]:
+        """Return all principals that the stack file gives a right (to call or to use ssh), by their path in it."""
+        return self.callers() | _by_place({"ssh": self.ssh})
 
     def dynamic(self) -> tuple[Pool, ...]:
         return tuple(pool for pool in self.pools if pool.kind == "spot")
 
     def static(self) -> tuple[Pool, ...]:
         return tuple(pool for pool in self.pools if pool.kind == "static")
+
+
+def _by_place(named: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    return {join(path, index): who for path, every in named.items() for index, who in enumerate(every)}
+
+
+# --- stack/pools.json -------------------------------------------------------------------
+
+
+def models(pool: Pool) -> tuple[str, ...]:
+    """Return the provisioning models that a spot pool allows; each has a machine template."""
+    return ("spot", "on-demand") if pool.on_demand_machines() else ("spot",)
+
+
+def pool_state(
+    settings: Settings,
+    pool: Pool,
+    templates: Mapping[str, str] | None = None,
+    placement: Mapping[str, str] | None = None,
+) -> PoolState:
+    """Return a pool as reconcile reads it; ``templates`` by provisioning model, ``placement`` by zone."""
+    machines = (
+        StaticMachine(naming.static_machine(settings.stack, pool.name, index), pool.machine_zone(index))
+        for index in range(pool.size if pool.kind == "static" else 0)
+    )
+    return PoolState(
+        name=pool.name,
+        kind=pool.kind,
+        machine_type=pool.machine.type,
+        zones=pool.zones,
+        nproc=pool.machine.processes(),
+        max_machines=pool.size,
+        max_on_demand=pool.on_demand_machines(),
+        disk_gb=pool.disk.size_gb,
+        disk_type=pool.disk.type,
+        disk_iops=pool.disk.iops,
+        disk_mbps=pool.disk.mb_s,
+        prices={zone: price for zone in pool.zones if (price := pool.price(zone))},
+        templates=dict(templates or {}),
+        placement=dict(placement or {}),
+        machines=tuple(machines),
+        disk_key=settings.kms_key,
+        disk_usd_gb_month=DISK_PRICES.get(pool.disk.type),
+    )
+
+
+def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
+    """Return the stack as the function reads it, without function URL, bundle hash and the machines' identity."""
+    return StackState(
+        stack=settings.stack,
+        cloud=settings.cloud,
+        project=settings.owner(),
+        region=settings.region,
+        bucket=settings.bucket_name(),
+        pools=pools,
+        lease_minutes=settings.limits.lease_minutes,
+        boot_deadline_s=settings.boot_deadline_s(),
+        fallback=settings.fallback.state(),
+        max_run_s=settings.limits.max_run_s(),
+        job_identity=settings.job_identity,
+        max_machines=settings.limits.machines,
+        max_usd_hour=settings.limits.usd_per_hour,
+        tick_minutes=settings.reconcile.tick_minutes,
+        ssh=bool(settings.ssh),
+    )
+
+
+def state_text(settings: Settings, pools: Sequence[PoolState], url: str, node_identity: str, bundle_sha256: str) -> str:
+    """Return the text of ``stack/pools.json``; ``url`` is the function's address, to which agents report."""
+    known = stack_state(settings, tuple(pools))
+    state = replace(known, function_url=url, node_identity=node_identity, bundle_sha256=bundle_sha256)
+    return msgspec.json.format(msgspec.json.encode(state)).decode()

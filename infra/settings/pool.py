@@ -1,35 +1,36 @@
-"""A pool of the stack file, typed: one machine shape in a set of zones. Says types and ranges, and judges nothing.
+"""The types of a pool in the stack file: one machine shape in a set of zones, each field with its type and range.
 
-What fields mean together is in ``checks``, ``gcp`` and ``aws`` beside this file. The
-descriptions are what editors show, and the table of fields in `docs/operate.md`.
+``checks``, ``gcp`` and ``aws`` beside this file check how fields go together. Editors show the fields' descriptions,
+and the table in `docs/stack-file.md` is made from them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
-from spotkeeper.spec.stack import Price
 
 from infra.catalog import AWS_PRICES, BUILT_IN, DISK_PRICES, GCP_ACCELERATOR_PRICES, GCP_PRICES, list_price
+from spotkeeper.contract.stack import Price
 
-SPOT_NOTICE_S = 120  # what both clouds can give
+SPOT_NOTICE_S = 120  # the longest preemption notice that both clouds give
 OnDestroy = Literal["delete", "retain", "protect"]
 """What `pulumi destroy` does to data: delete it, leave it in the cloud, or refuse to run."""
 
 
 def about(text: str) -> Meta:
-    """What an editor shows beside a field."""
+    """Describe a field, for editors and `docs/stack-file.md`."""
     return Meta(description=text)
 
 
 def offers(text: str, values: Iterable[str]) -> Meta:
-    """As above, with values that an editor completes; others are as good."""
+    """Describe a field and suggest values that an editor completes; other values are valid too."""
     return Meta(description=text, extra_json_schema={"anyOf": [{"enum": sorted(values)}, {}]})
 
 
-GB = Annotated[int, Meta(ge=10, le=65_536, description="gigabytes")]  # the smallest Persistent Disk, the largest disks
+GB = Annotated[int, Meta(ge=10, le=65_536, description="gigabytes")]  # bounds over all disk types
 Hours = Annotated[float, Meta(gt=0, le=2880, description="Compute Engine ends a job's machine after so many hours")]
 
 
@@ -37,16 +38,16 @@ class Accelerator(Struct, frozen=True, forbid_unknown_fields=True):
     """Accelerators added to a machine type that does not bring its own (Compute Engine's N1)."""
 
     type: Annotated[str, offers("gcp: as Compute Engine names it", GCP_ACCELERATOR_PRICES)]
-    count: Annotated[int, Meta(ge=1, le=16, description="gcp: so many in each machine")] = 1
+    count: Annotated[int, Meta(ge=1, le=16, description="gcp: number in each machine")] = 1
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
-    """What each machine of the pool is."""
+    """The machine type of a pool, with its accelerators and network cards."""
 
-    type: Annotated[str, offers("it says which accelerators there are", [*GCP_PRICES, *AWS_PRICES])]
+    type: Annotated[str, offers("machine type; it determines the accelerators", [*GCP_PRICES, *AWS_PRICES])]
     accelerator: Annotated[Accelerator | None, about("gcp: added to an n1 machine")] = None
     nproc: (
-        Annotated[int, Meta(ge=1, le=64, description="processes on each machine; unset: one an accelerator, or 1")]
+        Annotated[int, Meta(ge=1, le=64, description="processes on each machine; unset: one per accelerator, or 1")]
         | None
     ) = None
     nic: Annotated[
@@ -54,7 +55,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     gpu_direct: Annotated[
         Literal["tcpx", "tcpxo", "rdma"] | None,
-        about("gcp: GPUs reach the network by themselves, over cards of their own"),
+        about("gcp: GPUDirect: GPUs use network cards of their own"),
     ] = None
     efa: Annotated[int, Meta(ge=0, le=32, description="aws: Elastic Fabric Adapters, one on each network card")] = 0
 
@@ -63,12 +64,16 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
             return self.nproc
         return self.accelerator.count if self.accelerator else BUILT_IN.get(self.type, ("", 1))[1]
 
+    def boots_slowly(self) -> bool:
+        """Return whether it is a large accelerated EC2 machine, which boots in 10 minutes or more from a cold image."""
+        return re.match(r"(p|trn)\d[\w-]*\.", self.type) is not None
+
     def has_accelerator(self) -> bool:
         return self.accelerator is not None or self.type in BUILT_IN
 
 
 class BootDisk(Struct, frozen=True, forbid_unknown_fields=True):
-    """Stateless: dies with its machine."""
+    """The boot disk of a machine; it holds no state and is deleted with the machine."""
 
     size_gb: GB = 50
     type: Annotated[
@@ -81,34 +86,38 @@ class BootDisk(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataDisk(Struct, frozen=True, forbid_unknown_fields=True):
-    """The retained disk of a rank (spot pool) or of a node (static pool)."""
+    """The data disk of a node (spot pool) or of a static machine; it outlives the machine."""
 
     size_gb: GB
     type: Annotated[
         str, offers("unset: pd-balanced (hyperdisk-balanced where a machine has no other), gp3", DISK_PRICES)
     ] = ""
     iops: (
-        Annotated[int, Meta(ge=100, le=350_000, description="operations a second, of types that are bought by them")]
+        Annotated[
+            int, Meta(ge=100, le=350_000, description="operations a second, for disk types with provisioned IOPS")
+        ]
         | None
     ) = None
     mb_s: (
-        Annotated[int, Meta(ge=10, le=10_000, description="megabytes a second, of types that are bought by them")]
+        Annotated[
+            int, Meta(ge=10, le=10_000, description="megabytes a second, for disk types with provisioned throughput")
+        ]
         | None
     ) = None
-    on_destroy: Annotated[
-        OnDestroy, about("static pools: what a destroy does to it; a rank's disk goes with its stack")
-    ] = "delete"
+    on_destroy: Annotated[OnDestroy, about("static pools: what destroy does to it; other disks are always deleted")] = (
+        "delete"
+    )
 
 
 class Placement(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the machines of one zone stand to each other; one policy or group for each pool and zone."""
+    """The physical placement of machines in a zone; each pool has a placement policy or group per zone."""
 
     strategy: Annotated[
         Literal["compact", "cluster", "spread"] | None,
-        about("near each other, for the network (compact on gcp, cluster on aws; unset: that), or on hardware apart"),
+        about("close together, for the network (compact on gcp, cluster on aws; the default), or on separate hardware"),
     ] = None
     max_distance: (
-        Annotated[int, Meta(ge=1, le=3, description="gcp: compact: at most so far apart; 1 is one rack")] | None
+        Annotated[int, Meta(ge=1, le=3, description="gcp: compact: maximum distance; 1 is one rack")] | None
     ) = None
 
 
@@ -119,21 +128,21 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     kind: Annotated[
         Literal["spot", "static"], about("spot: machines come and go; static: always on, on-demand, in Pulumi's state")
     ]
-    size: Annotated[int, Meta(ge=1, le=10_000, description="static: how many nodes; spot: at most so many")]
+    size: Annotated[int, Meta(ge=1, le=10_000, description="static: number of machines; spot: at most that many")]
     machine: Machine
     disk: DataDisk
     zones: Annotated[
-        tuple[str, ...], about("in the order to try first; spot pools: unset means every zone of the stack")
+        tuple[str, ...], about("in order of preference; spot pools: unset means every zone of the stack")
     ] = ()
     boot_disk: BootDisk = BootDisk()
     image: Annotated[str, about("unset: the stack's")] = ""
     placement: Placement | None = None
     max_on_demand: (
-        Annotated[int, Meta(ge=0, le=10_000, description="so many of `size` may be on-demand; unset: all of them")]
+        Annotated[int, Meta(ge=0, le=10_000, description="how many of `size` may be on-demand; unset: all of them")]
         | None
     ) = None
     notice_s: (
-        Annotated[int, Meta(ge=0, le=SPOT_NOTICE_S, description="seconds that a preemption is told before; unset: 120")]
+        Annotated[int, Meta(ge=0, le=SPOT_NOTICE_S, description="seconds that a preemption's notice lasts; unset: 120")]
         | None
     ) = None
     max_run_hours: Annotated[Hours | None, about("gcp: unset: limits.max_run_hours")] = None
@@ -146,8 +155,8 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
         )
         return self.prices.get(zone, listed)
 
-    def on_demand_nodes(self) -> int:
-        """How many nodes may be bought on-demand at once; static nodes are not bought by reconcile."""
+    def on_demand_machines(self) -> int:
+        """Return how many machines reconcile may buy on-demand at once; 0 for a static pool, where it buys none."""
         if self.kind == "static":
             return 0
         return self.size if self.max_on_demand is None else self.max_on_demand
@@ -156,9 +165,9 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
         return SPOT_NOTICE_S if self.notice_s is None else self.notice_s
 
     def max_run_s(self) -> int | None:
-        """The longest life of one of its dynamic machines, in seconds; None: no limit."""
+        """Return the longest life of a dynamic machine of the pool, in seconds; None: no limit."""
         return None if self.max_run_hours is None else int(self.max_run_hours * 3600)
 
-    def node_zone(self, index: int) -> str:
-        """Where static node ``index`` lives: the zones in turn."""
+    def machine_zone(self, index: int) -> str:
+        """Return the zone of static machine ``index``; machines take the zones in rotation."""
         return self.zones[index % len(self.zones)]

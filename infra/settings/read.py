@@ -1,30 +1,41 @@
-"""From Pulumi's flat configuration, or plain values, to checked and completed settings."""
+"""Read the files of a stack: its configuration as checked settings, the stack files beside it, and its job files.
+
+This module reads files only: no cloud, no environment variables.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-from msgspec import inspect
-from spotkeeper.spec.fit import problems_of
-from spotkeeper.spec.parse import convert
-from spotkeeper.spec.problem import Problem, SpecError, join, nearest, problem
+from msgspec import Struct, inspect
 
+from infra import naming
 from infra.settings import aws, checks, gcp
-from infra.settings.model import Settings
+from infra.settings.checks import NOT_WATCHED, UNWATCHED
+from infra.settings.model import Settings, pool_state, stack_state
+from infra.settings.pool import Pool
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.parse.jobfile import read_job
+from spotkeeper.contract.parse.problem import Problem, SpecError, join, located, nearest, problem
+from spotkeeper.contract.parse.typed import convert, load, problems_of, read_text
+from spotkeeper.contract.parse.yamltext import read
+from spotkeeper.contract.stack import StackState
 
 NAMESPACE = "spotkeeper"
 PROJECT = "gcp:project"
 _CLOUDS = {"gcp": gcp, "aws": aws}
-_STAND_IN = {"cloud": "gcp", "region": "", "image": ""}  # for required fields; nobody gets to see them
+_STAND_IN = {"cloud": "gcp", "region": "", "image": ""}  # for missing required fields; never shown
 
 
 def from_config(config: Mapping[str, str], stack: str) -> Settings:
-    """Pulumi's flat configuration (``spotkeeper:pools`` -> text or JSON) as settings.
+    """Return the settings that Pulumi's flat configuration (``spotkeeper:pools`` -> text or JSON) describes.
 
     Raises:
-        SpecError: everything that is wrong with it.
+        SpecError: all problems of the configuration.
     """
     plain: dict[str, object] = {}
     wrong: list[Problem] = []
@@ -34,17 +45,17 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
             continue
         if namespace == NAMESPACE:
             plain[key] = _value(key, text)
-        elif hint := _meant(name, config):
+        elif hint := _typo_of(name, config):
             wrong.append(Problem(name, "unknown key", hint=hint))
-        elif key == "region" and namespace == config.get(f"{NAMESPACE}:cloud") and _elsewhere(config, text):
+        elif key == "region" and namespace == config.get(f"{NAMESPACE}:cloud") and _other_region(config, text):
             wrong.append(problem(name, f"differs from {NAMESPACE}:region: leave it out", text))
-    if wrong:  # nobody would read them: a limit of a misspelt namespace would be none
+    if wrong:  # a limit in a misspelt namespace would have no effect
         raise SpecError(wrong)
     return parse(plain, stack=stack, project=config.get(PROJECT, ""))
 
 
-def _meant(name: str, config: Mapping[str, str]) -> str | None:
-    """What a key of another namespace is a slip of the pen for; None: it is a provider's own."""
+def _typo_of(name: str, config: Mapping[str, str]) -> str | None:
+    """Return the key that the misspelt ``name`` probably means; None if it is a key of another provider."""
     namespace, _, key = name.partition(":")
     if nearest(namespace, (NAMESPACE,)):
         return f"{NAMESPACE}:{key}"
@@ -53,23 +64,23 @@ def _meant(name: str, config: Mapping[str, str]) -> str | None:
     return PROJECT if missed and of_gcp and nearest(key, ("project",)) else None
 
 
-def _elsewhere(config: Mapping[str, str], region: str) -> bool:
+def _other_region(config: Mapping[str, str], region: str) -> bool:
     return config.get(f"{NAMESPACE}:region") not in (None, "", region)
 
 
 _FIELDS = inspect.type_info(Settings).fields  # type: ignore[attr-defined]
-# The keys that Pulumi hands over as they are written; everything else is JSON.
+# Pulumi passes these keys as written; all others are JSON.
 _TEXTS = frozenset(
     f.encode_name for f in _FIELDS if isinstance(getattr(f.type, "type", f.type), inspect.StrType | inspect.LiteralType)
 )
-# Defaults in Pulumi.yaml: the empty ones of keys that must be set are as good as none.
+# Pulumi.yaml's empty defaults of required keys count as missing.
 _NOT_SET = {f.encode_name: "" if f.encode_name in _TEXTS else "[]" for f in _FIELDS if f.required}
 _MAY_BE_EMPTY = frozenset(f.encode_name for f in _FIELDS if f.default == "")
 
 
 def _value(key: str, text: str) -> object:
     if not text and key not in _MAY_BE_EMPTY:
-        return None  # a key without a value, as the engine hands it over
+        return None  # Pulumi's form of a key without a value
     if key in _TEXTS:
         return text
     try:
@@ -79,7 +90,7 @@ def _value(key: str, text: str) -> object:
 
 
 def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
-    """Plain values (the keys of the stack file) as checked, completed settings.
+    """Return the stack file's keys and values as checked settings, with omitted values filled in.
 
     Raises:
         SpecError: unknown keys, wrong types, and combinations that cannot work.
@@ -91,37 +102,36 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
     given = {key: value for key, value in plain.items() if not (key == "budget" and value == {})}
     document: dict[str, object] = {**given, "stack": stack, "project": project}
     problems = [checks.explained(found) for found in problems_of(document, Settings, by_hand=True)]
-    settings, places, unknown = _well(document, problems)
+    settings, positions, unknown = _usable(document, problems)
     if settings is None:
         raise SpecError(problems)
-    told = _told(settings, places, unknown)
-    problems += [found for found in told if _head(found.path) not in unknown]
+    problems += [found for found in _judged(settings, positions, unknown) if _head(found.path) not in unknown]
     if problems:
         raise SpecError(problems)
     return settings
 
 
-def _told(settings: Settings, places: list[int], unknown: set[str]) -> list[Problem]:
-    """What the rules say. Of a cloud that nobody knows, nothing is said that only one of them asks for."""
+def _judged(settings: Settings, positions: list[int], unknown: set[str]) -> list[Problem]:
+    """Return the problems that the rules find; a cloud's own rules apply only if the cloud is known."""
     rules, pool_rules = checks.RULES, checks.POOL_RULES
     if "cloud" not in unknown:
         rules, pool_rules = rules + _CLOUDS[settings.cloud].RULES, pool_rules + _CLOUDS[settings.cloud].POOL_RULES
     told = [found for rule in rules for found in rule(settings)]
-    for place, pool in zip(places, settings.pools, strict=True):
-        where = join("pools", place)
+    for position, pool in zip(positions, settings.pools, strict=True):
+        where = join("pools", position)
         for rule in pool_rules:
             told += [Problem(f"{where}.{p.path}", p.message, p.value, p.hint) for p in rule(pool, settings)]
     return told
 
 
-def _well(document: dict[str, object], problems: list[Problem]) -> tuple[Settings | None, list[int], set[str]]:
-    """(the settings without what is of a wrong type, the places of their pools, the keys of which nothing is known).
+def _usable(document: dict[str, object], problems: list[Problem]) -> tuple[Settings | None, list[int], set[str]]:
+    """Return (settings without the wrongly typed values, positions of the remaining pools, keys with unknown values).
 
-    So a field of a wrong type hides no combination that cannot work. None: too little of them is left.
+    Rules can then check the rest, so a wrong type hides no other problem. The settings are None if too little is left.
     """
     wrong = {found.path for found in problems}
     unknown = {_head(path) for path in wrong if not path.startswith("pools[")}
-    unknown |= {found.hint for found in problems if found.path in document and found.hint}  # a key spelt wrong
+    unknown |= {found.hint for found in problems if found.path in document and found.hint}  # a misspelt key
     pools = document.get("pools")
     each = list(enumerate(pools)) if isinstance(pools, list | tuple) else []
     well = [(at, pool) for at, pool in each if not any(_head(path, 2) == join("pools", at) for path in wrong)]
@@ -136,5 +146,168 @@ def _well(document: dict[str, object], problems: list[Problem]) -> tuple[Setting
 
 
 def _head(path: str, parts: int = 1) -> str:
-    """The first parts of a path: ``limits``, ``pools``; with two of them, ``pools[1]``."""
+    """Return the first parts of a path such as ``pools[1].zones``: ``pools``, or with two parts ``pools[1]``."""
     return "".join(re.findall(r"\[?[^.\[]+", path)[:parts])
+
+
+# --- other stacks of the same folder -----------------------------------------------------
+
+
+class _StackFile(Struct):
+    config: dict[str, object] = {}
+
+
+def clashes(settings: Settings, folder: Path) -> tuple[Problem, ...]:
+    """Return a problem for each stack in ``folder`` whose rights and this stack's overlap on Google Cloud.
+
+    Conditions in Google's IAM cannot test labels, so rights go by name prefix: those of stack ``a`` would reach the
+    machines of a stack ``a-b`` in the same project (``infra/gcp/identity``). On AWS conditions test tags. Stacks of
+    other repositories are not checked.
+    """
+    if settings.cloud != "gcp":
+        return ()
+    return tuple(_clash(settings, other) for other in _overlapping(settings, folder))
+
+
+def _overlapping(settings: Settings, folder: Path) -> Iterator[str]:
+    """Yield the stacks of the project whose name starts with this one's or vice versa; skip unreadable files."""
+    own = naming.machine_prefix(settings.stack)
+    for path in sorted(folder.glob("Pulumi.*.yaml")):
+        name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
+        other = naming.machine_prefix(name)
+        if name == settings.stack or not (own.startswith(other) or other.startswith(own)):
+            continue
+        try:
+            config = load(path, _StackFile).config
+        except SpecError:
+            continue
+        if config.get(PROJECT) == settings.project:
+            yield name
+
+
+def _clash(settings: Settings, other: str) -> Problem:
+    short, long = sorted((settings.stack, other), key=len)
+    return problem(
+        PROJECT,
+        f"is also the project of the stack {other} (Pulumi.{other}.yaml), and rights go by names there: those of "
+        f"{short}, over {naming.machine_prefix(short)}*, would reach the machines of {long}. Give one of the two "
+        f"another project, or a name that does not begin with the other's and a -",
+        settings.project,
+    )
+
+
+# --- job files ---------------------------------------------------------------------------
+
+
+UNWATCHED_PARTS = tuple((folder,) for folder in UNWATCHED)
+SHORT_NOTICE_S = 30  # for a pool with notice_s: 0
+_MARGIN_S = 5  # for the machine's shutdown
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """A job that `up` submits: ``name`` is its path as the stack file writes it, ``path`` the file that was read."""
+
+    name: str
+    path: Path
+    spec: JobSpec
+
+
+def read_jobs(settings: Settings, root: Path, now: float) -> tuple[JobFile, ...]:
+    """Return the stack's job files, in the stack file's order, checked against the stack without calling a cloud.
+
+    ``spotkeeper.contract.parse.check`` checks a job file by itself and against pools. The checks here need the stack
+    file: the pools' preemption notice, the secrets that jobs may read, duplicate names and unwatched folders.
+
+    Args:
+        root: the folder of Pulumi.yaml, to which the job files' paths are relative.
+        now: unix seconds, for deadlines.
+
+    Raises:
+        SpecError: all problems of all job files, with line numbers.
+    """
+    state = stack_state(settings, tuple(pool_state(settings, pool) for pool in settings.pools))
+    files: list[JobFile] = []
+    problems: list[Problem] = []
+    for name in settings.jobs:
+        found, wrong = read_one(name, root, now, state)
+        problems += wrong
+        if found is None:
+            continue
+        told = [
+            *_same_name(found, files),
+            *_watched(found, root),
+            *_grace(found.spec, settings),
+            *_secrets(found.spec, settings),
+        ]
+        if told:
+            lines = read(read_text(found.path), name)[1]
+            problems += located(SpecError(told), name, lines).problems
+        files.append(found)
+    if problems:
+        raise SpecError(problems)
+    return tuple(files)
+
+
+def read_one(name: str, root: Path, now: float, state: StackState | None) -> tuple[JobFile | None, tuple[Problem, ...]]:
+    """Return (the job file, no problems) or (None, its problems); ``state`` is None if the stack is unknown."""
+    path = root / name
+    try:
+        return JobFile(name, path, read_job(path, state, now)), ()
+    except SpecError as error:
+        return None, tuple(
+            Problem(p.path, p.message, p.value, p.hint, source=name, line=p.line) for p in error.problems
+        )
+
+
+def _same_name(found: JobFile, before: list[JobFile]) -> Iterator[Problem]:
+    for other in before:
+        if other.spec.name == found.spec.name:
+            yield problem("name", f"is also the name in {other.name}: choose another", found.spec.name)
+
+
+def _watched(found: JobFile, root: Path) -> Iterator[Problem]:
+    """Report a job whose source folder lies in a folder that CI does not watch; the whole checkout is accepted."""
+    folder = (found.path.resolve().parent / (found.spec.source or ".")).resolve()
+    if folder.is_relative_to(root.resolve()) and folder.relative_to(root.resolve()).parts[:1] in UNWATCHED_PARTS:
+        yield problem("source", f"{NOT_WATCHED}: move it", found.spec.source)
+
+
+def _used(spec: JobSpec, settings: Settings) -> list[Pool]:
+    return [p for p in settings.dynamic() if not spec.pools or p.name in spec.pools]
+
+
+def _grace(spec: JobSpec, settings: Settings) -> Iterator[Problem]:
+    """Check that ``grace_s`` (SIGTERM to SIGKILL) ends before the preemption notice of the job's pools does."""
+    for pool in _used(spec, settings):
+        notice = pool.notice_seconds() or SHORT_NOTICE_S
+        if spec.grace_s > notice - _MARGIN_S:
+            told = f"is above {notice - _MARGIN_S}: a machine of {pool.name} has {notice} s of notice"
+            yield problem("grace_s", told, spec.grace_s)
+            return
+
+
+def _secrets(spec: JobSpec, settings: Settings) -> Iterator[Problem]:
+    """Report secrets of a job that the stack file does not list, if it lists any."""
+    known = {_full(name, settings) for name in settings.secrets}
+    for variable, reference in spec.secrets.items():
+        wanted = _secret(reference)
+        if known and wanted is not None and wanted not in known:
+            near = nearest(wanted, known)
+            message = f"is not among the stack's secrets, which its jobs may read: {wanted}"
+            yield Problem(join("secrets", variable), message, hint=near)
+
+
+def _full(name: str, settings: Settings) -> str:
+    """Return a secret's full name, without a version and without the six characters that AWS appends."""
+    if settings.cloud == "gcp":
+        return name if name.startswith("projects/") else f"projects/{settings.project}/secrets/{name}"
+    return re.sub(r"-[A-Za-z0-9]{6}\Z", "", name.rsplit(":secret:", 1)[1]) if name.startswith("arn:") else name
+
+
+def _secret(reference: str) -> str | None:
+    if found := re.match(r"gcp-secret://(projects/[^/]+/secrets/[^/]+)/versions/", reference):
+        return found[1]
+    if found := re.match(r"aws-secret://arn:[^:]+:secretsmanager:[^:]+:\d+:secret:(.+)\Z", reference):
+        return re.sub(r"-[A-Za-z0-9]{6}\Z", "", found[1])
+    return None

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from spotkeeper.cli.main import run
-from spotkeeper.reconcile.store import ObjectStore, open_store
 
-from tests.spec.samples import STACK
+from spotkeeper.cli.main import run
+from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from tests.contract.samples import STACK
 
 
 @dataclass(frozen=True)

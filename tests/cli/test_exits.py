@@ -6,11 +6,12 @@ import inspect
 from pathlib import Path
 
 import pytest
-from spotkeeper.cli.main import app
-from spotkeeper.reconcile.objects import UnavailableError
-from spotkeeper.reconcile.store import ObjectStore
 
+from spotkeeper.cli.main import app
+from spotkeeper.reconcile.store.objects import UnavailableError
+from spotkeeper.reconcile.store.store import ObjectStore
 from tests.cli.conftest import Cli
+from tests.cli.records import a_job
 
 # What each needs beside its name; {job} is a well job file.
 ARGUMENTS = {
@@ -22,19 +23,38 @@ ARGUMENTS = {
     "download": ("first",),
     "report": ("first",),
     "drill": ("first", "--yes"),
-    "cancel": ("first",),
+    "cancel": ("first", "--yes"),
     "pause": ("first",),
     "resize": ("first", "2"),
     "resume": ("first",),
+    "move": ("first", "us-central1-b"),
+    "swap": ("first",),
+    "ssh": ("first",),
     "reconcile": ("--once",),
     "render": (),
     "plan": (),
-    "repair": ("alloc",),
+    "repair": ("allocation",),
 }
-OF_FILES = {"check", "compare", "forecast", "live", "review"}  # they want a stack's file, and ask no bucket: own tests
+
+
+OF_FILES = {
+    "check",
+    "compare",
+    "forecast",
+    "live_check",
+    "review",
+}  # they want a stack's file, and ask no bucket: own tests
+
+
 ALL = [(name, *words) for name, words in ARGUMENTS.items()]
+
+
 ALL += [("status", "first"), ("resume", "first", "{job}"), ("submit", "{job}", "--check"), ("logs", "first", "-f")]
+
+
 OF_BUCKETS = [argv for argv in ALL if argv not in (("render",), ("plan",))]  # those two read a stack's file
+
+
 OF_JOBS = [argv for argv in ALL if "first" in argv]
 
 
@@ -125,11 +145,11 @@ def test_a_job_file_that_is_missing_or_wrong_is_the_callers(
     [
         (
             "stack/pools.json: Generic GCS error: Error performing GET http://169.254.169.254/computeMetadata/...: 403",
-            ("no login to GCS", "gcloud auth application-default login"),
+            ("not logged in to GCS", "gcloud auth application-default login"),
         ),
         (
             "k: Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token",
-            ("no login to S3", "aws"),
+            ("not logged in to S3", "aws"),
         ),
         ("k: Generic GCS error: connection refused", ("k: Generic GCS error: connection refused",)),
     ],
@@ -144,3 +164,38 @@ def test_a_shell_without_a_login_is_told_so(
     done = cli("status")
     assert (done.code, done.out) == (1, "")
     assert all(part in done.err for part in says), done.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["status", "nobody"], 3, "error: nobody: no such job"),
+        (["status", "frist"], 3, "error: frist: no such job (did you mean first?)"),
+        (["logs", "first", "--node", "9", "--follow"], 3, "error: node 9: first has nodes 0 to 1"),
+        (["schema", "jbo"], 2, "error: jbo: must be job, stack or state (did you mean job?)"),
+        (["reconcile"], 2, "error: reconcile needs --once"),
+        (["submit", "none.yaml"], 2, "error: none.yaml: no such file"),
+        (["status", "--stack", "other"], 3, "error: {bucket} belongs to the stack prod, not to other"),
+    ],
+)
+def test_errors_have_words_and_a_code(
+    cli: Cli,
+    store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    code: int,
+    message: str,
+) -> None:
+    a_job(store)
+    monkeypatch.chdir(tmp_path)
+    done = cli(*argv)
+    assert done.code == code
+    assert done.err.splitlines()[0] == message.format(bucket=f"sqlite://{tmp_path}/bucket.sqlite")
+    assert "Traceback" not in done.err
+
+
+def test_usage_errors_come_from_the_parser(cli: Cli) -> None:
+    assert cli("statu").code == 2
+    assert cli("submit").code == 2
+    assert cli("logs", "x", "--node", "first").code == 2

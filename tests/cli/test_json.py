@@ -8,18 +8,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from spotkeeper.cli import tick
-from spotkeeper.reconcile.store import ObjectStore
-from spotkeeper.report.account import Account, AttemptLine
-from spotkeeper.report.drill import DrillView, PhaseView
-from spotkeeper.report.held import HoldView
-from spotkeeper.report.view import JobView, NodeView, RecoveryView, Site
-from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Grant, Hold, Outcome, Phase
 
+from spotkeeper.cli.stacks import reconcile
+from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import Hold, Outcome, Phase
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.report.drill import DrillView, PhaseView
+from spotkeeper.report.job.hold import HoldView
+from spotkeeper.report.job.recovery import Recovery
+from spotkeeper.report.job.view import JobView, NodeView, Site
+from spotkeeper.report.money.account import Account, AttemptLine
 from tests.cli.conftest import Cli, Done
-from tests.cli.test_commands import JOB, a_job
+from tests.cli.records import JOB, a_job
 
 # What a process may print: quotes, a NUL, a colour, a byte that is no UTF-8, no end of line.
 LOG = b'say "hi"\n\x00\x1b[31mred\x1b[0m \xff \xe2\x82\xac\\\ncut of'
@@ -33,7 +35,7 @@ def document(done: Done, code: int = 0) -> Any:
 
 @pytest.fixture
 def ended(store: ObjectStore) -> ObjectStore:
-    a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED, reason="every member exited with 0")
+    a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED, reason="all processes exited with 0")
     store.append_ledger(JOB, Entry(at=1.0, id="a", event=Event.SUBMITTED))
     store.append_ledger(JOB, Entry(at=2.0, id="b", event=Event.END, cause="succeeded", detail='"quoted"\n'))
     store.put(f"jobs/{JOB}/logs/0/2.log", LOG)
@@ -41,13 +43,13 @@ def ended(store: ObjectStore) -> ObjectStore:
 
 
 def test_logs(cli: Cli, ended: ObjectStore) -> None:
-    assert document(cli("logs", "first", "--json")) == {"job": JOB, "rank": 0, "gen": 2, "text": TEXT}
+    assert document(cli("logs", "first", "--json")) == {"job": JOB, "node": 0, "gen": 2, "text": TEXT}
 
 
 def test_logs_that_are_followed_are_a_line_for_each_piece(cli: Cli, ended: ObjectStore) -> None:
     done = cli("logs", "first", "--follow", "--json")
     assert (done.code, done.err) == (0, "")
-    assert [json.loads(line) for line in done.out.split("\n")[:-1]] == [{"job": JOB, "rank": 0, "gen": 2, "text": TEXT}]
+    assert [json.loads(line) for line in done.out.split("\n")[:-1]] == [{"job": JOB, "node": 0, "gen": 2, "text": TEXT}]
 
 
 def test_watch(cli: Cli, ended: ObjectStore) -> None:
@@ -61,7 +63,7 @@ def test_watch(cli: Cli, ended: ObjectStore) -> None:
 def test_a_document_has_every_field_whatever_its_value(cli: Cli, store: ObjectStore) -> None:
     """A program that reads `.preemptions` of a job that had none is to find 0, and no hole."""
     a_job(store)
-    intent = Entry(0.0, "i", Event.INTENT, rank=0, attempt=1, pool="workers", zone="us-central1-a", model=Model.SPOT)
+    intent = Entry(0.0, "i", Event.INTENT, node=0, attempt=1, pool="workers", zone="us-central1-a", model=Model.SPOT)
     store.append_ledger(JOB, intent)
     view = document(cli("status", "first", "--json"))
     account = document(cli("report", "first", "--json"))
@@ -69,7 +71,7 @@ def test_a_document_has_every_field_whatever_its_value(cli: Cli, store: ObjectSt
     assert all(set(node) == set(NodeView.__struct_fields__) for node in view["nodes"])
     assert set(account) == set(Account.__struct_fields__)
     assert [set(line) for line in account["attempts"]] == [set(AttemptLine.__struct_fields__)]
-    for view_of_a_part in (HoldView, RecoveryView, DrillView, PhaseView):
+    for view_of_a_part in (HoldView, Recovery, DrillView, PhaseView):
         assert not view_of_a_part.__struct_config__.omit_defaults
 
 
@@ -94,32 +96,32 @@ def test_render_of_a_stack_and_of_a_job(cli: Cli, folder: Path) -> None:
 @pytest.mark.parametrize("failed", [(), (JOB,)])
 def test_reconcile(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, failed: tuple[str, ...]) -> None:
     """A round that was cut off is told in the document, and is no success."""
-    monkeypatch.setattr(tick, "tick", lambda target: tick.Ticked(2, ("orphaned",), failed))
+    monkeypatch.setattr(reconcile, "tick", lambda target: reconcile.ShellTick(2, ("orphaned",), failed))
     done = cli("reconcile", "--once", "--json")
     found = document(done, code=1 if failed else 0)
     assert (found["jobs"], found["orphans"], found["failed"]) == (2, ["orphaned"], list(failed))
-    assert ("rounds were cut off: abcdefgh" in done.err) == bool(failed)
+    assert ("rounds failed: abcdefgh" in done.err) == bool(failed)
 
 
 def test_repair(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Alloc(3, "n", (Grant(JOB, 0, 1, "slot:workers"),))
-    monkeypatch.setattr(tick, "repair_alloc", lambda target: made)
-    assert document(cli("repair", "alloc", "--json"))["grants"][0]["job"] == JOB
+    made = Allocation(3, "n", (Grant(JOB, 0, 1, "slot:workers"),))
+    monkeypatch.setattr(reconcile, "repair_allocation", lambda target: made)
+    assert document(cli("repair", "allocation", "--json"))["grants"][0]["job"] == JOB
 
 
 @pytest.mark.parametrize(
     ("argv", "code"),
     [
-        (("logs", "first", "--rank", "9"), 3),
+        (("logs", "first", "--node", "9"), 3),
         (("logs", "first", "--gen", "9"), 3),
-        (("logs", "first", "--rank", "9", "--follow"), 3),
+        (("logs", "first", "--node", "9", "--follow"), 3),
         (("watch", "nobody"), 3),
         (("render", "absent.yaml"), 2),
         (("render", "Pulumi.absent.yaml"), 2),
         (("reconcile",), 2),
         (("reconcile", "--once"), 1),
         (("repair", "record"), 2),
-        (("repair", "alloc"), 1),
+        (("repair", "allocation"), 1),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

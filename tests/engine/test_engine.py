@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spotkeeper.local import deploy
-from spotkeeper.local.deploy import DeployError, Event, Op, choose
 
+from spotkeeper.local import deploy
+from spotkeeper.local.deploy import DeployError, DeployEvent, DeployOp, choose
 from tests.engine.conftest import needs_pulumi
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import STACKS
@@ -28,7 +28,7 @@ def cloud() -> Iterator[Cloud]:
 
 
 def up(cloud: Cloud, folder: Path, engine: deploy.Engine, config: Path = LOCAL) -> deploy.DeployResult:
-    return deploy.up("local", config, cloud.endpoint, folder, engine=engine)
+    return deploy.up("local", config, cloud, folder, engine=engine)
 
 
 def same_names(things: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def same_names(things: dict[str, Any]) -> dict[str, Any]:
 def test_both_engines_give_the_same_cloud(cloud: Cloud, tmp_path: Path) -> None:
     ours = up(cloud, tmp_path / "in-process", "in-process")
     by_runner = same_names(cloud.things)
-    deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path / "in-process", engine="in-process")
+    deploy.destroy("local", LOCAL, cloud, tmp_path / "in-process", engine="in-process")
     assert cloud.things == {}
     theirs = up(cloud, tmp_path / "pulumi", "pulumi")
     assert same_names(cloud.things) == by_runner
@@ -48,15 +48,15 @@ def test_both_engines_give_the_same_cloud(cloud: Cloud, tmp_path: Path) -> None:
 
 
 def test_a_second_up_is_empty_and_destroy_leaves_nothing(cloud: Cloud, tmp_path: Path) -> None:
-    foreseen = deploy.preview("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
+    foreseen = deploy.preview("local", LOCAL, cloud, tmp_path, engine="pulumi")
     assert cloud.changing() == []
     first = up(cloud, tmp_path, "pulumi")
-    assert first.changes == foreseen.changes and set(first.changes) == {Op.CREATE}
+    assert first.changes == foreseen.changes and set(first.changes) == {DeployOp.CREATE}
     made = len(cloud.changing())
     assert up(cloud, tmp_path, "pulumi").empty
     assert len(cloud.changing()) == made
-    seen: list[Event] = []
-    deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, seen.append, engine="pulumi")
+    seen: list[DeployEvent] = []
+    deploy.destroy("local", LOCAL, cloud, tmp_path, seen.append, engine="pulumi")
     assert cloud.things == {}
     order = [event.name for event in seen if event.done and not event.type.startswith("spotkeeper:")]
     assert max(order.index("tick"), order.index("push")) < order.index("drain") < order.index("function")
@@ -73,7 +73,7 @@ def test_a_new_image_replaces_templates_before_it_deletes_them(cloud: Cloud, tmp
     assert len(new) == 2 and not old & new
     calls = [call for call in cloud.calls[before:] if "/instanceTemplates" in call[1]]
     assert [method for method, _ in calls if method != "GET"] == ["POST", "POST", "DELETE", "DELETE"]
-    deploy.destroy("local", config, cloud.endpoint, tmp_path, engine="pulumi")
+    deploy.destroy("local", config, cloud, tmp_path, engine="pulumi")
     assert cloud.things == {}
 
 
@@ -83,8 +83,8 @@ def test_a_refusal_of_the_cloud_reaches_the_user_and_a_second_up_goes_on(cloud: 
         up(cloud, tmp_path, "pulumi")
     assert 'File "' not in str(caught.value), "the cloud's words, not where in the provider they were heard"
     cloud.refuse.clear()
-    assert up(cloud, tmp_path, "pulumi").changes[Op.CREATE] >= 1
-    deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
+    assert up(cloud, tmp_path, "pulumi").changes[DeployOp.CREATE] >= 1
+    deploy.destroy("local", LOCAL, cloud, tmp_path, engine="pulumi")
     assert cloud.things == {}
 
 
@@ -96,11 +96,11 @@ def test_a_killed_engines_lock_is_no_obstacle_and_a_living_ones_is(cloud: Cloud,
     lock = {"username": "me", "hostname": "here", "timestamp": "2026-11-21T00:00:00Z"}
     (locks / "8e5f.json").write_text(json.dumps({**lock, "pid": os.getpid()}))
     with pytest.raises(DeployError, match="locked"):
-        deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
+        deploy.destroy("local", LOCAL, cloud, tmp_path, engine="pulumi")
     gone = subprocess.Popen(["true"])
     gone.wait()
     (locks / "8e5f.json").write_text(json.dumps({**lock, "pid": gone.pid}))
-    deploy.destroy("local", LOCAL, cloud.endpoint, tmp_path, engine="pulumi")
+    deploy.destroy("local", LOCAL, cloud, tmp_path, engine="pulumi")
     assert cloud.things == {}
     after = {path.name: path.read_bytes() for path in STACKS.iterdir()}
     assert after == before, "the engine writes into stack files, and deletes them with a stack: not the checkout's"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from spotkeeper.local import deploy
-from spotkeeper.local.deploy import DeployError, Event, Op
-from spotkeeper.reconcile.store import ObjectStore, open_store
 
+from spotkeeper.local import deploy
+from spotkeeper.local.deploy import DeployError, DeployEvent, DeployOp
+from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from tests.contract.samples import STACK
 from tests.engine.conftest import needs_pulumi
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import ROOT, STACKS
-from tests.spec.samples import STACK
 
 pytestmark = needs_pulumi
 
@@ -59,19 +59,19 @@ def test_up_submits_a_job_once_and_refuses_to_change_it_while_it_runs(
 ) -> None:
     job.write_text("name: first\ncommand: [/bin/true]\n")
 
-    seen: list[Event] = []
+    seen: list[DeployEvent] = []
 
     def up(*jobs: Path) -> deploy.DeployResult:
         seen.clear()
         file = config(tmp_path, *jobs)
-        return deploy.up("local", file, cloud.endpoint, tmp_path / "deploy", seen.append, engine="pulumi")
+        return deploy.up("local", file, cloud, tmp_path / "deploy", seen.append, engine="pulumi")
 
     up(job)
-    assert [event.op for event in seen if event.name == "first" and event.done] == [Op.CREATE]
+    assert [event.op for event in seen if event.name == "first" and event.done] == [DeployOp.CREATE]
     submitted = store.active_jobs()
     assert len(submitted) == 1
     up(job)
-    assert not [event for event in seen if event.name == "first" and event.op is not Op.SAME]
+    assert not [event for event in seen if event.name == "first" and event.op is not DeployOp.SAME]
     job.write_text("name: first\ncommand: [/bin/false]\n")
     with pytest.raises(DeployError) as caught:
         up(job)
@@ -81,9 +81,9 @@ def test_up_submits_a_job_once_and_refuses_to_change_it_while_it_runs(
     job.write_text("name: second\ncommand: [/bin/false]\n")  # the way out
     up(job)
     done = {(event.name, event.op) for event in seen if event.done}
-    assert {("second", Op.CREATE), ("first", Op.DELETE)} <= done
+    assert {("second", DeployOp.CREATE), ("first", DeployOp.DELETE)} <= done
     assert len(store.active_jobs()) == 2, "the first goes on: leaving the list cancels nothing"
-    assert all(not store.list_asks(each) for each in store.active_jobs())
+    assert all(not store.list_requests(each) for each in store.active_jobs())
     assert set(submitted) < set(store.active_jobs())
-    deploy.destroy("local", config(tmp_path), cloud.endpoint, tmp_path / "deploy", engine="pulumi")
+    deploy.destroy("local", config(tmp_path), cloud, tmp_path / "deploy", engine="pulumi")
     assert cloud.things == {}

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from pulumi.automation import CommandError
 from pulumi.automation.events import PolicyEvent
-from spotkeeper.local.deploy.config import addresses, stack_config
-from spotkeeper.local.deploy.names import ENDPOINT
 
+from spotkeeper.local.deploy.config import ENDPOINT, addresses, stack_config
 from tests.engine.conftest import needs_pulumi
 from tests.engine.standin.engine import Told
 from tests.engine.standin.project import Project

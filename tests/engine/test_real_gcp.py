@@ -21,12 +21,13 @@ from typing import Any
 
 import pytest
 from pulumi.automation import CommandError, OpType
-from spotkeeper.local.catalog import Timing
-from spotkeeper.local.cloud import LocalCloud
-from spotkeeper.local.state import State
-from spotkeeper.local.stored import Stored
-from spotkeeper.local.tokens import Principal, Tokens
 
+from spotkeeper.local.access.auth import Principal, Tokens
+from spotkeeper.local.compute.stored import StoredResource
+from spotkeeper.local.core.catalog import Timing
+from spotkeeper.local.core.world import Database
+from spotkeeper.local.deploy.config import TOKEN
+from spotkeeper.local.lifecycle.cloud import LocalCloud
 from tests.engine.conftest import needs_pulumi
 from tests.engine.standin.both import GOOGLES, THEIRS
 from tests.engine.standin.project import Project, checkout
@@ -83,7 +84,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     try:
         with watch(cloud.endpoint) as witness:
             needed = tuple(type_ for type_ in REPLACES if type_.startswith("gcp:"))
-            environment = {GOOGLES: str(installed())}
+            environment = {GOOGLES: str(installed()), TOKEN: cloud.token}  # the drain's
             program = checkout(folder / "checkout")
             project = Project(
                 folder / "stack", "gcp", config(cloud, witness), environment, program,
@@ -114,10 +115,10 @@ def config(cloud: LocalCloud, witness: Witness) -> dict[str, Any]:
 def left(cloud: LocalCloud) -> dict[str, int]:
     """What a destroy should have removed, by the cloud's own books. Every project has a network to begin with."""
     kinds = ("instances", "disks", "snapshots", "instanceTemplates", "resourcePolicies", "firewalls", "policies")
-    with closing(State(cloud.folder / "state.sqlite")) as state:
+    with closing(Database(cloud.folder / "state.sqlite")) as state:
         counted = {kind: state.count(kind) for kind in (*kinds, "resources")}
         for kind in ("networks", "subnetworks"):
-            counted[kind] = sum(not stored.path.endswith("/default") for stored in state.all(kind, Stored))
+            counted[kind] = sum(not stored.path.endswith("/default") for stored in state.all(kind, StoredResource))
     return {kind: count for kind, count in counted.items() if count}
 
 
@@ -136,7 +137,7 @@ def test_the_program_goes_up_stays_and_goes(stack: Stack) -> None:
     project = project.with_(pools=pools)
     assert [(step.op, step.name) for step in project.up().changed()] == [(OpType.UPDATE, "pools")]
 
-    api = Api(stack.cloud.compute_endpoint, project="acme-train")
+    api = Api.of(stack.cloud, project="acme-train")
     node, seen = api.get(NODE)["id"], len(witness.changes())
     project = project.with_(labels={"team": "vision"})
     done = project.up().changed()

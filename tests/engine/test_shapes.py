@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from spotkeeper.local.deploy.config import read_config
-from spotkeeper.report import preview
 
+from spotkeeper.local.deploy.config import read_config
+from spotkeeper.report.review import preview
 from tests.engine.standin.rules import REPLACES
 from tests.engine.standin.shapes import UNKNOWN, problems, shape_of
-from tests.infra.aws_cloud import AwsCloud
+from tests.infra.aws.cloud import AwsCloud
 from tests.infra.conftest import STACKS, Declared, run_program
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import pytest
 from pulumi.automation import CommandError, ConcurrentUpdateError, OpType
-from spotkeeper.cli import rules
-from spotkeeper.report.preview import declared
 
+from spotkeeper.cli.stacks import review as rules
+from spotkeeper.report.review.preview import declared
 from tests.engine.conftest import needs_pulumi
 from tests.engine.standin.engine import Told
 from tests.engine.standin.machines import OTHER, Machines, OnGoogle, on_amazon
@@ -189,7 +189,7 @@ def test_what_is_declared_breaks_no_rule_that_the_review_asks(world: World, proj
     told = project.foreseen()
     found, all_of_it = declared(told)
     assert len(found) > 30 and all_of_it
-    assert rules.broken(told, project.name) == ()
+    assert rules.broken_rules(told, project.name) == ()
 
 
 def test_a_protected_stack_refuses_to_be_destroyed_and_nothing_of_it_is_touched(world: World, project: Project) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spotkeeper.local.deploy.config import read_config
 
-from tests.infra.aws_cloud import AwsCloud
+from spotkeeper.local.deploy.config import read_config
+from tests.infra.aws.cloud import AwsCloud
 from tests.infra.conftest import STACKS, Declared, run_program
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spotkeeper.spec.jobfile import read_job
+
+from spotkeeper.contract.parse.jobfile import read_job
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

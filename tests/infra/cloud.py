@@ -27,6 +27,8 @@ class Cloud:
         self.refuse: dict[str, int] = {}  # path -> status, for faults
         self.lock = threading.Lock()
         self.endpoint = ""
+        self.token = "of-the-operator"  # noqa: S105 - of a stand-in
+        self.bearers: set[str] = set()  # what calls carried
 
     def changing(self) -> list[tuple[str, str]]:
         return [call for call in self.calls if call[0] != "GET"]
@@ -123,6 +125,7 @@ def serve() -> Iterator[Cloud]:
         def _any(self) -> None:
             parts = urllib.parse.urlsplit(self.path)
             query = dict(urllib.parse.parse_qsl(parts.query))
+            cloud.bearers.add(self.headers.get("Authorization", ""))
             try:
                 status, answer = cloud.handle(self.command, parts.path, query, self.body())
             except AssertionError as error:

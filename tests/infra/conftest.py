@@ -15,10 +15,10 @@ import pytest
 from pulumi.runtime import rpc
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks
 from pulumi.runtime.settings import ROOT as ROOT_RESOURCE
+
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.local.deploy.monitor import STACK_REFERENCE, plain
 from spotkeeper.local.deploy.table import computed
-
 from tests.infra import cloud as google
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,10 +125,9 @@ def example() -> dict[str, Declared]:
 def shared() -> dict[str, Declared]:
     """A stack in another project's network, whose jobs read secrets."""
     config = read_config(STACKS / "Pulumi.example-gcp.yaml")
-    network = {**OTHER_STACK, "ssh": "iap"}
     secrets = ["wandb", "projects/acme-vault/secrets/hub", "projects/acme-vault/secrets/wandb"]
     return run_program(
-        "demo", {**config, "spotkeeper:network": json.dumps(network), "spotkeeper:secrets": json.dumps(secrets)}
+        "demo", {**config, "spotkeeper:network": json.dumps(OTHER_STACK), "spotkeeper:secrets": json.dumps(secrets)}
     )
 
 

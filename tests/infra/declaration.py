@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tests.infra.conftest import Declared
@@ -25,19 +24,9 @@ def before(declared: Declaration, key: str) -> set[str]:
     found: set[str] = set()
     queue = [key]
     while queue:
-        for other in declared[queue.pop()].depends_on:
+        key = queue.pop()
+        for other in declared[key].depends_on if key in declared else ():  # another stack is only referred to
             if other not in found:
                 found.add(other)
                 queue.append(other)
     return found
-
-
-def holds(condition: str, name: str) -> bool:
-    """IAM's ``extract``: what lies between a template's two ends, the first of each; "" where it fits nowhere."""
-
-    def extract(template: str) -> str:
-        head, tail = re.split(r"\{\w+\}", template)
-        rest = name.partition(head)[2]
-        return rest.partition(tail)[0] if tail in rest else ""
-
-    return any(extract(part[1]) for part in re.finditer(r'resource\.name\.extract\("([^"]+)"\) != ""', condition))

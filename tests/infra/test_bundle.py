@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from spotkeeper.vm.source import extract
 
 from infra import bundle
+from spotkeeper_agent.job.source import extract
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -33,7 +34,7 @@ def unpacked(archive: bundle.Archive, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
-    files = bundle.package_files("site/spotkeeper", bundle.PACKAGE / "spec")
+    files = bundle.package_files("site/spotkeeper", bundle.LIBRARY / "contract")
     assert bundle._tar(files) == bundle._tar(dict(reversed(files.items())))
     text = {"b": b"2", "a": b"1"}
     assert bundle._zip(text) == bundle._zip(dict(reversed(text.items())))
@@ -58,7 +59,7 @@ def test_a_changed_source_is_another_bundle(tmp_path: Path, monkeypatch: pytest.
     package = tmp_path / "spotkeeper"
     package.mkdir()
     (package / "__init__.py").write_text("one = 1\n")
-    monkeypatch.setattr(bundle, "PACKAGE", package)
+    monkeypatch.setattr(bundle, "LIBRARY", package)
     first = bundle.bundle(tmp_path / "build", PYTHON)
     (package / "__init__.py").write_text("one = 2\n")
     assert bundle.bundle(tmp_path / "build", PYTHON).sha256 != first.sha256
@@ -66,39 +67,51 @@ def test_a_changed_source_is_another_bundle(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_agent_imports_from_the_bundle_alone(unpacked: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-c", "import msgspec, jinja2, requests, spotkeeper.vm.agent, spotkeeper.spec.names; "
+        [sys.executable, "-S", "-c", "import msgspec, jinja2, requests; "
+         "import spotkeeper_agent.agent.agent, spotkeeper.contract.names; "
          "print(msgspec.__file__)"],
-        env={"PYTHONPATH": str(unpacked / "site")}, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(unpacked / "site")}, cwd=unpacked, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(unpacked))
 
 
 def test_what_operators_run_is_not_on_machines(unpacked: Path) -> None:
-    there = {path.name for path in (unpacked / "site/spotkeeper").iterdir()}
-    assert {"spec", "vm", "clock.py", "__init__.py"} <= there
-    assert not there & {"cli", "local", "report", "reconcile"}
+    there = {path.name for path in (unpacked / "site/spotkeeper").iterdir()} - {"__pycache__"}
+    assert there == {"__init__.py", "clock.py", "version.py", "contract", "replay", "train"}
 
 
 def test_a_jobs_path_has_the_library_and_nothing_to_import_by_mistake(unpacked: Path) -> None:
-    assert sorted(path.name for path in (unpacked / "job").iterdir()) == ["spotkeeper"]
+    assert sorted(path.name for path in (unpacked / "job").iterdir()) == ["spotkeeper", "spotkeeper_agent"]
     there = sorted(path.name for path in (unpacked / "job/spotkeeper").iterdir())
-    assert there == ["__init__.py", "clock.py", "train", "vm"]
-    assert sorted(path.name for path in (unpacked / "job/spotkeeper/vm").iterdir()) == ["__init__.py", "launcher"]
+    assert there == ["__init__.py", "clock.py", "train", "version.py"]
+    assert sorted(path.name for path in (unpacked / "job/spotkeeper_agent").iterdir()) == ["__init__.py", "launcher"]
 
 
 def test_the_function_is_pinned_and_has_its_entry_point(tmp_path: Path) -> None:
-    source = bundle.function_source(tmp_path)
+    source = bundle.function_source(tmp_path, "3.11")
     with zipfile.ZipFile(source.path) as archive:
         names = archive.namelist()
-        pins = archive.read("requirements.txt").decode().split()
+        entries = re.split(r"\n(?=\S)", archive.read("requirements.txt").decode().strip())
         main = archive.read("main.py").decode()
     assert names == sorted(names)
-    assert "from spotkeeper.reconcile.http import main" in main
-    assert all("==" in pin for pin in pins)
-    assert {pin.partition("==")[0] for pin in pins} >= {"functions-framework", "obstore", "msgspec", "pyjwt"}
-    assert not any(name.startswith(("spotkeeper/cli/", "spotkeeper/local/", "spotkeeper/vm/")) for name in names)
-    assert bundle.function_source(tmp_path) == source
+    assert "from spotkeeper.reconcile.service.http import main" in main
+    assert all("==" in entry and "--hash=sha256:" in entry for entry in entries), "pip then takes nothing else"
+    assert {entry.partition("==")[0] for entry in entries} >= {"functions-framework", "obstore", "msgspec", "pyjwt"}
+    assert not any(name.startswith(("spotkeeper/cli/", "spotkeeper/local/", "spotkeeper_agent/")) for name in names)
+    assert bundle.function_source(tmp_path, "3.11") == source
+
+
+def test_requirements_are_of_the_functions_python_and_not_of_this_one() -> None:
+    """Where one has hashes, pip wants all: one that only the other version needs would end the build."""
+    assert bundle._needed('typing-extensions>=4; python_version < "3.13"', "3.13") is None
+    assert bundle._needed('typing-extensions>=4; python_version < "3.13"', "3.11") == "typing-extensions"
+    assert bundle._needed('tomli; python_full_version < "3.12"', "3.13") is None
+
+
+def test_another_version_than_the_lock_names_is_told_before_a_build_fails() -> None:
+    with pytest.raises(bundle.BundleError, match=r"msgspec==0\.0\.1: not in requirements\.lock"):
+        bundle._locked(["msgspec==0.0.1"])
 
 
 def test_old_archives_go(tmp_path: Path) -> None:
@@ -116,12 +129,15 @@ def test_a_missing_dependency_says_what_to_install() -> None:
 
 OTHERS = tuple(version for version in ("3.10", "3.11", "3.12", "3.13") if version != PYTHON)
 IMPORT_ALL = """
-import importlib, pkgutil
-from spotkeeper.vm import light
-import msgspec, jinja2, requests, spotkeeper
-skipped = ("spotkeeper.train", "spotkeeper.vm.__main__", "spotkeeper.vm.launcher", "spotkeeper.spec.yamltext",
-           "spotkeeper.spec.jobfile")  # the job's, with torch; programs; read on the operator's machine
-names = [each.name for each in pkgutil.walk_packages(spotkeeper.__path__, "spotkeeper.")]
+import importlib, pathlib
+from spotkeeper_agent.host import memory
+import msgspec, jinja2, requests, spotkeeper, spotkeeper_agent
+skipped = ("spotkeeper.train", "spotkeeper_agent.__main__", "spotkeeper_agent.launcher",
+           "spotkeeper.contract.parse.yamltext",
+           "spotkeeper.contract.parse.jobfile")  # the job's, with torch; programs; read on the operator's machine
+site = pathlib.Path(spotkeeper.__file__).parents[1]
+files = [file for name in ("spotkeeper", "spotkeeper_agent") for file in (site / name).rglob("*.py")]
+names = [".".join(file.relative_to(site).with_suffix("").parts).removesuffix(".__init__") for file in files]
 for name in names:
     if not name.startswith(skipped):
         importlib.import_module(name)
@@ -159,7 +175,9 @@ def test_the_agent_runs_on_other_pythons(tmp_path: Path, python: str) -> None:
         pytest.skip(f"no Python {python} here: install one (pyenv's are found)")
     site = fetched(tmp_path, python) / "site"
     command = [program, "-BS", "-W", "error", "-c", IMPORT_ALL]
-    done = subprocess.run(command, env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(site)}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == "[1] True", done.stderr
 
 

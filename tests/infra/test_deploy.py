@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from rich.console import Console
-from spotkeeper.local import deploy
-from spotkeeper.local.deploy import DeployError, Event, Op
-from spotkeeper.local.deploy.show import Printer, summary, type_words
-from spotkeeper.local.deploy.table import KINDS, UnknownTypeError, compare, computed, kind_of, physical_name
 
+from spotkeeper.local import deploy
+from spotkeeper.local.deploy import DeployError, DeployEvent, DeployOp
+from spotkeeper.local.deploy.result import Printer, summary, type_words
+from spotkeeper.local.deploy.state import DeployState, StateEntry
+from spotkeeper.local.deploy.table import KINDS, UnknownTypeError, compare, computed, kind_of, physical_name
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import STACKS, Declared
 
@@ -28,14 +30,14 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
         yield cloud
 
 
-def up(cloud: Cloud, folder: Path, config: Path = LOCAL, seen: list[Event] | None = None) -> deploy.DeployResult:
+def up(cloud: Cloud, folder: Path, config: Path = LOCAL, seen: list[DeployEvent] | None = None) -> deploy.DeployResult:
     tell = seen.append if seen is not None else lambda _: None
-    return deploy.up("local", config, cloud.endpoint, folder, tell, engine="in-process")
+    return deploy.up("local", config, cloud, folder, tell, engine="in-process")
 
 
-def destroy(cloud: Cloud, folder: Path, seen: list[Event] | None = None) -> deploy.DeployResult:
+def destroy(cloud: Cloud, folder: Path, seen: list[DeployEvent] | None = None) -> deploy.DeployResult:
     tell = seen.append if seen is not None else lambda _: None
-    return deploy.destroy("local", LOCAL, cloud.endpoint, folder, tell, engine="in-process")
+    return deploy.destroy("local", LOCAL, cloud, folder, tell, engine="in-process")
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Path:
@@ -49,15 +51,16 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
 
 def test_up_makes_it_a_second_up_nothing_and_destroy_leaves_nothing(cloud: Cloud, tmp_path: Path) -> None:
     first = up(cloud, tmp_path)
-    assert first.engine == "in-process" and set(first.changes) == {Op.CREATE}
-    assert first.outputs["staticNodes"] == ["sk-local-floor-s0"]
+    assert first.engine == "in-process" and set(first.changes) == {DeployOp.CREATE}
+    assert first.outputs["staticMachines"] == ["sk-local-floor-s0"]
     assert first.outputs["reconcileUrl"] == "http://127.0.0.1:9999/function", "what the cloud says, not a guess"
     made = len(cloud.changing())
     second = up(cloud, tmp_path)
-    assert second.empty and second.changes[Op.SAME] == first.changes[Op.CREATE]
+    assert second.empty and second.changes[DeployOp.SAME] == first.changes[DeployOp.CREATE]
     assert len(cloud.changing()) == made, "not one call that changes anything"
     assert second.outputs == first.outputs
     destroy(cloud, tmp_path)
+    assert cloud.bearers == {"Bearer of-the-operator"}, "the runner's calls and the drain's"
     assert cloud.things == {}
 
 
@@ -69,15 +72,15 @@ def test_everything_declared_is_made(cloud: Cloud, tmp_path: Path, local: dict[s
 
 
 def test_a_preview_says_the_same_and_changes_nothing(cloud: Cloud, tmp_path: Path) -> None:
-    foreseen = deploy.preview("local", LOCAL, cloud.endpoint, tmp_path, engine="in-process")
+    foreseen = deploy.preview("local", LOCAL, cloud, tmp_path, engine="in-process")
     assert cloud.changing() == [] and not list(tmp_path.iterdir())
     assert up(cloud, tmp_path).changes == foreseen.changes
-    assert deploy.preview("local", LOCAL, cloud.endpoint, tmp_path, engine="in-process").empty
+    assert deploy.preview("local", LOCAL, cloud, tmp_path, engine="in-process").empty
 
 
 def test_destroy_goes_backwards_and_drains_first(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
-    seen: list[Event] = []
+    seen: list[DeployEvent] = []
     destroy(cloud, tmp_path, seen)
     order = [event.name for event in seen if event.done and not event.type.startswith("spotkeeper:")]
     assert {"tick", "pubsub-gives-up", "push"} == set(order[:3]) and order[3] == "drain"
@@ -89,7 +92,7 @@ def test_destroy_goes_backwards_and_drains_first(cloud: Cloud, tmp_path: Path) -
 def test_a_destroy_drains_before_it_removes_what_a_later_up_added(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     up(cloud, tmp_path, changed(tmp_path, "name: burst", "name: blast"))
-    seen: list[Event] = []
+    seen: list[DeployEvent] = []
     destroy(cloud, tmp_path, seen)
     order = [event.name for event in seen if event.done]
     assert order.index("push") < order.index("drain") < order.index("sk-local-blast-a")
@@ -103,21 +106,25 @@ def test_an_inert_destroy_is_no_error(cloud: Cloud, tmp_path: Path) -> None:
 def test_a_bigger_pool_is_one_object(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     result = up(cloud, tmp_path, changed(tmp_path, "size: 8", "size: 16"))
-    assert {op: n for op, n in result.changes.items() if op is not Op.SAME} == {Op.UPDATE: 1}
+    assert {op: n for op, n in result.changes.items() if op is not DeployOp.SAME} == {DeployOp.UPDATE: 1}
     state = msgspec.json.decode(cloud.things["/storage/v1/b/sk-local-local/o/stack/pools.json"])
-    assert state["pools"][1]["max_nodes"] == 16
+    assert state["pools"][1]["max_machines"] == 16
 
 
 def test_another_image_makes_templates_before_it_removes_the_old(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     old = [path for path in cloud.things if "/instanceTemplates/" in path]
-    seen: list[Event] = []
+    seen: list[DeployEvent] = []
     up(cloud, tmp_path, changed(tmp_path, "v20261110", "v20261117"), seen)
     new = [path for path in cloud.things if "/instanceTemplates/" in path]
     assert len(old) == len(new) == 2 and not set(old) & set(new)
-    steps = [(event.op, event.name) for event in seen if event.done and event.op is not Op.SAME]
-    published = steps.index((Op.UPDATE, "pools"))
-    assert steps.index((Op.REPLACE, "local-burst-spot")) < published < steps.index((Op.DELETE, "local-burst-spot"))
+    steps = [(event.op, event.name) for event in seen if event.done and event.op is not DeployOp.SAME]
+    published = steps.index((DeployOp.UPDATE, "pools"))
+    assert (
+        steps.index((DeployOp.REPLACE, "local-burst-spot"))
+        < published
+        < steps.index((DeployOp.DELETE, "local-burst-spot"))
+    )
     assert "sk-local-floor-s0" not in {name for _, name in steps}, "the floor keeps what it booted from"
 
 
@@ -138,13 +145,13 @@ def test_a_static_node_takes_new_metadata_in_place(cloud: Cloud, tmp_path: Path)
 def test_what_the_program_no_longer_says_goes(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     result = up(cloud, tmp_path, changed(tmp_path, "      placement: {max_distance: 2}\n", ""))
-    assert result.changes[Op.DELETE] == 3
+    assert result.changes[DeployOp.DELETE] == 3
     assert not [path for path in cloud.things if "resourcePolicies" in path]
 
 
 def test_a_failed_up_says_where_and_a_second_goes_on(cloud: Cloud, tmp_path: Path) -> None:
     cloud.refuse["zones/us-central1-a/instances"] = 403
-    seen: list[Event] = []
+    seen: list[DeployEvent] = []
     with pytest.raises(DeployError, match=r"gcp:compute/instance:Instance sk-local-floor-s0: .*refused"):
         up(cloud, tmp_path, seen=seen)
     assert [event.name for event in seen if event.error] == ["sk-local-floor-s0"]
@@ -152,7 +159,7 @@ def test_a_failed_up_says_where_and_a_second_goes_on(cloud: Cloud, tmp_path: Pat
     made = len(cloud.things)
     assert made > 10
     result = up(cloud, tmp_path)
-    assert result.changes[Op.SAME] > 10 and result.changes[Op.CREATE] >= 1
+    assert result.changes[DeployOp.SAME] > 10 and result.changes[DeployOp.CREATE] >= 1
     destroy(cloud, tmp_path)
     assert cloud.things == {}
 
@@ -166,7 +173,7 @@ def test_a_run_killed_between_call_and_note_leaves_nothing_behind(cloud: Cloud, 
             entry["pending"] = True
     path.write_bytes(msgspec.json.encode(state))
     again = up(cloud, tmp_path)
-    assert again.changes[Op.CREATE] == 2, "what was only noted is removed and made again"
+    assert again.changes[DeployOp.CREATE] == 2, "what was only noted is removed and made again"
     destroy(cloud, tmp_path)
     assert cloud.things == {}
 
@@ -202,16 +209,25 @@ def test_a_wrong_stack_file_changes_nothing(cloud: Cloud, tmp_path: Path) -> Non
 
 def test_a_state_of_another_stack_is_refused(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
-    with pytest.raises(DeployError, match="is of the stack 'local', not of 'other'"):
-        deploy.destroy("other", LOCAL, cloud.endpoint, tmp_path, engine="in-process")
+    with pytest.raises(DeployError, match="belongs to the stack 'local', not to 'other'"):
+        deploy.destroy("other", LOCAL, cloud, tmp_path, engine="in-process")
 
 
 def test_a_cloud_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match=r"the one-machine cloud at http://127.0.0.1:1 does not answer"):
-        deploy.up("local", LOCAL, "http://127.0.0.1:1", tmp_path, engine="in-process")
+        nobody = SimpleNamespace(endpoint="http://127.0.0.1:1", token="")
+        deploy.up("local", LOCAL, nobody, tmp_path, engine="in-process")
 
 
 # --- the table ---------------------------------------------------------------------------
+
+
+def test_a_note_does_not_bring_back_a_removed_folder(tmp_path: Path) -> None:
+    """After Ctrl-C the cloud's folder goes, while a registration may still be on its way in a thread."""
+    folder = tmp_path / "cloud" / "deploy"
+    with pytest.raises(FileNotFoundError):
+        DeployState(folder / "state.json", "local", "p", "r").put(StateEntry("urn:1", DISK, "one"))
+    assert not folder.parent.exists()
 
 
 def test_a_type_the_cloud_does_not_have_is_an_error() -> None:
@@ -223,7 +239,7 @@ def test_the_table_has_every_type_that_is_declared(
     local: dict[str, Declared], example: dict[str, Declared], shared: dict[str, Declared]
 ) -> None:
     types = {found.type for found in [*local.values(), *example.values(), *shared.values()]}
-    assert {type_ for type_ in types if type_.startswith("gcp:")} == set(KINDS)
+    assert {type_ for type_ in types if type_.startswith(("gcp:", "pulumi:providers:"))} == set(KINDS)
 
 
 def test_names_that_the_cloud_gives_come_from_the_content() -> None:
@@ -253,10 +269,10 @@ def test_accounts_are_known_by_their_address() -> None:
 
 def test_it_prints_as_pulumi_does(cloud: Cloud, tmp_path: Path) -> None:
     console = Console(record=True, width=120, quiet=False, file=(tmp_path / "out").open("w"))
-    result = deploy.up("local", LOCAL, cloud.endpoint, tmp_path, Printer(console), engine="in-process")
+    result = deploy.up("local", LOCAL, cloud, tmp_path, Printer(console), engine="in-process")
     summary(result, console)
     text = console.export_text()
     assert " +  gcp:compute:Instance" in text and "sk-local-floor-s0" in text
-    assert f"Resources: {result.changes[Op.CREATE]} created" in text
+    assert f"Resources: {result.changes[DeployOp.CREATE]} created" in text
     assert "bucket" in text and "sk-local-local" in text
     assert type_words("pulumi-python:dynamic:Resource") == "pulumi-python:dynamic:Resource"

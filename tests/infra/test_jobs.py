@@ -10,21 +10,25 @@ from typing import Any
 
 import msgspec
 import pytest
-from spotkeeper.cli import jobs as ledger
-from spotkeeper.cli.submit import with_source
-from spotkeeper.local import deploy
-from spotkeeper.local.deploy import DeployError, Op
-from spotkeeper.local.deploy.config import read_config
-from spotkeeper.reconcile.store import ObjectStore, open_store
-from spotkeeper.spec.job import AskKind, spec_sha256
-from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.record import Outcome, Phase
 
 from infra import jobs
 from infra.jobs import JobError, JobProvider
+from infra.settings.read import read_jobs
+from spotkeeper.client import lookup as ledger
+from spotkeeper.client.submit import with_source
+from spotkeeper.contract.job import RequestKind, spec_sha256
+from spotkeeper.contract.parse.jobfile import read_job
+from spotkeeper.contract.parse.problem import SpecError
+from spotkeeper.contract.record import Outcome, Phase
+from spotkeeper.local import deploy
+from spotkeeper.local.deploy import DeployError, DeployOp
+from spotkeeper.local.deploy.config import read_config
+from spotkeeper.reconcile.store import credentials
+from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from tests.contract.samples import STACK
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import STACKS, run_program
-from tests.spec.samples import STACK
+from tests.infra.settings import stackfiles
 
 LOCAL = STACKS / "Pulumi.local.yaml"
 JOB = "pulumi-python:dynamic/spotkeeper:Job"
@@ -70,7 +74,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     for name, value in {"STACK": "local", "BUCKET": url, "CLOCK": "0:0:1"}.items():
         monkeypatch.setenv(f"SPOTKEEPER_{name}", value)
     monkeypatch.setattr(jobs, "ROOT", tmp_path)
-    monkeypatch.setattr("spotkeeper.cli.poke.identity_token", lambda *_: "")  # nobody hears of it but the next tick
+    monkeypatch.setattr(
+        "spotkeeper.client.notify.identity_token", lambda *_: ""
+    )  # nobody hears of it but the next tick
     (tmp_path / "jobs" / "code").mkdir(parents=True)
     (tmp_path / "jobs" / "code" / "train.py").write_text("print(1)\n")
     store = open_store(url)
@@ -158,13 +164,13 @@ def test_who_cannot_look_into_the_bucket_may_preview(repository: Repository, mon
         JobProvider().update("first/local", before, repository.props())
 
 
-@pytest.mark.parametrize(("on_remove", "asked"), [("keep", []), ("cancel", [AskKind.CANCEL])])
+@pytest.mark.parametrize(("on_remove", "asked"), [("keep", []), ("cancel", [RequestKind.CANCEL])])
 def test_leaving_the_list_cancels_only_what_says_so(
-    repository: Repository, on_remove: str, asked: list[AskKind]
+    repository: Repository, on_remove: str, asked: list[RequestKind]
 ) -> None:
     before = made(repository, on_remove=on_remove)
     JobProvider().delete("first/local", before)
-    assert [ask.kind for ask in repository.store.list_asks(before["submitted"])] == asked
+    assert [request.kind for request in repository.store.list_requests(before["submitted"])] == asked
 
 
 def test_a_later_job_of_the_same_name_is_not_cancelled(repository: Repository) -> None:
@@ -173,7 +179,22 @@ def test_a_later_job_of_the_same_name_is_not_cancelled(repository: Repository) -
     repository.write(lr="0.3")
     later = made(repository)["submitted"]
     JobProvider().delete("first/local", before)
-    assert not repository.store.list_asks(later)
+    assert not repository.store.list_requests(later)
+
+
+def test_jobs_are_submitted_with_the_login_that_the_stack_goes_up_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the shell's, another account's bucket would be asked for."""
+    told = tmp_path / "config"
+    told.write_text("[profile acme]\naws_access_key_id = ACME\naws_secret_access_key = x\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(told))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.setenv(name, "shell")
+    props = {"stack": "dev", "bucket": "s3://sk-123456789012-dev", "here": False, "profile": "acme"}
+    assert jobs.target_of(props).stack == "dev"
+    keys = credentials.s3()[1]
+    assert keys is not None and keys()["access_key_id"] == "ACME"
 
 
 def test_a_stack_that_is_being_destroyed_takes_none(repository: Repository) -> None:
@@ -194,7 +215,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
 
 @pytest.fixture
 def up(cloud: Cloud, tmp_path: Path) -> Callable[[Path], deploy.DeployResult]:
-    return lambda config: deploy.up("local", config, cloud.endpoint, tmp_path / "deploy", engine="in-process")
+    return lambda config: deploy.up("local", config, cloud, tmp_path / "deploy", engine="in-process")
 
 
 def test_the_program_declares_a_job_behind_all_that_it_needs(repository: Repository) -> None:
@@ -222,9 +243,9 @@ def test_up_submits_it_once_refuses_a_change_and_leaves_it_alone_when_it_is_gone
     assert repository.store.active_jobs() == (job,)
     repository.write()
     gone = up(repository.config())
-    assert gone.changes[Op.DELETE] == 2, "the job and the component around it"  # nothing else
-    assert repository.store.active_jobs() == (job,) and not repository.store.list_asks(job)
-    assert first.changes[Op.CREATE] == gone.changes[Op.SAME] + 2
+    assert gone.changes[DeployOp.DELETE] == 2, "the job and the component around it"  # nothing else
+    assert repository.store.active_jobs() == (job,) and not repository.store.list_requests(job)
+    assert first.changes[DeployOp.CREATE] == gone.changes[DeployOp.SAME] + 2
 
 
 def test_a_preview_refuses_it_too(repository: Repository, up: Callable[[Path], deploy.DeployResult], cloud: Cloud,
@@ -233,7 +254,7 @@ def test_a_preview_refuses_it_too(repository: Repository, up: Callable[[Path], d
     up(config)
     repository.write(lr="0.2")
     with pytest.raises(DeployError, match="another `name`"):
-        deploy.preview("local", config, cloud.endpoint, tmp_path / "deploy", engine="in-process")
+        deploy.preview("local", config, cloud, tmp_path / "deploy", engine="in-process")
 
 
 def test_a_wrong_job_file_is_told_before_anything_is_made(
@@ -243,3 +264,23 @@ def test_a_wrong_job_file_is_told_before_anything_is_made(
     with pytest.raises(DeployError, match=r"jobs/first.yaml:2: comand: unknown key .*command"):
         up(repository.config("jobs/first.yaml"))
     assert not repository.store.active_jobs()
+
+
+@pytest.mark.parametrize("source", ["../tests/data", "../docs", "../bench/x/../y"])
+def test_a_source_that_the_workflows_take_for_no_stacks_is_refused(tmp_path: Path, source: str) -> None:
+    """A change of it would reach machines by whatever `up` came next, read by nobody."""
+    (tmp_path / "jobs").mkdir()
+    job = tmp_path / "jobs" / "a.yaml"
+
+    def told(folder: str) -> str:
+        (job.parent / folder).resolve().mkdir(parents=True, exist_ok=True)
+        (job.parent / folder / "train.py").resolve().write_text("")
+        job.write_text(f"name: a\ncommand: [train.py]\nnodes: 1\nsource: {folder}\n")
+        try:
+            read_jobs(stackfiles.read("gcp", {"jobs": ["jobs/a.yaml"]}), tmp_path, 0.0)
+        except SpecError as error:
+            return str(error)
+        return ""
+
+    assert told("code") == told("..") == ""
+    assert "lies below bench, docs, tests, where a change is neither previewed nor brought up: move it" in told(source)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import requests
-from spotkeeper.local import deploy
-from spotkeeper.local.cloud import LocalCloud
 
+from spotkeeper.local import deploy
+from spotkeeper.local.lifecycle.cloud import LocalCloud
 from tests.infra.conftest import STACKS
 
 CONFIG = STACKS / "Pulumi.local.yaml"
@@ -33,14 +33,14 @@ def hello(cloud: LocalCloud, node: str) -> bool:
 
 
 def test_a_stack_comes_up_for_real_and_goes_without_a_trace(cloud: LocalCloud, tmp_path: Path) -> None:
-    result = deploy.up("local", CONFIG, cloud.endpoint, tmp_path / "deploy", engine="in-process")
+    result = deploy.up("local", CONFIG, cloud, tmp_path / "deploy", engine="in-process")
     url = str(result.outputs["reconcileUrl"])
     deadline = time.monotonic() + WAIT_S
     while not hello(cloud, "sk-local-floor-s0"):
-        assert time.monotonic() < deadline, "the static node's agent did not reach the function"
+        assert time.monotonic() < deadline, "the static machine's agent did not reach the function"
         time.sleep(0.1)
     assert requests.get(f"{url}/v1/health", timeout=10).json() == {"ok": True}
-    assert deploy.up("local", CONFIG, cloud.endpoint, tmp_path / "deploy", engine="in-process").empty
-    deploy.destroy("local", CONFIG, cloud.endpoint, tmp_path / "deploy", engine="in-process")
+    assert deploy.up("local", CONFIG, cloud, tmp_path / "deploy", engine="in-process").empty
+    deploy.destroy("local", CONFIG, cloud, tmp_path / "deploy", engine="in-process")
     status = cloud.status()
     assert (status.vms, status.disks, status.functions) == ((), (), ())

@@ -1,4 +1,4 @@
-"""No disk of a static node is replaced by an empty one: told in a preview, before anything is touched."""
+"""No disk of a static machine is replaced by an empty one: told in a preview, before anything is touched."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+
+from infra.shared import DiskGuardProvider, disks
 from spotkeeper.local import deploy
 from spotkeeper.local.deploy import DeployError
-
-from infra.places import PlacesProvider, disks
-from tests.infra import stackfiles
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import STACKS
+from tests.infra.settings import stackfiles
 
 DISK = "sk-dev-floor-s0-data"
 
@@ -29,7 +29,7 @@ def refused(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """As the engine asks: numbers of a state are floats."""
     floats = {name: {**disk, "size_gb": float(disk["size_gb"])} for name, disk in before.get("disks", {}).items()}
     olds = {**before, "disks": floats} if before else {}
-    return [str(failure.reason) for failure in PlacesProvider().check(olds, after).failures]
+    return [str(failure.reason) for failure in DiskGuardProvider().check(olds, after).failures]
 
 
 ZONES = {"gcp": ("us-east1-b", "us-east1-c"), "aws": ("us-east-1a", "us-east-1b")}
@@ -73,7 +73,7 @@ def test_what_comes_or_goes_is_no_move() -> None:
     assert refused({}, news()) == [], "the first up, and the first with this resource"
     assert refused(news(pools__0__size=2), news(pools__0__size=1)) == []
     assert refused(news(pools__0__size=1), news(pools__0__size=2)) == []
-    provider = PlacesProvider()
+    provider = DiskGuardProvider()
     assert not provider.diff("", news(), news()).changes and provider.diff("", news(), news(pools__0__size=3)).changes
 
 
@@ -86,16 +86,16 @@ def cloud() -> Iterator[Cloud]:
 def test_preview_and_up_refuse_before_anything_is_touched(cloud: Cloud, tmp_path: Path) -> None:
     config, file = yaml.safe_load((STACKS / "Pulumi.local.yaml").read_text()), tmp_path / "Pulumi.local.yaml"
     file.write_text(yaml.safe_dump(config))
-    deploy.up("local", file, cloud.endpoint, tmp_path, engine="in-process")
+    deploy.up("local", file, cloud, tmp_path, engine="in-process")
     made = len(cloud.changing())
     config["config"]["spotkeeper:pools"][0]["zones"] = ["us-central1-b"]
     file.write_text(yaml.safe_dump(config))
     for go in (deploy.preview, deploy.up):
         with pytest.raises(DeployError, match="sk-local-floor-s0-data is in us-central1-a and does not move"):
-            go("local", file, cloud.endpoint, tmp_path, engine="in-process")
+            go("local", file, cloud, tmp_path, engine="in-process")
     touched = [path for _, path in cloud.changing()[made:] if "/disks" in path or "/instances" in path]
     assert touched == []
     config["config"]["spotkeeper:allow_data_loss"] = True
     file.write_text(yaml.safe_dump(config))
-    deploy.up("local", file, cloud.endpoint, tmp_path, engine="in-process")
+    deploy.up("local", file, cloud, tmp_path, engine="in-process")
     assert any("us-central1-b/disks" in path for path in cloud.things)

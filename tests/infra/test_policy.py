@@ -1,6 +1,6 @@
 """The policy pack's rules, each with something right and what breaks it; and the pack that runs them.
 
-That no example stack breaks one is in `test_declared.py` and `test_declared_aws.py`, where the stacks are.
+That no example stack breaks one is in `gcp/test_declared.py` and `aws/test_declared.py`, where the stacks are.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ CASES: list[Case] = [
      "networkInterfaces[0] has a public address"),
     ("no-public-address", "gcp:compute/address:Address", {"addressType": "INTERNAL"}, {"addressType": None}, "dev",
      "a public address is reserved"),
-    ("no-open-door", gcp.FIREWALL, {"direction": "INGRESS", "allows": [{"protocol": "tcp"}], "sourceTags": ["a"]},
+    ("no-open-port", gcp.FIREWALL, {"direction": "INGRESS", "allows": [{"protocol": "tcp"}], "sourceTags": ["a"]},
      {"sourceRanges": ["10.0.0.0/8", OPEN]}, "dev", "lets 0.0.0.0/0 in"),
     ("machines-end", gcp.TEMPLATES[0], GCP_TEMPLATE, {"scheduling.automaticRestart": True}, "dev",
      "scheduling.automaticRestart: want false"),
@@ -146,11 +146,11 @@ CASES: list[Case] = [
      "networkInterfaces[1].associatePublicIpAddress"),
     ("no-public-address", "aws:ec2/subnet:Subnet", {"tags": LABELS}, {"mapPublicIpOnLaunch": True}, "dev",
      "mapPublicIpOnLaunch: want false"),
-    ("no-open-door", "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule", {"referencedSecurityGroupId": "sg"},
+    ("no-open-port", "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule", {"referencedSecurityGroupId": "sg"},
      {"cidrIpv4": OPEN}, "dev", "lets 0.0.0.0/0 in"),
-    ("no-open-door", "aws:ec2/securityGroup:SecurityGroup", {"tags": LABELS},
+    ("no-open-port", "aws:ec2/securityGroup:SecurityGroup", {"tags": LABELS},
      {"ingress": [{"ipv6CidrBlocks": ["::/0"]}]}, "dev", "lets ::/0 in"),
-    ("no-open-door", "aws:ec2/securityGroupRule:SecurityGroupRule", {"type": "ingress", "cidrBlocks": ["10.0.0.0/8"]},
+    ("no-open-port", "aws:ec2/securityGroupRule:SecurityGroupRule", {"type": "ingress", "cidrBlocks": ["10.0.0.0/8"]},
      {"cidrBlocks": [OPEN]}, "dev", "lets 0.0.0.0/0 in"),
     ("imds-v2", aws.TEMPLATE, AWS_TEMPLATE, {"metadataOptions.httpTokens": "optional"}, "dev",
      "metadataOptions.httpTokens: want required"),

@@ -1,4 +1,4 @@
-"""One stage per test module: a cloud with the stack in it, destroyed at the end and then checked to be empty."""
+"""One stage per test module: a cloud with the stack; after its end it must be empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole Spotkeeper on this machine, for tests: cloud, stack, jobs, and patience with good last words.
+"""A whole Spotkeeper on this machine, for tests: cloud, stack, jobs, and waits that fail with logs.
 
 ``Stage`` is the cloud with the stack ``local`` in it; ``Run`` is one submitted job. What takes
 machines away, measures training and proves weights is the demo's own (``spotkeeper.local.demo``).
@@ -16,26 +16,28 @@ from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
-from spotkeeper.cli.jobs import ask, log_data, view_of
-from spotkeeper.cli.localcloud import STACK, STACK_FILE, local_target
-from spotkeeper.cli.mend import resume_with
-from spotkeeper.cli.pack import Source, pack
-from spotkeeper.cli.poke import poke
-from spotkeeper.cli.submit import Submitted, submit
+
+from spotkeeper.cli.jobs.verbs import resume_with
+from spotkeeper.client.logs import log_data
+from spotkeeper.client.lookup import new_request, send_request, view_of
+from spotkeeper.client.notify import notify
+from spotkeeper.client.pack import Source, pack
+from spotkeeper.client.submit import Submitted, submit
+from spotkeeper.client.target import STACK, STACK_FILE, local_target
+from spotkeeper.contract.job import JobSpec, RequestKind
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.parse.jobfile import read_job
+from spotkeeper.contract.record import Hold, Outcome, Phase, Record
 from spotkeeper.local import deploy
-from spotkeeper.local.cloud import LeftOver, LocalCloud, LocalCloudError
 from spotkeeper.local.demo import proof
-from spotkeeper.local.demo.field import Field
-from spotkeeper.local.demo.storm import Storm, StormError, ticks
+from spotkeeper.local.demo.chaos import Chaos, ChaosError, ticks
 from spotkeeper.local.demo.watcher import Watcher
-from spotkeeper.reconcile import paths
-from spotkeeper.reconcile.store_api import Store
-from spotkeeper.report.events import describe
-from spotkeeper.report.view import JobView
-from spotkeeper.spec.job import AskKind, JobSpec
-from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.record import Hold, Outcome, Phase, Record
+from spotkeeper.local.lifecycle.cloud import LeftOver, LocalCloud
+from spotkeeper.local.lifecycle.folder import LocalCloudError
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.report.job.events import describe
+from spotkeeper.report.job.view import JobView
 
 T = TypeVar("T")
 
@@ -56,7 +58,7 @@ TAIL = 25  # lines of each log in a failure
 
 
 def tiny(name: str, steps: int, **fields: object) -> JobSpec:
-    """The example's GPT, as small as it gets, and slowed down: what a story does to it takes real time."""
+    """The example's smallest GPT, slowed down, because faults take real time."""
     command = ("slow.py", "--dim", "32", "--layers", "1", "--steps", str(steps), "--nice", "10")
     return replace(read_job(GPT / "job.yaml", None, 0.0), name=name, command=command, **fields)
 
@@ -81,7 +83,7 @@ def script(folder: Path, name: str, text: str, **fields: object) -> tuple[JobSpe
 
 @dataclass
 class Stage:
-    """``quiet``: what there is while no job is: static nodes, their disks, the function. ``alone``: what runs came to
+    """``quiet``: without jobs: static machines, their disks, the function. ``alone``: what runs came to
     that nobody disturbed, in a folder of all this session's test processes."""
 
     cloud: LocalCloud
@@ -90,14 +92,14 @@ class Stage:
 
     @classmethod
     def set_up(cls, folder: Path, alone: Path | None = None) -> Stage:
-        """Cloud and stack, the static node idle. What fails takes everything down again."""
+        """Start cloud and stack, and wait for the idle static machine; a failure stops all."""
         cloud = LocalCloud.up(folder / "cloud", scale=SCALE, seed=1, per_zone=ROOM)
         stage = cls(cloud, alone or folder / "alone")
         try:
             for zone in cloud.config.zones:
                 cloud.set_capacity(zone, ROOM)
-            deploy.up(STACK, STACK_FILE, cloud.endpoint, cloud.folder / "deploy", engine="in-process")
-            stage.until("the static node to be idle", lambda: bool(stage.store.list_static_hellos()))
+            deploy.up(STACK, STACK_FILE, cloud, cloud.folder / "deploy", engine="in-process")
+            stage.until("the static machine to be idle", lambda: bool(stage.store.list_static_hellos()))
             stage.quiet = cloud.left_over()
         except BaseException:
             cloud.down(purge=True)
@@ -105,9 +107,9 @@ class Stage:
         return stage
 
     def tear_down(self) -> LeftOver:
-        """Destroy the stack; what was left is ended by force, and returned."""
+        """Destroy the stack; end remaining processes by force, and return the counts."""
         try:
-            deploy.destroy(STACK, STACK_FILE, self.cloud.endpoint, self.cloud.folder / "deploy", engine="in-process")
+            deploy.destroy(STACK, STACK_FILE, self.cloud, self.cloud.folder / "deploy", engine="in-process")
         finally:
             left = self.cloud.down(purge=True)
         return left
@@ -118,11 +120,11 @@ class Stage:
 
     def submit(self, spec: JobSpec, source: Source | None = None) -> Submitted:
         done = submit(self.store, spec, source or slow_gpt(self.cloud.folder), self.cloud.clock.now())
-        self.poke(done.job)
+        self.notify(done.job)
         return done
 
-    def poke(self, job: str) -> None:
-        poke(local_target(self.cloud.folder), job)
+    def notify(self, job: str) -> None:
+        notify(local_target(self.cloud.folder), job)
 
     def until(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE_S) -> T:
         """
@@ -135,17 +137,17 @@ class Stage:
         raise AssertionError(f"waited {seconds:.0f} s for {what}\n{self.last_words()}")
 
     def last_words(self) -> str:
-        """The ends of what machines, function and control plane said."""
+        """The ends of the logs of machines, function and control plane."""
         logs = [*sorted((self.cloud.folder / "serial").glob("*.log")), self.cloud.folder / "server.log"]
         logs += sorted((self.cloud.folder / "functions").rglob("*.log"))
         return "\n".join(f"--- {path.name}\n{_tail(path)}" for path in logs)
 
     def is_quiet(self) -> bool:
-        """Nothing of any job is there: no machine, disk, snapshot or process more than before the first one."""
+        """Whether no job has left a machine, disk, snapshot or process."""
         return self.left_over() == self.quiet
 
     def left_over(self) -> LeftOver | None:
-        """What there is; None while the control plane does not answer."""
+        """Counts of resources; None while the control plane does not answer."""
         try:
             return self.cloud.left_over()
         except LocalCloudError:
@@ -159,8 +161,7 @@ class Run:
         self.stage, self.spec = stage, spec
         self.job = stage.submit(spec, source).job
         self.watcher = Watcher(stage.cloud.folder / "vms", self.job)
-        field_ = Field(stage.cloud, self.job)
-        self.storm = Storm(STACK, self.job, field_, self.watcher, self._read, lambda _: None, random.Random(1))  # noqa: S311
+        self.chaos = Chaos(STACK, self.job, stage.cloud, self.watcher, self._read, lambda _: None, random.Random(1))  # noqa: S311
 
     def __enter__(self) -> Run:
         self.watcher.__enter__()
@@ -168,7 +169,7 @@ class Run:
 
     def __exit__(self, *exc: object) -> None:
         self.watcher.__exit__(*exc)
-        print(self.story())  # shown where the test fails
+        print(self.story())  # shown if the test fails
 
     def _read(self) -> Record | None:
         held = self.stage.store.read_record(self.job)
@@ -180,7 +181,7 @@ class Run:
         return record
 
     def view(self) -> JobView:
-        """As ``spotkeeper status`` shows it."""
+        """The view of ``spotkeeper status``."""
         store = self.stage.store
         return view_of(store, self.record(), store.read_stack(), self.stage.cloud.clock.now())
 
@@ -191,10 +192,10 @@ class Run:
         return sorted((e for e in once.values() if e.event in events or not events), key=lambda e: e.at)
 
     def until(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE_S) -> T:
-        """As the stage's; a job that ends meanwhile ends the waiting too."""
+        """Like the stage's; the job's end ends the wait too."""
         try:
             return self.stage.until(what, look, seconds)
-        except StormError as error:
+        except ChaosError as error:
             raise AssertionError(f"{error}\n{self.stage.last_words()}") from None
 
     def story(self) -> str:
@@ -203,43 +204,43 @@ class Run:
         return "\n".join(["", f"--- ledger of {self.spec.name}", *lines, *self._crash_logs()])
 
     def _crash_logs(self) -> Iterator[str]:
-        """What the ranks said in generations that crashed."""
+        """The nodes' logs of generations that crashed."""
         for entry in self.ledger(Event.CRASH):
-            for rank in range(len(self.record().ranks)):
-                log = self.stage.store.get(paths.log(self.job, rank, entry.gen)) or b""
+            for node in range(len(self.record().nodes)):
+                log = self.stage.store.get(paths.log(self.job, node, entry.gen)) or b""
                 tail = log.decode("utf-8", "replace").splitlines()[-TAIL:]
-                yield "\n".join([f"--- rank {rank} in generation {entry.gen}", *tail])
+                yield "\n".join([f"--- node {node} in generation {entry.gen}", *tail])
 
     def steady(self, when: str) -> None:
-        """Every rank trains, and has for a while."""
-        self.until(f"steady training {when}", self.storm.is_steady)
+        """Wait until every node has trained for a while."""
+        self.until(f"steady training {when}", self.chaos.is_steady)
 
-    def mend(self, spec: JobSpec, source: Source) -> None:
-        """Go on with other files, as ``spotkeeper resume NAME JOB.YAML``."""
+    def resume_with_files(self, spec: JobSpec, source: Source) -> None:
+        """Resume with other files, as ``spotkeeper resume NAME JOB.YAML``."""
         store, now = self.stage.store, self.stage.cloud.clock.now()
         resume_with(store, self.record(), spec, source, store.read_stack(), now, "tests")
-        self.stage.poke(self.job)
+        self.stage.notify(self.job)
         self.until("the resume to be taken in", lambda: self.record().hold is None)  # another round may be under way
 
-    def ask(self, kind: AskKind) -> None:
-        ask(self.stage.store, self.record(), kind, self.stage.cloud.clock.now(), "tests")
-        self.stage.poke(self.job)
+    def request(self, kind: RequestKind) -> None:
+        send_request(self.stage.store, self.record(), new_request(kind, self.stage.cloud.clock.now(), "tests"))
+        self.stage.notify(self.job)
 
     def holds(self, disks: int) -> Record:
-        """The record once the job holds because it failed, and nothing of it is left but so many disks."""
+        """Wait until the job holds after a failure with only this many disks left; the record."""
         self.until("the job to hold", lambda: self.record().hold is Hold.FAILURE)
         only = replace(self.stage.quiet, disks=self.stage.quiet.disks + disks)
         self.until(f"only its disks to be left: {only}", lambda: self.stage.left_over() == only)
         return self.record()
 
     def cancel(self) -> Record:
-        """The record of the cancelled job, once everything of it is gone."""
-        self.ask(AskKind.CANCEL)
+        """Wait until the cancelled job's resources are gone; the record."""
+        self.request(RequestKind.CANCEL)
         self.until("the job to be cancelled", lambda: self.record().outcome is Outcome.CANCELLED)
         return self.over()
 
     def over(self, seconds: float = PATIENCE_S) -> Record:
-        """The record once the outcome is known and everything of the job is gone."""
+        """Wait until the job has an outcome and its resources are gone; the record."""
 
         def ended() -> bool:
             record = self.record()
@@ -253,11 +254,11 @@ class Run:
         return self.record()
 
     def weights(self) -> str | None:
-        """The hash that rank 0 printed at its end."""
+        """The hash that node 0 printed at its end."""
         return proof.weights_in(log_data(self.stage.store, self.record(), 0)[1].decode(errors="replace"))
 
     def weights_left_alone(self, nproc: int) -> str:
-        """The same without any cloud, and not slowed down. Trained by the first test that asks for just this run."""
+        """The same run without a cloud, at full speed; cached between tests."""
         command, env = ("train.py", *self.spec.command[1:]), dict(self.spec.env)
         run = hashlib.sha256(repr((command, nproc, sorted(env.items()))).encode()).hexdigest()[:16]
         folder = self.stage.alone / run

@@ -1,4 +1,4 @@
-"""The examples for Lightning and Hugging Face, with the real libraries, on machines that are taken from them."""
+"""The examples for Lightning and Hugging Face, with the real libraries, survive preemptions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from spotkeeper.cli.jobs import log_data
-from spotkeeper.cli.pack import pack
-from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Outcome
 
+from spotkeeper.client.logs import log_data
+from spotkeeper.client.pack import pack
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.parse.jobfile import read_job
+from spotkeeper.contract.record import Outcome
 from tests.lifecycle.stage import Run, Stage
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -36,9 +36,9 @@ def test_a_gang_of_two_outlives_a_notice_to_one_of_them_and_a_loss(stage: Stage,
     with Run(stage, spec, pack(EXAMPLES / name)) as run:
         run.steady("at first")
         for announced in (True, False):
-            victim = run.storm.on_spot()[int(announced)]
-            run.storm.strike(*victim, announced=announced)
-            run.storm.replaced([victim])
+            victim = run.chaos.on_spot()[int(announced)]
+            run.chaos.preempt(*victim, announced=announced)
+            run.chaos.replaced([victim])
             run.steady("on the machines that are left")
         record = run.over()
         traces = run.watcher.traces()

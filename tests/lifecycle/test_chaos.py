@@ -1,7 +1,7 @@
-"""kill -9 of everything that has a process, one after the other, in one run: the weights are those of a quiet one.
+"""kill -9 of every process of a run, one after the other: the weights equal those of an undisturbed run.
 
 What only looks after training (agent, saver, function, control plane and its keeper) may die without costing
-a generation. What carries it (launcher, torchrun, a rank) is the job's own crash, and costs exactly one.
+a generation. What carries it (launcher, torchrun, a node) is the job's own crash, and costs exactly one.
 """
 
 from __future__ import annotations
@@ -14,62 +14,63 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from spotkeeper.local import procs
-from spotkeeper.local.cloud import LocalCloud, LocalCloudError
-from spotkeeper.local.views import VmView
-from spotkeeper.spec.job import Checkpoint, Retry
-from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Outcome
-from spotkeeper.train.control import Control, ControlError
-from spotkeeper.vm.launch import saver_pid
 
+from spotkeeper.contract.job import Checkpoint, Retry
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Outcome
+from spotkeeper.local.core import procs
+from spotkeeper.local.core.views import VmView
+from spotkeeper.local.lifecycle.cloud import LocalCloud
+from spotkeeper.local.lifecycle.folder import LocalCloudError
+from spotkeeper.train.agent_link.control import Control, ControlError
+from spotkeeper_agent.job.launcher_client import saver_pid
 from tests.lifecycle.stage import Run, Stage, tiny
 
 pytestmark = pytest.mark.lifecycle
 
 SEED = 20261
 HARMLESS = ("agent", "saver", "function", "server", "keeper")
-CRASHES = ("zygote", "torchrun", "rank")
+CRASHES = ("zygote", "torchrun", "node")
 
 
 class Victims:
-    """Pids by what they are, on the machine of a rank where that matters. None: it does not run right now."""
+    """Pids by role, and for some roles by node. None: not running now."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._cloud = run.stage.cloud
 
-    def find(self, what: str, rank: int) -> int | None:
+    def find(self, what: str, node: int) -> int | None:
         try:
-            return self._FINDERS[what](self, rank)
+            return self._FINDERS[what](self, node)
         except (LocalCloudError, ControlError, OSError, ValueError, IndexError, StopIteration):
             return None
 
-    def _vm(self, rank: int) -> VmView:
-        cur = self._run.record().ranks[rank].cur
+    def _vm(self, node: int) -> VmView:
+        cur = self._run.record().nodes[node].cur
         return next(vm for vm in self._cloud.status().vms if cur is not None and vm.id == cur.uid)
 
-    def _agent(self, rank: int) -> int | None:
-        """Not by its pid file: that of a killed one is still there."""
-        marked = procs.marked(procs.mark(procs.VM, f"{self._cloud.config.uid}-{self._vm(rank).id}"))
-        found = [pid for pid in marked if _cmdline(pid)[-2:] == ["-m", "spotkeeper.vm"]]
+    def _agent(self, node: int) -> int | None:
+        """Found by its arguments: the pid file of a killed one remains."""
+        marked = procs.marked(procs.mark(procs.VM, f"{self._cloud.config.uid}-{self._vm(node).id}"))
+        found = [pid for pid in marked if _cmdline(pid)[-2:] == ["-m", "spotkeeper_agent"]]
         return found[0] if found else None
 
-    def _saver(self, rank: int) -> int | None:
-        return saver_pid(self._folder(rank))
+    def _saver(self, node: int) -> int | None:
+        return saver_pid(self._folder(node) / "node")
 
-    def _rank(self, rank: int) -> int | None:
+    def _node(self, node: int) -> int | None:
         gen = self._run.record().gen
-        return Control.open(self._folder(rank) / self._run.job / str(gen) / "ctl").pid or None
+        return Control.open(self._folder(node) / self._run.job / str(gen) / "ctl").pid or None
 
-    def _torchrun(self, rank: int) -> int | None:
-        return _parent(self._rank(rank))
+    def _torchrun(self, node: int) -> int | None:
+        return _parent(self._node(node))
 
-    def _zygote(self, rank: int) -> int | None:
-        return _parent(self._torchrun(rank))
+    def _zygote(self, node: int) -> int | None:
+        return _parent(self._torchrun(node))
 
-    def _folder(self, rank: int) -> Path:
-        return Path(self._vm(rank).root) / "run" / "spotkeeper"
+    def _folder(self, node: int) -> Path:
+        return Path(self._vm(node).root) / "run" / "spotkeeper"
 
     def _function(self, _: int) -> int | None:
         return self._cloud.status().functions[0].pid or None
@@ -83,7 +84,7 @@ class Victims:
     _FINDERS: ClassVar[dict[str, Callable[[Victims, int], int | None]]] = {
         "agent": _agent,
         "saver": _saver,
-        "rank": _rank,
+        "node": _node,
         "torchrun": _torchrun,
         "zygote": _zygote,
         "function": _function,
@@ -108,20 +109,20 @@ def _parent(pid: int | None) -> int | None:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) if pid else None
 
 
-def strike(run: Run, victims: Victims, what: str, rng: random.Random) -> None:
-    """Kill it at a random moment of steady training, and wait until another is in its place."""
+def kill_one(run: Run, victims: Victims, what: str, rng: random.Random) -> None:
+    """Kill a process at a random moment of steady training, and wait for its successor."""
     run.steady(f"before {what} is killed")
-    rank = rng.randrange(2)
-    pid = run.until(f"rank {rank}'s {what} to run", lambda: victims.find(what, rank))
+    node = rng.randrange(2)
+    pid = run.until(f"node {node}'s {what} to run", lambda: victims.find(what, node))
     gen, step = run.record().gen, run.watcher.step() + rng.randrange(30)
     run.until(f"step {step}", lambda: run.watcher.step() >= step)
     os.kill(pid, signal.SIGKILL)
     if what == "keeper":
-        run.until("the keeper to be dead", lambda: victims.find(what, rank) is None)
-        LocalCloud.up(run.stage.cloud.folder)  # nothing keeps the keeper but the next `spotkeeper local up`
+        run.until("the keeper to be dead", lambda: victims.find(what, node) is None)
+        LocalCloud.up(run.stage.cloud.folder)  # only `spotkeeper local up` restarts the keeper
     if what in CRASHES:
         run.until("another generation", lambda: run.record().gen > gen)
-    run.until(f"another {what} for rank {rank}", lambda: victims.find(what, rank) not in (None, pid))
+    run.until(f"another {what} for node {node}", lambda: victims.find(what, node) not in (None, pid))
 
 
 def test_a_run_in_which_everything_was_killed_ends_with_the_weights_of_a_quiet_one(stage: Stage) -> None:
@@ -133,7 +134,7 @@ def test_a_run_in_which_everything_was_killed_ends_with_the_weights_of_a_quiet_o
         victims = Victims(run)
         for what in order:
             before = run.record()
-            strike(run, victims, what, rng)
+            kill_one(run, victims, what, rng)
             run.steady(f"after {what} was killed")
             after = run.record()
             costs = int(what in CRASHES)

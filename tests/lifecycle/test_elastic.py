@@ -1,4 +1,4 @@
-"""A job of one to three machines goes on without those that nobody has to offer, grows again, and learns the same."""
+"""A job of one to three machines trains on with fewer while capacity lacks, grows again, and learns the same."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from spotkeeper.cli.pack import pack
-from spotkeeper.reconcile import paths
-from spotkeeper.spec.jobfile import read_job
-from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Outcome
 
+from spotkeeper.client.pack import pack
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.parse.jobfile import read_job
+from spotkeeper.contract.record import Outcome
+from spotkeeper.reconcile.store import paths
 from tests.lifecycle.stage import ROOM, Run, Stage
 
 pytestmark = pytest.mark.lifecycle
 
 ELASTIC = Path(__file__).resolve().parents[2] / "examples" / "elastic"
-COMMAND = ("train.py", "--steps", "2000", "--every", "1")  # more than the story takes
+COMMAND = ("train.py", "--steps", "2000", "--every", "1")  # more than the test needs
 LINE = re.compile(r"^step (\d+)  loss ([\d.]+)$", re.MULTILINE)
 
 
 def curve(text: str) -> dict[int, set[float]]:
-    """Losses by step: more than one where a step was done again and came out otherwise."""
+    """Losses by step: several where a repeated step gave another loss."""
     found: dict[int, set[float]] = {}
     for step, loss in LINE.findall(text):
         found.setdefault(int(step), set()).add(float(loss))
@@ -38,7 +38,7 @@ def left_alone(folder: Path, steps: int) -> dict[int, set[float]]:
     """The first steps of one process, undisturbed."""
     folder.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")}
-    env["PYTHONPATH"] = str(ELASTIC.parents[1] / "agent")
+    env["PYTHONPATH"] = str(ELASTIC.parents[1])
     argv = [sys.executable, str(ELASTIC / COMMAND[0]), *COMMAND[1:]]
     with subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -53,11 +53,13 @@ def test_it_shrinks_when_the_market_is_dry_and_grows_again_on_one_curve(stage: S
     with Run(stage, spec, pack(ELASTIC)) as run:
         run.steady("on three machines")
         worlds = [len(run.record().members)]
-        home, victim = run.record().zone, run.record().ranks[2].cur
+        home, victim = run.record().zone, run.record().nodes[2].cur
         assert home is not None and victim is not None
-        for zone in sorted(stage.cloud.config.zones, key=lambda zone: zone == home):  # no zone has room for all three
+        for zone in sorted(
+            stage.cloud.config.zones, key=lambda zone: zone == home
+        ):  # no zone has capacity for all three
             stage.cloud.set_capacity(zone, 2 if zone == home else 0, reclaim=False)
-        run.storm.strike(2, victim, announced=False)
+        run.chaos.preempt(2, victim, announced=False)
         run.until("two to go on", lambda: trains(run, 2))
         worlds.append(len(run.record().members))
         for zone in stage.cloud.config.zones:
@@ -75,12 +77,12 @@ def test_it_shrinks_when_the_market_is_dry_and_grows_again_on_one_curve(stage: S
 
 
 def told(run: Run, gen: int) -> str:
-    """What rank 0 printed in a generation."""
+    """Node 0's output in a generation."""
     return (run.stage.store.get(paths.log(run.job, 0, gen)) or b"").decode()
 
 
 def trains(run: Run, nodes: int) -> bool:
-    """So many members are in a generation that has made steps."""
+    """Whether a generation of this many members has made steps."""
     record = run.record()
     trace = run.watcher.traces().get(record.gen)
     return len(record.members) == nodes and not record.stop and trace is not None and trace.first_step_at > 0

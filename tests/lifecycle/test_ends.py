@@ -1,4 +1,4 @@
-"""How runs end or go on when something is wrong with the job itself, its user changes their mind, or a disk is full."""
+"""Ends and resumes of runs: failing jobs, cancellations, full disks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
-from spotkeeper.cli.download import download, summary
-from spotkeeper.cli.errors import CliError, Exit
-from spotkeeper.cli.jobs import log_data
-from spotkeeper.cli.pack import pack
-from spotkeeper.report import render
-from spotkeeper.report.events import describe
-from spotkeeper.spec.job import AskKind, Checkpoint, Retry
-from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Outcome, Record, SlotState
-from spotkeeper.train.store import COMMIT
-from spotkeeper.vm.launch import saver_pid
 
+from spotkeeper.cli.jobs.download import download, summary
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.logs import log_data
+from spotkeeper.client.pack import pack
+from spotkeeper.contract.job import Checkpoint, RequestKind, Retry
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Outcome, Record, SlotState
+from spotkeeper.report.job.events import describe
+from spotkeeper.report.text import render
+from spotkeeper.train.checkpoint.store import COMMIT
+from spotkeeper_agent.job.launcher_client import saver_pid
 from tests.lifecycle.stage import GPT, STEPS, Run, Stage, script, tiny
 
 pytestmark = pytest.mark.lifecycle
@@ -97,7 +97,7 @@ train.main()
 
 
 def shown(run: Run) -> str:
-    """What ``spotkeeper status NAME`` prints."""
+    """The output of ``spotkeeper status NAME``."""
     console = Console(width=200)
     with console.capture() as capture:
         console.print(render.status(run.view()))
@@ -109,15 +109,15 @@ def test_a_command_that_fails_at_once_uses_up_the_crash_budget_and_shows_why(sta
     with Run(stage, spec, source) as run:
         record = run.holds(disks=1)
         assert (record.gen, record.budget.crashes) == (2, 2)
-        assert record.reason == "rank 0 exited with 1; the crash budget of 1 is used up"
+        assert record.reason == "node 0 exited with 1; the crash budget of 1 is used up"
         assert run.view().crash_log[-1] == "ValueError: the column 'label' is missing", run.view().crash_log
         told = shown(run)
         for text in (record.reason, "the column 'label' is missing", "spotkeeper resume broken", "1 disk of"):
             assert text in told
         again = stage.submit(spec, source)
-        assert (again.job, again.new, again.holds) == (run.job, False, record.reason)
+        assert (again.job, again.new, again.on_hold) == (run.job, False, record.reason)
 
-        run.ask(AskKind.RESUME)
+        run.request(RequestKind.RESUME)
         run.until("the fresh budget to be used up as well", lambda: run.record().gen == 4)
         assert run.holds(disks=1).budget.crashes == 2
         assert run.cancel().gen == 4
@@ -134,9 +134,9 @@ def test_exit_93_holds_the_job_and_resume_goes_on_from_the_newest_checkpoint(sta
     with Run(stage, spec, pack(home)) as run:
         record = run.holds(disks=1)
         assert record.gen == 1 and not run.ledger(Event.CRASH)
-        assert record.reason == "rank 0 exited with 93: a restart cannot help"
+        assert record.reason == "node 0 exited with 93: a restart cannot help"
         assert "this model does not fit any machine" in shown(run)
-        run.ask(AskKind.RESUME)
+        run.request(RequestKind.RESUME)
         record = run.over()
         restored = run.watcher.traces()[2].restored
     assert (record.outcome, record.gen) == (Outcome.SUCCEEDED, 2)
@@ -145,34 +145,37 @@ def test_exit_93_holds_the_job_and_resume_goes_on_from_the_newest_checkpoint(sta
 
 
 def test_a_script_with_a_bug_is_mended_and_goes_on_from_its_checkpoint(stage: Stage, tmp_path: Path) -> None:
-    """The machines of the hold are gone; the static node of the first generation is the second's as well."""
-    home = tmp_path / "mended"
+    """The machines of the hold are gone; the static machine of the first generation is the second's as well."""
+    home = tmp_path / "corrected"
     home.mkdir()
     (home / "train.py").write_bytes((GPT / "train.py").read_bytes())
     (home / "main.py").write_text(HAS_A_BUG)
-    spec = tiny("mended", STEPS, nodes=2, checkpoint=Checkpoint(interval_s=1.0), retry=Retry(crashes=0))
+    spec = tiny("corrected", STEPS, nodes=2, checkpoint=Checkpoint(interval_s=1.0), retry=Retry(crashes=0))
     spec = replace(spec, command=("main.py", *spec.command[1:]))
     with Run(stage, spec, pack(home)) as run:
         run.holds(disks=1)
         told = shown(run)
-        for text in ("name 'los' is not defined", "a mended script or job file:  spotkeeper resume mended JOB.YAML"):
+        for text in (
+            "name 'los' is not defined",
+            "a corrected script or job file:  spotkeeper resume corrected JOB.YAML",
+        ):
             assert text in told
         (home / "main.py").write_text(HAS_A_BUG.replace("{los}", "{taken}"))
-        with pytest.raises(CliError, match="nodes: its ranks have their disks"):
-            run.mend(replace(spec, nodes=3), pack(home))
-        mended = pack(home)
-        run.mend(replace(spec, env={**spec.env, "MENDED": "1"}), mended)
+        with pytest.raises(CliError, match="nodes: its nodes have their disks"):
+            run.resume_with_files(replace(spec, nodes=3), pack(home))
+        corrected = pack(home)
+        run.resume_with_files(replace(spec, env={**spec.env, "CORRECTED": "1"}), corrected)
         record = run.over()
         restored = run.watcher.traces()[2].restored
-    assert (record.outcome, record.gen, record.mended) == (Outcome.SUCCEEDED, 2, True)
+    assert (record.outcome, record.gen, record.spec_replaced) == (Outcome.SUCCEEDED, 2, True)
     assert restored is not None and 0 < restored.step < 150
     (resumed,) = run.ledger(Event.RESUME)
-    assert resumed.detail.startswith("with other files: job file ") and mended.sha256[:12] in resumed.detail
+    assert resumed.detail.startswith("with other files: job file ") and corrected.sha256[:12] in resumed.detail
     assert run.weights() == run.weights_left_alone(2)
     left = summary(stage.store, record)
     assert left is not None and left.files == 2
     got = download(stage.store, record, tmp_path / "got", None, quiet=True)
-    assert [(file.rank, file.path) for file in got.files] == [(0, "model.pt"), (0, "model.sha256")]
+    assert [(file.node, file.path) for file in got.files] == [(0, "model.pt"), (0, "model.sha256")]
     assert (tmp_path / "got/0/model.sha256").read_text().strip() == run.weights()
 
 
@@ -184,15 +187,15 @@ def test_a_job_cancelled_while_it_recovers_leaves_nothing(stage: Stage) -> None:
             stage.submit(tiny("regretted", 2001, nodes=2))
         assert refused.value.code is Exit.REFUSED
         run.steady("before a machine is taken")
-        rank, slot = run.storm.spot_members(1)[0]
-        run.storm.strike(rank, slot, announced=False)
+        node, slot = run.chaos.spot_members(1)[0]
+        run.chaos.preempt(node, slot, announced=False)
 
         def replacing() -> bool:
-            cur = run.record().ranks[rank].cur
+            cur = run.record().nodes[node].cur
             return cur is not None and cur.attempt > slot.attempt and cur.state is SlotState.INTENT
 
         run.until("a replacement to be on its way", replacing)
-        run.ask(AskKind.CANCEL)
+        run.request(RequestKind.CANCEL)
         record = run.over()
     assert (record.outcome, record.reason) == (Outcome.CANCELLED, "cancelled by tests")
     assert len(run.ledger(Event.GENERATION)) == 1, "it was cancelled before it had recovered"
@@ -203,11 +206,11 @@ def test_a_full_disk_stops_no_training_keeps_the_older_checkpoint_and_is_told(st
     spec = tiny("brimful", 350, nodes=1, static="never", checkpoint=Checkpoint(interval_s=1.0))
     with Run(stage, spec) as run:
         run.steady("before the disk is full")
-        rank, slot = run.storm.spot_members(1)[0]
+        node, slot = run.chaos.spot_members(1)[0]
         root = Path(next(vm.root for vm in stage.cloud.status().vms if vm.id == slot.uid))
         folder = root / "mnt" / "sk-data" / run.job / "ckpt"
         run.until("a checkpoint", lambda: commits(folder))
-        saver = saver_pid(root / "run" / "spotkeeper")
+        saver = saver_pid(root / "run" / "spotkeeper" / "node")
         assert saver is not None
         _, hard = resource.prlimit(saver, resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         run.until("the user to be told", lambda: run.ledger(Event.FULL))
@@ -215,7 +218,7 @@ def test_a_full_disk_stops_no_training_keeps_the_older_checkpoint_and_is_told(st
         assert before, "the older checkpoint stays"
         run.until("training to go on", lambda: run.watcher.step() > step + 60)
         assert commits(folder) == before and run.record().gen == 1
-        told = f"rank {rank}: its disk has no room for a checkpoint; training goes on, the older one stays"
+        told = f"node {node}: its disk has no space for a checkpoint; training continues, the older one stays"
         assert told in run.view().warnings and told in shown(run)
         assert [line.text for line in run.view().events if line.event is Event.FULL] == [told]
 
@@ -244,17 +247,17 @@ def test_a_rank_that_hangs_in_c_is_found_shown_and_restarted(stage: Stage, tmp_p
     with Run(stage, spec, pack(home)) as run:
         run.until("the hang to be found", lambda: run.ledger(Event.CRASH), 240)
         (crash,) = run.ledger(Event.CRASH)
-        assert (crash.rank, crash.cause, crash.gen) == (1, "hang", 1)
+        assert (crash.node, crash.cause, crash.gen) == (1, "hang", 1)
         told = describe(crash)
-        assert told.startswith("rank 1 hangs: no step after ") and ", and the others wait for it. " in told
-        assert told.endswith("Stacks: spotkeeper logs hangs --gen 1 --rank 1")
+        assert told.startswith("node 1 hangs: no step after ") and ", and the others wait for it. " in told
+        assert told.endswith("Stacks: spotkeeper logs hangs --gen 1 --node 1")
         run.until("what hung to be shown", lambda: any("main.py:12 in deadlocks" in line for line in run.view().failed))
         record = run.over()
         restored = run.watcher.traces()[2].restored
-        for rank, frame in ((0, "train.py"), (1, 'main.py", line 12 in deadlocks')):
-            text = log_data(stage.store, record, rank, 1)[1].decode()
-            assert "stacks, of each thread the innermost call first" in text, rank
-            assert frame in text, rank
+        for node, frame in ((0, "train.py"), (1, 'main.py", line 12 in deadlocks')):
+            text = log_data(stage.store, record, node, 1)[1].decode()
+            assert "stacks, of each thread the innermost call first" in text, node
+            assert frame in text, node
     assert (record.outcome, record.gen, record.budget.crashes) == (Outcome.SUCCEEDED, 2, 1)
     assert restored is not None and 0 < restored.step < 120
     assert run.weights() == run.weights_left_alone(2)

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of ``make demo``: nothing is left, and the next run begins as if there had been none."""
+"""Ctrl-C during ``make demo`` leaves nothing behind, and the next run starts cleanly."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from spotkeeper.local import procs
-from spotkeeper.local.demo.storm import ticks
-from spotkeeper.local.world import Config
+
+from spotkeeper.local.core import procs
+from spotkeeper.local.core.world import Config
+from spotkeeper.local.demo.chaos import ticks
 
 pytestmark = pytest.mark.lifecycle
 
@@ -54,7 +55,7 @@ class Demo:
         return "".join(self.lines[-60:])
 
     def cloud_uid(self) -> str:
-        """Of its cloud, from the moment that has a name."""
+        """The settings of its cloud, as soon as they exist."""
         path = self.folder / "cloud" / "cloud.json"
         for _ in ticks(PATIENCE_S, 0.002):
             with suppress(FileNotFoundError, msgspec.DecodeError):
@@ -72,7 +73,7 @@ class Demo:
 
 @contextmanager
 def demo(folder: Path) -> Iterator[Demo]:
-    """Whatever happens in the test, no process of the run survives it."""
+    """Kill the run's processes after the test."""
     run = Demo(folder)
     uids: set[str] = set()
     try:

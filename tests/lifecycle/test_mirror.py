@@ -1,14 +1,14 @@
-"""All of a job's disks are destroyed, and it goes on from the bucket: with the same weights as one left alone."""
+"""After the loss of all its disks a job resumes from the bucket, with the weights of an undisturbed run."""
 
 from __future__ import annotations
 
 import pytest
-from spotkeeper.local.views import DiskView
-from spotkeeper.reconcile import paths
-from spotkeeper.spec.job import AskKind, Checkpoint, Mirror
-from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Outcome, Phase
 
+from spotkeeper.contract.job import Checkpoint, Mirror, RequestKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Outcome, Phase
+from spotkeeper.local.core.views import DiskView
+from spotkeeper.reconcile.store import paths
 from tests.lifecycle.stage import STEPS, Run, Stage, tiny
 from tests.local.client import Api
 
@@ -18,10 +18,10 @@ COPIED = Checkpoint(interval_s=0.7, mirror=Mirror(every_min=1.0))
 
 
 def destroy_disks(stage: Stage, run: Run) -> None:
-    """All that the job has, by somebody with the right to do so."""
+    """Delete all disks of the job, as an operator may."""
     state = stage.store.read_stack()
     assert state is not None
-    compute = Api(stage.cloud.compute_endpoint, state.project)
+    compute = Api.of(stage.cloud, project=state.project)
     for disk in disks(stage, run):
         compute.ok(compute.delete(f"zones/{disk.zone}/disks/{disk.name}"))
     run.until("the disks to be gone", lambda: not disks(stage, run))
@@ -32,11 +32,11 @@ def disks(stage: Stage, run: Run) -> list[DiskView]:
 
 
 def test_what_all_disks_lost_the_bucket_has(stage: Stage) -> None:
-    """Paused, so that nobody holds the state in memory; then the disks go. The newer of two copies is damaged."""
+    """Pause, so that no process has the state in memory; then delete the disks. The newer of two copies is damaged."""
     spec = tiny("phoenix", STEPS, nodes=2, static="never", checkpoint=COPIED)
     with Run(stage, spec) as run:
         run.until("two copies in the bucket", lambda: len(run.record().mirror) == 2)
-        run.ask(AskKind.PAUSE)
+        run.request(RequestKind.PAUSE)
         run.until("the job to hold", lambda: run.record().phase is Phase.HOLD)
         newest, older = run.record().mirror
         run.until("the replaced to be deleted", lambda: copies(stage, run) == {newest.commit, older.commit})
@@ -45,7 +45,7 @@ def test_what_all_disks_lost_the_bucket_has(stage: Stage) -> None:
         stage.store.put(part, data[:-1] + bytes([data[-1] ^ 1]))
         run.until("the machines to be gone", lambda: [disk.users for disk in disks(stage, run)] == [(), ()])
         destroy_disks(stage, run)
-        run.ask(AskKind.RESUME)
+        run.request(RequestKind.RESUME)
         run.until("the older copy to be fetched", lambda: run.record().gen == 2)
         run.steady("on new ground")
         restored = run.watcher.traces()[2].restored
@@ -54,7 +54,7 @@ def test_what_all_disks_lost_the_bucket_has(stage: Stage) -> None:
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, run.story()
     assert [entry.detail for entry in run.ledger(Event.UNMIRRORED)] == [newest.commit]
-    assert any("steps are done again" in entry.detail for entry in run.ledger(Event.FETCH)), run.story()
+    assert any("steps are repeated" in entry.detail for entry in run.ledger(Event.FETCH)), run.story()
     assert weights == run.weights_left_alone(2)
     assert copies(stage, run) == set(), "what is buried costs nothing any more"
 

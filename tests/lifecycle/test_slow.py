@@ -1,25 +1,25 @@
-"""A machine that holds its gang up, for real: measured by the library, said by its agent, shown, and swapped."""
+"""A slow machine is measured by the library, reported by its agent, shown, and replaced."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from spotkeeper.reconcile.decide.stragglers import CAUSE
-from spotkeeper.spec.job import Checkpoint
-from spotkeeper.spec.ledger import Event
-from spotkeeper.spec.record import Outcome
 
+from spotkeeper.contract.job import Checkpoint
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Outcome
+from spotkeeper.reconcile.decide.provisioning.machine_health import STRAGGLER_SWAP
 from tests.lifecycle.stage import Run, Stage, script
 
 pytestmark = pytest.mark.lifecycle
 
-SLOW = 1  # the rank whose first machine is slow
+SLOW = 1  # the node whose first machine is slow
 TRAIN = f"""
 import os, time
 import spotkeeper, torch
 import torch.distributed as dist
-from spotkeeper.train import lag
+from spotkeeper.train.loop import lag
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -43,7 +43,7 @@ def test_a_slow_machine_is_shown_and_swapped_and_no_step_is_lost(stage: Stage, t
     fields = {"nodes": 2, "policy": "spot", "stragglers": "replace", "checkpoint": Checkpoint(interval_s=1.0)}
     with Run(stage, *script(tmp_path, "slow", TRAIN, **fields)) as run:
         run.until("the slow machine to be told of", lambda: run.ledger(Event.LAG))
-        assert any("holds the others up" in warning for warning in run.view().warnings)
+        assert any("delays the others" in warning for warning in run.view().warnings)
         run.until("its replacement to train", lambda: run.record().gen > 1 and not run.record().stop)
         record = run.record()
         stopped = run.watcher.traces()[1].last_step
@@ -52,10 +52,10 @@ def test_a_slow_machine_is_shown_and_swapped_and_no_step_is_lost(stage: Stage, t
         outcome = run.cancel().outcome
     assert outcome is Outcome.CANCELLED
     told = run.ledger(Event.LAG)[0]
-    assert told.rank == SLOW and told.detail.endswith("x the median") and float(told.detail.split("x")[0]) > 1.3
-    assert [entry.rank for entry in run.ledger(Event.PROMOTED)][:1] == [SLOW]
-    assert run.ledger(Event.GENERATION)[1].cause == CAUSE
+    assert told.node == SLOW and told.detail.endswith("x the median") and float(told.detail.split("x")[0]) > 1.3
+    assert [entry.node for entry in run.ledger(Event.PROMOTED)][:1] == [SLOW]
+    assert run.ledger(Event.GENERATION)[1].cause == STRAGGLER_SWAP
     assert run.ledger(Event.LOSS) == [] and run.ledger(Event.CRASH) == []
-    other = record.ranks[1 - SLOW].cur
+    other = record.nodes[1 - SLOW].cur
     assert other is not None and other.attempt == 1, "only the slow one was replaced"
     assert resumed is not None and resumed.step == stopped

@@ -1,13 +1,13 @@
-"""A gang of two spot machines finds its zone, loses it, and takes its disks along to another."""
+"""A gang of two spot machines starts in a zone, loses it, and moves its disks to another."""
 
 from __future__ import annotations
 
 import pytest
-from spotkeeper.reconcile.select import Need, select
-from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import LOOK, Outcome
 
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import PROBE, Outcome
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.select.offers import Need, select
 from tests.lifecycle.stage import ROOM, STEPS, Run, Stage, tiny
 
 MARKET = round(0.23 * 11.061, 5)  # what the recorded market asks of the on-demand price; the catalogue says 40 %
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.lifecycle
 
 
 def dry(stage: Stage, zone: str, *, reclaim: bool) -> None:
-    """Neither spot nor on-demand is to be had in this zone; ``reclaim``: and what runs there is taken, with notice."""
+    """Remove the zone's spot and on-demand capacity; ``reclaim``: preempt its machines too, with notice."""
     stage.cloud.set_capacity(zone, 0, model="on-demand")
     stage.cloud.set_capacity(zone, 0, reclaim=reclaim)
 
@@ -44,9 +44,9 @@ def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_ru
         run.until(f"the gang to leave {second}", lambda: run.record().zone != second and not run.record().move)
         run.steady("in the third zone")
         third = run.record().zone
-        here = [rank.cur for rank in run.record().ranks]
+        here = [node.cur for node in run.record().nodes]
         assert {slot.zone for slot in here if slot} == {third} and {slot.model for slot in here if slot} == {Model.SPOT}
-        assert [rank.disk for rank in run.record().ranks] == [rank.disk_top for rank in run.record().ranks]
+        assert [node.disk for node in run.record().nodes] == [node.disk_top for node in run.record().nodes]
         restored = run.watcher.traces()[run.record().gen].restored
         assert restored is not None and restored.step > 0, "the new disks hold what the old ones held"
 
@@ -60,7 +60,7 @@ def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_ru
 
 
 def test_a_gang_on_demand_has_machines_in_another_zone_before_it_gives_up_what_it_has(stage: Stage) -> None:
-    """The work that is left must be worth the move: hours of it."""
+    """The remaining hours of work must be worth the move."""
     spec = tiny("finder", 100 * STEPS, nodes=2, static="never")
     with Run(stage, spec) as run:
         run.steady("on spot")
@@ -71,7 +71,7 @@ def test_a_gang_on_demand_has_machines_in_another_zone_before_it_gives_up_what_i
         stage.cloud.set_capacity(home, 0, reclaim=True)
         run.until("the gang to find spot elsewhere", lambda: run.record().zone != home and not run.record().move)
         run.steady("in the other zone")
-        here = [rank.cur for rank in run.record().ranks if rank.cur]
+        here = [node.cur for node in run.record().nodes if node.cur]
         assert {slot.zone for slot in here} == {run.record().zone} and {slot.model for slot in here} == {Model.SPOT}
         assert [slot.cause for slot in here] == ["move"] * 2
         restored = run.watcher.traces()[run.record().gen].restored
@@ -80,7 +80,7 @@ def test_a_gang_on_demand_has_machines_in_another_zone_before_it_gives_up_what_i
     stage.cloud.set_capacity(home, ROOM)
     assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["cheaper", "move"], run.story()
     (stop,) = [entry for entry in run.ledger(Event.STOP) if entry.cause == "move"]
-    came = [(entry.at, entry.rank, entry.zone) for entry in run.ledger(Event.ADMITTED) if entry.cause == LOOK]
+    came = [(entry.at, entry.node, entry.zone) for entry in run.ledger(Event.ADMITTED) if entry.cause == PROBE]
     assert max(came)[0] <= stop.at and {(0, here[0].zone), (1, here[0].zone)} <= {it[1:] for it in came}, run.story()
 
 

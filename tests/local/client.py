@@ -1,13 +1,14 @@
-"""A Compute Engine client for tests: every request and every answer is held against Google's discovery document."""
+"""A Compute Engine client for tests: it checks every request and answer against Google's discovery document."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import requests
 
+from spotkeeper.local.lifecycle.cloud import LocalCloud
 from tests import discovery
 
 Json = Any
@@ -23,11 +24,17 @@ class RefusedError(Exception):
 
 @dataclass
 class Api:
-    """``strict`` off: for bodies that are wrong on purpose."""
+    """``strict``: off for bodies that are wrong on purpose."""
 
     root: str  # .../compute/v1
     project: str = "local"
     strict: bool = True
+    token: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, cloud: LocalCloud, **more: Any) -> Api:
+        """As its operator."""
+        return cls(cloud.compute_endpoint, token=cloud.token, **more)
 
     def call(self, method: str, path: str, body: Json = None, **query: str) -> Json:
         """One call below ``projects/<project>/``.
@@ -42,7 +49,7 @@ class Api:
         if self.strict:
             discovery.validate_query(known.method_id, query)
             discovery.validate_request(known.method_id, body)
-        answer = requests.request(method, url, json=body, params=query, timeout=30)
+        answer = requests.request(method, url, json=body, params=query, headers=self._headers(), timeout=30)
         if answer.status_code != 200:
             discovery.validate_error(answer.json())
             error = answer.json()["error"]
@@ -50,6 +57,9 @@ class Api:
             raise RefusedError(answer.status_code, error["errors"][0]["reason"], error["message"])
         discovery.validate_response(known.method_id, answer.json())
         return answer.json()
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
 
     def get(self, path: str, **query: str) -> Json:
         return self.call("GET", path, **query)
@@ -61,7 +71,7 @@ class Api:
         return self.call("DELETE", path, **query)
 
     def done(self, operation: Json) -> Json:
-        """The operation when it has ended."""
+        """Wait for the operation's end."""
         path = operation["selfLink"].split(f"/projects/{self.project}/")[1]
         for _ in range(20):
             operation = self.post(f"{path}/wait")
@@ -70,12 +80,12 @@ class Api:
         raise AssertionError(f"{operation['operationType']} of {operation['targetLink']} does not end")
 
     def ok(self, operation: Json) -> Json:
-        """Ended without an error."""
+        """Wait for the operation's end, without an error."""
         operation = self.done(operation)
         assert "error" not in operation, operation["error"]
         return operation
 
-    # What most tests need
+    # Shortcuts
 
     def vm(self, name: str, zone: str = "us-central1-a", script: str = "sleep 1000", **body: Json) -> Json:
         """Insert a VM without a template; the operation."""
@@ -118,7 +128,7 @@ def vm_body(name: str, zone: str = "us-central1-a", script: str = "sleep 1000") 
 
 
 def eventually(condition: Any, timeout_s: float = 10.0) -> bool:
-    """Whether it holds before long; polls, because what is observed is another process."""
+    """Poll until the check holds, for some seconds."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if condition():

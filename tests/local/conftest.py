@@ -1,4 +1,4 @@
-"""One cloud per test module: fast clock, generous capacity, and nothing left behind."""
+"""One cloud per test module: fast clock, ample capacity, and a check that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spotkeeper.local.catalog import Timing
-from spotkeeper.local.cloud import LocalCloud
 
+from spotkeeper.local.core.catalog import Timing
+from spotkeeper.local.lifecycle.cloud import LocalCloud
 from tests.local.client import Api
 
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
@@ -27,4 +27,4 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
 
 @pytest.fixture(scope="module")
 def api(cloud: LocalCloud) -> Api:
-    return Api(cloud.compute_endpoint)
+    return Api.of(cloud)

@@ -32,8 +32,8 @@ EACH_S = 30.0  # of one combination
 TOTAL_S = 2400.0  # of the clock, for all combinations of one cloud; the small ones come first
 KILL_S = 180.0  # of one mutant
 BOUND = (
-    "1 rank, 2 zones, 2 rounds at once that may stall for ever between any two steps; each fault as often as it is "
-    "named, the wish once; attempts numbered up to 2 + faults + wishes"
+    "1 node, 2 zones, 2 rounds at once that may stall for ever between any two steps; each fault as often as it is "
+    "named, the request once; attempts numbered up to 2 + faults + requests"
 )
 Json = dict[str, Any]
 
@@ -101,11 +101,11 @@ def bound(number: int) -> str:
     s = WORLDS[number]
     parts = [
         f"{s.jobs} job(s)" if s.jobs > 1 else "",
-        f"{s.ranks} rank(s)",
+        f"{s.nodes} node(s)",
         f"{len(s.zones)} zone(s)",
         f"{s.rounds} round(s) at once, any may stall for ever",
         f"{s.deaths} more may die" if s.deaths else "",
-        f"at most {s.faults} fault(s), {s.wishes} wish(es)",
+        f"at most {s.faults} fault(s), {s.requests} request(es)",
         f"attempts numbered up to {s.numbers}",
         "stalls between all reads" if s.split else "stalls after the first read",
         "rounds of ticks as well" if s.ticks else "",

@@ -1,7 +1,7 @@
 """Agents and training: each machine asks the shipped ``document`` what it is, and obeys; or says what it must.
 
 An agent's moves change its own machine and add facts about itself, nothing else (S9 holds by construction here;
-that a report cannot speak for another rank is tested at the door, in ``tests/reconcile``).
+that a report cannot speak for another node is tested over HTTP, in ``tests/reconcile``).
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spotkeeper.reconcile.document import Speaker, place, role
-from spotkeeper.reconcile.document import state as doc_state
-from spotkeeper.spec.facts import Fact, Kind
-from spotkeeper.spec.generation import DocState, Role
-from spotkeeper.spec.hang import CAUSE as HANG
-from spotkeeper.spec.hang import Answer, Hung, Word
-from spotkeeper.spec.record import Alloc, Grant, Record, SlotState
-from spotkeeper.spec.stack import StackState
-
+from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.facts import HANG, Fact, Hung, Kind, StacksAnswer, WorkerState
+from spotkeeper.contract.generation import DocState, Role
+from spotkeeper.contract.record import Record, SlotState
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.controller.document import Speaker, place, role
+from spotkeeper.reconcile.controller.document import state as doc_state
 from tests.model import sky as clouds
 from tests.model.values import DEADLINE, JOBS, NODE, Life, N, Papers, Sky, V
 
@@ -29,12 +27,12 @@ class Said(NamedTuple):
     sky: Sky
     papers: Papers
     fault: int = 0
-    wish: int = 0
+    request: int = 0
     why: str = ""
 
 
 def fact(v: V, kind: Kind, value: str = "0", gen: int = 0) -> Fact:
-    return Fact(v.uid, f"b{v.boot}", v.rank, v.attempt, gen, kind, value)
+    return Fact(v.uid, f"b{v.boot}", v.node, v.attempt, gen, kind, value)
 
 
 def _add(papers: Papers, *facts: Fact) -> Papers:
@@ -48,7 +46,7 @@ def steps(
     papers: Papers,
     stack: StackState,
     faults: frozenset[str],
-    wishes: frozenset[str],
+    requests: frozenset[str],
     blind: bool,
     copies: bool,
 ) -> Iterator[Said]:
@@ -73,7 +71,7 @@ def steps(
     if what is Role.MEMBER and copies:
         yield from _copies(v, sky, record, papers)
     if what is Role.MEMBER:
-        yield from _member(sky, v, record, papers, faults, wishes)
+        yield from _member(sky, v, record, papers, faults, requests)
 
 
 def _leave(sky: Sky, v: V, papers: Papers) -> Iterator[Said]:
@@ -107,13 +105,13 @@ def _mounted(sky: Sky, v: V, papers: Papers, blind: bool) -> Iterator[Said]:
     attached = fact(v, Kind.ATTACHED, str(disk.number))
     found = disk.commit > 0 and not (v.writes and disk.commit == v.gen)  # else it wrote that itself, since
     if attached not in papers.facts and (blind or found):
-        said = [attached, fact(v, Kind.HOLDS, f"{disk.commit}-0")] if found else [attached]
+        said = [attached, fact(v, Kind.CHECKPOINT, f"{disk.commit}-0")] if found else [attached]
         yield Said(f"{v.uid} mounts its disk and says what is on it", sky, _add(papers, *said))
 
 
 def _copies(v: V, sky: Sky, record: Record, papers: Papers) -> Iterator[Said]:
     """The lowest member has copied what its generation has committed."""
-    if v.alive and v.writes and v.rank == min(record.members) and papers.copy < papers.newest == record.gen == v.gen:
+    if v.alive and v.writes and v.node == min(record.members) and papers.copy < papers.newest == record.gen == v.gen:
         word = fact(v, Kind.MIRRORED, f"{record.gen}-0", record.gen)
         yield Said(f"{v.uid} has copied its checkpoint", sky, _add(papers, word)._replace(copy=record.gen))
 
@@ -121,16 +119,18 @@ def _copies(v: V, sky: Sky, record: Record, papers: Papers) -> Iterator[Said]:
 def _fetches(sky: Sky, v: V, record: Record, papers: Papers) -> Iterator[Said]:
     """It brings a copy onto its disk as it is told to, before it trains."""
     fetch, disk = record.fetch, next((d for d in sky.disks if d.user == v.uid), None)
-    if fetch is None or disk is None or v.rank not in fetch.ranks or v.alive:
+    if fetch is None or disk is None or v.node not in fetch.nodes or v.alive:
         return
     told = fact(v, Kind.FETCHED, fetch.commit)
     if told not in papers.facts and fact(v, Kind.ATTACHED, str(disk.number)) in papers.facts:
         filled = sky._replace(disks=(sky.disks - {disk}) | {disk._replace(commit=int(fetch.commit.partition("-")[0]))})
-        yield Said(f"{v.uid} fetches {fetch.commit}", filled, _add(papers, told, fact(v, Kind.HOLDS, fetch.commit)))
+        yield Said(
+            f"{v.uid} fetches {fetch.commit}", filled, _add(papers, told, fact(v, Kind.CHECKPOINT, fetch.commit))
+        )
 
 
 def _member(
-    sky: Sky, v: V, record: Record, papers: Papers, faults: frozenset[str], wishes: frozenset[str]
+    sky: Sky, v: V, record: Record, papers: Papers, faults: frozenset[str], requests: frozenset[str]
 ) -> Iterator[Said]:
     state = doc_state(record)
     released = fact(v, Kind.RELEASED, "0", record.gen)
@@ -145,20 +145,20 @@ def _member(
             yield Said(f"{v.uid} answers the roll call", sky, _add(papers, here))
         yield from _stacks(sky, v, record, papers)
     if v.gen < record.gen:  # stops first, if it still trains: what can happen in between can happen before as well
-        slot = record.ranks[v.rank].cur
+        slot = record.nodes[v.node].cur
         writes = slot is not None and slot.disk and any(d.user == v.uid for d in sky.disks)
         began = clouds.put(sky, v, gen=record.gen, alive=True, writes=writes)
         yield Said(f"{v.uid} trains in generation {record.gen}", began, papers, why=begun(began, record, papers, v.job))
     elif v.alive:
-        yield from _exits(sky, v, record, papers, faults, wishes)
+        yield from _exits(sky, v, record, papers, faults, requests)
 
 
 def _stacks(sky: Sky, v: V, record: Record, papers: Papers) -> Iterator[Said]:
     """Where its workers are, asked for by a roll call for a hang: they hang, or only take long."""
     if record.roll is None or record.roll.cause != HANG or not v.alive or v.gen != record.gen:
         return
-    for word in (Word.ELSEWHERE, Word.BUSY):
-        answer = fact(v, Kind.STACKS, str(Answer(record.ver, word)), record.gen)
+    for word in (WorkerState.ELSEWHERE, WorkerState.BUSY):
+        answer = fact(v, Kind.STACKS, str(StacksAnswer(record.ver, word)), record.gen)
         if not any(f.kind is Kind.STACKS and (f.uid, f.gen) == (v.uid, v.gen) for f in papers.facts):
             yield Said(f"{v.uid} says where its workers are: {word.value}", sky, _add(papers, answer))
 
@@ -166,11 +166,11 @@ def _stacks(sky: Sky, v: V, record: Record, papers: Papers) -> Iterator[Said]:
 def _kept(sky: Sky, v: V) -> list[Fact]:
     """What is on its disk now: said with the end of a generation."""
     commits = [d.commit for d in sky.disks if d.user == v.uid and d.commit > 0]
-    return [fact(v, Kind.HOLDS, f"{commits[0]}-0")] if commits and v.writes else []
+    return [fact(v, Kind.CHECKPOINT, f"{commits[0]}-0")] if commits and v.writes else []
 
 
 def _exits(
-    sky: Sky, v: V, record: Record, papers: Papers, faults: frozenset[str], wishes: frozenset[str]
+    sky: Sky, v: V, record: Record, papers: Papers, faults: frozenset[str], requests: frozenset[str]
 ) -> Iterator[Said]:
     ended = clouds.put(sky, v, alive=False)
     if "crashes" in faults:
@@ -180,10 +180,10 @@ def _exits(
     if "stuck" in faults and hung not in papers.facts:  # it may still commit: then it was none, which changes nothing
         yield Said(f"the job hangs, says {v.uid}", sky, _add(papers, hung), fault=1)
     others = any(f.kind is Kind.EXIT and f.value == "0" and f.gen == record.gen for f in papers.facts)
-    if others or "finish" in wishes:
+    if others or "finish" in requests:
         done = fact(v, Kind.EXIT, "0", record.gen)
         yield Said(
-            f"the job has finished on {v.uid}", ended, _add(papers, done, *_kept(sky, v)), wish=0 if others else 1
+            f"the job has finished on {v.uid}", ended, _add(papers, done, *_kept(sky, v)), request=0 if others else 1
         )
 
 
@@ -195,14 +195,20 @@ def gang(sky: Sky, record: Record, job: int) -> list[V | N]:
     if not record.gen:
         return []
     out: list[V | N] = [v for v in sky.vms if v.alive and v.gen == record.gen and v.job == job]
-    node = sky.node
-    if node is not None and node.alive and node.gen == record.gen and node.serves and node.serves[0] == job:
-        out.append(node)
+    machine = sky.machine
+    if (
+        machine is not None
+        and machine.alive
+        and machine.gen == record.gen
+        and machine.serves
+        and machine.serves[0] == job
+    ):
+        out.append(machine)
     return out if len(out) == len(record.members) else []
 
 
 def _is_member(record: Record, one: V | N) -> bool:
-    members = [rank.cur for rank in record.ranks if rank.cur is not None and rank.cur.state is SlotState.MEMBER]
+    members = [node.cur for node in record.nodes if node.cur is not None and node.cur.state is SlotState.MEMBER]
     return any(slot.uid == one.uid for slot in members)
 
 
@@ -216,13 +222,13 @@ def _held(sky: Sky, one: V | N, job: int) -> int | None:
 
 
 def begun(sky: Sky, record: Record, papers: Papers, job: int) -> str:
-    """What a generation breaks by beginning: two of one rank, or a start from an old commit."""
-    alive = [(v.rank, v.gen) for v in sky.vms if v.alive and v.job == job]
-    node = sky.node
-    if node is not None and node.alive and node.serves and node.serves[0] == job:
-        alive.append((node.serves[1], node.gen))
+    """What a generation breaks by beginning: two of one node, or a start from an old commit."""
+    alive = [(v.node, v.gen) for v in sky.vms if v.alive and v.job == job]
+    machine = sky.machine
+    if machine is not None and machine.alive and machine.serves and machine.serves[0] == job:
+        alive.append((machine.serves[1], machine.gen))
     if len(set(alive)) != len(alive):
-        return "S1: two machines train as one rank of one generation"
+        return "S1: two machines train as one node of one generation"
     found = [held for one in gang(sky, record, job) if (held := _held(sky, one, job)) is not None]
     best = min(papers.newest, _best(sky, papers, job))
     if gang(sky, record, job) and max(found, default=0) != best:
@@ -235,7 +241,7 @@ def _best(sky: Sky, papers: Papers, job: int) -> int:
     if not papers.copy:
         return papers.newest
     disks = [d.commit for d in sky.disks if d.job == job] + [p.commit for p in sky.snaps if p.job == job]
-    return max([papers.copy, *disks, *([sky.node.commits[job]] if sky.node else [])])
+    return max([papers.copy, *disks, *([sky.machine.commits[job]] if sky.machine else [])])
 
 
 def commit(sky: Sky, record: Record, papers: Papers, job: int) -> Said | None:
@@ -247,81 +253,83 @@ def commit(sky: Sky, record: Record, papers: Papers, job: int) -> Said | None:
         return None
     uids = {one.uid for one in found if isinstance(one, V) and one.writes}
     disks = frozenset(d._replace(commit=record.gen) if d.user in uids else d for d in sky.disks)
-    node = sky.node
-    if node is not None and node in found:
-        commits = (record.gen, node.commits[1]) if job == 0 else (node.commits[0], record.gen)
-        node = node._replace(commits=commits)
-    done = sky._replace(disks=disks, node=node)
+    machine = sky.machine
+    if machine is not None and machine in found:
+        commits = (record.gen, machine.commits[1]) if job == 0 else (machine.commits[0], record.gen)
+        machine = machine._replace(commits=commits)
+    done = sky._replace(disks=disks, machine=machine)
     return Said(f"generation {record.gen} commits a checkpoint", done, papers._replace(newest=record.gen))
 
 
-# -- the static node
+# -- the static machine
 
 
-def grant_of(alloc: Alloc) -> Grant | None:
-    return next((grant for grant in alloc.grants if grant.resource == f"node:{NODE}"), None)
+def grant_of(allocation: Allocation) -> Grant | None:
+    return next((grant for grant in allocation.grants if grant.resource == f"machine:{NODE}"), None)
 
 
 def node_steps(
-    sky: Sky, records: tuple[Record | None, ...], papers: tuple[Papers, ...], alloc: Alloc, stack: StackState
+    sky: Sky, records: tuple[Record | None, ...], papers: tuple[Papers, ...], allocation: Allocation, stack: StackState
 ) -> Iterator[tuple[int, Said]]:
-    """What the static node's agent may do next, and for which job."""
-    node = sky.node
-    if node is None or not node.up or node.hung:
+    """What the static machine's agent may do next, and for which job."""
+    machine = sky.machine
+    if machine is None or not machine.up or machine.hung:
         return
-    grant = grant_of(alloc)
-    here = None if grant is None else (JOBS.index(grant.job), grant.rank, grant.attempt)
-    if node.serves is not None and node.serves != here:
-        yield from _drop(sky, node, node.serves, papers)
+    grant = grant_of(allocation)
+    here = None if grant is None else (JOBS.index(grant.job), grant.node, grant.attempt)
+    if machine.serves is not None and machine.serves != here:
+        yield from _drop(sky, machine, machine.serves, papers)
         return
     if grant is None or here is None or (record := records[here[0]]) is None:
         return
     job = here[0]
-    where = place(record, stack, Speaker(node.uid, NODE, stack.zones()[0]), grant)
-    what = role(record, where, f"b{node.boot}")
+    where = place(record, stack, Speaker(machine.uid, NODE, stack.zones()[0]), grant)
+    what = role(record, where, f"b{machine.boot}")
     if what is Role.SUPERSEDED:
-        yield from _drop(sky, node, here, papers)
+        yield from _drop(sky, machine, here, papers)
     elif what is not Role.UNKNOWN:
-        for said in _serve(sky, node, here, record, papers[job], what):
+        for said in _serve(sky, machine, here, record, papers[job], what):
             yield job, said
 
 
-def _node_fact(node: N, rank: int, attempt: int, kind: Kind, value: str = "0", gen: int = 0) -> Fact:
-    return Fact(node.uid, f"b{node.boot}", rank, attempt, gen, kind, value)
+def _node_fact(machine: N, node: int, attempt: int, kind: Kind, value: str = "0", gen: int = 0) -> Fact:
+    return Fact(machine.uid, f"b{machine.boot}", node, attempt, gen, kind, value)
 
 
-def _drop(sky: Sky, node: N, what: tuple[int, int, int], papers: tuple[Papers, ...]) -> Iterator[tuple[int, Said]]:
-    job, rank, attempt = what
-    word = _node_fact(node, rank, attempt, Kind.DROPPED)
-    idle = sky._replace(node=node._replace(serves=None, alive=False, gen=0))
+def _drop(sky: Sky, machine: N, what: tuple[int, int, int], papers: tuple[Papers, ...]) -> Iterator[tuple[int, Said]]:
+    job, node, attempt = what
+    word = _node_fact(machine, node, attempt, Kind.DROPPED)
+    idle = sky._replace(machine=machine._replace(serves=None, alive=False, gen=0))
     if idle != sky or word not in papers[job].facts:
-        yield job, Said(f"the static node drops attempt {attempt} of job {job}", idle, _add(papers[job], word))
+        yield job, Said(f"the static machine drops attempt {attempt} of job {job}", idle, _add(papers[job], word))
 
 
-def _serve(sky: Sky, node: N, here: tuple[int, int, int], record: Record, papers: Papers, what: Role) -> Iterator[Said]:
-    job, rank, attempt = here
-    said = {_node_fact(node, rank, attempt, Kind.HELLO)}
-    if node.commits[job]:
-        said.add(_node_fact(node, rank, attempt, Kind.HOLDS, f"{node.commits[job]}-0"))
-    if not said <= papers.facts or node.serves != here:
-        working = sky._replace(node=node._replace(serves=here))
-        yield Said(f"the static node says hello for attempt {attempt} of job {job}", working, _add(papers, *said))
+def _serve(
+    sky: Sky, machine: N, here: tuple[int, int, int], record: Record, papers: Papers, what: Role
+) -> Iterator[Said]:
+    job, node, attempt = here
+    said = {_node_fact(machine, node, attempt, Kind.HELLO)}
+    if machine.commits[job]:
+        said.add(_node_fact(machine, node, attempt, Kind.CHECKPOINT, f"{machine.commits[job]}-0"))
+    if not said <= papers.facts or machine.serves != here:
+        working = sky._replace(machine=machine._replace(serves=here))
+        yield Said(f"the static machine says hello for attempt {attempt} of job {job}", working, _add(papers, *said))
         return
     if what is not Role.MEMBER:
-        if node.alive:
-            yield Said("the static node stops training", sky._replace(node=node._replace(alive=False)), papers)
+        if machine.alive:
+            yield Said("the static machine stops training", sky._replace(machine=machine._replace(alive=False)), papers)
         return
     state = doc_state(record)
-    released = _node_fact(node, rank, attempt, Kind.RELEASED, "0", record.gen)
+    released = _node_fact(machine, node, attempt, Kind.RELEASED, "0", record.gen)
     if state is DocState.SAVE_STOP:
         if released not in papers.facts:
-            stopped = sky._replace(node=node._replace(alive=False, gen=record.gen))
-            yield Said("the static node saves and stops", stopped, _add(papers, released))
+            stopped = sky._replace(machine=machine._replace(alive=False, gen=record.gen))
+            yield Said("the static machine saves and stops", stopped, _add(papers, released))
         return
-    here_fact = _node_fact(node, rank, attempt, Kind.HERE, str(record.ver), record.gen)
+    here_fact = _node_fact(machine, node, attempt, Kind.HERE, str(record.ver), record.gen)
     if state is DocState.ROLL_CALL and here_fact not in papers.facts:
-        yield Said("the static node answers the roll call", sky, _add(papers, here_fact))
-    if node.gen < record.gen:
-        began = sky._replace(node=node._replace(gen=record.gen, alive=True))
+        yield Said("the static machine answers the roll call", sky, _add(papers, here_fact))
+    if machine.gen < record.gen:
+        began = sky._replace(machine=machine._replace(gen=record.gen, alive=True))
         why = begun(began, record, papers, job)
-        yield Said(f"the static node trains in generation {record.gen}", began, papers, why=why)
+        yield Said(f"the static machine trains in generation {record.gen}", began, papers, why=why)

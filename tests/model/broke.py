@@ -18,25 +18,25 @@ from tests.model.mutate import (
     world,
 )
 
-_SUPERFLUOUS = "    return attempt <= draft.ranks[index].top\n"
+_SUPERFLUOUS = "    return attempt <= draft.nodes[index].top\n"
 _HELLO = """        if vm is None or vm.status is not VmStatus.RUNNING:
             return None
         for fact in self.facts"""
-_HELLO_UNLISTED = """        for fact in self.facts.get((rank, slot.attempt), ()):
+_HELLO_UNLISTED = """        for fact in self.facts.get((node, slot.attempt), ()):
             if vm is None and fact.kind is Kind.HELLO:
-                name = names.vm_name(self.seen.stack.stack, self.job, rank, slot.attempt)
-                vm = Vm(name, fact.uid, slot.zone, VmStatus.RUNNING, slot.pool, self.job, rank, slot.attempt, "")
+                name = names.vm_name(self.snapshot.stack.stack, self.job, node, slot.attempt)
+                vm = Vm(name, fact.uid, slot.zone, VmStatus.RUNNING, slot.pool, self.job, node, slot.attempt, "")
         if vm is None or vm.status is not VmStatus.RUNNING:
             return None
         for fact in self.facts"""
-_OVER = "    return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))\n"
+_OVER = "    return draft.queries.complete and not draft.queries.vms.get((grant.node, grant.attempt))\n"
 
 # -- "What broke" in the protocol's search, in its order
 
 BROKE = (
     Mutant(
         "collects only attempts older than cur",
-        calls(_SUPERFLUOUS, "    cur = draft.ranks[index].cur\n    return cur is not None and attempt < cur.attempt\n"),
+        calls(_SUPERFLUOUS, "    cur = draft.nodes[index].cur\n    return cur is not None and attempt < cur.attempt\n"),
         NOTICE,
         "L",
     ),
@@ -44,7 +44,7 @@ BROKE = (
         "collects what is older than the newest: cur goes",
         calls(
             "        if slot.attempt == attempt:\n            return vm.zone",
-            "        if slot.attempt == attempt == draft.ranks[index].top:\n            return vm.zone",
+            "        if slot.attempt == attempt == draft.nodes[index].top:\n            return vm.zone",
         ),
         NOTICE,
         "S3",
@@ -52,9 +52,9 @@ BROKE = (
     Mutant(
         "collects whatever is not cur: the successor goes",
         calls(
-            "    for slot in grants.live_slots(draft.ranks, index):\n"
+            "    for slot in reservations.live_slots(draft.nodes, index):\n"
             "        if slot.attempt == attempt:\n            return",
-            "    for slot in grants.live_slots(draft.ranks, index)[:1]:\n"
+            "    for slot in reservations.live_slots(draft.nodes, index)[:1]:\n"
             "        if slot.attempt == attempt:\n            return",
         ),
         NOTICE,
@@ -65,7 +65,7 @@ BROKE = (
         in_(
             "draft",
             "        self.put(index, cur=None, cause=cause, vacant_since=self.now)\n",
-            "        top = self.ranks[index].top - 1\n"
+            "        top = self.nodes[index].top - 1\n"
             "        self.put(index, cur=None, cause=cause, vacant_since=self.now, top=top)\n",
         ),
         KILL,
@@ -79,13 +79,13 @@ BROKE = (
     ),
     Mutant(
         "admits by instance id without boot id",
-        in_("seen", "fresh = fact.boot != slot.boot and fact.boot not in slot.past", "fresh = slot.boot is None"),
+        in_("snapshot", "fresh = fact.boot != slot.boot and fact.boot not in slot.past", "fresh = slot.boot is None"),
         world("a reboot", "reboots"),
         "L1",
     ),
     Mutant(
         "admits what is not listed yet",
-        in_("seen", _HELLO, _HELLO_UNLISTED),
+        in_("snapshot", _HELLO, _HELLO_UNLISTED),
         world("EC2 lists late", cloud="ec2"),
         "S",
     ),
@@ -101,9 +101,9 @@ BROKE = (
     Mutant(
         "the disk moves to next before promotion",
         calls(
-            "    disk = draft.view.disk(index, rank.disk, cur.zone)\n    record = draft.record\n",
-            "    disk = draft.view.disk(index, rank.disk, cur.zone)\n    record = draft.record\n"
-            "    if disk is not None and disk.users and admitted(rank.next):\n"
+            "    disk = draft.queries.disk(index, node.disk, cur.zone)\n    record = draft.record\n",
+            "    disk = draft.queries.disk(index, node.disk, cur.zone)\n    record = draft.record\n"
+            "    if disk is not None and disk.users and admitted(node.next):\n"
             "        yield DetachDisk(disk.name, vm.name, vm.uid, cur.zone)\n",
         ),
         SWAP,
@@ -118,25 +118,25 @@ BROKE = (
     Mutant(
         "a cancelled move's disk number is used again",
         in_(
-            "moves",
-            "    ranks = tuple(replace(rank, copy=None) for rank in draft.ranks)\n",
-            "    ranks = tuple(replace(rank, copy=None, disk_top=rank.disk) for rank in draft.ranks)\n",
+            "gang.zone_move",
+            "    nodes = tuple(replace(node, copy=None) for node in draft.nodes)\n",
+            "    nodes = tuple(replace(node, copy=None, disk_top=node.disk) for node in draft.nodes)\n",
         ),
         MOVE,
         "S5",
     ),
     Mutant(
         "a roll-call answer of any version counts",
-        in_("exits", "fact.value.isdigit() and int(fact.value) >= roll.ver", "fact.value.isdigit()"),
+        in_("gang.exits", "fact.value.isdigit() and int(fact.value) >= roll.ver", "fact.value.isdigit()"),
         world("an answered roll call, then a hang", "SILENT hangs"),
         "L",
     ),
     Mutant(
         "a withdrawn notice keeps next",
         in_(
-            "needs",
-            "if rank.next is not None and not needed(rank) and not rank.looks",
-            "if rank.next is not None and not needed(rank) and draft.now < 0 and not rank.looks",
+            "provisioning.replacement",
+            "    return needed(node) or node.probing or",
+            "    return needed(node) or draft.now >= 0 or",
         ),
         NOTICE,
         "L",
@@ -144,9 +144,9 @@ BROKE = (
     Mutant(
         "a dropped next does not resume cur",
         in_(
-            "generation",
+            "gang.generation",
             "    if not draft.halted():\n        return\n",
-            "    same = all(r.cur is not None and r.cur.state is SlotState.MEMBER for r in draft.ranks)\n"
+            "    same = all(r.cur is not None and r.cur.state is SlotState.MEMBER for r in draft.nodes)\n"
             "    if not draft.halted() or (draft.record.gen and same):\n        return\n",
         ),
         NOTICE,
@@ -155,9 +155,9 @@ BROKE = (
     Mutant(
         "promotes an intent while cur trains",
         in_(
-            "needs",
-            "following is None or following.state is not SlotState.ADMITTED or rank.cur is None:",
-            "following is None or rank.cur is None:",
+            "provisioning.replacement",
+            "following is None or following.state is not SlotState.ADMITTED or node.cur is None:",
+            "following is None or node.cur is None:",
         ),
         NOTICE,
         "S",
@@ -175,9 +175,9 @@ BROKE = (
     Mutant(
         "an unanswered zone is taken as empty",
         in_(
-            "seen",
-            "        if slot.zone not in self.answered:\n            return False\n        if slot.node",
-            "        if slot.node",
+            "snapshot",
+            "        if slot.zone not in self.answered:\n            return False\n        if slot.machine",
+            "        if slot.machine",
         ),
         world("a zone does not answer", "blind"),
         "S4",
@@ -185,44 +185,55 @@ BROKE = (
     Mutant(
         "the intent comes before the grant",
         in_(
-            "grants",
-            "    for offer in options:\n        if draft.held.room(",
-            "    if options:\n        why = cause or _cause(draft.ranks[index], which, options[0])\n"
+            "provisioning.reservations",
+            "    for offer in options:\n        if draft.tally.room(",
+            "    if options:\n        why = cause or _cause(draft.nodes[index], which, options[0])\n"
             "        _intent(draft, index, which, attempt, options[0], why)\n        return\n"
-            "    for offer in options:\n        if draft.held.room(",
+            "    for offer in options:\n        if draft.tally.room(",
         ),
         CALM,
         "S10",
     ),
-    Mutant("a slot is given back when it is superseded", in_("grants", _OVER, "    return True\n"), KILL, "S8"),
     Mutant(
-        "a static node is taken back without its word",
-        in_("grants", "        return any(fact.kind is Kind.DROPPED for fact in facts) or", "        return True or"),
+        "a slot is given back when it is superseded",
+        in_("provisioning.reservations", _OVER, "    return True\n"),
+        KILL,
+        "S8",
+    ),
+    Mutant(
+        "a static machine is taken back without its word",
+        in_(
+            "provisioning.reservations",
+            "        return any(fact.kind is Kind.DROPPED for fact in facts) or",
+            "        return True or",
+        ),
         STATIC,
         "S8",
     ),
     Mutant(
-        "a static node's word counts for any attempt",
+        "a static machine's word counts for any attempt",
         (
             Patch(
-                DECIDE + "grants",
-                "    facts = draft.view.facts.get((grant.rank, grant.attempt), ())\n    node",
-                "    facts = [fact for said in draft.view.facts.values() for fact in said]\n    node",
+                DECIDE + "provisioning.reservations",
+                "    facts = draft.queries.facts.get((grant.node, grant.attempt), ())\n    if grant.machine",
+                "    facts = [fact for said in draft.queries.facts.values() for fact in said]\n    if grant.machine",
             ),
             # by itself it is covered by the tidying: words of attempts that are over are forgotten
-            Patch(DECIDE + "calls", "    if draft.seen.blind:  # a", "    if not draft.seen.blind:  # a"),
+            Patch(DECIDE + "calls", "    if draft.snapshot.blind:  # a", "    if not draft.snapshot.blind:  # a"),
         ),
-        world("a static node is granted again", "BOOT", "cancel", static=True, zones=("a",), cap=0),
+        world("a static machine is granted again", "BOOT", "cancel", static=True, zones=("a",), cap=0),
         "S8",
     ),
     Mutant(
         "an unwanted grant is released without burning its number",
         (
             Patch(
-                DECIDE + "grants", "if grant.attempt > rank.top and grant not in draft.wanted:", "if grant.attempt < 0:"
+                DECIDE + "provisioning.reservations",
+                "if grant.attempt > node.top and grant not in draft.wanted:",
+                "if grant.attempt < 0:",
             ),
             Patch(
-                DECIDE + "grants",
+                DECIDE + "provisioning.reservations",
                 "or (grant.attempt > _written_top(draft, grant) and not ended):",
                 "or grant in draft.wanted:",
             ),
@@ -234,13 +245,13 @@ BROKE = (
         "a record that is missing: ends the job without asking again",
         (
             Patch(
-                "spotkeeper.reconcile.sweep",
+                "spotkeeper.reconcile.controller.tick",
                 "        if _read(store, job, failed) is not None or job in failed:\n"
                 "            continue\n        record = _end",
                 "        record = _end",
             ),
             Patch(
-                "spotkeeper.reconcile.sweep",
+                "spotkeeper.reconcile.controller.tick",
                 "store.create_record(record):",
                 "store.cas_record(record, '') is not None:",
             ),

@@ -1,4 +1,4 @@
-"""World (a), combination by combination: every choice of at most two faults and at most one wish, each its own world.
+"""World (a), combination by combination: each choice of at most two faults and one request, a world of its own.
 
 ``python -m tests.model.combine CLOUD EACH ALL`` (seconds) searches those of one cloud, from the small to the large, one
 after the other in one process, because what the shipped code decides is the same in all of them. One line of
@@ -17,49 +17,49 @@ from math import prod
 from typing import NamedTuple
 
 from tests.model.search import Found, Search
-from tests.model.story import FAULTS, WISHES, Story
+from tests.model.story import FAULTS, REQUESTS, Story
 
-FIRST = 3  # times the limit, for one fault or wish by itself
+FIRST = 3  # times the limit, for one fault or request by itself
 
 
 class Combination(NamedTuple):
-    """``faults``: at most two kinds, in order; ``wish``: one, or ''."""
+    """``faults``: at most two kinds, in order; ``request``: one, or ''."""
 
     faults: tuple[str, ...] = ()
-    wish: str = ""
+    request: str = ""
 
     @property
     def name(self) -> str:
-        return " + ".join((*self.faults, *([self.wish] if self.wish else []))) or "all well"
+        return " + ".join((*self.faults, *([self.request] if self.request else []))) or "all well"
 
     @property
     def size(self) -> int:
-        return len(self.faults) + len(self.wish[:1])
+        return len(self.faults) + len(self.request[:1])
 
     def parts(self) -> Iterator[Combination]:
         """Those with one thing less."""
-        if self.wish:
+        if self.request:
             yield Combination(self.faults)
         for left_out in range(len(self.faults)):
-            yield Combination(self.faults[:left_out] + self.faults[left_out + 1 :], self.wish)
+            yield Combination(self.faults[:left_out] + self.faults[left_out + 1 :], self.request)
 
     def singles(self) -> Iterator[Combination]:
-        """Each of its faults, and its wish, by itself."""
+        """Each of its faults, and its request, by itself."""
         yield from (Combination((fault,)) for fault in self.faults)
-        if self.wish:
-            yield Combination((), self.wish)
+        if self.request:
+            yield Combination((), self.request)
 
     def story(self, cloud: str) -> Story:
         """Two rounds, each of these faults at most once (or twice, where it is named twice)."""
         pair = self.faults if len(set(self.faults)) == 2 else ()
-        asks = frozenset({self.wish}) - {""}
+        request_kinds = frozenset({self.request}) - {""}
         return Story(
             self.name,
             cloud,
             faults=len(self.faults),
-            wishes=len(asks),
+            requests=len(request_kinds),
             kinds=frozenset(self.faults),
-            asks=asks,
+            request_kinds=request_kinds,
             pair=pair,
         )
 
@@ -67,7 +67,7 @@ class Combination(NamedTuple):
 def every() -> tuple[Combination, ...]:
     """All of them, so that each comes after its parts."""
     faults = [chosen for n in (0, 1, 2) for chosen in combinations_with_replacement(sorted(FAULTS), n)]
-    found = [Combination(chosen, wish) for chosen in faults for wish in ("", *sorted(WISHES))]
+    found = [Combination(chosen, request) for chosen in faults for request in ("", *sorted(REQUESTS))]
     return tuple(sorted(found, key=lambda one: one.size))
 
 
@@ -82,7 +82,7 @@ class Tried(NamedTuple):
 class Work:
     """All combinations on one cloud, the (probably) small ones first, until ``total_s`` seconds have passed.
 
-    How many states there will be is guessed from those of each fault and wish by itself, which are searched
+    How many states there will be is guessed from those of each fault and request by itself, which are searched
     first and may take longer.
     """
 

@@ -1,7 +1,7 @@
 """A story's values by number: equal worlds, and rounds that will do the same, are the same number.
 
 What no decision can tell apart is made alike here (``tidied``, ``heard``). A round that has read everything is
-known by what it will do (its pass, see ``spotkeeper.reconcile.passes``), not by what it saw.
+known by what it will do (its pass, see ``spotkeeper.reconcile.controller.steps``), not by what it saw.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from spotkeeper.reconcile.decide import Draft, Seen, calls
-from spotkeeper.reconcile.passes import Pass, Todo
-from spotkeeper.reconcile.store_api import OfferSeen
-from spotkeeper.spec.cloud import Class, InsertVm, Listing, Result
-from spotkeeper.spec.facts import Fact, Kind
-from spotkeeper.spec.job import Checkpoint, JobSpec, Mirror, Nodes, Retry
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Phase, Rank, Record
-from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
-
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.cloud import InsertVm, Listing, Result, ResultKind
+from spotkeeper.contract.facts import Fact, Kind
+from spotkeeper.contract.job import Checkpoint, JobSpec, Mirror, Nodes, Retry
+from spotkeeper.contract.record import Node, Phase, Record
+from spotkeeper.contract.stack import Model, PoolState, Price, StackState, StaticMachine
+from spotkeeper.reconcile.controller.steps import Pass, Todo
+from spotkeeper.reconcile.decide import Draft, Snapshot, calls
+from spotkeeper.reconcile.store.interface import OfferHistory
 from tests.model import rules
 from tests.model.story import Story
 from tests.model.values import (
@@ -30,6 +29,7 @@ from tests.model.values import (
     STACK,
     STATIC_POOL,
     UIDS,
+    USUAL_BOOT_S,
     Interner,
     Life,
     Moment,
@@ -43,7 +43,7 @@ from tests.model.values import (
     listing,
     live_slots,
     plain,
-    plain_alloc,
+    plain_allocation,
     progress,
     slot_of,
     times,
@@ -51,7 +51,7 @@ from tests.model.values import (
 
 WRITES = 24  # of one round, with those after the worst answers to its calls
 # What a look finds overdue is not what the same round asks for anew.
-_ONCE = (Moment.BOOT, Moment.ROLL, Moment.SILENT, Moment.DRY, Moment.THAWED)
+_ONCE = (Moment.SLOW, Moment.BOOT, Moment.ROLL, Moment.SILENT, Moment.DRY, Moment.THAWED)
 LAST_WORDS = (
     Kind.FREED,
     Kind.RELEASED,
@@ -66,15 +66,15 @@ class Ref(NamedTuple):
     job: int
     record: int
     papers: int
-    alloc: int
+    allocation: int
     listing: int
     moment: Moment
     first: bool = True
-    node: N | None = None
+    machine: N | None = None
     results: tuple[Result, ...] = ()
 
 
-Then = tuple[tuple[Class, int], ...]  # what a round does after each answer to its one insert
+Then = tuple[tuple[ResultKind, int], ...]  # what a round does after each answer to its one insert
 
 
 class Round(NamedTuple):
@@ -90,11 +90,11 @@ class Step(NamedTuple):
     world: int
     round: int  # what became of the round that moved; 0: it is over
     fault: int = 0
-    wish: int = 0
+    request: int = 0
     why: str = ""
 
 
-Unpacked = tuple[int, tuple[int, ...], int, int, int]  # world, rounds, faults, wishes and deaths left
+Unpacked = tuple[int, tuple[int, ...], int, int, int]  # world, rounds, faults, requests and deaths left
 
 
 class Ground:
@@ -108,7 +108,7 @@ class Ground:
         self.spec = _spec(story)
         self.records: Interner[Record | None] = Interner()
         self.papers: Interner[Papers] = Interner()
-        self.allocs: Interner[Alloc] = Interner()
+        self.allocations: Interner[Allocation] = Interner()
         self.skies: Interner[Sky] = Interner()
         self.listings: Interner[Listing] = Interner()
         self.worlds: Interner[tuple[tuple[int, ...], tuple[int, ...], int, int]] = Interner()
@@ -128,27 +128,27 @@ class Ground:
     def start(self) -> Unpacked:
         """A job that was just submitted."""
         records = tuple(
-            Record(JOBS[j], UIDS[j], f"j{j}", "", NOW, ranks=(Rank(),) * self.story.ranks)
+            Record(JOBS[j], UIDS[j], f"j{j}", "", NOW, nodes=(Node(),) * self.story.nodes)
             for j in range(self.story.jobs)
         )
-        sky = Sky(node=N() if self.story.static else None)
-        world = World(records, (Papers(),) * self.story.jobs, Alloc(), sky)
+        sky = Sky(machine=N() if self.story.static else None)
+        world = World(records, (Papers(),) * self.story.jobs, Allocation(), sky)
         story = self.story
-        return (self.intern(world), (0,) * story.rounds, story.budget, story.wishes, story.deaths)
+        return (self.intern(world), (0,) * story.rounds, story.budget, story.requests, story.deaths)
 
     def intern(self, world: World) -> int:
         return self.place(
             tuple(self.records(r) for r in world.records),
             tuple(self.papers(p) for p in world.papers),
-            self.allocs(world.alloc),
+            self.allocations(world.allocation),
             self.skies(world.sky),
         )
 
-    def place(self, records: tuple[int, ...], papers: tuple[int, ...], alloc: int, sky: int) -> int:
+    def place(self, records: tuple[int, ...], papers: tuple[int, ...], allocation: int, sky: int) -> int:
         """A world's number; what nobody can tell any more is forgotten at once."""
         sky = self._calmed(records, sky)
-        left = tuple(self._tidied_of(j, records[j], each, alloc, sky) for j, each in enumerate(papers))
-        return self.worlds((records, left, alloc, sky))
+        left = tuple(self._tidied_of(j, records[j], each, allocation, sky) for j, each in enumerate(papers))
+        return self.worlds((records, left, allocation, sky))
 
     def _calmed(self, records: tuple[int, ...], sky: int) -> int:
         """Machines that are no attempt's any more are alike in all that only an agent of the job would care about."""
@@ -161,24 +161,24 @@ class Ground:
             found = self._calm[key] = sky if vms == old.vms else self.skies(old._replace(vms=vms))
         return found
 
-    def _tidied_of(self, job: int, record: int, papers: int, alloc: int, sky: int) -> int:
-        key = (job, record, papers, alloc, sky)
+    def _tidied_of(self, job: int, record: int, papers: int, allocation: int, sky: int) -> int:
+        key = (job, record, papers, allocation, sky)
         found = self._tidied.get(key)
         if found is None:
             found = self._tidied[key] = self._tidies_now(*key)
         return found
 
-    def _tidies_now(self, job: int, record: int, papers: int, alloc: int, sky: int) -> int:
+    def _tidies_now(self, job: int, record: int, papers: int, allocation: int, sky: int) -> int:
         """Without facts that the shipped tidying drops, or that decide nothing (``heard``).
 
         A round whose record is older may listen to them; it may as well have read them the moment before.
         """
         if self.records[record] is None or not self.papers[papers].facts:
             return papers
-        ref = Ref(job, record, papers, alloc, self._look_at(sky, self.zones), Moment.FRESH)
+        ref = Ref(job, record, papers, allocation, self._look_at(sky, self.zones), Moment.FRESH)
         at = self.make(ref)
         there = {v.uid for v in self.skies[sky].vms}
-        over = {fact for fact in calls.stale(Draft(at.record, at.seen)) if fact.uid not in there}
+        over = {fact for fact in calls.stale(Draft(at.record, at.snapshot)) if fact.uid not in there}
         heard = self.papers[self.heard(record, papers)]
         left = self.papers(heard._replace(facts=heard.facts - over))
         if left != papers:
@@ -186,11 +186,11 @@ class Ground:
         return left
 
     def world(self, number: int) -> World:
-        records, papers, alloc, sky = self.worlds[number]
+        records, papers, allocation, sky = self.worlds[number]
         return World(
             tuple(self.records[r] for r in records),
             tuple(self.papers[p] for p in papers),
-            self.allocs[alloc],
+            self.allocations[allocation],
             self.skies[sky],
         )
 
@@ -206,9 +206,9 @@ class Ground:
         return found
 
     @staticmethod
-    def _idle(node: N | None) -> N | None:
+    def _idle(machine: N | None) -> N | None:
         """The node as the round read it."""
-        return None if node is None else N(boot=node.boot)
+        return None if machine is None else N(boot=machine.boot)
 
     def heard(self, record: int, papers: int) -> int:
         """Papers without what a decision on this record does not listen to.
@@ -222,8 +222,8 @@ class Ground:
             old, of = self.papers[papers], self.records[record]
             if of is None:
                 return papers
-            live = {(i, slot.attempt) for i in range(len(of.ranks)) for slot in live_slots(of, i)}
-            facts = lasting(f for f in old.facts if (f.rank, f.attempt) in live or f.kind in LAST_WORDS)
+            live = {(i, slot.attempt) for i in range(len(of.nodes)) for slot in live_slots(of, i)}
+            facts = lasting(f for f in old.facts if (f.node, f.attempt) in live or f.kind in LAST_WORDS)
             found = self._heard[key] = self.papers(old._replace(facts=facts))
         return found
 
@@ -249,23 +249,23 @@ class Ground:
         record = self.records[ref.record]
         assert record is not None
         papers = self.papers[ref.papers]
-        seen = Seen(
+        snapshot = Snapshot(
             stack=self.stack,
             spec=self.spec if record.phase in (Phase.RUN, Phase.HOLD) else None,
             listing=self.listings[ref.listing],
             now=clock(ref.moment),
             facts=tuple(sorted(papers.facts, key=lambda f: f.key())),
-            asks=papers.asks if record.phase in (Phase.RUN, Phase.HOLD) else (),
+            requests=papers.requests if record.phase in (Phase.RUN, Phase.HOLD) else (),
             results=ref.results,
-            alloc=self.allocs[ref.alloc],
-            hellos=hello(ref.node, self.story.zones[0]),
+            allocation=self.allocations[ref.allocation],
+            hellos=hello(ref.machine, self.story.zones[0]),
             progress=progress(papers.newest),
             market=self.market,
             save_s=1.0,
             grants_first=ref.first,
             times=times(ref.moment),
         )
-        return Pass(record, seen)
+        return Pass(record, snapshot)
 
     def future(self, ref: Ref) -> int:
         """The round that holds this, by what it will do; 0 where that is nothing."""
@@ -296,9 +296,9 @@ class Ground:
             return self.rounds(Round("write", ref.job, (ref.record, after, self.future(then), why)))
         if at.todo is Todo.GRANT:
             assert decision.grants is not None
-            alloc = self.allocs(plain_alloc(decision.grants))
+            allocation = self.allocations(plain_allocation(decision.grants))
             why = rules.released(at, decision.grants)
-            return self.rounds(Round("grant", ref.job, (ref.alloc, alloc, ref, why)))
+            return self.rounds(Round("grant", ref.job, (ref.allocation, allocation, ref, why)))
         if at.todo is Todo.REST:
             return self._tidies(ref, at)
         tidy = 0  # whoever looks next tidies: what is over stays over, so a stale tidying is no other story
@@ -313,13 +313,13 @@ class Ground:
         inserts = [action for action in at.calls if isinstance(action, InsertVm)]
         if len(inserts) != 1:
             return ref if inserts else None
-        kinds = (Class.DEAD_KEY, Class.CAPACITY) if self.ec2 else (Class.DEAD_KEY,)
+        kinds = (ResultKind.DEAD_KEY, ResultKind.CAPACITY) if self.ec2 else (ResultKind.DEAD_KEY,)
         return tuple((kind, self.answered(ref, at, (Result(inserts[0], kind),))) for kind in kinds)
 
     def answered(self, ref: Ref, at: Pass, results: tuple[Result, ...]) -> int:
         """The round when all its calls are made; those without a result were accepted."""
         made = {result.action for result in results}
-        every = tuple(Result(action, Class.ACCEPTED) for action in at.calls if action not in made)
+        every = tuple(Result(action, ResultKind.ACCEPTED) for action in at.calls if action not in made)
         return self.future(ref._replace(results=(*ref.results, *every, *results)))
 
     def _tidies(self, ref: Ref, at: Pass) -> int:
@@ -327,10 +327,12 @@ class Ground:
         return self.rounds(Round("tidy", ref.job, (stale,))) if stale else 0
 
 
-def _market(story: Story) -> tuple[OfferSeen, ...]:
+def _market(story: Story) -> tuple[OfferHistory, ...]:
+    if Moment.SLOW.name in story.kinds:
+        return (OfferHistory(POOL, story.zones[0], Model.SPOT, boot_s=USUAL_BOOT_S, slow_boot_s=USUAL_BOOT_S),)
     if not story.dear:
         return ()
-    return tuple(OfferSeen(POOL, zone, Model.SPOT, price=0.3 if i else 0.9) for i, zone in enumerate(story.zones))
+    return tuple(OfferHistory(POOL, zone, Model.SPOT, price=0.3 if i else 0.9) for i, zone in enumerate(story.zones))
 
 
 def _stack(story: Story) -> StackState:
@@ -338,8 +340,8 @@ def _stack(story: Story) -> StackState:
     pools = [PoolState(POOL, "spot", "m", story.zones, 1, story.cap, 0, 1, "pd", prices)]
     if story.static:
         home = story.zones[0]
-        node = StaticNode(NODE, home)
-        pools.append(PoolState(STATIC_POOL, "static", "m", (home,), 1, 1, 0, 1, "pd", prices, nodes=(node,)))
+        machine = StaticMachine(NODE, home)
+        pools.append(PoolState(STATIC_POOL, "static", "m", (home,), 1, 1, 0, 1, "pd", prices, machines=(machine,)))
     return StackState(STACK, "gcp", "p", "r", "b", tuple(pools), boot_deadline_s=BOOT_S)
 
 
@@ -347,7 +349,7 @@ def _spec(story: Story) -> JobSpec:
     return JobSpec(
         "j",
         ("x",),
-        Nodes(story.least, story.ranks) if story.least else story.ranks,
+        Nodes(story.least, story.nodes) if story.least else story.nodes,
         policy="spot",
         checkpoint=Checkpoint(replicated=story.replicated, mirror=Mirror(keep=1) if story.mirror else None),
         retry=Retry(crashes=1),
@@ -367,15 +369,15 @@ def matters(record: Record, facts: frozenset[Fact], blind: bool) -> Iterator[Fac
     generations before the record's own end nothing; that a disk is attached is listed, unless its zone is silent; that
     it is blank counts where there is a copy of what it had.
     """
-    slots = [(index, slot) for index in range(len(record.ranks)) for slot in live_slots(record, index)]
+    slots = [(index, slot) for index in range(len(record.nodes)) for slot in live_slots(record, index)]
     boots = {(i, slot.attempt, boot) for i, slot in slots if slot.boot for boot in (slot.boot, *slot.past)}
     live = {(i, slot.attempt) for i, slot in slots}
     for fact in facts:
         match fact.kind:
             case Kind.HELLO:
-                over = (fact.rank, fact.attempt, fact.boot) in boots
+                over = (fact.node, fact.attempt, fact.boot) in boots
             case Kind.RELEASED | Kind.EXIT:
-                over = fact.gen < record.gen and (fact.rank, fact.attempt) in live
+                over = fact.gen < record.gen and (fact.node, fact.attempt) in live
             case Kind.HUNG | Kind.STACKS | Kind.FAILED:
                 over = fact.gen < record.gen
             case Kind.ATTACHED:
@@ -392,13 +394,13 @@ def lasting(facts: Iterable[Fact]) -> frozenset[Fact]:
     spared = {_told(f) for f in every if f.kind is Kind.REPRIEVE}
     newest: dict[tuple[str, str, int], int] = {}
     for f in every:
-        if f.kind is Kind.HOLDS:
+        if f.kind is Kind.CHECKPOINT:
             newest[_told(f)[:3]] = max(newest.get(_told(f)[:3], 0), _commit(f))
     return frozenset(
         f
         for f in every
         if not (f.kind in (Kind.NOTICE, Kind.REPRIEVE) and _told(f) in spared)
-        and not (f.kind is Kind.HOLDS and _commit(f) < newest[_told(f)[:3]])
+        and not (f.kind is Kind.CHECKPOINT and _commit(f) < newest[_told(f)[:3]])
     )
 
 

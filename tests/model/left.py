@@ -6,9 +6,8 @@ stall are over long before they notice.
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.passes import Todo
-from spotkeeper.spec.cloud import Class, Result
-
+from spotkeeper.contract.cloud import Result, ResultKind
+from spotkeeper.reconcile.controller.steps import Todo
 from tests.model import sky as clouds
 from tests.model.ground import Ground, Ref, Round, Step
 from tests.model.story import Story
@@ -46,14 +45,14 @@ class Left(Ground):
     def _is_left(self, number: int, world: int) -> int:
         at = self.rounds[number]
         assert at is not None
-        records, papers, alloc, sky = self.worlds[world]
+        records, papers, allocation, sky = self.worlds[world]
         if at.kind == "write":
             return 0 if self.story.cas and at.data[0] != records[at.job] else number
         if at.kind == "tidy":
             return number if at.data[0] & self.papers[papers[at.job]].facts else 0
         if at.kind == "grant":
             stale = self.story.cas and at.data[3] == "" and self._of(at) != records[at.job]
-            return self._grant_left(at, number, alloc) if stale else number
+            return self._grant_left(at, number, allocation) if stale else number
         if at.kind == "call":
             return self._calls_left(at, number, records[at.job], self.skies[sky], world)
         return number
@@ -69,9 +68,9 @@ class Left(Ground):
         rest, got = [], list(results)
         for action in todo:
             kind = clouds.spent(sky, action, self.forgets)
-            if kind is None or (kind is Class.DEAD_KEY and keep is not None and made == record):
+            if kind is None or (kind is ResultKind.DEAD_KEY and keep is not None and made == record):
                 rest.append(action)
-            elif kind is not Class.ACCEPTED:
+            elif kind is not ResultKind.ACCEPTED:
                 got.append(Result(action, kind))
         if len(rest) == len(todo):
             return number
@@ -87,16 +86,16 @@ class Left(Ground):
         ref: Ref | None = at.data[2]
         return -1 if ref is None else ref.record
 
-    def _grant_left(self, at: Round, number: int, alloc: int) -> int:
+    def _grant_left(self, at: Round, number: int, allocation: int) -> int:
         """A round that can write its record no more, and would not do anything but that after its grants."""
         before, after, ref, why = at.data
         if ref is None:
-            return number if alloc == before else 0
+            return number if allocation == before else 0
         if not self._doomed(ref):
             return number
-        if alloc != before:
+        if allocation != before:
             return 0
-        won = self.rounds[self.future(ref._replace(alloc=after, first=True))]
+        won = self.rounds[self.future(ref._replace(allocation=after, first=True))]
         if won is not None and won.kind != "write":
             return number
         return self.rounds(Round("grant", at.job, (before, after, None, why)))
@@ -106,14 +105,16 @@ class Left(Ground):
 
         Asked for all grants that were seen so far; ``recheck`` asks again when there are others.
         """
-        key = ref._replace(alloc=0, first=False)
+        key = ref._replace(allocation=0, first=False)
         found = self._doom.get(key)
         if found is None:
-            found = self._doom[key] = all(self._dies(key, alloc) for alloc in range(len(self.allocs.values)))
+            found = self._doom[key] = all(
+                self._dies(key, allocation) for allocation in range(len(self.allocations.values))
+            )
         return found
 
-    def _dies(self, key: Ref, alloc: int) -> bool:
-        ref = key._replace(alloc=alloc)
+    def _dies(self, key: Ref, allocation: int) -> bool:
+        ref = key._replace(allocation=allocation)
         ref = ref._replace(papers=self.listened(ref.record, ref.papers))
         known = self._future.get(ref)
         if known is not None:
@@ -123,9 +124,9 @@ class Left(Ground):
 
     def recheck(self) -> bool:
         """Whether what was taken to be over still is, now that there are grants nobody had thought of."""
-        new = range(self._checked, len(self.allocs.values))
+        new = range(self._checked, len(self.allocations.values))
         wrong = [ref for ref, dead in self._doom.items() if dead and not all(self._dies(ref, a) for a in new)]
-        self._checked = len(self.allocs.values)
+        self._checked = len(self.allocations.values)
         self._doom.update(dict.fromkeys(wrong, False))
         return not wrong
 

@@ -1,6 +1,6 @@
-"""The transition system of one story: rounds, and a world of clouds, agents, faults and wishes.
+"""The transition system of one story: rounds, and a world of clouds, agents, faults and requests.
 
-A state is a few small numbers (world, rounds, what is left of faults and wishes); everything behind a number is
+A state is a few small numbers (world, rounds, what is left of faults and requests); everything behind a number is
 interned, and what can happen to a world, or what a round can do in it, is worked out once (``ground``).
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from spotkeeper.reconcile import passes
-from spotkeeper.reconcile.passes import Read
-from spotkeeper.spec.job import Ask, AskKind
-from spotkeeper.spec.record import Phase, Record
-
+from spotkeeper.contract.job import JobRequest, RequestKind
+from spotkeeper.contract.record import Phase, Record
+from spotkeeper.reconcile.controller import steps as passes
+from spotkeeper.reconcile.controller.steps import ReadStep
 from tests.model import agents
 from tests.model import sky as clouds
 from tests.model.ground import Round, Step, Unpacked, may_be_blind
@@ -32,8 +31,8 @@ class Machine(Rounds):
         self._bound: dict[tuple[tuple[int, ...], int], bool] = {}
 
     def turned(self, story: Story) -> Machine:
-        """The same machine for a story that differs in its faults and wishes only."""
-        same = {"name": "", "faults": 0, "wishes": 0, "kinds": NONE, "asks": NONE, "pair": (), "states": 0}
+        """The same machine for a story that differs in its faults and requests only."""
+        same = {"name": "", "faults": 0, "requests": 0, "kinds": NONE, "request_kinds": NONE, "pair": (), "states": 0}
         assert story._replace(**same) == self.story._replace(**same)
         if (may_forget(story), may_be_blind(story)) != (self.forgets, self.blinds):
             self.forgets, self.blinds = may_forget(story), may_be_blind(story)
@@ -47,10 +46,10 @@ class Machine(Rounds):
 
     def moves(self, state: Unpacked) -> Iterator[tuple[str, Unpacked, str]]:
         """(what happens, the next state, the property it breaks or '')."""
-        world, rounds, faults, wishes, deaths = state
-        for step in self.env(world, faults, wishes):
+        world, rounds, faults, requests, deaths = state
+        for step in self.env(world, faults, requests):
             for after in self._after(rounds, world, step.world):
-                yield step.say, (step.world, after, faults - step.fault, wishes - step.wish, deaths), step.why
+                yield step.say, (step.world, after, faults - step.fault, requests - step.request, deaths), step.why
         before = -1
         for index, number in enumerate(rounds):
             if number == before:
@@ -58,11 +57,11 @@ class Machine(Rounds):
             before = number
             others = (*rounds[:index], *rounds[index + 1 :])
             if deaths and number and self.rounds.values[number].kind not in ("read", "tick"):  # type: ignore[union-attr]
-                yield "a round dies", (world, tuple(sorted((0, *others))), faults, wishes, deaths - 1), ""
+                yield "a round dies", (world, tuple(sorted((0, *others))), faults, requests, deaths - 1), ""
             for step in self.acts(number, world, faults):
                 for after in self._after(others, world, step.world):
                     left = tuple(sorted((step.round, *after)))
-                    yield step.say, (step.world, left, faults - step.fault, wishes, deaths), step.why
+                    yield step.say, (step.world, left, faults - step.fault, requests, deaths), step.why
 
     def acts(self, number: int, world: int, faults: int) -> list[Step]:
         """What a round may do with so much of the faults left, within the bound on numbers."""
@@ -72,17 +71,17 @@ class Machine(Rounds):
         return [step for step in steps if self._within(step.world)]
 
     def _within(self, world: int) -> bool:
-        records, _, alloc, _ = self.worlds[world]
-        key = (records, alloc)
+        records, _, allocation, _ = self.worlds[world]
+        key = (records, allocation)
         found = self._bound.get(key)
         if found is None:
-            found = self._bound[key] = self._highest(records, alloc) <= self.story.numbers
+            found = self._bound[key] = self._highest(records, allocation) <= self.story.numbers
         return found
 
-    def _highest(self, records: tuple[int, ...], alloc: int) -> int:
+    def _highest(self, records: tuple[int, ...], allocation: int) -> int:
         """Of the numbers of attempts."""
-        tops = [rank.top for number in records if (record := self.records[number]) for rank in record.ranks]
-        return max([*tops, *(grant.attempt for grant in self.allocs[alloc].grants)], default=0)
+        tops = [node.top for number in records if (record := self.records[number]) for node in record.nodes]
+        return max([*tops, *(grant.attempt for grant in self.allocations[allocation].grants)], default=0)
 
     def _after(self, rounds: tuple[int, ...], before: int, after: int) -> Iterator[tuple[int, ...]]:
         """The other rounds when the world has changed: each may just have read what is now old.
@@ -111,13 +110,13 @@ class Machine(Rounds):
                 out += self._early(Round(kind, job, () if at is None else at.data), order, before, after)
         return list(dict.fromkeys(out))
 
-    def _orders(self, at: Round | None) -> list[tuple[str, tuple[Read, ...]]]:
+    def _orders(self, at: Round | None) -> list[tuple[str, tuple[ReadStep, ...]]]:
         """In which orders a round may go on reading: whoever has read its record only, in either."""
         orders = [("read", passes.READS)] if at is None or at.kind == "read" else []
         first = at is None or at.kind == "tick" or len(at.data) == 1
         return [*orders, ("tick", passes.TICK_READS)] if self.story.ticks and first else orders
 
-    def _early(self, at: Round, order: tuple[Read, ...], before: int, after: int) -> Iterator[int]:
+    def _early(self, at: Round, order: tuple[ReadStep, ...], before: int, after: int) -> Iterator[int]:
         """The round when it has read, the moment before, something that has changed now."""
         got = at.data
         for read in order[len(got) : -1]:
@@ -127,33 +126,33 @@ class Machine(Rounds):
                     break
                 yield self.rounds(Round(at.kind if len(got) > 1 else "read", at.job, got))
 
-    def env(self, world: int, faults: int, wishes: int) -> list[Step]:
-        """What may happen with so much of the faults and wishes left."""
+    def env(self, world: int, faults: int, requests: int) -> list[Step]:
+        """What may happen with so much of the faults and requests left."""
         steps = list(self._happens(world, "", ""))
         for kind, cost in self.story.may(faults):
             steps += [step._replace(fault=cost) for step in self._happens(world, kind, "")]
-        for ask in self.story.wanted(wishes):
-            steps += self._happens(world, "", ask)
+        for request in self.story.wanted(requests):
+            steps += self._happens(world, "", request)
         return steps
 
-    def _happens(self, world: int, kind: str, ask: str) -> list[Step]:
-        """By itself (no kind, no ask), or as this fault, or as this wish, alone."""
-        key = (world, kind, ask)
+    def _happens(self, world: int, kind: str, request: str) -> list[Step]:
+        """By itself (no kind, no request), or as this fault, or as this request, alone."""
+        key = (world, kind, request)
         found = self._env.get(key)
         if found is None:
-            every = self._environment(world, frozenset({kind}) - {""}, frozenset({ask}) - {""})
-            found = self._env[key] = [s for s in every if (s.fault > 0, s.wish > 0) == (kind != "", ask != "")]
+            every = self._environment(world, frozenset({kind}) - {""}, frozenset({request}) - {""})
+            found = self._env[key] = [s for s in every if (s.fault > 0, s.request > 0) == (kind != "", request != "")]
         return found
 
-    def _environment(self, number: int, kinds: frozenset[str], asks: frozenset[str]) -> Iterator[Step]:
+    def _environment(self, number: int, kinds: frozenset[str], request_kinds: frozenset[str]) -> Iterator[Step]:
         world = self.world(number)
         for done in clouds.drift(world.sky, self.ec2, kinds):
             yield Step(done.say, self.intern(world._replace(sky=done.sky)), 0, done.fault, 0, done.why)
-        for job, said in self._speech(world, kinds, asks):
-            yield Step(said.say, self._said(world, job, said), 0, said.fault, said.wish, said.why)
+        for job, said in self._speech(world, kinds, request_kinds):
+            yield Step(said.say, self._said(world, job, said), 0, said.fault, said.request, said.why)
         for job, record in enumerate(world.records):
             if record is not None:
-                yield from self._wishes(world, job, record, asks)
+                yield from self._requests(world, job, record, request_kinds)
                 yield from self._wiped(world, job, record, kinds)
                 if "gone" in kinds and self.story.lost_records and record.phase is Phase.RUN and record.gen:
                     gone = world._replace(records=changed(world.records, job, None))
@@ -166,14 +165,18 @@ class Machine(Rounds):
                 sky = world.sky._replace(disks=world.sky.disks - {disk})
                 yield Step(f"disk {disk.name} is destroyed", self.intern(world._replace(sky=sky)), 0, 1)
 
-    def _speech(self, world: World, kinds: frozenset[str], asks: frozenset[str]) -> Iterator[tuple[int, agents.Said]]:
+    def _speech(
+        self, world: World, kinds: frozenset[str], request_kinds: frozenset[str]
+    ) -> Iterator[tuple[int, agents.Said]]:
         for v in world.sky.vms:
             record = world.records[v.job]
             if record is not None and (self.ec2 or v.life is not Life.COMING):
                 papers, copies = world.papers[v.job], self.story.mirror
-                for said in agents.steps(world.sky, v, record, papers, self.stack, kinds, asks, self.blinds, copies):
+                for said in agents.steps(
+                    world.sky, v, record, papers, self.stack, kinds, request_kinds, self.blinds, copies
+                ):
                     yield v.job, said
-        yield from agents.node_steps(world.sky, world.records, world.papers, world.alloc, self.stack)
+        yield from agents.node_steps(world.sky, world.records, world.papers, world.allocation, self.stack)
         for job, record in enumerate(world.records):
             if record is not None and (done := agents.commit(world.sky, record, world.papers[job], job)):
                 yield job, done
@@ -181,29 +184,33 @@ class Machine(Rounds):
     def _said(self, world: World, job: int, said: agents.Said) -> int:
         return self.intern(world._replace(sky=said.sky, papers=changed(world.papers, job, said.papers)))
 
-    def _wishes(self, world: World, job: int, record: Record, asks: frozenset[str]) -> Iterator[Step]:
+    def _requests(self, world: World, job: int, record: Record, request_kinds: frozenset[str]) -> Iterator[Step]:
         papers = world.papers[job]
-        known = {*record.asks_done, *(ask.id for ask in papers.asks)}
+        known = {*record.requests_done, *(request.id for request in papers.requests)}
         possible = {
-            "swap": Ask("s", AskKind.SWAP, NOW, rank=0),
-            "move": Ask("m", AskKind.MOVE, NOW, zone=self.story.zones[-1]),
-            "pause": Ask("p", AskKind.PAUSE, NOW),
-            "cancel": Ask("c", AskKind.CANCEL, NOW),
-            "resize": Ask("z", AskKind.RESIZE, NOW, nodes=self.story.least),
+            "swap": JobRequest("s", RequestKind.SWAP, NOW, node=0),
+            "move": JobRequest("m", RequestKind.MOVE, NOW, zone=self.story.zones[-1]),
+            "pause": JobRequest("p", RequestKind.PAUSE, NOW),
+            "cancel": JobRequest("c", RequestKind.CANCEL, NOW),
+            "resize": JobRequest("z", RequestKind.RESIZE, NOW, nodes=self.story.least),
         }
-        for kind, ask in possible.items():
-            if kind in asks and ask.id not in known:
-                yield Step(f"somebody asks: {kind}", self._asked(world, job, ask), 0, 0, 1)
-        if "m" in record.asks_done and record.move is not None and "n" not in known:
-            yield Step("somebody takes the move back", self._asked(world, job, Ask("n", AskKind.MOVE, NOW)), 0)
-        if "p" in record.asks_done and "r" not in known:
-            yield Step("somebody asks: resume", self._asked(world, job, Ask("r", AskKind.RESUME, NOW)), 0)
-        if "z" in record.asks_done and "pause" in self.story.asks and "p" not in known:
+        for kind, request in possible.items():
+            if kind in request_kinds and request.id not in known:
+                yield Step(f"a user requests: {kind}", self._asked(world, job, request), 0, 0, 1)
+        if "m" in record.requests_done and record.move is not None and "n" not in known:
+            yield Step(
+                "somebody takes the move back", self._asked(world, job, JobRequest("n", RequestKind.MOVE, NOW)), 0
+            )
+        if "p" in record.requests_done and "r" not in known:
+            yield Step("a user requests: resume", self._asked(world, job, JobRequest("r", RequestKind.RESUME, NOW)), 0)
+        if "z" in record.requests_done and "pause" in self.story.request_kinds and "p" not in known:
             yield Step("somebody pauses the smaller job", self._asked(world, job, possible["pause"]), 0)
-        if "z" in record.asks_done and "pause" not in self.story.asks and "y" not in known:
-            whole = Ask("y", AskKind.RESIZE, NOW, nodes=self.story.ranks)
-            yield Step("somebody asks for all ranks again", self._asked(world, job, whole), 0)
+        if "z" in record.requests_done and "pause" not in self.story.request_kinds and "y" not in known:
+            whole = JobRequest("y", RequestKind.RESIZE, NOW, nodes=self.story.nodes)
+            yield Step("a user requests all nodes again", self._asked(world, job, whole), 0)
 
-    def _asked(self, world: World, job: int, ask: Ask) -> int:
+    def _asked(self, world: World, job: int, request: JobRequest) -> int:
         papers = world.papers[job]
-        return self.intern(world._replace(papers=changed(world.papers, job, papers._replace(asks=(*papers.asks, ask)))))
+        return self.intern(
+            world._replace(papers=changed(world.papers, job, papers._replace(requests=(*papers.requests, request))))
+        )

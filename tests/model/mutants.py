@@ -37,10 +37,10 @@ from tests.model.mutate import (
     in_,
     world,
 )
-from tests.model.worlds import BLANK_NODE, DEAR, LEFT_NODE, LONGEST, NODE_NOTICE, WIPED, WIPED_LATER
+from tests.model.worlds import BLANK_NODE, DEAR, LEFT_NODE, LONGEST, NODE_NOTICE, SLOW_BOOT, WIPED, WIPED_LATER
 
-_SUPERFLUOUS = "    return attempt <= draft.ranks[index].top\n"
-_OVER = "    return draft.view.complete and not draft.view.vms.get((grant.rank, grant.attempt))\n"
+_SUPERFLUOUS = "    return attempt <= draft.nodes[index].top\n"
+_OVER = "    return draft.queries.complete and not draft.queries.vms.get((grant.node, grant.attempt))\n"
 
 # -- the nine rules
 
@@ -48,16 +48,16 @@ RULES = (
     Mutant("rule 1: no compare-and-swap", (), world("a slow round", rounds=2, zones=("a",), cas=False), "S"),
     Mutant(
         "rule 2: an admission does not say whom",
-        in_("slots", "uid=vm.uid, boot=fact.boot, address", "uid=None, boot=None, address"),
+        in_("provisioning.slots", "uid=vm.uid, boot=fact.boot, address", "uid=None, boot=None, address"),
         CALM,
         "",
     ),
     Mutant(
         "rule 3: lists before it reads the record",
         beside(
-            "passes",
-            "READS = (Read.RECORD, Read.FACTS, Read.ALLOC, Read.LISTING)",
-            "READS = (Read.LISTING, Read.RECORD, Read.FACTS, Read.ALLOC)",
+            "reconcile.controller.steps",
+            "READS = (ReadStep.RECORD, ReadStep.FACTS, ReadStep.ALLOCATION, ReadStep.LISTING)",
+            "READS = (ReadStep.LISTING, ReadStep.RECORD, ReadStep.FACTS, ReadStep.ALLOCATION)",
         ),
         world("a slow round", rounds=2, zones=("a",)),
         "S4",
@@ -81,7 +81,7 @@ RULES = (
         "rule 6: any machine of the right name is ours",
         (
             Patch(
-                DECIDE + "seen",
+                DECIDE + "snapshot",
                 "            if vm.zone == slot.zone and slot.uid in (None, vm.uid):",
                 "            if vm.zone == slot.zone:",
             ),
@@ -96,7 +96,7 @@ RULES = (
     ),
     Mutant(
         "rule 7: an intent never dies",
-        in_("slots", "    elif why := view.stillborn(index, slot):\n", "    elif why := '':\n"),
+        in_("provisioning.slots", "    elif why := queries.stillborn(index, slot):\n", "    elif why := '':\n"),
         KILL,
         "L1",
     ),
@@ -104,14 +104,14 @@ RULES = (
         "rule 8: a retry picks its zone anew",
         calls(
             "slot.attempt, slot.pool, slot.zone, slot.model)",
-            "slot.attempt, slot.pool, max(draft.view.answered), slot.model)",
+            "slot.attempt, slot.pool, max(draft.queries.answered), slot.model)",
         ),
         CALM,
         "S10",
     ),
     Mutant(
         "rule 9: takes the disk from a machine that has not let go",
-        calls("        if any(fact.value == str(rank.disk) for fact in freed):\n", "        if True:\n"),
+        calls("        if any(fact.value == str(node.disk) for fact in freed):\n", "        if True:\n"),
         world("a roll call that nobody answers", "SILENT ROLL"),
         "S2",
     ),
@@ -122,26 +122,26 @@ RULES = (
 STEPS = (
     Mutant(
         "done before everything is gone",
-        in_("ended", "    if view.vms or disks or view.snapshots or slots:\n        return\n", ""),
+        in_("gang.requests", "    if queries.vms or disks or queries.snapshots or slots:\n        return\n", ""),
         CANCEL,
         "L2",
     ),
     Mutant(
         "done though a zone did not answer",
-        in_("ended", "or not view.complete or draft.seen.blind:", "or draft.seen.blind:"),
+        in_("gang.requests", "or not queries.complete or draft.snapshot.blind:", "or draft.snapshot.blind:"),
         world("a job is cancelled, a zone does not answer", "blind", "cancel"),
         "L2",
     ),
     Mutant(
         "a slot is given back though a zone did not answer",
-        in_("grants", _OVER, "    return not draft.view.vms.get((grant.rank, grant.attempt))\n"),
+        in_("provisioning.reservations", _OVER, "    return not draft.queries.vms.get((grant.node, grant.attempt))\n"),
         world("a machine is taken, a zone does not answer", "killed blind"),
         "S8",
     ),
     Mutant(
         "a machine's end is not seen",
         in_(
-            "seen",
+            "snapshot",
             "        if vm is None or vm.status in BROKEN:\n            return True\n",
             "        if vm is None:\n            return False\n",
         ),
@@ -151,8 +151,8 @@ STEPS = (
     Mutant(
         "a disk that nobody holds is left over",
         calls(
-            "    if number in (rank.disk, rank.copy):\n",
-            "    if rank.cur is not None:\n        return True\n    if number in (rank.disk, rank.copy):\n",
+            "    if number in (node.disk, node.copy):\n",
+            "    if node.cur is not None:\n        return True\n    if number in (node.disk, node.copy):\n",
         ),
         KILL,
         "S7",
@@ -160,7 +160,7 @@ STEPS = (
     Mutant(
         "a generation without its disks",
         in_(
-            "generation",
+            "gang.generation",
             "    if len(attached) == len(ready):\n        return True\n",
             "    if ready:\n        return True\n",
         ),
@@ -171,7 +171,7 @@ STEPS = (
         "nobody waits for the save",
         in_(
             "draft",
-            "        return all(self.view.ended(index, slot, record.gen) for index, slot in self.members())\n",
+            "        return all(self.queries.ended(index, slot, record.gen) for index, slot in self.members())\n",
             "        return True\n",
         ),
         SWAP,
@@ -179,73 +179,101 @@ STEPS = (
     ),
     Mutant(
         "leaves the zone before the save",
-        in_("moves", "is not SlotState.MEMBER or draft.halted())\n", "is not SlotState.MEMBER or draft.record.stop)\n"),
+        in_(
+            "gang.zone_move",
+            "is not SlotState.MEMBER or draft.halted())\n",
+            "is not SlotState.MEMBER or draft.record.stop)\n",
+        ),
         MOVE,
         "S4",
     ),
     Mutant(
-        "a machine that looks in another zone takes over",
+        "a probe takes over",
         (
-            *in_("needs", "(rank.wish is not None or goes(cur))", "(rank.wish is not None or rank.looks or goes(cur))"),
-            *in_("elsewhere", "    if not looking:\n", "    if looking or not looking:\n"),
+            *in_(
+                "provisioning.replacement",
+                "(node.replace_reason is not None or goes(cur))",
+                "(node.replace_reason is not None or node.probing or goes(cur))",
+            ),
+            *in_("gang.zone_probe", "    if not probing:\n", "    if probing or not probing:\n"),
         ),
         DEAR,
         "",
     ),
     Mutant(
-        "a machine that looks is never given back",
-        in_("elsewhere", "    if not looking:\n", "    if looking or not looking:\n"),
+        "a probe is never given back",
+        in_("gang.zone_probe", "    if not probing:\n", "    if probing or not probing:\n"),
         DEAR,
         "",
     ),
     Mutant(
+        "a backup takes the node of a machine that is up",
+        in_(
+            "provisioning.replacement",
+            "    if cur is None or following is None or cur.state is not SlotState.INTENT:\n",
+            "    if cur is None or following is None:\n",
+        ),
+        SLOW_BOOT,
+        "S4",
+    ),
+    Mutant(
+        "a backup is kept when the slow machine is up",
+        in_(
+            "provisioning.replacement",
+            "node.probing or backed(node) or",
+            'node.probing or getattr(node.next, "cause", "") == "backup" or',
+        ),
+        SLOW_BOOT,
+        "L",
+    ),
+    Mutant(
         "arrives though a zone did not answer",
         in_(
-            "moves",
-            "    return move is not None and {move.zone, draft.record.zone} <= draft.view.answered\n",
+            "gang.zone_move",
+            "    return move is not None and {move.zone, draft.record.zone} <= draft.queries.answered\n",
             "    return move is not None\n",
         ),
         world("a zone move, a zone does not answer", "blind", "move"),
         "",
     ),
     Mutant(
-        "an ask is taken in again and again",
-        in_("asks", "        if ask.id in draft.record.asks_done:\n            continue\n", ""),
+        "a request is taken in again and again",
+        in_("gang.requests", "        if request.id in done:\n            continue\n", ""),
         SWAP,
         "",
     ),
     Mutant(
         "a stop is never over",
-        in_("generation", "        stop=False,\n", ""),
+        in_("gang.generation", "        stop=False,\n", ""),
         NOTICE,
         "L",
     ),
     Mutant(
         "a loss is not followed by a new machine",
-        in_("slots", "        draft.vacate(index, cause)\n", "        pass\n"),
+        in_("provisioning.slots", "        draft.vacate(index, cause)\n", "        pass\n"),
         KILL,
         "L",
     ),
     Mutant(
         "success by one member's word",
-        in_("exits", "and all(codes.get(index) == 0 for", "and any(codes.get(index) == 0 for"),
+        in_("gang.exits", "and all(codes.get(index) == 0 for", "and any(codes.get(index) == 0 for"),
         TWO_FINISH,
         "S6",
     ),
     Mutant(
         "no cap",
         beside(
-            "alloc",
-            "        return self._pools[offer.pool] < pool.max_nodes and",
+            "contract.allocation",
+            "        return self._pools[offer.pool] < pool.max_machines and",
             "        return",
         ),
         TWO_JOBS,
         "S8",
     ),
     Mutant(
-        "a static node may be granted twice",
+        "a static machine may be granted twice",
         beside(
-            "alloc",
+            "contract.allocation",
             "            return not taken\n",
             "            return True\n",
         ),
@@ -253,17 +281,17 @@ STEPS = (
         "S8",
     ),
     Mutant(
-        "an idle static node is taken, whatever it holds",
-        in_("kept", "    if commit is None or node == rank.node:\n", "    if True:\n"),
+        "an idle static machine is taken, whatever it holds",
+        in_("checkpoint.location", "    if commit is None or machine == node.machine:\n", "    if True:\n"),
         BLANK_NODE,
         "L",
     ),
     Mutant(
-        "an idle static node follows a machine that may still save",
+        "an idle static machine follows a machine that may still save",
         in_(
-            "kept",
-            "    if not may_take(draft, index, node):\n",
-            "    if may_take(draft, index, node):\n        return True\n    if True:\n",
+            "checkpoint.location",
+            "    if not may_take(draft, index, machine):\n",
+            "    if may_take(draft, index, machine):\n        return True\n    if True:\n",
         ),
         NODE_NOTICE,
         "S7",
@@ -271,9 +299,11 @@ STEPS = (
     Mutant(
         "a gang begins from whatever checkpoint is there",
         (
-            Patch(DECIDE + "kept", "    if commit is None or node == rank.node:\n", "    if True:\n"),
             Patch(
-                DECIDE + "kept",
+                DECIDE + "checkpoint.location", "    if commit is None or machine == node.machine:\n", "    if True:\n"
+            ),
+            Patch(
+                DECIDE + "checkpoint.location",
                 "    return not given_up(draft) and lacks(draft, ready)\n",
                 "    if True:\n        return False\n",
             ),
@@ -283,27 +313,41 @@ STEPS = (
     ),
     Mutant(
         "a machine whose longest run ends is given up before its successor stands by",
-        in_("ends", '    draft.put_slot(index, "cur", ends=vm.ends)\n', "    draft.put(index, cur=None)\n"),
+        in_(
+            "provisioning.machine_health",
+            '    draft.put_slot(index, "cur", ends=vm.ends)\n',
+            "    draft.put(index, cur=None)\n",
+        ),
         LONGEST,
         "S4",
     ),
     Mutant(
         "a blank disk is gone on with, whatever the bucket has",
-        in_("generation", "    if mirrors.awaited(draft, ready):\n        return\n", ""),
+        in_("gang.generation", "    if mirrors.awaited(draft, ready):\n        return\n", ""),
         WIPED,
         "",
     ),
     Mutant(
         "any copy passes for the newest checkpoint",
-        in_("kept", "bool(copies) and (parse_commit(copies[0].commit) or (0, 0)) >= commit", "bool(copies)"),
+        in_(
+            "checkpoint.location",
+            "bool(copies) and (parse_commit(copies[0].commit) or (0, 0)) >= commit",
+            "bool(copies)",
+        ),
         WIPED_LATER,
         "L",
     ),
     Mutant(
         "an older copy is fetched over what a disk has",
         (
-            Patch(DECIDE + "mirrors", "kept.lacks(draft, ready) and (told is None or told < commit)", "told != commit"),
-            Patch(DECIDE + "mirrors", "    wanted = kept.covered(draft) or", "    wanted = bool(copies) or"),
+            Patch(
+                DECIDE + "checkpoint.mirrors",
+                "location.lacks(draft, ready) and (told is None or told < commit)",
+                "told != commit",
+            ),
+            Patch(
+                DECIDE + "checkpoint.mirrors", "    wanted = location.covered(draft) or", "    wanted = bool(copies) or"
+            ),
         ),
         WIPED_LATER,
         "L",
@@ -312,7 +356,9 @@ STEPS = (
     Mutant(
         "a generation of those that happen to be there",
         in_(
-            "generation", "if not ready or not (len(ready) == draft.size() or _smaller(draft, ready)):", "if not ready:"
+            "gang.generation",
+            "if not ready or not (len(ready) == draft.size() or _smaller(draft, ready)):",
+            "if not ready:",
         ),
         TWO_RANKS,
         "",
@@ -321,7 +367,7 @@ STEPS = (
 
 MUTANTS = (*BROKE, *RULES, *STEPS)
 # One of every kind, for `make test`.
-SLICE = tuple(m for i, m in enumerate(MUTANTS) if m.story in (CALM, KILL, SWAP, CANCEL, MOVE, NOTICE))
+SLICE = tuple(m for i, m in enumerate(MUTANTS) if m.story in (CALM, KILL, SWAP, CANCEL, MOVE, NOTICE, SLOW_BOOT))
 
 
 def verdict(number: int, found: dict[str, object]) -> bool:

@@ -43,30 +43,30 @@ def in_(room: str, old: str, new: str) -> tuple[Patch, ...]:
 
 def beside(room: str, old: str, new: str) -> tuple[Patch, ...]:
     """Of what decides nothing by itself."""
-    return (Patch(f"spotkeeper.reconcile.{room}", old, new),)
+    return (Patch(f"spotkeeper.{room}", old, new),)
 
 
-def world(name: str, faults: str = "", wish: str = "", **more: object) -> Story:
-    """A story with just the faults (by name, as often as there are names) and the wish that a mutant needs."""
+def world(name: str, faults: str = "", request: str = "", **more: object) -> Story:
+    """A story with just the faults (by name, as often as there are names) and the request that a mutant needs."""
     kinds = faults.split()
-    base = {"rounds": 1, "deaths": 0, "split": False, "faults": len(kinds), "wishes": 1 if wish else 0}
-    given = {"kinds": frozenset(kinds), "asks": frozenset(wish.split()), **base, **more}
+    base = {"rounds": 1, "deaths": 0, "split": False, "faults": len(kinds), "requests": 1 if request else 0}
+    given = {"kinds": frozenset(kinds), "request_kinds": frozenset(request.split()), **base, **more}
     return Story(name, **given)  # type: ignore[arg-type]
 
 
-CALM = world("one rank, all well")
+CALM = world("one node, all well")
 NOTICE = world("a notice, perhaps withdrawn", "noticed")
 KILL = world("a machine is taken", "killed")
-SWAP = world("a swap", wish="swap")
-MOVE = world("a zone move, perhaps taken back", wish="move")
-CANCEL = world("a job is cancelled", wish="cancel")
-STALE_CANCEL = world("a job is cancelled, two rounds", wish="cancel", rounds=2, zones=("a",))
-STATIC = world("a static node, a job is cancelled", wish="cancel", static=True)
-STATIC_TWICE = world("a static node reboots while another round stalls", "reboots", "cancel", static=True, rounds=2)
+SWAP = world("a swap", request="swap")
+MOVE = world("a zone move, perhaps taken back", request="move")
+CANCEL = world("a job is cancelled", request="cancel")
+STALE_CANCEL = world("a job is cancelled, two rounds", request="cancel", rounds=2, zones=("a",))
+STATIC = world("a static machine, a job is cancelled", request="cancel", static=True)
+STATIC_TWICE = world("a static machine reboots while another round stalls", "reboots", "cancel", static=True, rounds=2)
 TWO_JOBS = world("two jobs, room for one", jobs=2, cap=1, zones=("a",), rounds=2, deaths=0)
-TWO_STATIC = world("two jobs, one static node", jobs=2, cap=1, zones=("a",), rounds=2, static=True)
-TWO_RANKS = world("two ranks", ranks=2, cap=5, zones=("a",))
-TWO_FINISH = world("two ranks finish", wish="finish", ranks=2, cap=5, zones=("a",))
+TWO_STATIC = world("two jobs, one static machine", jobs=2, cap=1, zones=("a",), rounds=2, static=True)
+TWO_RANKS = world("two nodes", nodes=2, cap=5, zones=("a",))
+TWO_FINISH = world("two nodes finish", request="finish", nodes=2, cap=5, zones=("a",))
 
 
 # -- loading

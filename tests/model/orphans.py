@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.store_api import Held
-from spotkeeper.spec.record import Alloc, Record
-
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.record import Record
+from spotkeeper.reconcile.store.interface import Versioned
 from tests.model.values import NOW, World
 
 
@@ -22,12 +22,12 @@ class Desk:
         self.world, self.job = world, job
         self.written: Record | None = None
 
-    def read_alloc(self) -> Held[Alloc]:
-        return Held(self.world.alloc, "")
+    def read_allocation(self) -> Versioned[Allocation]:
+        return Versioned(self.world.allocation, "")
 
-    def read_record(self, job: str) -> Held[Record] | None:
+    def read_record(self, job: str) -> Versioned[Record] | None:
         found = self.world.records[self.job]
-        return None if found is None else Held(found, "")
+        return None if found is None else Versioned(found, "")
 
     def create_record(self, record: Record) -> bool:
         if self.world.records[self.job] is not None:

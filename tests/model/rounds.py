@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from spotkeeper.reconcile import passes
-from spotkeeper.reconcile.passes import Read
-from spotkeeper.reconcile.sweep import _orphans
-from spotkeeper.spec.cloud import Action, Class, InsertVm, Result
-from spotkeeper.spec.record import Phase, Record, SlotState
-
+from spotkeeper.contract.cloud import Action, InsertVm, Result, ResultKind
+from spotkeeper.contract.record import Phase, Record, SlotState
+from spotkeeper.reconcile.controller import steps as passes
+from spotkeeper.reconcile.controller.steps import ReadStep
+from spotkeeper.reconcile.controller.tick import _orphans
 from tests.model import orphans, rules
 from tests.model import sky as clouds
 from tests.model.ground import Ref, Round, Step
@@ -61,53 +60,55 @@ class Rounds(Left):
         }
         yield from steps[at.kind](at, world, kinds)
 
-    def _value(self, read: Read, job: int, world: int, got: tuple[Any, ...] = ()) -> object:
+    def _value(self, read: ReadStep, job: int, world: int, got: tuple[Any, ...] = ()) -> object:
         """What a read gives a round that has ``got`` what it read before."""
-        records, papers, alloc, sky = self.worlds[world]
-        if read is Read.RECORD:
+        records, papers, allocation, sky = self.worlds[world]
+        if read is ReadStep.RECORD:
             return records[job]
-        if read is Read.FACTS:
-            at = passes.READS.index(Read.RECORD)
+        if read is ReadStep.FACTS:
+            at = passes.READS.index(ReadStep.RECORD)
             return self.listened(got[at], papers[job]) if at < len(got) else papers[job]
-        if read is Read.ALLOC:
-            return (alloc, self.skies[sky].node) if self.story.static else (alloc, None)
+        if read is ReadStep.ALLOCATION:
+            return (allocation, self.skies[sky].machine) if self.story.static else (allocation, None)
         return (self._look(world, self.zones), Moment.FRESH)
 
     def _read(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
         """The rest of the shipped ``READS``, and what the round makes of it."""
         order = passes.TICK_READS if at.kind == "tick" else passes.READS
         got = dict(zip(order, at.data, strict=False))
-        looked = Read.LISTING in got
+        looked = ReadStep.LISTING in got
         for read in order[len(at.data) :]:
             got[read] = self._value(read, at.job, number, tuple(got.values()))
-        record: int = got[Read.RECORD]
+        record: int = got[ReadStep.RECORD]
         if self.records[record] is None:
             return
-        alloc, node = got[Read.ALLOC]
+        allocation, machine = got[ReadStep.ALLOCATION]
         seen: set[int] = set()
         for say, fault, moment, answered in self._views(number, at, kinds):
-            look = got[Read.LISTING][0] if looked else self._look(number, answered)
-            ref = Ref(at.job, record, got[Read.FACTS], alloc, look, moment, True, self._idle(node))
+            look = got[ReadStep.LISTING][0] if looked else self._look(number, answered)
+            ref = Ref(at.job, record, got[ReadStep.FACTS], allocation, look, moment, True, self._idle(machine))
             after = self.future(ref)
             if after in seen:  # a fault that changes nothing is no other story
                 continue
             seen.add(after)
             read = ", ".join(r.value for r in order[: len(at.data)])
-            looks = f"a round of job {at.job} looks{say}{f', having read {read} earlier' if read else ''}"
+            probing = f"a round of job {at.job} looks{say}{f', having read {read} earlier' if read else ''}"
             found = self.rounds[after]
             if found is not None and found.kind != "tidy":
-                yield Step(looks, number, after, fault)
+                yield Step(probing, number, after, fault)
             elif (tidied := self._tidied_by(at.job, number, record, found)) != number:
-                yield Step(f"{looks}, and tidies what is over", tidied, 0, fault)
+                yield Step(f"{probing}, and tidies what is over", tidied, 0, fault)
 
     def _tidied_by(self, job: int, number: int, record: int, found: Round | None) -> int:
-        """The world when a round that rests has thrown away facts, and asks that its record has taken in."""
+        """The world when a round that rests has thrown away facts, and requests that its record has taken in."""
         stale = found.data[0] if found is not None else NONE
         world, of = self.world(number), self.records[record]
         assert of is not None
         papers = world.papers[job]
-        asks = tuple(ask for ask in papers.asks if ask.id not in of.asks_done or of.phase in rules.OVER)
-        left = papers._replace(facts=papers.facts - stale, asks=asks)
+        requests = tuple(
+            request for request in papers.requests if request.id not in of.requests_done or of.phase in rules.OVER
+        )
+        left = papers._replace(facts=papers.facts - stale, requests=requests)
         return number if left == papers else self.intern(world._replace(papers=changed(world.papers, job, left)))
 
     def _views(
@@ -152,15 +153,15 @@ class Rounds(Left):
             yield Moment.URGENT
         if record.dry_since is not None:
             yield Moment.DRY
-        if any(rank.refused for rank in record.ranks):
+        if any(node.refused for node in record.nodes):
             yield Moment.THAWED
         if record.phase is Phase.HOLD and record.hold_until is not None:
             yield Moment.PAST
         if _waits_to_free(record, world.sky):
             yield Moment.FREE
         hung = [slot for v, slot in mine if v.hung]
-        if world.sky.node is not None and world.sky.node.hung:
-            hung += [s for i in range(len(record.ranks)) for s in live_slots(record, i) if s.node]
+        if world.sky.machine is not None and world.sky.machine.hung:
+            hung += [s for i in range(len(record.nodes)) for s in live_slots(record, i) if s.machine]
         if any(slot.state is SlotState.INTENT for slot in hung):
             yield Moment.BOOT
         if any(slot.state is SlotState.MEMBER for slot in hung):
@@ -181,20 +182,20 @@ class Rounds(Left):
         """Failed operations of attempts that nobody asks for any more are not looked up again."""
         record = world.records[job]
         assert record is not None
-        live = {(i, s.attempt) for i, r in enumerate(record.ranks) for s in (r.cur, r.next) if s is not None}
+        live = {(i, s.attempt) for i, r in enumerate(record.nodes) for s in (r.cur, r.next) if s is not None}
         ops = frozenset(o for o in world.sky.ops if isinstance(o.action, InsertVm) and _live(o.action, job, live))
         return world if ops == world.sky.ops else world._replace(sky=world.sky._replace(ops=ops))
 
     def _grant(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
         before, after, ref, why = at.data
-        records, papers, alloc, sky = self.worlds[number]
-        if ref is not None and alloc != before and self.story.cas:
-            lost = self.future(ref._replace(alloc=alloc, first=False))
+        records, papers, allocation, sky = self.worlds[number]
+        if ref is not None and allocation != before and self.story.cas:
+            lost = self.future(ref._replace(allocation=allocation, first=False))
             yield Step("the round loses the race for grants, and looks at what is there", number, lost)
             return
-        wrong = why or rules.granted(self.world(number), self.allocs[after], self.stack)
-        done = 0 if ref is None else self.future(ref._replace(alloc=after, first=True))
-        say = f"the round writes grants: {rules.grants(self.allocs[after])}"
+        wrong = why or rules.granted(self.world(number), self.allocations[after], self.stack)
+        done = 0 if ref is None else self.future(ref._replace(allocation=after, first=True))
+        say = f"the round writes grants: {rules.grants(self.allocations[after])}"
         yield Step(say, self.place(records, papers, after, sky), done, why=wrong)
 
     def _call(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
@@ -205,7 +206,7 @@ class Rounds(Left):
             wrong = rules.called(world, at.job, action)
             for done in clouds.perform(world.sky, action, self.ec2, kinds):
                 after = self.intern(world._replace(sky=done.sky))
-                got = results if done.kind is Class.ACCEPTED else (*results, Result(action, done.kind))
+                got = results if done.kind is ResultKind.ACCEPTED else (*results, Result(action, done.kind))
                 on = self._after_call(at, rest, got)
                 why = wrong or done.why or rules.swept(world, done.sky, at.job, action)
                 yield Step(f"the round {done.say}", after, on, done.fault, 0, why)
@@ -245,11 +246,11 @@ class Rounds(Left):
 
 
 def _live(action: InsertVm, job: int, live: set[tuple[int, int]]) -> bool:
-    return action.job != JOBS[job] or (action.rank, action.attempt) in live
+    return action.job != JOBS[job] or (action.node, action.attempt) in live
 
 
 def _waits_to_free(record: Record, sky: Sky) -> bool:
     """A superseded machine that holds the disk, and may be given a moment to unmount."""
-    return any(rank.cur is not None and rank.cur.cause in ("notice", "swap") for rank in record.ranks) and any(
+    return any(node.cur is not None and node.cur.cause in ("notice", "swap") for node in record.nodes) and any(
         d.user for d in sky.disks
     )

@@ -50,14 +50,14 @@ class Fields(NamedTuple):
     first: States
     second: States
     faults: States
-    wishes: States
+    requests: States
     deaths: States
 
     def pack(self) -> States:
         low, high = np.minimum(self.first, self.second), np.maximum(self.first, self.second)
         packed = (self.world << R_BITS) | low
         packed = (packed << R_BITS) | high
-        return (packed << 5) | (self.faults << 3) | (self.wishes << 2) | self.deaths
+        return (packed << 5) | (self.faults << 3) | (self.requests << 2) | self.deaths
 
     def take(self, rows: States) -> Fields:
         return Fields(*(column[rows] for column in self))
@@ -109,10 +109,10 @@ class Table:
         return found
 
     def columns(self) -> tuple[States, States, States, States]:
-        """World, round, fault and wish of every step."""
+        """World, round, fault and request of every step."""
         done = 0 if self._columns is None else len(self._columns[0])
         if self._columns is None or done < len(self.steps):
-            new = np.array([(s.world, s.round, s.fault, s.wish) for s in self.steps[done:]], np.int64).reshape(-1, 4)
+            new = np.array([(s.world, s.round, s.fault, s.request) for s in self.steps[done:]], np.int64).reshape(-1, 4)
             fresh = (new[:, 0].copy(), new[:, 1].copy(), new[:, 2].copy(), new[:, 3].copy())
             self._columns = (
                 fresh
@@ -154,7 +154,7 @@ class Search:
     """One search. ``run`` goes on until the end, a violation, or a limit."""
 
     def __init__(self, story: Story, before: Search | None = None) -> None:
-        """``before``: a search whose story differs in its faults and wishes only; what it has learnt is used."""
+        """``before``: a search whose story differs in its faults and requests only; what it has learnt is used."""
         self.story = story
         self.blinds = may_be_blind(story)
         self.machine = Machine(story) if before is None else before.machine.turned(story)
@@ -177,8 +177,8 @@ class Search:
     def run(self, limit_s: float = 1e9, states: int = 0, tell: Tell | None = None) -> Found:
         begin = time.process_time()
         bound = states or self.story.states or 1 << 62
-        world, rounds, faults, wishes, deaths = self.machine.start()
-        first = Fields(*(np.array([n], np.int64) for n in (world, 0, 0, faults, wishes, deaths))).pack()
+        world, rounds, faults, requests, deaths = self.machine.start()
+        first = Fields(*(np.array([n], np.int64) for n in (world, 0, 0, faults, requests, deaths))).pack()
         assert len(rounds) <= 2
         seen = Seen()
         seen.add(first)
@@ -256,11 +256,11 @@ class Search:
         return after, source, step
 
     def _environment(self, at: Fields) -> tuple[States, States, States]:
-        key = (at.world << 3) | (self._may(at.faults) << 1) | at.wishes
+        key = (at.world << 3) | (self._may(at.faults) << 1) | at.requests
         source, step = self.env.rows(key)
-        world, _, fault, wish = (column[step] for column in self.env.columns())
+        world, _, fault, request = (column[step] for column in self.env.columns())
         old = at.take(source)
-        new = old._replace(world=world, faults=old.faults - fault, wishes=old.wishes - wish)
+        new = old._replace(world=world, faults=old.faults - fault, requests=old.requests - request)
         rows, new = self._others(old.world, new, both=True)
         return new.pack(), source[rows], step[rows]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spotkeeper.spec.record import Hold, Phase, Record
-
+from spotkeeper.contract.record import Hold, Phase, Record
 from tests.model import agents
 from tests.model import sky as clouds
 from tests.model.ground import Ref, Round
@@ -24,6 +23,7 @@ LATER = (
     Moment.THAWED,
     Moment.FREE,
     Moment.PAST,
+    Moment.SLOW,
     Moment.BOOT,
     Moment.DISK,
     Moment.SILENT,
@@ -78,9 +78,9 @@ class Settler:
 
     def _silent(self, number: int) -> bool:
         world = self.machine.world(number)
-        node = world.sky.node
+        machine = world.sky.machine
         rolled = any(record is not None and record.roll is not None for record in world.records)
-        hung = any(v.hung for v in world.sky.vms) or (node is not None and (node.hung or not node.up))
+        hung = any(v.hung for v in world.sky.vms) or (machine is not None and (machine.hung or not machine.up))
         return rolled or hung
 
     def _fair(self, number: int, moment: Moment) -> tuple[int, str]:
@@ -92,12 +92,12 @@ class Settler:
 
     def _round(self, number: int, job: int, moment: Moment) -> tuple[int, str]:
         machine = self.machine
-        records, papers, alloc, sky = machine.worlds[number]
+        records, papers, allocation, sky = machine.worlds[number]
         if machine.records[records[job]] is None:
             return self._orphan(number, job)
         look = machine._look(number, machine.zones)
-        node = machine._idle(machine.skies[sky].node)
-        at = machine.future(Ref(job, records[job], papers[job], alloc, look, moment, True, node))
+        held = machine._idle(machine.skies[sky].machine)
+        at = machine.future(Ref(job, records[job], papers[job], allocation, look, moment, True, held))
         for _ in range(PASSES):
             if not at:
                 return number, ""
@@ -121,10 +121,10 @@ class Settler:
         world = machine.world(number)
         for v in sorted(world.sky.vms):
             world = world._replace(sky=self._moved(world.sky, v))
-        if world.sky.node is not None and (not world.sky.node.up or world.sky.node.hung):
-            node = world.sky.node
-            fresh = node._replace(up=True, hung=False, boot=node.boot + 1, alive=False, gen=0)
-            world = world._replace(sky=world.sky._replace(node=fresh))
+        if world.sky.machine is not None and (not world.sky.machine.up or world.sky.machine.hung):
+            static = world.sky.machine
+            fresh = static._replace(up=True, hung=False, boot=static.boot + 1, alive=False, gen=0)
+            world = world._replace(sky=world.sky._replace(machine=fresh))
         for v in sorted(world.sky.vms):
             world, why = self._obeys(world, v.uid)
             if why:
@@ -138,7 +138,7 @@ class Settler:
             if said.why:
                 return number, said.why
             papers = tuple(said.papers if j == job else p for j, p in enumerate(world.papers))
-            world = world._replace(sky=world.sky._replace(node=said.sky.node), papers=papers)
+            world = world._replace(sky=world.sky._replace(machine=said.sky.machine), papers=papers)
         for job, record in enumerate(world.records):
             done = agents.commit(world.sky, record, world.papers[job], job) if record is not None else None
             if done is not None:
@@ -221,34 +221,34 @@ class Settler:
             return "L1: a machine hangs, and nobody replaces it"
         if world.papers[job].newest != record.gen:
             return "L1: they train, but nobody can write a checkpoint"
-        numbers = {(i, rank.disk) for i, rank in enumerate(record.ranks)}
-        if any((d.rank, d.number) not in numbers for d in world.sky.disks if d.job == job):
+        numbers = {(i, node.disk) for i, node in enumerate(record.nodes)}
+        if any((d.node, d.number) not in numbers for d in world.sky.disks if d.job == job):
             return "L6: a disk is left over"
         if any(p.job == job for p in world.sky.snaps):
             return "L6: a snapshot is left over"
-        live = {(i, s.attempt) for i, rank in enumerate(record.ranks) for s in (rank.cur, rank.next) if s}
-        held = {(g.rank, g.attempt) for g in world.alloc.grants if g.job == JOBS[job]}
+        live = {(i, s.attempt) for i, node in enumerate(record.nodes) for s in (node.cur, node.next) if s}
+        held = {(g.node, g.attempt) for g in world.allocation.grants if g.job == JOBS[job]}
         return "" if live == held else f"S8: grants {sorted(held)} of attempts {sorted(live)}"
 
     def _waits_for_room(self, world: World, job: int, record: Record) -> bool:
         """Another job has all that the stack may have; this one holds nothing that it does not use."""
         if self.machine.story.jobs == 1:
             return False
-        others = sum(g.job != JOBS[job] for g in world.alloc.grants)
+        others = sum(g.job != JOBS[job] for g in world.allocation.grants)
         room = self.machine.story.cap + (1 if self.machine.story.static else 0)
-        live = sum(slot is not None for rank in record.ranks for slot in (rank.cur, rank.next))
-        held = sum(g.job == JOBS[job] for g in world.alloc.grants)
-        lent, node = agents.grant_of(world.alloc), world.sky.node
-        if record.reason.startswith("waiting for static node") and lent is not None and lent.job != JOBS[job]:
+        live = sum(slot is not None for node in record.nodes for slot in (node.cur, node.next))
+        held = sum(g.job == JOBS[job] for g in world.allocation.grants)
+        lent, machine = agents.grant_of(world.allocation), world.sky.machine
+        if record.reason.startswith("waiting for static machine") and lent is not None and lent.job != JOBS[job]:
             # Its newest checkpoint is there and nowhere else, and another job works there: it waits, and says so.
-            alone = node is not None and node.commits[job] == world.papers[job].newest
+            alone = machine is not None and machine.commits[job] == world.papers[job].newest
             return alone and not live and not held and not any(v.job == job for v in world.sky.vms)
         vms = sum(v.job == job for v in world.sky.vms)
-        return others + len(record.ranks) > room and live == held and vms <= held
+        return others + len(record.nodes) > room and live == held and vms <= held
 
 
 def _things(world: World, job: int, disks: bool = True) -> str:
     vms = [v.uid for v in world.sky.vms if v.job == job]
     kept = [d.name for d in world.sky.disks if d.job == job] if disks else []
-    held = [g.attempt for g in world.alloc.grants if g.job == JOBS[job]]
+    held = [g.attempt for g in world.allocation.grants if g.job == JOBS[job]]
     return " ".join(str(each) for each in (vms, kept, held) if each)

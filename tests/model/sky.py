@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spotkeeper.spec.cloud import (
+from spotkeeper.contract.cloud import (
     Action,
     AttachDisk,
-    Class,
     CreateDisk,
     CreateSnapshot,
     DeleteDisk,
@@ -24,9 +23,9 @@ from spotkeeper.spec.cloud import (
     DetachDisk,
     InsertVm,
     Result,
+    ResultKind,
 )
-from spotkeeper.spec.model import Model
-
+from spotkeeper.contract.stack import Model
 from tests.model.values import JOBS, POOL, TORN, D, Life, P, Sky, V
 
 
@@ -35,7 +34,7 @@ class Done(NamedTuple):
 
     say: str
     sky: Sky
-    kind: Class = Class.ACCEPTED
+    kind: ResultKind = ResultKind.ACCEPTED
     fault: int = 0
     why: str = ""  # a property that it breaks
 
@@ -52,18 +51,18 @@ def perform(sky: Sky, action: Action, ec2: bool, faults: frozenset[str]) -> Iter
         case DetachDisk():
             yield _detach(sky, action)
         case CreateDisk():
-            yield Done(f"creates disk {action.number} of rank {action.rank} in {action.zone}", _create(sky, action))
+            yield Done(f"creates disk {action.number} of node {action.node} in {action.zone}", _create(sky, action))
         case DeleteDisk():
             kept = frozenset(d for d in sky.disks if (d.name, d.zone) != (action.disk, action.zone) or d.user)
             yield Done(f"deletes disk {action.disk} in {action.zone}", sky._replace(disks=kept))
         case CreateSnapshot():
-            yield Done(f"copies disk {action.number} of rank {action.rank}", _snapshot(sky, action))
+            yield Done(f"copies disk {action.number} of node {action.node}", _snapshot(sky, action))
         case DeleteSnapshot():
             kept_snaps = frozenset(p for p in sky.snaps if p.name != action.name)
             yield Done(f"deletes snapshot {action.name}", sky._replace(snaps=kept_snaps))
 
 
-def spent(sky: Sky, action: Action, forgets: bool) -> Class | None:
+def spent(sky: Sky, action: Action, forgets: bool) -> ResultKind | None:
     """What a call comes to where it can change nothing, now or ever; None where it still may.
 
     A unique id never comes back, nor does the name of a snapshot or of a disk's number that is gone; a key that
@@ -71,35 +70,35 @@ def spent(sky: Sky, action: Action, forgets: bool) -> Class | None:
     """
     match action:
         case InsertVm():
-            key = (JOBS.index(action.job), action.rank, action.attempt, action.zone)
-            there = any((v.job, v.rank, v.attempt, v.zone) == key for v in sky.vms)
-            return Class.DEAD_KEY if key in sky.keys and not there and not forgets else None
+            key = (JOBS.index(action.job), action.node, action.attempt, action.zone)
+            there = any((v.job, v.node, v.attempt, v.zone) == key for v in sky.vms)
+            return ResultKind.DEAD_KEY if key in sky.keys and not there and not forgets else None
         case DeleteVm():
             hit = any(action.uid in (v.uid, v.name) and v.life < Life.STOPPING for v in sky.vms)
-            return None if hit else Class.ACCEPTED
+            return None if hit else ResultKind.ACCEPTED
         case AttachDisk():
             hit = any(action.vm_uid in (v.uid, v.name) and v.life < Life.STOPPING for v in sky.vms)
-            return None if hit else Class.ACCEPTED
+            return None if hit else ResultKind.ACCEPTED
         case DetachDisk():
-            return None if sky.vm(action.vm_uid) is not None else Class.ACCEPTED
+            return None if sky.vm(action.vm_uid) is not None else ResultKind.ACCEPTED
         case _:
             return None
 
 
 def _insert(sky: Sky, action: InsertVm, ec2: bool, faults: frozenset[str]) -> Iterator[Done]:
     job = JOBS.index(action.job)
-    key = (job, action.rank, action.attempt, action.zone)
-    what = f"inserts attempt {action.attempt} of rank {action.rank} in {action.zone}"
-    there = [v for v in sky.vms if (v.job, v.rank, v.attempt, v.zone) == key]
+    key = (job, action.node, action.attempt, action.zone)
+    what = f"inserts attempt {action.attempt} of node {action.node} in {action.zone}"
+    there = [v for v in sky.vms if (v.job, v.node, v.attempt, v.zone) == key]
     if key not in sky.keys:
         born = V(*key)
         yield Done(what, sky._replace(vms=sky.vms | {born}, keys=sky.keys | {key}))
         if "refused" in faults and ec2:
-            yield Done(f"{what}: no capacity", sky, Class.CAPACITY, 1)
+            yield Done(f"{what}: no capacity", sky, ResultKind.CAPACITY, 1)
     elif there and not (ec2 and all(v.life in (Life.STOPPING, Life.DEAD) for v in there)):
         yield Done(f"{what}, which is there", sky)
     else:
-        yield Done(f"{what}: the key is used up", sky, Class.DEAD_KEY)
+        yield Done(f"{what}: the key is used up", sky, ResultKind.DEAD_KEY)
         if "forgotten" in faults and not ec2:
             twin = V(*key)._replace(twin=1)
             yield Done(f"{what}: the key is forgotten, a twin is made", sky._replace(vms=sky.vms | {twin}), fault=1)
@@ -131,25 +130,25 @@ def _detach(sky: Sky, action: DetachDisk) -> Done:
 
 def _create(sky: Sky, action: CreateDisk) -> Sky:
     job = JOBS.index(action.job)
-    if any((d.job, d.rank, d.number, d.zone) == (job, action.rank, action.number, action.zone) for d in sky.disks):
+    if any((d.job, d.node, d.number, d.zone) == (job, action.node, action.number, action.zone) for d in sky.disks):
         return sky
     source = next((p for p in sky.snaps if p.name == action.snapshot), None)
     if action.snapshot is not None and source is None:
         return sky
-    disk = D(job, action.rank, action.number, action.zone, commit=source.commit if source else 0)
+    disk = D(job, action.node, action.number, action.zone, commit=source.commit if source else 0)
     return sky._replace(disks=sky.disks | {disk})
 
 
 def _snapshot(sky: Sky, action: CreateSnapshot) -> Sky:
     job = JOBS.index(action.job)
     source = [
-        d for d in sky.disks if (d.job, d.rank, d.number, d.zone) == (job, action.rank, action.number, action.zone)
+        d for d in sky.disks if (d.job, d.node, d.number, d.zone) == (job, action.node, action.number, action.zone)
     ]
-    if not source or any(p.number == action.copy and (p.job, p.rank) == (job, action.rank) for p in sky.snaps):
+    if not source or any(p.number == action.copy and (p.job, p.node) == (job, action.node) for p in sky.snaps):
         return sky
     writer = sky.vm(source[0].user) if source[0].user else None
     commit = TORN if writer is not None and writer.alive else source[0].commit
-    return sky._replace(snaps=sky.snaps | {P(job, action.rank, action.copy, commit)})
+    return sky._replace(snaps=sky.snaps | {P(job, action.node, action.copy, commit)})
 
 
 # -- what happens by itself
@@ -197,23 +196,23 @@ def drift(sky: Sky, ec2: bool, faults: frozenset[str]) -> Iterator[Done]:
 
 def taken_away(sky: Sky, v: V) -> Sky:
     """GCE accepts, lists, and then has no capacity: the operation fails."""
-    action = InsertVm(JOBS[v.job], "", v.rank, v.attempt, POOL, v.zone, Model.SPOT)
-    return gone(sky, v, False)._replace(ops=sky.ops | {Result(action, Class.CAPACITY)})
+    action = InsertVm(JOBS[v.job], "", v.node, v.attempt, POOL, v.zone, Model.SPOT)
+    return gone(sky, v, False)._replace(ops=sky.ops | {Result(action, ResultKind.CAPACITY)})
 
 
 def _node(sky: Sky, faults: frozenset[str]) -> Iterator[Done]:
-    node = sky.node
-    if node is None:
+    machine = sky.machine
+    if machine is None:
         return
-    if not node.up:
-        back = node._replace(up=True, boot=node.boot + 1, hung=False)
-        yield Done("the static node is back", sky._replace(node=back))
+    if not machine.up:
+        back = machine._replace(up=True, boot=machine.boot + 1, hung=False)
+        yield Done("the static machine is back", sky._replace(machine=back))
         return
     stopped = {"alive": False, "gen": 0}
     if "killed" in faults:
-        yield Done("the static node is down", sky._replace(node=node._replace(up=False, **stopped)), fault=1)
-    if "hangs" in faults and not node.hung:
-        yield Done("the static node's agent hangs", sky._replace(node=node._replace(hung=True)), fault=1)
+        yield Done("the static machine is down", sky._replace(machine=machine._replace(up=False, **stopped)), fault=1)
+    if "hangs" in faults and not machine.hung:
+        yield Done("the static machine's agent hangs", sky._replace(machine=machine._replace(hung=True)), fault=1)
     if "reboots" in faults:
-        fresh = node._replace(boot=node.boot + 1, hung=False, **stopped)
-        yield Done("the static node reboots", sky._replace(node=fresh), fault=1)
+        fresh = machine._replace(boot=machine.boot + 1, hung=False, **stopped)
+        yield Done("the static machine reboots", sky._replace(machine=fresh), fault=1)

@@ -10,7 +10,7 @@ FAULTS = frozenset(
     {"killed", "noticed", "hangs", "reboots", "refused", "forgotten", "blind", "crashes"}
     | {moment.name for moment in (Moment.PAST, Moment.BOOT, Moment.SILENT, Moment.ROLL, Moment.DISK)}
 )
-WISHES = frozenset({"swap", "move", "pause", "cancel", "finish"})
+REQUESTS = frozenset({"swap", "move", "pause", "cancel", "finish"})
 BOTH = 3
 
 
@@ -20,17 +20,17 @@ class Story(NamedTuple):
     name: str
     cloud: str = "gce"
     jobs: int = 1
-    ranks: int = 1
+    nodes: int = 1
     zones: tuple[str, ...] = ("a", "b")
     rounds: int = 2
     replicated: bool = True
     static: bool = False
     cap: int = 3
     faults: int = 2
-    wishes: int = 1
+    requests: int = 1
     deaths: int = 0  # rounds that end in the middle; any may stall for ever besides, which is a death too
     kinds: frozenset[str] = FAULTS
-    asks: frozenset[str] = WISHES
+    request_kinds: frozenset[str] = REQUESTS
     split: bool = True
     ticks: bool = False  # a round may be a tick's, which looks at the cloud before it reads facts and grants
     spread: bool = False
@@ -47,9 +47,9 @@ class Story(NamedTuple):
         """The highest number that an attempt may have.
 
         Two rounds that race for ever, each granting what the other burns, use up one number after the other,
-        and nothing else changes; so numbers end a little above what faults and wishes use up.
+        and nothing else changes; so numbers end a little above what faults and requests use up.
         """
-        return 2 + self.faults + self.wishes + (2 if self.dear else 0)  # a look, and the machine after the move
+        return 2 + self.faults + self.requests + (2 if self.dear else 0)  # a look, and the machine after the move
 
     @property
     def budget(self) -> int:
@@ -63,5 +63,5 @@ class Story(NamedTuple):
         return tuple((kind, 1) for kind in sorted(self.kinds)) if left else ()
 
     def wanted(self, left: int) -> tuple[str, ...]:
-        """The wishes that may still be made."""
-        return tuple(sorted(self.asks)) if left else ()
+        """The requests that may still be made."""
+        return tuple(sorted(self.request_kinds)) if left else ()

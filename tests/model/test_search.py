@@ -60,7 +60,7 @@ def test_every_patch_still_fits_the_shipped_code() -> None:
 
 
 def _source(patch: Patch) -> str:
-    path = ROOT / "agent" / Path(*patch.module.split("."))
+    path = ROOT / Path(*patch.module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return file.read_text()
 
@@ -68,18 +68,18 @@ def _source(patch: Patch) -> str:
 def test_a_patch_that_fits_nowhere_is_refused() -> None:
     code = (
         "from tests.model.mutants import MUTANTS; from tests.model.mutate import Patch, infect;"
-        "infect(MUTANTS[0]._replace(patches=(Patch('spotkeeper.reconcile.alloc', 'no such text', ''),)));"
-        "import spotkeeper.reconcile.alloc"
+        "infect(MUTANTS[0]._replace(patches=(Patch('spotkeeper.contract.allocation', 'no such text', ''),)));"
+        "import spotkeeper.contract.allocation"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "occurs 0 times" in done.stderr
-    assert Finder(()).find_spec("spotkeeper.reconcile.alloc", None) is None
+    assert Finder(()).find_spec("spotkeeper.contract.allocation", None) is None
 
 
 def test_the_fast_search_takes_the_steps_of_the_machine() -> None:
     """The tables and columns must reach exactly what going step by step reaches."""
-    story = Story("t", faults=1, wishes=0, rounds=2, kinds=frozenset({"killed"}), zones=("a",), split=False, deaths=1)
+    story = Story("t", faults=1, requests=0, rounds=2, kinds=frozenset({"killed"}), zones=("a",), split=False, deaths=1)
     fast = Search(story)
     fast.run(states=3000)
     slow = Machine(story)
@@ -97,7 +97,7 @@ def test_the_fast_search_takes_the_steps_of_the_machine() -> None:
 
 
 def test_a_way_is_told_from_the_first_step_to_the_last() -> None:
-    story = Story("t", faults=0, wishes=0, rounds=1, split=False)
+    story = Story("t", faults=0, requests=0, rounds=1, split=False)
     search_ = Search(story)
     search_.run()
     last = int(search_.layers[-2][0])
@@ -108,7 +108,7 @@ def test_a_way_is_told_from_the_first_step_to_the_last() -> None:
 
 def test_a_hang_that_all_answer_to_is_a_crash_and_one_that_takes_long_is_none() -> None:
     """Else the worlds in which a job hangs would hold nothing of it."""
-    one = Search(HANG._replace(ranks=1))
+    one = Search(HANG._replace(nodes=1))
     assert one.run().whole
     records = [record for record in one.machine.records.values if record is not None]
     assert any(record.roll is not None and record.roll.cause == "hang" for record in records)
@@ -129,6 +129,6 @@ def test_what_a_round_forgets_it_does_not_decide_by(cloud: str, monkeypatch: pyt
 
     monkeypatch.setattr(Ground, "future", future)
     kinds = frozenset({"noticed", "reboots", "SILENT", "ROLL", "crashes", "blind"})
-    found = search(Story("any of these", cloud, faults=1, wishes=0, rounds=1, kinds=kinds))
+    found = search(Story("any of these", cloud, faults=1, requests=0, rounds=1, kinds=kinds))
     assert found.whole and found.why == ""
     assert len(doubted) > 30

@@ -11,21 +11,24 @@ from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
+
+from spotkeeper.contract import names
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.cloud import Disk, DiskSnapshot, Listing, Result, Vm, VmStatus
+from spotkeeper.contract.facts import Fact
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.job import JobRequest
+from spotkeeper.contract.record import Budget, Limits, Moved, Node, Record, Slot
+from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
-from spotkeeper.reconcile.store_api import StaticHello
-from spotkeeper.spec import names
-from spotkeeper.spec.cloud import Disk, Listing, Result, Snapshot, Vm, VmStatus
-from spotkeeper.spec.facts import Fact
-from spotkeeper.spec.generation import Progress
-from spotkeeper.spec.job import Ask
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Budget, Fuses, Moved, Rank, Record, Slot
+from spotkeeper.reconcile.store.interface import StaticHello
 
 STACK, POOL, STATIC_POOL = "m", "p", "s"
 JOBS = ("abcd2345", "efgh2345")
 UIDS = ("00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002")
-NODE = names.static_node_name(STACK, STATIC_POOL, 0)
+NODE = names.static_machine_name(STACK, STATIC_POOL, 0)
 NOW, URGENT, DEADLINE, PAST = 0.0, 495.0, 500.0, 1000.0
+USUAL_BOOT_S = 1.0
 TORN = -1  # the commit of a copy that was made while its disk was being written: nothing can be had from it
 T = TypeVar("T")
 
@@ -43,7 +46,7 @@ class V(NamedTuple):
     """A machine of a job. ``gen``: the generation its processes are of; ``alive``: they run."""
 
     job: int
-    rank: int
+    node: int
     attempt: int
     zone: str
     twin: int = 0  # how many machines had this name before
@@ -58,11 +61,11 @@ class V(NamedTuple):
 
     @property
     def uid(self) -> str:
-        return f"u{self.job}{self.rank}-{self.attempt}{self.zone}{self.twin}"
+        return f"u{self.job}{self.node}-{self.attempt}{self.zone}{self.twin}"
 
     @property
     def name(self) -> str:
-        return names.vm_name(STACK, JOBS[self.job], self.rank, self.attempt)
+        return names.vm_name(STACK, JOBS[self.job], self.node, self.attempt)
 
     @property
     def healthy(self) -> bool:
@@ -73,7 +76,7 @@ class D(NamedTuple):
     """A disk: who holds it (a unique id), and the newest commit on it (a generation; 0: blank; or ``TORN``)."""
 
     job: int
-    rank: int
+    node: int
     number: int
     zone: str
     user: str = ""
@@ -81,24 +84,24 @@ class D(NamedTuple):
 
     @property
     def name(self) -> str:
-        return names.disk_name(STACK, JOBS[self.job], self.rank, self.number)
+        return names.disk_name(STACK, JOBS[self.job], self.node, self.number)
 
 
 class P(NamedTuple):
     """A snapshot, named after the disk that is to be made from it."""
 
     job: int
-    rank: int
+    node: int
     number: int
     commit: int
 
     @property
     def name(self) -> str:
-        return names.disk_name(STACK, JOBS[self.job], self.rank, self.number)
+        return names.disk_name(STACK, JOBS[self.job], self.node, self.number)
 
 
 class N(NamedTuple):
-    """The static node, with its own disk. ``serves``: the (job, rank, attempt) its agent works for."""
+    """The static machine, with its own disk. ``serves``: the (job, node, attempt) its agent works for."""
 
     up: bool = True
     boot: int = 0
@@ -121,7 +124,7 @@ class Sky(NamedTuple):
     snaps: frozenset[P] = frozenset()
     keys: frozenset[tuple[int, int, int, str]] = frozenset()
     ops: frozenset[Result] = frozenset()
-    node: N | None = None
+    machine: N | None = None
 
     def vm(self, uid: str) -> V | None:
         return next((v for v in self.vms if v.uid == uid), None)
@@ -134,7 +137,7 @@ class Papers(NamedTuple):
     """
 
     facts: frozenset[Fact] = frozenset()
-    asks: tuple[Ask, ...] = ()
+    requests: tuple[JobRequest, ...] = ()
     newest: int = 0
     copy: int = 0
 
@@ -144,7 +147,7 @@ class World(NamedTuple):
 
     records: tuple[Record | None, ...]
     papers: tuple[Papers, ...]
-    alloc: Alloc
+    allocation: Allocation
     sky: Sky
 
 
@@ -177,6 +180,7 @@ class Moment(Enum):
     PAST = "after the deadlines of notice, stop and hold"
     THAWED = "when refused offers may be asked again"
     DRY = "when the zone has been dry for long"
+    SLOW = "when a boot takes longer than usual"
     BOOT = "after the boot deadline"
     SILENT = "after a long silence"
     ROLL = "after the roll call's deadline"
@@ -188,7 +192,6 @@ class Moment(Enum):
 _LONG, _GONE = 1e12, -1e9
 CALM = Times(
     cold_s=_LONG,
-    quota_s=_LONG,
     margin_s=10.0,
     save_s=1.0,
     stop_s=60.0,
@@ -199,14 +202,19 @@ CALM = Times(
     static_s=_LONG,
     dry_s=_LONG,
     gang_s=_LONG,
-    bout_s=0.0,
+    on_demand_s=0.0,
     losses=1_000_000,
     short_lives=1_000_000,
     shrink_s=_LONG,
     settle_s=0.0,
     hold_s=10.0,
 )
-_CLOCKS: dict[Moment, float] = {Moment.URGENT: URGENT, Moment.PAST: PAST, Moment.LAST: 1e11}
+_CLOCKS: dict[Moment, float] = {
+    Moment.SLOW: 2 * USUAL_BOOT_S,
+    Moment.URGENT: URGENT,
+    Moment.PAST: PAST,
+    Moment.LAST: 1e11,
+}
 _PASSED: dict[Moment, dict[str, float]] = {
     Moment.THAWED: {"cold_s": _GONE},
     Moment.DRY: {"dry_s": _GONE, "gang_s": _GONE},
@@ -231,8 +239,8 @@ def times(moment: Moment) -> Times:
 def plain(record: Record, old: Record | None, now: float) -> Record:
     """Without what no decision reads, and its moments as "now" or "later".
 
-    The money fuses are not searched: launches are not counted, nothing is spent, and no breaker stays open
-    (``tests/reconcile`` blows each). Nor are bouts of on-demand: the stories' jobs buy spot only.
+    The limits on spending are not searched: launches are not counted, nothing is spent, and no breaker stays open
+    (``tests/reconcile`` blows each). Nor are on-demand fallbacks: the stories' jobs buy spot only.
     ``ver`` counts the roll calls: answers must be of the newest one or a later one.
     """
     ver = 0 if old is None else old.ver
@@ -246,14 +254,14 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         ver=ver,
         nonce="",
         outbox=(),
-        ranks=tuple(_plain_rank(rank) for rank in record.ranks),
+        nodes=tuple(_plain_rank(node) for node in record.nodes),
         gen_since=0.0,
         stop_since=0.0,
         stop_deadline=_class(record.stop_deadline, now),
         roll=roll,
         move=None if record.move is None else replace(record.move, since=0.0),
         budget=Budget(crashes=record.budget.crashes, crashed_gen=record.budget.crashed_gen),
-        bout_until=0.0,
+        fallback_until=0.0,
         dry_since=None if record.dry_since is None else NOW,
         short_since=None if record.short_since is None else NOW,
         roll_at=0.0,
@@ -261,10 +269,11 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         pause="p" if record.pause else "",
         hold_until=_class(record.hold_until, now),
         hold_ends=None if record.hold_ends is None else 1e10,
-        holds=0,
-        fuses=Fuses(),
+        hold_late=None if record.hold_late is None else NOW,
+        hold_count=0,
+        limits=Limits(),
         mirror=tuple(replace(one, at=0.0) for one in record.mirror),
-        looked=tuple(replace(look, at=NOW) for look in record.looked),
+        probes=tuple(replace(look, at=NOW) for look in record.probes),
         moved=None if record.moved is None else Moved(NOW, 0.0),
     )
 
@@ -273,12 +282,12 @@ def _class(moment: float | None, now: float) -> float | None:
     return None if moment is None else NOW if moment <= now else DEADLINE
 
 
-def _plain_rank(rank: Rank) -> Rank:
+def _plain_rank(node: Node) -> Node:
     return replace(
-        rank,
-        cur=_plain_slot(rank.cur),
-        next=_plain_slot(rank.next),
-        refused=tuple(sorted(rank.refused)),
+        node,
+        cur=_plain_slot(node.cur),
+        next=_plain_slot(node.next),
+        refused=tuple(sorted(node.refused)),
         refused_at=0.0,
         vacant_since=0.0,
         launches=0,
@@ -292,9 +301,9 @@ def _plain_slot(slot: Slot | None) -> Slot | None:
     return replace(slot, since=0.0, **{name: None if told is None else DEADLINE for name, told in at.items()})
 
 
-def plain_alloc(alloc: Alloc) -> Alloc:
-    grants = (replace(grant, since=0.0) for grant in alloc.grants)
-    return Alloc(grants=tuple(sorted(grants, key=lambda g: (g.job, g.rank, g.attempt, g.resource))))
+def plain_allocation(allocation: Allocation) -> Allocation:
+    grants = (replace(grant, since=0.0) for grant in allocation.grants)
+    return Allocation(grants=tuple(sorted(grants, key=lambda g: (g.job, g.node, g.attempt, g.resource))))
 
 
 # -- what the shipped code is shown
@@ -309,7 +318,7 @@ def listed_vm(v: V, disk: str) -> Vm:
         Life.DEAD: VmStatus.DEAD,
     }[v.life]
     disks = (disk,) if disk else ()
-    vm = Vm(v.name, v.uid, v.zone, status, POOL, JOBS[v.job], v.rank, v.attempt, "a", disks, Model.SPOT)
+    vm = Vm(v.name, v.uid, v.zone, status, POOL, JOBS[v.job], v.node, v.attempt, "a", disks, Model.SPOT)
     return replace(vm, created=-1e12, ends=DEADLINE) if v.planned else vm
 
 
@@ -322,14 +331,14 @@ def listing(sky: Sky, answered: frozenset[str], hidden: bool, home: str) -> List
         for v in sorted(sky.vms)
         if v.zone in answered and not (hidden and v.life is Life.COMING)
     ]
-    if sky.node is not None and sky.node.up and home in answered:
-        vms.append(Vm(NODE, sky.node.uid, home, VmStatus.RUNNING, STATIC_POOL, "", 0, 0, "a", (), Model.STATIC))
+    if sky.machine is not None and sky.machine.up and home in answered:
+        vms.append(Vm(NODE, sky.machine.uid, home, VmStatus.RUNNING, STATIC_POOL, "", 0, 0, "a", (), Model.STATIC))
     disks = tuple(
-        Disk(d.name, d.zone, JOBS[d.job], d.rank, d.number, (by_uid[d.user],) if d.user else ())
+        Disk(d.name, d.zone, JOBS[d.job], d.node, d.number, (by_uid[d.user],) if d.user else ())
         for d in sorted(sky.disks)
         if d.zone in answered
     )
-    snaps = tuple(Snapshot(p.name, JOBS[p.job], p.rank, p.number, True) for p in sorted(sky.snaps))
+    snaps = tuple(DiskSnapshot(p.name, JOBS[p.job], p.node, p.number, True) for p in sorted(sky.snaps))
     ops = tuple(sorted(sky.ops, key=repr))
     return Listing(tuple(vms), disks, snaps, answered, ops)
 
@@ -339,20 +348,20 @@ def progress(newest: int) -> Progress | None:
     return Progress(newest, 0, NOW, commit_gen=newest, commit_step=0, save_s=1.0) if newest else None
 
 
-def hello(node: N | None, home: str) -> tuple[StaticHello, ...]:
-    return () if node is None else (StaticHello(NODE, node.uid, f"b{node.boot}", home, NOW),)
+def hello(machine: N | None, home: str) -> tuple[StaticHello, ...]:
+    return () if machine is None else (StaticHello(NODE, machine.uid, f"b{machine.boot}", home, NOW),)
 
 
-def live_slots(record: Record | None, rank: int) -> list[Slot]:
-    if record is None or rank >= len(record.ranks):
+def live_slots(record: Record | None, node: int) -> list[Slot]:
+    if record is None or node >= len(record.nodes):
         return []
-    return [slot for slot in (record.ranks[rank].cur, record.ranks[rank].next) if slot is not None]
+    return [slot for slot in (record.nodes[node].cur, record.nodes[node].next) if slot is not None]
 
 
 def slot_of(record: Record | None, v: V) -> Slot | None:
     """The live slot that this very machine fills, or would fill."""
-    for slot in live_slots(record, v.rank):
-        if slot.node is None and slot.attempt == v.attempt and slot.zone == v.zone and slot.uid in (None, v.uid):
+    for slot in live_slots(record, v.node):
+        if slot.machine is None and slot.attempt == v.attempt and slot.zone == v.zone and slot.uid in (None, v.uid):
             return slot
     return None
 

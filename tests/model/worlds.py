@@ -1,9 +1,9 @@
 """The worlds that are searched, with their bounds.
 
-(a) one rank, two zones, rounds that may stall for ever or die at any step (``combine`` has the same with two
-rounds, one combination of faults and wish at a time; a dead round is one that stalls for ever). (b) two ranks
-with generations and roll calls; two jobs that want one static node, or the stack's last machine. A story's
-faults may be any of the kinds it names, in any order, up to its number; so may its wishes.
+(a) one node, two zones, rounds that may stall for ever or die at any step (``combine`` has the same with two
+rounds, one combination of faults and request at a time; a dead round is one that stalls for ever). (b) two nodes
+with generations and roll calls; two jobs that want one static machine, or the stack's last machine. A story's
+faults may be any of the kinds it names, in any order, up to its number; so may its requests.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ def _one(cloud: str) -> tuple[Story, ...]:
     base = Story("", cloud=cloud)
     ticks = base._replace(ticks=True, kinds=FAULTS - {"noticed"})
     return (
-        base._replace(name="any one fault, one round", wishes=0, faults=1, rounds=1, deaths=1),
-        base._replace(name="any one wish, one round", faults=0, rounds=1, deaths=1),
-        base._replace(name="any two faults, one round", wishes=0, rounds=1, deaths=1),
-        base._replace(name="any fault and any wish, one round", faults=1, rounds=1, deaths=1),
-        base._replace(name="any two faults and any wish, one round", rounds=1, deaths=1),
-        base._replace(name="all well, two rounds, three deaths", faults=0, wishes=0, deaths=3),
-        base._replace(name="any one fault, two rounds", wishes=0, faults=1),
-        base._replace(name="any one wish, two rounds", faults=0),
-        ticks._replace(name="ticks beside rounds, any one fault but a notice", wishes=0, faults=1),
-        ticks._replace(name="ticks beside rounds, any one wish", faults=0),
+        base._replace(name="any one fault, one round", requests=0, faults=1, rounds=1, deaths=1),
+        base._replace(name="any one request, one round", faults=0, rounds=1, deaths=1),
+        base._replace(name="any two faults, one round", requests=0, rounds=1, deaths=1),
+        base._replace(name="any fault and any request, one round", faults=1, rounds=1, deaths=1),
+        base._replace(name="any two faults and any request, one round", rounds=1, deaths=1),
+        base._replace(name="all well, two rounds, three deaths", faults=0, requests=0, deaths=3),
+        base._replace(name="any one fault, two rounds", requests=0, faults=1),
+        base._replace(name="any one request, two rounds", faults=0),
+        ticks._replace(name="ticks beside rounds, any one fault but a notice", requests=0, faults=1),
+        ticks._replace(name="ticks beside rounds, any one request", faults=0),
     )
 
 
 def _static(cloud: str) -> tuple[Story, ...]:
     base = Story("", cloud=cloud, static=True, kinds=FAULTS - {"forgotten", "refused"})
     return (
-        base._replace(name="a static node, any one fault, two rounds", wishes=0, faults=1),
-        base._replace(name="a static node, any fault and any wish, one round", faults=1, rounds=1, deaths=1),
+        base._replace(name="a static machine, any one fault, two rounds", requests=0, faults=1),
+        base._replace(name="a static machine, any fault and any request, one round", faults=1, rounds=1, deaths=1),
     )
 
 
 def _two(cloud: str) -> tuple[Story, ...]:
     """World (b) on one cloud."""
-    ranks = Story("", cloud=cloud, ranks=2, cap=5, zones=("a",), rounds=1, split=False)
+    nodes = Story("", cloud=cloud, nodes=2, cap=5, zones=("a",), rounds=1, split=False)
     jobs = Story("", cloud=cloud, jobs=2, cap=1, zones=("a",), rounds=2, split=False, states=10_000_000)
-    elastic = ranks._replace(least=1, asks=frozenset({"resize"}))
+    elastic = nodes._replace(least=1, request_kinds=frozenset({"resize"}))
     return (
-        elastic._replace(name="an elastic job of two ranks, any two losses", wishes=0, kinds=LOSSES),
-        elastic._replace(name="an elastic job of two ranks, resized, and a loss", faults=1, kinds=LOSSES),
-        ranks._replace(name="two ranks, any one fault", wishes=0, faults=1),
-        ranks._replace(name="two ranks, sharded, any one fault", wishes=0, faults=1, replicated=False),
-        ranks._replace(name="two ranks, any two losses", wishes=0, kinds=LOSSES, states=10_000_000),
-        ranks._replace(name="two ranks, roll calls", wishes=0, kinds=CALLS, states=10_000_000),
-        ranks._replace(name="two ranks, a fault and a wish", faults=1, states=10_000_000),
-        ranks._replace(name="two ranks, a hang and another thing", wishes=0, kinds=HANGS, states=10_000_000),
-        ranks._replace(
-            name="two ranks, one on a static node, any two losses",
-            wishes=0,
+        elastic._replace(name="an elastic job of two nodes, any two losses", requests=0, kinds=LOSSES),
+        elastic._replace(name="an elastic job of two nodes, resized, and a loss", faults=1, kinds=LOSSES),
+        nodes._replace(name="two nodes, any one fault", requests=0, faults=1),
+        nodes._replace(name="two nodes, sharded, any one fault", requests=0, faults=1, replicated=False),
+        nodes._replace(name="two nodes, any two losses", requests=0, kinds=LOSSES, states=10_000_000),
+        nodes._replace(name="two nodes, roll calls", requests=0, kinds=CALLS, states=10_000_000),
+        nodes._replace(name="two nodes, a fault and a request", faults=1, states=10_000_000),
+        nodes._replace(name="two nodes, a hang and another thing", requests=0, kinds=HANGS, states=10_000_000),
+        nodes._replace(
+            name="two nodes, one on a static machine, any two losses",
+            requests=0,
             kinds=LOSSES,
             static=True,
             states=10_000_000,
         ),
-        jobs._replace(name="two jobs, one slot", wishes=1, faults=0, asks=frozenset({"cancel"})),
+        jobs._replace(name="two jobs, one slot", requests=1, faults=0, request_kinds=frozenset({"cancel"})),
         jobs._replace(
-            name="two jobs, one static node", wishes=0, faults=1, kinds=frozenset({"killed", "BOOT"}), static=True
+            name="two jobs, one static machine", requests=0, faults=1, kinds=frozenset({"killed", "BOOT"}), static=True
         ),
     )
 
@@ -76,35 +76,40 @@ A = tuple(story for cloud in CLOUDS for story in (*_one(cloud), *_static(cloud))
 B = tuple(story for cloud in CLOUDS for story in _two(cloud))
 LOST = tuple(
     Story(
-        "a record is deleted by hand", cloud, faults=1, wishes=0, kinds=frozenset({"killed", "gone"}), lost_records=True
+        "a record is deleted by hand",
+        cloud,
+        faults=1,
+        requests=0,
+        kinds=frozenset({"killed", "gone"}),
+        lost_records=True,
     )
     for cloud in CLOUDS
 )
 RESIZED = Story(
-    "two ranks become one, and two again",
-    ranks=2,
+    "two nodes become one, and two again",
+    nodes=2,
     cap=5,
     zones=("a",),
     rounds=1,
     faults=0,
-    asks=frozenset({"resize"}),
+    request_kinds=frozenset({"resize"}),
     least=1,
     split=False,
 )
 
-# A smaller job keeps its static node, and goes on there alone, from what that holds.
+# A smaller job keeps its static machine, and goes on there alone, from what that holds.
 LEFT_NODE = RESIZED._replace(
-    name="two ranks, one on a static node, become one, which pauses and goes on",
-    asks=frozenset({"resize", "pause"}),
+    name="two nodes, one on a static machine, become one, which pauses and goes on",
+    request_kinds=frozenset({"resize", "pause"}),
     static=True,
 )
-# A static node may hold an older checkpoint than the rank's own disk, or none: it is no bargain then.
+# A static machine may hold an older checkpoint than the node's own disk, or none: it is no bargain then.
 BLANK_NODE = Story(
-    "a static node comes late, the job pauses and goes on",
+    "a static machine comes late, the job pauses and goes on",
     rounds=1,
     faults=1,
     kinds=frozenset({"killed", "refused", "BOOT", "reboots"}),
-    asks=frozenset({"pause"}),
+    request_kinds=frozenset({"pause"}),
     split=False,
     static=True,
 )
@@ -114,7 +119,7 @@ DEAR = Story(
     "spot is dear in the zone that it began in",
     rounds=1,
     faults=2,
-    wishes=0,
+    requests=0,
     kinds=frozenset({"refused", "killed"}),
     split=False,
     dear=True,
@@ -123,14 +128,14 @@ DEAR_LOSS = DEAR._replace(
     name="spot is dear in the zone that it began in, and a machine is taken",
     kinds=frozenset({"refused", "killed", "noticed"}),
 )
-DEAR_TWO = DEAR._replace(name="two ranks, spot is dear in the zone that they began in", ranks=2, cap=5)
+DEAR_TWO = DEAR._replace(name="two nodes, spot is dear in the zone that they began in", nodes=2, cap=5)
 
-# A static node may be a successor: what its predecessor saves at last, another must bring along.
+# A static machine may be a successor: what its predecessor saves at last, another must bring along.
 NODE_NOTICE = Story(
-    "a static node comes late, and a machine is under notice",
+    "a static machine comes late, and a machine is under notice",
     rounds=1,
     faults=2,
-    wishes=0,
+    requests=0,
     deaths=0,
     kinds=frozenset({"noticed", "BOOT"}),
     zones=("a",),
@@ -139,7 +144,9 @@ NODE_NOTICE = Story(
 )
 
 # The longest run of a machine ends: no notice says so, its listing does.
-LONGEST = Story("a machine's longest run ends", faults=1, wishes=0, rounds=1, kinds=frozenset({"expires"}), split=False)
+LONGEST = Story(
+    "a machine's longest run ends", faults=1, requests=0, rounds=1, kinds=frozenset({"expires"}), split=False
+)
 LONGEST_TWICE = LONGEST._replace(
     name="a machine's longest run ends, and another thing happens",
     faults=2,
@@ -147,15 +154,33 @@ LONGEST_TWICE = LONGEST._replace(
     zones=("a",),
 )
 
+# A machine boots slowly: a second one boots beside it, and whichever is up first takes the node.
+SLOW_BOOT = Story(
+    "a machine boots slowly, and another thing happens",
+    faults=2,
+    requests=0,
+    rounds=1,
+    kinds=frozenset({"SLOW", "killed", "hangs", "refused"}),
+    zones=("a",),
+    split=False,
+)
+SLOW_BOOT_ROUNDS = SLOW_BOOT._replace(
+    name="a machine boots slowly, two rounds", rounds=2, faults=1, kinds=frozenset({"SLOW"})
+)
+SLOW_BOOT_REQUEST = SLOW_BOOT._replace(
+    name="a machine boots slowly, a loss and a request", requests=1, kinds=frozenset({"SLOW", "killed", "noticed"})
+)
+SLOW_BOOT_TWO = SLOW_BOOT._replace(name="two nodes, machines boot slowly", nodes=2, cap=6)
+
 # An agent says that the job hangs; whoever is asked where its workers are may say that they only take long.
 HANG = Story(
-    "two ranks, the job hangs",
-    ranks=2,
+    "two nodes, the job hangs",
+    nodes=2,
     cap=5,
     zones=("a",),
     rounds=1,
     faults=2,
-    wishes=0,
+    requests=0,
     kinds=HANGS - {"ROLL", "killed"},
     split=False,
 )
@@ -165,7 +190,7 @@ WIPED = Story(
     "a disk is destroyed, and the bucket has a copy",
     rounds=1,
     faults=2,
-    wishes=0,
+    requests=0,
     kinds=frozenset({"killed", "wiped"}),
     zones=("a",),
     split=False,
@@ -176,10 +201,10 @@ WIPED_PAUSE = WIPED._replace(
     name="a disk is destroyed while the job pauses, and the bucket has a copy",
     faults=1,
     kinds=frozenset({"wiped"}),
-    wishes=1,
-    asks=frozenset({"pause"}),
+    requests=1,
+    request_kinds=frozenset({"pause"}),
 )
-WIPED_TWO = WIPED._replace(name="two ranks, a disk is destroyed, and the bucket has a copy", ranks=2, cap=5)
+WIPED_TWO = WIPED._replace(name="two nodes, a disk is destroyed, and the bucket has a copy", nodes=2, cap=5)
 
 # What `make test` explores to the end: everything that one thing can break, on both clouds.
 SLICE = (
@@ -191,28 +216,30 @@ SLICE = (
     LONGEST,
     HANG,
     DEAR,
+    SLOW_BOOT,
+    SLOW_BOOT_ROUNDS,
     *tuple(
         story
         for cloud in CLOUDS
         for story in (
-            Story("any one fault, one round", cloud, wishes=0, faults=1, rounds=1),
-            Story("all well, two rounds", cloud, wishes=0, faults=0),
-            Story("a machine is taken, two rounds", cloud, wishes=0, faults=1, kinds=KILLED),
-            Story("a machine is taken, ticks beside rounds", cloud, wishes=0, faults=1, kinds=KILLED, ticks=True),
-            Story("any one wish, one round", cloud, faults=0, rounds=1),
+            Story("any one fault, one round", cloud, requests=0, faults=1, rounds=1),
+            Story("all well, two rounds", cloud, requests=0, faults=0),
+            Story("a machine is taken, two rounds", cloud, requests=0, faults=1, kinds=KILLED),
+            Story("a machine is taken, ticks beside rounds", cloud, requests=0, faults=1, kinds=KILLED, ticks=True),
+            Story("any one request, one round", cloud, faults=0, rounds=1),
             Story(
-                "two ranks, one is taken",
+                "two nodes, one is taken",
                 cloud,
-                ranks=2,
+                nodes=2,
                 cap=5,
                 zones=("a",),
                 rounds=1,
                 faults=1,
-                wishes=0,
+                requests=0,
                 kinds=KILLED,
                 split=False,
             ),
-            Story("two jobs, one slot", cloud, jobs=2, cap=1, zones=("a",), faults=0, wishes=0, split=False),
+            Story("two jobs, one slot", cloud, jobs=2, cap=1, zones=("a",), faults=0, requests=0, split=False),
         )
     ),
 )
@@ -226,6 +253,8 @@ WORLDS = (
     DEAR._replace(rounds=2, deaths=1),
     LONGEST._replace(rounds=2),
     LONGEST_TWICE,
+    *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (SLOW_BOOT, SLOW_BOOT_ROUNDS)),
+    *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (SLOW_BOOT_REQUEST, SLOW_BOOT_TWO)),
 )
 __all__ = [
     "BLANK_NODE",
@@ -238,6 +267,7 @@ __all__ = [
     "LOST",
     "NODE_NOTICE",
     "SLICE",
+    "SLOW_BOOT",
     "WIPED",
     "WIPED_LATER",
     "WORLDS",

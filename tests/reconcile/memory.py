@@ -1,4 +1,4 @@
-"""The bucket as dictionaries: ``store_api.Store`` for tests that are about decisions, not about storage."""
+"""The bucket as dictionaries: ``interface.Store`` for tests that are about decisions, not about storage."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import builtins
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
-from spotkeeper.reconcile import paths
-from spotkeeper.reconcile.deadline import Deadline
-from spotkeeper.reconcile.skew import SKEW_S
-from spotkeeper.reconcile.store_api import Held, StaticHello
-from spotkeeper.spec.facts import Fact
-from spotkeeper.spec.generation import Progress
-from spotkeeper.spec.job import Ask, JobSpec
-from spotkeeper.spec.ledger import Entry
-from spotkeeper.spec.market import Prices, Sight
-from spotkeeper.spec.record import Alloc, Record
-from spotkeeper.spec.stack import StackState
+
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.facts import Fact
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.job import JobRequest, JobSpec
+from spotkeeper.contract.ledger import Entry
+from spotkeeper.contract.market import Network, Observation, Prices
+from spotkeeper.contract.record import Record
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.clock_skew import SKEW_S
+from spotkeeper.reconcile.store.interface import StaticHello, Versioned
+from spotkeeper.reconcile.store.objects import Deadline
 
 
 class MemoryStore:
@@ -26,8 +28,8 @@ class MemoryStore:
         self.stack = stack
         self.records: dict[str, tuple[Record, int]] = {}
         self.facts: dict[str, dict[str, Fact]] = {}
-        self.alloc: tuple[Alloc, int] = (Alloc(), 0)
-        self.asks: dict[str, dict[str, Ask]] = {}
+        self.allocation: tuple[Allocation, int] = (Allocation(), 0)
+        self.requests: dict[str, dict[str, JobRequest]] = {}
         self.active: set[str] = set()
         self.since: dict[str, float | None] = {}
         self.leases: dict[str, tuple[str, float, float | None]] = {}
@@ -35,8 +37,9 @@ class MemoryStore:
         self.specs: dict[str, JobSpec] = {}
         self.progresses: dict[str, Progress] = {}
         self.hellos: dict[str, StaticHello] = {}
-        self.prices: dict[str, Held[Prices]] = {}
-        self.sights: dict[tuple[str, int], list[Sight]] = {}
+        self.prices: dict[str, Versioned[Prices]] = {}
+        self.networks: dict[tuple[str, str], Network] = {}
+        self.observations: dict[tuple[str, int], list[Observation]] = {}
         self.tombs: dict[str, float] = {}
         self.names: dict[str, str] = {}
         self.quarantined: list[str] = []
@@ -49,9 +52,9 @@ class MemoryStore:
     def until(self, deadline: Deadline) -> MemoryStore:
         return self
 
-    def read_record(self, job: str) -> Held[Record] | None:
+    def read_record(self, job: str) -> Versioned[Record] | None:
         found = self.records.get(job)
-        return Held(found[0], str(found[1])) if found else None
+        return Versioned(found[0], str(found[1])) if found else None
 
     def create_record(self, record: Record) -> bool:
         if record.job in self.records:
@@ -87,26 +90,26 @@ class MemoryStore:
         for fact in facts:
             self.facts.get(job, {}).pop(fact.key(), None)
 
-    def read_alloc(self) -> Held[Alloc]:
-        alloc, version = self.alloc
-        return Held(alloc, str(version) if version else "")
+    def read_allocation(self) -> Versioned[Allocation]:
+        allocation, version = self.allocation
+        return Versioned(allocation, str(version) if version else "")
 
-    def cas_alloc(self, alloc: Alloc, token: str) -> str | None:
+    def cas_allocation(self, allocation: Allocation, token: str) -> str | None:
         self.on_write()
-        version = self.alloc[1]
+        version = self.allocation[1]
         if token != (str(version) if version else ""):
             return None
-        self.alloc = (alloc, version + 1)
+        self.allocation = (allocation, version + 1)
         return str(version + 1)
 
-    def list_asks(self, job: str) -> tuple[Ask, ...]:
-        return tuple(sorted(self.asks.get(job, {}).values(), key=lambda ask: (ask.at, ask.id)))
+    def list_requests(self, job: str) -> tuple[JobRequest, ...]:
+        return tuple(sorted(self.requests.get(job, {}).values(), key=lambda request: (request.at, request.id)))
 
-    def put_ask(self, job: str, ask: Ask) -> bool:
-        return self.asks.setdefault(job, {}).setdefault(ask.id, ask) is ask
+    def put_request(self, job: str, request: JobRequest) -> bool:
+        return self.requests.setdefault(job, {}).setdefault(request.id, request) is request
 
-    def delete_ask(self, job: str, ask_id: str) -> None:
-        self.asks.get(job, {}).pop(ask_id, None)
+    def delete_request(self, job: str, request_id: str) -> None:
+        self.requests.get(job, {}).pop(request_id, None)
 
     def active_jobs(self) -> tuple[str, ...]:
         return tuple(sorted(self.active))
@@ -159,6 +162,9 @@ class MemoryStore:
     def put_spec(self, job: str, spec: JobSpec, sha256: str = "") -> None:
         self.specs[job + sha256] = spec
 
+    def put_source(self, job: str, sha256: str, tar: bytes) -> None:
+        self.put(paths.source(job, sha256), tar)
+
     def read_progress(self, job: str) -> Progress | None:
         return self.progresses.get(job)
 
@@ -169,27 +175,33 @@ class MemoryStore:
         return tuple(self.hellos.values())
 
     def put_static_hello(self, hello: StaticHello) -> bool:
-        new = self.hellos.get(hello.node, replace(hello, boot="")).boot != hello.boot
+        new = self.hellos.get(hello.machine, replace(hello, boot="")).boot != hello.boot
         if new:
-            self.hellos[hello.node] = hello
+            self.hellos[hello.machine] = hello
         return new
 
-    def read_prices(self, pools: tuple[str, ...]) -> dict[str, Held[Prices]]:
+    def read_prices(self, pools: tuple[str, ...]) -> dict[str, Versioned[Prices]]:
         return {pool: self.prices[pool] for pool in pools if pool in self.prices}
 
     def cas_prices(self, prices: Prices, token: str) -> str | None:
         old = self.prices.get(prices.pool)
         if token != (old.token if old else ""):
             return None
-        self.prices[prices.pool] = Held(prices, f"{prices.asked}.{len(prices.runs)}.{token[:40]}")
+        self.prices[prices.pool] = Versioned(prices, f"{prices.asked}.{len(prices.runs)}.{token[:40]}")
         return self.prices[prices.pool].token
 
-    def read_sights(self, pools: tuple[str, ...], hours: tuple[int, ...]) -> dict[str, tuple[Sight, ...]]:
-        return {pool: tuple(s for h in sorted(hours) for s in self.sights.get((pool, h), ())) for pool in pools}
+    def read_networks(self) -> tuple[Network, ...]:
+        return tuple(self.networks.values())
 
-    def add_sights(self, pool: str, hour: int, sights: tuple[Sight, ...]) -> bool:
-        there = self.sights.setdefault((pool, hour), [])
-        there += [sight for sight in dict.fromkeys(sights) if sight not in there]
+    def put_network(self, network: Network) -> None:
+        self.networks[network.machine_type, network.zone] = network
+
+    def read_observations(self, pools: tuple[str, ...], hours: tuple[int, ...]) -> dict[str, tuple[Observation, ...]]:
+        return {pool: tuple(s for h in sorted(hours) for s in self.observations.get((pool, h), ())) for pool in pools}
+
+    def add_observations(self, pool: str, hour: int, observations: tuple[Observation, ...]) -> bool:
+        there = self.observations.setdefault((pool, hour), [])
+        there += [observation for observation in dict.fromkeys(observations) if observation not in there]
         return True
 
     def put_tomb(self, job: str, at: float) -> None:
@@ -228,5 +240,5 @@ class MemoryStore:
         self.things.pop(path, None)
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        hours = (paths.market_hour(pool, hour) for pool, hour in self.sights)
+        hours = (paths.market_hour(pool, hour) for pool, hour in self.observations)
         return tuple(builtins.sorted(path for path in (*self.things, *hours) if path.startswith(prefix)))

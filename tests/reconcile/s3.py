@@ -1,6 +1,7 @@
 """moto's S3 as a real server on loopback, for one test or one session. It honours If-Match and If-None-Match.
 
 One write at a time: moto looks whether an object is there and then stores it, and two threads of it may do so at once.
+Unlike moto, it answers a conditional write with 409 while a delete of the same key is under way (``Deleting``).
 """
 
 from __future__ import annotations
@@ -8,28 +9,41 @@ from __future__ import annotations
 import contextlib
 import http.client
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+Deleting = Counter[str]  # key -> how many conditional writes meet the delete that is under way
+CONFLICT = b"""<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>ConditionalRequestConflict</Code><Message>The conditional request cannot succeed due to a conflicting
+operation against this resource.</Message></Error>"""
 
 
 class OneAtATime:
     """A WSGI application behind a lock."""
 
-    def __init__(self, app: Any) -> None:
-        self._app, self._lock = app, threading.Lock()
+    def __init__(self, app: Any, deleting: Deleting) -> None:
+        self._app, self._deleting, self._lock = app, deleting, threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         with self._lock:
+            key = environ["PATH_INFO"].lstrip("/").partition("/")[2]
+            if environ["REQUEST_METHOD"] == "PUT" and "HTTP_IF_NONE_MATCH" in environ and self._deleting[key] > 0:
+                self._deleting[key] -= 1
+                start("409 Conflict", [("Content-Type", "application/xml"), ("Content-Length", str(len(CONFLICT)))])
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+                return [CONFLICT]
             return [b"".join(self._app(environ, start))]
 
 
 @contextlib.contextmanager
-def serve() -> Iterator[str]:
+def serve(deleting: Deleting | None = None) -> Iterator[str]:
     """Its address."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
-    server = make_server("127.0.0.1", 0, OneAtATime(DomainDispatcherApplication(create_backend_app)), threaded=True)
+    app = OneAtATime(DomainDispatcherApplication(create_backend_app), Counter() if deleting is None else deleting)
+    server = make_server("127.0.0.1", 0, app, threaded=True)
     server.RequestHandlerClass.log_request = lambda *_: None  # type: ignore[method-assign]
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()

@@ -12,17 +12,11 @@ import uuid
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
-from spotkeeper.reconcile.decide import Times
-from spotkeeper.reconcile.document import Speaker, reply
-from spotkeeper.reconcile.intake import accept
-from spotkeeper.reconcile.round import Options, run_round
-from spotkeeper.reconcile.store_api import CorruptError, Store
-from spotkeeper.reconcile.sweep import tick
-from spotkeeper.spec import names
-from spotkeeper.spec.cloud import (
+
+from spotkeeper.contract import names
+from spotkeeper.contract.cloud import (
     Action,
     AttachDisk,
-    Class,
     CreateDisk,
     CreateSnapshot,
     DeleteDisk,
@@ -30,22 +24,27 @@ from spotkeeper.spec.cloud import (
     DeleteVm,
     DetachDisk,
     Disk,
+    DiskSnapshot,
     InsertVm,
     Listing,
     Result,
-    Snapshot,
+    ResultKind,
     Vm,
     VmStatus,
 )
-from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import DocState, FactIn, FetchOrder, Generation, JobRun, Progress, Role, Sync
-from spotkeeper.spec.job import Ask, AskKind, JobSpec
-from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.market import PriceRun
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Rank, Record
-from spotkeeper.spec.stack import PoolState, Price, StackState, StaticNode
-
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.generation import DocState, FactIn, FetchOrder, Generation, JobRun, Progress, Role, Sync
+from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.market import PriceRun
+from spotkeeper.contract.record import Node, Record
+from spotkeeper.contract.stack import Model, PoolState, Price, StackState, StaticMachine
+from spotkeeper.reconcile.controller.document import Speaker, reply
+from spotkeeper.reconcile.controller.intake import accept
+from spotkeeper.reconcile.controller.reconcile_job import RoundOptions, run_round
+from spotkeeper.reconcile.controller.tick import tick
+from spotkeeper.reconcile.decide import Times
+from spotkeeper.reconcile.store.interface import CorruptError, Store
 from tests.reconcile.memory import MemoryStore
 
 ZONES = ("z-a", "z-b", "z-c")
@@ -54,12 +53,12 @@ JOB = "abcd2345"
 Commit = tuple[int, int]
 
 
-def stack(max_nodes: int = 20, max_on_demand: int = 20, static: int = 0) -> StackState:
+def stack(max_machines: int = 20, max_on_demand: int = 20, static: int = 0) -> StackState:
     prices = {zone: Price(on_demand=1.0, spot=0.30 + 0.01 * n) for n, zone in enumerate(ZONES)}
-    pools = [PoolState("pool", "spot", "m", ZONES, 1, max_nodes, max_on_demand, 10, "pd", prices)]
+    pools = [PoolState("pool", "spot", "m", ZONES, 1, max_machines, max_on_demand, 10, "pd", prices)]
     if static:
-        nodes = tuple(StaticNode(names.static_node_name(STACK, "fix", n), "z-a") for n in range(static))
-        pools.append(PoolState("fix", "static", "m", ("z-a",), 1, static, 0, 10, "pd", prices, nodes=nodes))
+        machines = tuple(StaticMachine(names.static_machine_name(STACK, "fix", n), "z-a") for n in range(static))
+        pools.append(PoolState("fix", "static", "m", ("z-a",), 1, static, 0, 10, "pd", prices, machines=machines))
     return StackState(STACK, "gcp", "p", "z", "b", tuple(pools), boot_deadline_s=240)
 
 
@@ -86,7 +85,7 @@ class Drive:
     held: dict[str, list[Commit]] = field(default_factory=dict)  # commits by job
     user: str | None = None  # uid
     broken: bool = False  # every write fails
-    sick: bool = False  # no machine can mount it
+    broken: bool = False  # no machine can mount it
     damaged: dict[str, list[Commit]] = field(default_factory=dict)  # commits that were whole once, by job
 
     def damage(self, job: str) -> Commit:
@@ -119,17 +118,18 @@ class World:
         self.stack = the_stack or stack()
         self.memory = MemoryStore(self.stack)
         self.store: Store = store or self.memory
-        self.options = Options(settle_s=0.0, sleep=lambda _: None, times=times, parallel=1)
+        self.options = RoundOptions(settle_s=0.0, sleep=lambda _: None, times=times, parallel=1)
         self.boot_s, self.steps, self.lost_answers = boot_s, steps, lost_answers
         self.machines: dict[str, Machine] = {}  # by uid
         self.drives: dict[tuple[str, str], Drive] = {}  # by (name, zone)
-        self.shots: dict[str, tuple[Snapshot, float, list[Commit]]] = {}
+        self.shots: dict[str, tuple[DiskSnapshot, float, list[Commit]]] = {}
         self.keys: dict[str, str] = {}  # idempotency key -> uid
         self.capacity: dict[tuple[str, Model], int] = {}
         self.stockout_lists = False  # a stockout lists the machine for seconds first
         self.blind: set[str] = set()
         self.clumsy: set[str] = set()  # machines that can mount nothing
         self.permanent: str = ""
+        self.quota: str = ""  # every insert is refused for it
         self.prices: dict[str, tuple[PriceRun, ...]] = {}
         self.price_questions = 0
         self.shot_s = 5.0  # until a snapshot is ready
@@ -146,16 +146,16 @@ class World:
         self.step_s: float | None = None  # as agents report it
         self.saves = True  # False: a script that never saves
         self.loop_steps: int | None = None  # where its loop ends; what comes after it goes on for ever
-        self.crashing = 0  # the next generations whose rank 0 exits with 1
-        self.signs: dict[int, str] = {}  # of broken hardware, by rank, that a crash leaves
+        self.crashing = 0  # the next generations whose node 0 exits with 1
+        self.signs: dict[int, str] = {}  # of broken hardware, by node, that a crash leaves
         self.next_tick = self.t
         self.crash_rate = self.stall_rate = 0.0  # of calls and compare-and-swaps, before or after they happen
         self.depth = 0
         self.memory.on_write = self.fate
         self.spec = JobSpec(name="job", command=("train.py",), nodes=nodes, **spec)  # type: ignore[arg-type]
         for pool in self.stack.pools:
-            for node in pool.nodes:
-                self._static(node, pool.name)
+            for machine in pool.machines:
+                self._static(machine, pool.name)
 
     # -- time and the function
 
@@ -170,7 +170,7 @@ class World:
             name=f"job-{job}",
             spec_sha256="",
             created=self.t,
-            ranks=(Rank(),) * self.spec.size().max,
+            nodes=(Node(),) * self.spec.size().max,
             keep_disks=self.spec.keep_disks,
             nonce="submitted",
         )
@@ -219,7 +219,7 @@ class World:
         return held.value
 
     def training(self, job: str = JOB) -> bool:
-        """Every rank is a member of the newest generation, and all of its agents train in it."""
+        """Every node is a member of the newest generation, and all of its agents train in it."""
         record = self.record(job)
         agents = [a for a in self.agents(job) if a.gen == record.gen and a.alive]
         return record.gen > 0 and not record.stop and len(agents) == len(record.members) > 0
@@ -227,8 +227,8 @@ class World:
     def agents(self, job: str = JOB) -> list[Agent]:
         return [m.agent for m in self.machines.values() if m.agent is not None and m.agent.job == job]
 
-    def member(self, rank: int, job: str = JOB) -> Machine:
-        cur = self.record(job).ranks[rank].cur
+    def member(self, node: int, job: str = JOB) -> Machine:
+        cur = self.record(job).nodes[node].cur
         assert cur is not None and cur.uid is not None
         return self.machines[cur.uid]
 
@@ -243,8 +243,8 @@ class World:
 
     # -- what happens to machines
 
-    def preempt(self, rank: int, notice_s: float | None = None) -> Machine:
-        machine = self.member(rank)
+    def preempt(self, node: int, notice_s: float | None = None) -> Machine:
+        machine = self.member(node)
         if notice_s is None:
             self._remove(machine)
         else:
@@ -257,16 +257,16 @@ class World:
         assert machine.agent and machine.agent.notice
         machine.dies_at, machine.agent.reprieved = None, machine.agent.notice
 
-    def reboot(self, rank: int) -> None:
-        machine = self.member(rank)
+    def reboot(self, node: int) -> None:
+        machine = self.member(node)
         machine.boot = self._id()
         machine.agent = None
         machine.up_at = self.t + self.boot_s
         machine.status = VmStatus.RUNNING
 
-    def ask(self, kind: AskKind, **more: object) -> None:
-        ask = Ask(id=self._id(), kind=kind, at=self.t, by="user", **more)  # type: ignore[arg-type]
-        self.store.put_ask(JOB, ask)
+    def request(self, kind: RequestKind, **more: object) -> None:
+        request = JobRequest(id=self._id(), kind=kind, at=self.t, by="user", **more)  # type: ignore[arg-type]
+        self.store.put_request(JOB, request)
         self.round()
 
     def _remove(self, machine: Machine) -> None:
@@ -278,12 +278,12 @@ class World:
     def _id(self) -> str:
         return f"{self.random.getrandbits(48):012x}"
 
-    def _static(self, node: StaticNode, pool: str) -> None:
+    def _static(self, machine: StaticMachine, pool: str) -> None:
         uid = self._id()
         vm = Vm(
-            node.name,
+            machine.name,
             uid,
-            node.zone,
+            machine.zone,
             VmStatus.RUNNING,
             pool,
             "",
@@ -293,9 +293,9 @@ class World:
             (),
             Model.STATIC,
         )
-        machine = Machine(vm, self.t, VmStatus.RUNNING, boot=self._id(), up_at=self.t + 3)
-        self.machines[uid] = machine
-        self.drives[node.name, node.zone] = Drive(Disk(node.name, node.zone, "", 0, 0), self.t, user=uid)
+        running = Machine(vm, self.t, VmStatus.RUNNING, boot=self._id(), up_at=self.t + 3)
+        self.machines[uid] = running
+        self.drives[machine.name, machine.zone] = Drive(Disk(machine.name, machine.zone, "", 0, 0), self.t, user=uid)
 
     def _cloud_moves(self) -> None:
         for machine in list(self.machines.values()):
@@ -307,7 +307,7 @@ class World:
             elif machine.doomed and self.t >= machine.born + 4:
                 self._remove(machine)
                 action = self._inserted(machine)
-                self.ops.append(Result(action, Class.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED", self.t))
+                self.ops.append(Result(action, ResultKind.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED", self.t))
             elif machine.status is VmStatus.PENDING and not machine.doomed and self.t >= machine.born + 5:
                 machine.status = VmStatus.RUNNING
             if machine.agent is None and machine.status is VmStatus.RUNNING and self.t >= machine.up_at:
@@ -316,9 +316,9 @@ class World:
     def _inserted(self, machine: Machine) -> InsertVm:
         vm = machine.vm
         for _, action, _ in self.made:
-            if isinstance(action, InsertVm) and (action.job, action.rank, action.attempt) == (
+            if isinstance(action, InsertVm) and (action.job, action.node, action.attempt) == (
                 vm.job,
-                vm.rank,
+                vm.node,
                 vm.attempt,
             ):
                 return action
@@ -331,7 +331,7 @@ class World:
         disks = tuple(
             self._disk(key) for key, drive in self.drives.items() if drive.disk.job and key[1] not in self.blind
         )
-        shots = tuple(Snapshot(s.name, s.job, s.rank, s.number, self.t >= at) for s, at, _ in self.shots.values())
+        shots = tuple(DiskSnapshot(s.name, s.job, s.node, s.number, self.t >= at) for s, at, _ in self.shots.values())
         return Listing(vms, disks, shots, frozenset(ZONES) - self.blind, tuple(self.ops))
 
     def _vm(self, machine: Machine) -> Vm:
@@ -346,7 +346,7 @@ class World:
         drive = self.drives[key]
         disk = drive.disk
         users = (self.machines[drive.user].vm.name,) if drive.user else ()
-        return Disk(disk.name, disk.zone, disk.job, disk.rank, disk.number, users, self.t >= drive.ready_at)
+        return Disk(disk.name, disk.zone, disk.job, disk.node, disk.number, users, self.t >= drive.ready_at)
 
     def fate(self) -> None:
         """What may befall a round between two of its effects: it dies, or it sleeps while the world moves on."""
@@ -367,13 +367,13 @@ class World:
         self.fate()
         kind, detail = self._perform(action)
         if self.lost_answers and self.random.random() < self.lost_answers:
-            kind, detail = Class.AMBIGUOUS, "the answer was lost"
+            kind, detail = ResultKind.AMBIGUOUS, "the answer was lost"
         result = Result(action, kind, detail, self.now())
         self.made.append((self.t, action, result))
         self.fate()
         return result
 
-    def _perform(self, action: Action) -> tuple[Class, str]:
+    def _perform(self, action: Action) -> tuple[ResultKind, str]:
         match action:
             case InsertVm():
                 return self._insert(action)
@@ -384,7 +384,7 @@ class World:
             case AttachDisk():
                 drive, machine = self.drives.get((action.disk, action.zone)), self.machines.get(action.vm_uid)
                 if drive is None or machine is None or drive.user not in (None, action.vm_uid):
-                    return Class.IN_USE, "in use"
+                    return ResultKind.IN_USE, "in use"
                 drive.user = action.vm_uid
             case DetachDisk():
                 drive = self.drives.get((action.disk, action.zone))
@@ -393,31 +393,37 @@ class World:
             case DeleteDisk():
                 drive = self.drives.get((action.disk, action.zone))
                 if drive is not None and drive.user is not None:
-                    return Class.IN_USE, "in use"
+                    return ResultKind.IN_USE, "in use"
                 self.drives.pop((action.disk, action.zone), None)
             case CreateSnapshot():
-                name = names.disk_name(STACK, action.job, action.rank, action.number)
+                name = names.disk_name(STACK, action.job, action.node, action.number)
                 drive = self.drives[name, action.zone]
                 assert drive.user is None, "a snapshot of an attached disk is stale"
-                copy = names.disk_name(STACK, action.job, action.rank, action.copy)
-                shot = Snapshot(copy, action.job, action.rank, action.copy, False)
+                copy = names.disk_name(STACK, action.job, action.node, action.copy)
+                shot = DiskSnapshot(copy, action.job, action.node, action.copy, False)
                 self.shots.setdefault(copy, (shot, self.t + self.shot_s, list(drive.held.get(action.job, []))))
             case DeleteSnapshot():
                 if not self.shots_stay:
                     self.shots.pop(action.name, None)
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
-    def _insert(self, action: InsertVm) -> tuple[Class, str]:
+    def _insert(self, action: InsertVm) -> tuple[ResultKind, str]:
         if self.permanent:
-            return Class.PERMANENT, self.permanent
-        key = names.idempotency_key(action.uid, "insert", action.rank, action.attempt, action.zone)
+            return ResultKind.PERMANENT, self.permanent
+        if self.quota:
+            return ResultKind.QUOTA, self.quota
+        key = names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone)
         if key in self.keys:
-            return (Class.ACCEPTED, "") if self.keys[key] in self.machines else (Class.DEAD_KEY, "its machine is gone")
+            return (
+                (ResultKind.ACCEPTED, "")
+                if self.keys[key] in self.machines
+                else (ResultKind.DEAD_KEY, "its machine is gone")
+            )
         used = sum(1 for m in self.dynamic() if m.vm.zone == action.zone and m.vm.model is action.model)
         empty = used >= self.capacity.get((action.zone, action.model), 1000)
         if empty and not self.stockout_lists:
-            return Class.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED"
-        name, uid = names.vm_name(STACK, action.job, action.rank, action.attempt), self._id()
+            return ResultKind.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED"
+        name, uid = names.vm_name(STACK, action.job, action.node, action.attempt), self._id()
         self.keys[key] = uid
         address = f"10.0.{len(self.keys) // 250}.{len(self.keys) % 250 + 1}"
         vm = Vm(
@@ -427,36 +433,36 @@ class World:
             VmStatus.PENDING,
             action.pool,
             action.job,
-            action.rank,
+            action.node,
             action.attempt,
             address,
             (),
             action.model,
         )
         self.machines[uid] = Machine(vm, self.t, boot=self._id(), doomed=empty, up_at=self.t + self.boot_s)
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
-    def _delete(self, action: DeleteVm) -> tuple[Class, str]:
+    def _delete(self, action: DeleteVm) -> tuple[ResultKind, str]:
         machine = self.machines.get(action.uid)
         if machine is None:
-            return Class.ACCEPTED, ""
+            return ResultKind.ACCEPTED, ""
         record = self.record(machine.vm.job)
-        live = [s.uid for r in record.ranks for s in (r.cur, r.next) if s is not None]
+        live = [s.uid for r in record.nodes for s in (r.cur, r.next) if s is not None]
         assert machine.vm.uid not in live, f"a live machine is deleted: {action}"
         machine.status, machine.dies_at = VmStatus.STOPPING, self.t + 5
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
-    def _create_disk(self, action: CreateDisk) -> tuple[Class, str]:
-        name = names.disk_name(STACK, action.job, action.rank, action.number)
-        key = names.idempotency_key(action.uid, "disk", action.rank, action.number, action.zone)
+    def _create_disk(self, action: CreateDisk) -> tuple[ResultKind, str]:
+        name = names.disk_name(STACK, action.job, action.node, action.number)
+        key = names.idempotency_key(action.uid, "disk", action.node, action.number, action.zone)
         if (name, action.zone) not in self.drives:
             if key in self.keys:
-                return Class.DEAD_KEY, "the disk is gone"
+                return ResultKind.DEAD_KEY, "the disk is gone"
             self.keys[key] = name
             commits = list(self.shots[action.snapshot][2]) if action.snapshot else []
-            disk = Disk(name, action.zone, action.job, action.rank, action.number)
+            disk = Disk(name, action.zone, action.job, action.node, action.number)
             self.drives[name, action.zone] = Drive(disk, self.t + 2, {action.job: commits})
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
     # -- training: a gang moves only together
 
@@ -472,20 +478,20 @@ class World:
     # -- safety
 
     def check(self) -> None:
-        """One member per rank and generation, one writer per disk, caps kept."""
+        """One member per node and generation, one writer per disk, caps kept."""
         seen: set[tuple[str, int, int]] = set()
         for agent in (m.agent for m in self.machines.values() if m.agent):
             if agent.gen and agent.alive and agent.job:
-                key = (agent.job, agent.rank, agent.gen)
+                key = (agent.job, agent.node, agent.gen)
                 assert key not in seen, f"two members of {key}"
                 seen.add(key)
         try:
-            grants = self.store.read_alloc().value.grants
+            grants = self.store.read_allocation().value.grants
         except CorruptError:
             return
-        assert len({(g.job, g.rank, g.attempt) for g in grants}) == len(grants)
-        nodes = [g.resource for g in grants if g.resource.startswith("node:")]
-        assert len(set(nodes)) == len(nodes), "a static node is granted twice"
+        assert len({(g.job, g.node, g.attempt) for g in grants}) == len(grants)
+        nodes = [g.resource for g in grants if g.resource.startswith("machine:")]
+        assert len(set(nodes)) == len(nodes), "a static machine is granted twice"
 
 
 def zlib_int(text: str) -> int:
@@ -500,7 +506,7 @@ class Agent:
         self.role = Role.UNKNOWN
         self.run: JobRun | None = None  # what the newest generation runs
         self.job: str | None = None
-        self.rank = self.attempt = -1
+        self.node = self.attempt = -1
         self.ver = self.gen = self.step_no = 0
         self.doc: Generation | None = None
         self.launched: Generation | None = None
@@ -548,7 +554,7 @@ class Agent:
         body = Sync(self.boot, self.ver, self.job, tuple(self.outbox), self._progress())
         try:
             took = accept(store, world.stack, who, body, world.now())
-        except CorruptError:  # the door says 503: asked again later, and what runs goes on
+        except CorruptError:  # the HTTP interface answers 503: asked again later, and what runs goes on
             return
         due = store.read_due(took.job) if took.job else None
         if took.job and (took.new or (due is not None and world.now() >= due)):
@@ -587,7 +593,7 @@ class Agent:
             if role is Role.UNKNOWN or self.machine.vm.job == "":
                 self.outbox[:] = [FactIn(Kind.HELLO)]
             return
-        self.job, self.rank, self.attempt = answer.job, answer.rank, answer.attempt  # type: ignore[attr-defined]
+        self.job, self.node, self.attempt = answer.job, answer.node, answer.attempt  # type: ignore[attr-defined]
         self.disk = answer.disk  # type: ignore[attr-defined]
         self._order(answer.fetch, answer.mirrored_at)  # type: ignore[attr-defined]
         doc: Generation | None = answer.doc  # type: ignore[attr-defined]
@@ -630,7 +636,7 @@ class Agent:
             for drive in self.world.drives.values():
                 if drive.user == self.machine.vm.uid:
                     number = drive.disk.number
-                    if drive.sick or self.clumsy:
+                    if drive.broken or self.clumsy:
                         told = FactIn(Kind.NO_DISK, 0, f"{number}-mount")
                         self.outbox += [] if told in self.outbox else [told]
                         continue
@@ -638,7 +644,7 @@ class Agent:
                     self.say(Kind.ATTACHED, 0, str(number))
                     if drive.held.get(self.job):
                         gen, step = max(drive.held[self.job])
-                        self.say(Kind.HOLDS, 0, f"{gen}-{step}")
+                        self.say(Kind.CHECKPOINT, 0, f"{gen}-{step}")
                     for gen, step in drive.damaged.get(self.job, []):
                         self.say(Kind.DAMAGED, 0, f"{gen}-{step}")
 
@@ -661,13 +667,13 @@ class Agent:
         held = self.mounted.held.setdefault(self.job or "", [])
         held += [] if commit in held else [commit]
         self.say(Kind.FETCHED, 0, text)
-        self.say(Kind.HOLDS, 0, text)
+        self.say(Kind.CHECKPOINT, 0, text)
 
     def _copy(self, agents: list[Agent]) -> None:
-        """The lowest rank with a disk copies what it has just saved, once in each stretch of time."""
+        """The lowest node with a disk copies what it has just saved, once in each stretch of time."""
         every = None if self.run is None or self.run.mirror is None else self.run.mirror.every_s
         writers = [agent for agent in agents if agent.mounted is not None and agent.writes()]
-        lowest = min(writers, key=lambda agent: agent.rank)
+        lowest = min(writers, key=lambda agent: agent.node)
         if every is None or lowest is not self or self.commit is None or not self.world.copies:
             return
         if self.mirrored_at is None or self.world.t // every > self.mirrored_at // every:
@@ -692,8 +698,8 @@ class Agent:
             for agent in agents:
                 agent.alive = False
                 agent._say_held(agent.gen)
-                if sign := world.signs.get(agent.rank):
-                    agent.say(Kind.SICK, agent.gen, sign)
+                if sign := world.signs.get(agent.node):
+                    agent.say(Kind.HARDWARE_FAULT, agent.gen, sign)
                 agent.say(Kind.EXIT, agent.gen, "1")
             return
         if self.step_no == world.loop_steps:
@@ -716,7 +722,9 @@ class Agent:
         if any(agent.mounted is None and agent.writes() for agent in agents):
             return
         ours = [agent.mounted for agent in agents if agent.mounted and agent.writes()]
-        every = [drive for drive in world.drives.values() if drive.disk.job == self.job]  # a static node's is its own
+        every = [
+            drive for drive in world.drives.values() if drive.disk.job == self.job
+        ]  # a static machine's is its own
         found = max((commit for drive in ours for commit in drive.held.get(self.job, [])), default=None)
         newest = max((commit for drive in ours + every for commit in drive.held.get(self.job, [])), default=None)
         asked_for = world.record(self.job).given_up
@@ -766,4 +774,4 @@ class Agent:
 
     def _say_held(self, gen: int) -> None:
         if self.mounted is not None and self.mounted.held.get(self.job or ""):
-            self.say(Kind.HOLDS, gen, "{}-{}".format(*max(self.mounted.held[self.job or ""])))
+            self.say(Kind.CHECKPOINT, gen, "{}-{}".format(*max(self.mounted.held[self.job or ""])))

@@ -10,9 +10,8 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from greenlet import getcurrent
-from spotkeeper.reconcile.deadline import Deadline
-from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError
 
+from spotkeeper.reconcile.store.objects import Blob, ConflictError, Deadline, UnavailableError
 from tests.scale.virtual import Hub
 
 LATENCY_S = 0.030
@@ -65,13 +64,6 @@ class Bucket:
         if key in self.blobs:
             raise ConflictError(key)
         return self._store(key, data)
-
-    def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
-        for start in range(0, len(blobs), PARALLEL):
-            self._wait()
-            for key, data in blobs[start : start + PARALLEL]:
-                if key not in self.blobs and self._allowed(key):
-                    self._store(key, data)
 
     def replace(self, key: str, data: bytes, tag: str) -> str:
         self._write(key)

@@ -1,8 +1,8 @@
-"""Everybody reports at once: N agents' hellos within two seconds, through the shipped door, store and rounds.
+"""Everybody reports at once: N agents' hellos within two seconds, through the shipped HTTP interface, store and rounds.
 
 Only time is a stand-in: the platform's instances and their concurrency, the bucket's limits, the listing's
 pages. What is counted is what the promise names: rounds, writes of the record, and how long after the last
-accepted report every rank was in the record.
+accepted report every node was in the record.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from unittest.mock import patch
 import msgspec
 from greenlet import getcurrent, greenlet
 from msgspec import Struct
-from spotkeeper.reconcile import market
-from spotkeeper.reconcile import round as rounds
-from spotkeeper.reconcile.http import Door
-from spotkeeper.reconcile.runtime import Runtime, Settings
-from spotkeeper.reconcile.store import ObjectStore
-from spotkeeper.reconcile.stored import decode, decode_versioned
-from spotkeeper.spec import names
-from spotkeeper.spec.cloud import Action, Class, Disk, Listing, Result, Vm, VmStatus
-from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import FactIn, Sync
-from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Grant, Rank, Record, Slot, SlotState
-from spotkeeper.spec.stack import PoolState, Price, StackState
 
-from tests.machine.actors import Inline
+from spotkeeper.contract import names
+from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.cloud import Action, Disk, Listing, Result, ResultKind, Vm, VmStatus
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.generation import FactIn, Sync
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.record import Node, Record, Slot, SlotState
+from spotkeeper.contract.stack import Model, PoolState, Price, StackState
+from spotkeeper.reconcile.controller import reconcile_job as rounds
+from spotkeeper.reconcile.select import market
+from spotkeeper.reconcile.service.http import HttpApp
+from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
+from spotkeeper.reconcile.store.documents import decode, decode_versioned
+from spotkeeper.reconcile.store.store import ObjectStore
+from tests.properties.actors import Inline
 from tests.scale.bucket import Bucket, DeadError
 from tests.scale.virtual import Hub
 
@@ -48,22 +48,22 @@ LIST_S = 3.0  # a listing over all zones
 POLL_S = 0.5  # of an agent that waits (vm.sync)
 
 
-def stack_of(ranks: int) -> StackState:
-    pool = PoolState("pool", "spot", "m", (ZONE,), 1, ranks, 0, 100, "pd", {ZONE: Price(on_demand=1.0, spot=0.3)})
+def stack_of(nodes: int) -> StackState:
+    pool = PoolState("pool", "spot", "m", (ZONE,), 1, nodes, 0, 100, "pd", {ZONE: Price(on_demand=1.0, spot=0.3)})
     return StackState(STACK, "gcp", "p", "z", "b", (pool,), node_identity="node@p")
 
 
-def starting(ranks: int, now: float) -> tuple[Record, Alloc]:
+def starting(nodes: int, now: float) -> tuple[Record, Allocation]:
     """A job whose machines are all asked for."""
     slot = Slot(1, SlotState.INTENT, "pool", ZONE, Model.SPOT, now)
     record = Record(
-        JOB, UID, "scale", "", now, nonce="first", zone=ZONE, ranks=(Rank(top=1, cur=slot, zone=ZONE),) * ranks
+        JOB, UID, "scale", "", now, nonce="first", zone=ZONE, nodes=(Node(top=1, cur=slot, zone=ZONE),) * nodes
     )
-    return record, Alloc(1, "first", tuple(Grant(JOB, n, 1, "slot:pool", now) for n in range(ranks)))
+    return record, Allocation(1, "first", tuple(Grant(JOB, n, 1, "slot:pool", now) for n in range(nodes)))
 
 
-def listing_of(ranks: int) -> Listing:
-    machines = [names.vm_name(STACK, JOB, n, 1) for n in range(ranks)]
+def listing_of(nodes: int) -> Listing:
+    machines = [names.vm_name(STACK, JOB, n, 1) for n in range(nodes)]
     vms = tuple(
         Vm(name, str(10**18 + n), ZONE, VmStatus.RUNNING, "pool", JOB, n, 1, f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}")
         for n, name in enumerate(machines)
@@ -75,8 +75,8 @@ def listing_of(ranks: int) -> Listing:
 class Cloud:
     """Lists; nothing else is asked of it while machines only say hello."""
 
-    def __init__(self, hub: Hub, ranks: int) -> None:
-        self.hub, self.listing, self.lists = hub, listing_of(ranks), 0
+    def __init__(self, hub: Hub, nodes: int) -> None:
+        self.hub, self.listing, self.lists = hub, listing_of(nodes), 0
 
     def list(self, stack: str) -> Listing:
         self.lists += 1
@@ -87,7 +87,7 @@ class Cloud:
         return None
 
     def perform(self, action: Action, deadline_s: float) -> Result:
-        return Result(action, Class.DONE)
+        return Result(action, ResultKind.DONE)
 
 
 class Believed:
@@ -125,9 +125,9 @@ class Report:
 
 @dataclass
 class Instance:
-    """One process of the function: its door, its free places, its one processor."""
+    """One process of the function: its HTTP app, its free places, its one processor."""
 
-    door: Door
+    app: HttpApp
     free: int = CONCURRENCY
     busy_until: float = 0.0
     tasks: dict[greenlet, Report] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Instance:
 
 @dataclass
 class Outcome:
-    ranks: int
+    nodes: int
     accepted: float = 0.0  # the moment of the last accepted report
     covered: float = 0.0  # the moment of the record's write that had them all; 0: never
     rounds: int = 0
@@ -152,19 +152,19 @@ class Outcome:
 class Burst:
     """One burst. ``deaths``: the share of lease holders whose process ends in the middle of their round."""
 
-    def __init__(self, ranks: int, deaths: float = 0.0, seed: int = 0, spread_s: float = SPREAD_S) -> None:
+    def __init__(self, nodes: int, deaths: float = 0.0, seed: int = 0, spread_s: float = SPREAD_S) -> None:
         self.hub, self.random, self.deaths = Hub(), random.Random(seed), deaths  # noqa: S311 - repeatable
         self.spread_s = spread_s
         self.bucket = Bucket(self.hub)
-        self.cloud = Cloud(self.hub, ranks)
-        self.outcome = Outcome(ranks)
-        record, alloc = starting(ranks, self.hub.now())
+        self.cloud = Cloud(self.hub, nodes)
+        self.outcome = Outcome(nodes)
+        record, allocation = starting(nodes, self.hub.now())
         store = ObjectStore(self.bucket)
-        store.put("stack/pools.json", msgspec.json.encode(stack_of(ranks)))
-        store.put_spec(JOB, JobSpec("scale", ("train.py",), ranks))
+        store.put("stack/pools.json", msgspec.json.encode(stack_of(nodes)))
+        store.put_spec(JOB, JobSpec("scale", ("train.py",), nodes))
         store.set_active(JOB)
         assert store.create_record(record)
-        assert store.cas_alloc(alloc, "")
+        assert store.cas_allocation(allocation, "")
         self.bucket.forget()
         self.bucket.written = self._written
         self.instances = [self._instance() for _ in range(INSTANCES)]
@@ -172,8 +172,8 @@ class Burst:
         self.done, self.holder = False, ""
 
     def run(self, limit_s: float = 900.0) -> Outcome:
-        for rank in range(self.outcome.ranks):
-            report = Report(names.vm_name(STACK, JOB, rank, 1), str(10**18 + rank), f"boot-{rank}")
+        for node in range(self.outcome.nodes):
+            report = Report(names.vm_name(STACK, JOB, node, 1), str(10**18 + node), f"boot-{node}")
             self.hub.spawn(lambda report=report: self._arrive(report), self.random.uniform(0.0, self.spread_s))
         with patch.object(rounds, "ThreadPoolExecutor", Inline), patch.object(market, "ThreadPoolExecutor", Inline):
             self.hub.run(limit_s)
@@ -183,11 +183,11 @@ class Burst:
     # -- the platform: instances, their places, a queue before them
 
     def _instance(self) -> Instance:
-        runtime = Runtime(Settings(STACK, "sim", clock=self.hub), ObjectStore(self.bucket), self.cloud)  # type: ignore[arg-type]
+        runtime = Runtime(FunctionSettings(STACK, "sim", clock=self.hub), ObjectStore(self.bucket), self.cloud)  # type: ignore[arg-type]
         runtime.monotonic = self.hub.now
         runtime._verifier = Believed()  # type: ignore[assignment]
-        runtime._options = rounds.Options(sleep=self.hub.sleep, every=self._beat)
-        return Instance(Door(runtime))
+        runtime._options = rounds.RoundOptions(sleep=self.hub.sleep, every=self._beat)
+        return Instance(HttpApp(runtime))
 
     def _arrive(self, report: Report) -> None:
         if self.done:
@@ -209,7 +209,7 @@ class Burst:
         self.hub.sleep(instance.busy_until - self.hub.now())
         status, began = 599, self.hub.now()
         with suppress(DeadError):
-            body, status, _ = instance.door.handle(report.request())
+            body, status, _ = instance.app.handle(report.request())
             _, found, after = body[:500].partition(b'"ver":')
             report.ver = int(after.split(b",", 1)[0]) if found else report.ver
         if me in self.bucket.dead:
@@ -254,8 +254,8 @@ class Burst:
         elif key == LEASE:
             self._taken(decode(data, Held, key).nonce)
         elif key == RECORD:
-            ranks = decode_versioned(data, Record, key).ranks
-            if all(rank.cur is not None and rank.cur.state is not SlotState.INTENT for rank in ranks):
+            nodes = decode_versioned(data, Record, key).nodes
+            if all(node.cur is not None and node.cur.state is not SlotState.INTENT for node in nodes):
                 self.outcome.covered, self.done = now, True
                 self.outcome.rounds, self.outcome.record_writes = self.cloud.lists, self.bucket.writes[key]
 

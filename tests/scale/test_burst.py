@@ -5,17 +5,17 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from spotkeeper.reconcile.lease import SHORT_S
-from spotkeeper.vm.sync import ANSWER_S
 
+from spotkeeper.reconcile.controller.lease import SHORT_S
+from spotkeeper_agent.core.sync import ANSWER_S
 from tests.scale.burst import ROUND_S, Burst
 
 COVERED_S = 10.0
 
 
-@pytest.mark.parametrize("ranks", [10, 100, 1000, 10_000])
-def test_reports_within_two_seconds_cost_two_rounds(ranks: int) -> None:
-    outcome = Burst(ranks).run()
+@pytest.mark.parametrize("nodes", [10, 100, 1000, 10_000])
+def test_reports_within_two_seconds_cost_two_rounds(nodes: int) -> None:
+    outcome = Burst(nodes).run()
     assert (outcome.rounds, outcome.record_writes) == (2, 2)
     assert outcome.seconds <= COVERED_S
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotkeeper.reconcile.pace import BURST, PER_S, Bucket, Paced
-from spotkeeper.spec.cloud import Action, Class, DeleteDisk, Listing, Result
+from spotkeeper.contract.cloud import Action, DeleteDisk, Listing, Result, ResultKind
+from spotkeeper.reconcile.clouds.rate_limit import BURST, PER_S, Paced, TokenBucket
 
 GOOGLE_A_MINUTE = 1500
 
@@ -23,7 +23,7 @@ class Counted:
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         self.calls.append((self.now, deadline_s))
-        return Result(action, Class.ACCEPTED)
+        return Result(action, ResultKind.ACCEPTED)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -35,9 +35,9 @@ def disk(number: int) -> DeleteDisk:
 
 def test_a_thousand_calls_stay_below_the_quota_of_every_minute() -> None:
     cloud = Counted()
-    paced = Paced(cloud, Bucket(now=lambda: cloud.now), cloud.sleep)
+    paced = Paced(cloud, TokenBucket(now=lambda: cloud.now), cloud.sleep)
     for number in range(4000):
-        assert paced.perform(disk(number), 20.0).kind is Class.ACCEPTED
+        assert paced.perform(disk(number), 20.0).kind is ResultKind.ACCEPTED
     moments = [at for at, _ in cloud.calls]
     fullest = max(sum(start <= at < start + 60.0 for at in moments) for start in moments[::50])
     assert fullest <= GOOGLE_A_MINUTE
@@ -47,16 +47,18 @@ def test_a_thousand_calls_stay_below_the_quota_of_every_minute() -> None:
 
 def test_a_call_whose_turn_comes_too_late_is_put_off_without_being_made() -> None:
     cloud = Counted()
-    paced = Paced(cloud, Bucket(per_s=1.0, burst=2.0, now=lambda: cloud.now), lambda _: None)  # many threads at once
+    paced = Paced(
+        cloud, TokenBucket(per_s=1.0, burst=2.0, now=lambda: cloud.now), lambda _: None
+    )  # many threads at once
     results = [paced.perform(disk(number), 6.0) for number in range(10)]
-    assert [result.kind for result in results] == [Class.ACCEPTED] * 5 + [Class.THROTTLED] * 5
+    assert [result.kind for result in results] == [ResultKind.ACCEPTED] * 5 + [ResultKind.THROTTLED] * 5
     assert [deadline for _, deadline in cloud.calls] == [6.0, 6.0, 5.0, 4.0, 3.0], "what waiting took is not had twice"
     cloud.now += 100.0
-    assert paced.perform(disk(99), 6.0).kind is Class.ACCEPTED
+    assert paced.perform(disk(99), 6.0).kind is ResultKind.ACCEPTED
 
 
 def test_tokens_are_saved_up_to_the_burst_only() -> None:
     clock = [0.0]
-    bucket = Bucket(per_s=1.0, burst=3.0, now=lambda: clock[0])
+    bucket = TokenBucket(per_s=1.0, burst=3.0, now=lambda: clock[0])
     clock[0] = 1e6
     assert [bucket.take(0.5) for _ in range(4)] == [0.0, 0.0, 0.0, None]

@@ -8,16 +8,17 @@ from collections import Counter
 import msgspec
 import pytest
 from msgspec.structs import replace
-from spotkeeper.reconcile.deadline import BEGIN_S, REQUEST_S, Deadline
-from spotkeeper.reconcile.round import Ended, Options
-from spotkeeper.reconcile.store import ObjectStore
-from spotkeeper.reconcile.sweep import tick
-from spotkeeper.spec import names
-from spotkeeper.spec.cloud import Action, Class, Disk, Listing, Result, Vm, VmStatus
-from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Alloc, Grant, Phase, Rank, Record, Slot, SlotState
 
+from spotkeeper.contract import names
+from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.cloud import Action, Disk, Listing, Result, ResultKind, Vm, VmStatus
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.record import Node, Phase, Record, Slot, SlotState
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.controller.reconcile_job import Ended, RoundOptions
+from spotkeeper.reconcile.controller.tick import tick
+from spotkeeper.reconcile.store.objects import BEGIN_S, REQUEST_S, Deadline
+from spotkeeper.reconcile.store.store import ObjectStore
 from tests.scale.burst import STACK, ZONE, stack_of
 from tests.security.cases_store import Shelf
 
@@ -53,7 +54,7 @@ class Cloud:
     def perform(self, action: Action, deadline_s: float) -> Result:
         with self.lock:
             self.calls.append(action)
-        return Result(action, Class.CAPACITY)
+        return Result(action, ResultKind.CAPACITY)
 
 
 def name(number: int) -> str:
@@ -83,16 +84,16 @@ def training(jobs: int, now: float) -> tuple[ObjectStore, Cloud]:
     for number in range(jobs):
         job, uid = name(number), str(10**18 + number)
         slot = Slot(1, SlotState.MEMBER, "pool", ZONE, Model.SPOT, now, None, uid, "boot", "10.0.0.1", disk=True)
-        rank = Rank(top=1, cur=slot, zone=ZONE)
+        node = Node(top=1, cur=slot, zone=ZONE)
         store.put_spec(job, JobSpec("n", ("train.py",), 1))
         store.set_active(job)
         record = Record(job, "u", "n", "", now, nonce="first", gen=1, gen_since=now, zone=ZONE, members=(0,))
-        assert store.create_record(replace(record, ranks=(rank,)))
+        assert store.create_record(replace(record, nodes=(node,)))
         machine = names.vm_name(STACK, job, 0, 1)
         vms.append(Vm(machine, uid, ZONE, VmStatus.RUNNING, "pool", job, 0, 1, "10.0.0.1"))
         disks.append(Disk(names.disk_name(STACK, job, 0, 0), ZONE, job, 0, 0, (machine,)))
         grants.append(Grant(job, 0, 1, "slot:pool", now))
-    assert store.cas_alloc(Alloc(1, "first", tuple(grants)), "")
+    assert store.cas_allocation(Allocation(1, "first", tuple(grants)), "")
     cloud.listing = Listing(tuple(vms), tuple(disks), (), frozenset({ZONE}))
     return store, cloud
 
@@ -100,7 +101,7 @@ def training(jobs: int, now: float) -> tuple[ObjectStore, Cloud]:
 def test_hundreds_of_jobs_are_served_in_one_tick_from_one_listing() -> None:
     clock = Clock()
     store, cloud = training(JOBS, clock.now())
-    result = tick(store, cloud, clock, Options(settle_s=0.0))
+    result = tick(store, cloud, clock, RoundOptions(settle_s=0.0))
     assert (result.jobs, len(result.rounds)) == (JOBS, JOBS)
     assert not result.late
     assert not result.failed
@@ -114,7 +115,7 @@ def test_hundreds_of_jobs_that_all_want_machines_get_them_by_turns() -> None:
     _, store = site(JOBS)
     clock, cloud = Clock(), Cloud()
     for _ in range(4):
-        result = tick(store, cloud, clock, Options(settle_s=0.0))
+        result = tick(store, cloud, clock, RoundOptions(settle_s=0.0))
         assert not result.failed
         clock.at += 60.0
     assert {action.job for action in cloud.calls} == {name(number) for number in range(JOBS)}
@@ -132,7 +133,9 @@ def test_a_tick_without_time_leaves_whole_rounds_to_the_next_and_nobody_waits_fo
             passed[0] += (REQUEST_S - BEGIN_S) / 33
             return passed[0]
 
-        result = tick(store, cloud, clock, Options(settle_s=0.0, parallel=1, deadline=Deadline(REQUEST_S, monotonic)))
+        result = tick(
+            store, cloud, clock, RoundOptions(settle_s=0.0, parallel=1, deadline=Deadline(REQUEST_S, monotonic))
+        )
         assert 0 < len(result.late) < 30
         assert len(result.late) + len(result.rounds) == 30
         assert not result.failed
@@ -147,8 +150,8 @@ def test_a_job_whose_name_nobody_knows_is_buried_though_its_id_is_no_name() -> N
     _, store = site(1)
     for job in ("2hxst234", "ghxst234"):
         store.set_active(job)
-        assert store.create_record(Record(job, "u", job, "", 1.0, nonce="n", phase=Phase.DONE, ranks=(Rank(),)))
-    result = tick(store, Cloud(), Clock(), Options(settle_s=0.0, parallel=1))
+        assert store.create_record(Record(job, "u", job, "", 1.0, nonce="n", phase=Phase.DONE, nodes=(Node(),)))
+    result = tick(store, Cloud(), Clock(), RoundOptions(settle_s=0.0, parallel=1))
     assert not result.failed
     assert store.active_jobs() == (name(0),)
 
@@ -161,7 +164,7 @@ def test_ended_jobs_cost_a_tick_nothing(ended: int) -> None:
     listed: list[int] = []
     real = shelf.list
     shelf.list = lambda prefix, start="": listed.append(len(found := real(prefix, start))) or found  # type: ignore[method-assign]
-    result = tick(store, Cloud(), Clock(), Options(settle_s=0.0, parallel=1))
+    result = tick(store, Cloud(), Clock(), RoundOptions(settle_s=0.0, parallel=1))
     assert result.jobs == 3
     assert sum(asked.values()) < 150, asked
     assert max(listed) <= 3, "no listing goes over the jobs that ever were"

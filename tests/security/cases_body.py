@@ -10,9 +10,8 @@ from typing import Any
 
 import flask
 import pytest
-from spotkeeper.reconcile.body import BodyError, parse
-from spotkeeper.reconcile.hints import Push
 
+from spotkeeper.reconcile.service.request_body import BodyError, Push, parse
 from tests.security.cases_identity import PATHS, Case, Cases, shot, unmoved
 from tests.security.site import CANARY, JOB, Shot, Site, sync
 
@@ -55,7 +54,7 @@ def empty(site: Site) -> Cases:
         yield sent(site, f"sync {number}", body)
         if body:
             yield shot(site, f"tick {number}", body=body, token=site.clock_token(), path="/v1/tick")
-    for path in ("/v1/tick", f"/v1/poke/{JOB}"):
+    for path in ("/v1/tick", f"/v1/notify/{JOB}"):
         yield shot(site, path, token=site.clock_token(), path=path, want=(200,))
     yield shot(site, "event", token=site.clock_token(), path="/v1/event", want=(200,), quarantine=True)
 
@@ -103,7 +102,7 @@ def stream(site: Site) -> Cases:
             environ["CONTENT_LENGTH"] = length
         if token:
             environ["HTTP_AUTHORIZATION"] = token
-        status = site.door.handle(flask.Request(environ))[1]
+        status = site.app.handle(flask.Request(environ))[1]
         assert status == 413 if length in (None, "10000000") else status in (400, 401, 413)
         assert body.read_bytes <= 17_000 or (length is None and body.read_bytes <= 70_000)
 
@@ -193,7 +192,7 @@ def missing(site: Site) -> Cases:
 
 
 def extra(site: Site) -> Cases:
-    names = ("rank", "uid", "attempt_", "url", "master", "address", "__class__", CANARY, "", "spec", "zone")
+    names = ("node", "uid", "attempt_", "url", "master", "address", "__class__", CANARY, "", "spec", "zone")
     for name in names:
         for at in ((), ("facts", 0), ("progress",)):
             body = copy.deepcopy(GOOD)

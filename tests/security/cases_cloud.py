@@ -12,14 +12,11 @@ from threading import Thread
 from typing import Any
 
 from msgspec.structs import replace
+
 from spotkeeper.clock import Clock
-from spotkeeper.reconcile.gce import Gce
-from spotkeeper.reconcile.gce_api import Api
-from spotkeeper.reconcile.wire import Answer
-from spotkeeper.spec.cloud import (
+from spotkeeper.contract.cloud import (
     Action,
     AttachDisk,
-    Class,
     CreateDisk,
     CreateSnapshot,
     DeleteDisk,
@@ -28,13 +25,29 @@ from spotkeeper.spec.cloud import (
     DetachDisk,
     InsertVm,
     Listing,
+    ResultKind,
     VmStatus,
 )
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Phase
-
-from tests.reconcile import compute
-from tests.reconcile.compute import DISK, JOB, STACK, UID, VM, A, B, failed, instance, operation, refusal, scopes
+from spotkeeper.contract.record import Phase
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.clouds.gce.api import Api
+from spotkeeper.reconcile.clouds.gce.cloud import Gce
+from spotkeeper.reconcile.clouds.http_client import Answer
+from tests.reconcile.clouds.gce import compute
+from tests.reconcile.clouds.gce.compute import (
+    DISK,
+    JOB,
+    STACK,
+    UID,
+    VM,
+    A,
+    B,
+    failed,
+    instance,
+    operation,
+    refusal,
+    scopes,
+)
 from tests.security.cases_identity import Cases
 from tests.security.cases_text import Scripted
 from tests.security.site import JOB as OURS
@@ -52,7 +65,7 @@ OTHERS: tuple[Action, ...] = (
     DeleteSnapshot(DISK),
 )
 ACTIONS = (*CREATIONS, *OTHERS)
-DONE_TO_US = (Class.ACCEPTED, Class.IN_USE, Class.AMBIGUOUS, Class.PERMANENT, Class.DEAD_KEY)
+DONE_TO_US = (ResultKind.ACCEPTED, ResultKind.IN_USE, ResultKind.AMBIGUOUS, ResultKind.PERMANENT, ResultKind.DEAD_KEY)
 
 
 def answer(scripted: dict[str, Any] | bytes, status: int = 200) -> Answer:
@@ -66,13 +79,13 @@ def gce(script: Callable[[str, str], Answer]) -> Gce:
     return Gce(STACK, Scripted(script), Clock())
 
 
-def means(action: Action, reply: Answer, *kinds: Class) -> None:
+def means(action: Action, reply: Answer, *kinds: ResultKind) -> None:
     result = gce(lambda *_: reply).perform(action, 5)
     assert result.action == action and result.kind in kinds, result
     assert len(result.detail) <= 300 and "\n" not in result.detail
 
 
-def told(actions: Sequence[Action], replies: Sequence[Answer], *kinds: Class) -> Cases:
+def told(actions: Sequence[Action], replies: Sequence[Answer], *kinds: ResultKind) -> Cases:
     for action, (number, reply) in itertools.product(actions, enumerate(replies)):
         label = f"{type(action).__name__} {number}"
         yield label, lambda action=action, reply=reply: means(action, reply, *kinds)
@@ -85,7 +98,7 @@ def exists(_: Site) -> Cases:
     """409 for our own name is what was wanted; whose it is, the listing's labels say."""
     words = ("alreadyExists", "ALREADY_EXISTS", "duplicate", "conflict", "")
     replies = [*(answer(refusal(409, word)) for word in words), answer(b"<html>", 409), answer(b"", 409)]
-    yield from told(CREATIONS, replies, Class.ACCEPTED)
+    yield from told(CREATIONS, replies, ResultKind.ACCEPTED)
     yield from told(OTHERS, replies[:2], *DONE_TO_US)
 
     def foreign(labels: dict[str, str], name: str) -> None:
@@ -96,20 +109,20 @@ def exists(_: Site) -> Cases:
         assert gce(script).list("demo").vms == (), "another's machine was taken for ours"
 
     ours = compute.names.labels("demo", "gpu", JOB, 7, 3)
-    for key in ("sk-job", "sk-rank", "sk-attempt"):
+    for key in ("sk-job", "sk-node", "sk-attempt"):
         for value in ("x", "99", "-1", "0"):
             yield f"{key}={value}", lambda key=key, value=value: foreign(ours | {key: value}, VM)
 
 
 def failed_operation(_: Site) -> Cases:
     for code, kind in (
-        ("ZONE_RESOURCE_POOL_EXHAUSTED", Class.CAPACITY),
-        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", Class.CAPACITY),
-        ("QUOTA_EXCEEDED", Class.QUOTA),
-        ("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", Class.IN_USE),
-        ("RATE_LIMIT_EXCEEDED", Class.THROTTLED),
-        ("INTERNAL_ERROR", Class.AMBIGUOUS),
-        ("INVALID_USAGE", Class.PERMANENT),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED", ResultKind.CAPACITY),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", ResultKind.CAPACITY),
+        ("QUOTA_EXCEEDED", ResultKind.QUOTA),
+        ("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", ResultKind.IN_USE),
+        ("RATE_LIMIT_EXCEEDED", ResultKind.THROTTLED),
+        ("INTERNAL_ERROR", ResultKind.AMBIGUOUS),
+        ("INVALID_USAGE", ResultKind.PERMANENT),
     ):
         yield from told(CREATIONS, [answer(failed(code)), answer(failed(code, 400))], kind)
 
@@ -156,14 +169,14 @@ def survives(site: Site, listing: Listing, times: int = 1) -> None:
     with showing(site, listing):
         for _ in range(times):
             record = site.store.records[OURS][0]
-            live = {slot.uid for rank in record.ranks for slot in (rank.cur, rank.next) if slot is not None}
+            live = {slot.uid for node in record.nodes for slot in (node.cur, node.next) if slot is not None}
             site.cloud.asked.clear()
-            shot = Shot(b"{}", site.clock_token(), f"/v1/poke/{OURS}")
+            shot = Shot(b"{}", site.clock_token(), f"/v1/notify/{OURS}")
             assert site.ask(shot)[0] == 200
             after = site.store.records[OURS][0]
-            assert after.phase is Phase.RUN and [r.disk for r in after.ranks] == [r.disk for r in record.ranks]
-            assert all(new.top - old.top <= 1 for old, new in zip(record.ranks, after.ranks, strict=True))
-            kept = live & {slot.uid for rank in after.ranks for slot in (rank.cur, rank.next) if slot is not None}
+            assert after.phase is Phase.RUN and [r.disk for r in after.nodes] == [r.disk for r in record.nodes]
+            assert all(new.top - old.top <= 1 for old, new in zip(record.nodes, after.nodes, strict=True))
+            kept = live & {slot.uid for node in after.nodes for slot in (node.cur, node.next) if slot is not None}
             for action in site.cloud.asked:
                 assert not isinstance(action, DeleteDisk | CreateSnapshot)
                 assert not (isinstance(action, DeleteVm) and action.uid in kept)
@@ -183,16 +196,16 @@ def stale_list(site: Site) -> Cases:
     whole = site.cloud.listing
     for drop in range(1, 8):
         for status in (VmStatus.PENDING, VmStatus.RUNNING, VmStatus.STOPPING, VmStatus.DEAD):
-            vms = tuple(replace(vm, status=status) if drop & 1 << vm.rank and vm.job else vm for vm in whole.vms)
-            yield f"ranks {drop:03b} {status.value}", lambda vms=vms: survives(site, replace(whole, vms=vms))
-        disks = tuple(replace(one, users=()) if drop & 1 << one.rank else one for one in whole.disks)
+            vms = tuple(replace(vm, status=status) if drop & 1 << vm.node and vm.job else vm for vm in whole.vms)
+            yield f"nodes {drop:03b} {status.value}", lambda vms=vms: survives(site, replace(whole, vms=vms))
+        disks = tuple(replace(one, users=()) if drop & 1 << one.node else one for one in whole.disks)
         yield f"disks {drop:03b} free", lambda disks=disks: survives(site, replace(whole, disks=disks))
 
 
 def dead_token(_: Site) -> Cases:
     """The key's operation is over and its thing is gone, or another has its name: the attempt is dead."""
 
-    def check(action: Action, there: Answer, done: dict[str, Any], *kinds: Class) -> None:
+    def check(action: Action, there: Answer, done: dict[str, Any], *kinds: ResultKind) -> None:
         def script(method: str, _: str) -> Answer:
             return answer(done) if method == "POST" else there
 
@@ -202,38 +215,41 @@ def dead_token(_: Site) -> Cases:
     gone = [answer(refusal(404, word)) for word in ("notFound", "NOT_FOUND", "")]
     other = [answer(instance(id=uid)) for uid in ("1", "42420", "9999999999999999999", "")]
     for action, reply in itertools.product((INSERT, CREATE), [*gone, *other]):
-        yield f"{type(action).__name__} {reply.status}", lambda a=action, r=reply: check(a, r, done, Class.DEAD_KEY)
+        yield (
+            f"{type(action).__name__} {reply.status}",
+            lambda a=action, r=reply: check(a, r, done, ResultKind.DEAD_KEY),
+        )
     unknown = [answer(refusal(503, "backendError")), answer(b"<html>", 502), answer(refusal(403, "forbidden"))]
     unknown += [answer(instance(id="4242")), answer(refusal(429, "rateLimitExceeded")), answer(b"", 500)]
     for action, reply in itertools.product((INSERT, CREATE), unknown):
         yield (
             f"{type(action).__name__} {reply.status} not known",
-            lambda a=action, r=reply: check(a, r, done, Class.ACCEPTED),
+            lambda a=action, r=reply: check(a, r, done, ResultKind.ACCEPTED),
         )
     for action, status in itertools.product((INSERT, CREATE), ("RUNNING", "PENDING")):
         running = operation(status=status, targetId="4242")
-        yield f"{type(action).__name__} {status}", lambda a=action, o=running: check(a, gone[0], o, Class.ACCEPTED)
+        yield f"{type(action).__name__} {status}", lambda a=action, o=running: check(a, gone[0], o, ResultKind.ACCEPTED)
 
 
 def mismatch(_: Site) -> Cases:
     words = ("invalid", "badRequest", "required", "IDEMPOTENT_PARAMETER_MISMATCH", "INVALID_ARGUMENT")
     replies = [answer(refusal(400, word, "requestId was used with another body")) for word in words]
-    yield from told(CREATIONS, [*replies, *(answer(failed(word, 400)) for word in words)], Class.PERMANENT)
+    yield from told(CREATIONS, [*replies, *(answer(failed(word, 400)) for word in words)], ResultKind.PERMANENT)
 
 
 def forbidden(_: Site) -> Cases:
     """The same status for three different days."""
     for word, kind in (
-        ("quotaExceeded", Class.QUOTA),
-        ("QUOTA_EXCEEDED", Class.QUOTA),
-        ("limitExceeded", Class.QUOTA),
-        ("rateLimitExceeded", Class.THROTTLED),
-        ("userRateLimitExceeded", Class.THROTTLED),
-        ("forbidden", Class.PERMANENT),
-        ("insufficientPermissions", Class.PERMANENT),
-        ("accessNotConfigured", Class.PERMANENT),
-        ("PERMISSION_DENIED", Class.PERMANENT),
-        ("", Class.PERMANENT),
+        ("quotaExceeded", ResultKind.QUOTA),
+        ("QUOTA_EXCEEDED", ResultKind.QUOTA),
+        ("limitExceeded", ResultKind.QUOTA),
+        ("rateLimitExceeded", ResultKind.THROTTLED),
+        ("userRateLimitExceeded", ResultKind.THROTTLED),
+        ("forbidden", ResultKind.PERMANENT),
+        ("insufficientPermissions", ResultKind.PERMANENT),
+        ("accessNotConfigured", ResultKind.PERMANENT),
+        ("PERMISSION_DENIED", ResultKind.PERMANENT),
+        ("", ResultKind.PERMANENT),
     ):
         yield from told(CREATIONS, [answer(refusal(403, word))], kind)
 
@@ -241,8 +257,8 @@ def forbidden(_: Site) -> Cases:
 def proxy_page(_: Site) -> Cases:
     pages = [b"<html><h1>502 Bad Gateway</h1>", b"", b"\xff\xfe", b"{", b'{"error":"x"}', b"null"]
     replies = [answer(page, status) for page, status in zip(pages, (502, 500, 503, 504, 502, 599), strict=True)]
-    yield from told((INSERT, CREATE, DeleteVm(VM, "4242", A), DeleteDisk(DISK, A)), replies, Class.AMBIGUOUS)
-    yield from told((INSERT, CREATE), [answer(page) for page in pages], Class.AMBIGUOUS)
+    yield from told((INSERT, CREATE, DeleteVm(VM, "4242", A), DeleteDisk(DISK, A)), replies, ResultKind.AMBIGUOUS)
+    yield from told((INSERT, CREATE), [answer(page) for page in pages], ResultKind.AMBIGUOUS)
 
     def blind(page: bytes, status: int) -> None:
         assert gce(lambda *_: answer(page, status)).list("demo").answered == frozenset()
@@ -282,7 +298,7 @@ def slow_loris(_: Site) -> Cases:
     def check(first: bytes, action: Action) -> None:
         with dripping(first) as endpoint:
             result = Gce(STACK, Api(endpoint, None), Clock()).perform(action, 0.01)
-        assert result.kind is Class.AMBIGUOUS
+        assert result.kind is ResultKind.AMBIGUOUS
 
     for first, action in itertools.product(starts, ACTIONS):
         yield f"{type(action).__name__} {first[-10:]!r}", lambda f=first, a=action: check(f, a)
@@ -306,7 +322,7 @@ def wrong_clock(_: Site) -> Cases:
             return answer({"items": [entry]} if path.endswith(f"{A}/operations") else {})
 
         (result,) = Gce(STACK, Scripted(script), Fixed()).list("demo").results
-        assert result.at <= 1_800_000_000.0 and result.kind is not Class.ACCEPTED
+        assert result.at <= 1_800_000_000.0 and result.kind is not ResultKind.ACCEPTED
 
     for hours, code in itertools.product(
         (-24, -2, -1, 0, 1, 2, 24, 9000), ("QUOTA_EXCEEDED", "STOCKOUT", "INTERNAL_ERROR", "X")

@@ -13,18 +13,18 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from msgspec.structs import replace
-from spotkeeper.reconcile import auth, auth_aws
-from spotkeeper.reconcile.auth import AuthError, Verifier
-from spotkeeper.spec.facts import Kind
 
-from tests.reconcile import identities as ids
-from tests.reconcile.identities import part
+from spotkeeper.contract.facts import Kind
+from spotkeeper.reconcile.service import auth, auth_aws
+from spotkeeper.reconcile.service.auth import AuthError, Verifier
+from tests.reconcile.service import identities as ids
+from tests.reconcile.service.identities import part
 from tests.security.site import JOB, Bucket, Machine, Shot, Site, sync
 
 Case = tuple[str, Callable[[], object]]
 Cases = Iterator[Case]
 HELLO = sync(facts=[{"kind": "hello"}])
-PATHS = ("/v1/sync", "/v1/tick", f"/v1/poke/{JOB}", "/v1/event")
+PATHS = ("/v1/sync", "/v1/tick", f"/v1/notify/{JOB}", "/v1/event")
 KINDS = tuple(Kind)
 RS = {"alg": "RS256", "kid": "one", "typ": "JWT"}
 
@@ -159,7 +159,7 @@ def marker(site: Site) -> Cases:
 
     for path, token in (
         ("/v1/sync", stripped(site.token())),
-        (f"/v1/poke/{JOB}", stripped(site.clock_token())),
+        (f"/v1/notify/{JOB}", stripped(site.clock_token())),
         ("/v1/tick", stripped(site.token())),
         ("/v1/event", stripped(site.clock_token(email="eve@example.com"))),
     ):
@@ -202,13 +202,13 @@ def other_account(site: Site) -> Cases:
 
 
 def spoken(site: Site, by: Machine, kind: Kind, **more: Any) -> Shot:
-    """One fact of ``by``, which may touch its own rank at the most."""
+    """One fact of ``by``, which may touch its own node at the most."""
     fact: dict[str, Any] = {"kind": kind.value, "gen": 1, "value": "0"}
     return Shot(sync(more.pop("boot", by.boot), facts=[fact], **more), site.token(by), want=(200,), by=by)
 
 
 def other_rank(site: Site) -> Cases:
-    """A machine of one rank (or job) that names another's job, boot or attempt."""
+    """A machine of one node (or job) that names another's job, boot or attempt."""
     for by, kind in itertools.product((site.others[0], site.members[2]), KINDS):
         yield f"{by.name} {kind.value} for {JOB}", lambda by=by, kind=kind: site.fire(spoken(site, by, kind, job=JOB))
         stolen = site.members[0].boot
@@ -245,11 +245,11 @@ def superseded(site: Site) -> Cases:
     one = site.members[0]
 
     def say(attempt: int, kind: Kind) -> None:
-        ranks = site.store.records[JOB][0].ranks
-        assert ranks[0].cur is not None
-        newer = replace(ranks[0], top=5, cur=replace(ranks[0].cur, attempt=5))
-        with with_record(site, ranks=(newer, *ranks[1:])):
-            old = Machine(one.uid, f"sk-t-{JOB}-r0000-a{attempt}", one.zone, one.boot, JOB, 0, attempt)
+        nodes = site.store.records[JOB][0].nodes
+        assert nodes[0].cur is not None
+        newer = replace(nodes[0], top=5, cur=replace(nodes[0].cur, attempt=5))
+        with with_record(site, nodes=(newer, *nodes[1:])):
+            old = Machine(one.uid, f"sk-t-{JOB}-n0000-a{attempt}", one.zone, one.boot, JOB, 0, attempt)
             before = set(site.store.facts[JOB])
             site.fire(spoken(site, old, kind), keep=True)
             new = [site.store.facts[JOB][key].kind for key in set(site.store.facts[JOB]) - before]
@@ -262,7 +262,7 @@ def superseded(site: Site) -> Cases:
 def impostor(site: Site) -> Cases:
     def say(by: Machine, kind: Kind) -> None:
         site.fire(spoken(site, by, kind), keep=True)
-        said = {fact.kind for fact in site.store.facts[JOB].values() if fact.uid == by.uid and fact.rank == 0}
+        said = {fact.kind for fact in site.store.facts[JOB].values() if fact.uid == by.uid and fact.node == 0}
         assert said <= {Kind.FREED}, "it may say that it let go, and nothing else"
         site.put_back()
         unmoved(site, spoken(site, by, kind))

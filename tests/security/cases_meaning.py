@@ -8,9 +8,9 @@ import json
 from typing import Any
 
 from msgspec.structs import replace
-from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.record import Phase, SlotState
 
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.record import Phase, SlotState
 from tests.security.cases_body import GOOD
 from tests.security.cases_identity import KINDS, Case, Cases, unmoved, with_record
 from tests.security.site import CANARY, JOB, Machine, Shot, Site, sync
@@ -24,11 +24,11 @@ def says(site: Site, by: Machine, *facts: tuple[Kind, int, str], keep: bool = Fa
 
 
 def rank_too_high(site: Site) -> Cases:
-    for rank, kind in itertools.product((3, 4, 9999), KINDS):
-        by = Machine("77", f"sk-t-{JOB}-r{rank:04d}-a1", "z-a", "b", JOB, rank, 1)
+    for node, kind in itertools.product((3, 4, 9999), KINDS):
+        by = Machine("77", f"sk-t-{JOB}-n{node:04d}-a1", "z-a", "b", JOB, node, 1)
         body = sync("b", facts=[{"kind": kind.value, "gen": 1}])
         yield (
-            f"rank {rank} {kind.value}",
+            f"node {node} {kind.value}",
             lambda b=body, by=by: unmoved(site, Shot(b, site.token(by), want=(200,), by=by)),
         )
 
@@ -40,7 +40,7 @@ def rank_of_another(site: Site) -> Cases:
 
 def unknown_job(site: Site) -> Cases:
     for job, kind in itertools.product(("zzzz9999", "00000000"), KINDS):
-        by = Machine("77", f"sk-t-{job}-r0000-a1", "z-a", "b", job, 0, 1)
+        by = Machine("77", f"sk-t-{job}-n0000-a1", "z-a", "b", job, 0, 1)
         sent_ = Shot(sync("b", facts=[{"kind": kind.value}]), site.token(by), want=(200,))
         yield f"{job} {kind.value}", lambda s=sent_: site.fire(s)
 
@@ -56,7 +56,7 @@ def unknown_job(site: Site) -> Cases:
 
 def attempts(site: Site) -> Cases:
     for attempt, kind in itertools.product((2, 99_999), KINDS):
-        by = Machine(site.members[0].uid, f"sk-t-{JOB}-r0000-a{attempt}", "z-a", "b", JOB, 0, attempt)
+        by = Machine(site.members[0].uid, f"sk-t-{JOB}-n0000-a{attempt}", "z-a", "b", JOB, 0, attempt)
         sent_ = Shot(sync("b", facts=[{"kind": kind.value}]), site.token(by), want=(200,), by=by)
         yield f"name of attempt {attempt} {kind.value}", lambda s=sent_: unmoved(site, s)
     me = site.members[0]
@@ -85,10 +85,10 @@ def never_ready(site: Site) -> Cases:
     me = site.members[0]
 
     def check(code: str, gen: int) -> None:
-        ranks = site.store.records[JOB][0].ranks
-        assert ranks[0].cur is not None
-        intent = replace(ranks[0].cur, state=SlotState.INTENT, uid=None, boot=None, since=site.now)
-        with with_record(site, ranks=(replace(ranks[0], cur=intent), *ranks[1:])):
+        nodes = site.store.records[JOB][0].nodes
+        assert nodes[0].cur is not None
+        intent = replace(nodes[0].cur, state=SlotState.INTENT, uid=None, boot=None, since=site.now)
+        with with_record(site, nodes=(replace(nodes[0], cur=intent), *nodes[1:])):
             before = dict(site.store.facts[JOB])
             body = sync(me.boot, facts=[{"kind": "exit", "gen": gen, "value": code}])
             site.fire(Shot(body, site.token(me), want=(200,), by=me), keep=True)
@@ -99,15 +99,15 @@ def never_ready(site: Site) -> Cases:
 
 
 def lone_success(site: Site) -> Cases:
-    def check(ranks: tuple[int, ...], times: int) -> None:
-        for rank in ranks * times:
-            says(site, site.members[rank], (Kind.EXIT, 1, "0"), keep=True)
+    def check(nodes: tuple[int, ...], times: int) -> None:
+        for node in nodes * times:
+            says(site, site.members[node], (Kind.EXIT, 1, "0"), keep=True)
             assert site.store.records[JOB][0].phase is Phase.RUN and site.store.records[JOB][0].outcome is None
         site.put_back()
 
-    some = [ranks for size in (1, 2) for ranks in itertools.permutations(range(3), size)]
-    for ranks, times in itertools.product(some, (1, 2, 3, 5)):
-        yield f"ranks {ranks} x{times}", lambda ranks=ranks, times=times: check(ranks, times)
+    some = [nodes for size in (1, 2) for nodes in itertools.permutations(range(3), size)]
+    for nodes, times in itertools.product(some, (1, 2, 3, 5)):
+        yield f"nodes {nodes} x{times}", lambda nodes=nodes, times=times: check(nodes, times)
 
 
 def time_travel(site: Site) -> Cases:
@@ -133,10 +133,10 @@ def replays(site: Site) -> Cases:
 
     def check(kind: Kind, value: str) -> None:
         says(site, me, (kind, 1, value), keep=True)
-        facts, made = dict(site.store.facts[JOB]), len(site.store.alloc[0].grants)
+        facts, made = dict(site.store.facts[JOB]), len(site.store.allocation[0].grants)
         for _ in range(29):
             says(site, me, (kind, 1, value), keep=True)
-        assert set(site.store.facts[JOB]) <= set(facts) and len(site.store.alloc[0].grants) == made
+        assert set(site.store.facts[JOB]) <= set(facts) and len(site.store.allocation[0].grants) == made
         site.put_back()
 
     for kind, value in itertools.product(KINDS, ("0", "1", "1000500")):
@@ -148,7 +148,7 @@ def reordered(site: Site) -> Cases:
     words = ((Kind.HELLO, 0, "0"), (Kind.EXIT, 1, "1"), (Kind.RELEASED, 1, "10"), (Kind.ATTACHED, 0, "0"))
 
     def check(order: tuple[tuple[Kind, int, str], ...], boot: str) -> None:
-        by = Machine(me.uid, me.name, me.zone, boot, me.job, me.rank, me.attempt)
+        by = Machine(me.uid, me.name, me.zone, boot, me.job, me.node, me.attempt)
         for word in order:
             says(site, by, word, keep=True)
         site.put_back()
@@ -204,7 +204,7 @@ def quiet(site: Site, label: str, body: bytes) -> Case:
     return label, check
 
 
-VM = f"sk-t-{JOB}-r0000-a1"
+VM = f"sk-t-{JOB}-n0000-a1"
 
 
 def unknown_source(site: Site) -> Cases:
@@ -232,15 +232,15 @@ def foreign_account(site: Site) -> Cases:
 
 def foreign_instance(site: Site) -> Cases:
     for name in (
-        *("vm-1", "", "..", "sk-other-abcd2345-r0000-a1", "sk-t-ABCD2345-r0000-a1", f"{VM} ", f"{VM}\n", f"x{VM}"),
-        *(f"sk-t-{JOB}-r0-a1", f"sk-t-{JOB}-r0000", "sk-t", f"{VM}/x", "$(id)", "sk-t-zzzz-r0000-a1", "\u0000"),
+        *("vm-1", "", "..", "sk-other-abcd2345-n0000-a1", "sk-t-ABCD2345-n0000-a1", f"{VM} ", f"{VM}\n", f"x{VM}"),
+        *(f"sk-t-{JOB}-n0-a1", f"sk-t-{JOB}-n0000", "sk-t", f"{VM}/x", "$(id)", "sk-t-zzzz-n0000-a1", "\u0000"),
     ):
         yield quiet(site, f"{name!a}", push(resource(name)))
 
 
 def duplicate_event(site: Site) -> Cases:
     for number in range(15):
-        body = push(resource(f"sk-t-{JOB}-r{number % 3:04d}-a1"), messageId="7")
+        body = push(resource(f"sk-t-{JOB}-n{number % 3:04d}-a1"), messageId="7")
         yield event(site, f"the {number + 1}th time", body)
 
 

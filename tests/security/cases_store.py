@@ -6,20 +6,18 @@ import builtins
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
-from spotkeeper.reconcile import paths
-from spotkeeper.reconcile.deadline import Deadline
-from spotkeeper.reconcile.objects import Blob, ConflictError, UnavailableError
-from spotkeeper.reconcile.round import Options
-from spotkeeper.reconcile.store import ObjectStore
-from spotkeeper.reconcile.store_api import StoreError
-from spotkeeper.reconcile.stored import encode_versioned
-from spotkeeper.spec.cloud import DeleteDisk, DeleteVm
-from spotkeeper.spec.record import Phase
 
+from spotkeeper.contract.cloud import DeleteDisk, DeleteVm
+from spotkeeper.contract.record import Phase
+from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.documents import encode_versioned
+from spotkeeper.reconcile.store.objects import Blob, ConflictError, Deadline, StoreError, UnavailableError
+from spotkeeper.reconcile.store.store import ObjectStore
 from tests.security.cases_identity import Cases
 from tests.security.site import JOB as OURS
 from tests.security.site import OTHER, Shot, Site, sync
@@ -72,11 +70,6 @@ class Shelf:
         self.before("list", prefix)
         return sorted(key for key in tuple(self.things) if key.startswith(prefix + start))
 
-    def create_many(self, blobs: Sequence[tuple[str, bytes]]) -> None:
-        for key, data in blobs:
-            with suppress(ConflictError):
-                self.create(key, data)
-
     def delete(self, key: str) -> None:
         self.before("delete", key)
         self.things.pop(key, None)
@@ -108,11 +101,11 @@ def shelved(site: Site) -> Iterator[Shelf]:
             store.put_fact(job, fact)
         if job in memory.progresses:
             store.put_progress(job, memory.progresses[job])
-    if memory.alloc[0].nonce:
-        store.cas_alloc(memory.alloc[0], "")
+    if memory.allocation[0].nonce:
+        store.cas_allocation(memory.allocation[0], "")
     runtime = site.runtime
     runtime._store, runtime._stack = store, None
-    runtime._options = Options(settle_s=0.0, sleep=lambda _: None, parallel=1)
+    runtime._options = RoundOptions(settle_s=0.0, sleep=lambda _: None, parallel=1)
     try:
         yield shelf
     finally:
@@ -137,8 +130,8 @@ def heals(site: Site, shelf: Shelf) -> None:
     finally:
         site.world.t = site.now
     held = ObjectStore(shelf).read_record(OURS)
-    assert held is not None and held.value.ranks[0].cur is not None
-    assert held.value.ranks[0].cur.notice == float(int(site.now) + 600)
+    assert held is not None and held.value.nodes[0].cur is not None
+    assert held.value.nodes[0].cur.notice == float(int(site.now) + 600)
 
 
 def own_write(site: Site) -> Cases:
@@ -174,7 +167,7 @@ def raced(site: Site) -> Cases:
             assert site.ask(news(site))[0] in (200, 503)
             heals(site, shelf)
 
-    for key, nth in itertools.product((paths.record(OURS), paths.ALLOC, paths.lease(OURS)), range(7)):
+    for key, nth in itertools.product((paths.record(OURS), paths.ALLOCATION, paths.lease(OURS)), range(7)):
         yield f"{key} {nth}", lambda key=key, nth=nth: check(key, nth)
 
 
@@ -202,7 +195,7 @@ def damaged(site: Site, key: str, data: bytes, *, kept: bool = True) -> None:
         shelf.things[key] = (data, 999_999)
         for shot in (
             news(site),
-            Shot(b"{}", site.clock_token(), f"/v1/poke/{OURS}"),
+            Shot(b"{}", site.clock_token(), f"/v1/notify/{OURS}"),
             Shot(b"{}", site.clock_token(), "/v1/tick"),
         ):
             status, _, _ = site.ask(shot)
@@ -224,7 +217,7 @@ def torn(site: Site) -> Cases:
 def future(site: Site) -> Cases:
     for key, document in (
         (paths.record(OURS), site.store.records[OURS][0]),
-        (paths.ALLOC, site.store.alloc[0]),
+        (paths.ALLOCATION, site.store.allocation[0]),
     ):
         for version in ("2", "3", "99", "0", "-1", "1.5", '"1"', "null", "[]", "true", str(2**63)):
             data = encode_versioned(document).replace(b'"v":1', b'"v":' + version.encode(), 1)
@@ -232,7 +225,7 @@ def future(site: Site) -> Cases:
 
 
 def corrupt(site: Site) -> Cases:
-    for key in (paths.record(OURS), paths.ALLOC, paths.spec(OURS), paths.progress(OURS)):
+    for key in (paths.record(OURS), paths.ALLOCATION, paths.spec(OURS), paths.progress(OURS)):
         for data in (b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"v":1}', b"x" * 100_000, b'{"v":1,"job":1}'):
             yield f"{key} {data[:9]!r}", lambda key=key, data=data: damaged(site, key, data, kept=False)
 
@@ -253,7 +246,7 @@ def deleted(site: Site) -> Cases:
             paths.spec(job),
             paths.active(job),
             paths.name(f"job-{job}"),
-            paths.ALLOC,
+            paths.ALLOCATION,
             paths.progress(job),
         )
         for size in (1, 2):

@@ -12,25 +12,25 @@ from typing import Any
 
 import msgspec
 import pytest
-from spotkeeper.clock import Clock
-from spotkeeper.reconcile.addresses import Addresses
-from spotkeeper.reconcile.auth import KeySet
-from spotkeeper.reconcile.gce import Gce
-from spotkeeper.reconcile.gce_api import Api
-from spotkeeper.reconcile.logs import FIELDS, JsonLines
-from spotkeeper.reconcile.wire import Answer, Wire
-from spotkeeper.spec.check import check_job
-from spotkeeper.spec.check_env import ENV_NAME
-from spotkeeper.spec.cloud import VmStatus
-from spotkeeper.spec.job import JobSpec
-from spotkeeper.spec.problem import SpecError
-from spotkeeper.vm.log import Log
-from spotkeeper.vm.render import render
-from spotkeeper.vm.settings import templates_path
 
 from infra import boot
+from spotkeeper.clock import Clock
+from spotkeeper.contract.cloud import VmStatus
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.parse.check_run import ENV_NAME
+from spotkeeper.contract.parse.problem import SpecError
+from spotkeeper.reconcile.clouds.base import Addresses
+from spotkeeper.reconcile.clouds.gce.api import Api
+from spotkeeper.reconcile.clouds.gce.cloud import Gce
+from spotkeeper.reconcile.clouds.http_client import Answer, Wire
+from spotkeeper.reconcile.service.auth import KeySet
+from spotkeeper.reconcile.service.logging_json import FIELDS, JsonLines
+from spotkeeper_agent.core.log import Log
+from spotkeeper_agent.core.settings import templates_path
+from spotkeeper_agent.job.launch_spec import render
 from tests import web
-from tests.reconcile.compute import STACK, A, instance, scopes
+from tests.contract.samples import check_job
+from tests.reconcile.clouds.gce.compute import STACK, A, instance, scopes
 from tests.security.cases_body import sent
 from tests.security.cases_identity import Cases
 from tests.security.cases_meaning import push, quiet, resource
@@ -48,7 +48,7 @@ def argv(text: str) -> None:
         return
     values = {
         "doc": SimpleNamespace(members=[1], run_id="u-1", master="10.0.0.1", port=20001),
-        "node": SimpleNamespace(index=0, address="10.0.0.1"),
+        "spec": SimpleNamespace(index=0, address="10.0.0.1"),
         "run": SimpleNamespace(nproc=1, grace_s=25.0),
         "rendezvous_s": 5,
         "folder": "/run/x",
@@ -84,7 +84,14 @@ def names(text: str) -> None:
 def shell_word(text: str) -> None:
     """As the interpreter of the startup script: a real shell reads the very text, or it is refused."""
     try:
-        values = {"cloud": "gcp", "stack": "t", "interpreter": text, "files": {"/etc/x": "x"}, "watchdog_s": "9"}
+        values = {
+            "cloud": "gcp",
+            "stack": "t",
+            "interpreter": text,
+            "files": {"/etc/x": "x"},
+            "watchdog_s": "9",
+            "shell_user": text,
+        }
         script = boot._render("startup.sh.j2", values, boot.METADATA_BYTES)
     except ValueError:
         return
@@ -101,7 +108,7 @@ def unit_line(text: str) -> None:
     except ValueError:
         return
     (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
-    word = line.removeprefix("ExecStart=/usr/bin/env ").removesuffix(" -m spotkeeper.vm")
+    word = line.removeprefix("ExecStart=/usr/bin/env ").removesuffix(" -m spotkeeper_agent")
     assert word.startswith('"') and word.endswith('"')
     plain = word[1:-1].replace("%%", "\1").replace("$$", "\2")
     assert "%" not in plain and "$" not in plain
@@ -143,6 +150,9 @@ class Scripted(Api):
     def __init__(self, answer: Callable[[str, str], Answer]) -> None:
         self._answer = answer
 
+    def version(self, name: str) -> Scripted:
+        return self
+
     def call(self, method: str, path: str, *_: Any) -> Answer:
         return self._answer(method, path)
 
@@ -174,7 +184,7 @@ def dialled(*wrong: str) -> Callable[[Site], Cases]:
             for field in ("master", "address"):
                 body = json.dumps({"boot": "b", field: text}).encode()
                 yield sent(site, f"{field} {text}", body)
-            yield quiet(site, f"event {text}", push(resource(f"sk-t-{JOB}-r0000-a1@{text}")))
+            yield quiet(site, f"event {text}", push(resource(f"sk-t-{JOB}-n0000-a1@{text}")))
 
     return cases
 

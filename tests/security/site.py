@@ -1,6 +1,6 @@
-"""The function's door in process, on a stack that trains: what a request may change is compared, bit by bit.
+"""The function's HTTP interface in process, on a stack that trains: what a request may change is compared, bit by bit.
 
-Two jobs of three ranks, all members, and an idle static node. Nothing here opens a socket or reads the real
+Two jobs of three nodes, all members, and an idle static machine. Nothing here opens a socket or reads the real
 clock. :meth:`Site.fire` sends one request and holds the answer, the log and the bucket against what is allowed.
 """
 
@@ -19,25 +19,27 @@ from typing import Any
 import flask
 import msgspec
 from msgspec.structs import replace
-from spotkeeper.reconcile.auth import KeySet, Verifier
-from spotkeeper.reconcile.http import STATUS, Door, Refusal
-from spotkeeper.reconcile.logs import JsonLines
-from spotkeeper.reconcile.round import Options
-from spotkeeper.reconcile.runtime import Runtime, Settings
-from spotkeeper.reconcile.wire import Answer
-from spotkeeper.spec.cloud import Action, Class, Listing, Result
-from spotkeeper.spec.facts import Fact
-from spotkeeper.spec.record import Record
 
-from tests.reconcile import identities as ids
+from spotkeeper.contract.cloud import Action, Listing, Result, ResultKind
+from spotkeeper.contract.facts import Fact
+from spotkeeper.contract.record import Record
+from spotkeeper.contract.stack import TICK_PATH
+from spotkeeper.reconcile.clouds.http_client import Answer
+from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
+from spotkeeper.reconcile.service.auth import KeySet, Verifier
+from spotkeeper.reconcile.service.http import HttpApp
+from spotkeeper.reconcile.service.logging_json import JsonLines
+from spotkeeper.reconcile.service.request_body import STATUS, Refusal
+from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
 from tests.reconcile.memory import MemoryStore
+from tests.reconcile.service import identities as ids
 from tests.reconcile.world import STACK, World, stack
 
 JOB, OTHER = "abcd2345", "bcde3456"
 NODE = "sk-t-fix-s0"
 REFUSALS = {json.dumps({"error": word.value}, separators=(",", ":")).encode(): STATUS[word] for word in Refusal}
-JOBS = {"records", "facts", "alloc", "progresses", "ledgers", "active", "asks"}  # with the checks of `allowed`
-OF_A_JOB = JOBS | {"quarantined", "market", "sights"}
+JOBS = {"records", "facts", "allocation", "progresses", "ledgers", "active", "requests"}  # with the checks of `allowed`
+OF_A_JOB = JOBS | {"quarantined", "market", "observations"}
 CANARY = "kanarie7"  # planted in what is sent; never comes out
 _TOKEN = re.compile(rb"eyJ|Bearer|SIGNATURE")
 
@@ -68,7 +70,7 @@ class StillCloud:
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         self.asked.append(action)
-        return Result(action, Class.ACCEPTED)
+        return Result(action, ResultKind.ACCEPTED)
 
     def price_history(self, pool: str, deadline_s: float) -> None:
         return None
@@ -83,14 +85,14 @@ class DecimalWorld(World):
 
 @dataclass(frozen=True)
 class Machine:
-    """A VM that may speak: what its token says, and the rank that the record gives it."""
+    """A VM that may speak: what its token says, and the node that the record gives it."""
 
     uid: str
     name: str
     zone: str
     boot: str
     job: str = ""
-    rank: int = -1
+    node: int = -1
     attempt: int = 0
 
     def token(self, **changes: Any) -> str:
@@ -100,7 +102,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Shot:
-    """One request. ``want``: the statuses that are right; ``by``: whose rank it may touch (None: nobody's)."""
+    """One request. ``want``: the statuses that are right; ``by``: whose node it may touch (None: nobody's)."""
 
     body: bytes = b""
     token: str | None = None
@@ -160,22 +162,22 @@ class Site:
         self.stack = replace(world.stack, node_identity=ids.NODES)
         self.store.stack = self.stack
         self.cloud = StillCloud(world.list(STACK))
-        settings = Settings(
+        settings = FunctionSettings(
             stack=STACK, bucket="", clock=world, audience=ids.AUDIENCE, invokers=frozenset({ids.CLOCK_MAIL})
         )
         self.keys = Keys()
         self.runtime = Runtime(settings, self.store, self.cloud)
         self.runtime._verifier = Verifier(self.keys, world, ids.AUDIENCE)
-        self.runtime._options = Options(settle_s=0.0, sleep=lambda _: None, parallel=1)
-        self.door = Door(self.runtime)
+        self.runtime._options = RoundOptions(settle_s=0.0, sleep=lambda _: None, parallel=1)
+        self.app = HttpApp(self.runtime)
         self.log = Lines()
         logger = logging.getLogger("spotkeeper")
         logger.addHandler(self.log)
         logger.setLevel(logging.DEBUG)
         self._numbers = count()
         self.now = world.t
-        self.members = [self._member(JOB, rank) for rank in range(3)]
-        self.others = [self._member(OTHER, rank) for rank in range(3)]
+        self.members = [self._member(JOB, node) for node in range(3)]
+        self.others = [self._member(OTHER, node) for node in range(3)]
         static = next(m for m in world.machines.values() if m.vm.name == NODE)
         self.node = Machine(static.vm.uid, NODE, static.vm.zone, static.boot)
         self.rest = Bucket.of(self.store)
@@ -183,11 +185,11 @@ class Site:
     def close(self) -> None:
         logging.getLogger("spotkeeper").removeHandler(self.log)
 
-    def _member(self, job: str, rank: int) -> Machine:
-        slot = self.world.record(job).ranks[rank].cur
+    def _member(self, job: str, node: int) -> Machine:
+        slot = self.world.record(job).nodes[node].cur
         assert slot is not None and slot.uid and slot.boot
         vm = self.world.machines[slot.uid].vm
-        return Machine(slot.uid, vm.name, slot.zone, slot.boot, job, rank, slot.attempt)
+        return Machine(slot.uid, vm.name, slot.zone, slot.boot, job, node, slot.attempt)
 
     def claims(self, **changes: Any) -> dict[str, Any]:
         """Of the first member, at the site's time."""
@@ -221,7 +223,7 @@ class Site:
             key = name.upper().replace("-", "_")
             environ[key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"] = value
         environ["CONTENT_LENGTH"] = str(len(shot.body) if shot.length is None else shot.length)
-        answer, status, answered = self.door.handle(flask.Request(environ))
+        answer, status, answered = self.app.handle(flask.Request(environ))
         return status, answer, answered
 
     def fire(self, shot: Shot, keep: bool = False) -> bytes:
@@ -235,6 +237,9 @@ class Site:
         told_nothing(shot, answer, self.log.lines)
         touched = differences(before.fields, vars(self.store))
         changes = touched - {"quarantined"} if shot.quarantine else touched
+        if status == 200 and "things" in touched:  # a tick is noted, also one that a static machine's hello begins
+            assert self.store.things.keys() ^ before.fields["things"].keys() <= {TICK_PATH}
+            changes = changes - {"things"}
         if status != 200:
             assert not changes, f"a refused request left {sorted(changes)}"
         elif changes:
@@ -246,7 +251,7 @@ class Site:
     def put_back(self) -> None:
         self.rest.put_back(self.store)
         self.cloud.asked.clear()
-        self.runtime._options = Options(settle_s=0.0, sleep=lambda _: None, parallel=1)
+        self.runtime._options = RoundOptions(settle_s=0.0, sleep=lambda _: None, parallel=1)
 
 
 def shaped(status: int, answer: bytes, headers: Mapping[str, str]) -> None:
@@ -275,7 +280,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]
 
 
 def allowed(changes: set[str], shot: Shot, before: Mapping[str, Any], store: MemoryStore) -> None:
-    """S9: what a machine says never changes a rank other than its own."""
+    """S9: what a machine says never changes a node other than its own."""
     by = shot.by
     assert by is not None, f"nobody may change {sorted(changes)}"
     if not by.job:
@@ -286,12 +291,12 @@ def allowed(changes: set[str], shot: Shot, before: Mapping[str, Any], store: Mem
         for key in store.facts.get(job, {}).keys() ^ kept.keys():
             fact = Fact.parse(key)
             assert fact is not None and job == by.job
-            assert (fact.rank, fact.attempt) == (by.rank, by.attempt), f"{by.name} said {key}"
+            assert (fact.node, fact.attempt) == (by.node, by.attempt), f"{by.name} said {key}"
             assert fact.uid == by.uid
     for job, (record, _) in before["records"].items():
         assert others_kept(record, store.records[job][0], by), f"{by.name} changed {job}"
-    other = [grant for grant in store.alloc[0].grants if (grant.job, grant.rank) != (by.job, by.rank)]
-    assert other == [grant for grant in before["alloc"][0].grants if (grant.job, grant.rank) != (by.job, by.rank)]
+    other = [grant for grant in store.allocation[0].grants if (grant.job, grant.node) != (by.job, by.node)]
+    assert other == [grant for grant in before["allocation"][0].grants if (grant.job, grant.node) != (by.job, by.node)]
     for name in ("progresses", "ledgers"):
         whole = getattr(store, name)
         assert {job: one for job, one in whole.items() if job != by.job} == {
@@ -300,7 +305,7 @@ def allowed(changes: set[str], shot: Shot, before: Mapping[str, Any], store: Mem
 
 
 def others_kept(old: Record, new: Record, by: Machine) -> bool:
-    """Every rank but the caller's keeps its machines; another job keeps everything; no end, no disk given up."""
+    """Every node but the caller's keeps its machines; another job keeps everything; no end, no disk given up."""
     if old.job != by.job:
         return old == new
     same = (old.phase, old.outcome, old.job, old.uid, old.keep_disks) == (
@@ -310,15 +315,15 @@ def others_kept(old: Record, new: Record, by: Machine) -> bool:
         new.uid,
         new.keep_disks,
     )
-    for index, (one, two) in enumerate(zip(old.ranks, new.ranks, strict=True)):
-        if index != by.rank:
+    for index, (one, two) in enumerate(zip(old.nodes, new.nodes, strict=True)):
+        if index != by.node:
             same = same and _who(one) == _who(two)
     return same
 
 
-def _who(rank: Any) -> tuple[object, ...]:
-    slots = [(s.attempt, s.uid, s.boot, s.zone, s.address) if s else None for s in (rank.cur, rank.next)]
-    return (*slots, rank.disk, rank.disk_top, rank.top)
+def _who(node: Any) -> tuple[object, ...]:
+    slots = [(s.attempt, s.uid, s.boot, s.zone, s.address) if s else None for s in (node.cur, node.next)]
+    return (*slots, node.disk, node.disk_top, node.top)
 
 
 def sync(boot: str = "b-1", **fields: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""A hundred thousand generated bodies at the door, from machines that may speak and from the schedule.
+"""A hundred thousand generated bodies over HTTP, from machines that may speak and from the schedule.
 
 A seeded generator and no library: a body costs 0.2 ms with all the checks of :meth:`Site.fire`. What is sent is
 good bodies with bytes changed, good trees with branches changed, trees of nothing known, noise, and, so that the
@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from spotkeeper.spec.facts import Kind
-
+from spotkeeper.contract.facts import Kind
 from tests.security import tally
 from tests.security.cases_body import GOOD
 from tests.security.cases_meaning import VM, push, resource
@@ -55,7 +54,7 @@ class Generator:
             by = self.random.choice(self.speakers)
             body = self.facts(by.boot) if draw < 0.15 else self.random.choice(self.ways)()
             return Shot(body, self.tokens[by.name], want=(200, 400), by=by)
-        path = self.random.choice(("/v1/tick", f"/v1/poke/{JOB}", "/v1/event"))
+        path = self.random.choice(("/v1/tick", f"/v1/notify/{JOB}", "/v1/event"))
         body = self.random.choice(self.ways)() if path != "/v1/event" else self.changed(self.event)
         return Shot(body, self.clock, path, want=(200, 400), quarantine=True)
 
@@ -124,7 +123,7 @@ class Generator:
 def test_generated_bodies(site: Site) -> None:
     site.put_back()
     generator, bodies, spent = Generator(site, SEED), Bodies(), []
-    handle = site.door.handle
+    handle = site.app.handle
 
     def timed(request: Any) -> Any:
         started = time.perf_counter()
@@ -134,7 +133,7 @@ def test_generated_bodies(site: Site) -> None:
         bodies.refused += answered[1] != 200
         return answered
 
-    site.door.handle = timed  # type: ignore[method-assign]
+    site.app.handle = timed  # type: ignore[method-assign]
     try:
         for number in range(BODIES):
             shot = generator.next()
@@ -143,10 +142,10 @@ def test_generated_bodies(site: Site) -> None:
             except AssertionError as error:
                 raise AssertionError(f"body {number} of seed {SEED}, {shot.path}: {shot.body!r}: {error}") from error
     finally:
-        site.door.handle = handle  # type: ignore[method-assign]
+        site.app.handle = handle  # type: ignore[method-assign]
     spent.sort()
     bodies.sent = len(spent)
     bodies.median_ms = statistics.median(spent) * 1000
     bodies.p99_ms, bodies.longest_ms = spent[len(spent) * 99 // 100] * 1000, spent[-1] * 1000
     TALLY.bodies = bodies
-    assert bodies.taken and bodies.refused > bodies.taken // 10, "both sides of the door were tried"
+    assert bodies.taken and bodies.refused > bodies.taken // 10, "some bodies were taken and some refused"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from spotkeeper.spec.record import Outcome
 
+from spotkeeper.contract.record import Outcome
 from tests.lifecycle.stage import Run, Stage, script
 
 pytestmark = pytest.mark.lifecycle

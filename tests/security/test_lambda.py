@@ -1,4 +1,4 @@
-"""The door on AWS: IAM's word for the caller, the instance id for a name, and events that are hints at the most."""
+"""The function on AWS: IAM's word for the caller, the instance id for a name, and events that are hints at the most."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from spotkeeper.reconcile import auth_aws
-from spotkeeper.reconcile.lambda_ import TICK, LambdaDoor, UrlEvent, request_of
-from spotkeeper.spec.cloud import Listing
-from spotkeeper.spec.record import Record
 
+from spotkeeper.contract.cloud import Listing
+from spotkeeper.contract.record import Record
+from spotkeeper.reconcile.service import auth_aws
+from spotkeeper.reconcile.service.aws_lambda import TICK, LambdaApp, UrlEvent, request_of
 from tests.security.cases_identity import ACCOUNT, GOOD_IAM, INSTANCE, ROLE
 from tests.security.site import JOB, REFUSALS, Bucket, Site, sync
 
@@ -37,7 +37,7 @@ class AwsSite(Site):
         self.members[0] = changed(self.members[0], uid=INSTANCE)
         self.runtime.settings = changed(self.runtime.settings, invokers=frozenset({OPERATOR}))
         self.rest = Bucket.of(self.store)
-        self.lambda_door = LambdaDoor(self.runtime)
+        self.lambda_app = LambdaApp(self.runtime)
         listing = self.cloud.list
 
         def look(stack: str) -> Listing:
@@ -47,16 +47,16 @@ class AwsSite(Site):
         self.cloud.list = look  # type: ignore[method-assign]
 
     def call(self, path: str, body: bytes, iam: auth_aws.Iam | None, **more: Any) -> tuple[int, dict[str, Any]]:
-        answered = self.lambda_door.event(url_event(path, body, iam, **more))
+        answered = self.lambda_app.event(url_event(path, body, iam, **more))
         if answered["statusCode"] != 200:
             assert REFUSALS[answered["body"].encode()] == answered["statusCode"]
         return answered["statusCode"], json.loads(answered["body"])
 
 
 def as_instance(record: Record) -> Record:
-    first = record.ranks[0]
+    first = record.nodes[0]
     assert first.cur is not None
-    return replace(record, ranks=(replace(first, cur=replace(first.cur, uid=INSTANCE)), *record.ranks[1:]))
+    return replace(record, nodes=(replace(first, cur=replace(first.cur, uid=INSTANCE)), *record.nodes[1:]))
 
 
 def url_event(path: str, body: bytes, iam: auth_aws.Iam | None, packed: bool = False, **headers: str) -> dict[str, Any]:
@@ -86,14 +86,14 @@ def aws() -> Iterator[AwsSite]:
 def test_an_instance_is_the_rank_that_the_record_gives_it(aws: AwsSite, packed: bool) -> None:
     me = aws.members[0]
     status, reply = aws.call("/v1/sync", sync(me.boot, job=JOB), GOOD_IAM, packed=packed)
-    assert (status, reply["role"], reply["rank"], reply["attempt"]) == (200, "member", 0, me.attempt)
+    assert (status, reply["role"], reply["node"], reply["attempt"]) == (200, "member", 0, me.attempt)
     assert aws.looks == 0, "the record knew it"
 
 
 def test_without_a_job_a_listing_tells_its_name_once(aws: AwsSite) -> None:
     for _ in range(3):
         status, reply = aws.call("/v1/sync", sync(aws.members[0].boot), GOOD_IAM)
-        assert (status, reply["job"], reply["rank"]) == (200, JOB, 0)
+        assert (status, reply["job"], reply["node"]) == (200, JOB, 0)
     assert aws.looks == 1
 
 
@@ -134,7 +134,7 @@ def test_nobody_else_speaks_for_it(aws: AwsSite) -> None:
 
 def test_operators_poke_and_nodes_do_not(aws: AwsSite) -> None:
     operator = replace(GOOD_IAM, user_arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/operator/ann")
-    for path in (f"/v1/poke/{JOB}", "/v1/tick"):
+    for path in (f"/v1/notify/{JOB}", "/v1/tick"):
         assert aws.call(path, b"{}", operator)[0] == 200
         assert aws.call(path, b"{}", GOOD_IAM)[0] == 401
         stranger = replace(operator, user_arn=operator.user_arn.replace("operator", "operators"))
@@ -160,7 +160,7 @@ def test_the_same_envelope(aws: AwsSite, body: bytes, status: int) -> None:
     ],
 )
 def test_an_event_of_another_form_is_refused_in_the_same_shape(aws: AwsSite, event: dict[str, Any]) -> None:
-    answered = aws.lambda_door.event(event)
+    answered = aws.lambda_app.event(event)
     assert (answered["statusCode"], answered["body"]) == (400, '{"error":"invalid"}')
 
 
@@ -170,11 +170,11 @@ def warned(uid: str, **more: Any) -> dict[str, Any]:
 
 class TestHints:
     def test_an_interruption_is_a_round_of_its_job(self, aws: AwsSite) -> None:
-        assert aws.lambda_door.event(warned(INSTANCE)) == {"jobs": 1, "failed": 0, "busy": False}
+        assert aws.lambda_app.event(warned(INSTANCE)) == {"jobs": 1, "failed": 0, "busy": False}
         assert aws.store.records == aws.rest.fields["records"], "the listing says that nothing happened"
 
     def test_the_schedule_ticks(self, aws: AwsSite) -> None:
-        assert aws.lambda_door.event({"source": TICK})["jobs"] == 2
+        assert aws.lambda_app.event({"source": TICK})["jobs"] == 2
 
     @pytest.mark.parametrize(
         "event",
@@ -193,7 +193,7 @@ class TestHints:
         ],
     )
     def test_anything_else_is_nothing(self, aws: AwsSite, event: dict[str, Any]) -> None:
-        assert aws.lambda_door.event(event) == {"jobs": 0, "failed": 0, "busy": False}
+        assert aws.lambda_app.event(event) == {"jobs": 0, "failed": 0, "busy": False}
         aws.store.quarantined.clear()
         assert not aws.cloud.asked and aws.store.records == aws.rest.fields["records"]
 
@@ -203,7 +203,7 @@ class TestNames:
         whole = aws.cloud.listing
         mine = next(vm for vm in whole.vms if vm.uid == INSTANCE)
         assert auth_aws.nodes_of(whole, "t")[INSTANCE] == auth_aws.Listed(INSTANCE, mine.name, mine.zone)
-        for wrong in (replace(mine, attempt=9), replace(mine, job="zzzz9999"), replace(mine, rank=1)):
+        for wrong in (replace(mine, attempt=9), replace(mine, job="zzzz9999"), replace(mine, node=1)):
             assert auth_aws.nodes_of(Listing((wrong,), ()), "t") == {}
         assert auth_aws.nodes_of(Listing((mine, mine), ()), "t") == {}
         assert INSTANCE not in auth_aws.nodes_of(whole, "other")
@@ -215,6 +215,6 @@ class TestNames:
 
 
 def _context() -> Any:
-    from spotkeeper.reconcile.lambda_ import _Context, _Http
+    from spotkeeper.reconcile.service.aws_lambda import _Context, _Http
 
     return _Context(_Http("POST", "/v1/sync"))

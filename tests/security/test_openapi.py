@@ -12,8 +12,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS
-from spotkeeper.reconcile.openapi import FILE, text
 
+from spotkeeper.reconcile.service.openapi import FILE, text
 from tests.security.site import JOB, REFUSALS, Shot, Site
 
 API = json.loads(FILE.read_text())
@@ -23,15 +23,15 @@ schema = schemathesis.openapi.from_dict(API)
 
 
 def test_the_file_is_current() -> None:
-    assert FILE.read_text() == text(), "python -m spotkeeper.reconcile.openapi"
+    assert FILE.read_text() == text(), "python -m spotkeeper.reconcile.service.openapi"
 
 
 @pytest.fixture(scope="module")
-def door(site: Site) -> Iterator[Callable[[dict[str, Any], Any], Iterable[bytes]]]:
+def app(site: Site) -> Iterator[Callable[[dict[str, Any], Any], Iterable[bytes]]]:
     """The site as a WSGI application, as the framework wraps it."""
 
     def app(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        answered = site.door.handle(flask.Request(environ))
+        answered = site.app.handle(flask.Request(environ))
         site.put_back()
         return flask.Response(answered[0], answered[1], answered[2])(environ, start)
 
@@ -44,10 +44,10 @@ def token_for(site: Site, path: str) -> str:
 
 @schema.parametrize()
 @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_conforms(case: schemathesis.Case, site: Site, door: Any) -> None:
+def test_conforms(case: schemathesis.Case, site: Site, app: Any) -> None:
     """Status, content type and shape of every answer are those of the file; what does not fit is refused."""
     authorized = {"Authorization": token_for(site, case.path)}
-    response = case.call(app=door, headers=authorized, base_url="http://function.example")
+    response = case.call(app=app, headers=authorized, base_url="http://function.example")
     # Tokens are tried in the table; and a JSON Schema takes 1.0 for a whole number, which we do not.
     elsewhere = [CHECKS.get_one("ignored_auth"), CHECKS.get_one("positive_data_acceptance")]
     case.validate_response(response, excluded_checks=elsewhere)
@@ -90,4 +90,4 @@ def test_types_and_sizes(site: Site, path: str, body: bytes, headers: dict[str, 
 def test_the_file_is_an_openapi_file_with_whole_schemas() -> None:
     for name, one in API["components"]["schemas"].items():
         jsonschema.Draft202012Validator.check_schema(one), name
-    assert set(PATHS) == {"/v1/sync", "/v1/tick", "/v1/event", "/v1/poke/{job}", "/v1/health"}
+    assert set(PATHS) == {"/v1/sync", "/v1/tick", "/v1/event", "/v1/notify/{job}", "/v1/health"}

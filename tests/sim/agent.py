@@ -1,4 +1,4 @@
-"""What the agent on one boot of a machine does, as the function sees it (``spotkeeper.vm`` is the real one).
+"""What the agent on one boot of a machine does, as the function sees it (``spotkeeper_agent`` is the real one).
 
 It asks every 5 s, and more often while it waits, as the real one does (``pending_s``); in between nothing can
 change for it, so it is woken at its next turn when the record changed, when a round falls due, or when it has
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotkeeper.reconcile.document import Speaker
-from spotkeeper.spec.cloud import VmStatus
-from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import DocState, FactIn, Generation, Member, Role, Sync, SyncReply
-from spotkeeper.vm.sync import POLL_S, pending_s
-
+from spotkeeper.contract.cloud import VmStatus
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.generation import DocState, FactIn, Generation, Member, Role, Sync, SyncReply
+from spotkeeper.reconcile.controller.document import Speaker
+from spotkeeper_agent.core.sync import POLL_S, pending_s
 from tests.sim.gang import SAVE_S, Gang
+from tests.sim.meter import POLL, polls_in
 
 if TYPE_CHECKING:
     from tests.sim.cloud import Drive, Machine
@@ -38,7 +38,7 @@ class Agent:
         self.who = Speaker(machine.uid, machine.vm.name, machine.vm.zone)
         self.job = world.jobs[machine.vm.job]
         self.role = Role.UNKNOWN
-        self.rank = -1
+        self.node = -1
         self.disk: int | None = None
         self.doc: Generation | None = None
         self.started = 0  # the newest generation it has run
@@ -51,7 +51,8 @@ class Agent:
         self.outbox: list[FactIn] = []
         self.told: set[tuple[Kind, int, str]] = set()
         self.phase = world.random.random()
-        self.since = world.engine.t  # when it began to wait: with its birth, or a document
+        self.since = world.engine.t  # when it began to wait: with its birth, its gang's end, or a new stage
+        self._settled: float | None = world.engine.t  # its idle polls are counted until then; None: it does not wait
         self._timer: Timer | None = None
         self.trying: float | None = None  # since when nobody has answered it
         self.again = False  # what it said last had no answer
@@ -69,6 +70,20 @@ class Agent:
         doc = self.doc
         training = self.gang is not None and self.role is Role.MEMBER and self.notice is None
         return not (training and doc is not None and doc.state is DocState.RUN)
+
+    def settle(self) -> None:
+        """Count the polls that found nothing new; they are not simulated, but paid.
+
+        Called after every change of what it waits for, and when somebody reads the meter.
+        """
+        now = self.world.engine.t
+        if self._settled is not None:
+            idle = polls_in(now - self.since) - polls_in(self._settled - self.since)
+            self.world.function.counts[POLL] += idle
+        waits = self.alive and not self.hung and self.waits
+        if waits and self._settled is None:
+            self.since = now
+        self._settled = now if waits else None
 
     def say(self, kind: Kind, gen: int = 0, value: str = "0") -> None:
         if (kind, gen, value) not in self.told:
@@ -104,7 +119,9 @@ class Agent:
         self.turn(now + ANSWER_S)
         guard = self._timer
         said = tuple(self.outbox)
-        job, again, self.again = self.job.id if self.rank >= 0 else None, self.again, True
+        job, again, self.again = self.job.id if self.node >= 0 else None, self.again, True
+        self.settle()
+        self.world.function.counts[POLL] -= self._settled is not None  # it is one of those: this one is simulated
         answer = self.world.function.sync(
             self.who, Sync(self.boot, self.doc.ver if self.doc else 0, job, said, None, self.waits, again=again)
         )
@@ -133,16 +150,27 @@ class Agent:
             self.leaving = True
             self._leave()
             return
-        assert answer.rank is not None
-        self.rank, self.disk = answer.rank, answer.disk
+        assert answer.node is not None
+        self.node, self.disk = answer.node, answer.disk
         self.machine.admitted = self.machine.admitted or self.world.admitted(self.job.id, self.uid)
         if answer.role is Role.STANDBY and self.machine.admitted:
             self._repeat()
         if answer.doc is not None and (self.doc is None or answer.doc.ver > self.doc.ver):
-            self.since = self.world.engine.t
+            self.settle()
+            if self.doc is None or (self.doc.gen, self.doc.state) != (answer.doc.gen, answer.doc.state):
+                self.since = self.world.engine.t
             self._take(answer.doc)
+            self.settle()
+        if self._misses_news():
+            self.wake()
         self.disk_there()
         self._drive()
+
+    def _misses_news(self) -> bool:
+        """Whether this answer came of what was read moments ago, so that the next poll finds more."""
+        due = self.world.store.read_due(self.job.id) if self.waits else None
+        newer = self.world.record(self.job.id).ver > (self.doc.ver if self.doc is not None else 0)
+        return newer or (due is not None and due <= self.world.engine.t)
 
     def _repeat(self) -> None:
         """What was said before the admission was not taken in: again, once."""
@@ -189,6 +217,7 @@ class Agent:
             if self.alive and not self.leaving and self._launching == doc.gen:
                 self._launching = 0
                 self.gang = gang
+                self.settle()
                 gang.join(self)
                 if gang.over:
                     self.ended(Kind.EXIT, 1)
@@ -209,12 +238,14 @@ class Agent:
 
     def _discard(self) -> None:
         gang, self.gang = self.gang, None
+        self.settle()
         if gang is not None:
             gang.leave(self)
 
     def ended(self, kind: Kind, code: int = 0) -> None:
         """Its processes are gone."""
         gang, self.gang = self.gang, None
+        self.settle()
         if not self.alive or self.hung or gang is None:
             return
         if kind is Kind.RELEASED:
@@ -231,7 +262,7 @@ class Agent:
     def stalls(self) -> None:
         """A step takes far too long."""
         if self.alive and not self.hung and self.gang is not None:
-            self.say(Kind.SLOW, self.gang.gen, "1")
+            self.say(Kind.STALL, self.gang.gen, "1")
 
     # -- disk
 
@@ -256,16 +287,17 @@ class Agent:
     def _tell_disk(self, drive: Drive) -> None:
         self.say(Kind.ATTACHED, 0, str(drive.disk.number))
         if drive.newest is not None:
-            self.say(Kind.HOLDS, 0, "{}-{}".format(*drive.newest))
+            self.say(Kind.CHECKPOINT, 0, "{}-{}".format(*drive.newest))
 
     def _tell_commit(self, gen: int) -> None:
         if self.mounted is not None and self.mounted.newest is not None:
-            self.say(Kind.HOLDS, gen, "{}-{}".format(*self.mounted.newest))
+            self.say(Kind.CHECKPOINT, gen, "{}-{}".format(*self.mounted.newest))
 
     # -- notices and the end
 
     def noticed(self, deadline: float) -> None:
         self.notice = deadline
+        self.settle()
         if not self.alive or self.hung:
             return
         self.say(Kind.NOTICE, 0, f"{deadline:.0f}")
@@ -281,6 +313,7 @@ class Agent:
 
     def reprieved(self, deadline: float) -> None:
         self.notice = None
+        self.settle()
         self.say(Kind.REPRIEVE, 0, f"{deadline:.0f}")
 
     def going_down(self, deadline: float) -> None:
@@ -310,6 +343,7 @@ class Agent:
     def hang(self) -> None:
         """The machine stands still; its peers wait for it."""
         self.hung = True
+        self.settle()
         if self.gang is not None:
             gang, self.gang = self.gang, None
             gang.lost(self, hangs=True)
@@ -317,6 +351,7 @@ class Agent:
     def die(self) -> None:
         """The machine is gone, or this boot of it is."""
         self.alive = False
+        self.settle()
         if self._timer is not None:
             self._timer.off()
         gang, self.gang = self.gang, None

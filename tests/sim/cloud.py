@@ -1,4 +1,5 @@
-"""A cloud under virtual time behind ``spec.cloud.Cloud``: asynchronous, short of machines, and forgetful of nothing.
+"""A cloud under virtual time behind ``contract.cloud.Cloud``: asynchronous, short of machines, and forgetful of
+nothing.
 
 As Compute Engine: names are zonal, an idempotency key is remembered after its machine is gone, an insert may be
 accepted, listed for seconds and fail as an operation, deletion takes its time and holds the disk meanwhile, an
@@ -15,11 +16,11 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
-from spotkeeper.spec import names
-from spotkeeper.spec.cloud import (
+
+from spotkeeper.contract import names
+from spotkeeper.contract.cloud import (
     Action,
     AttachDisk,
-    Class,
     CreateDisk,
     CreateSnapshot,
     DeleteDisk,
@@ -27,20 +28,20 @@ from spotkeeper.spec.cloud import (
     DeleteVm,
     DetachDisk,
     Disk,
+    DiskSnapshot,
     InsertVm,
     Listing,
-    Ran,
+    MachineTimes,
     Result,
-    Snapshot,
+    ResultKind,
     Vm,
     VmStatus,
 )
-from spotkeeper.spec.market import PriceRun
-from spotkeeper.spec.model import Model
+from spotkeeper.contract.market import PriceRun
+from spotkeeper.contract.stack import Model
 
 if TYPE_CHECKING:
-    from spotkeeper.spec import cloud as spec_cloud
-
+    from spotkeeper.contract import cloud as spec_cloud
     from tests.sim.agent import Agent
     from tests.sim.world import World
 
@@ -107,6 +108,7 @@ class Trouble:
 
     lost: float = 0.0  # carried out, unanswered
     throttled: float = 0.0  # refused for the moment
+    stuck: float = 0.0  # machines that run and never come up
     listed_stockouts: float = 0.5  # of the stockouts: accepted first, gone seconds later
     blind: set[str] = field(default_factory=set)
 
@@ -120,7 +122,7 @@ class Cloud:
         self.machines: dict[str, Machine] = {}  # by uid
         self.bill: list[Billed] = []  # of machines that are gone
         self.drives: dict[tuple[str, str], Drive] = {}  # by (name, zone)
-        self.shots: dict[str, tuple[Snapshot, Commit | None]] = {}
+        self.shots: dict[str, tuple[DiskSnapshot, Commit | None]] = {}
         self.keys: dict[str, str] = {}  # idempotency key -> uid of the machine
         self.failed: deque[Result] = deque(maxlen=OPERATIONS)
         self.launches = self.refusals = self.duplicates = self.calls = 0
@@ -172,7 +174,7 @@ class Cloud:
         shots = tuple(shot for shot, _ in self.shots.values())
         answered = frozenset(self.world.stack.zones()) - blind
         newest = takewhile(lambda one: one.end >= since, reversed(self.bill))
-        ran = tuple(Ran(one.vm.name, one.vm.zone, one.start, one.end) for one in newest)
+        ran = tuple(MachineTimes(one.vm.name, one.vm.zone, one.start, one.end) for one in newest)
         return Listing(vms, disks, shots, answered, failed, tuple(one for one in ran if one.zone in answered))
 
     def of(self, job: str) -> list[Machine]:
@@ -197,14 +199,14 @@ class Cloud:
         self.calls += 1
         now, trouble = self.world.engine.t, self.trouble
         if trouble.throttled and self.random.random() < trouble.throttled:
-            return Result(action, Class.THROTTLED, "rateLimitExceeded", now)
+            return Result(action, ResultKind.THROTTLED, "rateLimitExceeded", now)
         kind, detail = self._do(action)
         if trouble.lost and self.random.random() < trouble.lost:
-            return Result(action, Class.AMBIGUOUS, "the answer was lost", now)
+            return Result(action, ResultKind.AMBIGUOUS, "the answer was lost", now)
         return Result(action, kind, detail, now)
 
-    def _do(self, action: Action) -> tuple[Class, str]:
-        doing: dict[type, Callable[..., tuple[Class, str]]] = {
+    def _do(self, action: Action) -> tuple[ResultKind, str]:
+        doing: dict[type, Callable[..., tuple[ResultKind, str]]] = {
             InsertVm: self._insert,
             DeleteVm: self._delete,
             CreateDisk: self._create_disk,
@@ -219,19 +221,19 @@ class Cloud:
     def _draw(self, span: tuple[float, float]) -> float:
         return self.random.uniform(*span)
 
-    def _insert(self, action: InsertVm) -> tuple[Class, str]:
+    def _insert(self, action: InsertVm) -> tuple[ResultKind, str]:
         self.world.checks.insert(action)
-        key = names.idempotency_key(action.uid, "insert", action.rank, action.attempt, action.zone)
+        key = names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone)
         if key in self.keys:
             known = self.keys[key] in self.machines
-            return (Class.ACCEPTED, "is there already") if known else (Class.DEAD_KEY, "its machine is gone")
+            return (ResultKind.ACCEPTED, "is there already") if known else (ResultKind.DEAD_KEY, "its machine is gone")
         empty = self.used(action.zone, action.model) >= self.limit(action.zone, action.model)
         if empty:
             self.refusals += 1
             if self.random.random() >= self.trouble.listed_stockouts:
-                return Class.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED"
+                return ResultKind.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED"
         self._launch(action, key, doomed=empty)
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
     def _launch(self, action: InsertVm, key: str, *, doomed: bool) -> None:
         world, engine = self.world, self.world.engine
@@ -239,13 +241,13 @@ class Cloud:
         uid = f"{1000 + number}"
         self.keys[key] = uid
         vm = Vm(
-            name=names.vm_name(world.stack.stack, action.job, action.rank, action.attempt),
+            name=names.vm_name(world.stack.stack, action.job, action.node, action.attempt),
             uid=uid,
             zone=action.zone,
             status=VmStatus.PENDING,
             pool=action.pool,
             job=action.job,
-            rank=action.rank,
+            node=action.node,
             attempt=action.attempt,
             address=f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
             model=action.model,
@@ -263,7 +265,7 @@ class Cloud:
 
     def _stockout(self, machine: Machine, action: InsertVm) -> None:
         machine.fate = "stockout"
-        self.failed.append(Result(action, Class.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED", self.world.engine.t))
+        self.failed.append(Result(action, ResultKind.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED", self.world.engine.t))
         self.remove(machine)
 
     def _running(self, machine: Machine) -> None:
@@ -273,7 +275,8 @@ class Cloud:
         machine.billed_from = self.world.engine.t
         self.world.meter.machines(+1)
         self.changed()
-        self._boot(machine, self._draw(self.delays.boot_s))
+        if not self.trouble.stuck or self.random.random() >= self.trouble.stuck:
+            self._boot(machine, self._draw(self.delays.boot_s))
 
     def _boot(self, machine: Machine, seconds: float) -> None:
         boot = machine.boot
@@ -284,24 +287,24 @@ class Cloud:
 
         self.world.engine.after(seconds, up)
 
-    def _delete(self, action: DeleteVm) -> tuple[Class, str]:
+    def _delete(self, action: DeleteVm) -> tuple[ResultKind, str]:
         machine = self.machines.get(action.uid)
         if machine is None:
-            return Class.ACCEPTED, "is gone"
+            return ResultKind.ACCEPTED, "is gone"
         self.world.checks.delete(machine)
         self.stopping(machine, self._draw(self.delays.gone_s))
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
-    def _create_disk(self, action: CreateDisk) -> tuple[Class, str]:
-        name = names.disk_name(self.world.stack.stack, action.job, action.rank, action.number)
+    def _create_disk(self, action: CreateDisk) -> tuple[ResultKind, str]:
+        name = names.disk_name(self.world.stack.stack, action.job, action.node, action.number)
         if (name, action.zone) in self.drives:
-            return Class.ACCEPTED, "is there already"
+            return ResultKind.ACCEPTED, "is there already"
         newest = None
         if action.snapshot is not None:
             if action.snapshot not in self.shots:
-                return Class.PERMANENT, "no such snapshot"
+                return ResultKind.PERMANENT, "no such snapshot"
             newest = self.shots[action.snapshot][1]
-        disk = Disk(name, action.zone, action.job, action.rank, action.number, (), False)
+        disk = Disk(name, action.zone, action.job, action.node, action.number, (), False)
         drive = Drive(disk, None, newest)
         self.drives[name, action.zone] = drive
 
@@ -311,17 +314,17 @@ class Cloud:
 
         self.world.engine.after(self._draw(self.delays.disk_s), ready)
         self.changed()
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
-    def _attach(self, action: AttachDisk) -> tuple[Class, str]:
+    def _attach(self, action: AttachDisk) -> tuple[ResultKind, str]:
         """Taken at once (the mutex), there some seconds later."""
         drive, machine = self.drives.get((action.disk, action.zone)), self.machines.get(action.vm_uid)
         if drive is None or machine is None or machine.vm.status is not VmStatus.RUNNING or not drive.disk.ready:
-            return Class.IN_USE, "not there, or not ready"
+            return ResultKind.IN_USE, "not there, or not ready"
         if drive.user == machine.uid:
-            return Class.ACCEPTED, "is attached already"
+            return ResultKind.ACCEPTED, "is attached already"
         if drive.user is not None:
-            return Class.IN_USE, "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"
+            return ResultKind.IN_USE, "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"
         drive.user = machine.uid
         self.changed()
 
@@ -330,38 +333,38 @@ class Cloud:
                 machine.agent.disk_there()
 
         self.world.engine.after(self._draw(self.delays.attach_s), arrived)
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
-    def _detach(self, action: DetachDisk) -> tuple[Class, str]:
+    def _detach(self, action: DetachDisk) -> tuple[ResultKind, str]:
         drive = self.drives.get((action.disk, action.zone))
         if drive is not None and drive.user == action.vm_uid:
             self.world.checks.detach(drive)
             drive.user = None
             self.changed()
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
-    def _delete_disk(self, action: DeleteDisk) -> tuple[Class, str]:
+    def _delete_disk(self, action: DeleteDisk) -> tuple[ResultKind, str]:
         drive = self.drives.get((action.disk, action.zone))
         if drive is None:
-            return Class.ACCEPTED, "is gone"
+            return ResultKind.ACCEPTED, "is gone"
         if drive.user is not None:
-            return Class.IN_USE, "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"
+            return ResultKind.IN_USE, "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"
         self.world.checks.delete_disk(drive)
         del self.drives[action.disk, action.zone]
         self.changed()
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
-    def _snapshot(self, action: CreateSnapshot) -> tuple[Class, str]:
+    def _snapshot(self, action: CreateSnapshot) -> tuple[ResultKind, str]:
         stack = self.world.stack.stack
-        drive = self.drives.get((names.disk_name(stack, action.job, action.rank, action.number), action.zone))
-        name = names.disk_name(stack, action.job, action.rank, action.copy)
+        drive = self.drives.get((names.disk_name(stack, action.job, action.node, action.number), action.zone))
+        name = names.disk_name(stack, action.job, action.node, action.copy)
         if drive is None:
-            return Class.PERMANENT, "no such disk"
+            return ResultKind.PERMANENT, "no such disk"
         if name in self.shots:
-            return Class.ACCEPTED, "is there already"
+            return ResultKind.ACCEPTED, "is there already"
         if drive.user is not None:
             self.world.violate("S2", f"a snapshot of {drive.disk.name} while {drive.user} holds it: stale at once")
-        shot = Snapshot(name, action.job, action.rank, action.copy, False)
+        shot = DiskSnapshot(name, action.job, action.node, action.copy, False)
         self.shots[name] = (shot, drive.newest)
 
         def ready() -> None:
@@ -371,12 +374,12 @@ class Cloud:
 
         self.world.engine.after(self._draw(self.delays.shot_s), ready)
         self.changed()
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
-    def _delete_snapshot(self, action: DeleteSnapshot) -> tuple[Class, str]:
+    def _delete_snapshot(self, action: DeleteSnapshot) -> tuple[ResultKind, str]:
         if self.shots.pop(action.name, None) is not None:
             self.changed()
-        return Class.ACCEPTED, ""
+        return ResultKind.ACCEPTED, ""
 
     # -- what happens to machines
 

@@ -1,4 +1,4 @@
-"""EC2 under virtual time: the shipped adapter, botocore and the strict stand-in behind ``spec.cloud.Cloud``.
+"""EC2 under virtual time: the shipped adapter, botocore and the strict stand-in behind ``contract.cloud.Cloud``.
 
 What the stand-in holds is told to the world, which boots agents on it and judges what is asked of it, as
 ``cloud.py`` does for Compute Engine. Each process of the function has an adapter of its own (:class:`Seat`), whose
@@ -11,11 +11,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
-from spotkeeper.reconcile.ec2 import Ec2
-from spotkeeper.spec import names
-from spotkeeper.spec.cloud import (
+
+from spotkeeper.contract import names
+from spotkeeper.contract.cloud import (
     Action,
-    Class,
     CreateSnapshot,
     DeleteDisk,
     DeleteVm,
@@ -24,18 +23,18 @@ from spotkeeper.spec.cloud import (
     InsertVm,
     Listing,
     Result,
+    ResultKind,
     Vm,
     VmStatus,
 )
-from spotkeeper.spec.market import PriceRun
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.stack import StackState
-
-from tests.reconcile.ec2_standin import site, things
-from tests.reconcile.ec2_standin.server import Here
-from tests.reconcile.ec2_standin.site import Site, Watcher
-from tests.reconcile.ec2_standin.things import OWNER, Template, Vol, Volume
-from tests.reconcile.ec2_standin.verbs import Ec2Service
+from spotkeeper.contract.market import PriceRun
+from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.reconcile.clouds.ec2.cloud import Ec2
+from tests.reconcile.clouds.ec2.standin import site, things
+from tests.reconcile.clouds.ec2.standin.server import Here
+from tests.reconcile.clouds.ec2.standin.site import Site, Watcher
+from tests.reconcile.clouds.ec2.standin.things import OWNER, Template, Vol, Volume
+from tests.reconcile.clouds.ec2.standin.verbs import Ec2Service
 from tests.sim.cloud import Cloud, Commit, Delays, Drive, Machine
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class VolumeDrive(Drive):
     def disk(self) -> Disk:  # type: ignore[override]
         ready = self.volume.state is not Vol.CREATING
         name = self.volume.tags["Name"]
-        return Disk(name, self.volume.zone, self.owned.job, self.owned.rank, self.owned.number, (), ready)
+        return Disk(name, self.volume.zone, self.owned.job, self.owned.node, self.owned.number, (), ready)
 
     @property
     def user(self) -> str | None:  # type: ignore[override]
@@ -155,7 +154,7 @@ class Ec2Cloud(Cloud):
                     if drive.user is None:
                         checks.delete_disk(drive)
             case CreateSnapshot():
-                name = names.disk_name(stack, action.job, action.rank, action.number)
+                name = names.disk_name(stack, action.job, action.node, action.number)
                 for drive in self._named(name, action.zone):
                     if drive.user is not None:
                         self.world.violate("S2", f"a snapshot of {name} while {drive.user} holds it: stale at once")
@@ -200,7 +199,7 @@ class Seat:
         cloud.judge(action)
         result = self._ec2.perform(action, deadline_s)
         assert not cloud.service.faults, cloud.service.faults
-        cloud.refusals += result.kind is Class.CAPACITY
+        cloud.refusals += result.kind is ResultKind.CAPACITY
         return result
 
 
@@ -219,7 +218,7 @@ class _Told(Watcher):
             status=VmStatus.PENDING,
             pool=tags[names.LABEL_POOL],
             job=tags[names.LABEL_JOB],
-            rank=int(tags[names.LABEL_RANK]),
+            node=int(tags[names.LABEL_NODE]),
             attempt=int(tags[names.LABEL_ATTEMPT]),
             address=instance.address,
             model=Model.SPOT if instance.spot else Model.ON_DEMAND,

@@ -26,7 +26,7 @@ class Timer:
 
 
 class Engine:
-    """``scale`` and ``now`` make it the clock that rounds and the function's door ask for."""
+    """``scale`` and ``now`` make it the clock that rounds and the function's HTTP interface ask for."""
 
     scale = 1.0
 

@@ -1,6 +1,6 @@
-"""The function under virtual time: the shipped door over the simulated bucket and cloud, and what befalls it.
+"""The function under virtual time: the shipped HTTP app over the simulated bucket and cloud, and what befalls it.
 
-Each process holds a ``Door`` of its own; a request goes to one of them. A process can be killed before or after
+Each process holds a ``HttpApp`` of its own; a request goes to one of them. A process can be killed before or after
 any call (nothing of it runs on: no ``finally``, no retry), or freeze there while the world moves on.
 """
 
@@ -14,14 +14,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
-from spotkeeper.reconcile.auth import Caller
-from spotkeeper.reconcile.document import Speaker
-from spotkeeper.reconcile.http import Door
-from spotkeeper.reconcile.round import Options
-from spotkeeper.reconcile.runtime import Runtime, Settings
-from spotkeeper.reconcile.store_api import StoreError
-from spotkeeper.spec.generation import Sync, SyncReply
 
+from spotkeeper.contract.generation import Sync, SyncReply
+from spotkeeper.reconcile.controller.document import Speaker
+from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
+from spotkeeper.reconcile.service.auth import Caller
+from spotkeeper.reconcile.service.http import HttpApp
+from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
+from spotkeeper.reconcile.store.objects import StoreError
 from tests.sim.store import EFFECTS, Tapped
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     method: str
     path: str
     data: bytes
@@ -86,12 +86,12 @@ class Process:
             function.passes(self, verb, before)
 
         store, cloud = Tapped(world.store, tap, function.counts), Tapped(world.cloud.process(), tap, function.counts)
-        settings = Settings(stack=world.stack.stack, bucket="", clock=world.engine)  # type: ignore[arg-type]
+        settings = FunctionSettings(stack=world.stack.stack, bucket="", clock=world.engine)  # type: ignore[arg-type]
         runtime = Runtime(settings, store, cloud)  # type: ignore[arg-type]
         runtime._verifier = _Believes()  # type: ignore[assignment]
         every = self.every if world.beats else None
-        runtime._options = Options(sleep=function.sleep, parallel=1, settle_s=world.settle_s, every=every)
-        self.door = Door(runtime)
+        runtime._options = RoundOptions(sleep=function.sleep, parallel=1, settle_s=world.settle_s, every=every)
+        self.app = HttpApp(runtime)
 
     def every(self, seconds: float, work: Callable[[], object]) -> Callable[[], None]:
         """As ``lease.in_thread``: a thread of this process, which dies and freezes with it."""
@@ -161,7 +161,7 @@ class Function:
         before, self._agent = self._agent, who is not None
         try:
             self._pass("", process, number)
-            data, status, _ = process.door.handle(_Request("POST", path, body, headers))
+            data, status, _ = process.app.handle(Request("POST", path, body, headers))
         except Killed:
             self.end(process)
             return None
@@ -183,8 +183,8 @@ class Function:
         answer = self.ask("/v1/tick", b"{}")
         return answer is not None and b'"failed":0' in answer and b'"busy":false' in answer
 
-    def poke(self, job: str) -> None:
-        self.ask(f"/v1/poke/{job}", b"{}")
+    def notify(self, job: str) -> None:
+        self.ask(f"/v1/notify/{job}", b"{}")
 
     # -- the tap
 

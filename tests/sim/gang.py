@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotkeeper.spec.facts import Kind
-from spotkeeper.spec.generation import Generation, Progress
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.generation import Generation, Progress
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent
@@ -32,7 +32,7 @@ class Gang:
     def __init__(self, world: World, job: Job, doc: Generation) -> None:
         self.world, self.job, self.gen = world, job, doc.gen
         self.size = len(doc.members)
-        self.lowest = min(member.rank for member in doc.members)
+        self.lowest = min(member.node for member in doc.members)
         self.disks = {member.uid for member in doc.members if member.disk}
         self.agents: list[Agent] = []
         self.began: float | None = None  # training since, virtual seconds
@@ -143,7 +143,7 @@ class Gang:
         self.world.engine.after(SAVE_S, durable)
 
     def save_and_stop(self, deadline: float | None) -> None:
-        """One rank was told, so all agree on the next step."""
+        """One node was told, so all agree on the next step."""
         if self.over or self.stopping or self.began is None:
             return
         self.settle()

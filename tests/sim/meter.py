@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from spotkeeper.vm.sync import pending_s
-
+from spotkeeper.reconcile.service.rounds import AGE_S
+from spotkeeper_agent.core.sync import POLL_S, pending_s
 from tests.sim.engine import Engine
+from tests.sim.function import PROCESSES
 
 # List prices, USD: Cloud Storage (regional, classes A and B); Cloud Run: a request, and a second of one vCPU with
 # half a GiB. A round holds that for a second; other requests take 20 ms and share it with seven.
 WRITE_USD, READ_USD = 5e-6, 4e-7
 REQUEST_USD, SECOND_USD = 4e-7, 2.4e-5 + 0.5 * 2.5e-6
 ROUND_S, OTHER_S = 1.0, 0.02 / 8
+SIGN_S = 600.0  # from a sign of trouble to the stop that it announces: a notice, and the boot of a successor
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Recovery:
     """
 
     how: str
-    ranks: int
+    nodes: int
     stood_s: float
     wasted_min: float  # machine-minutes billed without training since the recovery before
     rounds: int
@@ -46,6 +50,7 @@ class Meter:
         self.counts: dict[str, int] = {}
         self.billed_s = self.useful_s = 0.0
         self._machines = 0
+        self.settle: Callable[[str], None] = lambda _: None  # brings ``counts`` up to date
         self._training: dict[str, int] = {}
         self._at = engine.t
         self._since: dict[str, tuple[float, str, dict[str, int]]] = {}
@@ -67,39 +72,48 @@ class Meter:
 
     def sign(self, job: str) -> None:
         """Trouble is on its way: what is done from now on is for the recovery."""
-        if job not in self._since and self._training.get(job):
-            self._since[job] = (float("nan"), "", dict(self.counts))
+        if self._training.get(job) and self._sign(job) is None:
+            self.settle(job)
+            self._since[job] = (self.engine.t, "", dict(self.counts))
+
+    def _sign(self, job: str) -> dict[str, int] | None:
+        """The counts at the sign of trouble; None where there was none, or it came to nothing (a reprieve)."""
+        at, _, counts = self._since.get(job, (float("-inf"), "", {}))
+        return counts if self.engine.t - at <= SIGN_S else None
 
     def stands(self, job: str, how: str) -> None:
         self._integrate()
         if not self._training.pop(job, 0):
             return
-        before = self._since.get(job)
-        self._since[job] = (self.engine.t, how, before[2] if before else dict(self.counts))
+        self.settle(job)
+        self._since[job] = (self.engine.t, how, self._sign(job) or dict(self.counts))
         self.dry = self.launched = False
 
-    def trains(self, job: str, ranks: int) -> None:
+    def trains(self, job: str, nodes: int) -> None:
         self._integrate()
-        self._training[job] = ranks
+        self._training[job] = nodes
         began = self._since.pop(job, None)
         wasted = self.billed_s - self.useful_s
         if began is not None and began[1]:
-            self.recoveries.append(self._row(ranks, began, wasted - self._wasted))
+            self.settle(job)
+            self.recoveries.append(self._row(nodes, began, wasted - self._wasted))
         self._wasted = wasted
 
-    def _row(self, ranks: int, began: tuple[float, str, dict[str, int]], wasted_s: float) -> Recovery:
+    def _row(self, nodes: int, began: tuple[float, str, dict[str, int]], wasted_s: float) -> Recovery:
         stood_from, how, counts = began
         grown = {verb: self.counts[verb] - counts.get(verb, 0) for verb in self.counts}
         writes = sum(grown.get(verb, 0) for verb in BUCKET_WRITES)
-        reads = sum(number for verb, number in grown.items() if verb.startswith("read_") or verb == "draining")
-        lists = sum(number for verb, number in grown.items() if verb.startswith("list_"))
-        polls = ranks * polls_in(int(self.engine.t - stood_from))
+        reads = sum(number for verb, number in grown.items() if verb.startswith("read_"))
+        reads += sum(objects * grown.get(verb, 0) for verb, objects in READS.items())
+        lists = sum(grown.get(verb, 0) for verb in LISTS)
+        polls = max(0, grown.get(POLL, 0))
+        reads += reads_of(polls, self.engine.t - stood_from)
         asked = grown.get("request", 0) + polls
-        usd = (writes + lists) * WRITE_USD + (reads + polls) * READ_USD
+        usd = (writes + lists) * WRITE_USD + reads * READ_USD
         usd += asked * (REQUEST_USD + OTHER_S * SECOND_USD) + grown.get("list", 0) * ROUND_S * SECOND_USD
         return Recovery(
             how=how,
-            ranks=ranks,
+            nodes=nodes,
             stood_s=self.engine.t - stood_from,
             wasted_min=wasted_s / 60,
             rounds=grown.get("list", 0),
@@ -111,24 +125,61 @@ class Meter:
 
 
 BUCKET_WRITES = (
-    "add_sights",
+    "add_observations",
+    "append_all",
     "append_ledger",
-    "cas_alloc",
+    "cas_allocation",
     "cas_prices",
     "cas_record",
+    "create_record",
     "drop_lease",
+    "put",
+    "put_request",
     "put_fact",
+    "put_name",
     "put_progress",
+    "put_spec",
     "put_tomb",
+    "quarantine",
+    "set_active",
     "take_lease",
 )
+LISTS = ("active_jobs", "facts_of", "list_requests", "list_facts", "list_ledger", "list_static_hellos")
+# Objects that a verb reads beside its writes, or beyond the one of any ``read_...``: two hours of observations.
+READS = {
+    "add_observations": 1,
+    "active_since": 1,
+    "draining": 1,
+    "drop_lease": 1,
+    "get": 1,
+    "get_all": 1,
+    "read_observations": 1,
+    "take_lease": 1,
+}
+POLL = "idle poll"
+SLOW_S = 200.0  # from then on a machine that waits polls every ``POLL_S``
+
+
+def polls_in(seconds: float) -> int:
+    """Of one machine that waits so long."""
+    return bisect(_polls(), seconds) + max(0, int((seconds - SLOW_S) / POLL_S))
 
 
 @cache
-def polls_in(seconds: int) -> int:
-    """Of one machine that waits so long: those that find nothing new are not simulated, but paid."""
-    count, at = 0, 0.0
-    while at < seconds:
+def _polls() -> list[float]:
+    """When a machine polls, in seconds since it began to wait."""
+    out, at = [], 0.0
+    while at + pending_s(at) <= SLOW_S:
         at += pending_s(at)
-        count += 1
-    return count
+        out.append(at)
+    return out
+
+
+def reads_of(polls: int, seconds: float) -> float:
+    """Objects that so many polls within so many seconds make the function read: the record, and what is due.
+
+    A process reads both again with the first poll after ``AGE_S``. At an even pace, which is the dearest.
+    """
+    if not polls:
+        return 0.0
+    return 2 * min(polls, PROCESSES * seconds / (AGE_S + PROCESSES * seconds / polls))

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spotkeeper.reconcile.lease import BEAT_S
-from spotkeeper.spec.job import AskKind
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Outcome, Phase
-from spotkeeper.spec.stack import StackState
-
+from spotkeeper.contract.job import RequestKind
+from spotkeeper.contract.record import Outcome, Phase
+from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.reconcile.controller.lease import BEAT_S
 from tests.sim.function import Function, Point
 from tests.sim.gang import SAVE_S
 from tests.sim.world import ZONES, Job, World, small_stack
@@ -47,8 +45,8 @@ class Play:
         record = self.world.record(JOB)
         return record.outcome if record.phase is Phase.DONE else None
 
-    def preempt(self, rank: int, notice_s: float) -> None:
-        machine = self.world.member(JOB, rank)
+    def preempt(self, node: int, notice_s: float) -> None:
+        machine = self.world.member(JOB, node)
         assert machine is not None
         self.world.preempt(machine, notice_s)
 
@@ -61,7 +59,7 @@ class Play:
                 self.world.cloud.limits[zone, Model.SPOT] = machines
 
     def models(self) -> set[Model]:
-        return {rank.cur.model for rank in self.world.record(JOB).ranks if rank.cur is not None}
+        return {node.cur.model for node in self.world.record(JOB).nodes if node.cur is not None}
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def _calm(function: Function, world: World) -> None:
 def _end(play: Play, scenario: Scenario, told: Told, promised: int, but: str) -> None:
     world = play.world
     if play.ended is None and scenario.outcome is Outcome.CANCELLED:
-        world.ask(JOB, AskKind.CANCEL)
+        world.request(JOB, RequestKind.CANCEL)
     clean = world.until(lambda: not world.left_over(), CLEAN_S)
     told.lost = sum(steps for _, steps in play.job.lost)
     record = world.record(JOB)
@@ -174,7 +172,7 @@ def _end(play: Play, scenario: Scenario, told: Told, promised: int, but: str) ->
 
 def _state(play: Play) -> str:
     record = play.world.record(JOB)
-    slots = [f"r{i}: {rank.cur and (rank.cur.attempt, rank.cur.state.value)}" for i, rank in enumerate(record.ranks)]
+    slots = [f"r{i}: {node.cur and (node.cur.attempt, node.cur.state.value)}" for i, node in enumerate(record.nodes)]
     return f"{record.phase.value} gen {record.gen} stop {record.stop} {record.reason!r} {slots} {play.world.violations}"
 
 
@@ -194,8 +192,8 @@ def _two_losses(play: Play) -> None:
     play.world.engine.after(20.0, lambda: _again(play, 1))
 
 
-def _again(play: Play, rank: int) -> None:
-    machine = play.world.member(JOB, rank)
+def _again(play: Play, node: int) -> None:
+    machine = play.world.member(JOB, node)
     if machine is not None:
         play.world.preempt(machine, -1)
 
@@ -211,7 +209,7 @@ def _back_on_spot(play: Play) -> bool:
 
 
 def _move(play: Play) -> None:
-    play.world.ask(JOB, AskKind.MOVE, zone="z-b")
+    play.world.request(JOB, RequestKind.MOVE, zone="z-b")
 
 
 def _moved(play: Play) -> bool:
@@ -221,9 +219,9 @@ def _moved(play: Play) -> bool:
 
 def _resize(play: Play) -> None:
     """Three become one; when that one trains, two more come back, on blank disks, and the highest goes again."""
-    play.world.ask(JOB, AskKind.RESIZE, nodes=1)
-    _then(play, 1, lambda: play.world.ask(JOB, AskKind.RESIZE, nodes=3))
-    _then(play, 3, lambda: play.world.ask(JOB, AskKind.RESIZE, nodes=2))
+    play.world.request(JOB, RequestKind.RESIZE, nodes=1)
+    _then(play, 1, lambda: play.world.request(JOB, RequestKind.RESIZE, nodes=3))
+    _then(play, 3, lambda: play.world.request(JOB, RequestKind.RESIZE, nodes=2))
 
 
 def _then(play: Play, members: int, what: Callable[[], None]) -> None:
@@ -246,7 +244,7 @@ def _resized(play: Play) -> bool:
 
 def _cancelled(play: Play) -> None:
     play.preempt(1, -1)
-    play.world.engine.after(30.0, lambda: play.world.ask(JOB, AskKind.CANCEL))
+    play.world.engine.after(30.0, lambda: play.world.request(JOB, RequestKind.CANCEL))
 
 
 SCENARIOS = (

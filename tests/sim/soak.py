@@ -11,12 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from spotkeeper.local.market import Market
-from spotkeeper.spec.cloud import VmStatus
-from spotkeeper.spec.job import AskKind, Checkpoint, Retry
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Phase
-
+from spotkeeper.contract.cloud import VmStatus
+from spotkeeper.contract.job import Checkpoint, RequestKind, Retry
+from spotkeeper.contract.record import Phase
+from spotkeeper.contract.stack import Model
+from spotkeeper.local.core.market import Market
 from tests.sim.cloud import Machine
 from tests.sim.engine import START
 from tests.sim.meter import Recovery
@@ -35,7 +34,7 @@ RECORDED = (
     "us-west1-b",
 )
 DAY_S = 86_400.0
-SPARE = 1.5  # machines a zone carries in a good hour, for each rank
+SPARE = 1.5  # machines a zone carries in a good hour, for each node
 NOTICES_S = (120.0, 120.0, 120.0, 30.0, 30.0, 0.0, 0.0, -1.0)  # 0: ACPI alone; below: gone without a word
 CALM_S = 3600.0
 CLEAN_S = 1200.0
@@ -49,7 +48,7 @@ class Run:
     """What one seed came to."""
 
     seed: int
-    ranks: int
+    nodes: int
     days: float
     violations: tuple[str, ...]
     left_over: tuple[str, ...]
@@ -66,9 +65,9 @@ class Run:
     faults: dict[str, int] = field(default_factory=dict)
 
 
-def run(seed: int, ranks: int, days: float) -> Run:
-    """One job of so many ranks for so long (virtual)."""
-    storm = Storm(seed, ranks)
+def run(seed: int, nodes: int, days: float) -> Run:
+    """One job of so many nodes for so long (virtual)."""
+    storm = Storm(seed, nodes)
     world, job = storm.world, storm.job
     storm.blow(days * DAY_S)
     trained = world.meter.useful()
@@ -77,7 +76,7 @@ def run(seed: int, ranks: int, days: float) -> Run:
     world.until(lambda: not world.left_over(), CLEAN_S)
     return Run(
         seed,
-        ranks,
+        nodes,
         (world.engine.t - START) / DAY_S,
         tuple(world.violations),
         tuple(world.left_over()),
@@ -90,7 +89,7 @@ def run(seed: int, ranks: int, days: float) -> Run:
         world.skipped,
         world.engine.events,
         world.function.kills,
-        trained / (days * DAY_S * ranks),
+        trained / (days * DAY_S * nodes),
         storm.faults,
     )
 
@@ -98,13 +97,13 @@ def run(seed: int, ranks: int, days: float) -> Run:
 class Storm:
     """The faults of one run, each with its mean time between two (seconds for a whole gang)."""
 
-    def __init__(self, seed: int, ranks: int) -> None:
-        self.random = Random(seed * 1_000_003 + ranks)  # noqa: S311  a seed, so that a story can be told again
+    def __init__(self, seed: int, nodes: int) -> None:
+        self.random = Random(seed * 1_000_003 + nodes)  # noqa: S311  a seed, so that a story can be told again
         zones = tuple(sorted(self.random.sample(RECORDED, 3)))
-        self.market = Market.load(MARKET, zones, epoch=START, seed=seed, per_zone=int(ranks * SPARE) + 1)
+        self.market = Market.load(MARKET, zones, epoch=START, seed=seed, per_zone=int(nodes * SPARE) + 1)
         self.zones = zones
         self.world = world = World(
-            stack=small_stack(ranks, zones, on_demand=ranks),
+            stack=small_stack(nodes, zones, on_demand=nodes),
             seed=self.random.getrandbits(40),
             capacity=self._capacity,
             events=self.random.random() < 0.8,
@@ -112,34 +111,34 @@ class Storm:
             look_s=0.4,
         )
         world.meter.counts = world.function.counts
-        self._front(ranks)
+        self._front(nodes)
         self.faults: dict[str, int] = {}
         self.over = False
-        replicated = ranks == 1 or self.random.random() < 0.75
-        self.least = max(1, ranks // 2) if replicated and self.random.random() < 0.3 else ranks
+        replicated = nodes == 1 or self.random.random() < 0.75
+        self.least = max(1, nodes // 2) if replicated and self.random.random() < 0.3 else nodes
         self.job: Job = world.submit(
             JOB,
-            nodes={"min": self.least, "max": ranks},
+            nodes={"min": self.least, "max": nodes},
             interval_s=self.random.choice((120.0, 300.0, 600.0)),
             checkpoint=Checkpoint(replicated=replicated),
             retry=Retry(crashes=1000),
         )
         world.engine.at(self.market.next_change(world.engine.t), self._market)
-        for fault, mean_s in self._means(ranks).items():
+        for fault, mean_s in self._means(nodes).items():
             self._arm(fault, mean_s)
 
-    def _front(self, ranks: int) -> None:
+    def _front(self, nodes: int) -> None:
         """What calls and requests suffer all the time."""
         function, trouble = self.world.function, self.world.cloud.trouble
-        share = 0.002 / ranks**0.5  # of effects, of which many ranks need many more
+        share = 0.002 / nodes**0.5  # of effects, of which many nodes need many more
         function.lost, function.kill_rate, function.store_rate, function.stall_rate = 0.01, share, share, share / 4
-        trouble.lost, trouble.throttled = 0.02, 0.02
+        trouble.lost, trouble.throttled, trouble.stuck = 0.02, 0.02, 0.02
 
     def _capacity(self, zone: str, model: Model, now: float) -> int:
         return self.market.capacity(zone, now) if model is Model.SPOT else 1_000_000
 
-    def _means(self, ranks: int) -> dict[Callable[[], None], float]:
-        machine = 20 * DAY_S / ranks + 0.25 * DAY_S  # a machine's own troubles come more often to many
+    def _means(self, nodes: int) -> dict[Callable[[], None], float]:
+        machine = 20 * DAY_S / nodes + 0.25 * DAY_S  # a machine's own troubles come more often to many
         return {
             self._dies: machine,
             self._hangs: 3 * machine,
@@ -170,7 +169,7 @@ class Storm:
         world = self.world
         function, trouble = world.function, world.cloud.trouble
         function.lost = function.kill_rate = function.stall_rate = function.store_rate = 0.0
-        trouble.lost = trouble.throttled = 0.0
+        trouble.lost = trouble.throttled = trouble.stuck = 0.0
         trouble.blind.clear()
         function.down = False
         world.cloud.limits.clear()
@@ -180,14 +179,14 @@ class Storm:
         """Half of the jobs end by themselves, if they come to train once more; the others are cancelled."""
         world, job = self.world, self.job
         if world.record(job.id).phase is Phase.HOLD:
-            world.ask(job.id, AskKind.RESUME)
+            world.request(job.id, RequestKind.RESUME)
         for _ in range(ENDINGS if self.random.random() < 0.5 else 0):
             if world.until(lambda: job.training, CALM_S):
                 job.finish()  # nothing happens to one that is just stopping
             world.run(30.0)
             if world.record(job.id).phase is not Phase.RUN:
                 return
-        world.ask(job.id, AskKind.CANCEL)
+        world.request(job.id, RequestKind.CANCEL)
 
     # -- the market
 
@@ -290,21 +289,23 @@ class Storm:
 
     def _again(self) -> None:
         """An event comes twice, and late."""
-        self.world.function.poke(JOB)
-        self.world.function.poke(JOB)
+        self.world.function.notify(JOB)
+        self.world.function.notify(JOB)
 
     def _ask(self) -> None:
         self._count("asked")
-        kind = self.random.choice((AskKind.SWAP, AskKind.MOVE, AskKind.PAUSE, AskKind.RESIZE))
-        ranks = len(self.world.record(JOB).ranks)
-        nodes = self.random.randint(self.least, ranks)
-        self.world.ask(JOB, kind, zone=self.random.choice(self.zones), rank=self.random.randrange(ranks), nodes=nodes)
-        if kind is AskKind.MOVE:  # it is copied to another zone because somebody wants it
+        kind = self.random.choice((RequestKind.SWAP, RequestKind.MOVE, RequestKind.PAUSE, RequestKind.RESIZE))
+        nodes = len(self.world.record(JOB).nodes)
+        nodes = self.random.randint(self.least, nodes)
+        self.world.request(
+            JOB, kind, zone=self.random.choice(self.zones), node=self.random.randrange(nodes), nodes=nodes
+        )
+        if kind is RequestKind.MOVE:  # it is copied to another zone because somebody wants it
             self._excuse(MOVE_S)
-        if kind is AskKind.PAUSE:
+        if kind is RequestKind.PAUSE:
             lasts_s = self.random.uniform(120.0, 3600.0)
             self._excuse(lasts_s)
-            self.world.engine.after(lasts_s, lambda: self.world.ask(JOB, AskKind.RESUME))
+            self.world.engine.after(lasts_s, lambda: self.world.request(JOB, RequestKind.RESUME))
 
     def _excuse(self, lasts_s: float) -> None:
         """Standing still is nobody's fault until then."""

@@ -7,18 +7,17 @@ between one process of the function and the store or the cloud: the place where 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from spotkeeper.reconcile.deadline import Deadline
-from spotkeeper.reconcile.store import SINGLY
-from spotkeeper.spec.facts import Fact
-from spotkeeper.spec.generation import Progress
-from spotkeeper.spec.job import Ask
-from spotkeeper.spec.ledger import Entry
-from spotkeeper.spec.record import Alloc, Record
-from spotkeeper.spec.stack import StackState
-
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.facts import Fact
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.job import JobRequest
+from spotkeeper.contract.ledger import Entry
+from spotkeeper.contract.record import Record
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.store.objects import Deadline
 from tests.reconcile.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -26,22 +25,22 @@ if TYPE_CHECKING:
 
 EFFECTS = frozenset(
     {
-        "add_sights",
+        "add_observations",
         "append_all",
         "append_ledger",
-        "cas_alloc",
+        "cas_allocation",
         "cas_prices",
         "cas_record",
         "clear_active",
         "create_record",
         "delete",
-        "delete_ask",
+        "delete_request",
         "delete_facts",
         "delete_name",
         "drop_lease",
         "perform",
         "put",
-        "put_ask",
+        "put_request",
         "put_fact",
         "put_name",
         "put_progress",
@@ -76,10 +75,10 @@ class SimStore(MemoryStore):
             self.world.record_written(before, record)
         return won
 
-    def cas_alloc(self, alloc: Alloc, token: str) -> str | None:
-        won = super().cas_alloc(alloc, token)
+    def cas_allocation(self, allocation: Allocation, token: str) -> str | None:
+        won = super().cas_allocation(allocation, token)
         if won is not None:
-            self.world.checks.alloc(alloc)
+            self.world.checks.allocation(allocation)
             self.world.version += 1
         return won
 
@@ -100,9 +99,9 @@ class SimStore(MemoryStore):
         super().delete_facts(job, facts)
         self._sorted.pop(job, None)
 
-    def put_ask(self, job: str, ask: Ask) -> bool:
+    def put_request(self, job: str, request: JobRequest) -> bool:
         self.world.version += 1
-        return super().put_ask(job, ask)
+        return super().put_request(job, request)
 
     def append_ledger(self, job: str, entry: Entry) -> bool:
         new = super().append_ledger(job, entry)
@@ -126,11 +125,6 @@ class SimStore(MemoryStore):
         return super().read_progress(job)
 
 
-def _objects(job: str, entries: Sequence[Entry]) -> int:
-    """How many objects the real store makes of them."""
-    return len(entries) if len(entries) <= SINGLY else 1
-
-
 class Tapped:
     """Everything that one process of the function does to the outside goes through ``tap(verb, before)``."""
 
@@ -138,7 +132,7 @@ class Tapped:
         self._inner, self._tap, self._counts = inner, tap, counts
 
     def until(self, deadline: Deadline) -> Tapped:
-        """Time here is the world's; what a deadline does has tests of its own (tests/reconcile/test_deadline.py)."""
+        """Time here is the world's; tests/reconcile/controller/test_request_deadline.py tests deadlines."""
         return self
 
     def __getattr__(self, verb: str) -> Any:
@@ -146,11 +140,12 @@ class Tapped:
         tap, counts = self._tap, self._counts
 
         def call(*args: Any, **more: Any) -> Any:
-            if verb == "append_all":
-                counts["append_ledger"] += _objects(*args)
             counts[verb] += 1
             tap(verb, True)
             answer = real(*args, **more)
+            if verb == "take_lease" and not answer:
+                counts["read_lease"] += 1  # the lease is taken: it was read, and nothing written
+                counts[verb] -= 1
             tap(verb, False)
             return answer
 

@@ -9,7 +9,7 @@ Sieve's three classes of faults of controllers (https://www.usenix.org/conferenc
 * **missed event**: each request in turn never arrives.
 
 From each point the story must reach its end with no safety property broken, no more steps lost than promised, and
-nothing left over: no machine, disk, snapshot, grant, marker, name, ask or fact.
+nothing left over: no machine, disk, snapshot, grant, marker, name, request or fact.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from spotkeeper.reconcile import sweep
-from spotkeeper.reconcile.decide import calls, slots
-from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.lease import SHORT_S
 
+from spotkeeper.reconcile.controller import tick
+from spotkeeper.reconcile.controller.lease import SHORT_S
+from spotkeeper.reconcile.decide import calls
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.provisioning import slots
 from tests.sim.scenarios import LOOK_S, ROUGH, SCENARIOS, Scenario, Told, perform
 from tests.sim.world import World
 
@@ -186,7 +187,7 @@ def broken(name: str, points: int = 400) -> str:
 
 
 def test_a_name_that_nobody_gives_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_retire", lambda *_: None)
+    monkeypatch.setattr(tick, "_retire", lambda *_: None)
     assert "name" in broken("success")
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
-from spotkeeper.reconcile import ec2_wire
-from spotkeeper.reconcile.ec2_verbs import Ec2Verbs
-from spotkeeper.reconcile.ec2_wire import InstanceIn
-from spotkeeper.spec import names
-from spotkeeper.spec.cloud import Class
 
-from tests.reconcile.ec2_standin.site import Fault
+from spotkeeper.contract import names
+from spotkeeper.contract.cloud import ResultKind
+from spotkeeper.reconcile.clouds.ec2 import schema
+from spotkeeper.reconcile.clouds.ec2.actions import Ec2Verbs
+from spotkeeper.reconcile.clouds.ec2.schema import InstanceIn
+from tests.reconcile.clouds.ec2.standin.site import Fault
 from tests.sim.ec2 import Ec2Cloud, on_ec2
 from tests.sim.scenarios import ROUGH, SCENARIOS, Play, Scenario, Told, perform
 from tests.sim.test_crash_points import LEAST, LEAST_OF_ALL, effects, freeze, kill, lose, show_old
@@ -91,12 +91,12 @@ def _born_dead(play: Play) -> None:
     cloud = play.world.cloud
     assert isinstance(cloud, Ec2Cloud)
 
-    def strike() -> None:
+    def preempt() -> None:
         for instance in list(cloud.site.instances.values()):
             cloud.site.stop(instance, ("Server.SpotInstanceTermination", "taken"), 0.5)
 
     for moment in (0.5, 1.5, 3.0):
-        play.world.engine.after(moment, strike)
+        play.world.engine.after(moment, preempt)
 
 
 BORN_DEAD = Scenario("born dead", _born_dead, lambda play: play.on, fresh=True)
@@ -136,7 +136,7 @@ def test_calls_that_are_refused_lost_and_throttled_only_take_time() -> None:
 def test_a_dead_token_taken_for_a_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that never says hello is given up after eight minutes instead of at once."""
     assert perform(BORN_DEAD, on=on_ec2).took_s < BOOT_S
-    monkeypatch.setattr(Ec2Verbs, "_launched", lambda self, made, ends: (Class.ACCEPTED, made.instance_id))
+    monkeypatch.setattr(Ec2Verbs, "_launched", lambda self, made, ends: (ResultKind.ACCEPTED, made.instance_id))
     assert perform(BORN_DEAD, on=on_ec2).took_s > BOOT_S
 
 
@@ -164,10 +164,10 @@ def test_launches_without_a_token_of_their_own_are_seen(monkeypatch: pytest.Monk
 
 
 def test_a_terminated_machine_taken_for_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ec2_wire.to_vm
+    real = schema.to_vm
 
     def to_vm(item: InstanceIn, *more: object, **named: object) -> object:
         return real(item, *more, **{**named, "ended": True})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ec2_wire, "to_vm", to_vm)
+    monkeypatch.setattr(schema, "to_vm", to_vm)
     assert why(SCENARIOS[0], lambda _: None) != ""

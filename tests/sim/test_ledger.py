@@ -1,7 +1,7 @@
 """The ledger adds up to the bill, wherever the function is killed: no machine is missing, none is paid twice.
 
 The bill is kept by the simulated cloud for itself, from a machine's first second to its last. A slice of the points
-here; bench/ledger.py walks more of them, and the one-machine cloud's own bill.
+here; bench/market/ledger.py walks more of them, and the one-machine cloud's own bill.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
-from spotkeeper.report.account import account
-from spotkeeper.report.money import HOUR_S, attempts, money
-from spotkeeper.report.view import job_view
-from spotkeeper.spec.generation import Progress
-from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.names import parse_vm_name, vm_name
-from spotkeeper.spec.stack import StackState
 
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.names import parse_vm_name, vm_name
+from spotkeeper.contract.stack import StackState
+from spotkeeper.report.job.view import job_view
+from spotkeeper.report.money.account import account
+from spotkeeper.report.money.money import HOUR_S, attempts, money
 from tests.sim.ec2 import on_ec2
 from tests.sim.gang import Gang
 from tests.sim.scenarios import JOB, SCENARIOS, Scenario, perform
@@ -85,9 +85,9 @@ def test_every_machine_and_every_paid_second_is_in_the_account(scenario: Scenari
     world, now = found.world, found.world.engine.t
     view = job_view(world.record(JOB), None, found.entries, world.stack, now)
     told = account(view, found.entries, now)
-    paid = {(line.rank, line.attempt) for line in told.attempts if line.hours > 0}
+    paid = {(line.node, line.attempt) for line in told.attempts if line.hours > 0}
     owned = [parse_vm_name(one.vm.name) for one in world.cloud.bill]
-    assert paid == {(one.rank, one.number) for one in owned if one is not None}
+    assert paid == {(one.node, one.number) for one in owned if one is not None}
     assert told.goodput is not None
     lost = sum(line.node_hours for line in told.lost)
     assert lost + told.goodput * told.node_hours == pytest.approx(told.node_hours)
@@ -132,7 +132,7 @@ def test_on_ec2_every_machine_is_paid_once_and_by_ec2s_own_times(name: str) -> N
     for at in (None, points[len(points) // 3]):
         found = books(scenario, at, on_ec2)
         told = {
-            vm_name(found.world.stack.stack, JOB, one.rank, one.attempt): one.span(found.world.engine.t)
+            vm_name(found.world.stack.stack, JOB, one.node, one.attempt): one.span(found.world.engine.t)
             for one in attempts(found.entries)
         }
         assert {name for name, (start, end) in told.items() if end > start} == {

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from spotkeeper.reconcile.decide import calls
-from spotkeeper.reconcile.decide.seen import View
-from spotkeeper.spec.cloud import VmStatus
-from spotkeeper.spec.record import Slot
 
 from bench import soak
+from spotkeeper.contract.cloud import VmStatus
+from spotkeeper.contract.record import Slot
+from spotkeeper.reconcile.decide import calls
+from spotkeeper.reconcile.decide.snapshot import Queries
 from tests.sim.soak import run
 from tests.sim.world import World, small_stack
 
@@ -19,13 +19,13 @@ JOB = "abcd2345"
 SLICE = [(seed, 1, 3.0) for seed in range(6)] + [(seed, 8, 1.0) for seed in range(5)] + [(3, 64, 0.4)]
 
 
-@pytest.mark.parametrize(("seed", "ranks", "days"), SLICE)
-def test_days_on_a_recorded_market_break_nothing_and_leave_nothing(seed: int, ranks: int, days: float) -> None:
-    done = run(seed, ranks, days)
+@pytest.mark.parametrize(("seed", "nodes", "days"), SLICE)
+def test_days_on_a_recorded_market_break_nothing_and_leave_nothing(seed: int, nodes: int, days: float) -> None:
+    done = run(seed, nodes, days)
     assert done.violations == ()
     assert done.left_over == ()
     assert done.duplicates == 0
-    assert done.launches >= ranks
+    assert done.launches >= nodes
     assert done.trained > 0.5
 
 
@@ -61,19 +61,19 @@ def test_a_soak_sees_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_soak_sees_a_healthy_member_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(self: View, rank: int, slot: Slot) -> bool:
+    def gone(self: Queries, node: int, slot: Slot) -> bool:
         """An unanswered zone taken as empty."""
-        vm = self.vm(rank, slot)
+        vm = self.vm(node, slot)
         return vm is None or vm.status is VmStatus.DEAD
 
-    monkeypatch.setattr(View, "gone", gone)
+    monkeypatch.setattr(Queries, "gone", gone)
     assert any("S4" in what for seed in range(4) for what in run(seed, 2, 1.0).violations)
 
 
 def test_the_plan_has_all_days_and_every_size() -> None:
     plan = soak.plan(10_000, 1)
     assert round(sum(days for _, _, days in plan)) == 10_000
-    assert {ranks for _, ranks, _ in plan} == {1, 8, 64}
+    assert {nodes for _, nodes, _ in plan} == {1, 8, 64}
     assert len({seed for seed, _, _ in plan}) == len(plan)
 
 

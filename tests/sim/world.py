@@ -12,14 +12,12 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spotkeeper.contract.generation import Generation, Role
+from spotkeeper.contract.job import JobRequest, JobSpec, Nodes, RequestKind
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import Node, Phase, Record, SlotState
+from spotkeeper.contract.stack import Model, PoolState, Price, StackState
 from spotkeeper.reconcile.decide import Times
-from spotkeeper.spec.generation import Generation, Role
-from spotkeeper.spec.job import Ask, AskKind, JobSpec, Nodes
-from spotkeeper.spec.ledger import Entry, Event
-from spotkeeper.spec.model import Model
-from spotkeeper.spec.record import Phase, Rank, Record, SlotState
-from spotkeeper.spec.stack import PoolState, Price, StackState
-
 from tests.sim.agent import Agent
 from tests.sim.checks import Checks
 from tests.sim.cloud import Cloud, Commit, Delays, Machine
@@ -38,7 +36,7 @@ ZONES = ("z-a", "z-b", "z-c")
 
 
 def small_stack(nodes: int, zones: tuple[str, ...] = ZONES, on_demand: int = 0) -> StackState:
-    """One pool with room for every rank twice (a replacement boots while the old machine goes)."""
+    """One pool with room for every node twice (a replacement boots while the old machine goes)."""
     prices = {zone: Price(on_demand=1.0, spot=0.30 + 0.01 * n) for n, zone in enumerate(zones)}
     pool = PoolState(POOL, "spot", "m", zones, 1, 2 * nodes + 2, on_demand, 10, "pd", prices)
     return StackState(STACK, "gcp", "p", "r", "b", (pool,), node_identity="nodes@sim", boot_deadline_s=480)
@@ -119,6 +117,7 @@ class World:
         self.random = random.Random(seed)  # noqa: S311  a seed, so that a story can be told again
         self.engine, self.stack = Engine(), stack
         self.meter = Meter(self.engine)
+        self.meter.settle = self._settle
         self.checks = Checks(self)
         self.violations: list[str] = []
         self.version = 0  # of everything that a round can see
@@ -151,7 +150,7 @@ class World:
         interval_s: float = 60.0,
         **more: object,
     ) -> Job:
-        """As the command line: spec, name, marker, record; then a poke."""
+        """As the command line: spec, name, marker, record; then a notification."""
         size = Nodes(**nodes) if isinstance(nodes, dict) else nodes
         spec = JobSpec(name=f"job-{job}", command=("train.py",), nodes=size, **more)  # type: ignore[arg-type]
         self.jobs[job] = found = Job(job, spec, self, steps, step_s, interval_s)
@@ -161,7 +160,7 @@ class World:
             name=spec.name,
             spec_sha256="",
             created=self.engine.t,
-            ranks=(Rank(),) * spec.size().max,
+            nodes=(Node(),) * spec.size().max,
             keep_disks=spec.keep_disks,
             nonce="submitted",
         )
@@ -169,14 +168,14 @@ class World:
         self.store.put_name(spec.name, job)
         self.store.set_active(job)
         self.store.create_record(record)
-        self.function.poke(job)
+        self.function.notify(job)
         return found
 
-    def ask(self, job: str, kind: AskKind, **more: object) -> None:
-        ask = Ask(id=f"{self.random.getrandbits(48):012x}", kind=kind, at=self.engine.t, by="user", **more)  # type: ignore[arg-type]
-        self.store.put_ask(job, ask)
-        self.version += 1  # where the poke is lost, the next tick has news
-        self.function.poke(job)
+    def request(self, job: str, kind: RequestKind, **more: object) -> None:
+        request = JobRequest(id=f"{self.random.getrandbits(48):012x}", kind=kind, at=self.engine.t, by="user", **more)  # type: ignore[arg-type]
+        self.store.put_request(job, request)
+        self.version += 1  # where the notification is lost, the next tick has news
+        self.function.notify(job)
 
     def run(self, seconds: float) -> None:
         self.engine.run(self.engine.t + seconds)
@@ -195,27 +194,27 @@ class World:
         assert held is not None
         return held.value
 
-    def member(self, job: str, rank: int) -> Machine | None:
-        """The machine that the record has for a rank, where it is there."""
-        cur = self.record(job).ranks[rank].cur
+    def member(self, job: str, node: int) -> Machine | None:
+        """The machine that the record has for a node, where it is there."""
+        cur = self.record(job).nodes[node].cur
         return self.cloud.machines.get(cur.uid or "") if cur is not None else None
 
     def preempt(self, machine: Machine, notice_s: float) -> None:
         """The provider's event comes some seconds later, where events come at all."""
-        if machine.agent is not None and machine.agent.rank >= 0:
+        if machine.agent is not None and machine.agent.node >= 0:
             self.meter.sign(machine.vm.job)
         self.cloud.preempt(machine, notice_s)
         if self.events and notice_s <= 0:
-            self.engine.after(self.random.uniform(1.0, 5.0), lambda: self.function.poke(machine.vm.job))
+            self.engine.after(self.random.uniform(1.0, 5.0), lambda: self.function.notify(machine.vm.job))
 
     def left_over(self) -> list[str]:
         """What should not be there when every job has ended."""
         out = [f"machine {machine.vm.name}" for machine in self.cloud.machines.values()]
         out += [f"disk {drive.disk.name} in {drive.disk.zone}" for drive in self.cloud.drives.values()]
         out += [f"snapshot {name}" for name in self.cloud.shots]
-        out += [f"grant {g.job} r{g.rank} a{g.attempt}" for g in self.store.read_alloc().value.grants]
+        out += [f"grant {g.job} r{g.node} a{g.attempt}" for g in self.store.read_allocation().value.grants]
         out += [f"active/{job}" for job in self.store.active_jobs()]
-        out += [f"ask {job}" for job in self.jobs if self.store.list_asks(job)]
+        out += [f"request {job}" for job in self.jobs if self.store.list_requests(job)]
         out += [f"fact {fact.key()} of {job}" for job in self.jobs for fact in self.store.list_facts(job)]
         out += [f"name {job.spec.name}" for job in self.jobs.values() if self.store.read_name(job.spec.name)]
         phases = {job: self.record(job).phase for job in self.jobs}
@@ -248,21 +247,25 @@ class World:
                 agent.wake()
 
     def admitted(self, job: str, uid: str) -> bool:
-        ranks = self.record(job).ranks
+        nodes = self.record(job).nodes
         return any(
             slot is not None and slot.uid == uid and slot.state is not SlotState.INTENT
-            for rank in ranks
-            for slot in (rank.cur, rank.next)
+            for node in nodes
+            for slot in (node.cur, node.next)
         )
 
     def shrinks(self, new: Record, index: int) -> bool:
-        """Whether the rank is one that a resize has parked."""
+        """Whether the node is one that a resize has parked."""
         return index not in new.filled()
 
     def unheard(self, agent: Agent) -> bool:
         """Whether it cannot be blamed for a silence: it has asked for half a minute, and nobody has answered."""
         now = self.engine.t
         return self.function.down or now - self.function.up_since < SILENCE_S or now - (agent.trying or now) > SILENCE_S
+
+    def _settle(self, job: str) -> None:
+        for agent in self.jobs[job].agents:
+            agent.settle()
 
     def entry(self, entry: Entry) -> None:
         if entry.event is Event.REFUSED:
@@ -314,7 +317,7 @@ class World:
 
     def _effects(self) -> int:
         counts = self.function.counts
-        return counts["cas_record"] + counts["cas_alloc"] + counts["perform"] + counts["create_record"]
+        return counts["cas_record"] + counts["cas_allocation"] + counts["perform"] + counts["create_record"]
 
     def _busy(self) -> bool:
         """A round holds its lease, or died with it: the tick has seen nothing."""
@@ -332,7 +335,9 @@ class World:
             at += _timers(record, self.times, self.stack)
             if record.phase is Phase.END or (record.phase is Phase.RUN and not found.training):
                 return now  # something is awaited: every tick looks
-            if any(slot.model is Model.ON_DEMAND for rank in record.ranks for slot in (rank.cur, rank.next) if slot):
+            if any(slot.state is SlotState.INTENT for node in record.nodes for slot in (node.cur, node.next) if slot):
+                return now  # a boot may turn out to be slow
+            if any(slot.model is Model.ON_DEMAND for node in record.nodes for slot in (node.cur, node.next) if slot):
                 return now  # a price that is asked for by the hour, or a refusal forgotten, may bring it back to spot
         return min((moment for moment in at if moment >= now), default=float("inf"))
 
@@ -347,12 +352,16 @@ def _kind(stack: StackState) -> type[Cloud]:
 
 
 def _timers(record: Record, times: Times, stack: StackState) -> list[float]:
-    out = [record.bout_until, record.gen_since + times.settle_s, record.roll_at + times.silence_s]
+    out = [
+        record.fallback_until,
+        record.gen_since + times.settle_s,
+        record.roll_at + times.silence(len(record.members)),
+    ]
     if record.hold_until is not None:
         out.append(record.hold_until)
-    for rank in record.ranks:
-        out.append(rank.refused_at + times.cold_s)
-        for slot in (rank.cur, rank.next):
+    for node in record.nodes:
+        out.append(node.refused_at + times.cold_s)
+        for slot in (node.cur, node.next):
             if slot is not None:
                 out += [slot.since + stack.boot_deadline_s, slot.since + times.free_s]
                 if slot.notice is not None:

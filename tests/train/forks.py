@@ -6,5 +6,5 @@ import multiprocessing
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.launcher.api", "spotkeeper.train.run"]
+    ["torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.launcher.api", "spotkeeper.train.loop.run"]
 )

@@ -20,14 +20,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spotkeeper.train import client
-from spotkeeper.train.control import NAME, Control, Result, read_result
-
+from spotkeeper.train.agent_link.control import NAME, Control, RunResult, read_result
+from spotkeeper.train.checkpoint import client
 from tests.train.forks import FORKS
 from tests.train.jobs import Event, Job
 
 _FORKS = multiprocessing.get_context("forkserver")
-_WARM = ("torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.launcher.api", "spotkeeper.train.run")
+_WARM = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.run",
+    "torch.distributed.launcher.api",
+    "spotkeeper.train.loop.run",
+)
 FORKS.set_forkserver_preload(list(_WARM))
 LIMIT_S = 60.0
 
@@ -42,7 +47,7 @@ class Ended:
     """How a generation ended on one node."""
 
     code: int
-    result: Result | None
+    result: RunResult | None
 
 
 @dataclass

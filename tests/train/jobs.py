@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import spotkeeper
 import torch
 import torch.distributed as dist
-from spotkeeper.train import agree
-from spotkeeper.train.control import NAME, Commit, Control, Want
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+
+import spotkeeper
+from spotkeeper.train.agent_link.control import NAME, AgentRequest, Commit, Control
+from spotkeeper.train.loop import boundary
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def train(job: Job) -> None:
     random.seed(rank)
     if world > 1:
         dist.init_process_group("gloo")
-    agree.EVERY_S = 0.0  # steps here take a few ms: agree after each, so that events land where they should
+    boundary.EVERY_S = 0.0  # steps here take a few ms: agree after each, so that events land where they should
     module = (Tied if job.kind == "tied" else Conv)(job.width)
     model: Any = _spread(module, job.kind, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -164,7 +165,7 @@ def _happen(event: Event, run: spotkeeper.Run) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)  # the run must not end before the save does
     elif run.steps_done == event.step:
-        control.request(Want.SAVE if event.what == "save" else Want.SAVE_STOP, time.time() + 60)
+        control.request(AgentRequest.SAVE if event.what == "save" else AgentRequest.SAVE_STOP, time.time() + 60)
     control.close()
 
 
@@ -193,7 +194,7 @@ def _feed(sha: Any, part: object) -> None:
 
 def skip_replay() -> None:
     """For the test that shows why the order of gradients is replayed."""
-    from spotkeeper.train import gradorder
+    from spotkeeper.train.core import gradorder
 
     gradorder.replay = lambda *_: None
-    assert sys.modules["spotkeeper.train.course"].gradorder is gradorder
+    assert sys.modules["spotkeeper.train.loop.position"].gradorder is gradorder

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import pytest
 from msgspec.structs import replace
-from spotkeeper.spec import names
-from spotkeeper.spec.cloud import AttachDisk, Class, CreateSnapshot
 
+from spotkeeper.contract import names
+from spotkeeper.contract.cloud import AttachDisk, CreateSnapshot, ResultKind
 from tests.infra.cloud import Cloud
-from tests.reconcile.ec2_region import JOB, STACK, UID, Region, insert, region
-from tests.reconcile.ec2_standin.things import Run
-from tests.reconcile.ec2_standin.verbs import Ec2Service
+from tests.reconcile.clouds.ec2.region import JOB, STACK, UID, Region, insert, region
+from tests.reconcile.clouds.ec2.standin.things import Run
+from tests.reconcile.clouds.ec2.standin.verbs import Ec2Service
 
 OTHER = "demo2"
 LOOK_S = 30.0  # passes with each look at the machines: longer than one takes to go
@@ -48,9 +48,9 @@ class OnGoogle:
 
     def appear(self, count: int) -> None:
         for stack, machines in (("demo", count), (OTHER, 1)):
-            for rank in range(machines):
-                self._put(f"zones/{self.zone}/instances", stack, names.vm_name(stack, JOB, rank, 1))
-                self._put(f"zones/{self.zone}/disks", stack, names.disk_name(stack, JOB, rank, 0))
+            for node in range(machines):
+                self._put(f"zones/{self.zone}/instances", stack, names.vm_name(stack, JOB, node, 1))
+                self._put(f"zones/{self.zone}/disks", stack, names.disk_name(stack, JOB, node, 0))
             self._put("global/snapshots", stack, names.disk_name(stack, JOB, 0, 0))
 
     def _put(self, where: str, stack: str, name: str) -> None:
@@ -85,19 +85,19 @@ class OnAmazon:
 
     def appear(self, count: int) -> None:
         attempt = next(self.attempts)  # a token never stands for a second machine
-        for rank in range(count):
-            vm, disk = self.here.machine(rank, attempt), self.here.disk(rank, attempt)
-            assert self.here.kind(AttachDisk(disk.name, vm.name, vm.uid, vm.zone)) is Class.ACCEPTED
+        for node in range(count):
+            vm, disk = self.here.machine(node, attempt), self.here.disk(node, attempt)
+            assert self.here.kind(AttachDisk(disk.name, vm.name, vm.uid, vm.zone)) is ResultKind.ACCEPTED
         self.here.pass_(3.0)
-        assert self.here.kind(CreateSnapshot(JOB, UID, 0, attempt, vm.zone, attempt + 1)) is Class.ACCEPTED
+        assert self.here.kind(CreateSnapshot(JOB, UID, 0, attempt, vm.zone, attempt + 1)) is ResultKind.ACCEPTED
         self._of_other(insert(0, attempt))
         self.here.pass_(60.0)
 
     def _of_other(self, launch: Any) -> None:
-        from spotkeeper.reconcile.ec2 import open_ec2
+        from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
 
         theirs = open_ec2(replace(STACK, stack=OTHER), self.here.engine)  # type: ignore[arg-type]
-        assert theirs.perform(replace(launch, uid=UID[::-1]), 20.0).kind is Class.ACCEPTED
+        assert theirs.perform(replace(launch, uid=UID[::-1]), 20.0).kind is ResultKind.ACCEPTED
 
     def left(self) -> list[str]:
         site = self.here.site

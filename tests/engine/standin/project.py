@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 from pulumi.automation import LocalWorkspaceOptions, Stack, create_or_select_stack
-from spotkeeper.vm.launcher.process import NODE, sweep
 
+from spotkeeper_agent.launcher.process import MARK, sweep
 from tests.engine.standin.engine import Command, Told
 from tests.engine.standin.provider import FOLDER
 from tests.engine.standin.shapes import shape_of
@@ -125,7 +125,7 @@ class Project:
         return {
             "PATH": os.pathsep.join(paths),
             "PYTHONPATH": os.pathsep.join([str(self.checkout), str(self.checkout / "agent"), str(ROOT)]),
-            NODE: str(self.folder),
+            MARK: str(self.folder),
             "PULUMI_PYTHON_CMD": sys.executable,
             "PULUMI_BACKEND_URL": f"file://{self.folder / 'state'}",
             "PULUMI_CONFIG_PASSPHRASE": "",
@@ -155,7 +155,7 @@ class Project:
 
 def checkout(folder: Path) -> Path:
     """A copy of this one as far as a stack needs it: its own, whatever is edited meanwhile."""
-    for name in ("infra", "templates", "agent"):
+    for name in ("infra", "templates", "agent", "spotkeeper"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "Pulumi.yaml", folder)
     return folder

@@ -22,11 +22,11 @@ from pulumi.provider.experimental.property_value import PropertyValue
 from pulumi.provider.experimental.server import main as serve
 from pulumi.runtime.proto.engine_pb2 import INFO, LogRequest
 from pulumi.runtime.proto.engine_pb2_grpc import EngineStub
+
 from spotkeeper.local.deploy import table
 from spotkeeper.local.deploy.provider import GIVEN, to_plain, type_of
-
 from tests.engine.standin import rules, shapes
-from tests.infra.aws_cloud import ARNS, MORE, identity
+from tests.infra.aws.cloud import ARNS, MORE, identity
 
 Json = dict[str, Any]
 FOLDER = "STANDIN_FOLDER"

@@ -32,6 +32,7 @@ REPLACES: dict[str, frozenset[str]] = {
     "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate": ALL,
     "gcp:compute/resourcePolicy:ResourcePolicy": inputs("name", "region", "groupPlacementPolicy", "project"),
     "gcp:compute/subnetwork:Subnetwork": inputs("name", "network", "region", "purpose", "project"),
+    "gcp:logging/metric:Metric": inputs("name", "project"),
     "gcp:logging/projectSink:ProjectSink": inputs("name", "uniqueWriterIdentity", "project"),
     "gcp:monitoring/alertPolicy:AlertPolicy": inputs("project"),
     "gcp:monitoring/notificationChannel:NotificationChannel": inputs("type", "project"),

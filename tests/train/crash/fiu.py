@@ -13,10 +13,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotkeeper.train import store
-from spotkeeper.train.client import Client, Durable, Failed
-from spotkeeper.train.control import Commit
-
+from spotkeeper.train.agent_link.control import Commit
+from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.client import Client
+from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed
 from tests.train.crash.node import LIMIT_S, mixed, served, stage
 
 MISSING = "libfiu is not installed (Debian: apt install fiu-utils)"
@@ -61,7 +61,7 @@ def hurt(root: Path, fault: Fault) -> list[str]:
         _control(prefix, process.pid, f"disable name={fault.point}")
         wrong = _judge(folder, fault, event)
         stage(client, _NEXT)
-        if not isinstance(client.wait(LIMIT_S), Durable) or store.newest(folder).commit != _NEXT:
+        if not isinstance(client.wait(LIMIT_S), SaveDurable) or store.newest(folder).commit != _NEXT:
             wrong.append(f"after it: {store.newest(folder)}")
     if not wrong:
         shutil.rmtree(root)
@@ -70,13 +70,13 @@ def hurt(root: Path, fault: Fault) -> list[str]:
 
 def _judge(folder: Path, fault: Fault, event: object) -> list[str]:
     newest = store.newest(folder).commit
-    if isinstance(event, Failed) and fault.error:
+    if isinstance(event, SaveFailed) and fault.error:
         words = os.strerror(getattr(errno, fault.error))
         return [
             *([] if words in event.why else [f"it was told {event.why!r}, which lacks {words!r}"]),
             *([] if newest == _OLD else [f"the newest is {newest}, want {_OLD}"]),
         ]
-    if isinstance(event, Durable) and not fault.error:
+    if isinstance(event, SaveDurable) and not fault.error:
         return [f"the newest is {newest}"] if newest != _HURT or mixed(folder, _HURT) else []
     return [f"{fault}: {event}"]
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from spotkeeper.train.control import Commit
-
+from spotkeeper.train.agent_link.control import Commit
 from tests.train.crash import oracle
 from tests.train.crash.gang import NODES, SLOTS, Machines, machines
 

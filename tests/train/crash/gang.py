@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotkeeper.train import saver
-from spotkeeper.train.control import NAME, Commit, Control
-
+from spotkeeper.train.agent_link.control import NAME, Commit, Control
+from spotkeeper.train.checkpoint import saver
 from tests.train.crash import mirror, oracle
 from tests.train.crash.node import quiet
 from tests.train.crash.points import KILL
@@ -92,7 +91,7 @@ class Machines:
                 argv = saver.command(self._socket(node))
                 here = Path(__file__).with_name("saver_main.py")
                 argv = [*argv[:2], str(here), str(point), str(step), str(self.points(node)), hurt[2], *argv[3:]]
-                env = os.environ | {"PYTHONPATH": str(Path(saver.__file__).parents[2])}
+                env = os.environ | {"PYTHONPATH": str(Path(saver.__file__).parents[3])}
                 with (self.root / "savers").open("ab") as log:
                     self._savers[node] = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
         for node in self.nodes:
@@ -256,7 +255,8 @@ def _hidden(gang: Machines, cell: Cell) -> list[str]:
     lines = [line for line in gang.log(1, gang.first_rank(cell.victim.number)).splitlines() if "was not saved" in line]
     reason = os.strerror(getattr(errno, cell.what.rstrip("+"), 0))
     stays = f"1-{cell.saves[-2]} stays the newest; " if len(cell.saves) > 1 else ""
-    if any(reason in line and f"{stays}training goes on" in line for line in lines):
+    goes_on = (f"{stays}training goes on", f"{stays}the run ends without it")
+    if any(reason in line and any(words in line for words in goes_on) for line in lines):
         return []
     return [f"a save failed ({reason}), and the log only says {lines}"]
 

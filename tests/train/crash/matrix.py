@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,13 +25,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tests.train.crash import fiu, flips, plan, rivals
+from tests.train.crash import fiu, flips, plan, refusals, rivals
 from tests.train.crash.gang import NODES, Cell, Outcome, crash
 from tests.train.crash.points import KILL
 
 OUT = Path(__file__).parents[3] / ".spotkeeper" / "crash.json"
 MINUTES = 20.0
-PARTS = ("flips", "rivals", "fiu", "cells")
+PARTS = ("flips", "rivals", "fiu", "refusals", "cells")
+REFUSAL_POINTS = 6  # of each kind, in each slot
 
 
 @dataclass
@@ -57,7 +58,13 @@ def main(argv: list[str] | None = None) -> int:
     root = Path(tempfile.mkdtemp(prefix="crash-", dir=os.environ.get("TMPDIR")))
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool, Progress() as progress:
         run = _Run(pool, progress, root, began + options.minutes * 60)
-        parts = {"flips": run.flips, "rivals": run.rivals, "fiu": run.fiu, "cells": partial(run.cells, options.seed)}
+        parts: dict[str, Callable[[], Iterable[Row]]] = {
+            "flips": run.flips,
+            "rivals": run.rivals,
+            "fiu": run.fiu,
+            "refusals": run.refusals,
+            "cells": partial(run.cells, options.seed),
+        }
         rows = [row for part in options.part or PARTS for row in parts[part]()]
     Console().print(_table(rows))
     _write(rows, run.points, options.seed, time.monotonic() - began)
@@ -96,6 +103,18 @@ class _Run:
         if not fiu.installed():
             return [Row("errors by libfiu", 0, len(tasks), skipped=fiu.MISSING)]
         return [self._row("errors by libfiu", fiu.hurt, tasks)]
+
+    def refusals(self) -> Iterator[Row]:
+        for slot in refusals.SLOTS:
+            names = self._pool.submit(refusals.survey, self._root / f"refusals-{slot}", slot).result()
+            for world in refusals.WORLDS:
+                cells = list(refusals.cells(world, slot, names, REFUSAL_POINTS))
+                for what, why in {cell.what: why for cell in cells if (why := refusals.missing(cell.what))}.items():
+                    planned = sum(cell.what == what for cell in cells)
+                    yield Row(f"{what} refused, {_ranks(world)}, {slot}", 0, planned, skipped=why)
+                can = [cell for cell in cells if not refusals.missing(cell.what)]
+                tasks = [(self._root / f"refused-{slot}-{world}-{number}", cell) for number, cell in enumerate(can)]
+                yield self._row(f"a save is refused something, {_ranks(world)}, {slot}", refusals.refuse, tasks)
 
     def cells(self, seed: int) -> list[Row]:
         cells, self.points = self._pool.submit(plan.whole, seed, self._root / "points").result()

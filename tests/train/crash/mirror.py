@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spotkeeper.train.control import Commit
-
+from spotkeeper.train.agent_link.control import Commit
 from tests.train.forks import FORKS
 
 _ASKED, _READY = "mirror-asked", "mirror-ready"
@@ -64,7 +63,7 @@ def _read(root: Path, disk: Path, steps: tuple[int, ...], stop: Any) -> None:
 
 
 def _source(disk: Path, commit: Commit) -> Any:
-    from spotkeeper.vm.mirror_up import Source
+    from spotkeeper_agent.job.mirror_transfer import Source
 
     end = time.monotonic() + LIMIT_S
     while True:

@@ -11,16 +11,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from spotkeeper.train import saver, seat, store
-from spotkeeper.train.client import Client, new_manifest
-from spotkeeper.train.control import Commit
-from spotkeeper.train.durable import PAGE
-from spotkeeper.train.messages import Stretch
-from spotkeeper.train.store import Place
-
+from spotkeeper.train.agent_link.control import Commit
+from spotkeeper.train.checkpoint import protocol, saver, store
+from spotkeeper.train.checkpoint.client import Client, new_manifest
+from spotkeeper.train.checkpoint.durable import PAGE
+from spotkeeper.train.checkpoint.protocol import Stretch
+from spotkeeper.train.checkpoint.store import RankPlace
 from tests.train.crash.points import KILL
 
-GANG = (Place(0, 0, 0, True),)
+GANG = (RankPlace(0, 0, 0, True),)
 SIZE = 9 * (1 << 16) + 17  # some pieces, and no whole pages
 LIMIT_S = 60.0
 
@@ -34,7 +33,7 @@ def served(
     here = Path(__file__).with_name("saver_main.py")
     told = root / f"points-{name}"
     argv = [*run, sys.executable, "-S", str(here), str(point), str(step), str(told), what, "--socket", str(path)]
-    env = os.environ | {"PYTHONPATH": str(Path(saver.__file__).parents[2])}
+    env = os.environ | {"PYTHONPATH": str(Path(saver.__file__).parents[3])}
     process = subprocess.Popen(argv, env=env)
     try:
         yield path, process
@@ -87,10 +86,10 @@ def quiet(path: Path, process: subprocess.Popen[bytes]) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.settimeout(LIMIT_S)
             try:
-                with seat.address(path) as name:
+                with protocol.address(path) as name:
                     sock.connect(name)
                 sock.send(b'{"op": "reserve", "bytes": 0}')
-                if sock.recv(seat.MESSAGE):
+                if sock.recv(protocol.MESSAGE):
                     return True
             except OSError:
                 time.sleep(0.005)  # it has not begun to listen, or has just died

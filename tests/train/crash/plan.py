@@ -38,7 +38,7 @@ def kills(world: int, slot: str, names: Names, count: int = POINTS) -> Iterator[
     for what in ("trainer", "saver"):
         members = [victim for victim in names if victim.what == what]
         reached = sorted((point, victim.number, victim) for victim in members for point in _points(names[victim]))
-        for point, _, victim in _spread(reached, count):
+        for point, _, victim in spread(reached, count):
             yield Cell(world, slot, victim, point)
 
 
@@ -47,7 +47,7 @@ def faults(world: int, names: Names, count: int = FAULT_POINTS) -> Iterator[Cell
     for number, what in enumerate(FAULTS):
         victim = Victim("saver", number % NODES[world])
         fit = [point for point in _points(names[victim]) if _fits(names[victim][point - 1], what)]
-        for point in _spread(fit, count):
+        for point in spread(fit, count):
             yield Cell(world, "last", victim, point, what)
 
 
@@ -72,10 +72,10 @@ def _fits(name: str, what: str) -> bool:
     return name.endswith("half") if what == SHORT else name not in NO_DISK
 
 
-def _spread(among: list[T], count: int) -> list[T]:
+def spread(among: list[T], count: int) -> list[T]:
     if len(among) <= count:
         return among
     return [among[round(at * (len(among) - 1) / (count - 1))] for at in range(count)]
 
 
-__all__ = ["FAULTS", "KILL", "POINTS", "faults", "kills", "survey", "whole"]
+__all__ = ["FAULTS", "KILL", "POINTS", "faults", "kills", "spread", "survey", "whole"]

@@ -13,10 +13,10 @@ import shutil
 import signal
 from pathlib import Path
 
-from spotkeeper.train import store
-from spotkeeper.train.client import Client, Durable, Failed, SaverError
-from spotkeeper.train.control import Commit, Fault
-
+from spotkeeper.train.agent_link.control import Commit, Fault
+from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.client import Client
+from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed, SaverError
 from tests.train.crash import oracle
 from tests.train.crash.node import LIMIT_S, mixed, quiet, served, stage, stopped
 from tests.train.crash.points import STOP
@@ -77,13 +77,13 @@ def one_saver(root: Path) -> list[str]:
             stage(old, OLD[1])
             second = old.wait(LIMIT_S)
         except SaverError as error:
-            second = Failed(OLD[1], error.fault, str(error))
+            second = SaveFailed(OLD[1], error.fault, str(error))
         third = new.wait(LIMIT_S)
         quiet(path, process)
-    wrong = [] if isinstance(first, Durable) else [f"the older one had asked before the newer one spoke: {first}"]
-    if not isinstance(second, Failed) or second.fault is not Fault.FENCED:
+    wrong = [] if isinstance(first, SaveDurable) else [f"the older one had asked before the newer one spoke: {first}"]
+    if not isinstance(second, SaveFailed) or second.fault is not Fault.FENCED:
         wrong.append(f"the older one may write though a newer one has spoken: {second}")
-    if not isinstance(third, Durable):
+    if not isinstance(third, SaveDurable):
         wrong.append(f"the newer one's save: {third}")
     whole = [each.name for each in oracle.whole(folder)]
     if whole != [str(NEW[0]), str(OLD[0])] or any(mixed(folder, commit) for commit in (NEW[0], OLD[0])):
@@ -102,7 +102,7 @@ def _save_old(client: Client, folder: Path, *, wait: bool = True) -> None:
 def _saved(client: Client, commit: Commit) -> str:
     stage(client, commit)
     event = client.wait(LIMIT_S)
-    return "" if isinstance(event, Durable) else f"{commit}: {event}"
+    return "" if isinstance(event, SaveDurable) else f"{commit}: {event}"
 
 
 def _judge(folder: Path, outcome: object) -> list[str]:
@@ -118,7 +118,7 @@ def _judge(folder: Path, outcome: object) -> list[str]:
             wrong.append(f"{name} of the newer one lacks {each.why}")
     if store.newest(folder).commit != NEW[-1]:
         wrong.append(f"the newest is {store.newest(folder)}")
-    if not isinstance(outcome, (Durable, Failed)):
+    if not isinstance(outcome, (SaveDurable, SaveFailed)):
         wrong.append(f"the older one heard {outcome}")
     return wrong
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spotkeeper.train import durable, saver
+from spotkeeper.train.checkpoint import durable, saver
 
 if __package__:
     from tests.train.crash.points import Points, half_of
@@ -43,10 +43,10 @@ def _wrap(points: Points) -> None:
 
 
 def _arm_at(points: Points, step: int) -> None:
-    real = saver.Server._finish
+    real = saver.SaverServer._finish
 
     def finish(self: Any, peer: Any, commit: Any, write: Any) -> None:
-        if commit.step != step or write.func.__func__ is not saver.Server._save:
+        if commit.step != step or write.func.__func__ is not saver.SaverServer._save:
             real(self, peer, commit, write)
             return
         points.arm()
@@ -55,7 +55,7 @@ def _arm_at(points: Points, step: int) -> None:
         points.reach("done")
         points.disarm()
 
-    saver.Server._finish = finish  # type: ignore[method-assign]
+    saver.SaverServer._finish = finish  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.crash import fiu, flips, matrix, plan, rivals
+from tests.train.crash import fiu, flips, matrix, plan, refusals, rivals
 from tests.train.crash.gang import Cell, Outcome, Victim, crash
 from tests.train.crash.plan import FAULTS, survey
 from tests.train.crash.points import SHORT
@@ -93,6 +93,38 @@ def test_two_generations_and_one_saver(tmp_path: Path) -> None:
 def test_an_error_of_the_c_library(tmp_path: Path) -> None:
     for number, fault in enumerate(fiu.FAULTS):
         assert fiu.hurt(tmp_path / str(number), fault) == [], fault
+
+
+@pytest.fixture(scope="module")
+def refusable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The points of a run's first save, memory and all."""
+    return refusals.survey(tmp_path_factory.mktemp("refusable"), "first")
+
+
+# (ranks, whose call is refused, which, how, whether the cause goes)
+REFUSALS = (
+    (1, "saver", "posix_fallocate", refusals.FSIZE, False),  # staging memory, under `ulimit -f`
+    (1, "saver", "posix_fallocate", refusals.FSIZE, True),
+    (2, "saver", "posix_fallocate", refusals.MEMORY, True),
+    (1, "saver", "pwrite", refusals.DISK, False),
+    (2, "saver", "answer", "EMFILE+", True),  # the socket
+    (1, "saver", "thread", refusals.THREAD, True),
+    (2, "saver", "fsync", refusals.KILL, True),
+    (1, "saver", "posix_fallocate", refusals.STOP, False),
+    (2, "trainer", "mmap", "ENOMEM+", True),
+    (1, "trainer", "ask", "EMFILE+", False),
+)
+
+
+@pytest.mark.parametrize(("world", "victim", "call", "what", "lifted"), REFUSALS)
+def test_a_save_that_is_refused_something_stops_no_training(
+    tmp_path: Path, refusable: dict[str, list[str]], world: int, victim: str, call: str, what: str, lifted: bool
+) -> None:
+    if why := refusals.missing(what):
+        pytest.skip(why)
+    point = refusable[victim].index(call) + 1
+    cell = refusals.Cell(world, "first", Victim(victim, world - 1), point, what, lifted)
+    assert refusals.refuse(tmp_path / "gang", cell) == []
 
 
 def test_what_was_tried_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

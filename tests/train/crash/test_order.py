@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spotkeeper.train import durable, store
-from spotkeeper.train.client import new_manifest
-from spotkeeper.train.control import Commit
-from spotkeeper.train.durable import PAGE
-from spotkeeper.train.messages import Stretch
-from spotkeeper.train.store import COMMIT, LATEST, SKELETON, STATE
 
+from spotkeeper.train.agent_link.control import Commit
+from spotkeeper.train.checkpoint import durable, store
+from spotkeeper.train.checkpoint.client import new_manifest
+from spotkeeper.train.checkpoint.durable import PAGE
+from spotkeeper.train.checkpoint.protocol import Stretch
+from spotkeeper.train.checkpoint.store import COMMIT, LATEST, SKELETON, STATE
 from tests.train.crash.node import GANG
 
 HINT = (LATEST, f"{LATEST}.tmp")  # nothing reads it

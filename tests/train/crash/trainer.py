@@ -141,9 +141,11 @@ def _wrong(step: int, rank: int, model: Stamped, optimizer: torch.optim.Optimize
 
 def _wrap(points: Points) -> None:
     """What a trainer does in a save: gather with the others, copy into the memory, ask, hear, tell the agent."""
-    from spotkeeper.train import control, gang, writer
+    from spotkeeper.train.agent_link import control
+    from spotkeeper.train.checkpoint import writer
+    from spotkeeper.train.core import gang
 
-    points.before(gang.Ranks, "gather")
+    points.before(gang.DistributedGang, "gather")
     points.before(dist, "all_gather")
     points.before(writer, "Image", "image")
     points.within(ctypes, "memmove", lambda real, args: real(args[0], args[1], args[2] // 2))

@@ -18,13 +18,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import spotkeeper
 import torch
 import torch.distributed as dist
-from spotkeeper.train import agree
-from spotkeeper.train.control import Want
-from spotkeeper.train.shards import is_shared
 
+import spotkeeper
+from spotkeeper.train.agent_link.control import AgentRequest
+from spotkeeper.train.core.shards import is_shared
+from spotkeeper.train.loop import boundary
 from tests.train.features.trainings import FEATURES, STEPS, Make
 from tests.train.forks import FORKS
 from tests.train.jobs import _digest as digest
@@ -107,7 +107,7 @@ def _rank(world: int, names: tuple[str, ...], root: Path, life: Life, rank: int,
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     os.environ.update(LOCAL_RANK=str(rank), GROUP_RANK="0")
     torch.set_num_threads(1)
-    agree.EVERY_S = 0.0
+    boundary.EVERY_S = 0.0
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60))
     for name in names:
         folder = root / ("left" if life is Life.ALONE else "taken") / name
@@ -133,7 +133,7 @@ def train(make: Make, folder: Path, rank: int, world: int, life: Life) -> Told:
         for batch in run.steps(training.loader, steps=STEPS):
             training.step(batch)
             if life is Life.STOPPED and run.steps_done >= _STOP and rank == world - 1:
-                run._control.request(Want.SAVE_STOP)
+                run._control.request(AgentRequest.SAVE_STOP)
     except SystemExit:
         return Told(begun, run.steps_done)
     optimizers = training.optimizer if isinstance(training.optimizer, list) else [training.optimizer]

@@ -42,6 +42,10 @@ def test_the_slice_is_of_the_whole() -> None:
     ],
 )
 def test_the_matrix_finds_faults(change: dict[str, list[Told]], fault: str) -> None:
-    good = {"alone": [Told(0, STEPS, "a")], "stopped": [Told(0, 4)], "resumed": [Told(4, STEPS, "a")]}
+    good = {
+        "alone": [Told(0, STEPS, "a")],
+        "stopped": [Told(0, 4)],
+        "resumed": [Told(4, STEPS, "a")],
+    }
     assert Outcome(**good).fault() == ""
     assert fault in Outcome(**(good | change)).fault()

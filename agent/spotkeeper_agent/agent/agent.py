@@ -1,0 +1,295 @@
+"""The agent's loop: receives events of the cloud, the function and the job, and acts on them.
+
+Threads post events (``core/events.py``); only this loop acts on them. It is level-triggered: after every event it
+compares the newest document with the running processes, so a restarted agent continues where its predecessor stopped.
+It writes no record and affects no other machine. The package's docstring lists the files.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+
+from spotkeeper.clock import Clock
+from spotkeeper.contract.facts import Kind
+from spotkeeper_agent.agent.assignment import ReplyHandler
+from spotkeeper_agent.agent.components import Components
+from spotkeeper_agent.agent.fitness import Fitness
+from spotkeeper_agent.agent.hang import HangWatch
+from spotkeeper_agent.agent.membership import Membership
+from spotkeeper_agent.agent.notices import NoticeHandler
+from spotkeeper_agent.agent.teardown import LAST_WORDS_S, Departure, Teardown, Then
+from spotkeeper_agent.cloud import notice as notices
+from spotkeeper_agent.cloud.metadata import Metadata, Watcher
+from spotkeeper_agent.core.events import (
+    Answered,
+    BundleReady,
+    ChildEnded,
+    Dropped,
+    Event,
+    Failed,
+    Fetched,
+    Helped,
+    LauncherLost,
+    LauncherUp,
+    MirrorThere,
+    Mounted,
+    NoCopy,
+    Observed,
+    OutputThere,
+    SecretsRead,
+    SourceReady,
+    SourcesGone,
+    Terminated,
+    Unfit,
+    Unmounted,
+)
+from spotkeeper_agent.core.log import Log
+from spotkeeper_agent.core.settings import Settings
+from spotkeeper_agent.core.state import AgentState, MachineState
+from spotkeeper_agent.core.sync import FunctionClient, Outbox, Syncer
+from spotkeeper_agent.host import memory, systemd
+from spotkeeper_agent.host.systemd import notify
+
+SHUTDOWN_S = 25.0  # virtual; a cloud gives 30 s after ACPI power-off, and the system needs some
+NEAR_S = 600.0  # virtual; an upgrade waits if a notice ends within this time, but not for a rebalance signal
+PAUSE_IDLE_S = 5.0  # real seconds that the loop waits for an event
+PAUSE_RUNNING_S = 0.5
+PAUSE_AWAITING_S = 0.1
+
+# States in which the agent waits for the function and polls fast.
+_AWAITING = {
+    AgentState.BOOT,
+    AgentState.HELLO,
+    AgentState.STANDBY,
+    AgentState.SAVING,
+    AgentState.STOPPED,
+    AgentState.SUPERSEDED,
+}
+
+
+class Agent:
+    """One machine's agent; :meth:`run` returns the process's exit code."""
+
+    def __init__(self, settings: Settings, metadata: Metadata, clock: Clock, log: Log) -> None:
+        self._set = settings
+        self._metadata = metadata
+        self._clock = clock
+        self._log = log
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        post = self._inbox.put
+        outbox = Outbox(settings.state / "spool", settings.boot, log)
+        client = FunctionClient(settings.function, metadata)
+        self._sync = Syncer(client, outbox, settings.boot, post, clock, log)
+        self._machine = MachineState(settings, self._sync, clock, log)
+        self._components = Components.of(self._machine, metadata, post)
+        self._super = self._components.supervisor
+        self._membership = Membership(self._machine, self._components)
+        self._teardown = Teardown(self._machine, self._components, self._membership)
+        self._replies = ReplyHandler(self._machine, self._components, self._membership, self._teardown)
+        self._notices = NoticeHandler(self._machine, self._super)
+        self._fitness = Fitness(self._machine, metadata)
+        self._hang = HangWatch(self._machine, self._super, clock)
+        self._exit: int | None = None
+
+    def terminate(self) -> None:
+        """Handle SIGTERM. Called from a signal handler."""
+        self._inbox.put(Terminated())
+
+    def run(self) -> int:
+        """Run until this machine leaves its job for good or the agent is stopped; return the exit code."""
+        self._begin()
+        while self._exit is None:
+            for event in self._next_events():
+                self._handle(event)
+            self._advance()
+            self._report()
+        self._components.uploader.flush(LAST_WORDS_S)
+        return self._exit
+
+    def _begin(self) -> None:
+        saved = self._machine.saved
+        Watcher(self._metadata, lambda seen: self._inbox.put(Observed(seen)), self._clock, self._log).start()
+        self._components.start()
+        self._machine.become(AgentState.HELLO)
+        if saved.assignment is not None:
+            self._log("agent.again", job=saved.assignment.job, started=saved.started)
+            self._components.preparation.greet_when_warm()  # the previous agent may have died before its hello
+        if saved.notice is not None:
+            self._machine.say(Kind.NOTICE, str(saved.notice.deadline))  # stored, but perhaps not reported
+        if self._set.static:
+            self._machine.say(Kind.HELLO, gen=0)
+        self._sync.start()
+        self._fitness.begin()
+        memory.trim()
+        notify("READY=1", f"STATUS={self._machine.state.value}")
+
+    # ------------------------------------------------------------------ what has happened
+
+    def _next_events(self) -> list[Event]:
+        """Wait for an event, at most for the pause; return all events in the inbox."""
+        try:
+            events = [self._inbox.get(timeout=self._pause_s())]
+        except queue.Empty:
+            return []
+        while not self._inbox.empty():
+            events.append(self._inbox.get())
+        return events
+
+    def _pause_s(self) -> float:
+        tick = self._super.next_tick_s()
+        if tick is not None:
+            return tick
+        if self._teardown.departure is not None or self._machine.state in (AgentState.STANDBY, AgentState.STOPPED):
+            pause = PAUSE_AWAITING_S
+        elif self._super.child is not None or self._membership.unreported is not None:
+            pause = PAUSE_RUNNING_S
+        else:
+            pause = PAUSE_IDLE_S
+        notice = self._machine.saved.notice
+        if (notice is not None and notice.urgent) or self._hang.waits:
+            pause = min(pause, PAUSE_AWAITING_S)
+        return min(pause, systemd.watchdog_s() or pause)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Answered(reply, asked):
+                self._replies.answered(reply, asked)
+                self._components.upgrade.heard(reply.bundle, serving=self._machine.job is not None)
+            case SecretsRead():
+                self._components.secrets.read(event)
+            case Failed("secrets", error, _):
+                self._components.secrets.failed(error)
+            case BundleReady(folder):
+                self._components.upgrade.ready(folder)
+            case Observed(instance):
+                self._notices.observed(instance)
+            case LauncherUp(gen, code):
+                self._membership.launcher_up(gen, code)
+            case LauncherLost(reason, text):
+                self._membership.launcher_lost(reason, text)
+            case ChildEnded(gen, code, left):
+                self._membership.child_ended(gen, code, left)
+            case Terminated():
+                self._terminated()
+            case MirrorThere() | Unfit() | Fetched() | NoCopy() | Failed("mirror" | "fetch"):
+                self._components.mirror.helped(event, self._machine, self._components.mounting)
+            case _:
+                self._helped(event)
+
+    def _helped(self, event: Helped) -> None:
+        """Handle the end of a piece of the helper's work."""
+        parts = self._components
+        match event:
+            case SourceReady(folder):
+                parts.helper.done("source")
+                parts.preparation.source = folder
+            case SourcesGone():
+                parts.helper.done("sources")
+            case Mounted():
+                parts.helper.done("mount")
+                parts.mounting.mounted(event)
+                parts.old_jobs.found(event.jobs)
+                self._membership.tell_disk()
+            case Unmounted():
+                parts.helper.done("unmount")
+                self._teardown.unmounted()
+            case Dropped(jobs):
+                parts.helper.done("drop")
+                self._log("disk.dropped", jobs=jobs)
+                parts.old_jobs.gone(jobs)
+            case OutputThere():
+                self._membership.output_there(event)
+            case Failed("output", error, _):
+                self._membership.output_failed(error)
+            case Failed(what, error, why):
+                parts.helper.done(what, error)
+                if what == "mount":
+                    parts.mounting.failed(self._disk_number(), why)
+
+    def _terminated(self) -> None:
+        """Handle SIGTERM: the machine shuts down, or only the agent is restarted while training continues."""
+        if not systemd.shutting_down():
+            self._log("agent.stop", job_goes_on=self._super.child is not None)
+            self._exit = 0
+            return
+        given = notices.shutdown(self._machine.saved.notice, SHUTDOWN_S, self._clock.now())
+        left_s = self._clock.real_s(given.deadline - self._clock.now())
+        notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int((left_s + LAST_WORDS_S) * 1e6)}")
+        if self._teardown.departure is not None:
+            self._teardown.departure.then = Then.EXIT
+            return
+        self._notices.give(given)
+        deadline = time.time() + 0.8 * left_s
+        self._teardown.begin(Departure("the machine goes down", Then.EXIT, save=True, deadline=deadline))
+
+    # ------------------------------------------------------------------ what to do next
+
+    def _advance(self) -> None:
+        """Compare the wanted state with the running processes, and take the next steps."""
+        if self._teardown.departure is not None:
+            if self._teardown.go_on():
+                self._exit = 0
+        else:
+            self._replies.check_silence()
+            self._prepare()
+            self._mount_disk()
+            self._membership.drive()
+            self._membership.upload_output()
+            self._notices.act()
+            self._fitness.go_on()
+            self._hang.go_on()
+            self._components.mirror.advance(self._machine, self._super.child, self._components.mounting)
+        self._super.tick()
+        if self._components.upgrade.folder is not None and self._may_change():
+            self._exit = 0
+
+    def _may_change(self) -> bool:
+        """Whether a new agent may take over now: no work is running that it would have to repeat."""
+        busy = any(map(self._components.helper.busy, ("mount", "unmount", "drop", "source", "sources")))
+        notice = self._machine.saved.notice
+        near = notice is not None and notice.deadline < self._clock.now() + NEAR_S
+        quiet = self._teardown.departure is None and not near and self._super.next_tick_s() is None
+        return quiet and not busy and self._membership.unreported is None
+
+    def succeed(self) -> None:
+        """Execute the agent of another bundle, if one is ready. Call it after :meth:`run`. Raises OSError."""
+        if self._teardown.departure is None:
+            self._components.upgrade.succeed()
+
+    def _prepare(self) -> None:
+        assignment, run = self._machine.saved.assignment, self._machine.saved.run
+        if assignment is not None and run is not None:
+            mounted = self._components.mounting.number is not None
+            self._components.preparation.mounted(
+                self._machine.ckpt(assignment.job).with_name("env") if mounted else None
+            )
+            self._components.preparation.prepare(assignment.job, run)
+            self._components.secrets.prepare(run.secrets)
+        if self._components.preparation.may_greet():
+            self._machine.say(Kind.HELLO, gen=0)
+
+    def _mount_disk(self) -> None:
+        """Mount the disk once it appears. A dynamic machine's disk is attached after its promotion."""
+        assignment, doc = self._machine.saved.assignment, self._machine.doc
+        if assignment is None or (assignment.disk is None and not self._set.static):
+            return
+        place = self._machine.member_of(doc) if doc is not None else None
+        attached = place is not None and place[1].disk
+        self._components.mounting.look(assignment.disk or 0, self._machine.ckpt(assignment.job), attached)
+
+    def _disk_number(self) -> int | None:
+        """Return the number of the disk to mount, 0 for a static machine's own; None without a job."""
+        assignment = self._machine.saved.assignment
+        return None if assignment is None else assignment.disk or 0
+
+    def _report(self) -> None:
+        """Pass progress, facts and questions for the next request to the sync thread."""
+        machine, news = self._machine, self._membership.news()
+        for fact in news.facts:
+            self._sync.say(fact)
+        pending = machine.state in _AWAITING or machine.saved.notice is not None or news.slow
+        self._sync.want(machine.ver, machine.job, pending, news.progress)
+        if self._set.static and (question := self._components.old_jobs.question(self._clock.steady(), machine.job)):
+            self._sync.ask_about(question)
+        notify("WATCHDOG=1")

@@ -1,0 +1,100 @@
+"""The interface of metadata clients, and the thread that watches the metadata server for changes.
+
+``gce.py`` and ``ec2.py`` implement :class:`Metadata`; ``cloud.here()`` chooses one. A server that fails or does not
+answer is asked again; that never counts as "not preempted". Proxies are never used: the addresses are link-local, and a
+proxy would answer for another machine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from spotkeeper.clock import Clock
+from spotkeeper_agent.cloud.notice import Instance
+from spotkeeper_agent.cloud.storage import Bucket
+from spotkeeper_agent.core.log import Log
+
+HOST = "169.254.169.254"  # an address, because names may not resolve during shutdown
+HANG_S = 60.0  # length of a long poll, as in Google's guest agent
+CONNECT_S = 2.0
+ANSWER_S = 5.0
+RETRY_S = 1.0  # virtual
+RETRY_FLOOR_S = 0.2  # real
+EXPIRY_MARGIN_S = 300.0  # virtual; a token is renewed when less than this is left
+FIRST = "NONE"  # a mark that no state has, so the first wait returns at once
+GCE_HOST = "GCE_METADATA_HOST"  # the variable that Google's libraries read
+EC2_ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # the variable that AWS's libraries read
+
+
+class MetadataError(Exception):
+    """The metadata server gave no usable answer; try again."""
+
+
+class Metadata(Protocol):
+    """The client of one machine's metadata server. Safe to use from several threads."""
+
+    url: str  # the server's root; every answer has a Date header
+
+    def instance(self) -> Instance:
+        """Return this machine as the server describes it now.
+
+        Raises:
+            MetadataError: no usable answer.
+        """
+        ...
+
+    def wait(self, mark: str) -> tuple[Instance, str]:
+        """Return instance and mark once the state differs from ``mark``'s (:data:`FIRST`: at once), or after a minute.
+
+        Raises:
+            MetadataError: as above.
+        """
+        ...
+
+    def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
+        """Return headers for ``POST <function><path>`` with this JSON body that prove which machine sends it.
+
+        Raises:
+            MetadataError: the server gives no token or key.
+        """
+        ...
+
+    def forget_identity(self) -> None:
+        """Make the next :meth:`prove` use new tokens or keys, because the function refused the last ones."""
+        ...
+
+    def loose(self) -> str:
+        """Return how a process outside this machine could read its metadata; "" if it cannot."""
+        ...
+
+    def storage(self, root: str, bucket: str) -> Bucket:
+        """Return a bucket of this cloud, accessed as this machine. ``root``: its API's address; "": the cloud's own."""
+        ...
+
+
+class Watcher(threading.Thread):
+    """A thread that calls ``changed`` with the instance's first state and every new one."""
+
+    def __init__(self, metadata: Metadata, changed: Callable[[Instance], None], clock: Clock, log: Log) -> None:
+        super().__init__(name="metadata", daemon=True)
+        self._metadata = metadata
+        self._changed = changed
+        self._clock = clock
+        self._log = log
+
+    def run(self) -> None:
+        mark = FIRST
+        last: Instance | None = None
+        while True:
+            try:
+                instance, mark = self._metadata.wait(mark)
+            except MetadataError as error:
+                self._log.once(f"metadata {error}", "metadata.trouble", error=str(error))
+                time.sleep(max(RETRY_FLOOR_S, self._clock.real_s(RETRY_S)))
+                continue
+            if instance != last:
+                last = instance
+                self._changed(instance)

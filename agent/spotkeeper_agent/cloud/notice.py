@@ -1,0 +1,123 @@
+"""Turns the cloud's warnings into one notice with one deadline. Pure: no I/O, no clock.
+
+The metadata clients describe a warning as a :class:`Sign`, the same for both clouds; a shutdown arrives as SIGTERM.
+Either becomes a :class:`Notice`, which may be withdrawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from msgspec import Struct
+
+MAINTENANCE_S = 60.0  # the least warning before TERMINATE_ON_HOST_MAINTENANCE
+HORIZON_S = 3600.0  # maintenance may be announced weeks ahead, but a replacement needs only minutes
+WINDOW_S = 86_400.0  # windows last hours: a day after its start a maintenance is over or did not happen
+REBALANCE_S = 3600.0  # assumed time to the end; the recommendation itself has none, see prolong()
+
+
+class Cause(str, Enum):
+    """The cause of a notice, from the mildest to the surest. A milder cause never replaces a surer one."""
+
+    REBALANCE = "rebalance"  # a higher risk of preemption: save soon, boot a replacement
+    MAINTENANCE = "maintenance"
+    PREEMPTED = "preempted"
+    SHUTDOWN = "shutdown"
+
+
+_SURER = tuple(Cause)
+
+
+class Sign(Struct, frozen=True):
+    """A warning by the cloud. ``deadline``: the machine's end, unix seconds; None if the cloud does not tell."""
+
+    cause: Cause
+    deadline: float | None = None
+
+
+class Instance(Struct, frozen=True):
+    """This machine, now. ``uid``: the cloud's unique id; ``attributes``: the stack's settings (``sk-...``)."""
+
+    uid: str
+    name: str
+    zone: str
+    attributes: dict[str, str] = {}
+    sign: Sign | None = None
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A machine's expected end: ``deadline`` in whole virtual unix seconds; ``at``: when the warning was seen."""
+
+    cause: Cause
+    deadline: int
+    at: float
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the machine will end at the deadline. A machine that is only at risk may stay for days."""
+        return self.cause is not Cause.REBALANCE
+
+
+@dataclass(frozen=True)
+class Change:
+    """Notices to report. If both are set, a new deadline replaces the old one: ``given`` is reported before
+    ``withdrawn``, so the function knows a notice at every moment."""
+
+    given: Notice | None = None
+    withdrawn: Notice | None = None
+
+
+def observe(known: Notice | None, instance: Instance, notice_s: float, now: float) -> Change:
+    """Compare the known notice with the metadata server's current state.
+
+    ``notice_s``: time from a preemption's first sign to the end, if the cloud does not tell.
+    """
+    sign = instance.sign
+    if known is not None and known.cause is Cause.SHUTDOWN:
+        return Change()  # a shutdown that has begun cannot be withdrawn
+    if sign is None:
+        return Change(withdrawn=known)
+    given = Notice(sign.cause, _deadline(sign, notice_s, now), now)
+    return Change(given) if known is None else _replace(known, given, exact=sign.deadline is not None)
+
+
+def _replace(known: Notice, given: Notice, *, exact: bool) -> Change:
+    """Combine two notices. ``exact``: whether the cloud itself gave the new one's deadline."""
+    if _SURER.index(given.cause) < _SURER.index(known.cause):
+        return Change()  # maintenance does not soften a preemption that has begun
+    same = given.cause is known.cause
+    if same and (not exact or given.deadline == known.deadline):
+        return Change()
+    if not same and known.cause is not Cause.REBALANCE:
+        given = replace(given, deadline=min(given.deadline, known.deadline))
+    # A fact is identified by its deadline: withdrawing one would withdraw the other.
+    return Change(given, None if given.deadline == known.deadline else known)
+
+
+def prolong(known: Notice | None, now: float) -> Change:
+    """Move a rebalance recommendation's deadline, before a job stops for it, since the recommendation has no end.
+
+    The job saves and a replacement is requested; if none is available, training continues.
+    """
+    if known is None or known.cause is not Cause.REBALANCE or known.deadline - now > REBALANCE_S / 2:
+        return Change()
+    return Change(Notice(Cause.REBALANCE, int(now + REBALANCE_S), now), known)
+
+
+def scheduled(start: float, now: float) -> Sign | None:
+    """Return announced maintenance as a sign, once it is near and while its window may last."""
+    return Sign(Cause.MAINTENANCE, start) if -WINDOW_S <= start - now <= HORIZON_S else None
+
+
+def shutdown(known: Notice | None, left_s: float, now: float) -> Notice:
+    """Return the notice of a shutdown that has begun, with the earlier of the two deadlines."""
+    deadline = int(now + left_s)
+    return Notice(Cause.SHUTDOWN, min(deadline, known.deadline) if known else deadline, now)
+
+
+def _deadline(sign: Sign, notice_s: float, now: float) -> int:
+    if sign.deadline is not None:
+        return int(sign.deadline)
+    return int(now + {Cause.PREEMPTED: notice_s, Cause.REBALANCE: REBALANCE_S}.get(sign.cause, MAINTENANCE_S))

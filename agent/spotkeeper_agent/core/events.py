@@ -1,0 +1,220 @@
+"""Events that the agent's threads post to its loop, and helper threads for slow work.
+
+Events are plain values; only the loop acts on them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Union
+
+from spotkeeper.contract.generation import SyncReply
+from spotkeeper.train.agent_link.control import Commit
+from spotkeeper_agent.cloud.identity import IdentityError
+from spotkeeper_agent.cloud.metadata import MetadataError
+from spotkeeper_agent.cloud.notice import Instance
+from spotkeeper_agent.cloud.storage import StorageError
+from spotkeeper_agent.core.log import Log
+from spotkeeper_agent.host.disk import DiskError, Why
+from spotkeeper_agent.job.source import SourceError
+
+RETRY_S = 1.0  # real; pause after a failure
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The metadata server shows a new state."""
+
+    instance: Instance
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The function answered. ``asked``: the old jobs that the request listed."""
+
+    reply: SyncReply
+    asked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LauncherUp:
+    """A launcher answers. ``gen``: the generation that it ran last; ``code``: its exit code, None while it runs."""
+
+    gen: int | None
+    code: int | None
+
+
+@dataclass(frozen=True)
+class LauncherLost:
+    """The launcher ended, or could not be started; ``log``: the end of its log."""
+
+    reason: str
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class ChildEnded:
+    """All processes of a generation have ended, but for ``left`` that survived SIGKILL."""
+
+    gen: int
+    code: int
+    left: int = 0
+
+
+@dataclass(frozen=True)
+class SourceReady:
+    """The job's source is fetched and unpacked."""
+
+    folder: Path
+
+
+@dataclass(frozen=True)
+class BundleReady:
+    """A newer agent's bundle is verified and unpacked."""
+
+    folder: Path
+
+
+@dataclass(frozen=True)
+class SecretsRead:
+    """The job's secrets, by the names of their variables. Never printed."""
+
+    values: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SourcesGone:
+    """The sources of this machine's former jobs are deleted."""
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """A disk is mounted: its number, its newest complete checkpoint (``<gen>-<step>``), and the jobs on it.
+
+    ``damaged``: newer checkpoints that were complete once, newest first.
+    """
+
+    number: int
+    newest: str | None
+    jobs: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unmounted:
+    """The disk is unmounted."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """The files of these old jobs were deleted from a static machine's disk."""
+
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OutputThere:
+    """A generation's output is in the bucket. ``left_out``: the files that are not, each with the reason."""
+
+    gen: int
+    files: int
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MirrorThere:
+    """This node's part of a checkpoint is in the bucket. ``complete``: all other nodes' parts are there too."""
+
+    commit: Commit
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A checkpoint on this disk does not match its COMMIT, so it is not copied."""
+
+    commit: Commit
+    why: str
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A checkpoint was fetched from the bucket onto the mounted disk."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class NoCopy:
+    """A checkpoint's copy in the bucket is damaged or gone."""
+
+    commit: Commit
+    why: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A helper's work, named by ``what``, failed. ``why``: the cause, if a disk failed."""
+
+    what: str
+    error: str
+    why: Why | None = None
+
+
+@dataclass(frozen=True)
+class Terminated:
+    """The agent received SIGTERM."""
+
+
+Helped = Union[
+    SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, MirrorThere, Unfit, Fetched, NoCopy, Failed
+]
+Event = Union[BundleReady, SecretsRead, Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]
+
+
+class HelperThread(threading.Thread):
+    """A thread for slow work, so that the loop never blocks. Only the loop's thread may call its methods.
+
+    Work has a name: while work of that name runs, and shortly after it failed, it is not started again.
+    """
+
+    def __init__(self, post: Callable[[Event], None], log: Log, name: str = "helper") -> None:
+        super().__init__(name=name, daemon=True)
+        self._post = post
+        self._log = log
+        self._work: queue.SimpleQueue[tuple[str, Callable[[], Event]]] = queue.SimpleQueue()
+        self._busy: set[str] = set()
+        self._not_before: dict[str, float] = {}
+
+    def do(self, what: str, work: Callable[[], Event]) -> None:
+        """Start ``work``, which ends with the event that it returns, or with :class:`Failed`."""
+        if what in self._busy or time.monotonic() < self._not_before.get(what, 0.0):
+            return
+        self._busy.add(what)
+        self._work.put((what, work))
+
+    def busy(self, what: str) -> bool:
+        return what in self._busy
+
+    def done(self, what: str, error: str | None = None) -> None:
+        """Note the outcome of a piece of work, which may then be started again."""
+        self._busy.discard(what)
+        if error is None:
+            self._log.over(what, f"{what}.well")
+        else:
+            self._not_before[what] = time.monotonic() + RETRY_S
+            self._log.once(what, f"{what}.trouble", error=error)
+
+    def run(self) -> None:
+        while True:
+            what, work = self._work.get()
+            try:
+                event = work()
+            except (DiskError, SourceError, StorageError, IdentityError, MetadataError, OSError) as error:
+                event = Failed(what, str(error), error.why if isinstance(error, DiskError) else None)
+            self._post(event)

@@ -1,0 +1,300 @@
+"""The requests to the function: the agent polls one endpoint, and no fact is lost on the way.
+
+Facts wait in a spool on disk until the function has acknowledged them; a restarted agent sends those that are left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import requests
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spotkeeper.clock import Clock
+from spotkeeper.contract import codec
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.generation import DocState, FactIn, Progress, Sync, SyncReply
+from spotkeeper_agent.cloud.metadata import Metadata, MetadataError
+from spotkeeper_agent.core.events import Answered
+from spotkeeper_agent.core.log import Log
+
+POLL_S = 5.0  # virtual
+PENDING_S = 0.5  # virtual; first pause while a change is awaited
+PATIENCE = 0.05  # later pauses as a share of the time waited so far
+# Lower limits: with a fast clock, polls would cost more than the training beside them.
+POLL_FLOOR_S = 0.5  # real
+PENDING_FLOOR_S = 0.1  # real
+PATH = "/v1/sync"
+CONNECT_S = 3.0
+ANSWER_S = 30.0  # a sync with new facts is answered after a round with its cloud calls
+AT_ONCE = 32  # facts per request, the function's maximum
+MACHINE_FACTS = frozenset({Kind.NOTICE, Kind.REPRIEVE})
+
+
+def pending_s(waited: float) -> float:
+    """Return the virtual seconds until the next poll after a change has been awaited for ``waited``.
+
+    A gang that waits a minute for a machine learns of it 1.5 s late on average, with half of the requests; one that
+    waits an hour for capacity polls as often as one that trains.
+    """
+    return min(POLL_S, max(PENDING_S, PATIENCE * waited))
+
+
+class SyncError(Exception):
+    """A request had no usable answer; the same request is sent again."""
+
+
+class SyncRefusedError(SyncError):
+    """The function rejects the request permanently (HTTP 400)."""
+
+
+class FunctionClient:
+    """Sends ``POST <function>/v1/sync`` with this machine's proof of identity. Not thread-safe."""
+
+    def __init__(self, url: str, metadata: Metadata) -> None:
+        self._url = url
+        self._metadata = metadata
+        self._session = requests.Session()
+
+    def sync(self, body: Sync) -> SyncReply:
+        """Send one request.
+
+        Raises:
+            SyncRefusedError: HTTP 400, the function does not accept the body.
+            SyncError: any other failure.
+        """
+        try:
+            said = msgspec.json.encode(body)
+            answer = self._session.post(
+                self._url + PATH,
+                data=said,
+                headers=self._metadata.prove(self._url, PATH, said),
+                timeout=(CONNECT_S, ANSWER_S),
+            )
+        except MetadataError as error:
+            raise SyncError(str(error)) from None
+        except requests.RequestException as error:
+            raise SyncError(type(error).__name__) from None
+        if answer.status_code in (401, 403):  # AWS refuses an old signature with 403
+            self._metadata.forget_identity()
+        if answer.status_code == 400:
+            raise SyncRefusedError(f"HTTP 400: {answer.text[:200]}")
+        if answer.status_code != 200:
+            raise SyncError(f"HTTP {answer.status_code}")
+        try:
+            return codec.decode(answer.content, SyncReply)
+        except msgspec.DecodeError as error:
+            raise SyncError(f"answer: {error}") from None
+
+
+class _Spooled(Struct, frozen=True):
+    boot: str
+    job: str | None
+    facts: tuple[FactIn, ...]
+
+
+class Outbox:
+    """Facts that the function has not acknowledged, in order, in memory and on disk. Thread-safe.
+
+    At start it drops facts of another boot, since they would count as this boot's.
+    """
+
+    def __init__(self, folder: Path, boot: str, log: Log) -> None:
+        self._path = folder / "facts.json"
+        self._boot = boot
+        self._log = log
+        self._lock = threading.Lock()
+        self._job: str | None = None
+        self._facts: list[FactIn] = []
+        self._delivered: set[FactIn] = set()
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            left = codec.decode(self._path.read_bytes(), _Spooled)
+            if left.boot == boot:
+                self._job, self._facts = left.job, list(left.facts)
+
+    def assigned(self, job: str | None) -> None:
+        """Begin another job or attempt: drop the old one's waiting facts, and forget which facts were delivered.
+
+        Notices and reprieves stay, without a generation: they concern the machine, whichever job it serves.
+        """
+        with self._lock:
+            if job != self._job:
+                own = [replace(f, gen=0) if f.kind in MACHINE_FACTS else f for f in self._facts]
+                self._facts = [fact for fact in own if fact.attempt is not None or fact.kind in MACHINE_FACTS]
+            self._job = job
+            self._delivered.clear()
+            self._save()
+
+    def add(self, fact: FactIn, *, again: bool = False) -> bool:
+        """Queue a fact; return False if it is queued already, or was delivered and ``again`` is False."""
+        with self._lock:
+            if (fact in self._delivered and not again) or fact in self._facts:
+                return False
+            self._facts.append(fact)
+            self._save()
+            return True
+
+    def waiting(self) -> tuple[FactIn, ...]:
+        with self._lock:
+            return tuple(self._facts)
+
+    def delivered(self, facts: tuple[FactIn, ...]) -> None:
+        with self._lock:
+            self._delivered.update(facts)
+            self._facts = [fact for fact in self._facts if fact not in facts]
+            if facts:
+                self._save()
+
+    def _save(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_bytes(msgspec.json.encode(_Spooled(self._boot, self._job, tuple(self._facts))))
+            temporary.replace(self._path)
+        except OSError as error:
+            self._log.once(f"spool {error.errno}", "spool.trouble", error=str(error))
+
+
+class SyncWant(Struct, frozen=True):
+    """Fields of the next requests to the function, as the loop sets them."""
+
+    ver: int = 0
+    job: str | None = None
+    pending: bool = True
+    progress: Progress | None = None
+
+
+class Syncer(threading.Thread):
+    """A thread that polls forever; ``post`` gets an :class:`Answered` for every answer."""
+
+    def __init__(
+        self,
+        client: FunctionClient,
+        outbox: Outbox,
+        boot: str,
+        post: Callable[[Answered], None],
+        clock: Clock,
+        log: Log,
+    ) -> None:
+        super().__init__(name="sync", daemon=True)
+        self._client = client
+        self._outbox = outbox
+        self._boot = boot
+        self._post = post
+        self._clock = clock
+        self._log = log
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._want = SyncWant()
+        self._at_once = AT_ONCE
+        self._again = bool(outbox.waiting())  # whether the last request had no answer, or may have had none
+        self._old_jobs: tuple[str, ...] = ()
+        self._stage: tuple[int, DocState] | None = None  # generation and state of the newest document
+        self._awaited: tuple[object, float] | None = None  # the awaited change, and since when (virtual)
+
+    def say(self, fact: FactIn, *, again: bool = False) -> None:
+        """Send a fact until it is delivered. ``again``: send even a delivered one, with the next poll."""
+        if self._outbox.add(fact, again=again) and not again:
+            self._log("fact", kind=fact.kind.value, gen=fact.gen, value=fact.value)
+            self._wake.set()
+
+    def assigned(self, job: str | None) -> None:
+        self._outbox.assigned(job)
+
+    def undelivered(self) -> int:
+        return len(self._outbox.waiting())
+
+    def ask_about(self, old_jobs: tuple[str, ...]) -> None:
+        """Ask once which of these old jobs are over; the :class:`Answered` lists them."""
+        with self._lock:
+            self._old_jobs = old_jobs
+
+    def want(self, ver: int, job: str | None, pending: bool, progress: Progress | None = None) -> None:
+        """Set the content of the next requests. A change to ``pending`` ends a long pause."""
+        with self._lock:
+            hurry = pending and not self._want.pending
+            self._want = SyncWant(ver, job, pending, progress or self._want.progress)
+        if hurry:
+            self._wake.set()
+
+    def run(self) -> None:
+        while True:
+            self._exchange()
+            if self._wake.wait(self._pause_s()):
+                self._wake.clear()
+
+    def _pause_s(self) -> float:
+        """Return the real seconds until the next poll. Another generation, document state or job restarts the wait.
+
+        Other changes of the document do not: while a large gang forms, each machine that boots makes one.
+        """
+        with self._lock:
+            want = self._want
+        if not want.pending:
+            self._awaited = None
+            return max(self._clock.real_s(POLL_S), POLL_FLOOR_S)
+        what, now = (self._stage, want.job), self._clock.now()
+        if self._awaited is None or self._awaited[0] != what:
+            self._awaited = what, now
+        return max(self._clock.real_s(pending_s(now - self._awaited[1])), PENDING_FLOOR_S)
+
+    def _exchange(self) -> None:
+        with self._lock:
+            want, self._want = self._want, replace(self._want, progress=None)
+            old_jobs = self._old_jobs
+        facts = self._outbox.waiting()[: self._at_once]
+        body = Sync(self._boot, want.ver, want.job, facts, want.progress, want.pending, old_jobs, self._again)
+        try:
+            reply = self._client.sync(body)
+        except SyncRefusedError as error:
+            self._refused(str(error), body)
+            return
+        except SyncError as error:
+            self._again = True
+            self._log.once("sync", "sync.trouble", error=str(error))
+            with self._lock:
+                if self._want.progress is None:
+                    self._want = replace(self._want, progress=want.progress)
+            return
+        self._log.over("sync", "sync.well")
+        self._again = False
+        self._outbox.delivered(facts)
+        self._answered(old_jobs)
+        self._go_on()
+        if reply.doc is not None:
+            self._stage = reply.doc.gen, reply.doc.state
+        self._post(Answered(reply, old_jobs))
+
+    def _answered(self, old_jobs: tuple[str, ...]) -> None:
+        with self._lock:
+            if self._old_jobs == old_jobs:
+                self._old_jobs = ()
+
+    def _refused(self, error: str, body: Sync) -> None:
+        """Drop only the part of a request that caused a refusal: otherwise the request would block all later facts.
+
+        First go the fields that an older function may not know (``old_jobs``, ``again``), then the progress, which
+        ``_exchange`` has already removed, then the facts one by one.
+        """
+        facts, progress = body.facts, body.progress is not None
+        self._log("sync.refused", error=error, facts=[fact.kind.value for fact in facts], progress=progress)
+        if body.old_jobs or body.again:
+            self._answered(body.old_jobs)
+            self._again = False
+        elif not progress and len(facts) > 1:
+            self._at_once = 1
+        elif not progress:
+            self._outbox.delivered(facts)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Send waiting facts without a pause."""
+        if self._outbox.waiting():
+            self._wake.set()
+        else:
+            self._at_once = AT_ONCE

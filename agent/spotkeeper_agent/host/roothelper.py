@@ -1,0 +1,271 @@
+"""The only root process of the kit on a machine: formats a blank data disk, mounts and unmounts it, powers off,
+restarts the jobs' unit.
+
+The agent has no root rights. It sends requests through a unix socket on which only the agent and root are answered.
+A request is one packet with one JSON object, one of four:
+
+    -> {"op": "mount", "disk": "google-sk-data"}      formatted first if blank; always at /mnt/sk-data
+    -> {"op": "unmount"}
+    -> {"op": "power-off"}
+    -> {"op": "restart-jobs"}                         when the jobs' unit does not answer
+    <- {"ok": true}     or {"ok": false, "why": "foreign", "error": "/dev/sdb: holds xfs, ..."}
+
+Standard library only, and one file: the startup script carries it as text (``infra/boot.py``), so code that runs as
+root comes from the machine's template and never from a folder that the agent may write. It formats a disk only if
+``blkid`` finds nothing on it and the regions in which file systems, partition tables and volumes keep their
+signatures are all zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import stat
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+SOCKET = Path("/run/spotkeeper-root/socket")
+POINT = Path("/mnt/sk-data")
+BY_ID = Path("/dev/disk/by-id")
+DISK = re.compile(r"(google-[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?|nvme-Amazon_Elastic_Block_Store_vol[0-9a-f]{8,17})\Z")
+REQUEST_BYTES = 512
+PATIENCE_S = 5.0  # for a request, once a client has connected
+
+BLANK = 2  # blkid's exit code for "nothing found"
+COMMAND_S = 300.0  # mkfs of a large disk
+MARKS_BYTES = 1 << 20  # at the start and the end of a disk
+BACKUP_AT = 128 << 20  # where ext4 keeps its first spare superblock
+BACKUP_BYTES = 64 << 10
+
+
+class RefusedError(Exception):
+    """The request was not carried out. ``why``: a value of ``spotkeeper_agent.host.disk.Why``, or ``request``."""
+
+    def __init__(self, why: str, message: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+# --- disks ------------------------------------------------------------------------------
+
+
+def mount(device: Path, point: Path) -> bool:
+    """Mount the device, after formatting it if it is blank; return whether it was formatted.
+
+    Raises:
+        RefusedError: the device has content other than ext4, or a command failed.
+    """
+    found = kind(device)
+    if found is None:
+        check_blank(device)
+        command("mkfs", "mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,discard", str(device))
+    elif found != "ext4":
+        raise RefusedError("foreign", f"{device}: holds {found}, want ext4 or nothing; the disk is left as it is")
+    point.mkdir(parents=True, exist_ok=True)
+    command("mount", "mount", "-t", "ext4", "-o", "noatime,discard,nodev,nosuid", str(device), str(point))
+    return found is None
+
+
+def kind(device: Path) -> str | None:
+    """Return the type of the device's content; None if it is blank.
+
+    Raises:
+        RefusedError: blkid cannot determine it, which does not mean blank.
+    """
+    argv = ["blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "value", str(device)]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RefusedError("probe", f"blkid: {error}") from None
+    if done.returncode == BLANK and not done.stdout.strip():
+        return None
+    if done.returncode != 0:
+        raise RefusedError("probe", f"{device}: blkid ends with {done.returncode}: {done.stderr.strip()[:200]}")
+    return done.stdout.strip() or "something without a type"
+
+
+def check_blank(device: Path) -> None:
+    """Check that the disk is zero where signatures lie: blkid also reports "nothing found" for a disk it cannot read.
+
+    Raises:
+        RefusedError: a byte is not zero, or cannot be read.
+    """
+    try:
+        with device.open("rb", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            spots = ((0, MARKS_BYTES), (BACKUP_AT, BACKUP_BYTES), (max(0, size - MARKS_BYTES), MARKS_BYTES))
+            for at, count in spots:
+                file.seek(min(at, size))
+                if any(file.read(count)):
+                    message = f"{device}: holds data of no known kind near byte {at}; the disk is left as it is"
+                    raise RefusedError("foreign", message)
+    except OSError as error:
+        raise RefusedError("probe", f"{device}: {error}") from None
+
+
+def command(why: str, *argv: str) -> None:
+    """Run a program to its end.
+
+    Raises:
+        RefusedError: it is missing, takes too long, or fails.
+    """
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RefusedError(why, f"{argv[0]}: {error}") from None
+    if done.returncode != 0:
+        raise RefusedError(why, f"{' '.join(argv)}: ends with {done.returncode}: {done.stderr.strip()[:200]}")
+
+
+# --- requests ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RootHelper:
+    """Serves one user, ``uid`` (and root). The root folder of a mounted disk is given to ``uid`` and ``gid``."""
+
+    uid: int
+    gid: int
+    by_id: Path = BY_ID
+    point: Path = POINT
+
+    def answer(self, peer: int, packet: bytes) -> dict[str, object]:
+        """Carry out one of the requests that the module's docstring lists, and return the reply."""
+        try:
+            if peer not in (0, self.uid):
+                raise RefusedError("request", f"user {peer} is not served")
+            self._do(packet)
+        except RefusedError as error:
+            return {"ok": False, "why": error.why, "error": str(error)}
+        return {"ok": True}
+
+    def _do(self, packet: bytes) -> None:
+        request = _parse(packet)
+        op = request["op"]
+        if op == "mount":
+            self._mount(request["disk"])
+        elif op == "unmount":
+            if os.path.ismount(self.point):
+                # Never lazily: after a lazy unmount, open files could still write once FREED is reported.
+                command("unmount", "umount", str(self.point))
+        elif op == "restart-jobs":
+            command("request", "systemctl", "restart", "--no-block", "spotkeeper-job.service")
+        else:
+            command("request", "systemctl", "poweroff", "--no-block")
+
+    def _mount(self, disk: str) -> None:
+        device = self._device(disk)
+        number = device.stat().st_rdev
+        at = _mounted_at(number)
+        if at == [str(self.point)]:
+            return
+        if at:
+            raise RefusedError("foreign", f"{disk}: is mounted at {at[0]}")
+        if self.point.is_symlink() or os.path.ismount(self.point):
+            raise RefusedError("mount", f"{self.point}: is a link, or another disk is mounted there")
+        mount(device, self.point)
+        folder = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchown(folder, self.uid, self.gid)
+            os.fchmod(folder, 0o755)
+        finally:
+            os.close(folder)
+
+    def _device(self, disk: str) -> Path:
+        """Return the block device behind a data disk's id."""
+        device = Path(os.path.realpath(self.by_id / disk))
+        try:
+            block = stat.S_ISBLK(device.stat().st_mode)
+        except OSError as error:
+            raise RefusedError("missing", f"{disk}: {error.strerror}") from None
+        if not block:
+            raise RefusedError("missing", f"{disk}: is not a block device")
+        return device
+
+
+def _parse(packet: bytes) -> dict[str, str]:
+    """Parse a request.
+
+    Raises:
+        RefusedError: the packet is not exactly one of the four requests.
+    """
+    try:
+        pairs = json.loads(packet.decode("ascii"), object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        raise RefusedError("request", "is not JSON") from None
+    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
+        raise RefusedError("request", "is not an object")
+    request = dict(pairs)
+    wanted = {"mount": {"op", "disk"}, "unmount": {"op"}, "power-off": {"op"}, "restart-jobs": {"op"}}
+    op = request.get("op")
+    if not isinstance(op, str) or op not in wanted:
+        raise RefusedError("request", "op is not one of mount, unmount, power-off, restart-jobs")
+    if set(request) != wanted[op] or len(pairs) != len(request):
+        raise RefusedError("request", f"{op} takes {', '.join(sorted(wanted[op]))} and nothing else, each once")
+    if op == "mount" and not (isinstance(request["disk"], str) and DISK.match(request["disk"])):
+        raise RefusedError("request", "disk is not the id of a data disk")
+    return request
+
+
+def _mounted_at(number: int) -> list[str]:
+    """Return the mount points of a block device, as this process sees them."""
+    name = f"{os.major(number)}:{os.minor(number)}"
+    lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [line[4] for line in lines if line[2] == name]
+
+
+# --- the socket ---------------------------------------------------------------------------
+
+
+def listen(path: Path, uid: int) -> socket.socket:
+    """Make a socket that only ``uid`` (and root) may open."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    os.chown(path, uid, -1)
+    listener.listen(4)
+    return listener
+
+
+def serve_one(helper: RootHelper, listener: socket.socket) -> None:
+    """Serve one connection with one request; a client that sends no request is disconnected."""
+    client, _ = listener.accept()
+    with client, contextlib.suppress(OSError):
+        client.settimeout(PATIENCE_S)
+        size = struct.calcsize("3i")
+        _, peer, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        packet = client.recv(REQUEST_BYTES + 1)
+        if packet:
+            shown = helper.answer(peer, packet) if len(packet) <= REQUEST_BYTES else {"ok": False, "why": "request"}
+            print(json.dumps({"peer": peer, "request": packet[:80].decode("ascii", "replace"), **shown}), flush=True)
+            client.send(json.dumps(shown).encode())
+
+
+def main(argv: list[str]) -> int:
+    """``roothelper.py USER GROUP``: the agent's user, and the group of the jobs that write on the disk."""
+    import grp
+    import pwd
+
+    user, group = argv
+    helper = RootHelper(pwd.getpwnam(user).pw_uid, grp.getgrnam(group).gr_gid)
+    listener = listen(SOCKET, helper.uid)
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"READY=1", "\0" + address[1:] if address[0] == "@" else address)
+    while True:
+        serve_one(helper, listener)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

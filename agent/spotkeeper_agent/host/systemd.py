@@ -1,0 +1,105 @@
+"""The machine's init and root helper, for the agent: readiness, requests that need root, power-off.
+
+Outside systemd (in the one-machine cloud) a process stands for the VM's init, and the agent needs no root helper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.contract import codec
+from spotkeeper_agent.core.log import Log
+from spotkeeper_agent.host.roothelper import COMMAND_S, SOCKET, RefusedError, command
+
+INIT = "SPOTKEEPER_INIT_PID"  # set by the one-machine cloud: the process that stands for the VM's init
+UNITS = "SPOTKEEPER_UNITS"
+
+
+class _Reply(Struct, frozen=True):
+    ok: bool
+    why: str = "request"
+    error: str = ""
+
+
+def notify(*lines: str) -> None:
+    """Send ``READY=1``, ``WATCHDOG=1``, ``STATUS=...`` and the like to systemd (sd_notify(3)); a no-op without it."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.sendto("\n".join(lines).encode(), address)
+
+
+def watchdog_s() -> float | None:
+    """Return the interval of the signs of life that the watchdog needs (half its limit), s; None without a watchdog."""
+    limit = os.environ.get("WATCHDOG_USEC", "")
+    return int(limit) / 2e6 if limit.isdigit() and int(limit) > 0 else None
+
+
+def has_units() -> bool:
+    """Whether this process is the agent's unit (``templates/boot``), beside a root helper and the jobs' unit.
+
+    A variable of the unit decides, not the presence of a socket: an agent that overlooked the jobs' unit would run jobs
+    as its own user.
+    """
+    return os.environ.get(UNITS) == "1"
+
+
+def request_root(op: str, *, at: Path = SOCKET, **values: str) -> None:
+    """Have the root helper carry out one request (``roothelper.py`` lists them).
+
+    Raises:
+        RefusedError: it refused, failed, or did not answer.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(3 * COMMAND_S)  # blkid, mkfs and mount, one after the other
+            sock.connect(str(at))
+            sock.send(msgspec.json.encode({"op": op, **values}))
+            reply = codec.decode(sock.recv(4096), _Reply)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RefusedError(op, f"the root helper does not answer: {error}") from None
+    if not reply.ok:
+        raise RefusedError(reply.why, reply.error)
+
+
+def is_init() -> bool:
+    """Whether systemd is this machine's init, as sd_booted(3) tells; False on the one-machine cloud."""
+    return INIT not in os.environ and Path("/run/systemd/system").is_dir()
+
+
+def shutting_down() -> bool:
+    """Whether the whole machine shuts down, not only the agent restarts."""
+    if not is_init():
+        return True
+    state = subprocess.run(["systemctl", "is-system-running"], capture_output=True, text=True, timeout=5, check=False)
+    return state.stdout.strip() == "stopping"
+
+
+def power_off(log: Log) -> None:
+    """Power this machine off: the last act of an agent on a dynamic machine. A machine that runs tests stays up."""
+    init = os.environ.get(INIT, "")
+    if init.isdigit() and int(init) > 1:
+        log("power.off", by="init", pid=int(init))
+        os.kill(int(init), signal.SIGTERM)
+    elif is_init():
+        log("power.off", by="systemd")
+        try:
+            if has_units():
+                request_root("power-off")
+            else:
+                command("power-off", "systemctl", "poweroff", "--no-block")
+        except RefusedError as error:
+            log("power.trouble", error=str(error))
+    else:
+        log("power.off", by="nothing", detail=f"neither systemd nor {INIT} is there; the agent ends without it")

@@ -1,0 +1,49 @@
+"""One job on this machine: prepares, launches and supervises it, and uploads its logs, output and checkpoints.
+
+``prepare.py`` source, secrets, saver, launcher · ``source.py`` the job's files · ``launch_spec.py`` torchrun's
+arguments and the job's environment · ``supervisor.py`` starts and stops one generation · ``launcher_client.py``,
+``jobhost.py`` clients of the launcher and of the jobs' unit · ``progress.py`` reports from the control file ·
+``failures.py`` how workers ended · ``logs.py``, ``outputs.py``, ``mirror.py``, ``mirror_transfer.py`` copies to the
+bucket.
+
+**Environment of the job's processes**, besides torchrun's own (``launch_spec.environment``):
+
+============================ ======================================================================================
+``SPOTKEEPER_RUN``           folder of this generation: ``ctl``, ``result.json``
+``SPOTKEEPER_JOB``           the job's id; ``SPOTKEEPER_UID`` its uid; ``SPOTKEEPER_GEN`` the generation
+``SPOTKEEPER_SLOT``          this node's number
+``SPOTKEEPER_CKPT``          checkpoint folder; unset while this member's disk is not attached (state comes from a peer)
+``SPOTKEEPER_CKPT_LATE``     set instead: the folder to use once the control file says that the disk is mounted
+``SPOTKEEPER_SAVER``         path of the machine's saver socket, which outlives generations
+``SPOTKEEPER_OUTPUT``        folder for results; it is in the bucket before the job's end is reported
+``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: sharded
+``SPOTKEEPER_MAX_WORLD``     processes of the job at its largest, if ``nodes`` has a min below its max
+``SPOTKEEPER_INTERVAL_S``    fixed save interval; ``SPOTKEEPER_MEAN_LIFE_S`` observed mean time between losses
+``SPOTKEEPER_KEEP``          checkpoints kept; ``SPOTKEEPER_SEED`` the seed
+============================ ======================================================================================
+
+**Files**, below ``SPOTKEEPER_ROOT``::
+
+    dev/disk/by-id/google-sk-data       data disk of the node or the static machine
+    mnt/sk-data/<job>/ckpt/<gen>-<step>/{...,COMMIT}   checkpoints; ckpt/.fetch/ a copy being fetched from the bucket
+    mnt/sk-data/<job>/env/              the job's own Python environment
+    mnt/sk-data/<job>/out/              its output; var/lib/spotkeeper/out/<job> without a disk
+    run/spotkeeper/<job>/<gen>/         ctl, result.json, exit.<local rank>, error.<local rank>, pid.<local rank>,
+                                        stacks.log, untimed.<local rank>, torchrun's logs
+    run/spotkeeper/node/                sockets, locks and logs of launcher and saver
+    var/lib/spotkeeper/{bundle,src/<sha256>,spool}
+
+The bucket has the last 64 KB of each log, below a line that says which bytes they are (``contract/uploads.py``).
+
+**Output.** Once all processes of a member have ended with 0, the agent uploads ``SPOTKEEPER_OUTPUT`` and only then
+reports EXIT 0. So a job becomes DONE, and its disks are deleted, only when all output is in the bucket. A newer
+generation ends the upload; a restarted agent sends only files that the bucket lacks, by size and MD5. Meanwhile the
+member reports ``Progress.uploading_s`` as a sign of life. ``out/<node>.json`` lists the files and is written last;
+readers take the newest generation's lists.
+
+**Copies of checkpoints** are uploaded in parts of 64 MiB, so an interrupted upload continues at its last part, with any
+store and without a session. The files are held open, so retention may delete them meanwhile. All nodes choose the same
+checkpoint without communication: the newest one at each multiple of ``every_min`` on the clock. A copy is complete when
+every node that COMMIT names as a writer has a list in the bucket. A fetched copy gets its name by one rename, so a
+reader never sees half of it.
+"""

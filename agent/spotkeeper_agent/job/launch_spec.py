@@ -1,0 +1,198 @@
+"""Builds the inputs of a generation's start on this machine: its launcher, torchrun's arguments, its environment.
+
+It starts nothing. torchrun's arguments come from a Jinja template in which a missing variable is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from spotkeeper.contract import codec
+from spotkeeper.contract.generation import Generation, JobRun
+from spotkeeper_agent.core.settings import job_path
+from spotkeeper_agent.job.launcher_client import LauncherKind, Requirements
+from spotkeeper_agent.launcher import pyenv
+
+RENDEZVOUS_S = 60  # real; members start within one poll of each other, but a cold launcher imports torch first
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """This machine's part of a generation.
+
+    ``node``: the machine's node; ``index``: its position among the members, torchrun's node rank; ``ckpt``: the folder
+    of checkpoints, writable at once unless ``late``; ``output``: the folder for the job's output.
+    """
+
+    node: int
+    index: int
+    address: str
+    source: Path
+    saver: Path
+    ckpt: Path
+    output: Path
+    late: bool = False  # whether its disk is not attached yet
+    fabric: str = ""  # network of its GPUs
+    extra_env: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # the identity's variables and the job's secrets
+
+
+def launcher_kind(run: JobRun, source: Path, home: Path) -> LauncherKind:
+    """Return the launcher that a job needs. A Python with a ``/`` in its name lies in the job's source.
+
+    ``home``: the folder on the boot disk for an environment of the job's own.
+    """
+    python = run.python
+    if "/" in python:
+        python = str(source / python)
+    else:
+        python = shutil.which(python, path=run.env.get("PATH") or os.environ.get("PATH")) or python
+    env = {"OMP_NUM_THREADS": str(threads(run.nproc))} | run.env
+    file = run.requirements
+    wants = Requirements(source, file, pyenv.contents(source, file), home) if file else None
+    return LauncherKind(run.launcher, python, tuple(sorted(env.items())), wants, run.warm)
+
+
+def threads(nproc: int) -> int:
+    """Return the OpenMP threads per process: its share of the cores, where torchrun would set 1."""
+    return max(1, len(os.sched_getaffinity(0)) // nproc)
+
+
+def torchrun_args(templates: Path, doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) -> list[str]:
+    """Return torchrun's arguments, from ``torchrun.args.j2``: one per line, each a JSON string.
+
+    Raises:
+        RenderError: the template is wrong.
+    """
+    path = templates / "torchrun.args.j2"
+    values = {"doc": doc, "run": run, "spec": spec, "folder": folder, "rendezvous_s": RENDEZVOUS_S}
+    boot = job_path().launcher / "boot.py"
+    text = render(path, values | {"command": command(boot, run.command, spec.source)})
+    try:
+        return [codec.decode(line, str) for line in text.splitlines() if line.strip()]
+    except msgspec.DecodeError as error:
+        raise RenderError(f"{path}: a line is not a JSON string: {error}") from None
+
+
+def command(boot: Path, argv: tuple[str, ...], source: Path) -> list[str]:
+    """Return ``boot.py``, the script by its full path, and its arguments."""
+    if argv[0] == "-m":
+        return [str(boot), *argv]
+    return [str(boot), str(source / argv[0]), *argv[1:]]
+
+
+def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) -> dict[str, str]:
+    """Return the variables that are added to the launcher's own environment. The package's docstring lists them.
+
+    The user's values win, except for ``SPOTKEEPER_*`` and for PYTHONPATH, by which the library is found.
+    """
+    ours = {
+        "SPOTKEEPER_RUN": str(folder),
+        "SPOTKEEPER_JOB": doc.job,
+        "SPOTKEEPER_UID": doc.uid,
+        "SPOTKEEPER_GEN": str(doc.gen),
+        "SPOTKEEPER_SLOT": str(spec.node),
+        "SPOTKEEPER_SAVER": str(spec.saver),
+        "SPOTKEEPER_OUTPUT": str(spec.output),
+        "SPOTKEEPER_KEEP": str(run.keep),
+        "SPOTKEEPER_SEED": str(run.seed),
+        "SPOTKEEPER_REPLICATED": "1" if doc.replicated else "0",
+        "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
+    }
+    if spec.fabric:
+        ours["SPOTKEEPER_FABRIC"] = spec.fabric
+    ours["SPOTKEEPER_CKPT_LATE" if spec.late else "SPOTKEEPER_CKPT"] = str(spec.ckpt)
+    if run.interval_s is not None:
+        ours["SPOTKEEPER_INTERVAL_S"] = str(run.interval_s)
+    if run.max_world is not None:
+        ours["SPOTKEEPER_MAX_WORLD"] = str(run.max_world)
+    if doc.mean_life_s is not None:
+        ours["SPOTKEEPER_MEAN_LIFE_S"] = str(doc.mean_life_s)
+    defaults = {"OMP_NUM_THREADS": str(threads(run.nproc)), "PYTHONUNBUFFERED": "1"}
+    interface = interface_of(spec.address)
+    if interface is not None:
+        defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    users = {name: value for name, value in run.env.items() if name != "PYTHONPATH"}  # the launcher has it
+    return defaults | users | ours
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface with an IPv4 address; None for loopback, which gloo finds by itself."""
+    if address.startswith("127."):
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(sock, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
+
+
+class RenderError(Exception):
+    """A template could not be rendered. The message has file, line number, line and cause."""
+
+
+def to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_no_json)
+
+
+def _no_json(value: object) -> object:
+    str(value)  # an undefined value raises its own error here
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def render(path: Path, values: Mapping[str, object]) -> str:
+    """Render a template.
+
+    Raises:
+        RenderError: the file or a variable is missing, the syntax is wrong, or a value has no JSON form.
+    """
+    import jinja2
+
+    try:
+        source = path.read_text()
+    except OSError as error:
+        raise RenderError(f"{path}: {error.strerror}") from None
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - JSON lines; the filter escapes
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["json"] = to_json
+    try:
+        return environment.from_string(source).render(values)
+    except jinja2.TemplateSyntaxError as error:
+        raise _render_error(path, source, error.lineno, str(error.message)) from None
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        raise _render_error(path, source, _line(error), str(error)) from None
+
+
+def _line(error: BaseException) -> int:
+    """Return the template's line of an error: Jinja compiles templates with their own line numbers."""
+    trace, line = error.__traceback__, 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def _render_error(path: Path, source: str, number: int, what: str) -> RenderError:
+    lines = source.splitlines()
+    shown = f"\n    {lines[number - 1].strip()}" if 0 < number <= len(lines) else ""
+    return RenderError(f"{path}:{number}: {what}{shown}")

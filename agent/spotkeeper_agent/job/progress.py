@@ -1,0 +1,116 @@
+"""Derives reports from a running job's control file: progress, stalls, failed saves.
+
+Only the lowest member reports progress, once a minute and at commits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.generation import FactIn, Generation, Progress
+from spotkeeper.train.agent_link.control import Commit, Control, Fault, RunPhase
+
+EVERY_S = 60.0  # virtual
+STALL_FACTOR = 10.0
+STALL_MIN_S = 30.0  # real; a first step compiles, and a loader starts its workers
+UNSAVED = {Fault.WRITE_FAILED: "write-failed", Fault.SAVER_LOST: "saver-lost", Fault.NO_MEMORY: "no-memory"}
+TIMES = 4  # reports per generation that saving works again; a later failure stays reported
+MOST = 1 << 40  # steps; the function refuses requests with larger numbers
+MOST_GBIT_S = 1e5
+LATE_FACTOR = 3.0
+LATE_MIN_S = 1.0  # real
+
+
+@dataclass
+class Reporter:
+    """Reports of one generation. ``lowest``: whether this node reports the job's progress."""
+
+    gen: int
+    lowest: bool
+    told_at: float = float("-inf")  # virtual
+    told_commit: Commit | None = None
+    told_first: bool = False
+    troubled: bool = False  # the last save failed
+    times: int = 0  # how often saving worked again after a failure
+    lagging: bool = False  # whether this machine was reported to slow the others down
+    lags: int = 0  # how often that ended
+    step_at: float = 0.0  # a step's end by the job's clock; only changes of it count
+    step_seen: float = 0.0  # monotonic; when that value was first read here
+
+    @classmethod
+    def of(cls, doc: Generation, node: int) -> Reporter:
+        return cls(doc.gen, node == min(member.node for member in doc.members))
+
+    def progress(self, control: Control, now: float, *, last: bool = False) -> Progress | None:
+        """Return a report, if due: a minute has passed, a commit or the first step is new, or ``last``."""
+        if not self.lowest or control.state in (RunPhase.STARTING, RunPhase.RESTORING):
+            return None
+        commit, first = control.commit, control.first_step_at > 0
+        news = commit != self.told_commit or first != self.told_first
+        if not (news or last or not 0 <= now - self.told_at < EVERY_S):  # below 0: the clock was set
+            return None
+        self.told_at, self.told_commit, self.told_first = now, commit, first
+        return Progress(
+            gen=self.gen,
+            step=min(control.step, MOST),
+            at=now,
+            samples_per_s=_amount(control.samples_per_s),
+            step_s=_amount(control.step_s),
+            loss=control.loss,
+            commit_gen=None if commit is None else commit.gen,
+            commit_step=None if commit is None else commit.step,
+            save_s=_amount(control.save_s),
+            total_steps=min(control.total_steps, MOST) or None,
+            gbit_s=control.gbit_s if 0.0 < control.gbit_s < MOST_GBIT_S else None,
+        )
+
+    def facts(self, control: Control, now: float) -> list[FactIn]:
+        """Return the facts to report: a full disk, another failed save, the end of either, a straggler, a stalled step.
+
+        ``now``: monotonic seconds, also in the methods below.
+        """
+        found = [*self._saving(control.fault), *self._lagging(control.lag)]
+        if self._age(control, now) > max(STALL_MIN_S, STALL_FACTOR * control.step_s):
+            found.append(FactIn(Kind.STALL, self.gen, str(control.step)))
+        return found
+
+    def late(self, control: Control, now: float) -> bool:
+        """Whether the running step takes over three times the median, so a fact may follow soon."""
+        return control.step_s > 0 and self._age(control, now) > max(LATE_MIN_S, LATE_FACTOR * control.step_s)
+
+    def _age(self, control: Control, now: float) -> float:
+        """Return the real seconds since a new step's end was last read; 0 if no step is running."""
+        if control.step_at != self.step_at:
+            self.step_at, self.step_seen = control.step_at, now
+        if control.state is not RunPhase.TRAINING or control.step_at <= 0:
+            return 0.0
+        return now - self.step_seen
+
+    def _lagging(self, lag: float) -> list[FactIn]:
+        """Report the library's verdict that this machine is a straggler: once at its beginning and once at its end."""
+        if lag > 1.0 and not self.lagging and self.lags < TIMES:
+            self.lagging = True
+            return [FactIn(Kind.LAGS, self.gen, f"{self.lags}-{int(min(lag, 999.0) * 100 + 0.5)}")]
+        if lag == 0.0 and self.lagging:
+            self.lagging, self.lags = False, self.lags + 1
+            return [FactIn(Kind.KEEPS_UP, self.gen, str(self.lags - 1))]
+        return []
+
+    def _saving(self, fault: Fault) -> list[FactIn]:
+        which = f"-{self.times}" if self.times else ""
+        if fault is Fault.DISK_FULL:
+            self.troubled = True
+            return [FactIn(Kind.FULL, self.gen, str(self.times))]
+        if fault in UNSAVED:
+            self.troubled = True
+            return [FactIn(Kind.UNSAVED, self.gen, UNSAVED[fault] + which)]
+        if fault is not Fault.NONE or not self.troubled or self.times >= TIMES:
+            return []
+        self.troubled, self.times = False, self.times + 1
+        return [FactIn(Kind.SAVED, self.gen, str(self.times - 1))]
+
+
+def _amount(value: float) -> float | None:
+    """Return a measured value if it is plausible, otherwise None: the job may write anything."""
+    return value if 0.0 < value < MOST else None

@@ -1,0 +1,139 @@
+"""Pipes a worker's output into its log file and keeps that file short while it grows.
+
+The log files lie in memory (``/run``), beside files that job and agent must be able to write; a loop that prints a
+gigabyte a second would fill it before any periodic check. A small process per worker, the *output worker*, reads the
+pipe. Its parent replaces it if it is killed. Both become children of the launcher, which lets them drain the pipe
+before it ends them. Standard library only; Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import stat
+import sys
+from pathlib import Path
+
+KEPT_BYTES = 64 << 20  # per file, from its end; briefly up to twice as much
+NAME = "sk-output"  # of the process, as in /proc/<pid>/comm
+_PIECE = 64 << 10  # what a pipe holds
+_PR_SET_NAME = 15
+_PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+def keep_end(fd: int, size: int, kept: int) -> None:
+    """Free the space of all but a file's last ``kept`` bytes. Its size does not change, so writers are unaffected."""
+    ctypes.CDLL(None).fallocate(fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(max(0, size - kept)))
+
+
+def tail(path: Path, size: int) -> bytes:
+    """Return the last ``size`` bytes of a log, from the first whole line; b"" if it cannot be read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - size)
+        file.seek(start)
+        read = file.read(size)
+        return read if start == 0 else read.partition(b"\n")[2] or read
+    return b""
+
+
+def bound() -> None:
+    """Redirect standard output and error through pipes, if they are files.
+
+    They stay as they are if no output worker can be started: a log problem never fails a job.
+    """
+    files = [fd for fd in (1, 2) if stat.S_ISREG(os.fstat(fd).st_mode)]
+    if not files:
+        return
+    pipes = {fd: os.pipe() for fd in files}
+    if _start([(read, fd) for fd, (read, _) in pipes.items()]):
+        for fd, (_, write) in pipes.items():
+            os.dup2(write, fd)
+    for ends in pipes.values():
+        for end in ends:
+            os.close(end)
+
+
+def _start(pairs: list[tuple[int, int]]) -> bool:
+    """Start the output worker as a new interpreter: 10 ms; two forks of a process with torch take 30 ms each."""
+    for read, _ in pairs:
+        os.set_inheritable(read, True)
+    words = [str(KEPT_BYTES), *(f"{read}:{fd}" for read, fd in pairs)]
+    try:
+        child = os.posix_spawn(sys.executable, [sys.executable, "-BIS", __file__, *words], os.environ)
+    except OSError:
+        return False
+    return os.waitpid(child, 0)[1] == 0
+
+
+def is_output_worker(pid: int) -> bool:
+    """Whether a process is an output worker, which ends by itself soon after the last writer."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:  # noqa: PTH123 - asked often
+            return file.read().strip() == NAME
+    except OSError:
+        return False
+
+
+def main(words: list[str]) -> None:
+    """``KEPT_BYTES READ:FILE...``: READ and FILE are descriptors. Returns at once and leaves a child behind, which the
+    launcher inherits: the user's code may wait for all of its own children."""
+    kept = int(words[0])
+    files = {int(read): int(fd) for read, _, fd in (word.partition(":") for word in words[1:])}
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
+    if os.fork() == 0:
+        _supervise(files, kept)
+
+
+def _supervise(files: dict[int, int], kept: int) -> None:
+    """Copy in a child process, and in a new one if that is killed. Never returns.
+
+    Without a reader the next print would fail with EPIPE and end the job, so this process, which only waits, keeps the
+    pipe open. The bytes that a killed child held, at most 64 KB, are lost.
+    """
+    try:
+        _close_all_but({*files, *files.values()})
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # meant for the workers
+        while True:
+            child = os.fork()
+            if child == 0:
+                _copy(files, kept)
+            if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+                break
+    finally:
+        os._exit(0)
+
+
+def _copy(files: dict[int, int], kept: int) -> None:
+    """Copy until every writer has closed its end. Never returns."""
+    try:
+        sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd in files.values()}
+        holes = dict(sizes)  # each file's size when its space was last freed
+        while files:
+            for read in select.select(list(files), [], [])[0]:
+                fd = files[read]
+                piece = os.read(read, _PIECE)
+                if not piece:
+                    del files[read]
+                    continue
+                with contextlib.suppress(OSError):  # with a full disk output is lost, but the job continues
+                    sizes[fd] += os.write(fd, piece)
+                if sizes[fd] - holes[fd] >= kept:
+                    holes[fd] = sizes[fd]
+                    keep_end(fd, sizes[fd], kept)
+    finally:
+        os._exit(0)
+
+
+def _close_all_but(keep: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - no Path per descriptor
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(int(name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,409 @@
+"""IAM policy statements with the rights of function, machines, schedule, submitters, jobs and shell users.
+
+They are data, so that tests and reviewers read the same text. Names are known before resources exist, so policies wait
+only for the network's ids. The function may end, attach or delete only resources with the stack's tag *and* a job's
+tag, which resources that Pulumi declares lack.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from infra import naming
+from infra.boot import SHELL_USER
+from infra.settings.model import Settings
+from spotkeeper.contract.names import LABEL_JOB, LABEL_STACK, session_document
+
+MACHINE, FUNCTION, CLOCK, SUBMITTER = "vm", "fn", "ck", "sb"
+PARTITION = "aws"
+Conditions = Mapping[str, Mapping[str, str | Sequence[str]]]
+
+# Describe actions accept neither resources nor conditions on tags.
+LOOK: tuple[str, ...] = (
+    "ec2:DescribeAvailabilityZones",
+    "ec2:DescribeInstances",
+    "ec2:DescribeSnapshots",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeVolumes",
+    "ec2:GetSpotPlacementScores",
+)
+# The function's documents (spotkeeper.reconcile.store.paths). Programs that machines run as root are not among them.
+STATE: tuple[str, ...] = (
+    *("active/*", "jobs/*", "market/*", "names/*", "quarantine/*", "stack/allocation", "stack/tick", "static/*"),
+    "tomb/*",
+)
+DECLARED: tuple[str, ...] = ("stack/*",)  # read-only; Pulumi and the drain write it
+# A job's id has eight characters. IAM's `*` matches slashes: `jobs/*/logs/*` would match `jobs/<job>/facts/x/logs/y`.
+MACHINE_READS: tuple[str, ...] = ("boot/*", "bundles/*", "jobs/????????/source/*")
+MACHINE_WRITES: tuple[str, ...] = ("jobs/????????/ckpt/*", "jobs/????????/logs/*", "jobs/????????/out/*")
+# Objects that a submitter may create: a job's documents and requests; no facts, ledger entries or ``stack/`` objects.
+_SPEC_SHA = "?" * 64
+SUBMITTED: tuple[str, ...] = (
+    *("active/????????", "names/*", "jobs/????????/rec", "jobs/????????/spec.json"),
+    *(f"jobs/????????/spec-{_SPEC_SHA}.json", "jobs/????????/requests/*"),
+)
+# Rights on a customer key that EC2 uses for the caller of a launch and for the account's role for spot machines.
+KEY_USES: tuple[str, ...] = (
+    *("Decrypt", "DescribeKey", "Encrypt", "GenerateDataKey", "GenerateDataKeyWithoutPlaintext"),
+    *("ReEncryptFrom", "ReEncryptTo"),
+)
+READ_WRITE: tuple[str, ...] = ("s3:AbortMultipartUpload", "s3:DeleteObject", "s3:GetObject", "s3:PutObject")
+
+# This condition requires the header with which S3 refuses to replace an existing object.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html
+NEW_OBJECT: Conditions = {"Null": {"s3:if-none-match": "false"}}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of an IAM policy; ``principals`` by kind (``Service``, ``AWS``), only in resource policies."""
+
+    sid: str
+    actions: Sequence[str]
+    resources: Sequence[str] = ()
+    conditions: Conditions = field(default_factory=dict)
+    principals: Mapping[str, str | Sequence[str]] | None = None
+    effect: str = "Allow"
+
+    def plain(self) -> dict[str, object]:
+        out: dict[str, object] = {"Sid": self.sid, "Effect": self.effect, "Action": list(self.actions)}
+        if self.principals is not None:
+            out["Principal"] = "*" if self.principals == {"AWS": "*"} else dict(self.principals)
+        if self.resources:
+            out["Resource"] = list(self.resources)
+        if self.conditions:
+            out["Condition"] = {test: dict(keys) for test, keys in self.conditions.items()}
+        return out
+
+
+def document(statements: Sequence[Statement]) -> str:
+    """Return a policy document as JSON."""
+    return json.dumps({"Version": "2012-10-17", "Statement": [each.plain() for each in statements]})
+
+
+@dataclass(frozen=True)
+class Arns:
+    """The ARNs of the stack's resources, derived from their fixed names."""
+
+    settings: Settings
+
+    def role(self, key: str) -> str:
+        return f"arn:{PARTITION}:iam::{self.settings.account}:role/{naming.account(self.settings.stack, key)}"
+
+    def profile(self) -> str:
+        name = naming.account(self.settings.stack, MACHINE)
+        return f"arn:{PARTITION}:iam::{self.settings.account}:instance-profile/{name}"
+
+    def function(self) -> str:
+        return self._of("lambda", f"function:{naming.stack(self.settings.stack)}")
+
+    def log_group(self) -> str:
+        return self._of("logs", f"log-group:{log_group(self.settings.stack)}:*")
+
+    def dead_letters(self) -> str:
+        return self._of("sqs", dead_letters(self.settings.stack))
+
+    def ec2(self, kind: str, which: str = "*") -> str:
+        """Return ARNs of EC2 resources; of images and snapshots without an account, of subnets in any account."""
+        accounts = {"image": "", "snapshot": "", "subnet": "*"}
+        return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
+
+    def secret(self, name: str) -> tuple[str, ...]:
+        """Return ARN patterns of a secret: AWS appends six characters to its name, which an ARN may already have."""
+        if not name.startswith("arn:"):
+            return (self._of("secretsmanager", f"secret:{name}-??????"),)
+        return (name, f"{name}-??????")
+
+    def parameter(self, name: str) -> str:
+        """Return the ARN of a Systems Manager parameter; those below ``/aws/`` belong to no account."""
+        account = "" if name.startswith("/aws/") else self.settings.account
+        return f"arn:{PARTITION}:ssm:{self.settings.region}:{account}:parameter/{name.removeprefix('/')}"
+
+    def bucket(self) -> str:
+        return f"arn:{PARTITION}:s3:::{self.settings.bucket_name()}"
+
+    def objects(self, *patterns: str) -> tuple[str, ...]:
+        return tuple(f"{self.bucket()}/{pattern}" for pattern in patterns)
+
+    def _of(self, service: str, rest: str) -> str:
+        return f"arn:{PARTITION}:{service}:{self.settings.region}:{self.settings.account}:{rest}"
+
+
+def log_group(stack: str) -> str:
+    """Return the name of the function's log group, which Lambda derives from the function's."""
+    return f"/aws/lambda/{naming.stack(stack)}"
+
+
+def dead_letters(stack: str) -> str:
+    return f"{naming.stack(stack)}-dead"
+
+
+# --- rights ------------------------------------------------------------------------------
+
+
+def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
+    """Return all rights of the function; ``subnets`` and ``group`` are ids of the network that machines may join."""
+    launching = _launching(settings, subnets, group) if settings.dynamic() else ()
+    return (*launching, *_keeping(settings), *_encrypting(settings), *_remembering(settings))
+
+
+def _encrypting(settings: Settings) -> tuple[Statement, ...]:
+    """Return the rights on the customer key through EC2; without them EC2 accepts a launch and ends the machine."""
+    if not settings.kms_key:
+        return ()
+    by_ec2 = {"kms:ViaService": f"ec2.{settings.region}.amazonaws.com"}
+    uses = tuple(f"kms:{action}" for action in KEY_USES)
+    to_aws: Conditions = {"StringEquals": by_ec2, "Bool": {"kms:GrantIsForAWSResource": "true"}}
+    return (
+        Statement("EncryptDisks", uses, (settings.kms_key,), {"StringEquals": by_ec2}),
+        Statement("LendDisksTheKey", ("kms:CreateGrant",), (settings.kms_key,), to_aws),
+    )
+
+
+def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
+    """Return the rights to launch the stack's machine types from its templates, with its identity and tags."""
+    arns, stack, run = Arns(settings), settings.stack, ("ec2:RunInstances",)
+    marked: Conditions = {"StringEquals": {f"aws:RequestTag/{LABEL_STACK}": stack}}
+    around = (arns.ec2("network-interface"), arns.ec2("spot-instances-request"))
+    ours: Conditions = {"StringEquals": {f"aws:ResourceTag/{LABEL_STACK}": stack}}
+    declared = (arns.ec2("launch-template"), arns.ec2("placement-group"))
+    places = [*(arns.ec2("subnet", subnet) for subnet in subnets), arns.ec2("security-group", group)]
+    machines_only: Conditions = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
+    # EC2 looks up an image with the caller's rights; AWS has changed which of the two actions that needs.
+    looked_up = tuple(arns.parameter(name) for name in _parameters(settings))
+    images = (Statement("LookUpImages", ("ssm:GetParameter", "ssm:GetParameters"), looked_up),) if looked_up else ()
+    return (
+        *images,
+        Statement("LaunchMachines", run, (arns.ec2("instance"),), _machine(settings)),
+        Statement("WithEncryptedDisks", run, (arns.ec2("volume"),), {**marked, "Bool": {"ec2:Encrypted": "true"}}),
+        Statement("WithCardsAndRequests", run, around, marked),
+        Statement("FromOurTemplatesInOurGroups", run, declared, ours),
+        Statement("OfTheirImages", run, (arns.ec2("image"),), {"Bool": {"ec2:IsLaunchTemplateResource": "true"}}),
+        Statement("InOurNetwork", run, places),
+        Statement("AsOurMachines", ("iam:PassRole",), (arns.role(MACHINE),), machines_only),
+    )
+
+
+def _parameters(settings: Settings) -> list[str]:
+    """Return the names of parameters in images of the form ``resolve:ssm:<name>:<version>``."""
+    images = {pool.image for pool in settings.dynamic() if pool.image.startswith("resolve:ssm:")}
+    return sorted({image.split(":")[2] for image in images})
+
+
+def _machine(settings: Settings) -> Conditions:
+    """Return the conditions that a launch request or its template must meet."""
+    arns = Arns(settings)
+    return {
+        "StringEquals": {
+            f"aws:RequestTag/{LABEL_STACK}": settings.stack,
+            "ec2:InstanceType": sorted({pool.machine.type for pool in settings.dynamic()}),
+            "ec2:MetadataHttpTokens": "required",
+        },
+        "ArnLike": {"ec2:LaunchTemplate": arns.ec2("launch-template")},
+        "ArnEquals": {"ec2:InstanceProfile": arns.profile()},
+        "Null": {f"aws:RequestTag/{LABEL_JOB}": "false"},
+    }
+
+
+def _keeping(settings: Settings) -> tuple[Statement, ...]:
+    """Return the rights to make nodes' disks and snapshots, and to end or delete resources with a job's tag."""
+    arns, stack = Arns(settings), settings.stack
+    asked: Conditions = {
+        "StringEquals": {f"aws:RequestTag/{LABEL_STACK}": stack},
+        "Null": {f"aws:RequestTag/{LABEL_JOB}": "false"},
+    }
+    owned: Conditions = {
+        "StringEquals": {f"aws:ResourceTag/{LABEL_STACK}": stack},
+        "Null": {f"aws:ResourceTag/{LABEL_JOB}": "false"},
+    }
+    makes = ["CreateSnapshot", "CreateVolume", "RunInstances"]
+    kinds = ("instance", "network-interface", "snapshot", "spot-instances-request", "volume")
+    return (
+        Statement("Look", LOOK, ("*",)),
+        Statement(
+            "MakeDisks", ("ec2:CreateVolume",), (arns.ec2("volume"),), {**asked, "Bool": {"ec2:Encrypted": "true"}}
+        ),
+        Statement("FillDisks", ("ec2:CreateVolume",), (arns.ec2("snapshot"),), owned),
+        Statement("MakeSnapshots", ("ec2:CreateSnapshot",), (arns.ec2("snapshot"),), asked),
+        Statement("OfDisks", ("ec2:CreateSnapshot",), (arns.ec2("volume"),), owned),
+        Statement(
+            "MoveAndEnd",
+            (
+                "ec2:AttachVolume",
+                "ec2:DeleteSnapshot",
+                "ec2:DeleteVolume",
+                "ec2:DetachVolume",
+                "ec2:TerminateInstances",
+            ),
+            (arns.ec2("instance"), arns.ec2("snapshot"), arns.ec2("volume")),
+            owned,
+        ),
+        Statement(
+            "MarkWhatIsMade",
+            ("ec2:CreateTags",),
+            tuple(arns.ec2(kind) for kind in kinds),
+            {"StringEquals": {"ec2:CreateAction": makes, f"aws:RequestTag/{LABEL_STACK}": stack}},
+        ),
+    )
+
+
+def _remembering(settings: Settings) -> tuple[Statement, ...]:
+    """Return the rights to the function's documents, its log, and the queue of failed events."""
+    arns = Arns(settings)
+    return (
+        Statement("ListDocuments", ("s3:ListBucket",), (arns.bucket(),)),
+        Statement("ReadStack", ("s3:GetObject",), arns.objects(*DECLARED)),
+        Statement("KeepDocuments", READ_WRITE, arns.objects(*STATE)),
+        Statement("WriteLogs", ("logs:CreateLogStream", "logs:PutLogEvents"), (arns.log_group(),)),
+        Statement("PutAsideEvents", ("sqs:SendMessage",), (arns.dead_letters(),)),
+    )
+
+
+def machine_rights(settings: Settings) -> tuple[Statement, ...]:
+    """Return a machine's rights: read its programs, write its job's results, call the function; none in EC2."""
+    arns = Arns(settings)
+    prefixes = sorted({pattern.partition("/")[0] for pattern in MACHINE_READS + MACHINE_WRITES})
+    rights = (
+        *_calling(arns),
+        Statement("ReadPrograms", ("s3:GetObject",), arns.objects(*MACHINE_READS)),
+        Statement("WriteResults", READ_WRITE, arns.objects(*MACHINE_WRITES)),
+        # Without ListBucket S3 answers 403 for a missing object. A list has a prefix, maybe empty; a read has none.
+        Statement(
+            "TellWhatIsMissing",
+            ("s3:ListBucket",),
+            (arns.bucket(),),
+            {"StringLikeIfExists": {"s3:prefix": [f"{prefix}/*" for prefix in prefixes]}},
+        ),
+    )
+    if not settings.job_identity:
+        return rights
+    return (*rights, Statement("LendJobsTheirRole", ("sts:AssumeRole",), (settings.job_identity,)))
+
+
+def _calling(arns: Arns) -> tuple[Statement, ...]:
+    """Return the two rights that a call of the function's URL needs."""
+    signed: Conditions = {"StringEquals": {"lambda:FunctionUrlAuthType": "AWS_IAM"}}
+    # A direct invocation could claim any caller in its own event.
+    through: Conditions = {"Bool": {"lambda:InvokedViaFunctionUrl": "true"}}
+    return (
+        Statement("CallTheUrl", ("lambda:InvokeFunctionUrl",), (arns.function(),), signed),
+        Statement("ThroughTheUrlOnly", ("lambda:InvokeFunction",), (arns.function(),), through),
+    )
+
+
+def submitter_rights(settings: Settings) -> tuple[Statement, ...]:
+    """Return a submitter's rights: read the bucket, create jobs' documents and requests, call the function.
+
+    A source is uploaded in parts, which have no condition header; its name is its hash, which agents verify. Names of
+    ended jobs may be deleted for reuse.
+    """
+    arns = Arns(settings)
+    return (
+        *_calling(arns),
+        Statement("ListJobs", ("s3:ListBucket",), (arns.bucket(),)),
+        Statement("ReadJobs", ("s3:GetObject",), arns.objects("*")),
+        Statement("CreateJobs", ("s3:PutObject",), arns.objects(*SUBMITTED), NEW_OBJECT),
+        Statement("SendSources", ("s3:AbortMultipartUpload", "s3:PutObject"), arns.objects("jobs/????????/source/*")),
+        Statement("FreeNames", ("s3:DeleteObject",), arns.objects("names/*")),
+    )
+
+
+def clock_rights(settings: Settings) -> tuple[Statement, ...]:
+    arns = Arns(settings)
+    return (
+        Statement("Tick", ("lambda:InvokeFunction",), (arns.function(),)),
+        Statement("PutAsideTicks", ("sqs:SendMessage",), (arns.dead_letters(),)),
+    )
+
+
+def job_rights(settings: Settings) -> tuple[Statement, ...]:
+    """Return the rights that the jobs' role gets: read the secrets that the stack file lists."""
+    arns = Arns(settings)
+    named = tuple(arn for name in settings.secrets for arn in arns.secret(name))
+    return (Statement("ReadSecrets", ("secretsmanager:GetSecretValue",), named),) if named else ()
+
+
+def trust(service: str, account: str = "") -> Statement:
+    """Return the statement that one service may assume the role; with ``account``, only on behalf of that account.
+
+    A session's name proves the machine's identity only while EC2 alone may start sessions of the machines' role.
+    """
+    conditions: Conditions = {"StringEquals": {"aws:SourceAccount": account}} if account else {}
+    return Statement("Be", ("sts:AssumeRole",), (), conditions, {"Service": f"{service}.amazonaws.com"})
+
+
+def trust_people(arns: Sequence[str]) -> Statement:
+    """Return the statement that these users and roles may assume the role."""
+    return Statement("Be", ("sts:AssumeRole",), (), {}, {"AWS": list(arns)})
+
+
+# --- shells ------------------------------------------------------------------------------
+
+
+SHELL = "sh"
+SESSION_LOG_DAYS = 90
+IDLE_MIN, LONGEST_MIN = "20", "720"  # minutes until an idle session ends, and until any session ends
+CHANNELS = ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")
+
+
+def session_log(stack: str) -> str:
+    return f"/spotkeeper/{naming.stack(stack)}/sessions"
+
+
+def session(stack: str) -> str:
+    """Return the session document; it runs a command with ``sh``, or starts a login shell without one."""
+    command = {"type": "String", "default": "cd; exec bash -l", "description": "What the session runs."}
+    inputs = {
+        "runAsEnabled": True,
+        "runAsDefaultUser": SHELL_USER,
+        "cloudWatchLogGroupName": session_log(stack),
+        "cloudWatchEncryptionEnabled": False,  # log groups are encrypted anyway; this demands a customer key
+        "cloudWatchStreamingEnabled": True,
+        "idleSessionTimeout": IDLE_MIN,
+        "maxSessionDuration": LONGEST_MIN,
+    }
+    content = {
+        "schemaVersion": "1.0",
+        "description": f"Spotkeeper {stack}: a shell on one of its machines",
+        "sessionType": "InteractiveCommands",
+        "parameters": {"command": command},
+        "inputs": inputs,
+        "properties": {"linux": {"commands": "{{ command }}", "runAsElevated": False}},
+    }
+    return json.dumps(content)
+
+
+def shell_rights(settings: Settings) -> tuple[Statement, ...]:
+    """Return a shell user's rights: sessions by the stack's document on its machines, bucket reads, ledger entries."""
+    arns = Arns(settings)
+    # Every statement that allows a start names the document; the account's default document would give root.
+    checked: Conditions = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
+    of_stack: Conditions = {**checked, "StringEquals": {f"ssm:resourceTag/{LABEL_STACK}": settings.stack}}
+    ssm = f"arn:{PARTITION}:ssm:{settings.region}:{settings.account}"
+    start, own = ("ssm:StartSession",), (f"{ssm}:session/${{aws:userid}}-*",)
+    return (
+        Statement("OnOurMachines", start, (arns.ec2("instance"),), of_stack),
+        Statement("WithOurDocument", start, (f"{ssm}:document/{session_document(settings.stack)}",), checked),
+        Statement("OwnSessions", ("ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel"), own),
+        Statement("ListJobs", ("s3:ListBucket",), (arns.bucket(),)),
+        Statement("ReadJobs", ("s3:GetObject",), arns.objects("*")),
+        # Entries are created and never replaced.
+        Statement("LogStarts", ("s3:PutObject",), arns.objects("jobs/????????/ledger/*"), NEW_OBJECT),
+    )
+
+
+def shell_machine_rights(settings: Settings) -> tuple[Statement, ...]:
+    """Return the rights of Session Manager's agent on a machine: sessions only, no Systems Manager commands."""
+    group = f"arn:{PARTITION}:logs:{settings.region}:{settings.account}:log-group:{session_log(settings.stack)}"
+    return (
+        Statement("BeManaged", ("ssm:UpdateInstanceInformation",), (Arns(settings).ec2("instance"),)),
+        Statement("CarrySessions", tuple(f"ssmmessages:{each}" for each in CHANNELS), ("*",)),
+        Statement("FindSessionLogs", ("logs:DescribeLogGroups",), ("*",)),
+        Statement(
+            "LogSessions",
+            ("logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"),
+            (group, f"{group}:*"),
+        ),
+    )

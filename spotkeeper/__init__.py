@@ -1,0 +1,29 @@
+"""Spotkeeper: train on spot machines as if they never went away.
+
+A training script needs two lines, and no package but torch::
+
+    run = spotkeeper.attach(model=model, optimizer=optimizer, scheduler=scheduler)
+    for batch in run.steps(loader, epochs=3):
+        ...
+
+The package imports no library by itself: agent, function and command share it, and must start without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spotkeeper.version import __version__
+
+if TYPE_CHECKING:
+    from spotkeeper.train import Run, attach
+
+__all__ = ["Run", "__version__", "attach"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("attach", "Run"):
+        from spotkeeper import train
+
+        return getattr(train, name)
+    raise AttributeError(f"module 'spotkeeper' has no attribute {name!r}")

@@ -1,0 +1,528 @@
+"""Options and help of the commands about jobs; each command imports and calls its module in `jobs/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from spotkeeper.cli.app import JOBS, Job, Json, Node, Stack, WithArguments, Yes, app, arguments_of
+
+JobFile = Annotated[Path, Argument(metavar="JOB.YAML", help="The job file.", show_default=False)]
+StackFile = Annotated[
+    Path | None, Option("--stack-file", metavar="FILE", help="Pulumi.NAME.yaml of a stack that need not be running.")
+]
+Wait = Annotated[bool, Option("--wait", help="Return only when it is done or refused.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Show why each machine was chosen.")]
+Markets = Annotated[
+    Path | None,
+    Option(metavar="DIR", help="Folder of recorded markets. Default: SPOTKEEPER_MARKETS, else the shipped ones."),
+]
+
+
+@app.command(rich_help_panel=JOBS, cls=WithArguments)
+def submit(
+    context: typer.Context,
+    files: Annotated[
+        list[Path], Argument(metavar="JOB.YAML... [-- ARGUMENTS]", help="The job files.", show_default=False)
+    ],
+    name: Annotated[
+        str | None,
+        Option("--name", metavar="NAME", help="Name of the job, instead of the one in the file.", show_default=False),
+    ] = None,
+    watch: Annotated[bool, Option("--watch", "-w", help="Follow the job until it ends.")] = False,
+    check: Annotated[
+        bool, Option("--check", help="Check the files against the stack, and send and start nothing.")
+    ] = False,
+    verbose: Verbose = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Check job files, upload their source folders, and start the jobs.
+
+    The smallest job file is `name: first`, `command: [train.py]`, `source: .`. Add `nodes: 3` to train on three
+    machines. All fields are in docs/train.md and in `spotkeeper schema job`.
+
+    To survive preemptions the script needs two lines:
+    `run = spotkeeper.attach(model=model, optimizer=optimizer)` and `for batch in run.steps(loader, epochs=3):`
+    Files that it writes to the folder `run.output` are kept. At its end, for example, it can run
+    `if run.rank == 0: torch.save(model.state_dict(), run.output / "model.pt")`; `spotkeeper download first` fetches
+    the file.
+
+    Arguments after `--` are appended to the command of every file:
+    `spotkeeper submit job.yaml --name wide -- --width 9` starts a variant of a job without another file.
+    All files are checked before the first job is submitted.
+
+    If a job of this name already runs with the same file and source, submit prints that job; with different content
+    it refuses.
+
+    With `--watch --json` it prints what `spotkeeper watch --json` prints; with several files, `--json` prints a list.
+
+    Examples: `spotkeeper submit job.yaml --watch`, `spotkeeper submit job.yaml --check`,
+    `spotkeeper submit job.yaml --name wide -- --width 1024`, `spotkeeper submit a.yaml b.yaml`
+    """
+    from spotkeeper.cli.jobs import submit as submitting
+    from spotkeeper.contract.parse.jobfile import Overrides
+
+    overrides = Overrides(name, arguments_of(context))
+    submitting.run(files, stack, overrides, watch=watch, check=check, verbose=verbose, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def status(
+    job: Annotated[
+        str | None,
+        Argument(metavar="JOB", help="Name or id of a job. Default: all.", show_default=False),
+    ] = None,
+    finished: Annotated[bool, Option("--all", "-a", help="Include finished jobs.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """List all unfinished jobs, or show one job with its machines (and the end of its log, if it crashed).
+
+    Examples: `spotkeeper status`, `spotkeeper status first --json | jq .step`
+    """
+    from spotkeeper.cli.jobs import status as viewing
+
+    viewing.run(job, stack, finished=finished, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def watch(job: Job, verbose: Verbose = False, stack: Stack = None, as_json: Json = False) -> None:
+    """Follow a job until it ends or goes on hold: machines, step, loss, cost and every event.
+
+    Ctrl-C stops watching; the job keeps running. The exit code is 0 only if the job succeeds.
+    With `--json` it prints one line per event, and the final state last.
+
+    Example: `spotkeeper watch first`
+    """
+    from spotkeeper.cli.jobs import status as viewing
+
+    viewing.watch_job(job, stack, verbose=verbose, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def logs(
+    job: Job,
+    node: Annotated[
+        str,
+        Option("--node", "-n", metavar="N|all", help="Node of the machine, as `status` shows it, or all."),
+    ] = "0",
+    gen: Annotated[
+        int | None,
+        Option("--gen", "-g", help="Generation (`status` shows the current one). Default: the newest."),
+    ] = None,
+    follow: Annotated[bool, Option("--follow", "-f", help="Print new output until the job ends.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Print the last 64 KB that each process of a machine wrote, updated every 15 s while it writes.
+
+    Where older output is left out, the log names the file on the machine that has it. The machine keeps the last 64 MB
+    of each process for as long as the machine exists.
+
+    `--follow --json` prints one line for each piece of the log, in order; `--node all --json` prints a list.
+
+    Examples: `spotkeeper logs first --node 1 --follow`, `spotkeeper logs first --node all`
+    """
+    from spotkeeper.cli.jobs import logs as reading
+
+    reading.run(job, node, gen, stack, follow=follow, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def download(
+    job: Job,
+    folder: Annotated[
+        Path | None,
+        Argument(metavar="DIR", help="Target folder. Default: ./JOB-output.", show_default=False),
+    ] = None,
+    node: Annotated[
+        int | None,
+        Option("--node", "-n", help="Only the files of this machine. Default: all machines.", show_default=False),
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Download the output of a job, such as the trained model. The files of each machine go to DIR/RANK/.
+
+    A script writes its output to the folder `run.output` (SPOTKEEPER_OUTPUT), for example at its end:
+    `if run.rank == 0: torch.save(model.state_dict(), run.output / "model.pt")`. When the command ends with exit code 0,
+    the whole folder is copied to the stack's bucket before the machines are deleted, and stays there.
+
+    If you run it again, it fetches only the files that are missing. It never leaves half a file.
+
+    Examples: `spotkeeper download first`, `spotkeeper download first models --node 0`
+    """
+    from spotkeeper.cli.jobs import download as downloading
+
+    downloading.run(job, folder, node, stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def checkpoints(
+    job: Job,
+    fetch: Annotated[
+        Path | None,
+        Option("--fetch", metavar="DIR", help="Download the newest checkpoint of the bucket.", show_default=False),
+    ] = None,
+    commit: Annotated[
+        str | None,
+        Option("--commit", metavar="GEN-STEP", help="With --fetch: download this one.", show_default=False),
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """List the checkpoints of a job: those on disks, as their machines last reported them, and those in the bucket.
+
+    The bucket has copies if the job file says `checkpoint: {mirror: {every_min: 60}}`. A job resumes from such a copy
+    by itself when no disk has a newer checkpoint. `--fetch` downloads one, for `attach(checkpoint_dir=DIR)`.
+
+    Examples: `spotkeeper checkpoints first`, `spotkeeper checkpoints first --fetch ckpt`
+    """
+    from spotkeeper.cli.jobs import checkpoints as reading
+
+    reading.run(job, fetch, commit, stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def report(
+    job: Annotated[
+        str | None,
+        Argument(metavar="JOB", help="Name or id of the job.", show_default=False),
+    ] = None,
+    every: Annotated[bool, Option("--all", "-a", help="Totals of all jobs, by user and by month.")] = False,
+    as_csv: Annotated[
+        bool, Option("--csv", help="One line per machine (with --all: per job, user and month).")
+    ] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Report what a job cost beside on-demand machines: every machine, every recovery, and the work it lost.
+
+    For each recovery it shows which machine was lost, whether the cloud gave notice, how long training stopped, and
+    what replaced the machine. Lost work is paid time that did not contribute to the result; goodput is the share that
+    did.
+
+    Examples: `spotkeeper report first`, `spotkeeper report first --csv > machines.csv`, `spotkeeper report --all`
+    """
+    from spotkeeper.cli.jobs import report as reporting
+
+    reporting.run(job, stack, every=every, as_csv=as_csv, as_json=as_json)
+
+
+@app.command("check-script", rich_help_panel=JOBS)
+def check_script(
+    script: Annotated[Path, Argument(metavar="TRAIN.PY", help="The training script.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None,
+        Argument(metavar="[-- ARGS...]", help="Arguments of the script.", show_default=False),
+    ] = None,
+    steps: Annotated[int, Option("--steps", metavar="N", min=3, help="Optimizer steps per run.")] = 12,
+    nproc: Annotated[
+        int,
+        Option("--nproc", metavar="N", min=1, help="Number of processes; torchrun starts them if more than one."),
+    ] = 1,
+    python: Annotated[
+        str | None,
+        Option("--python", metavar="PATH", help="Python interpreter that has torch. Default: the one of this command."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        Option("--ignore", metavar="NAME", help="Variable that need not be restored (repeatable)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check on this machine that a training script resumes bit for bit, and name the state that it does not restore.
+
+    It runs the script for some steps: twice without a stop, then once with two stops and resumes. Each run has
+    processes of its own, and its checkpoints go to a folder that is deleted afterwards. It compares the parameters,
+    the optimizer, everything else given to `attach()`, the random state, and the batch and reported loss of each step.
+    It names variables, generators and data sets of the script that differ after a resume, and says what to write.
+
+    The exit code is 0 if everything is equal, and 1 if it is not or if the two runs without a stop already differ.
+
+    Examples: `spotkeeper check-script train.py`, `spotkeeper check-script train.py --nproc 2 --steps 30 -- --lr 3e-4`
+    """
+    from spotkeeper.cli.jobs import check_script as checking
+
+    checking.run([str(script), *(arguments or [])], steps, nproc, python, ignore or [], as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def forecast(
+    file: JobFile,
+    work: Annotated[
+        str | None,
+        Option("--work", metavar="40h", help="Training time without interruptions. Default: what the job file says."),
+    ] = None,
+    stack_file: StackFile = None,
+    markets: Markets = None,
+    markdown: Annotated[
+        bool, Option("--markdown", help="Print Markdown, for example for a pull request comment.")
+    ] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Forecast what a job costs on spot and when it ends, with ranges that hold four of five outcomes.
+
+    It replays the policy that buys machines on recorded markets, and on the history of the stack if there is one, and
+    compares with on-demand machines alone. It prints each assumption. It starts nothing and calls no cloud.
+
+    Examples: `spotkeeper forecast job.yaml --work 40h`, `spotkeeper forecast job.yaml --json | jq .expected.usd`
+    """
+    from spotkeeper.cli.jobs import forecast as forecasting
+
+    forecasting.run(file, stack, stack_file, work, markets, as_markdown=markdown, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def compare(
+    file: JobFile,
+    work: Annotated[
+        str | None,
+        Option("--work", metavar="40h", help="Training time on the machines of the job file, without interruptions."),
+    ] = None,
+    step_time: Annotated[
+        float | None,
+        Option("--step-time", metavar="SECONDS", min=1e-6, help="Duration of a step on the machines of the job file."),
+    ] = None,
+    measure: Annotated[
+        bool, Option("--measure", help="Run the job's command here for a dozen steps to measure one.")
+    ] = False,
+    gradients_gb: Annotated[
+        float,
+        Option(
+            "--gradients-gb",
+            metavar="GB",
+            min=0.0,
+            help="Size of the gradients that a step sums: for 1.3 billion parameters in bf16, 2.6.",
+        ),
+    ] = 0.0,
+    stack_file: StackFile = None,
+    markets: Markets = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Compare cost and duration of a job on every pool of the stack, on spot and on-demand.
+
+    From each pool it takes enough machines for the processes of the job: four with one GPU, or one with four. It
+    derives the duration of a step from the one you give, measure, or that an earlier job of this name reported, and
+    from the networks between the machines. It prints each assumption. It starts nothing in the cloud.
+
+    Examples: `spotkeeper compare job.yaml --work 40h --step-time 0.8 --gradients-gb 2.6`,
+    `spotkeeper compare job.yaml --measure`
+    """
+    from spotkeeper.cli.jobs import compare as comparing
+
+    comparing.run(file, stack, stack_file, work, markets, step_time, gradients_gb, measure=measure, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def drill(
+    job: Job,
+    node: Annotated[
+        int | None,
+        Option(
+            "--node",
+            metavar="N",
+            min=0,
+            help="Node of the machine. Default: the highest on spot, else on on-demand.",
+        ),
+    ] = None,
+    no_notice: Annotated[bool, Option("--no-notice", help="Delete the machine without a preemption notice.")] = False,
+    yes: Yes = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Preempt one machine of a running job, and compare each phase of the recovery and the lost work with targets.
+
+    For each phase it prints when it ended (`after`, counted from the preemption) and how long it `took` after the phase
+    that it depends on; the target limits `took`. The exit code is 1 if a target is missed. It asks for confirmation;
+    without a terminal it refuses unless you pass `--yes`. It uses your own cloud credentials. On AWS, FIS sends the
+    notice: `SPOTKEEPER_FIS_TEMPLATE` names the experiment template.
+
+    Examples: `spotkeeper drill first`, `spotkeeper drill first --node 0 --no-notice --json`
+    """
+    from spotkeeper.cli.jobs import drill as drilling
+
+    drilling.run(job, node, stack, notice=not no_notice, yes=yes, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
+def cancel(job: Job, yes: Yes = False, wait: Wait = False, stack: Stack = None, as_json: Json = False) -> None:
+    """End a job and delete its machines, disks and checkpoints (`keep_disks: true` in the job file keeps the disks).
+
+    It asks for confirmation; without a terminal it refuses unless you pass `--yes`.
+
+    Example: `spotkeeper cancel first`
+    """
+    from spotkeeper.cli.jobs import verbs
+
+    verbs.cancel(job, verbs.Options(stack, as_json, wait, yes))
+
+
+@app.command(rich_help_panel=JOBS)
+def pause(job: Job, wait: Wait = False, stack: Stack = None, as_json: Json = False) -> None:
+    """Save a checkpoint, delete the machines, and keep the disks. `spotkeeper resume` continues at the same step.
+
+    Example: `spotkeeper pause first`, and in the evening `spotkeeper resume first`
+    """
+    from spotkeeper.cli.jobs import verbs
+
+    verbs.pause(job, verbs.Options(stack, as_json, wait))
+
+
+@app.command(rich_help_panel=JOBS)
+def resize(
+    job: Job,
+    nodes: Annotated[int, Argument(metavar="NODES", min=1, help="Number of machines.")],
+    wait: Wait = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Train on more or fewer machines with the same global batch. The job file must say `nodes: {min, max}`.
+
+    All machines save and stop at the same step, and training continues with the new number. Machines with the highest
+    nodes are deleted first.
+
+    Example: `spotkeeper resize first 4`
+    """
+    from spotkeeper.cli.jobs import verbs
+
+    verbs.resize(job, nodes, verbs.Options(stack, as_json, wait))
+
+
+@app.command(rich_help_panel=JOBS)
+def move(
+    job: Job,
+    zone: Annotated[str, Argument(metavar="ZONE", help="Name of the zone, such as us-central1-b.", show_default=False)],
+    wait: Wait = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Move a job's machines and disks to another zone of its pools.
+
+    All machines save and stop at the same step, snapshots copy their disks, and training continues in ZONE. To cancel a
+    move, move the job to the zone where it is. Jobs with a static machine and jobs with `spread: true` cannot move.
+
+    Example: `spotkeeper move first us-central1-b --wait`
+    """
+    from spotkeeper.cli.jobs import verbs
+
+    verbs.move(job, zone, verbs.Options(stack, as_json, wait))
+
+
+@app.command(rich_help_panel=JOBS)
+def swap(
+    job: Job,
+    node: Node = None,
+    wait: Wait = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Replace one machine of a job, for example because it is slow or faulty. No step is lost.
+
+    The old machine trains while the replacement boots. Then all machines save and stop at the same step, and training
+    continues with the replacement.
+
+    Example: `spotkeeper swap first --node 1`
+    """
+    from spotkeeper.cli.jobs import verbs
+
+    verbs.swap(job, node, verbs.Options(stack, as_json, wait))
+
+
+@app.command(rich_help_panel=JOBS, cls=WithArguments)
+def ssh(
+    context: typer.Context,
+    job: Annotated[str, Argument(metavar="JOB [-- COMMAND]", help="Name or id of the job.", show_default=False)],
+    node: Node = None,
+    stack: Stack = None,
+    as_json: Annotated[
+        bool, Option("--json", help="Print the machine and the command line as JSON, and open nothing.")
+    ] = False,
+) -> None:
+    """Open a shell on one machine of a job, or run a command there, as an unprivileged user.
+
+    The shell starts in the job's folder. It can read the job's files and logs, and write none of them. The stack file
+    lists who may use it (`ssh: [...]`), and each use is recorded as an event of the job. It needs `gcloud` for Google
+    Cloud; for AWS it needs `aws` and `session-manager-plugin`. The exit code is the command's (on AWS, that of `aws`).
+
+    Examples: `spotkeeper ssh first --node 1`, `spotkeeper ssh first -- nvidia-smi`,
+    `spotkeeper ssh first -- sh -c "df | sort"`
+    """
+    from spotkeeper.cli.jobs import ssh as shells
+
+    raise typer.Exit(shells.run(job, node, stack, arguments_of(context), as_json=as_json))
+
+
+@app.command(rich_help_panel=JOBS, cls=WithArguments)
+def resume(
+    context: typer.Context,
+    job: Job,
+    file: Annotated[
+        Path | None,
+        Argument(
+            metavar="JOB.YAML [-- ARGUMENTS]",
+            help="Corrected job file. Default: the files that the job has.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        Option("--name", metavar="NAME", help="With a job file: the name, as given to submit."),
+    ] = None,
+    go_back: Annotated[
+        bool,
+        Option("--go-back", help="Resume from an older checkpoint, or from the start, because the newest is lost."),
+    ] = False,
+    yes: Yes = False,
+    wait: Wait = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Resume a job that is paused or on hold, from its newest checkpoint.
+
+    A job goes on hold when its own code fails, when it has spent its `max_usd`, or when the cloud refuses a request
+    that no other machine can satisfy. `spotkeeper status JOB` shows the reason, what its disks cost meanwhile, and how
+    long the job stays on hold. Resuming gives it a new crash budget, or as much money again.
+
+    With a job file, the job continues with that file and its source folder: a corrected script, another `command`,
+    `env` or `max_usd`. These fields must stay, because the disks depend on them: name, nodes, spread, seed, the kinds
+    of its pools, `checkpoint.replicated`. If you submitted the job with `--name` or with arguments after `--`, repeat
+    them: `spotkeeper resume wide job.yaml --name wide -- --width 9`.
+
+    A job never returns to an older checkpoint by itself. If the newest was on a lost disk, or on a static machine that
+    does not come back, the job waits or goes on hold until you pass `--go-back`, which asks for confirmation (`--yes`
+    confirms).
+
+    Examples: `spotkeeper resume first`, `spotkeeper resume first job.yaml`
+    """
+    from spotkeeper.cli.jobs import verbs
+    from spotkeeper.contract.parse.jobfile import Overrides
+
+    overrides = Overrides(name, arguments_of(context))
+    verbs.resume(job, file, verbs.Options(stack, as_json, wait, yes), overrides, go_back=go_back)
+
+
+@app.command(rich_help_panel=JOBS)
+def schema(
+    document: Annotated[
+        str, Argument(metavar="job|stack|state", help="Which document to describe.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Print the JSON Schema of a job file or of a stack file (`Pulumi.NAME.yaml`), for editors.
+
+    `state` is the schema of `stack/pools.json` in the bucket, which only `pulumi up` writes.
+
+    Example: `spotkeeper schema job > job.schema.json`, then start the job file with
+    `# yaml-language-server: $schema=job.schema.json`
+    """
+    from spotkeeper.cli.output import say
+    from spotkeeper.cli.stacks.stackfile import schema_of
+
+    say(schema_of(document))

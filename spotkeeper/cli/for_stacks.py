@@ -1,0 +1,237 @@
+"""Options and help of the commands about stacks; each command imports and calls its module in `stacks/`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from spotkeeper.cli.app import STACKS, Json, Stack, Yes, app
+
+StackOrFile = Annotated[
+    str | None,
+    Argument(
+        metavar="STACK",
+        help="Stack file (Pulumi.NAME.yaml), or its NAME in this folder or in infra/stacks. Default: SPOTKEEPER_STACK.",
+        show_default=False,
+    ),
+]
+
+
+@app.command(rich_help_panel=STACKS)
+def reconcile(
+    once: Annotated[
+        bool,
+        Option("--once", help="Required: run one round for every job, then exit."),
+    ] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Run one round for every unfinished job from this shell, as the stack's function does each minute.
+
+    A round replaces lost machines, starts submitted jobs and deletes what has ended. Use it when the function is down,
+    or to see what a round does. It is safe beside the function, since every decision is a compare-and-swap. It uses
+    your own cloud credentials. An ALARM on standard error needs a person, and is printed once.
+
+    Example: `spotkeeper reconcile --once`
+    """
+    from spotkeeper.cli.stacks import reconcile as ticking
+
+    ticking.run(stack, once=once, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
+def render(
+    file: Annotated[
+        Path | None,
+        Argument(metavar="FILE", help="Job file or stack file (Pulumi.NAME.yaml).", show_default=False),
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Print what machines receive: the startup and shutdown scripts of a stack, or the launch command of a job.
+
+    Examples: `spotkeeper render` (the local stack's scripts), `spotkeeper render job.yaml`,
+    `spotkeeper render infra/stacks/Pulumi.prod.yaml`
+    """
+    from spotkeeper.cli.stacks import render as rendering
+
+    rendering.run(file, stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
+def plan(named: StackOrFile = None, stack: Stack = None, as_json: Json = False) -> None:
+    """List every resource that `pulumi up` would create for a stack file, with type, name and inputs. Calls no cloud.
+
+    It needs no `pulumi` command, no login and no running stack. An error names the line, the value and the remedy.
+    Secrets are masked; values that only the cloud knows read `(known after up)`. To see what an update would change,
+    use `pulumi preview`.
+
+    Examples: `spotkeeper plan prod`, `spotkeeper plan infra/stacks/Pulumi.prod.yaml --json | jq '.[].type'`
+    """
+    from spotkeeper.cli.stacks.render import run_plan
+
+    run_plan(named or stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
+def check(stack: StackOrFile = None, as_json: Json = False) -> None:
+    """Check a stack file and the job files it names, and report all problems at once. Calls no cloud.
+
+    Each line names the place, the value, and the nearest valid name or the remedy.
+    `--json` prints `{"ok": false, "problems": [{"file", "line", "path", "value", "message", "nearest"}]}`.
+
+    Examples: `spotkeeper check prod`, `spotkeeper check infra/stacks/Pulumi.prod.yaml --json`
+    """
+    from spotkeeper.cli.stacks import check as checking
+
+    checking.run(stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
+def review(
+    preview: Annotated[
+        Path,
+        Option("--preview", metavar="FILE", help="Output of `pulumi preview --json`; - reads standard input."),
+    ],
+    stack_file: Annotated[
+        Path | None,
+        Option("--stack-file", metavar="FILE", help="Pulumi.NAME.yaml. Default: the file of the stack."),
+    ] = None,
+    base: Annotated[
+        Path | None,
+        Option("--base", metavar="FILE", help="The stack file before the change, to compare the cost."),
+    ] = None,
+    allow_data_loss: Annotated[
+        bool,
+        Option(
+            "--allow-data-loss",
+            envvar="SPOTKEEPER_ALLOW_DATA_LOSS",
+            help="Accept the loss of data, which a person has approved.",
+        ),
+    ] = False,
+    expect_no_changes: Annotated[
+        bool, Option("--expect-no-changes", help="Fail if anything changes, for a nightly drift check.")
+    ] = False,
+    comment: Annotated[
+        Path | None,
+        Option("--comment", metavar="FILE", help="Also write it to FILE, short enough for a comment."),
+    ] = None,
+    stacks: Annotated[
+        int, Option("--stacks", min=1, help="Number of stacks whose reviews share that comment and its length.")
+    ] = 1,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Write the pull request comment about a change to a stack: resources, data at risk, broken rules and cost.
+
+    The exit code is 4 if a disk or bucket would be deleted or replaced, or the stack emptied, without
+    `--allow-data-loss`; if a rule of `infra/policy` is broken; or, with `--expect-no-changes`, if anything differs
+    from the declaration (`pulumi preview --refresh --json`). It is 1 if the preview itself failed. The comment shows
+    sizes, zones, machine types and whatever breaks a rule, and no other values. Without `--show-sames`, a preview
+    holds only what changes, and the rules check only that. `.github/workflows` shows its use.
+
+    Example: `spotkeeper review --preview preview.json --stack prod`, after
+    `pulumi preview --stack prod --json --show-sames > preview.json`
+    """
+    from spotkeeper.cli.stacks.review import Comment, run
+
+    run(
+        preview, stack_file, stack, base, agreed=allow_data_loss, quiet=expect_no_changes, as_json=as_json,
+        comment=Comment(comment, stacks),
+    )  # fmt: skip
+
+
+@app.command("live-check", rich_help_panel=STACKS)
+def live_check(
+    listed: Annotated[
+        bool, Option("--list", help="Only print the checks, with the names of the stack; call no cloud.")
+    ] = False,
+    yes: Yes = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Check a new stack in its cloud with a small job, and clean up.
+
+    It launches one spot machine of the cheapest pool, preempts it, waits for the replacement, deletes everything, and
+    prints a table. It states the highest possible cost and asks for confirmation; without a terminal it refuses unless
+    you pass `--yes`. Then it runs those commands of docs/first-live-hour.md whose result it can judge, and lists the
+    others for you. The exit code is 1 if a check fails.
+
+    Examples: `spotkeeper live-check --stack prod`, `spotkeeper live-check --list --stack prod`
+    """
+    from spotkeeper.cli.stacks import live_check as checking
+
+    checking.run(stack, yes=yes, listed=listed, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
+def preflight(
+    folder: Annotated[
+        Path | None,
+        Option("--folder", metavar="DIR", help="Folder of the checkpoints. Default: the data disk, else this folder."),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        Option("--peer", metavar="ADDRESS", help="Another machine that must be reachable (repeatable)."),
+    ] = None,
+    notice: Annotated[
+        float | None,
+        Option(metavar="SECONDS", help="Time from notice to preemption. Default: that of the pool, else 120."),
+    ] = None,
+    python: Annotated[str, Option(metavar="PROGRAM", help="Python interpreter that runs the job.")] = "python3",
+    quick: Annotated[bool, Option("--quick", help="Only the checks that run at every boot.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check that this machine can train and survive a preemption. Changes nothing; takes at most three minutes.
+
+    It checks the clock, metadata and tokens, free space and speed of the disk (how many GB it can save after a notice),
+    TCP timeouts, torch, driver, NCCL and EFA. Each finding says what to do. Outside a cloud it names the checks that
+    only a cloud machine can run. Every machine runs the quick checks at boot and logs the result.
+
+    The exit code is 1 if a check found something that will fail.
+
+    Examples: `spotkeeper preflight --peer 10.0.0.7`, `spotkeeper preflight --json | jq .level`
+    """
+    from spotkeeper.cli.stacks import preflight as preflights
+
+    preflights.run(folder, tuple(peer or ()), notice, python, quick=quick, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
+def policy(as_json: Json = False) -> None:
+    """Serve the policy that chooses machines on standard input and output, to evaluate it on other markets.
+
+    It reads and writes one JSON object per line (protocol 1): for each tick of a recorded market it answers where the
+    job runs until the next. It calls no cloud. docs/selection.md describes all messages, with an example.
+
+    Example: `spotkeeper policy < questions.jsonl`, where the first line is `{"type":"hello","protocol":1}`
+    """
+    from spotkeeper.cli.stacks.policy import serve
+
+    if sys.stdin.isatty():
+        print(
+            'type one JSON object per line, first {"type":"hello","protocol":1}; Ctrl-D ends',
+            file=sys.stderr,
+            flush=True,
+        )
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+@app.command(rich_help_panel=STACKS)
+def repair(
+    what: Annotated[str, Argument(metavar="allocation", help="Which document to rebuild.", show_default=False)],
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Rebuild `stack/allocation` (which job has which machine) if `spotkeeper status` reports that it is unreadable.
+
+    It reads the jobs' records and ledgers and lists the cloud's machines. Running jobs continue.
+
+    Example: `spotkeeper repair allocation`
+    """
+    from spotkeeper.cli.stacks import reconcile as ticking
+
+    ticking.repair(what, stack, as_json=as_json)

@@ -1,0 +1,304 @@
+"""``check-script``: checks with real processes whether a training script resumes bit for bit.
+
+It makes three runs of the same number of steps: two without a stop, to see whether the script is deterministic, and one
+that is stopped and resumed twice. ``train.probe`` records the state of each run, and the records are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import spotkeeper
+from spotkeeper.cli.output import emit, note
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.train.agent_link.control import NAME, Control
+
+LONGEST_S = 600.0  # longest life of one process of the script
+LEAST = 3  # fewest steps of a run: two stops, and a step after them
+_TOLD = 8  # most differences of one kind that are printed
+_DRAWN = ("of this rank.rng.", "of this rank.data.before.")  # states of generators, which may be unseeded and unused
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference between two runs.
+
+    ``kind``: "batches", "losses" or "state"; for a variable of the script, one of ``_ORDER``. ``alone``, ``resumed``:
+    the variable's values without a stop and after a resume.
+    """
+
+    kind: str
+    name: str
+    rank: int
+    text: str
+    alone: str = ""
+    resumed: str = ""
+
+
+@dataclass(frozen=True)
+class ScriptCheck:
+    """The result of the check, as the command prints it."""
+
+    script: str
+    steps: int
+    stops: tuple[int, ...]
+    repeats: bool  # two runs without a stop are equal
+    same_bits: bool  # the resumed run equals them
+    bits: list[Difference] = field(default_factory=list)
+    not_restored: list[Difference] = field(default_factory=list)
+
+
+def run(
+    command: Sequence[str], steps: int, nproc: int, python: str | None, ignore: Sequence[str], as_json: bool
+) -> None:
+    """Check a script and print the result.
+
+    Raises:
+        CliError: the script cannot be checked, is not deterministic, or does not resume bit for bit.
+    """
+    script, *args = command
+    if Path(script).is_dir():
+        raise CliError(f"{script} is a folder: name a script in it", Exit.USAGE, f"ls {shlex.quote(script)}/*.py")
+    if not Path(script).is_file():
+        raise CliError(f"{script}: no such script", Exit.USAGE, "spotkeeper check-script train.py -- ARGS")
+    if python is not None:
+        _check_python(python)
+    checked = check([str(Path(script).resolve()), *args], steps, nproc, python or sys.executable, set(ignore))
+    emit(checked, as_json, "\n".join(lines(checked)))
+    if not checked.repeats:
+        raise CliError(
+            f"{script} is not deterministic: two runs without a stop differ, so a resume cannot be compared",
+            Exit.FAILED,
+            "torch.manual_seed(0) before the model is created, and seed its other generators; "
+            "torch.use_deterministic_algorithms(True), one thread: then check it again",
+        )
+    if not checked.same_bits or checked.not_restored:
+        raise CliError(f"{script} does not resume bit for bit", Exit.FAILED, 'docs/train.md, "Is my script safe?"')
+
+
+def _check_python(python: str) -> None:
+    """Check that this Python interpreter runs.
+
+    Raises:
+        CliError: it cannot be run.
+    """
+    try:
+        subprocess.run([python, "-c", ""], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = "no such file" if isinstance(error, FileNotFoundError) else getattr(error, "strerror", None) or error
+        remedy = "--python .venv/bin/python: the interpreter that has torch"
+        raise CliError(f"--python {python}: {why}", Exit.USAGE, remedy) from None
+
+
+def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: set[str]) -> ScriptCheck:
+    with tempfile.TemporaryDirectory(prefix="spotkeeper-check-") as name:
+        lab = _Lab(Path(name), command, nproc, python)
+        note(f"without a stop, to step {steps}")
+        alone = lab.run("alone", [steps])
+        made = alone[0]["step"]
+        if made < LEAST:
+            raise CliError(f"it made only {made} steps, and {LEAST} are needed", Exit.FAILED, "--steps N, or more data")
+        note("the same again")
+        again = lab.run("again", [steps], seed=1)  # unseeded generators differ in every process
+        if own := [each for each in _bits(alone, again) if not each.name.startswith(_DRAWN)]:
+            return ScriptCheck(command[0], made, (), repeats=False, same_bits=False, bits=own)
+        last = min(steps, made)  # several ranks agree on a stop one step later
+        stops = (max(1, last // 3), max(2, 2 * last // 3))
+        note(f"stopped after steps {stops[0]} and {stops[1]}, and resumed")
+        resumed = lab.run("resumed", [*stops, steps])
+    unsteady = {(each.rank, each.name) for each in _variables(alone, again, ignore)}
+    left = [each for each in _variables(alone, resumed, ignore) if (each.rank, each.name) not in unsteady]
+    bits = _bits(alone, resumed)
+    return ScriptCheck(command[0], made, stops, repeats=True, same_bits=not bits, bits=bits, not_restored=left)
+
+
+class _Lab:
+    """Runs the script in a folder as an agent would."""
+
+    def __init__(self, folder: Path, command: Sequence[str], nproc: int, python: str) -> None:
+        self._folder = folder
+        self._command = command
+        self._nproc = nproc
+        self._python = python
+
+    def run(self, name: str, stops: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
+        """Make one run with a new life of the script for each stop.
+
+        Returns:
+            The final state of each rank, with the batches and losses of the whole run.
+        """
+        ranks: list[dict[str, Any]] = []
+        for gen, stop in enumerate(stops, start=1):
+            notes = self._life(self._folder / name, gen, stop, seed)
+            for rank, found in enumerate(notes):
+                for kind in ("batches", "losses") if ranks else ():
+                    found[kind] = ranks[rank][kind] | found[kind]
+            ranks = notes
+        return ranks
+
+    def _life(self, home: Path, gen: int, stop: int, seed: int) -> list[dict[str, Any]]:
+        out = home / f"out{gen}"
+        out.mkdir(parents=True)
+        (home / f"run{gen}").mkdir()
+        with Control.create(home / f"run{gen}" / NAME), (home / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*self._launcher(), "-m", "spotkeeper.train.probe", str(out), *self._command],
+                env=_environment(home, gen, stop, seed),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(LONGEST_S)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        notes = [out / f"{rank}.json" for rank in range(self._nproc)]
+        if code or code is None or not all(map(Path.exists, notes)):
+            raise CliError(*_failed(code, home / "log"))
+        return [json.loads(each.read_text()) for each in notes]
+
+    def _launcher(self) -> list[str]:
+        if self._nproc == 1:
+            return [self._python]
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self._nproc}"]
+        return [self._python, *launch]
+
+
+def _environment(home: Path, gen: int, stop: int, seed: int) -> dict[str, str]:
+    package = str(Path(spotkeeper.__file__).resolve().parent.parent)
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")},
+        "PYTHONPATH": os.pathsep.join(paths),
+        "SPOTKEEPER_RUN": str(home / f"run{gen}"),
+        "SPOTKEEPER_CKPT": str(home / "ckpt"),
+        "SPOTKEEPER_OUTPUT": str(home / "output"),
+        "SPOTKEEPER_GEN": str(gen),
+        "SPOTKEEPER_INTERVAL_S": "1000000",  # a periodic save would delay the ranks' stop by a step
+        "SPOTKEEPER_PROBE_STOP": str(stop),
+        "SPOTKEEPER_PROBE_SEED": str(seed),
+    }
+
+
+def _failed(code: int | None, log: Path) -> tuple[str, Exit, str]:
+    last = log.read_text("utf-8", "replace").strip().splitlines()[-4:]
+    why = "\n  ".join(last) or "it printed nothing"
+    if code is None:
+        return f"the script did not stop within {LONGEST_S:.0f} s:\n  {why}", Exit.FAILED, "--steps N"
+    how = "it never reached run.steps()" if not code else f"exit code {code}"
+    return f"the script failed ({how}):\n  {why}", Exit.FAILED, "fix the script, or pass its arguments after --"
+
+
+def _bits(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[Difference]:
+    """Return the first batch and the first loss that differ between two runs, and all differences in final state."""
+    found = []
+    for rank, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+        for kind in ("batches", "losses"):
+            steps = sorted(set(mine[kind]) | set(theirs[kind]), key=int)
+            if step := next((at for at in steps if mine[kind].get(at) != theirs[kind].get(at)), ""):
+                found.append(Difference(kind, f"step {step}", rank, f"other {kind} from step {step} on"))
+        paths = [path for path in mine["bits"] | theirs["bits"] if mine["bits"].get(path) != theirs["bits"].get(path)]
+        found += [Difference("state", path, rank, f"{path} differs") for path in paths]
+    return found
+
+
+def _variables(one: list[dict[str, Any]], other: list[dict[str, Any]], ignore: set[str]) -> list[Difference]:
+    found = []
+    for rank, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+        for name, (kind, digest, shown, owner) in mine["variables"].items():
+            if name in ignore or name not in theirs["variables"] or theirs["variables"][name][1] == digest:
+                continue
+            values = _apart(shown, theirs["variables"][name][2])
+            anew = next(
+                (each for each in mine["anew"] if name == each or name.startswith((f"{each}.", f"{each}["))), ""
+            )
+            remedy = _ANEW.format(name=anew) if anew else _remedy(kind, name, owner)
+            found.append(Difference(kind, name, rank, remedy, *values))
+    return sorted(found, key=lambda each: (each.rank, _ORDER.index(each.kind)))
+
+
+def _apart(alone: Any, resumed: Any) -> tuple[str, str]:
+    """The two values of a variable as text; for two state dictionaries, the first number that differs."""
+    if isinstance(alone, dict) and isinstance(resumed, dict):
+        keys = [key for key in alone if key in resumed and alone[key] != resumed[key]]
+        return (f"{keys[0]} {alone[keys[0]]}", resumed[keys[0]]) if keys else ("", "")
+    return (alone, resumed) if isinstance(alone, str) and isinstance(resumed, str) else ("", "")
+
+
+_STATES = ("model", "optimizer", "optimizers", "scheduler", "scaler", "stateful")  # kinds of the probe with a state
+_ORDER = (*_STATES, "generator", "data set", "part", "count", "object", "values", "value")
+
+
+def _remedy(kind: str, name: str, owner: str) -> str:
+    """The change that makes the script restore a value. ``owner``: the class that has the value as an attribute."""
+    value = name.rpartition("().")[2].replace("the data set.", "loader.dataset.")  # as the script writes it
+    word = re.sub(r"\W+", "_", value.rpartition(".")[2]).strip("_")
+    if kind in ("model", "optimizer", "scheduler", "scaler"):
+        return f"attach({kind}={value})"
+    if kind == "object":
+        holder = value.rpartition(".")[0]
+        word = owner.lower() if holder == "self" else re.sub(r"\W+", "_", holder.rpartition(".")[2]).strip("_")
+        return f"attach({word}={holder}): give {owner} state_dict() and load_state_dict()"
+    return _REMEDIES[kind].format(word=word, value=value)
+
+
+_ANEW = (
+    "{name} is a new object after every step, so attach() cannot restore it: create it once before the loop and attach "
+    "that; or pass --ignore {name} if the training does not depend on it"
+)
+_REMEDIES = {
+    "optimizers": "attach(optimizer=[...]) with all optimizers, including {value}",
+    "stateful": "attach({word}={value})",
+    "generator": "a generator: attach({word}={value})",
+    "data set": "reading changes it: give it state_dict() and load_state_dict() and attach() it, or read by index",
+    "part": "its state_dict() does not include this",
+    "count": 'attach(counts=...) with a dict or dataclass that holds it, such as counts["{word}"]',
+    "value": 'attach(counts=...) with a dict or dataclass that holds it, such as counts["{word}"]',
+    "values": "attach({word}={value}), if it holds only numbers",
+}
+
+
+def lines(checked: ScriptCheck) -> Iterator[str]:
+    several = len({each.rank for each in (*checked.bits, *checked.not_restored)}) > 1
+    where = f"{checked.steps} steps, stopped after {' and '.join(map(str, checked.stops))}"
+    if not checked.repeats:
+        yield f"two runs of {checked.steps} steps without any stop differ:"
+    elif checked.same_bits:
+        yield f"bitwise equal: {where}; parameters, optimizer, parts, random state, batches and losses"
+    else:
+        yield f"NOT EQUAL: {where}"
+    for kind in ("batches", "losses", "state"):
+        some = [each for each in checked.bits if each.kind == kind]
+        for each in some[:_TOLD]:
+            yield f"  {_rank(each, several)}{each.text}"
+        if len(some) > _TOLD:
+            yield f"  and {len(some) - _TOLD} more"
+    if checked.not_restored:
+        yield "not restored:"
+    told = set[tuple[int, str]]()
+    for each in checked.not_restored:
+        again = each.kind == "object" and (each.rank, each.text) in told  # print an object's remedy only once
+        told.add((each.rank, each.text))
+        values = f" ({each.alone} without a stop, {each.resumed} resumed)" if each.alone or each.resumed else ""
+        yield f"  {_rank(each, several)}{each.name}{values}: {'the same' if again else each.text}"
+
+
+def _rank(each: Difference, several: bool) -> str:
+    return f"rank {each.rank}: " if several else ""

@@ -1,0 +1,224 @@
+"""``checkpoints``: lists the checkpoints of a job, on disks and in the bucket; fetches one of the bucket's copies.
+
+The bucket has no listing of disks, so the list shows what machines last reported. Names come from machines, so each is
+checked to stay in its folder. The command writes nothing to the bucket.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.cli.jobs.download import Advance, Content, DifferentBytesError, bar, fetch_file, printable
+from spotkeeper.cli.output import emit
+from spotkeeper.cli.stack import open_stack
+from spotkeeper.client import lookup
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.contract import codec
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.uploads import MirrorList, list_name, part_names, part_size
+from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.interface import CorruptError, Store
+
+PROOF = "COMMIT"  # the file that marks a checkpoint as complete
+BUCKET = "the bucket"
+
+
+class CheckpointView(Struct, frozen=True, omit_defaults=True):
+    """A checkpoint on one disk or in the bucket.
+
+    ``size``: bytes; ``age_s``: real seconds since it was saved; None: unknown.
+    """
+
+    commit: str
+    where: str
+    complete: bool = True
+    size: int | None = None
+    age_s: float | None = None
+    note: str = ""
+
+
+class Fetched(Struct, frozen=True):
+    """A fetched checkpoint. ``folder``: for ``attach(checkpoint_dir=...)``; with sharded state it has one per node."""
+
+    job: str
+    name: str
+    commit: str
+    folder: str
+    files: tuple[str, ...]
+
+
+def run(job: str, folder: Path | None, commit: str | None, stack: str | None, *, as_json: bool) -> None:
+    """List a job's checkpoints; with ``folder``, fetch one there.
+
+    Raises:
+        CliError: ``commit`` without ``folder``; no such job; as :func:`fetch`.
+    """
+    if commit is not None and folder is None:
+        raise CliError("--commit needs --fetch", Exit.USAGE, "spotkeeper checkpoints JOB --fetch DIR --commit GEN-STEP")
+    _, store = open_stack(stack)
+    record = lookup.find_job(store, job)
+    if folder is None:
+        rows = known(store, record, time.time())
+        emit(rows, as_json, text(rows, record))
+        return
+    done = fetch(store, record, folder, commit, quiet=as_json)
+    use = f'spotkeeper.attach(..., checkpoint_dir="{printable(done.folder)}") resumes from it'
+    emit(done, as_json, f"{done.commit} is in {printable(done.folder)}, {len(done.files)} files; {use}")
+
+
+def known(store: Store, record: Record, now: float) -> tuple[CheckpointView, ...]:
+    """Return all known checkpoints, newest first; disks before the bucket.
+
+    Args:
+        now: real unix seconds.
+    """
+    rows = [*_on_disks(store, record), *_in_bucket(store, record, now)]
+    return tuple(sorted(rows, key=lambda row: parse_commit(row.commit) or (0, 0), reverse=True))
+
+
+def _on_disks(store: Store, record: Record) -> Iterator[CheckpointView]:
+    """The newest checkpoint of each disk, as its machine last reported it. An ended job has no disks unless kept."""
+    if _gone(record):
+        return
+    held: dict[int, Commit] = {}
+    for fact in store.list_facts(record.job):
+        commit = parse_commit(fact.value) if fact.kind is Kind.CHECKPOINT else None
+        if commit is not None:
+            held[fact.node] = max(commit, held.get(fact.node, (0, 0)))
+    last = _committed(store, record)
+    for index, node in enumerate(record.nodes):
+        wrote = last is not None and node.wrote == last[0]
+        commit = max([c for c in (held.get(index), last if wrote else None) if c is not None], default=None)
+        if commit is not None:
+            where = f"static machine {node.machine}" if node.machine is not None else f"disk of node {index}"
+            yield CheckpointView("{}-{}".format(*commit), where)
+
+
+def _gone(record: Record) -> bool:
+    return record.phase in (Phase.END, Phase.DONE) and not record.keep_disks
+
+
+def _committed(store: Store, record: Record) -> Commit | None:
+    try:
+        progress = store.read_progress(record.job)
+    except CorruptError:  # the next report writes it again
+        return None
+    if progress is None or progress.commit_gen is None or progress.commit_step is None:
+        return None
+    return progress.commit_gen, progress.commit_step
+
+
+def _in_bucket(store: Store, record: Record, now: float) -> Iterator[CheckpointView]:
+    names = store.list(paths.copies(record.job))
+    kept = {one.commit for one in record.mirror}
+    for commit in sorted({paths.copy_of(name) for name in names}):
+        lists = _lists(store, record.job, commit, names)
+        if not lists:
+            yield CheckpointView(commit, BUCKET, False, note="no manifest: its upload is running or was never finished")
+            continue
+        whole, there = set(lists[0].whole), {each.node for each in lists}
+        missing = ", ".join(str(node) for node in sorted(whole - there))
+        note = f"parts missing: nodes {missing}" if missing else "" if commit in kept else "not usable"
+        age, size = max(0.0, now - lists[0].saved_at), sum(each.size() for each in lists)
+        yield CheckpointView(commit, BUCKET, not missing, size, age, note)
+
+
+def _lists(store: Store, job: str, commit: str, names: Iterable[str]) -> list[MirrorList]:
+    """The lists of the nodes whose part of a copy is complete, without unreadable lists."""
+    found = []
+    for name in names:
+        rest = name.removeprefix(f"{paths.copies(job)}{commit}/")
+        if rest != name and "/" not in rest and (data := store.get(name)) is not None:
+            try:
+                found.append(codec.decode(data, MirrorList))
+            except msgspec.DecodeError:
+                continue
+    return found
+
+
+def fetch(store: Store, record: Record, folder: Path, commit: str | None, *, quiet: bool) -> Fetched:
+    """Fetch a copy to ``folder/<gen>-<step>``, and verify each byte.
+
+    Args:
+        commit: which copy; None for the newest complete one.
+        quiet: show no progress bar.
+
+    Raises:
+        CliError: the bucket has no such copy, and why; it is damaged; a file cannot be written.
+        StoreError: the bucket does not answer.
+    """
+    rows = [row for row in _in_bucket(store, record, 0.0) if row.complete and commit in (None, row.commit)]
+    if not rows:
+        raise _nothing(store, record, commit)
+    chosen = max(rows, key=lambda row: parse_commit(row.commit) or (0, 0))
+    lists = sorted(_lists(store, record.job, chosen.commit, store.list(paths.copies(record.job))), key=lambda x: x.node)
+    files: list[str] = []
+    try:
+        with bar(chosen.size or 0, quiet) as advance:
+            for each in lists:
+                home = folder / str(each.node) if len(each.whole) > 1 else folder
+                files += _fetch(store, record.job, each, home / chosen.commit, advance)
+    except OSError as error:
+        raise CliError(f"{error.filename or folder}: {error.strerror}") from None
+    return Fetched(record.job, record.name, chosen.commit, str(folder), tuple(files))
+
+
+def _nothing(store: Store, record: Record, commit: str | None) -> CliError:
+    who = f"{record.name} ({record.job})"
+    there = [row.commit for row in _in_bucket(store, record, 0.0) if row.complete]
+    if there:
+        return CliError(f"{who}: the bucket has no copy of {commit}", Exit.MISSING, f"there are {', '.join(there)}")
+    remedy = "checkpoint: {mirror: {every_min: 60}} in the job file has copies made; docs/train.md"
+    return CliError(f"{who}: the bucket has no complete copy of a checkpoint", Exit.MISSING, remedy)
+
+
+def _fetch(store: Store, job: str, listed: MirrorList, home: Path, advance: Advance) -> Iterator[str]:
+    """Fetch one node's part and write its COMMIT last; yield the paths of the files."""
+    for file in listed.files:
+        if not file.name or "/" in file.name or "\0" in file.name or file.name in (".", "..", PROOF):
+            text = f"{printable(file.name)!r} of {listed.gen}-{listed.step} is outside {home}"
+            raise CliError(f"{text}; nothing was fetched", Exit.REFUSED)
+    home.mkdir(parents=True, exist_ok=True)
+    commit = f"{listed.gen}-{listed.step}"
+    for file in listed.files:
+        names = part_names(job, commit, listed.node, file, listed.part_bytes)
+        parts = [(name, part_size(file, number, listed.part_bytes)) for number, name in enumerate(names)]
+        try:
+            fetch_file(store, parts, Content(file.size, "sha256", file.sha256), home / file.name, advance)
+        except DifferentBytesError:
+            name = f"{list_name(job, commit, listed.node)}: {file.name}"
+            text = f"{name} is damaged in the bucket or was deleted during the download"
+            raise CliError(text, Exit.FAILED, "spotkeeper checkpoints JOB lists the others") from None
+        yield str(home / file.name)
+    (home / PROOF).write_text(listed.commit)
+    yield str(home / PROOF)
+
+
+def text(rows: tuple[CheckpointView, ...], record: Record) -> str:
+    """The list as ``spotkeeper checkpoints`` prints it: a line for each checkpoint and place."""
+    from rich.filesize import decimal
+
+    from spotkeeper.report.text.words import duration
+
+    who = f"{record.name} ({record.job})"
+    if not rows and _gone(record):
+        output = f"its output: spotkeeper download {record.name}"
+        return f"{who}: no checkpoints: the job has ended and its disks are deleted ({output})"
+    if not rows:
+        return f"{who}: no machine has reported a checkpoint, and the bucket has none"
+    lines = []
+    for row in rows:
+        parts = [f"{row.commit:<12}", f"{printable(row.where):<16}"]
+        parts.append(f"{decimal(row.size) if row.size is not None else '':>9}")
+        parts.append(f"{duration(row.age_s) + ' old' if row.age_s is not None else '':<12}")
+        state = "" if row.complete else "incomplete"
+        parts.append(": ".join(filter(None, (state, row.note))))
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,58 @@
+"""``report``: the account of a job, or the totals of a stack, as tables, JSON or CSV."""
+
+from __future__ import annotations
+
+from spotkeeper.cli.output import emit, note, say
+from spotkeeper.client import find_target, lookup
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.target import Target
+from spotkeeper.contract.record import Record
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.report.job.view import JobView
+from spotkeeper.report.money.account import Account, account, totals
+
+
+def run(job: str | None, stack: str | None, *, every: bool, as_csv: bool, as_json: bool) -> None:
+    """Print the account of a job or the totals of the stack.
+
+    Raises:
+        CliError: neither a job nor ``--all``; two forms of output; no such job or stack.
+    """
+    if (job is None) is not every:
+        raise CliError("name one job, or pass --all", Exit.USAGE, "spotkeeper report JOB, or spotkeeper report --all")
+    if as_csv and as_json:
+        raise CliError("--csv and --json exclude each other", Exit.USAGE)
+    target = find_target(stack)
+    store = target.store()
+    state = target.state(store)
+    if job is None:
+        _all(target, store, state, as_csv=as_csv, as_json=as_json)
+        return
+    view, found = account_of(target, store, lookup.find_job(store, job), state)
+    from spotkeeper.report.money import account_text
+
+    emit(found, as_json, account_text.attempts_csv(found) if as_csv else account_text.report(view, found))
+
+
+def account_of(target: Target, store: Store, record: Record, state: StackState | None) -> tuple[JobView, Account]:
+    now = target.clock.now()
+    view = lookup.view_of(store, record, state, now, target.site(), lookup.deadline_of(store, record))
+    ledger = (*store.list_ledger(record.job), *record.outbox)
+    return view, account(view, ledger, now, lookup.prices_of(store, state))
+
+
+def _all(target: Target, store: Store, state: StackState, *, as_csv: bool, as_json: bool) -> None:
+    found = lookup.all_jobs(store, finished=True)
+    for one in found.unreadable:
+        note(f"{one.job}: unreadable, so left out: {one.unreadable}\n  try: {one.remedy}")
+    accounts = [account_of(target, store, record, state)[1] for record in found.records]
+    sums = totals(accounts, target.clock.now())
+    from spotkeeper.report.money import account_text
+
+    if as_csv:
+        emit(sums, False, account_text.totals_csv(sums))
+    elif as_json or accounts:
+        emit(sums, as_json, account_text.summary(sums))
+    else:
+        say(f"the stack {target.stack} has had no jobs")

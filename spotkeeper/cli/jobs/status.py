@@ -1,0 +1,209 @@
+"""``status``: prints all jobs or one, once. ``watch``: follows one job, live on a terminal, else a line per event."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from spotkeeper.cli.output import emit, emit_line, note, result_console, say
+from spotkeeper.cli.stack import note_upkeep
+from spotkeeper.client import find_target, lookup
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.target import Target
+from spotkeeper.contract.record import Hold, Outcome, Phase, Record
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.report.job.view import JobView
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+EVERY_S = 1.0  # real
+EVENTS = 8
+
+
+# -- status
+
+
+def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:
+    """Print one job, or a table of all jobs."""
+    from spotkeeper.cli.jobs.download import summary
+    from spotkeeper.report.text import render
+
+    target = find_target(stack)
+    note_upkeep(target.local)
+    store = target.store()
+    state = _readable_state(target, store)
+    now, site = target.clock.now(), lookup.site_of(store, state, target)
+    if job is not None:
+        record = lookup.find_job(store, job)
+        view = lookup.view_of(store, record, state, now, site, lookup.deadline_of(store, record))
+        view = replace(view, output=summary(store, record))
+        emit(view, as_json, render.status(view))
+        return
+    found = lookup.all_jobs(store, finished)
+    with ThreadPoolExecutor(lookup.READS) as pool:  # each view takes several requests to the bucket
+        look = partial(lookup.view_of, store, stack=state, now=now, site=site)
+        views = list(pool.map(look, found.records))
+    if site.no_tick:
+        note(site.no_tick)
+    for one in found.unreadable:
+        note(f"{one.job}: unreadable, so not reconciled: {one.unreadable}\n  try: {one.remedy}")
+    text = f"no unfinished job in {target.stack} (finished ones: spotkeeper status --all)"
+    table = render.job_table(views) if views else "" if found.unreadable else text
+    emit([*views, *found.unreadable], as_json, table)
+
+
+def _readable_state(target: Target, store: Store) -> StackState | None:
+    """Return the stack's document, or None if it is unreadable; print a note about each unreadable document."""
+    state = None
+    try:
+        state = target.state(store)
+    except CorruptError as error:
+        note(f"{error}\n  no job is reconciled; running jobs continue\n  try: {error.remedy}")
+    try:
+        store.read_allocation()
+    except CorruptError as error:
+        note(f"{error}\n  no machine is created or deleted; running jobs continue\n  try: {error.remedy}")
+    return state
+
+
+# -- watch
+
+
+def watch_job(job: str, stack: str | None, *, verbose: bool, as_json: bool) -> None:
+    """Follow a job until it ends or goes on hold.
+
+    Raises:
+        CliError: the job failed, went on hold or was cancelled.
+    """
+    target = find_target(stack)
+    store = target.store()
+    state = target.state(store)
+    record = lookup.find_job(store, job)
+    deadline = lookup.deadline_of(store, record)
+
+    def look() -> JobView:
+        held = store.read_record(record.job)
+        if held is None:
+            raise CliError(f"{record.job}: its record is gone", Exit.MISSING)
+        site = lookup.site_of(store, state, target)
+        return lookup.view_of(store, held.value, state, target.clock.now(), site, deadline)
+
+    code = watch(look, as_json, verbose=verbose)
+    if code is not Exit.OK:
+        raise _failed(store, record, code)
+    if not as_json:
+        _note_output(store, record)
+
+
+def _failed(store: Store, record: Record, code: Exit) -> CliError:
+    held = store.read_record(record.job)
+    why = held.value.hold if held is not None and held.value.phase is Phase.HOLD else None
+    who, remedy = f"{record.name} ({record.job})", f"spotkeeper resume {record.name}"
+    if why is Hold.SPEND:
+        return CliError(f"{who} has spent its max_usd and is on hold", code, f"{remedy} (allows as much again)")
+    if why is not None:
+        return CliError(f"{who} failed and is on hold", code, f"spotkeeper logs {record.job}, then {remedy} [JOB.YAML]")
+    if held is not None and held.value.outcome is Outcome.CANCELLED:
+        return CliError(f"{who} was cancelled", code)
+    return CliError(f"{who} did not succeed", code, f"spotkeeper logs {record.job}")
+
+
+def _note_output(store: Store, record: Record) -> None:
+    from spotkeeper.cli.jobs.download import summary
+    from spotkeeper.report.job.lines import output_line
+
+    if (held := store.read_record(record.job)) and (output := summary(store, held.value)):
+        note(output_line(output, record.name))
+
+
+def watch(
+    look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None] = time.sleep, *, verbose: bool = False
+) -> Exit:
+    """Show the job until it ends or is on hold until a person acts; Ctrl-C leaves it running.
+
+    Returns:
+        OK if the job succeeded; FAILED if it failed, is on hold, or was cancelled.
+    """
+    plain = as_json or not sys.stdout.isatty()
+    try:
+        view = _lines(look, as_json, wait, verbose) if plain else _live(look, wait, verbose)
+    except KeyboardInterrupt:
+        note("the job keeps running; spotkeeper watch follows it again")
+        raise
+    return Exit.OK if view.outcome is Outcome.SUCCEEDED else Exit.FAILED
+
+
+def _live(look: Callable[[], JobView], wait: Callable[[float], None], verbose: bool) -> JobView:
+    """Show the live view on the alternate screen, so that a resize or a key leaves nothing in the scrollback.
+
+    After the job's end or a Ctrl-C the last view is printed to the scrollback once.
+    """
+    from rich.live import Live
+
+    from spotkeeper.report.text.render import crash_log, live
+
+    out = result_console()
+    view = look()
+    try:
+        if not view.stands():
+            with Live(Fitted(view, verbose), console=out, auto_refresh=False, screen=True) as screen:
+                while not view.stands():
+                    wait(EVERY_S)
+                    view = look()
+                    screen.update(Fitted(view, verbose), refresh=True)
+    finally:
+        out.print(live(view, verbose=verbose))
+    if view.crash_log:
+        out.print(crash_log(view), crop=False)
+    return view
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The live view with as many of its last events as fit on the screen."""
+
+    view: JobView
+    verbose: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from spotkeeper.report.text.render import live
+
+        own = options.reset_height()  # a panel would fill the given height
+        for rows in range(EVENTS, 0, -1):
+            panel = live(self.view, rows, verbose=self.verbose)
+            if len(console.render_lines(panel, own)) <= options.max_height or rows == 1:
+                yield from console.render(panel, own)
+                return
+
+
+def _lines(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None], verbose: bool) -> JobView:
+    from spotkeeper.report.job.lines import event_line, headline, hold_lines, kept_lines, money_line
+
+    printed: set[str] = set()
+    silent = False
+    while True:
+        view = look()
+        if view.site.no_tick and not silent and not as_json:
+            say(view.site.no_tick)
+        silent = bool(view.site.no_tick)
+        for line in view.events:
+            if line.id not in printed:
+                printed.add(line.id)
+                emit_line(line) if as_json else say(event_line(line, verbose=verbose))
+        if view.stands():
+            break
+        wait(EVERY_S)
+    if as_json:
+        emit_line(view)
+        return view
+    say("\n".join([headline(view), money_line(view), *view.crash_log, *hold_lines(view), *kept_lines(view)]))
+    return view

@@ -1,0 +1,373 @@
+"""Sends requests to a job: cancel, pause, resume, resize, move, swap.
+
+A command writes the request to the bucket, notifies the function, and returns; ``--wait`` follows the request until the
+function has done or refused it. A resume with other files first writes the source and the job file, each under its
+hash, then the request that names the job file; the round that handles the request starts to use that file.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spotkeeper.cli.output import agree, emit, note, waiting
+from spotkeeper.cli.stack import checked, note_upkeep, open_stack, stack_for, unheard
+from spotkeeper.client import lookup
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.notify import notify
+from spotkeeper.client.pack import Source, pack_source
+from spotkeeper.client.submit import differences, whoami, with_source
+from spotkeeper.client.target import Target
+from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind, deadline_at, pools_of, spec_sha256
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.parse.jobfile import Overrides
+from spotkeeper.contract.parse.problem import nearest
+from spotkeeper.contract.record import Phase, Record, SlotState
+from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.report.job.hold import resume_with as command_with
+
+EVERY_S = 1.0  # real
+
+
+class Asked(Struct, frozen=True, omit_defaults=True):
+    """A sent request, as these commands print it. ``changed``: fields of the job file that a resume replaces."""
+
+    job: str
+    name: str
+    request: str
+    id: str
+    changed: tuple[str, ...] = ()
+    done: bool = False  # with --wait: the function has done it
+
+
+class Options(Struct, frozen=True):
+    """The options that all these commands share."""
+
+    stack: str | None
+    as_json: bool
+    wait: bool = False
+    yes: bool = False
+
+
+def cancel(job: str, options: Options) -> None:
+    """Request the cancellation of a job, or withdraw an unfinished submission.
+
+    Raises:
+        CliError: no such job, it is over, or the question was answered with no.
+    """
+    target, store = open_stack(options.stack)
+    withdrawn = lookup.withdraw(store, job, target.clock.now())
+    if withdrawn is not None:
+        text = f"{job} ({withdrawn}): cancelled its unfinished submission"
+        emit(Asked(withdrawn, job, RequestKind.CANCEL.value, ""), options.as_json, text)
+        return
+    record = lookup.find_job(store, job)
+    lookup.refuse_over(record)
+    if not options.yes:
+        kept = "; its disks are kept (keep_disks)" if record.keep_disks else ", its disks and its checkpoints"
+        consequence = f"{record.name} ({record.job}): this ends the job and deletes its machines{kept}"
+        agree(consequence, "Cancel it?", f"spotkeeper cancel {shlex.quote(job)} --yes")
+    _send(target, store, record, RequestKind.CANCEL, options)
+
+
+def pause(job: str, options: Options) -> None:
+    target, store = open_stack(options.stack)
+    _send(target, store, lookup.find_job(store, job), RequestKind.PAUSE, options)
+
+
+def resize(job: str, nodes: int, options: Options) -> None:
+    target, store = open_stack(options.stack)
+    _send(target, store, lookup.find_job(store, job), RequestKind.RESIZE, options, nodes=nodes)
+
+
+def move(job: str, zone: str, options: Options) -> None:
+    """Request a job's move to another zone.
+
+    Raises:
+        CliError: no such job, it is over, or its spot pools do not have this zone.
+    """
+    target, store = open_stack(options.stack)
+    record = lookup.find_job(store, job)
+    spec = store.read_spec(record.job, record.spec_key())
+    state = store.read_stack()
+    if spec is not None and state is not None:
+        zones = {zone for pool in pools_of(spec, state) if pool.kind == "spot" for zone in pool.zones}
+        if zone not in zones:
+            near = nearest(zone, zones)
+            hint = f" (did you mean {near}?)" if near else ""
+            raise CliError(f"{zone} is not a zone of this job's spot pools{hint}", Exit.USAGE, ", ".join(sorted(zones)))
+    _send(target, store, record, RequestKind.MOVE, options, zone=zone)
+
+
+def swap(job: str, node: int | None, options: Options) -> None:
+    target, store = open_stack(options.stack)
+    record = lookup.find_job(store, job)
+    lookup.refuse_over(record)
+    _send(target, store, record, RequestKind.SWAP, options, node=_node(record, node))
+
+
+def _node(record: Record, node: int | None) -> int:
+    """Return the node whose machine is swapped: the named one, or the only one whose machine can be swapped.
+
+    Raises:
+        CliError: its machine cannot be swapped, or no node is named and several can be swapped.
+    """
+    filled = record.filled()
+    if node is not None and node not in filled:
+        there = ", ".join(map(str, filled))
+        raise CliError(f"--node {node}: {record.name} has no such node", Exit.MISSING, f"its nodes: {there}")
+    slots = {index: record.nodes[index].cur for index in record.members}
+    may = [index for index, slot in slots.items() if slot and slot.state is SlotState.MEMBER and not slot.machine]
+    if node is None and len(may) == 1:
+        return may[0]
+    if node is not None and node in may:
+        return node
+    which = ", ".join(map(str, may)) or "none now"
+    static = node is not None and (slot := slots.get(node)) is not None and slot.model is Model.STATIC
+    why = "several machines: choose one with --node" if node is None else f"node {node} has no training machine now"
+    why = f"node {node} is a static machine, whose disk holds its checkpoints" if static else why
+    raise CliError(f"{record.name} ({record.job}): {why}", Exit.REFUSED, f"nodes that can be swapped: {which}")
+
+
+def resume(job: str, file: Path | None, options: Options, overrides: Overrides, *, go_back: bool) -> None:
+    """Request a job's resume, with its own files or with another job file.
+
+    Raises:
+        CliError: no such job, it is not on hold, or the question about an older checkpoint was answered with no.
+    """
+    if file is not None:
+        _resume_file(job, file, options, go_back=go_back, overrides=overrides)
+        return
+    if overrides.arguments or overrides.name is not None:
+        why = "--name and arguments after -- need the job file"
+        raise CliError(why, Exit.USAGE, "spotkeeper resume JOB JOB.YAML -- ...")
+    target, store = open_stack(options.stack)
+    record = lookup.find_job(store, job)
+    _agree_to_go_back(record, job, options, go_back=go_back)
+    _send(target, store, record, RequestKind.RESUME, options, go_back=go_back)
+
+
+def _agree_to_go_back(record: Record, job: str, options: Options, *, go_back: bool) -> None:
+    if go_back and not options.yes:
+        lookup.refuse_over(record)
+        what = f"{record.name} ({record.job}): this discards its newest checkpoint and every step since the older one"
+        agree(what, "Go back?", f"spotkeeper resume {shlex.quote(job)} --go-back --yes")
+
+
+def _resume_file(job: str, file: Path, options: Options, *, go_back: bool, overrides: Overrides) -> None:
+    target, store, state = stack_for(options.stack, file)
+    record = lookup.find_job(store, job)
+    spec = checked(target, store, state, file, overrides, since=record.created)
+    source = pack_source(file, spec)
+    _agree_to_go_back(record, job, options, go_back=go_back)
+    now = target.clock.now()
+    request, changed = resume_with(store, record, spec, source, state, now, whoami(), go_back=go_back)
+    files = f" with other files ({', '.join(changed)})" if changed else "; its files are unchanged"
+    _finish(target, store, record, request, options, f"resume{files}", tuple(changed))
+
+
+def resume_with(
+    store: Store,
+    record: Record,
+    spec: JobSpec,
+    source: Source | None,
+    stack: StackState | None,
+    now: float,
+    by: str,
+    *,
+    go_back: bool = False,
+) -> tuple[JobRequest, list[str]]:
+    """Request a resume with a checked job file.
+
+    Returns:
+        The request, and the fields of the job file that change; without a change it is a plain resume.
+
+    Raises:
+        CliError: the job is over or not on hold, or its disks do not fit this job file.
+        StoreError: the bucket failed.
+    """
+    full = with_source(spec, source)
+    _check_resume(store, record, full, stack, now)
+    changed = differences(store.read_spec(record.job, record.spec_key()), full)
+    request = lookup.new_request(RequestKind.RESUME, now, by, go_back=go_back)
+    if not changed:
+        return lookup.send_request(store, record, request), []
+    digest = spec_sha256(full)
+    if source is not None:
+        store.put_source(record.job, source.sha256, source.tar)
+    store.put_spec(record.job, full, digest)
+    return lookup.send_request(store, record, replace(request, spec_sha256=digest)), changed
+
+
+def _check_resume(store: Store, record: Record, spec: JobSpec, stack: StackState | None, now: float) -> None:
+    """Check that the job can resume with this job file.
+
+    Raises:
+        CliError: the next round would refuse the file.
+    """
+    from spotkeeper.reconcile.decide.gang.requests import file_refusal
+
+    lookup.refuse_over(record)
+    who = f"{record.name} ({record.job})"
+    if record.phase is Phase.RUN and record.pause:
+        remedy = "wait until `spotkeeper status` says that it is on hold"
+        raise CliError(f"{who} is not on hold yet: {record.pause}", Exit.REFUSED, remedy)
+    if record.phase is Phase.RUN:
+        remedy = f"spotkeeper pause {record.name}, then {command_with(record.name)}"
+        raise CliError(f"{who} is running, and only a job on hold accepts other files", Exit.REFUSED, remedy)
+    old = store.read_spec(record.job, record.spec_key())
+    if old is not None and (why := file_refusal(old, spec, stack)):
+        named = f"if you submitted it with --name: spotkeeper resume {record.name} JOB.YAML --name {record.name}"
+        raise CliError(f"{who} cannot resume with this job file: {why}", Exit.REFUSED, named * (old.name != spec.name))
+    new = spec.deadline if old is None or spec.deadline != old.deadline else None
+    if new is not None and deadline_at(new, record.created) <= now:  # the old file's deadline may have passed
+        why = f"{who}: deadline: {new}, counted from its submission, has passed"
+        raise CliError(why, Exit.USAGE, "set a later deadline, or none")
+
+
+def _send(
+    target: Target,
+    store: Store,
+    record: Record,
+    kind: RequestKind,
+    options: Options,
+    *,
+    nodes: int | None = None,
+    zone: str | None = None,
+    node: int | None = None,
+    go_back: bool = False,
+) -> None:
+    request = lookup.new_request(kind, target.clock.now(), whoami(), nodes=nodes, zone=zone, node=node, go_back=go_back)
+    lookup.send_request(store, record, request)
+    what = {
+        RequestKind.RESIZE: f"resize to {lookup.machines(nodes or 0)}",
+        RequestKind.MOVE: f"move to {zone}",
+        RequestKind.SWAP: f"replace the machine of node {node}",
+    }.get(kind, kind.value)
+    _finish(target, store, record, request, options, what)
+
+
+def _finish(
+    target: Target,
+    store: Store,
+    record: Record,
+    asked: JobRequest,
+    options: Options,
+    what: str,
+    changed: tuple[str, ...] = (),
+) -> None:
+    """Notify the function of a request, wait for it with ``--wait``, and print the result."""
+    note_upkeep(target.local)
+    with waiting("waiting for the function's answer", quiet=True):
+        notified = notify(target, record.job)
+    if not notified:
+        note(unheard(target, "carries it out"))
+    elif (now := store.read_record(record.job)) is not None and asked.id in now.value.requests_done:
+        _check_taken(store, now.value, asked)
+    who, text = f"{record.name} ({record.job})", f"requested: {what}"
+    if options.wait:
+        note(f"{who}: {text}")
+        text = _outcome(wait_for(store, record, asked))
+    answer = Asked(record.job, record.name, asked.kind.value, asked.id, changed, options.wait)
+    emit(answer, options.as_json, f"{who}: {text}")
+    if not (options.wait or options.as_json):
+        note(f"  to follow it: spotkeeper status {record.name} (`--wait` waits until it is done)")
+
+
+def _outcome(record: Record) -> str:
+    if record.phase in (Phase.END, Phase.DONE):
+        return record.outcome.value if record.outcome else "over"
+    if record.phase is Phase.HOLD:
+        return "on hold; its machines are deleted, its checkpoints kept"
+    return f"training in generation {record.gen}"
+
+
+def wait_for(store: Store, before: Record, asked: JobRequest, wait: Callable[[float], None] = time.sleep) -> Record:
+    """Follow a request until the function has done it, and return the job's record then.
+
+    Ctrl-C stops waiting, not the request.
+
+    Raises:
+        CliError: the function refused the request, or the job ended or went on hold first.
+    """
+    who = f"{before.name} ({before.job})"
+    with waiting(f"{who}: waiting until {_awaited(asked)} (Ctrl-C stops only the waiting)"):
+        while True:
+            held = store.read_record(before.job)
+            if held is None:
+                raise CliError(f"{before.job}: its record is gone", Exit.MISSING)
+            record = held.value
+            if record.phase is Phase.DONE and asked.kind is not RequestKind.CANCEL:
+                _refuse_refused(store, record, asked)  # the job ended first: no round handles the request any more
+            if record.phase is Phase.DONE:
+                return record
+            if asked.id in record.requests_done:
+                _refuse_refused(store, record, asked)
+                if _done(before, record, asked):
+                    return record
+            wait(EVERY_S)
+
+
+def _awaited(asked: JobRequest) -> str:
+    """The event that ends the wait, for the text beside the spinner."""
+    return {
+        RequestKind.CANCEL: "its machines and disks are deleted",
+        RequestKind.PAUSE: "its checkpoint is saved and its machines are deleted",
+        RequestKind.RESUME: "it trains again",
+        RequestKind.RESIZE: f"it trains on {lookup.machines(asked.nodes or 0)}",
+        RequestKind.MOVE: f"its disks are copied and it trains in {asked.zone}",
+        RequestKind.SWAP: f"a new machine trains as node {asked.node}",
+    }[asked.kind]
+
+
+def _check_taken(store: Store, record: Record, asked: JobRequest) -> None:
+    """Check in the ledger that the function did not refuse the request.
+
+    Raises:
+        CliError: the function refused the request.
+    """
+    for entry in (*store.list_ledger(record.job), *record.outbox):
+        if entry.id == f"{Event.REQUEST.value}.{asked.id}" and entry.detail.startswith("refused: "):
+            raise CliError(f"{record.name} ({record.job}): {asked.kind.value}: {entry.detail}", Exit.REFUSED)
+
+
+def _refuse_refused(store: Store, record: Record, asked: JobRequest) -> None:
+    """Check that the request can still be done.
+
+    Raises:
+        CliError: the function refused it, or the job ended or went on hold before it was done.
+    """
+    _check_taken(store, record, asked)
+    who = f"{record.name} ({record.job})"
+    over = record.phase in (Phase.END, Phase.DONE) and asked.kind is not RequestKind.CANCEL
+    on_hold = record.phase is Phase.HOLD and asked.kind not in (RequestKind.CANCEL, RequestKind.PAUSE)
+    if over or on_hold:
+        raise CliError(f"{who}: {_outcome(record)}: {record.reason}", Exit.FAILED, f"spotkeeper status {record.name}")
+
+
+def _done(before: Record, record: Record, asked: JobRequest) -> bool:
+    """Whether the record shows that the request is done."""
+    slots = [record.nodes[index].cur for index in record.members]
+    trains = bool(slots) and not record.stop and record.roll is None
+    trains = trains and all(slot is not None and slot.state is SlotState.MEMBER for slot in slots)
+    match asked.kind:
+        case RequestKind.CANCEL:
+            return record.phase is Phase.DONE
+        case RequestKind.PAUSE:
+            return record.phase is Phase.HOLD
+        case RequestKind.RESUME:
+            return trains and record.gen > before.gen
+        case RequestKind.RESIZE:
+            return trains and len(slots) == asked.nodes
+        case RequestKind.MOVE:
+            return trains and record.move is None and record.zone == asked.zone
+        case RequestKind.SWAP:
+            old = before.nodes[asked.node or 0].cur
+            new = record.nodes[asked.node or 0].cur
+            return trains and new is not None and old is not None and new.attempt != old.attempt

@@ -1,0 +1,386 @@
+"""``local``: starts, inspects, disturbs and ends the one-machine cloud and its stack ``local``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from spotkeeper.cli.output import agree, emit, note, result_console, say, waiting
+from spotkeeper.cli.stack import note_upkeep
+from spotkeeper.client import lookup
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.target import (
+    FOLDER,
+    LOCAL,
+    SCALE,
+    STACK,
+    STACK_FILE,
+    Target,
+    attach,
+    folder_option,
+    local_folder,
+    local_target,
+    named,
+    named_folder,
+)
+from spotkeeper.contract.job import RequestKind
+from spotkeeper.contract.record import Phase, Record
+from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.report.job.lines import title
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from spotkeeper.local.core.views import Status
+    from spotkeeper.local.deploy import DeployResult
+    from spotkeeper.local.lifecycle.cloud import LocalCloud
+
+DEPLOYMENT = "deploy"  # folder of the deployment's state, below the cloud's folder
+_VM_COLUMNS = ("VM", "state", "zone", "model", "machine", "address", "$/h")
+_DISK_COLUMNS = ("disk", "state", "zone", "GB", "used by")
+_ZONE_COLUMNS = ("zone", "spot runs", "spot fits", "on-demand runs", "spot price")
+MAX_SCALE = 120.0  # a notice of 120 s is then one real second, and a tick comes every half
+
+
+class UpResult(Struct, frozen=True):
+    """The result of ``local up``, as ``--json`` prints it."""
+
+    folder: str
+    endpoint: str
+    stack: str
+    engine: str  # "pulumi" or "in-process"
+    changes: dict[str, int]  # number of resources by operation
+
+
+class Changed(Struct, frozen=True):
+    """The result of a command that only changes something, as ``--json`` prints it."""
+
+    what: str
+
+
+@contextmanager
+def failures(remedy: str = "fix it and run spotkeeper local up again") -> Iterator[None]:
+    """Turn errors of the cloud into :class:`CliError`. ``remedy``: the advice if the stack cannot be changed."""
+    from spotkeeper.local.deploy import DeployError
+    from spotkeeper.local.lifecycle.folder import BusyError, LocalCloudError
+
+    try:
+        yield
+    except BusyError as error:
+        raise CliError(str(error), Exit.REFUSED) from None
+    except LocalCloudError as error:
+        raise CliError(str(error), Exit.FAILED) from None
+    except DeployError as error:
+        raise CliError(f"the stack {STACK}: {error}", Exit.FAILED, remedy) from None
+    except ValueError as error:
+        raise CliError(str(error), Exit.USAGE) from None
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """Options of ``local up``. ``stack_file``: None for the one of the last ``up``, else the shipped one."""
+
+    scale: float = SCALE
+    seed: int = 0
+    stack_file: Path | None = None
+    verbose: bool = False
+    as_json: bool = False
+
+
+def up(folder: Path, options: UpOptions) -> None:
+    from spotkeeper.local.lifecycle.cloud import LocalCloud
+    from spotkeeper.local.lifecycle.folder import only_one
+
+    _check(options)
+    folder = (named_folder() or folder if folder == LOCAL else folder).resolve()
+    interrupted = _halfway(folder, "partly up", "spotkeeper local up {}", "to end it: spotkeeper local down --yes {}")
+    with failures(), only_one(folder, "spotkeeper local up", "choose another folder with --folder"), interrupted:
+        cloud = LocalCloud.up(folder, scale=options.scale, seed=options.seed)
+        if not cloud.fresh and options.scale not in (SCALE, cloud.clock.scale):
+            remedy = "run spotkeeper local down first"
+            note(f"--scale {options.scale:g} is ignored, since this cloud already runs: {remedy}")
+        if not options.as_json:
+            note(f"a cloud {'runs' if cloud.fresh else 'ran already'} in {cloud.folder}, {scale_words(cloud)}")
+        done = _deployed(cloud, options)
+    if (named_folder() or local_folder(Path.cwd()) or Path()).resolve() != cloud.folder:
+        note(f"for spotkeeper submit, status and the others:  export {FOLDER}={shlex.quote(str(cloud.folder))}")
+    if cloud.fresh and not options.as_json:
+        note(f"next:  spotkeeper submit {_example()} --watch")
+    if options.as_json:
+        changes = {op.value: count for op, count in done.changes.items()}
+        emit(UpResult(str(cloud.folder), cloud.endpoint, STACK, done.engine, changes), True, "")
+
+
+def _check(options: UpOptions) -> None:
+    """Check the options of ``local up``.
+
+    Raises:
+        CliError: an option is out of range, or a file is missing.
+    """
+    if options.scale > MAX_SCALE:
+        why = f"at {MAX_SCALE:g} a notice of 120 s is one real second, the least that a job needs to save"
+        raise CliError(f"scale {options.scale:g}: must be at most {MAX_SCALE:g}; {why}", Exit.USAGE)
+    if options.stack_file is not None and not options.stack_file.is_file():
+        raise CliError(f"{options.stack_file}: no such stack file", Exit.USAGE, f"start from a copy of {STACK_FILE}")
+
+
+def _deployed(cloud: LocalCloud, options: UpOptions) -> DeployResult:
+    """Deploy the stack and print a summary of its resources; with ``--verbose``, a line for each."""
+    from spotkeeper.local import deploy
+    from spotkeeper.local.deploy.result import Printer, summary, totals
+
+    file, where = _stack_file(cloud, options.stack_file), cloud.folder / DEPLOYMENT
+    with _environment(cloud):
+        if options.as_json:
+            return deploy.up(STACK, file, cloud, where)
+        if options.verbose:
+            done = deploy.up(STACK, file, cloud, where, Printer(result_console()))
+            summary(done, result_console())
+            return done
+        with waiting(f"bringing up the stack {STACK}, about 20 s ..."):
+            done = deploy.up(STACK, file, cloud, where)
+    say(f"the stack {STACK} is up, its resources: {totals(done.changes)} (--verbose lists them)")
+    return done
+
+
+def _stack_file(cloud: LocalCloud, given: Path | None) -> Path:
+    """Return the stack file of this cloud; copy a given one to the cloud's folder for later ``up`` and ``down``."""
+    kept = cloud.folder / STACK_FILE.name
+    if given is not None:
+        kept.write_bytes(given.read_bytes())
+    return kept if kept.exists() else STACK_FILE
+
+
+def _example() -> str:
+    """The path of an example job file from the working folder."""
+    found = STACK_FILE.parents[2] / "examples" / "gpt" / "job.yaml"
+    if not found.is_file():
+        return "JOB.YAML"
+    here = Path.cwd()
+    return shlex.quote(str(found.relative_to(here) if found.is_relative_to(here) else found))
+
+
+@contextmanager
+def _environment(cloud: LocalCloud) -> Iterator[None]:
+    """Set the environment so that jobs of the stack file (``jobs:``) are submitted to this cloud."""
+    names = {FOLDER: str(cloud.folder), "SPOTKEEPER_STACK": STACK}
+    before = {name: os.environ.get(name) for name in (*names, "SPOTKEEPER_BUCKET")}
+    os.environ.pop("SPOTKEEPER_BUCKET", None)
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def scale_words(cloud: LocalCloud) -> str:
+    return f"its clock is {cloud.clock.scale:g} times as fast"
+
+
+def down(folder: Path, *, yes: bool = False, force: bool = False, verbose: bool = False, as_json: bool) -> None:
+    from spotkeeper.local import deploy
+    from spotkeeper.local.deploy.result import Printer
+    from spotkeeper.local.lifecycle.cloud import LocalCloud
+    from spotkeeper.reconcile.store.objects import StoreError
+
+    if force:
+        _end_by_force(named(folder), as_json)
+        return
+    folder = attach(folder).folder
+    here = folder_option(folder)
+    remedy = f"end it without destroying the stack: spotkeeper local down --force {here}"
+    with failures(remedy), _alone(folder):
+        if not yes:
+            try:
+                agree_to_lose(local_target(folder), f"spotkeeper local down --yes {here}")
+            except StoreError as error:
+                raise CliError(f"the bucket: {error}", Exit.FAILED, remedy) from None
+        with _halfway(folder, "partly down", "spotkeeper local down --yes {}", "to keep it: spotkeeper local up {}"):
+            cloud = LocalCloud.up(folder)  # a drain needs a control plane that answers
+            printer = (Printer(result_console()),) if verbose and not as_json else ()
+            shown = contextlib.nullcontext() if printer or as_json else waiting(f"destroying the stack {STACK} ...")
+            with _environment(cloud), shown:
+                deploy.destroy(STACK, _stack_file(cloud, None), cloud, cloud.folder / DEPLOYMENT, *printer)
+            left = cloud.down(purge=True)
+    if left:
+        emit(left, as_json, "")
+        words = f"{left.vms} VMs, {left.disks} disks, {left.processes} processes"
+        raise CliError(f"left over, now ended by force: {words}", Exit.FAILED)
+    emit(left, as_json, "the cloud is down; no VM, disk or process is left")
+
+
+def agree_to_lose(target: Target, yes: str) -> None:
+    """Name the jobs that would lose their checkpoints, and ask at the terminal; return at once without such jobs.
+
+    Args:
+        yes: the command that does the same without asking.
+
+    Raises:
+        CliError: the loss was declined, or this process has no terminal to ask at.
+        StoreError: the bucket cannot be read.
+    """
+    lost = list(losers(target))
+    if not lost:
+        return
+    what = "these unfinished jobs lose their checkpoints with the cloud:\n" + "\n".join(lost)
+    agree(what, "Destroy all of it?", yes)
+
+
+def losers(target: Target) -> Iterator[str]:
+    """Yield a line for every job that is neither over nor cancelled."""
+    store = target.store()
+    found = lookup.all_jobs(store, finished=False)
+    for record in found.records:
+        if not _ends(store, record):
+            view = lookup.view_of(store, record, None, target.clock.now())
+            yield f"  {title(view)}, " + (f"step {view.step}" if view.step is not None else "no step reported yet")
+    yield from (f"  {one.job}: its record cannot be read" for one in found.unreadable)
+
+
+def _ends(store: Store, record: Record) -> bool:
+    over = record.phase in (Phase.END, Phase.DONE)
+    return over or any(ask.kind is RequestKind.CANCEL for ask in store.list_requests(record.job))
+
+
+@contextmanager
+def _halfway(folder: Path, state: str, go_on: str, back: str) -> Iterator[None]:
+    """After a Ctrl-C, print what exists and the commands that complete or undo it.
+
+    ``go_on``, ``back``: these commands, with ``{}`` for the folder.
+    """
+    from spotkeeper.local.lifecycle.cloud import LocalCloud
+    from spotkeeper.local.lifecycle.folder import LocalCloudError
+    from spotkeeper.report.text.words import count
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        here = folder_option(folder)
+        try:
+            left = LocalCloud.attach(folder).left_over()
+        except LocalCloudError:
+            note(f"\nthe cloud in {folder} is {state}" if state != "partly up" else "\nno cloud was started")
+        else:
+            what = f"{count(left.vms, 'VM')} and {count(left.disks, 'disk')} exist"
+            note(f"\nthe cloud in {folder} is {state}: {what}\n  try: {go_on.format(here)}, or {back.format(here)}")
+        raise
+
+
+def _end_by_force(folder: Path, as_json: bool) -> None:
+    from spotkeeper.local.lifecycle.cloud import force_cleanup
+
+    _cloud_unless_damaged(folder)
+    with failures(), _alone(folder):
+        cloud = _cloud_unless_damaged(folder)  # another command may have ended it meanwhile
+        ended = cloud.down(purge=True) if cloud is not None else force_cleanup(folder)
+    emit(ended, as_json, "the cloud was ended by force; no VM, disk or process is left")
+
+
+def _cloud_unless_damaged(folder: Path) -> LocalCloud | None:
+    """Return the cloud in ``folder``; None if it is damaged.
+
+    Raises:
+        CliError: the folder has no cloud.
+    """
+    from spotkeeper.local.lifecycle.cloud import LocalCloud
+    from spotkeeper.local.lifecycle.folder import DamagedError, LocalCloudError
+
+    try:
+        return LocalCloud.attach(folder)
+    except DamagedError:
+        return None
+    except LocalCloudError as error:
+        raise CliError(str(error), Exit.MISSING) from None
+
+
+def _alone(folder: Path) -> AbstractContextManager[None]:
+    from spotkeeper.local.lifecycle.folder import only_one
+
+    return only_one(folder, "spotkeeper local down", "look at it: spotkeeper local status")
+
+
+def status(folder: Path, *, as_json: bool) -> None:
+    note_upkeep(folder)
+    with failures():
+        found = attach(folder).status()
+    emit(found, as_json, tables(found))
+
+
+def tables(found: Status) -> RenderableType:
+    """The tables of the cloud's VMs, disks and zones, and its bill."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from spotkeeper.report.text.render import fitting
+    from spotkeeper.report.text.words import percent
+
+    vms = (
+        {
+            "VM": vm.name,
+            "state": vm.status.lower() + (", preempted" if vm.preempted else ", notice" if vm.notice_until else ""),
+            "zone": vm.zone,
+            "model": vm.model,
+            "machine": vm.machine,
+            "address": vm.address,
+            "$/h": f"{vm.price:.2f}",
+        }
+        for vm in sorted(found.vms, key=lambda vm: vm.name)
+    )
+    disks = (
+        {
+            "disk": disk.name,
+            "state": disk.status.lower(),
+            "zone": disk.zone,
+            "GB": str(disk.size_gb),
+            "used by": ", ".join(disk.users) or "-",
+        }
+        for disk in sorted(found.disks, key=lambda disk: disk.name)
+    )
+    zones = (
+        {
+            "zone": zone.zone,
+            "spot runs": str(zone.running),
+            "spot fits": ("any" if zone.capacity is None else str(zone.capacity)) + " (set)" * zone.overridden,
+            "on-demand runs": str(zone.on_demand_running),
+            "spot price": f"{percent(zone.spot_price_share)} of on-demand",
+        }
+        for zone in found.zones
+    )
+    money = f"billed ${found.bill.spent:.2f}; the same hours on demand ${found.bill.on_demand_only:.2f}"
+    return Group(
+        fitting(vms, _VM_COLUMNS, ("address", "machine", "$/h", "model", "zone")),
+        Text(),
+        fitting(disks, _DISK_COLUMNS, ("GB", "zone", "state")),
+        Text(),
+        fitting(zones, _ZONE_COLUMNS, ("on-demand runs", "spot price")),
+        Text(f"\n{money}"),
+    )
+
+
+def preempt(folder: Path, vm: str, *, notice: bool, as_json: bool) -> None:
+    with failures():
+        attach(folder).preempt(vm, notice=notice)
+    what = f"{vm}: {'notice given' if notice else 'deleted without notice'}"
+    emit(Changed(what), as_json, what)
+
+
+def capacity(folder: Path, zone: str, nodes: str, *, as_json: bool) -> None:
+    if nodes != "market" and not nodes.isdigit():
+        raise CliError(f"{nodes}: must be a number of spot VMs, or market", Exit.USAGE)
+    count = None if nodes == "market" else int(nodes)
+    with failures():
+        attach(folder).set_capacity(zone, count)
+    what = f"{zone}: " + ("capacity as recorded" if count is None else f"capacity for {count} spot VMs")
+    emit(Changed(what), as_json, what)

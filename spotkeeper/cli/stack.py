@@ -1,0 +1,103 @@
+"""Finds the stack that a command is for, checks job files against it, and notes if its function or cloud is down."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spotkeeper.cli.output import note
+from spotkeeper.client import find_target, lookup
+from spotkeeper.client.errors import CliError
+from spotkeeper.client.target import Target, attach, folder_option
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.parse.problem import SpecError
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.objects import StoreError
+
+if TYPE_CHECKING:
+    from spotkeeper.contract.parse.jobfile import Overrides
+
+
+def open_stack(stack: str | None) -> tuple[Target, Store]:
+    """Return the stack and its bucket, even if the stack's document is unreadable: requests and logs do not need it.
+
+    Raises:
+        CliError: no such stack, or the bucket belongs to another stack.
+    """
+    target = find_target(stack)
+    store = target.store()
+    with contextlib.suppress(CorruptError):
+        target.state(store)
+    return target, store
+
+
+def stack_for(stack: str | None, file: Path) -> tuple[Target, Store, StackState]:
+    """Return the stack for a job file, its bucket, and its document.
+
+    Raises:
+        CliError, StoreError: no such stack, or the bucket failed; problems of the file itself are printed first.
+    """
+    from spotkeeper.contract.parse.jobfile import read_job
+
+    try:
+        target = find_target(stack)
+        store = target.store()
+        state = target.state(store)
+    except (CliError, StoreError):
+        try:
+            read_job(file, None, 0.0)
+        except SpecError as error:
+            note("\n".join(f"error: {line}" for line in str(error).splitlines()))
+        raise
+    return target, store, state
+
+
+def checked(
+    target: Target, store: Store, state: StackState, file: Path, overrides: Overrides, since: float | None = None
+) -> JobSpec:
+    """Read a job file, check it against the stack, and print cautions and warnings.
+
+    Args:
+        since: when a resumed job was submitted (virtual unix seconds); its deadline counts from then.
+
+    Raises:
+        SpecError: all problems of the file.
+    """
+    from spotkeeper.cli.jobs.foresee import warnings
+    from spotkeeper.contract.parse.check import cautions
+    from spotkeeper.contract.parse.jobfile import read_job
+
+    now = target.clock.now()
+    spec = read_job(file, state, now if since is None else since, lookup.starts_of(store, state, now), overrides)
+    for line in cautions(spec, state, lookup.prices_of(store, state), now):
+        note(f"note: {line}")
+    for line in warnings(file, spec, state):
+        note(f"warning: {line}")
+    return spec
+
+
+def unheard(target: Target, what: str) -> str:
+    """Say why a request waits if the function could not be notified; promise a tick only if ticks succeed."""
+    store = target.store()
+    with contextlib.suppress(StoreError):
+        if no_tick := lookup.silence(store, store.read_stack(), target):
+            return f"cannot reach the function from here, and {no_tick}"
+    return f"cannot reach the function from here: the next tick {what}"
+
+
+def note_upkeep(folder: Path | None) -> None:
+    """Print a note and the remedy if the one-machine cloud in ``folder`` is not running."""
+    if folder is None:
+        return
+    from spotkeeper.local.lifecycle.cloud import Upkeep
+
+    cloud = attach(folder)
+    words = {
+        Upkeep.STOPPED: "is not running: its VMs keep running, but nothing replaces, stops or starts them",
+        Upkeep.UNWATCHED: "has lost its keeper process: it keeps running, but nothing would restart its control plane",
+    }
+    if cloud.upkeep in words:
+        again = f"spotkeeper local up {folder_option(cloud.folder)}"
+        note(f"the cloud in {cloud.folder} {words[cloud.upkeep]}\n  try: {again}")

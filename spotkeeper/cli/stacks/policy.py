@@ -1,0 +1,93 @@
+"""``policy``: serves the policy that chooses machines on standard input and output, to evaluate it on other markets.
+
+It reads and writes one JSON object per line (``contract.policy``). An invalid line does not end it: an invalid tick
+gets the answer that is always safe (continue, else on-demand), and the problem goes to standard error. An invalid start
+discards the current case, so that its ticks are not answered from the previous case.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import BinaryIO, TextIO, cast
+
+import msgspec
+
+from spotkeeper.contract import codec
+from spotkeeper.contract.policy import (
+    KEEP,
+    ON_DEMAND,
+    PROTOCOL,
+    Bye,
+    End,
+    Message,
+    PolicyAnswer,
+    PolicyHello,
+    Ready,
+    Start,
+    Tick,
+)
+from spotkeeper.reconcile.select.player import Player
+
+NAME = "spotkeeper"
+MESSAGE = cast(type[Message], Message)  # a union of structs, which msgspec accepts as a type
+SAFE = PolicyAnswer((KEEP, ON_DEMAND))
+KIND = re.compile(rb'"type"\s*:\s*"(\w+)"')  # finds the type of an invalid line
+
+
+def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> None:
+    """Answer messages until ``bye`` or the end of the input."""
+    player = Player()
+    for number, line in enumerate(iter(lines.readline, b""), 1):
+        if not line.strip():
+            continue
+        try:
+            message = codec.decode(line, MESSAGE, strict=False)
+            if isinstance(message, Bye):
+                return
+            answer = _answer(player, message, errors)
+        except (msgspec.DecodeError, LookupError, AttributeError, ArithmeticError, ValueError) as error:
+            kind = found[1] if (found := KIND.search(line)) else b""
+            player = Player() if kind == b"start" else player
+            answer = Ready(NAME) if kind == b"hello" else SAFE if kind == b"tick" else None
+            print(f"spotkeeper policy: line {number}: {_wrong(error)}, {_done(kind)}: {_shown(line)}", file=errors)
+            errors.flush()
+        if answer is not None:
+            answers.write(msgspec.json.encode(answer) + b"\n")
+            answers.flush()
+
+
+def _wrong(error: Exception) -> str:
+    """Describe the problem of a line; a message that does not fit its case fails in a lookup or a calculation."""
+    if isinstance(error, AttributeError):
+        return "no case has begun"
+    return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit its case ({error})"
+
+
+def _done(kind: bytes) -> str:
+    if kind == b"tick":
+        return "so it answers: keep what runs, else on-demand"
+    return "so its case is skipped" if kind == b"start" else "so it is skipped"
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:120])[1:] + ("..." if len(line) > 120 else "")
+
+
+def _answer(player: Player, message: Message, errors: TextIO) -> Ready | PolicyAnswer | None:
+    match message:
+        case PolicyHello():
+            if message.protocol != PROTOCOL:
+                print(
+                    f"spotkeeper policy: protocol {message.protocol} is not supported, want {PROTOCOL}",
+                    file=errors,
+                    flush=True,
+                )
+            return Ready(NAME)
+        case Start():
+            player.start(message)
+        case Tick():
+            return player.tick(message)
+        case End():
+            player.end(message)
+    return None

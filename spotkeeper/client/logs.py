@@ -1,0 +1,204 @@
+"""Nodes' logs in the bucket: find them, read them as text, and extract why a generation failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.contract.ledger import Entry
+from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.uploads import LogPart, split_log
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.report.job.view import last_crash
+from spotkeeper_agent.launcher.output import KEPT_BYTES
+from spotkeeper_agent.launcher.stacks import TEXT
+
+Log = tuple[int, int]  # node, generation
+MOST_NODES = 8  # most nodes whose logs are read for a hang
+MOST_LINES = 16
+LONGEST = 400  # characters of a line: some exceptions hold a tensor
+LAST_LINES = 12  # lines shown of a log without a traceback
+TRACEBACK_LINES = 40  # a longer one loses its middle
+_BEGINS = re.compile(r"(?: *\+ Exception Group )?Traceback \(most recent call last\):$")
+_RANK = re.compile(r"\[rank\d+\]: ?")  # torch's prefix of each line
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_PLACE = re.compile(r"local rank \d+ \(pid \d+\): .*")
+_DUMP = "--- "  # begins each dump of stacks
+
+
+# -- find
+
+
+def log_data(store: Store, record: Record, node: int, gen: int | None = None) -> tuple[int, bytes]:
+    """Return (generation, stored bytes as in ``contract.uploads``) of a node's log; default: the newest generation.
+
+    Raises:
+        CliError: no such log, or no such node.
+    """
+    check_node(record, node)
+    gens = log_gens(store, record, node)
+    if not gens:
+        what = f"node {node} has no log" + (f" of generation {gen}" if gen is not None else "")
+        raise no_log(record, what, "the others: --node all" if len(record.nodes) > 1 else "")
+    if gen is not None and gen not in gens:
+        remedy = f"generations with a log: {', '.join(map(str, gens))}"
+        raise CliError(f"{record.name}: node {node} has no log of generation {gen}", Exit.MISSING, remedy)
+    chosen = gens[-1] if gen is None else gen
+    return chosen, store.get(paths.log(record.job, node, chosen)) or b""
+
+
+def no_log(record: Record, what: str, otherwise: str = "") -> CliError:
+    """Return the error for a missing log; ``otherwise`` is the remedy if the job has ended."""
+    if record.phase not in (Phase.END, Phase.DONE):
+        return CliError(f"{record.name}: {what} yet", Exit.MISSING, "a log appears once something is printed")
+    return CliError(f"{record.name}: {what}: nothing was printed", Exit.MISSING, otherwise)
+
+
+def check_node(record: Record, node: int) -> None:
+    """
+    Raises:
+        CliError: the job has no such node.
+    """
+    last = max(1, len(record.nodes)) - 1
+    if not 0 <= node <= last:
+        nodes = f"nodes 0 to {last}" if last else "only node 0"
+        raise CliError(f"node {node}: {record.name} has {nodes}", Exit.MISSING)
+
+
+def log_gens(store: Store, record: Record, node: int) -> list[int]:
+    """Return the generations with a stored log of this node, in order."""
+    prefix = paths.log(record.job, node, 0).rpartition("/")[0] + "/"
+    stems = (path[len(prefix) :].removesuffix(".log") for path in store.list(prefix))
+    return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+def heading(store: Store, record: Record, gen: int) -> str:
+    """Return the line above a generation's log; it says whether the generation failed, to mark old errors as old."""
+    crash = last_crash((*store.list_ledger(record.job), *record.outbox))
+    return f"generation {gen}, which failed:" if crash is not None and crash.gen == gen else f"generation {gen}:"
+
+
+# -- read
+
+
+def whole(data: bytes) -> str:
+    """Return the stored text of a log."""
+    return News().of((0, 0), data)
+
+
+class News:
+    """A reader that returns only the new part of logs, which are stored repeatedly while they grow."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[Log, str], int] = {}  # bytes of each file that were returned
+        self._loose: dict[Log, str] = {}  # text outside any file
+        self._heading: tuple[Log, str] | None = None  # the file whose heading was returned last
+        self.gaps: dict[str, LogPart] = {}  # files with a part left out, by heading
+
+    def of(self, log: Log, data: bytes) -> str:
+        """Return what is new in a log, each file's part below its heading."""
+        out = ""
+        for part in split_log(data):
+            text = self._of_file(log, part) if part.path else self._of_loose(log, part)
+            if not text:
+                continue
+            if part.path and self._heading != (log, part.path):
+                text = f"--- {part.title}\n{text}"
+                self._heading = log, part.path
+            out += text if not out or out.endswith("\n") else f"\n{text}"
+        return out
+
+    def _of_file(self, log: Log, part: LogPart) -> str:
+        seen = self._ends.get((log, part.path), 0)
+        if part.end <= seen:
+            return ""
+        self._ends[log, part.path] = part.end
+        text = part.text[max(0, seen - part.start) :].decode("utf-8", "replace")
+        if part.start <= seen:
+            return text
+        self.gaps[part.title] = part
+        what = "whole" if part.end <= KEPT_BYTES else f"its last {KEPT_BYTES >> 20} MiB"
+        return f"... {size(part.start - seen)} left out; {what} on the machine: {part.path}\n{text}"
+
+    def _of_loose(self, log: Log, part: LogPart) -> str:
+        text = part.text.decode("utf-8", "replace")
+        before, self._loose[log] = self._loose.get(log, ""), text
+        return added(before, text)
+
+
+def added(before: str, after: str) -> str:
+    """Return what ``after`` adds to ``before``, even if its beginning was cut off meanwhile."""
+    if after.startswith(before):
+        return after[len(before) :]
+    tail = before[-2048:]
+    at = after.find(tail)
+    return after[at + len(tail) :] if at >= 0 else f"... some of it left out\n{after}"
+
+
+def size(count: int) -> str:
+    """``512 bytes``, ``17.2 KB``, ``1.2 MB``; a KB has 1,000 bytes."""
+    for unit, of in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if count >= of:
+            return f"{count / of:.1f} {unit}"
+    return f"{count} byte" + ("" if count == 1 else "s")
+
+
+# -- why a generation failed
+
+
+def cause_of_failure(store: Store, record: Record, crash: Entry, *, hung: bool) -> tuple[str, ...]:
+    """``node 1: ValueError: the column 'label' is missing``; of a hang, each worker's innermost call."""
+    gen = crash.gen or record.gen
+    if hung:
+        lines = tuple(_innermost_calls(store, record, crash.node, gen))[:MOST_LINES]
+        return (f"generation {gen} hung; its workers' innermost calls:", *lines) if lines else ()
+    data = None if crash.node is None else store.get(paths.log(record.job, crash.node, gen))
+    words = _exception(split_log(data)) if data else ""
+    return (f"generation {gen} failed, node {crash.node}: {words}",) if words else ()
+
+
+def _innermost_calls(store: Store, record: Record, first: int | None, gen: int) -> Iterator[str]:
+    """Yield a line for each worker; those of node ``first``, which hung first, come first."""
+    nodes = sorted(range(len(record.nodes)), key=lambda node: (node != first, node))
+    for node in nodes[:MOST_NODES]:
+        for part in split_log(store.get(paths.log(record.job, node, gen)) or b""):
+            if part.path.endswith("/" + TEXT):
+                dump = part.text.decode("utf-8", "replace").rpartition("\n" + _DUMP)[2]
+                yield from (f"  node {node}, {line[:LONGEST]}" for line in dump.splitlines() if _PLACE.match(line))
+
+
+def end_of_log(data: bytes) -> tuple[str, ...]:
+    """Return the traceback at the end of a failed node's log, below its file's heading; without one, the last lines.
+
+    The errors of the process that failed first are stored last, after torchrun's own lines.
+    """
+    parts = split_log(data)
+    lines = parts[-1].text.decode("utf-8", "replace").rstrip().split("\n") if parts else []
+    if (begins := _traceback(lines)) is None:
+        return tuple(whole(data).rstrip().splitlines()[-LAST_LINES:])
+    shown = lines[begins:]
+    if (more := len(shown) - TRACEBACK_LINES) > 0:
+        head = TRACEBACK_LINES // 4
+        shown = [*shown[:head], f"  ... {more} lines left out", *shown[head + more :]]
+    return (f"--- {parts[-1].title}", *shown) if parts[-1].title else tuple(shown)
+
+
+def _traceback(lines: Sequence[str]) -> int | None:
+    """Return the first line's index of the last traceback, or of the first in a chain of exceptions."""
+    bare = [_RANK.sub("", line, count=1).rstrip() for line in lines]
+    begins = [number for number, line in enumerate(bare) if _BEGINS.match(line)]
+    while len(begins) > 1 and any(line.startswith(_CHAINED) for line in bare[begins[-2] : begins[-1]]):
+        del begins[-1]
+    return begins[-1] if begins else None
+
+
+def _exception(parts: tuple[LogPart, ...]) -> str:
+    """Return the exception of the process that failed first; without a traceback, its last line."""
+    lines = parts[-1].text.decode("utf-8", "replace").split("\n") if parts else []
+    bare = [_RANK.sub("", line, count=1).rstrip()[:LONGEST] for line in lines]
+    last = next((number for number in reversed(range(len(bare))) if _BEGINS.match(bare[number])), None)
+    if last is not None and (raised := next((line for line in bare[last + 1 :] if line and not line[0].isspace()), "")):
+        return raised
+    return next((line.strip() for line in reversed(bare) if line.strip()), "")

@@ -1,0 +1,298 @@
+"""Find jobs by id or name, view them, send them requests, and estimate how long a start takes."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spotkeeper.client import logs
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.target import Target
+from spotkeeper.contract.facts import HANG
+from spotkeeper.contract.job import START_S, JobRequest, JobSpec, RequestKind, deadline_at, start_s
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.market import Prices
+from spotkeeper.contract.names import JOB_ID, JOB_NAME
+from spotkeeper.contract.parse.problem import nearest
+from spotkeeper.contract.record import Outcome, Phase, Record
+from spotkeeper.contract.stack import StackState, tick_silence
+from spotkeeper.reconcile.controller.alarm import read_note
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.report.job.view import CLOUD, JobView, Site, job_view, last_crash
+
+TOMBS = paths.tomb("00000000").removesuffix("00000000")
+READS = 16  # parallel reads of the bucket
+MOST_ENDED = 200  # ended jobs that a search by name reads: about a second
+
+
+class Unreadable(Struct, frozen=True):
+    """A job whose record cannot be read; it is not reconciled until a person repairs the record."""
+
+    job: str
+    unreadable: str
+    remedy: str
+
+
+class FoundJobs(Struct, frozen=True):
+    records: tuple[Record, ...]
+    unreadable: tuple[Unreadable, ...]
+
+
+# -- find
+
+
+def find_job(store: Store, word: str) -> Record:
+    """Return the record of the job with this id or name; of ended jobs of one name, the newest.
+
+    Raises:
+        CliError: no such job; names the nearest.
+    """
+    job = store.read_name(word) if JOB_NAME.match(word) else None
+    for candidate in (job, word):
+        if candidate and JOB_ID.match(candidate) and (held := store.read_record(candidate)) is not None:
+            return held.value
+    records = all_jobs(store, finished=True).records
+    if named := [record for record in records if record.name == word]:
+        return max(named, key=lambda record: record.created)
+    near = nearest(word, {record.name for record in records})
+    hint = f" (did you mean {near}?)" if near else ""
+    raise CliError(f"{word}: no such job{hint}", Exit.MISSING, "spotkeeper status --all lists them")
+
+
+def earlier(store: Store, name: str) -> str | None:
+    """Return the id of the newest job of this name, running or ended; None if none exists.
+
+    Only the ``MOST_ENDED`` jobs that ended last are searched.
+    """
+    if (job := store.read_name(name)) is not None:
+        return job
+    ended = [path.removeprefix(TOMBS) for path in store.newest(TOMBS, MOST_ENDED)]
+    named = [record for record in _read(store, ended).records if record.name == name]
+    return max(named, key=lambda record: record.created).job if named else None
+
+
+def all_jobs(store: Store, finished: bool) -> FoundJobs:
+    """Return unfinished jobs, with ``finished`` also ended ones, in the order of submission."""
+    jobs = set(store.active_jobs())
+    if finished:
+        jobs |= {path.removeprefix(TOMBS) for path in store.list(TOMBS)}
+    return _read(store, sorted(jobs))
+
+
+def _read(store: Store, jobs: Sequence[str]) -> FoundJobs:
+    """Read the jobs' records in parallel, each by a request to the bucket."""
+
+    def read(job: str) -> Record | Unreadable | None:
+        try:
+            return held.value if (held := store.read_record(job)) is not None else None
+        except CorruptError as error:
+            return Unreadable(job, str(error), error.remedy)
+
+    with ThreadPoolExecutor(READS) as pool:
+        found = tuple(pool.map(read, jobs))
+    records = sorted((one for one in found if isinstance(one, Record)), key=lambda record: (record.created, record.job))
+    return FoundJobs(tuple(records), tuple(one for one in found if isinstance(one, Unreadable)))
+
+
+# -- view
+
+
+def view_of(
+    store: Store,
+    record: Record,
+    stack: StackState | None,
+    now: float,
+    site: Site = CLOUD,
+    deadline: float | None = None,
+) -> JobView:
+    """Return the view of a job: five reads of the bucket, one more for a failed job's log or for a job on hold.
+
+    For a job that hung, one read for each node's log.
+
+    Args:
+        now: virtual unix seconds.
+        deadline: of :func:`deadline_of`, if the view is to have it.
+    """
+    ledger = (*store.list_ledger(record.job), *record.outbox)
+    progress = None
+    with contextlib.suppress(CorruptError):  # the next report writes it again
+        progress = store.read_progress(record.job)
+    waits = record.phase is Phase.HOLD and resume_waits(store, record)
+    log, failed = _crash_log(store, record, ledger)
+    view = job_view(record, progress, ledger, stack, now, log, waits, prices_of(store, stack), site)
+    in_s = None if deadline is None else deadline - (record.created + view.elapsed_s)
+    return replace(view, failed=failed, deadline_in_s=in_s)
+
+
+def site_of(store: Store, stack: StackState | None, target: Target) -> Site:
+    """Return the stack's site, with how long no tick has succeeded."""
+    return replace(target.site(), no_tick=silence(store, stack, target))
+
+
+def silence(store: Store, stack: StackState | None, target: Target) -> str:
+    """Return how long no tick has succeeded, and why; "" while ticks succeed or nothing is known of them."""
+    try:
+        note = read_note(store)
+    except StoreError:  # the caller may have the right to read jobs only
+        return ""
+    log = (
+        f"{target.local}/serial/function-*.log"
+        if target.local is not None
+        else 'its log (docs/troubleshooting.md, "Alarms")'
+    )
+    return tick_silence(note, target.clock.now(), stack.tick_minutes if stack is not None else 1, log)
+
+
+def deadline_of(store: Store, record: Record) -> float | None:
+    """Return the job's deadline in virtual unix seconds; None if its job file has none or is gone."""
+    spec = store.read_spec(record.job, record.spec_key())
+    if spec is None or spec.deadline is None:
+        return None
+    with contextlib.suppress(ValueError):  # submit refuses a malformed one
+        return deadline_at(spec.deadline, record.created)
+    return None
+
+
+def prices_of(store: Store, stack: StackState | None) -> dict[str, Prices]:
+    """Return current and past spot prices by pool, as the cloud reported them."""
+    pools = tuple(pool.name for pool in stack.pools if pool.kind == "spot") if stack else ()
+    return {pool: held.value for pool, held in store.read_prices(pools).items()}
+
+
+def resume_waits(store: Store, record: Record) -> bool:
+    """Return whether a request to resume the job waits for a round."""
+    done = set(record.requests_done)
+    return any(ask.kind is RequestKind.RESUME and ask.id not in done for ask in store.list_requests(record.job))
+
+
+def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the end of a failed job's log, or only the cause if it has restarted once since or hung.
+
+    Both are empty once two generations have followed the failed one, since the job has recovered.
+    """
+    crash = last_crash(ledger)
+    if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) or record.gen > crash.gen + 1:
+        return (), ()
+    hung = any(entry.event is Event.CRASH and (entry.gen, entry.cause) == (crash.gen, HANG) for entry in ledger)
+    if hung or record.gen > crash.gen:
+        return (), logs.cause_of_failure(store, record, crash, hung=hung)
+    nodes = [crash.node] if crash.node is not None else list(record.members or range(len(record.nodes)))
+    for node in nodes:
+        if data := store.get(paths.log(record.job, node, crash.gen or record.gen)):
+            return logs.end_of_log(data), ()
+    return (), ()
+
+
+# -- requests
+
+
+def withdraw(store: Store, name: str, now: float) -> str | None:
+    """End a submission that was interrupted before it wrote its record, so nothing ran; return the job's id or None.
+
+    If the record appears meanwhile, the job is an ordinary one and the caller cancels it.
+    """
+    from spotkeeper.reconcile.controller import cleanup
+
+    job = store.read_name(name) if JOB_NAME.match(name) else None
+    if job is None or store.read_record(job) is not None:
+        return None
+    if cleanup.withdraw(store, job, name, now, "cancelled before it was submitted whole") is None:
+        return None
+    store.delete_name(name, job)  # the next tick deletes the rest
+    return job
+
+
+def new_request(kind: RequestKind, now: float, by: str, **fields: Any) -> JobRequest:
+    """Return a request with a new id; ``fields`` are those of :class:`JobRequest` that its kind needs."""
+    return JobRequest(id=f"{kind.value}-{secrets.token_hex(4)}", kind=kind, at=now, by=by, **fields)
+
+
+def send_request(store: Store, record: Record, request: JobRequest) -> JobRequest:
+    """Leave a request for the next round, which handles it exactly once.
+
+    Raises:
+        CliError: the job has ended, its job file does not allow this size, or nothing would change.
+    """
+    from spotkeeper.reconcile.decide.gang.resize import refusal
+
+    refuse_over(record)
+    nodes, done = request.nodes, set(record.requests_done)
+    why = "" if request.go_back else _nothing_to_do(record, request)
+    if why and all(other.id in done for other in store.list_requests(record.job)):  # one that waits may change it
+        raise CliError(f"{record.name} ({record.job}) {why}", Exit.REFUSED)
+    spec = store.read_spec(record.job, record.spec_key()) if nodes is not None else None
+    if spec is not None and nodes is not None and (why := refusal(spec, nodes)):
+        raise CliError(f"{record.name} ({record.job}) cannot have {machines(nodes)}: {why}", Exit.REFUSED)
+    store.put_request(record.job, request)
+    return request
+
+
+def _nothing_to_do(record: Record, request: JobRequest) -> str:
+    """Return why the next round would refuse this request; "" if it would not."""
+    kind, nodes, on_hold = request.kind, request.nodes, record.phase is Phase.HOLD
+    if kind is RequestKind.PAUSE and (on_hold or record.pause):
+        return f"is on hold already: {record.reason}" if on_hold else f"is about to go on hold: {record.pause}"
+    if kind is RequestKind.RESUME and not on_hold and not record.pause:
+        return "is not on hold: there is nothing to resume"
+    if kind is RequestKind.RESIZE and nodes == record.wanted():
+        return f"has {machines(nodes)} already"
+    if kind is RequestKind.MOVE and request.zone == record.zone and record.move is None:
+        return f"is in {request.zone} already"
+    return ""
+
+
+def machines(count: int) -> str:
+    return f"{count} machine" + ("" if count == 1 else "s")
+
+
+def refuse_over(record: Record) -> None:
+    """
+    Raises:
+        CliError: the job has ended, so it takes no request.
+    """
+    if record.phase in (Phase.END, Phase.DONE):
+        outcome = record.outcome.value if record.outcome else "over"
+        raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)
+
+
+# -- how long a start takes
+
+
+def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[JobSpec], float]:
+    """The ``starts`` of :func:`~spotkeeper.contract.parse.jobfile.read_job`: seconds by job, each looked up once.
+
+    ``store`` None: the default for all.
+    """
+
+    @cache
+    def measured(name: str, pools: tuple[str, ...]) -> float:
+        return START_S if store is None else measured_s(store, name, pools, now)
+
+    def starts(job: JobSpec) -> float:
+        return measured(job.name, tuple(p.name for p in stack.pools if not job.pools or p.name in job.pools))
+
+    return starts
+
+
+def measured_s(store: Store, name: str, pools: Iterable[str], now: float) -> float:
+    """Return how many seconds the newest job of this name took to start on its slowest pool; default ``START_S``."""
+    from spotkeeper.reconcile.select import market
+
+    try:
+        job = earlier(store, name)
+        progress = None if job is None else store.read_progress(job)
+        if progress is None or progress.begin_s is None:
+            return START_S
+        boots = market.boots(store, tuple(pools), now)
+    except StoreError:
+        return START_S
+    return start_s(max(boots.values(), default=None), progress.begin_s, progress.save_s or 0.0)

@@ -1,0 +1,199 @@
+"""Submit a job: the order of writes makes a crash at any point harmless.
+
+``active/<job>`` (with the time), ``spec.json``, ``source``, ``names/<name>`` (create-only), ``rec`` (create-only).
+Nothing runs before ``rec``. ``active`` is first because ticks find jobs there: they leave a job without a record alone
+for a day, then delete its files. Until then, another submission of the same content finishes an interrupted one that
+already has its name. Each write creates an object and replaces none, since a submitter may do no more in the bucket;
+only the name of an ended job is deleted, to be used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import secrets
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.notify import notify
+from spotkeeper.client.pack import Source
+from spotkeeper.client.target import Target
+from spotkeeper.contract.job import JobSpec, spec_sha256
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.names import new_job_id
+from spotkeeper.contract.record import Hold, Node, Phase, Record
+from spotkeeper.reconcile.store.interface import CorruptError, Store, Versioned
+from spotkeeper.report.job.hold import resume_with
+
+PORT_FIRST = 20_000
+PORT_BLOCK = 64  # ports per job; a generation uses block start + generation mod 64
+PORT_END = 32_768  # where Linux' ephemeral ports begin
+
+
+class Submitted(Struct, frozen=True):
+    """A submitted job; not ``new`` if the same job ran already; ``on_hold`` is the reason of its hold, if any."""
+
+    job: str
+    name: str
+    new: bool
+    on_hold: str | None = None
+
+
+def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None) -> tuple[Submitted, bool]:
+    """Submit a checked job file to a stack; returns the job, and whether the function was notified of it.
+
+    Raises:
+        CliError: as :func:`submit`; or the stack is being destroyed.
+        StoreError: the bucket failed.
+    """
+    store = target.store()
+    if store.draining():
+        again = f"bring it up again: {target.up()}"
+        raise CliError(f"{file}: the stack {target.stack} is being destroyed", Exit.REFUSED, again)
+    done = submit(store, spec, source, target.clock.now(), whoami())
+    return done, not done.new or notify(target, done.job)
+
+
+def whoami() -> str:
+    """Return the user's name, for the ledger; "" if this machine has none (some containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: str = "") -> Submitted:
+    """Put a checked job into the bucket; the next round starts it. ``by``: the submitter, for the ledger.
+
+    Raises:
+        CliError: an unfinished job of this name has other content, or the job was cancelled meanwhile.
+        StoreError: the bucket failed.
+    """
+    full = with_source(spec, source)
+    digest = spec_sha256(full)
+    earlier = _same_name(store, full, digest)
+    if earlier is not None:
+        job, record = earlier
+        if record is not None:
+            return Submitted(job, spec.name, new=False, on_hold=record.reason if record.phase is Phase.HOLD else None)
+    else:
+        job = new_job_id()
+        store.set_active(job, now)
+        store.put_spec(job, full)
+    if source is not None:
+        store.put_source(job, source.sha256, source.tar)
+    if earlier is None and not store.put_name(spec.name, job):
+        from spotkeeper.reconcile.controller.cleanup import withdraw
+
+        withdraw(store, job, spec.name, now, "another submission of its name came first")  # a tick deletes its files
+        why = f"{spec.name}: another submission of this name came first"
+        raise CliError(why, Exit.REFUSED, "submit again to see it")
+    store.set_active(job, now)  # the mark of an earlier submission may be gone
+    if not store.create_record(_record(store, job, full, digest, now, by)):
+        theirs = store.read_record(job)
+        if theirs is None or theirs.value.phase is not Phase.DONE:  # the same submission, by another shell
+            return Submitted(job, spec.name, new=False)
+        raise CliError(f"{spec.name} ({job}): was cancelled meanwhile", Exit.REFUSED, "submit it again")
+    return Submitted(job, spec.name, new=True)
+
+
+def with_source(spec: JobSpec, source: Source | None) -> JobSpec:
+    """Return the spec with the hash of its source; ``spec_sha256`` of it identifies the job's content."""
+    return msgspec.structs.replace(spec, source_sha256=source.sha256 if source else None)
+
+
+def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | None] | None:
+    """Return the unfinished job of this name and content, with its record if any; None if the name is free."""
+    job = store.read_name(spec.name)
+    if job is None:
+        return None
+    held = store.read_record(job)
+    if held is not None and held.value.phase in (Phase.END, Phase.DONE):
+        store.delete_name(spec.name, job)
+        return None
+    return _refuse_other(store, job, held, spec, digest)
+
+
+def check_name(store: Store, spec: JobSpec) -> None:
+    """Check that a submission would be accepted; changes nothing. ``spec``: with its source.
+
+    Raises:
+        CliError: an unfinished job of this name has other content.
+    """
+    job = store.read_name(spec.name)
+    held = store.read_record(job) if job is not None else None
+    if job is not None and (held is None or held.value.phase not in (Phase.END, Phase.DONE)):
+        _refuse_other(store, job, held, spec, spec_sha256(spec))
+
+
+def _refuse_other(
+    store: Store, job: str, held: Versioned[Record] | None, spec: JobSpec, digest: str
+) -> tuple[str, Record | None]:
+    """
+    Raises:
+        CliError: the unfinished ``job`` of this name has other content.
+    """
+    theirs = store.read_spec(job, held.value.spec_key() if held is not None else "")
+    if theirs is not None and spec_sha256(theirs) == digest:
+        return job, held.value if held is not None else None
+    state = "runs already"
+    end = f"resume that one with these files (spotkeeper pause {spec.name}, then {resume_with(spec.name)}), or end it"
+    if held is None:
+        state, end = "is being submitted already", "end that one"
+    elif held.value.phase is Phase.HOLD:
+        state = "is on hold since it failed" if held.value.hold is Hold.FAILURE else "is on hold"
+        end = f"resume that one with these files ({resume_with(spec.name)}), or end it with its checkpoints"
+    raise CliError(
+        f"{spec.name}: a job of this name {state} ({job}) with other content: {', '.join(differences(theirs, spec))}",
+        Exit.REFUSED,
+        f"give this one another `name`, or {end}: spotkeeper cancel {spec.name}",
+    )
+
+
+def differences(theirs: JobSpec | None, ours: JobSpec) -> list[str]:
+    """Return the names of fields that differ, without their values, which may be long or private."""
+    if theirs is None:
+        return ["its job file is missing"]
+    fields = [field for field in ours.__struct_fields__ if field != "source"]
+    found = [field for field in fields if getattr(theirs, field) != getattr(ours, field)]
+    return ["source" if field == "source_sha256" else field for field in found]
+
+
+def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float, by: str) -> Record:
+    """Return the record's first version; its outbox has the ledger's first entry, which the function writes."""
+    return Record(
+        job=job,
+        uid=str(uuid.uuid4()),
+        name=spec.name,
+        spec_sha256=digest,
+        created=now,
+        nonce=secrets.token_hex(8),
+        nodes=tuple(Node() for _ in range(spec.size().max)),
+        port_base=free_port_block(_ports_in_use(store, job)),
+        keep_disks=spec.keep_disks,
+        outbox=(Entry(at=now, id="submitted.job", event=Event.SUBMITTED, by=by),),
+    )
+
+
+def _ports_in_use(store: Store, job: str) -> Iterable[int]:
+    for other in store.active_jobs():
+        with contextlib.suppress(CorruptError):  # its block may be drawn again; `run_id` keeps the jobs apart
+            held = store.read_record(other) if other != job else None
+            if held is not None:
+                yield held.value.port_base
+
+
+def free_port_block(used: Iterable[int]) -> int:
+    """Return a random port block that no unfinished job of the stack uses, because jobs may share a host.
+
+    Random, because a host may also run jobs of other stacks. Once all 199 blocks are taken, jobs share blocks:
+    torchrun's ``run_id`` then keeps two jobs apart, and a busy port costs one restart.
+    """
+    taken = set(used)
+    blocks = range(PORT_FIRST, PORT_END - PORT_BLOCK, PORT_BLOCK)
+    return secrets.choice([base for base in blocks if base not in taken] or blocks)

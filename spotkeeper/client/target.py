@@ -1,0 +1,139 @@
+"""A stack as client programs reach it: its bucket, its clock, and the folder of a one-machine cloud."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.clock import Clock
+
+if TYPE_CHECKING:
+    from spotkeeper.contract.stack import StackState
+    from spotkeeper.local.lifecycle.cloud import LocalCloud
+    from spotkeeper.reconcile.store.interface import Store
+    from spotkeeper.report.job.view import Site
+
+LOCAL = Path(".spotkeeper") / "local"  # where a one-machine cloud lives, unless --folder says otherwise
+SCALE = 20.0  # speed of its clock, unless --scale says otherwise
+STACK = "local"  # the stack of a one-machine cloud
+STACK_FILE = Path(__file__).resolve().parents[2] / "infra" / "stacks" / "Pulumi.local.yaml"
+CLOUD_FILE = "cloud.json"
+FOLDER = "SPOTKEEPER_FOLDER"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A stack: its bucket and clock; ``local`` is the folder of the one-machine cloud, None for a real cloud."""
+
+    stack: str
+    bucket: str
+    clock: Clock
+    local: Path | None = None
+    function_url: str = ""
+    compute_endpoint: str = ""  # root of the Compute API, if it is not the cloud's own
+    compute_token: str = field(default="", repr=False)  # bearer token for that endpoint
+
+    def site(self) -> Site:
+        from spotkeeper.report.job.view import Site
+
+        return Site(self.clock.scale, self.local is not None)
+
+    def up(self) -> str:
+        """Return the command that brings the stack up."""
+        return "pulumi up" if self.local is None else f"spotkeeper local up {folder_option(self.local)}"
+
+    def store(self) -> Store:
+        """Return the bucket.
+
+        Raises:
+            CliError: its address is not valid.
+        """
+        from spotkeeper.reconcile.store.store import open_store
+
+        try:
+            return open_store(self.bucket)
+        except ValueError as error:
+            raise CliError(str(error), Exit.USAGE) from None
+
+    def state(self, store: Store) -> StackState:
+        """Return the stack, read from ``stack/pools.json``.
+
+        Raises:
+            CliError: the stack was never brought up, or the bucket belongs to another one.
+        """
+        state = store.read_stack()
+        if state is None:
+            why = f"{self.bucket} holds no stack (no stack/pools.json)"
+            raise CliError(why, Exit.MISSING, f"bring it up: {self.up()}")
+        if self.stack and state.stack != self.stack:
+            why = f"{self.bucket} belongs to the stack {state.stack}, not to {self.stack}"
+            raise CliError(why, Exit.MISSING, export_bucket(self.stack))
+        return state
+
+
+def export_bucket(stack: str) -> str:
+    """Return the shell command that sets ``SPOTKEEPER_BUCKET``; the stack's output `bucket` is the bare name."""
+    return f"export SPOTKEEPER_BUCKET=gs://$(pulumi stack output bucket --stack {shlex.quote(stack)})  # s3:// on AWS"
+
+
+# -- the one-machine cloud
+
+
+def folder_option(folder: Path) -> str:
+    """Return ``--folder FOLDER``, quoted for a shell."""
+    return f"--folder {shlex.quote(str(folder))}"
+
+
+def named_folder() -> Path | None:
+    """Return the one-machine cloud's folder that ``SPOTKEEPER_FOLDER`` names, if set."""
+    named = os.environ.get(FOLDER, "")
+    return Path(named) if named else None
+
+
+def local_folder(start: Path) -> Path | None:
+    """Return the folder of the one-machine cloud in ``start`` or above, if one was ever started there."""
+    for folder in (start, *start.parents):
+        if (folder / LOCAL / CLOUD_FILE).is_file():
+            return folder / LOCAL
+    return None
+
+
+def named(folder: Path) -> Path:
+    """Return ``folder``; for the default, the environment's folder, or else that of the cloud found here or above."""
+    return named_folder() or local_folder(Path.cwd()) or folder if folder == LOCAL else folder
+
+
+def attach(folder: Path) -> LocalCloud:
+    """Return the one-machine cloud in a folder.
+
+    Raises:
+        CliError: the folder has no cloud.
+    """
+    from spotkeeper.local.lifecycle.cloud import LocalCloud
+    from spotkeeper.local.lifecycle.folder import LocalCloudError
+
+    try:
+        return LocalCloud.attach(named(folder))
+    except LocalCloudError as error:
+        raise CliError(str(error), Exit.MISSING) from None
+
+
+def local_target(folder: Path) -> Target:
+    """Return the stack of the one-machine cloud in ``folder``."""
+    cloud = attach(folder)
+    compute = {"compute_endpoint": cloud.compute_endpoint, "compute_token": cloud.token}
+    return Target(STACK, cloud.bucket, cloud.clock, cloud.folder, **compute)
+
+
+def local_token(target: Target, url: str) -> str:
+    """Return an identity token of the schedule's account; in the one-machine cloud the operator may use any account."""
+    from infra.naming import account
+
+    state = target.state(target.store())
+    email = f"{account(state.stack, 'ck')}@{state.project}.iam.gserviceaccount.com"
+    assert target.local is not None
+    return attach(target.local).identity_token(email, url)

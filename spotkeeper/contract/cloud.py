@@ -1,0 +1,216 @@
+"""The interface between reconcile and a cloud, the same for every provider.
+
+``decide()`` takes a :class:`Listing` and :class:`Result` values and returns
+:data:`Action` values; an adapter (``reconcile/clouds/gce/cloud.py``, ``reconcile/clouds/ec2/cloud.py``)
+implements :class:`Cloud` and nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Protocol, Union, runtime_checkable
+
+from msgspec import Struct
+
+from spotkeeper.contract.market import Chances, PriceRun
+from spotkeeper.contract.stack import Model
+
+
+class VmStatus(str, Enum):
+    """PENDING is listed but proves nothing (a stockout lists a VM for seconds); only RUNNING counts."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    STOPPING = "stopping"  # may still write
+    REPAIRING = "repairing"  # its host failed: nothing runs there until the cloud repairs it
+    DEAD = "dead"  # listed, stopped for good
+
+
+class Vm(Struct, frozen=True, gc=False):
+    name: str
+    uid: str
+    zone: str
+    status: VmStatus
+    pool: str
+    job: str  # "" for a static machine
+    node: int
+    attempt: int
+    address: str
+    disks: tuple[str, ...] = ()  # names of the attached data disks
+    model: Model = Model.SPOT
+    created: float = 0.0
+    ends: float | None = None  # when the cloud ends it by its maxRunDuration; None: never, or unknown
+
+
+class Disk(Struct, frozen=True, gc=False):
+    name: str
+    zone: str
+    job: str
+    node: int
+    number: int
+    users: tuple[str, ...] = ()  # names of VMs that hold it
+    ready: bool = True
+
+
+NAMED = 8  # disks that a message names
+
+
+def disks_kept(names: Iterable[str]) -> str:
+    """Return the text on kept disks for the ledger and alarms; "" without disks."""
+    known = sorted(names)
+    if not known:
+        return ""
+    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    return f"{len(known)} disk{'s' * (len(known) > 1)} kept, which bill: {', '.join(known[:NAMED])}{more}"
+
+
+class DiskSnapshot(Struct, frozen=True):
+    name: str  # of the disk that will be created from it
+    job: str
+    node: int
+    number: int
+    ready: bool
+
+
+class MachineTimes(Struct, frozen=True, gc=False):
+    """When a machine that is no longer listed was on, by the cloud; 0: unknown. Only for the ledger."""
+
+    name: str
+    zone: str
+    started: float = 0.0
+    ended: float = 0.0
+
+
+class Listing(Struct, frozen=True):
+    """The cloud's machines and disks. Absence proves something only in zones that answered."""
+
+    vms: tuple[Vm, ...]
+    disks: tuple[Disk, ...]
+    snapshots: tuple[DiskSnapshot, ...] = ()
+    answered: frozenset[str] = frozenset()
+    results: tuple[Result, ...] = ()  # of operations that ended since (found by their idempotency key)
+    ran: tuple[MachineTimes, ...] = ()  # machines that ended recently, as far as known
+
+
+class InsertVm(Struct, frozen=True, tag=True):
+    job: str
+    uid: str  # the job's
+    node: int
+    attempt: int
+    pool: str
+    zone: str
+    model: Model
+
+
+class DeleteVm(Struct, frozen=True, tag=True):
+    """Delete a machine by its unique id, since a healthy machine may have its name by now."""
+
+    name: str
+    uid: str
+    zone: str
+
+
+class CreateDisk(Struct, frozen=True, tag=True):
+    job: str
+    uid: str
+    node: int
+    number: int
+    pool: str
+    zone: str
+    snapshot: str | None = None  # name of the snapshot to fill it from
+
+
+class AttachDisk(Struct, frozen=True, tag=True):
+    disk: str
+    vm: str
+    vm_uid: str
+    zone: str
+
+
+class DetachDisk(Struct, frozen=True, tag=True):
+    disk: str
+    vm: str
+    vm_uid: str
+    zone: str
+
+
+class DeleteDisk(Struct, frozen=True, tag=True):
+    disk: str
+    zone: str
+
+
+class CreateSnapshot(Struct, frozen=True, tag=True):
+    job: str
+    uid: str
+    node: int
+    number: int  # of the disk
+    zone: str
+    copy: int = 0  # number of the disk that the move creates from it; it names the snapshot
+
+
+class DeleteSnapshot(Struct, frozen=True, tag=True):
+    name: str
+
+
+Action = Union[InsertVm, DeleteVm, CreateDisk, AttachDisk, DetachDisk, DeleteDisk, CreateSnapshot, DeleteSnapshot]
+
+
+class ResultKind(str, Enum):
+    """What a cloud's answer means, whatever the provider calls it."""
+
+    ACCEPTED = "accepted"
+    CAPACITY = "capacity"  # another offer
+    QUOTA = "quota"  # long back-off, tell the user
+    THROTTLED = "throttled"  # stop calling, keep the intents
+    DEAD_KEY = "dead_key"  # this idempotency key's VM is gone: attempt + 1
+    IN_USE = "in_use"  # wait, list again
+    AMBIGUOUS = "ambiguous"  # timeout, 5xx: the next round lists and repeats
+    PERMANENT = "permanent"  # hold, one alarm
+
+
+class Result(Struct, frozen=True):
+    """The outcome of an action, now or found later in the operations list."""
+
+    action: Action
+    kind: ResultKind
+    detail: str = ""
+    at: float = 0.0
+
+
+class Offer(Struct, frozen=True):
+    """A machine that can be requested now; ``price`` in USD per machine-hour."""
+
+    pool: str
+    zone: str
+    model: Model
+    price: float
+    machine: str | None = None  # a static machine's name
+
+    def key(self) -> str:
+        return f"{self.pool}/{self.zone}/{self.model.value}" + (f"/{self.machine}" if self.machine else "")
+
+
+class Cloud(Protocol):
+    """A cloud. Every call has a deadline; only a lost answer to a call with EC2's token is retried."""
+
+    def list(self, stack: str) -> Listing:
+        """List all zones of the stack by label. A zone that fails is left out of ``answered``."""
+
+    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
+        """Past and present spot prices of the pool. None: unknown, for whatever reason; never raises."""
+
+    def perform(self, action: Action, deadline_s: float) -> Result:
+        """Make one call; never raises for an answer of the cloud."""
+
+
+@runtime_checkable
+class Guesses(Protocol):
+    """A cloud that estimates the availability of its spot machines."""
+
+    def chances(self, pool: str, deadline_s: float) -> Chances | None:
+        """The cloud's estimate for all machines of the pool at once. None: unknown, for whatever reason."""
+
+
+def chances_of(cloud: Cloud, pool: str, deadline_s: float) -> Chances | None:
+    return cloud.chances(pool, deadline_s) if isinstance(cloud, Guesses) else None

@@ -1,0 +1,48 @@
+"""Decodes bytes and plain values to structs, safely in threads. All other modules use these functions.
+
+msgspec (0.22) publishes what it computes about a struct type before that is complete: if a second thread decodes the
+type meanwhile, both for the first time, it reads a null pointer and the process ends with SIGSEGV. So every type is
+prepared under one lock, and no other module passes a type to msgspec's decoders (``tests/contract/test_codec.py``).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+_LOCK = threading.Lock()
+_ready: dict[tuple[object, bool], msgspec.json.Decoder[Any]] = {}
+
+
+def decode(data: bytes | str, kind: type[T], *, strict: bool = True) -> T:
+    """Decode JSON to a ``kind``. ``strict=False`` accepts numbers and booleans written as texts.
+
+    Raises:
+        msgspec.DecodeError: invalid JSON, or (``ValidationError``) JSON that is no ``kind``.
+    """
+    try:
+        return _decoder(kind, strict).decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec raises these two unchanged
+        raise msgspec.DecodeError(f"no JSON: {error}") from None
+
+
+def convert(plain: object, kind: type[T], *, strict: bool = True) -> T:
+    """Convert plain values (dicts, lists, texts, numbers) to a ``kind``.
+
+    Raises:
+        msgspec.ValidationError: the values are no ``kind``.
+    """
+    _decoder(kind, strict)
+    return msgspec.convert(plain, kind, strict=strict)
+
+
+def _decoder(kind: type[T], strict: bool) -> msgspec.json.Decoder[T]:
+    found = _ready.get((kind, strict))
+    if found is None:
+        with _LOCK:
+            found = _ready.setdefault((kind, strict), msgspec.json.Decoder(kind, strict=strict))
+    return found

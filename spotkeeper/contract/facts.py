@@ -1,0 +1,194 @@
+"""Facts: what agents report, and how they write a failed worker, a hang or a hardware fault.
+
+A fact is a create-only object; its key is its whole content:
+``jobs/<job>/facts/<uid>.<boot>.<node>.<attempt>.<gen>.<kind>.<value>``
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from msgspec import Struct
+
+
+class Kind(str, Enum):
+    """What an agent can report. ``gen`` is the generation it is about (0 before the first)."""
+
+    HELLO = "hello"  # value: "0". This boot is up and asks to be admitted
+    NOTICE = "notice"  # value: deadline, whole virtual unix seconds
+    REPRIEVE = "reprieve"  # value: the deadline of the notice that was withdrawn
+    RELEASED = "released"  # value: newest committed step. Its processes of `gen` have stopped after a save-and-stop
+    FREED = "freed"  # value: disk number or "0". Disk unmounted; the agent will not touch it again
+    EXIT = "exit"  # value: exit code. The job's process of `gen` ended by itself (0: done)
+    FAILED = "failed"  # value: :class:`Failure`. When its first worker failed, and whether because of a peer
+    HERE = "here"  # value: the document version that called the roll
+    ATTACHED = "attached"  # value: disk number or "0" (a static machine's own). Mounted; CHECKPOINT came before
+    CHECKPOINT = "checkpoint"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
+    DAMAGED = "damaged"  # value: "<gen>-<step>" of a newer checkpoint there that was complete once
+    DROPPED = "dropped"  # value: "0". A static machine dropped this attempt, which releases the grant
+    NO_DISK = "nodisk"  # value: "<disk number>-<word>" (``agent/host/disk.py``). Not mountable here; the agent retries
+    FULL = "full"  # value: which time, from "0". The checkpoint disk is full; training continues
+    UNSAVED = "unsaved"  # value: "write-failed", "saver-lost", "no-memory"; "-<which time>" after the first. As FULL
+    SAVED = "saved"  # value: which time. A save succeeded after FULL or UNSAVED
+    UNLOOPED = "unlooped"  # value: "0". The job succeeded, called attach() and never looped: nothing is saved
+    MIRRORED = "mirrored"  # value: "<gen>-<step>" of a checkpoint whose copy in the bucket is complete
+    FETCHED = "fetched"  # value: as before. The copy that ``Record.fetch`` names is on the mounted disk
+    UNMIRRORED = "unmirrored"  # value: as before. That copy is damaged or gone
+    PREFLIGHT_FAILED = "preflight-failed"  # value: a key of :data:`PREFLIGHT_CHECKS`. Training continues
+    STALL = "stall"  # value: step. No step for many times the median
+    LAGS = "lags"  # value: "<which time>-<percent>". Its own step time, in percent of the median node's
+    KEEPS_UP = "keepsup"  # value: which time. LAGS is over
+    HARDWARE_FAULT = "hardware-fault"  # value: :class:`Sign`, which a crash in `gen` left on the machine
+    HUNG = "hung"  # value: :class:`Hung`. No step for so long that it counts as a hang
+    STACKS = "stacks"  # value: :class:`StacksAnswer`. Its workers' stacks are in its log, as a roll call asked
+
+
+# Checks that :attr:`Kind.PREFLIGHT_FAILED` may name, and the words for them.
+PREFLIGHT_CHECKS = {
+    "clock": "its clock is wrong",
+    "metadata": "it cannot prove who it is",
+    "space": "it has no room for a checkpoint",
+    "driver": "a GPU or its driver does not work",
+    "peers": "it cannot reach the gang's first machine: a firewall between them?",
+}
+
+_ID, _COUNT = "([-a-z0-9]{1,64})", "([0-9]{1,11})"
+_KEY = re.compile(rf"{_ID}\.{_ID}\.{_COUNT}\.{_COUNT}\.{_COUNT}\.([-a-z_]+)\.([-a-z0-9]{{1,40}})\Z")
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+class Fact(Struct, frozen=True, gc=False):
+    """One report: ``uid`` is the unique instance id, ``boot`` the boot that reports."""
+
+    uid: str
+    boot: str
+    node: int
+    attempt: int
+    gen: int
+    kind: Kind
+    value: str = "0"
+
+    def key(self) -> str:
+        """Return the last part of the object's name."""
+        return f"{self.uid}.{self.boot}.{self.node}.{self.attempt}.{self.gen}.{self.kind.value}.{self.value}"
+
+    @classmethod
+    def parse(cls, key: str) -> Fact | None:
+        """Return the fact that a key encodes; None if the key is invalid."""
+        found = _KEY.match(key)  # a gang of 10,000 has as many keys, parsed several times a round
+        if found is None:
+            return None
+        uid, boot, node, attempt, gen, kind, value = found.groups()
+        known = _KINDS.get(kind)
+        return cls(uid, boot, int(node), int(attempt), int(gen), known, value) if known is not None else None
+
+
+# -- values of facts
+
+HANG = "hang"  # of a roll call, and of the crash that follows
+_HUNG = re.compile(r"(\d{1,15})-(\d{1,12})\Z")
+_ANSWER = re.compile(r"(\d{1,12})-([a-z]+)-(\d{1,4})\Z")
+_FAILURE = re.compile(r"(own|peer)-(\d{1,15})-(\d{1,4})\Z")
+
+
+class Failure(Struct, frozen=True):
+    """When a machine's first worker failed: the value of FAILED, which comes with an EXIT.
+
+    ``follows``: it failed because a peer was gone. ``at_ms``: by that machine's clock, real unix milliseconds.
+    """
+
+    follows: bool
+    at_ms: int
+    local_rank: int = 0
+
+    def order(self) -> tuple[bool, int]:
+        """Return a sort key: the smallest is the root cause, as machines' clocks agree within milliseconds."""
+        return self.follows, self.at_ms
+
+    def __str__(self) -> str:
+        return f"{'peer' if self.follows else 'own'}-{self.at_ms}-{self.local_rank}"
+
+    @classmethod
+    def parse(cls, text: str) -> Failure | None:
+        found = _FAILURE.match(text)
+        return cls(found[1] == "peer", int(found[2]), int(found[3])) if found else None
+
+
+class Hung(Struct, frozen=True):
+    """This machine made no step after ``step`` since ``since`` (whole virtual unix seconds): the value of HUNG."""
+
+    step: int
+    since: int
+
+    def __str__(self) -> str:
+        return f"{self.step}-{self.since}"
+
+    @classmethod
+    def parse(cls, text: str) -> Hung | None:
+        found = _HUNG.match(text)
+        return cls(int(found[1]), int(found[2])) if found else None
+
+
+class WorkerState(str, Enum):
+    """What a worker does; of a machine's workers the first state in this order counts.
+
+    BUSY: the script announced a long step, or works where no step is expected: no hang. ELSEWHERE: it waits for no
+    peer, so the others wait for it. SILENT: it handles no signal, so it hangs below Python. DEVICE: it waits for its
+    device. WAITS: it waits for its peers. UNKNOWN: its stacks are not available.
+    """
+
+    BUSY = "busy"
+    ELSEWHERE = "elsewhere"
+    SILENT = "silent"
+    DEVICE = "device"
+    WAITS = "waits"
+    UNKNOWN = "unknown"
+
+
+class StacksAnswer(Struct, frozen=True):
+    """To the roll call of document version ``ver``: the value of STACKS. ``local_rank``: the worker that counts."""
+
+    ver: int
+    word: WorkerState
+    local_rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.ver}-{self.word.value}-{self.local_rank}"
+
+    @classmethod
+    def parse(cls, text: str) -> StacksAnswer | None:
+        found = _ANSWER.match(text)
+        if found is None or found[2] not in {word.value for word in WorkerState}:
+            return None
+        return cls(int(found[1]), WorkerState(found[2]), int(found[3]))
+
+
+class Sign(str, Enum):
+    """A sign of broken hardware that a crash may leave.
+
+    All but NETWORK are about the machine that found them. Every survivor of a gang prints NETWORK too when a peer
+    dies, so it counts only if a single machine has it.
+    """
+
+    MEMORY = "memory"
+    LOST = "lost"
+    FAULT = "fault"
+    DRIVER = "driver"
+    HOST = "host"
+    NETWORK = "network"
+
+
+SIGN_WORDS = {
+    Sign.MEMORY: "an uncorrectable memory error of a GPU",
+    Sign.LOST: "a GPU that cannot be reached",
+    Sign.FAULT: "a GPU that fails on its instructions",
+    Sign.DRIVER: "a GPU error told by the driver (Xid)",
+    Sign.HOST: "a machine check or disk error told by the kernel",
+    Sign.NETWORK: "an NCCL error of its network",
+}
+
+
+def parse_sign(value: str) -> Sign | None:
+    """Return the sign that a fact's value names; None if it is invalid."""
+    return next((sign for sign in Sign if sign.value == value), None)

@@ -1,0 +1,255 @@
+"""The job file a researcher writes, and what a user may request of a running job."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import datetime
+from enum import Enum
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct
+
+from spotkeeper.contract.stack import PoolState, StackState
+
+HOLD_DAYS = 14.0
+# How long a start takes if the job has not shown it yet: the machine's boot, its data disk, Python and torch, the first
+# batch. No boot times by cloud or machine type are published; starts of training jobs on new machines are reported as
+# "typically over 10 minutes", and comparisons of policies assume 4 to 20, most often 12. If it is too long, a job waits
+# less for spot; if it is too short, a deadline is missed.
+START_S = 600.0
+
+
+def _about(text: str) -> Meta:
+    """What an editor shows beside the field (JSON Schema), and what its reader reads here."""
+    return Meta(description=text)
+
+
+def _unoffered(text: str) -> Meta:
+    """A field that nobody is to write in a job file: messages and editors do not offer it."""
+    return Meta(description=text, extra={"offered": False})
+
+
+class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
+    """How many machines. ``min < max`` lets the job go on smaller and grow again."""
+
+    min: Annotated[int, Meta(ge=1, le=10_000, description="it trains with so many at least")]
+    max: Annotated[int, Meta(ge=1, le=10_000, description="and with so many at most")]
+
+
+class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
+    """Copies of committed checkpoints in the stack's bucket, for when no disk has one any more. Unset: none."""
+
+    every_min: Annotated[float, Meta(ge=1, le=10_000, description="minutes from one copy to the next")] = 60.0
+    mb_s: Annotated[float, Meta(gt=0, description="megabytes a second that an upload takes at most")] = 50.0
+    keep: Annotated[int, Meta(ge=1, le=10, description="complete copies kept in the bucket")] = 2
+
+
+class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is saved, how often, and how much of it is kept."""
+
+    replicated: Annotated[bool, _about("true (DDP): every node holds a full copy; false (FSDP): sharded")] = True
+    interval_s: Annotated[float, Meta(gt=0, description="unset: from measured stall and observed losses")] | None = None
+    keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
+    mirror: Annotated[Mirror, _about("copies of checkpoints in the stack's bucket; unset: none")] | None = None
+
+
+class Retry(Struct, frozen=True, forbid_unknown_fields=True):
+    """The crash budget: failures of the user's own code. Preemptions never count."""
+
+    crashes: Annotated[int, Meta(ge=0, le=1000, description="so many in its life, then it holds")] = 3
+
+
+class Hang(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a job hangs: its stacks are logged, and it is restarted at the cost of a crash."""
+
+    factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take so many times the usual one")] = 30.0
+    floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes that no step is too long for")] = 10.0
+    idle_min: Annotated[
+        float, Meta(ge=1, le=1e6, description="minutes without processor time before, between and after loops")
+    ] = 60.0
+
+
+class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """``job.yaml``; also ``jobs/<job>/spec.json`` (``spec-<sha256>.json`` where a resume brought another).
+
+    What fields mean together: ``spotkeeper.contract.parse.check``.
+    """
+
+    name: Annotated[str, _about("a-z, 0-9 and -, at most 40 characters; one unfinished job may have it")]
+    command: Annotated[tuple[str, ...], Meta(min_length=1, description="script and its arguments, never a shell line")]
+    nodes: Annotated[int, Meta(ge=1, le=10_000, description="how many machines, or {min, max}")] | Nodes = 1
+    pools: Annotated[tuple[str, ...], _about("where machines may come from; empty: every pool of the stack")] = ()
+    source: Annotated[str | None, _about("folder sent to the machines, relative to the job file")] = None
+    python: Annotated[str, _about("interpreter on the machines, with torch installed")] = "python3"
+    requirements: Annotated[
+        str | None, _about("requirements.txt or uv.lock of `source`: installed once, onto the node's disk; unset: none")
+    ] = None
+    nproc: Annotated[int, Meta(ge=1, le=64, description="processes per machine; unset: what the pool says")] | None = (
+        None
+    )
+    env: Annotated[dict[str, str], _about("variables of the job's processes; no secrets")] = {}
+    secrets: Annotated[dict[str, str], _about("variable -> gcp-secret://... or aws-secret://...")] = {}
+    checkpoint: Checkpoint = Checkpoint()
+    retry: Retry = Retry()
+    hang: Annotated[Hang | Literal["off"], _about("when the job is taken for hung; off: never")] = Hang()
+    policy: Annotated[Literal["balanced", "spot", "on-demand", "shuffle"], _about("what to buy, and when")] = "balanced"
+    deadline: Annotated[str | None, _about("2026-12-24T18:00Z, or 6h, 90m, 2d from submission")] = None
+    work: Annotated[
+        str | None, _about("40h, 90m, 2d: how long it trains if nothing happens; unset: as its first steps tell")
+    ] = None
+    max_wait: Annotated[
+        str | None, _about("30m, 6h: how long it waits for spot before on-demand; unset: the policy's choice")
+    ] = None
+    max_price: (
+        Annotated[float, Meta(gt=0, description="USD an hour that a spot machine may cost; never above on-demand's")]
+        | None
+    ) = None
+    static: Annotated[Literal["use", "never"], _about("whether to take the stack's static machines")] = "use"
+    stragglers: Annotated[
+        Literal["report", "replace"], _about("machines that hold the others up: show them, or swap them too")
+    ] = "report"
+    spread: Annotated[bool, _about("whether machines may be in different zones")] = False
+    launcher: Annotated[Literal["zygote", "exec"], _about("zygote: warm, fast; exec: plain torchrun")] = "zygote"
+    stop: Annotated[
+        Literal["library", "signal"], _about("how it is told to save and stop; signal: SIGTERM, to a script of its own")
+    ] = "library"
+    warm: Annotated[
+        tuple[str, ...], _about("modules to import once on each machine, before training starts: [transformers]")
+    ] = ()
+    grace_s: Annotated[float, Meta(ge=1, le=600, description="seconds between SIGTERM and SIGKILL")] = 25.0
+    keep_disks: Annotated[bool, _about("keep the nodes' disks when the job has ended")] = False
+    hold_days: Annotated[
+        float, Meta(ge=0, le=365, description="how long a job that failed keeps its disks for `resume`; 0: not at all")
+    ] = HOLD_DAYS
+    max_on_demand: Annotated[int, Meta(ge=0, description="how many machines may be on-demand at once")] | None = None
+    max_usd: (
+        Annotated[float, Meta(gt=0, description="the job holds when it has spent this much on machines")] | None
+    ) = None
+    seed: Annotated[int, Meta(ge=0, lt=2**32, description="of the order of samples, and of random numbers")] = 0
+    source_sha256: Annotated[str | None, _unoffered("filled in by submit")] = None
+
+    def size(self) -> Nodes:
+        return Nodes(self.nodes, self.nodes) if isinstance(self.nodes, int) else self.nodes
+
+
+class UnknownError(Exception):
+    """The code read a field of a job file that is invalid there."""
+
+
+class PartialJob(JobSpec, frozen=True):
+    """A job file of which some fields make no sense. They are ``UNSET``; to read one is an :class:`UnknownError`."""
+
+    def __getattribute__(self, name: str) -> object:
+        value: object = super().__getattribute__(name)
+        if value is UNSET:
+            raise UnknownError(name)
+        return value
+
+
+def spec_sha256(spec: JobSpec) -> str:
+    """Return the hash that identifies a job's content: all fields, with the source by its hash, not by its path."""
+    body = msgspec.json.encode(msgspec.structs.replace(spec, source=None), order="sorted")
+    return hashlib.sha256(body).hexdigest()
+
+
+def spec_json(spec: JobSpec) -> bytes:
+    """Encode a job file for the bucket, without fields that have their default.
+
+    So a function that is older than the submitting command reads every job that uses no new field.
+    """
+    return msgspec.json.encode(_said(spec))
+
+
+def _said(value: object) -> object:
+    if not isinstance(value, Struct):
+        return value
+    fields = [(field, getattr(value, field.name)) for field in msgspec.structs.fields(value)]
+    return {field.encode_name: _said(is_) for field, is_ in fields if is_ != _default(field)}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([mhd])\Z")
+_SPAN_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+LONGEST_S = 10 * 365 * 86400.0
+
+
+def span_s(text: str) -> float:
+    """Return a length of time (``6h``, ``90m``, ``2d``) in seconds.
+
+    Raises:
+        ValueError: the text has another form, or is longer than ten years.
+    """
+    span = _SPAN.match(text.strip())
+    if span is None:
+        raise ValueError("want a length of time: 90m, 6h, 2d")
+    if (length := float(span[1]) * _SPAN_S[span[2]]) > LONGEST_S:
+        raise ValueError("is more than ten years")
+    return length
+
+
+def deadline_at(text: str, submitted: float) -> float:
+    """A deadline (``6h``, ``90m``, ``2d``, or a time with its zone) in unix seconds; ``submitted`` likewise.
+
+    Raises:
+        ValueError: neither, or a time without a zone.
+    """
+    span = _SPAN.match(text.strip())
+    if span:
+        if (length := float(span[1]) * _SPAN_S[span[2]]) > LONGEST_S:
+            raise ValueError("is more than ten years away: leave it out for a job without a deadline")
+        return submitted + length
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError("want a span (90m, 6h, 2d) or a time with its zone (2026-12-24T18:00Z)") from None
+    if moment.tzinfo is None:
+        said = text.strip().replace(" ", "T")
+        raise ValueError(f"a time needs its zone ({said if 'T' in said else said + 'T00:00'}Z for UTC)")
+    return moment.timestamp()
+
+
+def start_s(boot_s: float | None, begin_s: float | None, save_s: float) -> float:
+    """Virtual seconds that a start costs, from the request for a machine to the next step, as far as measured.
+
+    Args:
+        boot_s: from the request to the hello, as machines of the pool needed it; None: none has booted yet.
+        begin_s: from a generation to its first step, as this job needed it last; None: it has not begun yet.
+        save_s: what a save takes, before machines are changed.
+    """
+    if boot_s is None or begin_s is None:
+        return max(START_S, (boot_s or 0.0) + (begin_s or 0.0) + save_s)
+    return boot_s + begin_s + save_s
+
+
+def pools_of(spec: JobSpec, stack: StackState) -> tuple[PoolState, ...]:
+    """Return the pools from which a job may take machines."""
+    wanted = [pool for pool in stack.pools if not spec.pools or pool.name in spec.pools]
+    return tuple(pool for pool in wanted if pool.kind == "spot" or spec.static == "use")
+
+
+class RequestKind(str, Enum):
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
+    RESIZE = "resize"
+    MOVE = "move"  # zone
+    SWAP = "swap"  # node: replace it with a fresh machine
+
+
+class JobRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """``jobs/<job>/requests/<id>``: Only reconcile writes the record; users request."""
+
+    id: str
+    kind: RequestKind
+    at: float
+    by: str = ""
+    nodes: int | None = None
+    zone: str | None = None
+    node: int | None = None
+    spec_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None  # of a resume: the job file from now on
+    go_back: bool = False  # of a resume: without the newest checkpoint, where no machine to be had holds it

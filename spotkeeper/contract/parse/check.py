@@ -1,0 +1,329 @@
+"""Rules on what a job file means beyond types, one small validator per rule.
+
+A validator is a generator of :class:`~spotkeeper.contract.parse.problem.Problem`; :func:`job_problems` runs all of
+them. They read the job file and the source folder, never a cloud: a wrong file is refused before anything is written.
+``check_run.py`` has the rules on what is run, variables and secrets. What is allowed but may surprise is a caution and
+no problem: ``submit`` prints it and goes on. Prices are list prices; what is unknown is not checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+
+from spotkeeper.contract.job import START_S, JobSpec, UnknownError, deadline_at, span_s
+from spotkeeper.contract.market import Prices
+from spotkeeper.contract.names import JOB_NAME
+from spotkeeper.contract.parse import check_run
+from spotkeeper.contract.parse.check_run import JobContext
+from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
+from spotkeeper.contract.stack import Model, PoolState, StackState
+
+
+def job_problems(job: JobContext) -> list[Problem]:
+    """Return all problems of a job; of a partly readable one, those that only concern readable fields."""
+    problems: list[Problem] = []
+    for validator in JOB_VALIDATORS:
+        with contextlib.suppress(UnknownError):
+            for problem in validator(job):
+                problems.append(problem)
+    return problems
+
+
+def job_name(job: JobContext) -> Iterator[Problem]:
+    name = job.spec.name
+    if not JOB_NAME.match(name):
+        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:40].rstrip("-")
+        hint = near if JOB_NAME.match(near) else None
+        yield problem("name", "want a letter, then letters, digits and -, at most 40, all lower case", name, hint)
+
+
+def node_range(job: JobContext) -> Iterator[Problem]:
+    size = job.spec.size()
+    if size.min > size.max:
+        yield problem("nodes.min", f"is above nodes.max ({size.max})", size.min)
+    elif size.min < size.max and not job.spec.checkpoint.replicated:
+        yield problem("nodes", "sharded state (checkpoint.replicated: false) wants one number: no part may be missing")
+
+
+def own_checkpoints(job: JobContext) -> Iterator[Problem]:
+    """Check jobs that save by themselves: their newest checkpoint is unknown, so nodes must keep their own disks."""
+    spec, size = job.spec, job.spec.size()
+    if spec.stop != "signal":
+        return
+    if spec.static != "never":
+        yield problem("stop", "signal wants `static: never`, for its checkpoints stay on its own disks")
+    if size.min < size.max:
+        yield problem("stop", "signal wants one number of nodes: only the library can divide its batches anew")
+    if spec.checkpoint.mirror is not None:
+        yield problem("stop", "signal leaves nothing to copy for checkpoint.mirror, which knows what the library saves")
+
+
+def deadline(job: JobContext) -> Iterator[Problem]:
+    text = job.spec.deadline
+    if text is None:
+        return
+    try:
+        at = deadline_at(text, job.now or 0.0)
+    except ValueError as error:
+        yield problem("deadline", str(error), text)
+        return
+    if job.now is not None and at <= job.now:
+        yield problem("deadline", f"is in the past; now is {clock(job.now)}, and 6h, 2d are from now", text)
+
+
+def spans(job: JobContext) -> Iterator[Problem]:
+    for name, text in (("work", job.spec.work), ("max_wait", job.spec.max_wait)):
+        if text is None:
+            continue
+        try:
+            if span_s(text) <= 0 and name == "work":
+                yield problem(name, "is nothing", text)
+        except ValueError as error:
+            yield problem(name, str(error), text)
+
+
+def money_and_time(job: JobContext) -> Iterator[Problem]:
+    """Looks up how long a start takes only if a limit or deadline depends on it."""
+    if job.spec.max_usd is not None:
+        yield from budget(job.spec, job.pools(), job.starts(job.spec))
+    if job.now is not None and job.spec.deadline is not None:
+        yield from feasible(job.spec, job.pools(), job.now, job.starts(job.spec))
+
+
+def policy_fits(job: JobContext) -> Iterator[Problem]:
+    spec = job.spec
+    if spec.policy == "on-demand" and spec.max_on_demand == 0:
+        yield problem("max_on_demand", "forbids what `policy: on-demand` asks for: remove one", 0)
+    if spec.policy == "spot" and spec.max_on_demand:
+        yield problem("max_on_demand", "allows what `policy: spot` forbids: remove one", spec.max_on_demand)
+    if spec.max_on_demand is not None and spec.max_on_demand > (most := spec.size().max):
+        yield problem("max_on_demand", f"is above the number of nodes ({most})", spec.max_on_demand)
+
+
+def pools_exist(job: JobContext) -> Iterator[Problem]:
+    names = [pool.name for pool in job.stack.pools] if job.stack else None
+    counts = Counter(job.spec.pools)
+    for index, name in enumerate(job.spec.pools):
+        path = join("pools", index)
+        if counts[name] > 1 and job.spec.pools.index(name) != index:
+            yield problem(path, "is named twice", name)
+        elif names is not None and name not in names:
+            hint = nearest(name, names)
+            known = "" if hint else f" (it has {', '.join(names) or 'none'})"
+            assert job.stack is not None
+            yield problem(path, f"the stack {job.stack.stack} has no such pool{known}", name, hint)
+
+
+def pools_usable(job: JobContext) -> Iterator[Problem]:
+    """Named pools that another line of the file rules out altogether."""
+    named = [p for p in job.stack.pools if p.name in job.spec.pools] if job.stack else []
+    if named and not job.pools():
+        yield problem("static", "rules out every pool under `pools`: all of them are static", job.spec.static)
+    usable = job.pools()
+    if not usable or job.spec.policy != "on-demand":
+        return
+    if all(pool.kind == "spot" and not pool.max_on_demand for pool in usable):
+        yield problem("policy", f"no on-demand machine is allowed in {_names(usable)}", job.spec.policy)
+    elif job.spec.max_on_demand != 0 and (most := steady(job.spec, usable)) < (least := job.spec.size().min):
+        what = f"of the {least} machines it cannot do without {most} may be on-demand or static (max_on_demand)"
+        yield problem("policy", what, job.spec.policy)
+
+
+def capacity(job: JobContext) -> Iterator[Problem]:
+    """The pools' caps, and one zone's for a gang that is not spread."""
+    usable = job.pools()
+    if not usable or any(name not in {p.name for p in usable} for name in job.spec.pools):
+        return
+    most = job.spec.size().max
+    path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.max"
+    total = sum(pool.max_machines for pool in usable)
+    if most > total:
+        yield problem(path, f"more than {_names(usable)} may hold ({total})", most)
+        return
+    zones = {zone for pool in usable for zone in pool.zones}
+    best = max(zones, key=lambda zone: (_in_zone(usable, zone), zone))
+    if not job.spec.spread and most > _in_zone(usable, best):
+        message = f"no zone may hold as many ({best}: {_in_zone(usable, best)}): add `spread: true` or ask for less"
+        yield problem(path, message, most)
+
+
+def stack_caps(job: JobContext) -> Iterator[Problem]:
+    """What all dynamic machines of the stack may be together: a job that needs more would wait for ever."""
+    stack, usable, least = job.stack, job.pools(), job.spec.size().min
+    dynamic = least - sum(len(pool.machines) for pool in usable)
+    if stack is None or dynamic <= 0 or least > sum(pool.max_machines for pool in usable):  # which ``capacity`` tells
+        return
+    path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.min"
+    if stack.max_machines is not None and dynamic > stack.max_machines:
+        message = f"it needs {dynamic} dynamic machines, and the stack may have {stack.max_machines} (limits.machines)"
+        yield problem(path, message, least)
+    model = Model.ON_DEMAND if job.spec.policy == "on-demand" else Model.SPOT
+    usd = dynamic * min((pool.dearest(model) for pool in usable if pool.kind == "spot"), default=0.0)
+    if stack.max_usd_hour is not None and usd > stack.max_usd_hour + 1e-9:
+        most = f"the stack may spend ${stack.max_usd_hour:g} (limits.usd_per_hour)"
+        yield problem(path, f"its dynamic machines cost ${usd:,.2f} an hour at least, and {most}", least)
+
+
+def _in_zone(pools: tuple[PoolState, ...], zone: str) -> int:
+    spot = sum(pool.max_machines for pool in pools if pool.kind == "spot" and zone in pool.zones)
+    return spot + sum(machine.zone == zone for pool in pools for machine in pool.machines)
+
+
+def processes(job: JobContext) -> Iterator[Problem]:
+    for pool in job.pools():
+        if job.spec.nproc is not None and 1 < pool.nproc < job.spec.nproc:
+            yield problem("nproc", f"a machine of {pool.name} has {pool.nproc} devices", job.spec.nproc)
+
+
+def _names(pools: tuple[PoolState, ...]) -> str:
+    return ("pool " if len(pools) == 1 else "pools ") + ", ".join(pool.name for pool in pools)
+
+
+def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: float = START_S) -> Iterator[Problem]:
+    """Check that on-demand from the beginning meets the deadline; a problem names the earliest possible one.
+
+    If the work is unknown, check that the deadline is after the start. ``start_s``: duration of a start, seconds.
+    """
+    if spec.deadline is None:
+        return
+    try:
+        at, work = deadline_at(spec.deadline, now), 0.0 if spec.work is None else span_s(spec.work)
+    except ValueError:
+        return  # ``deadline`` and ``spans`` report it
+    least = work + start_s
+    if at <= now or at >= now + least:
+        return
+    usd = cheapest(pools, Model.ON_DEMAND)
+    price = f", for about ${usd * spec.size().max * least / 3600.0:,.2f} on-demand" if usd and work else ""
+    why = f"`work` is {spec.work} and a start" if work else "a start alone"
+    why += f" takes {math.ceil(start_s / 60)} min"
+    earliest = f"the earliest is {clock(now + least)} (`deadline: {span(least)}`)"
+    yield problem("deadline", f"cannot be held: {why}, so {earliest}{price}", spec.deadline)
+
+
+def budget(spec: JobSpec, pools: Iterable[PoolState], start_s: float = START_S) -> Iterator[Problem]:
+    """Check that the budget lasts until the first step. ``start_s``: duration of a start, seconds."""
+    offers = tuple(pools)
+    if spec.max_usd is None or not offers:
+        return
+    models = (Model.ON_DEMAND,) if spec.policy == "on-demand" else (Model.SPOT, Model.ON_DEMAND)
+    prices = [usd for model in models if (usd := cheapest(offers, model)) is not None]
+    least = min(prices, default=0.0) * spec.size().min * start_s / 3600.0
+    if spec.max_usd < least:
+        yield problem("max_usd", f"is below what one start costs (about ${least:,.2f} by list prices)", spec.max_usd)
+
+
+def cautions(spec: JobSpec, stack: StackState, prices: Mapping[str, Prices], now: float) -> Iterator[str]:
+    """What a job file allows that may surprise, a line each. ``prices``: as the cloud reported them, by pool."""
+    pools = JobContext(spec, stack).pools()
+    reported = [
+        usd
+        for pool in pools
+        for zone in pool.zones
+        if (known := prices.get(pool.name)) is not None and (usd := known.now(now, zone)) is not None
+    ]
+    return cautions_of(spec, pools, min(reported, default=None))
+
+
+def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = None) -> Iterator[str]:
+    """What a job file allows that may surprise, a line each.
+
+    Args:
+        spot: the lowest price of its pools' spot machines today, if the cloud reported any; else the list's.
+    """
+    offers = tuple(pools)
+    lowest = cheapest(offers, Model.SPOT) if spot is None else spot
+    if spec.deadline is not None and (why := _no_net(spec, offers)):
+        yield f"deadline: {spec.deadline} may be missed where spot is not to be had: {why}"
+    if spec.deadline is not None and spec.work is None:
+        yield "deadline: whether it can be held shows when its first steps tell how long it trains (or `work: 40h`)"
+    if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":
+        told = f"max_price: {spec.max_price:g} is below every spot price of its pools (the lowest is ${lowest:.3f})"
+        yield f"{told}, so it {'waits' if spec.policy == 'spot' else 'has on-demand machines, if any,'} until one falls"
+    if spec.max_usd is not None and (usd := _least_usd(spec, offers, lowest)) > spec.max_usd:
+        yield f"max_usd: ${spec.max_usd:g} is less than `work` costs at the lowest price (${usd:,.2f}): it will hold"
+    if spec.max_wait is not None and spec.policy in ("spot", "on-demand"):
+        yield f"max_wait: {spec.max_wait} says nothing under `policy: {spec.policy}`, which changes to no other kind"
+
+
+def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) -> float:
+    """What the job's work costs if nothing happens, on the cheapest machines, static ones included; 0: unknown."""
+    if spec.work is None:
+        return 0.0
+    try:
+        hours = span_s(spec.work) / 3600.0
+    except ValueError:
+        return 0.0  # ``spans`` reports it
+    bought = cheapest(pools, Model.ON_DEMAND) if spec.policy == "on-demand" else spot
+    static = [price.on_demand for pool in pools if pool.kind == "static" for price in pool.prices.values()]
+    return min((usd for usd in (bought, *static) if usd is not None), default=0.0) * spec.size().min * hours
+
+
+def _no_net(spec: JobSpec, pools: tuple[PoolState, ...]) -> str:
+    """Why machines without preemption cannot make up the gang; "": they can, or it is unknown."""
+    if spec.policy == "spot":
+        return "`policy: spot` buys no on-demand machine"
+    most, least = steady(spec, pools), spec.size().min
+    short = bool(pools) and most < least
+    return f"{most} of its {least} machines may be on-demand or static (max_on_demand)" if short else ""
+
+
+def steady(spec: JobSpec, pools: Iterable[PoolState]) -> int:
+    """How many machines without preemption it may have at most: static and on-demand ones."""
+    offers = tuple(pools)
+    static = sum(pool.max_machines for pool in offers if pool.kind == "static")
+    demand = sum(pool.max_on_demand for pool in offers if pool.kind == "spot")
+    return static + (demand if spec.max_on_demand is None else min(demand, spec.max_on_demand))
+
+
+def cheapest(pools: Iterable[PoolState], model: Model) -> float | None:
+    """USD per machine-hour by the stack's list; None where no machine of that kind is sold."""
+    prices = [
+        usd
+        for pool in pools
+        if pool.kind == "spot" and (model is Model.SPOT or pool.max_on_demand > 0)
+        for price in pool.prices.values()
+        if (usd := price.of(model))
+    ]
+    return min(prices, default=None)
+
+
+def clock(at: float) -> str:
+    """``2026-12-24 18:00 UTC``: rounded up to a minute, so a deadline written like this can be met."""
+    return datetime.fromtimestamp(math.ceil(at / 60.0) * 60.0, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def span(seconds: float) -> str:
+    """``40.2h``, ``25m``: rounded up, as a job file writes it."""
+    return f"{math.ceil(seconds / 60.0)}m" if seconds < 7200.0 else f"{math.ceil(seconds / 360.0) / 10:g}h"
+
+
+JOB_VALIDATORS = (
+    job_name,
+    node_range,
+    own_checkpoints,
+    check_run.command_words,
+    check_run.interpreter,
+    check_run.warm_modules,
+    check_run.env_names,
+    check_run.env_values,
+    check_run.secrets_by_reference,
+    check_run.secrets_have_a_reader,
+    deadline,
+    spans,
+    money_and_time,
+    policy_fits,
+    check_run.source_hash,
+    check_run.source_folder,
+    check_run.requirements,
+    pools_exist,
+    pools_usable,
+    capacity,
+    stack_caps,
+    processes,
+)

@@ -1,0 +1,227 @@
+"""Rules on what a job runs: command, source folder, interpreter, packages, variables and secrets.
+
+Holds the context that every rule of a job file is checked in; ``check.py`` has the other rules and calls these.
+Messages never repeat values of variables: people paste secrets there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotkeeper.contract.job import START_S, JobSpec, pools_of
+from spotkeeper.contract.parse.hints import SHELL_WORDS, argv, runner
+from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
+from spotkeeper.contract.stack import PoolState, StackState
+
+WORD_BYTES = 131_071  # of one argument: Linux's MAX_ARG_STRLEN, less its NUL
+ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,63}\Z")
+ENV_VALUE_BYTES = 4096
+RESERVED_PREFIX = "SPOTKEEPER_"
+# Set by torchrun for every process: a value from the job file would break the rendezvous.
+TORCHRUN_SETS = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+    }
+)
+_SECRET_LOOKING = re.compile(r"(API_?KEY|PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|AUTH_TOKEN|(HF|GITHUB)_TOKEN)\Z")
+_SECRETS = {
+    "gcp": re.compile(r"gcp-secret://projects/[a-z0-9-]{1,63}/secrets/[-A-Za-z0-9_]{1,255}/versions/(latest|[0-9]+)\Z"),
+    "aws": re.compile(
+        r"aws-secret://arn:[a-z-]+:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[-A-Za-z0-9/_+=.@]{1,519}\Z"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What a job is checked against. None: not known here, so not checked."""
+
+    spec: JobSpec
+    stack: StackState | None = None
+    folder: Path | None = None  # the job file's
+    now: float | None = None  # unix seconds
+    starts: Callable[[JobSpec], float] = lambda _: START_S  # how long a start of the job takes, seconds
+
+    def pools(self) -> tuple[PoolState, ...]:
+        """The pools of the stack that the job may use."""
+        return () if self.stack is None else pools_of(self.spec, self.stack)
+
+
+def command_words(job: JobContext) -> Iterator[Problem]:
+    """An argv, not a shell line; the script itself, not what runs it."""
+    command = job.spec.command
+    if _sentence(command):
+        such = f": {list(words)}" if (words := argv(command[0])) else ""
+        yield problem("command", f"is one text with spaces, want one entry per word{such}", list(command))
+        return
+    for index, word in enumerate(command):
+        if word in SHELL_WORDS:
+            yield problem(join("command", index), "no shell runs the command: put the steps into a script", word)
+        if "\0" in word:
+            yield problem(join("command", index), "contains a NUL character")
+        if len(word.encode()) > WORD_BYTES:
+            at = join("command", index)
+            yield Problem(at, f"is {len(word.encode()):,} bytes long, and no system takes more than {WORD_BYTES:,}")
+    if not command[0]:
+        yield problem("command[0]", "is empty, want the script's name")
+    elif command[0] != command[0].strip():
+        yield problem("command[0]", "has blanks around the script's name", command[0], command[0].strip())
+    elif command[0] == "-m" and (len(command) < 2 or not command[1] or command[1][0] in "-."):
+        yield problem("command", 'wants a module after "-m", such as my.package', list(command))
+    elif command[0].startswith("-") and command[0] != "-m":
+        yield problem("command[0]", "is an option, want the script's name, or -m and a module", command[0])
+    if why := runner(command[0]):
+        script = next((word for word in command[1:] if word.endswith(".py")), None)
+        yield problem("command[0]", f"want the script: {why}", command[0], script)
+
+
+def _sentence(command: tuple[str, ...]) -> bool:
+    return len(command) == 1 and len(command[0].split()) > 1
+
+
+def interpreter(job: JobContext) -> Iterator[Problem]:
+    python = job.spec.python
+    if not python.strip() or len(python.split()) > 1 or "\0" in python or python.startswith("-"):
+        yield problem("python", "want one interpreter, such as python3 or /opt/venv/bin/python", python)
+
+
+def warm_modules(job: JobContext) -> Iterator[Problem]:
+    for index, name in enumerate(job.spec.warm):
+        if not all(part.isidentifier() for part in name.split(".")):
+            yield problem(join("warm", index), "want the name of a module, such as transformers", name)
+    if job.spec.warm and job.spec.launcher != "zygote":
+        yield problem("warm", f"needs `launcher: zygote`: {job.spec.launcher} imports everything anew")
+
+
+def source_hash(job: JobContext) -> Iterator[Problem]:
+    if job.folder is not None and job.spec.source_sha256 is not None:
+        yield problem("source_sha256", "is filled in by submit: remove it", job.spec.source_sha256)
+
+
+def source_folder(job: JobContext) -> Iterator[Problem]:
+    if job.folder is None:
+        return
+    if job.spec.source is None:
+        yield from _unsent(job.folder, job.spec.command)
+        return
+    try:
+        folder = (job.folder / job.spec.source).resolve()
+        there = folder.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # no permission, too long, a NUL; a loop of links
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        yield problem("source", f"cannot be a folder: {why}", job.spec.source)
+        return
+    if not there:
+        siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
+        hint = nearest(folder.name, siblings)
+        home = "; ~ stands for nothing here" if job.spec.source.startswith("~") else ""
+        yield problem("source", f"no such folder (relative to the job file{home})", job.spec.source, hint)
+    elif not folder.is_dir():
+        yield problem("source", "is a file, want the folder that holds the script", job.spec.source)
+    elif folder in (Path("/"), Path.home()):
+        yield problem("source", "would send a whole home or root folder: name the project's folder", job.spec.source)
+    else:
+        yield from _script(folder, job.spec)
+
+
+def _unsent(folder: Path, command: tuple[str, ...]) -> Iterator[Problem]:
+    """Without a source the job runs in an empty folder: only a module (``-m``) or an absolute path can be there."""
+    script = command[0]
+    if _named(folder, script):
+        yield problem("command[0]", "lies beside the job file, but no `source` sends it: add `source: .`", script)
+    elif not (_sentence(command) or runner(script) or not script or script.startswith(("/", "-"))):
+        what = "no `source` sends it: add `source: .`, or name the script by its absolute path on the machines"
+        yield problem("command[0]", what, script)
+
+
+def _script(folder: Path, spec: JobSpec) -> Iterator[Problem]:
+    script = spec.command[0]
+    if _sentence(spec.command) or runner(script) or not script.strip() or script.startswith(("/", "-")):
+        return
+    if _named(folder, script):
+        return
+    hint = nearest(
+        script, [str(p.relative_to(folder)) for p in list(folder.glob("*.py")) + list(folder.glob("*/*.py"))]
+    )
+    yield problem("command[0]", f"no such file in `source` ({spec.source})", script, hint)
+
+
+def requirements(job: JobContext) -> Iterator[Problem]:
+    file = job.spec.requirements
+    if file is None:
+        return
+    if job.spec.source is None:
+        yield problem("requirements", "is a file of `source`, and there is none: add `source: .`", file)
+    elif file.startswith("/") or ".." in Path(file).parts or "\0" in file:
+        yield problem("requirements", "want a file of `source`, named as from there", file)
+    elif not (file.endswith(".txt") or Path(file).name == "uv.lock"):
+        what = "want a requirements file (.txt) or uv.lock"
+        yield problem("requirements", what, file, "uv.lock" if Path(file).name == "pyproject.toml" else None)
+    elif job.folder is not None:
+        folder = job.folder / job.spec.source
+        names = [file] if file.endswith(".txt") else [file, str(Path(file).with_name("pyproject.toml"))]
+        missing = next((name for name in names if folder.is_dir() and not _named(folder, name)), None)
+        if missing is not None:
+            hint = nearest(missing, [str(path.relative_to(folder)) for path in folder.glob("*.txt")])
+            yield problem("requirements", f"no such file in `source` ({job.spec.source})", missing, hint)
+
+
+def _named(folder: Path, script: str) -> bool:
+    """Whether this is a file of the folder, named as from there."""
+    try:
+        return not script.startswith("/") and (folder / script).is_file()
+    except OSError:  # too long for a name, or in a folder that cannot be read
+        return False
+
+
+def env_names(job: JobContext) -> Iterator[Problem]:
+    for group, names in (("env", job.spec.env), ("secrets", job.spec.secrets)):
+        for name in names:
+            path = join(group, name)
+            if not ENV_NAME.match(name):
+                near = re.sub(r"[^A-Z0-9_]", "_", name.upper())[:64]
+                hint = near if ENV_NAME.match(near) else None
+                yield problem(path, "want a name of A-Z, 0-9 and _, at most 64, no digit first", hint=hint)
+            elif name.startswith(RESERVED_PREFIX):
+                yield problem(path, f"names that begin with {RESERVED_PREFIX} are set by Spotkeeper")
+            elif name in TORCHRUN_SETS:
+                yield problem(path, "is set by torchrun: remove it")
+
+
+def env_values(job: JobContext) -> Iterator[Problem]:
+    """Values are never repeated in a message: people paste secrets here."""
+    for name, value in job.spec.env.items():
+        size = len(value.encode(errors="surrogatepass"))
+        if size > ENV_VALUE_BYTES:
+            yield problem(
+                join("env", name), f"has {size} bytes, at most {ENV_VALUE_BYTES}: put it into a file of `source`"
+            )
+        if "\0" in value:
+            yield problem(join("env", name), "contains a NUL character")
+
+
+def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
+    for name in job.spec.env:
+        if _SECRET_LOOKING.search(name):
+            yield problem(join("env", name), "looks like a secret, which no job file may hold: `secrets` names one")
+    for name, reference in job.spec.secrets.items():
+        if name in job.spec.env:
+            yield problem(join("secrets", name), "is in `env` too: keep one")
+        cloud = next((cloud for cloud, pattern in _SECRETS.items() if pattern.match(reference)), None)
+        if cloud is None:  # the value is not repeated: people paste secrets here
+            want = "gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
+            yield problem(join("secrets", name), f"want where a secret is, not its value: {want}")
+        elif job.stack is not None and cloud != job.stack.cloud:
+            yield problem(join("secrets", name), f"is in another cloud than the stack ({job.stack.cloud})")
+
+
+def secrets_have_a_reader(job: JobContext) -> Iterator[Problem]:
+    """Refused rather than dropped: a job whose variable never comes would fail on every machine."""
+    if job.spec.secrets and job.stack is not None and not job.stack.job_identity:
+        yield problem("secrets", f"nobody can read them: stack {job.stack.stack} gives jobs no identity (job_identity)")

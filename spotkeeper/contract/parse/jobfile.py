@@ -1,0 +1,95 @@
+"""Reads a job file and reports everything that can be known to be wrong with it at once.
+
+A field that makes no sense does not hide problems of the others: the others are checked without it. ``typed.py`` checks
+types and spelling, ``check.py`` meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msgspec import UNSET, Struct
+
+from spotkeeper.contract.job import START_S, JobSpec, PartialJob
+from spotkeeper.contract.parse.check import job_problems
+from spotkeeper.contract.parse.check_run import JobContext
+from spotkeeper.contract.parse.problem import Problem, SpecError, join, located
+from spotkeeper.contract.parse.typed import convert, problems_of, read_text
+from spotkeeper.contract.parse.yamltext import read
+from spotkeeper.contract.stack import StackState
+
+_STAND_IN = {"name": "-", "command": ["-"]}  # for required fields; nobody gets to see them
+_OF_NAMES = ("env", "secrets")  # mappings whose entries mean something each on its own
+
+
+class Overrides(Struct, frozen=True):
+    """What a command line sets in place of the job file: another name, and further arguments of the command."""
+
+    name: str | None = None
+    arguments: tuple[str, ...] = ()
+
+
+def read_job(
+    file: Path,
+    stack: StackState | None,
+    now: float,
+    starts: Callable[[JobSpec], float] = lambda _: START_S,
+    overrides: Overrides | None = None,
+) -> JobSpec:
+    """Read a job file and check it as far as possible without a cloud. ``stack`` None: unknown.
+
+    Args:
+        now: unix seconds, of the submission.
+        starts: how long a start of the job takes, where somebody measured one, seconds.
+
+    Raises:
+        SpecError: everything that is wrong, with the file's lines.
+    """
+    document, lines = read(read_text(file), file.name, texts="command")
+    document = document if overrides is None else _overridden(document, overrides)
+    problems = problems_of(document, JobSpec, by_hand=True)
+    spec = _partial(document, problems) if problems else convert(document, JobSpec)
+    problems += job_problems(JobContext(spec, stack, file.resolve().parent, now, starts))
+    if overrides is not None and overrides.name is not None:
+        problems = [replace(one, path="--name") if one.path == "name" else one for one in problems]
+    if problems:
+        raise located(SpecError(problems), file.name, lines)
+    return spec
+
+
+def _overridden(document: object, overrides: Overrides) -> object:
+    if not isinstance(document, dict):
+        return document
+    named = {} if overrides.name is None else {"name": overrides.name}
+    command = document.get("command")
+    longer = {"command": [*command, *overrides.arguments]} if isinstance(command, list) else {}
+    return {**document, **named, **longer}
+
+
+def _partial(document: object, problems: Iterable[Problem]) -> JobSpec:
+    """What is well in the document; the fields with problems cannot be read."""
+    written = document if isinstance(document, Mapping) else {}
+    wrong = {problem.path for problem in problems}
+    # `sorce: .` is no job without a source: nothing is known of the field that was meant
+    unknown = {problem.hint for problem in problems if problem.path in written and problem.hint}
+    well: dict[str, object] = dict(_STAND_IN)
+    for name in JobSpec.__struct_fields__:
+        value = written.get(name)
+        if name in _OF_NAMES and isinstance(value, Mapping) and name not in wrong:
+            value = {key: item for key, item in value.items() if join(name, key) not in wrong}
+        elif not isinstance(document, Mapping) or any(_within(path, name) for path in wrong):
+            unknown.add(name)
+        if name in written and name not in unknown:
+            well[name] = value
+    spec = convert(well, JobSpec)
+    fields: dict[str, Any] = {
+        name: UNSET if name in unknown else getattr(spec, name) for name in JobSpec.__struct_fields__
+    }
+    return PartialJob(**fields)
+
+
+def _within(path: str, name: str) -> bool:
+    return path == name or path.startswith((f"{name}.", f"{name}["))

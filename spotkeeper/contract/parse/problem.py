@@ -1,0 +1,86 @@
+"""What is wrong with a document, and where: one line a problem, that a person can act on.
+
+Validators everywhere give :class:`Problem`, and readers raise them all at once as one :class:`SpecError`::
+
+    job.yaml:7: nodes.mn: unknown key (did you mean min?)
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_][-A-Za-z0-9_]*\Z")
+_SHOWN = 60  # characters of a wrong value that a message repeats
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem in a document: where it is, what was found (as text, or None), what to do."""
+
+    path: str
+    message: str
+    value: str | None = None
+    hint: str | None = None  # the nearest valid name
+    source: str = ""  # the file's name
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = self.source + (f":{self.line}" if self.source and self.line else "")
+        parts = [part for part in (place, self.path, self.value, self.message) if part]
+        return ": ".join(parts) + (f" (did you mean {self.hint}?)" if self.hint else "")
+
+
+class SpecError(ValueError):
+    """A document is invalid. ``problems`` lists all problems; ``str()`` has one line for each."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def problem(path: str, message: str, value: object = None, hint: str | None = None) -> Problem:
+    """A problem for validators elsewhere; ``value`` is shown as JSON, shortened."""
+    return Problem(path, message, None if value is None else shown(value), hint)
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option somebody who wrote ``word`` most likely meant, or None."""
+    found = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
+    if found:
+        return found[0]
+    folded = {option.lower().replace("_", "-"): option for option in options}
+    found = difflib.get_close_matches(word.lower().replace("_", "-"), list(folded), n=1, cutoff=0.6)
+    return folded[found[0]] if found else None
+
+
+def shown(value: object) -> str:
+    """A value as a message repeats it: JSON, at most 60 characters, one line."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def join(path: str, key: str | int) -> str:
+    """``path`` + ``key`` as written in messages: ``pools[1].zones``, ``env["a b"]``."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    if not _PLAIN_KEY.match(key):
+        return f"{path}[{json.dumps(key, ensure_ascii=False)}]"
+    return f"{path}.{key}" if path else key
+
+
+def located(error: SpecError, source: str, lines: Mapping[str, int]) -> SpecError:
+    """The same problems with the file's name and the line of each path (or of its nearest parent)."""
+    return SpecError(replace(p, source=source, line=_line(p.path, lines)) for p in error.problems)
+
+
+def _line(path: str, lines: Mapping[str, int]) -> int | None:
+    while path and path not in lines:
+        path = re.sub(r"(\.[^.\[\]]*|\[[^\[\]]*\]|^[^.\[\]]*)\Z", "", path)
+    return lines.get(path)

@@ -1,0 +1,165 @@
+"""Documents of a stack: ``stack/pools.json``, what Pulumi declared; ``stack/tick``, how the last ticks ended.
+
+The Pulumi program writes pools.json as one bucket object, so resizing a pool updates one object and rebuilds nothing.
+All times are virtual.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+TICK_PATH = "stack/tick"
+RENEWED_S = 300.0  # while all is well: a write for each tick would cost $0.22 a month, this costs $0.04
+MAY_FAIL = 2  # ticks in a row, before the command reports it
+LATE = 3  # ticks that may be late beyond a renewal, before a silent function counts as failing
+MAX_REASON = 300
+
+
+class Model(str, Enum):
+    """How a machine is bought: the provisioning model."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    STATIC = "static"
+
+
+class StaticMachine(Struct, frozen=True, forbid_unknown_fields=True):
+    """An always-on, on-demand machine that Pulumi owns, with its own retained disk."""
+
+    name: str
+    zone: str
+
+
+class Price(Struct, frozen=True, forbid_unknown_fields=True, rename={"on_demand": "on-demand"}):
+    """USD per machine-hour."""
+
+    on_demand: Annotated[float, Meta(ge=0, description="USD per machine-hour")]
+    spot: Annotated[float, Meta(ge=0, description="USD per machine-hour; spot pools need it")] | None = None
+
+    def of(self, model: Model) -> float | None:
+        return self.spot if model is Model.SPOT else self.on_demand
+
+
+class Interface(Struct, frozen=True, forbid_unknown_fields=True):
+    """EC2: one network interface that a launch names; ``kind`` in EC2's words."""
+
+    card: Annotated[int, Meta(ge=0)]
+    device: Annotated[int, Meta(ge=0)]
+    kind: Literal["interface", "efa", "efa-only"] = "efa"
+
+
+class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    kind: Literal["spot", "static"]
+    machine_type: str
+    zones: Annotated[tuple[str, ...], Meta(min_length=1)]
+    nproc: Annotated[int, Meta(ge=1, le=64)]  # processes per node: GPUs, or 1
+    max_machines: Annotated[int, Meta(ge=0, le=10_000)]
+    max_on_demand: Annotated[int, Meta(ge=0, le=10_000)]  # how many of them may be on-demand at once
+    disk_gb: Annotated[int, Meta(ge=1, le=65_536)]
+    disk_type: str
+    prices: dict[str, Price]  # by zone
+    templates: dict[str, str] = {}  # model ("spot", "on-demand") -> template: its self link, or its id on EC2
+    placement: dict[str, str] = {}  # zone -> placement policy's self link, or the group's name on EC2
+    machines: tuple[StaticMachine, ...] = ()
+    disk_usd_gb_month: Annotated[float, Meta(ge=0)] | None = None  # a data disk's price; None: unknown
+    # EC2 alone. A launch names either a subnet, and its template the security groups, or whole interfaces: EC2 refuses
+    # a subnet beside interfaces, also where those are the template's. So a template of ours has no interfaces.
+    subnets: dict[str, str] = {}  # zone -> subnet id
+    interfaces: tuple[Interface, ...] = ()  # of a pool with EFA; (): one plain interface
+    security_groups: tuple[str, ...] = ()  # of those interfaces
+    disk_iops: Annotated[int, Meta(ge=1)] | None = None  # None: what its type has of itself
+    disk_mbps: Annotated[int, Meta(ge=1)] | None = None  # MiB/s
+    disk_key: str = ""  # KMS key of data disks; "": the account's own
+    # By number: a call that is repeated makes the same machine, whatever has been declared meanwhile.
+    template_versions: dict[str, str] = {}  # model -> version of its launch template
+    tags: dict[str, str] = {}  # of every machine, beside those that say which it is: what agents read
+
+    def dearest(self, model: Model) -> float:
+        """USD an hour of one machine, in the zone where it costs most: a grant does not say which."""
+        known = (price.of(model) for price in self.prices.values())
+        return max((usd for usd in known if usd is not None), default=0.0)
+
+
+class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a job falls back to on-demand, and for how long. Durations in virtual seconds."""
+
+    losses: Annotated[int, Meta(ge=1)] = 3  # this many beyond one per node, within the window
+    window_s: Annotated[float, Meta(gt=0)] = 3600.0
+    short_life_s: Annotated[float, Meta(ge=0)] = 600.0  # a spot machine that lived shorter was not worth its restart
+    short_lives: Annotated[int, Meta(ge=1)] = 3  # in a row
+    on_demand_s: Annotated[float, Meta(gt=0)] = 1800.0  # then spot is tried again
+
+
+class StackState(Struct, frozen=True, forbid_unknown_fields=True):
+    stack: str
+    cloud: Literal["gcp", "aws"]
+    project: str  # on AWS the account's id
+    region: str
+    bucket: str
+    pools: tuple[PoolState, ...]
+    function_url: str = ""
+    node_identity: str = ""  # the nodes' service account by its e-mail, or their role by its ARN: who may say hello
+    bundle_sha256: str = ""
+    lease_minutes: Annotated[int, Meta(ge=1)] = 120
+    boot_deadline_s: Annotated[int, Meta(ge=1)] = 480
+    fallback: Fallback = Fallback()
+    max_run_s: Annotated[int, Meta(ge=1)] | None = None
+    job_identity: str = ""  # whom jobs are on its machines; "": nobody
+    max_machines: Annotated[int, Meta(ge=1)] | None = None  # dynamic ones of all pools; None: as many as the pools say
+    max_usd_hour: Annotated[float, Meta(gt=0)] | None = None  # what they may cost together, by list price
+    tick_minutes: Annotated[int, Meta(ge=1)] = 1  # between two ticks of the schedule
+    ssh: bool = False  # whether the stack file lets anybody open a shell on its machines
+
+    def pool(self, name: str) -> PoolState | None:
+        return next((pool for pool in self.pools if pool.name == name), None)
+
+    def zones(self) -> tuple[str, ...]:
+        """Return every zone in which the stack may have machines or disks."""
+        return tuple(sorted({zone for pool in self.pools for zone in pool.zones}))
+
+
+class TickNote(Struct, frozen=True):
+    """The result of the last ticks. The function writes it when it changes, and every ``RENEWED_S``.
+
+    ``succeeded``: the time of the last success, or of one up to ``RENEWED_S`` older. ``failing``: since when all ticks
+    have failed; ``failed`` and ``reason``: of the last failure that was noted.
+    """
+
+    succeeded: float = 0.0
+    failing: float | None = None
+    failed: float = 0.0
+    reason: str = ""
+
+
+def tick_note(note: TickNote | None, now: float, reason: str) -> TickNote | None:
+    """The note to write after a tick; None: the one that is there says as much. ``reason``: why it failed, or ""."""
+    if not reason:
+        fresh = note is not None and note.failing is None and 0 <= now - note.succeeded < RENEWED_S
+        return None if fresh else TickNote(succeeded=now)
+    note, reason = note or TickNote(), reason[:MAX_REASON]
+    if note.failing is not None and note.reason == reason and 0 <= now - note.failed < RENEWED_S:
+        return None
+    return replace(note, failing=now if note.failing is None else note.failing, failed=now, reason=reason)
+
+
+def tick_silence(note: TickNote | None, now: float, tick_minutes: int, log: str = "its log") -> str:
+    """``no tick succeeded for 12 minutes: the cloud answered in no zone``; "" while ticks succeed, or nothing is known.
+
+    Args:
+        log: where a function that says nothing may have said more.
+    """
+    every_s = 60.0 * tick_minutes
+    if note is None:
+        return ""
+    if note.failing is not None:
+        since, reason = note.failing, note.reason
+        told = now - since >= MAY_FAIL * every_s
+    else:
+        since, reason = note.succeeded, f"the function does not run, or cannot write its bucket: see {log}"
+        told = now - since > max(RENEWED_S, every_s) + LATE * every_s
+    return f"no tick succeeded for {(now - since) / 60.0:.0f} minutes: {reason}" if told else ""

@@ -1,0 +1,143 @@
+"""What machines upload beside reports: ends of logs, output files, copies of checkpoints. Does no I/O.
+
+::
+
+    jobs/<job>/logs/<node>/<gen>.log                 ends of several files, each below a line that says what it is:
+        --- node 2 (sk-prod-abcdefgh-n0002-a1) stdout: bytes 1300000 to 1365000 of /run/spotkeeper/.../stdout.log
+    jobs/<job>/out/<node>.json                       :class:`Output`, written last by the node's agent
+    jobs/<job>/out/<node>/<name>                     its files
+    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>       a file of the checkpoint on its disk, except COMMIT
+    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>.part-<nnnnn>   instead, where the file is larger than one part
+    jobs/<job>/ckpt/<gen>-<step>/<node>.json         :class:`MirrorList`, written last and create-only
+
+The agent writes them, the command reads them. A list is written last, so every file that a list names is complete: a
+reader never gets half an upload, nor files of two generations together. Of replicated state one node's part is a whole
+checkpoint; of sharded state the list names the nodes whose parts make a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+PART_BYTES = 64 << 20  # of one object: sent again when a machine goes, and held by a reader at most
+_HEAD = re.compile(rb"--- ([^\n]*): bytes (\d+) to (\d+) of ([^\n]+)\n")
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """``text`` stands ``start`` bytes into the file at ``path`` on the machine; without a path, in no file."""
+
+    title: str
+    text: bytes
+    start: int = 0
+    path: str = ""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+def join_log(parts: Iterable[LogPart]) -> bytes:
+    """Join parts to one log object. Every part begins on a new line."""
+    out = b""
+    for part in parts:
+        if out and not out.endswith(b"\n"):
+            out += b"\n"
+        if part.path:
+            out += f"--- {part.title}: bytes {part.start} to {part.end} of {part.path}\n".encode()
+        out += part.text
+    return out
+
+
+def split_log(data: bytes) -> tuple[LogPart, ...]:
+    """Split a log object into its parts, in order."""
+    out = []
+    at = 0
+    while at < len(data):
+        head = _HEAD.match(data, at)
+        if head is None:
+            out.append(LogPart("", data[at:]))
+            break
+        start, end = int(head[2]), int(head[3])
+        text = data[head.end() : head.end() + max(0, end - start)]
+        out.append(LogPart(head[1].decode("utf-8", "replace"), text, start, head[4].decode("utf-8", "replace")))
+        at = head.end() + len(text)
+        if data[at : at + 1] == b"\n" and not text.endswith(b"\n"):
+            at += 1
+    return tuple(out)
+
+
+class OutputFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """``path``: as the job wrote it, below its folder, with ``/``. ``name``: below ``out/<node>/`` in the bucket.
+
+    ``md5``: in hex, as both clouds check it too; against damage, not against an enemy.
+    """
+
+    path: str
+    name: str
+    size: int
+    md5: str
+
+
+class Output(Struct, frozen=True, forbid_unknown_fields=True):
+    """``jobs/<job>/out/<node>.json``. ``left_out``: what is not there, and why, for people."""
+
+    gen: int
+    files: tuple[OutputFile, ...]
+    left_out: tuple[str, ...] = ()
+
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+class MirrorFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """``name``: in the checkpoint's folder. ``sha256``: in hex, as COMMIT has it."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class MirrorList(Struct, frozen=True, forbid_unknown_fields=True):
+    """``jobs/<job>/ckpt/<gen>-<step>/<node>.json``."""
+
+    gen: int
+    step: int
+    node: int
+    whole: tuple[int, ...]  # the nodes whose parts make a whole
+    files: tuple[MirrorFile, ...]
+    commit: str  # the content of the checkpoint's own COMMIT file, as text
+    saved_at: float  # when it was saved, real unix seconds, as COMMIT has it
+    part_bytes: int = PART_BYTES
+
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def mirror_folder(job: str) -> str:
+    """Return the folder of all checkpoint copies of a job."""
+    return f"jobs/{job}/ckpt/"
+
+
+def list_name(job: str, commit: str, node: int) -> str:
+    """Return the path of a node's list of a checkpoint copy. ``commit``: ``<gen>-<step>``."""
+    return f"{mirror_folder(job)}{commit}/{node}.json"
+
+
+def part_names(job: str, commit: str, node: int, file: MirrorFile, part_bytes: int = PART_BYTES) -> tuple[str, ...]:
+    """The objects that hold a file, in order. An empty file is one, empty, object."""
+    name = f"{mirror_folder(job)}{commit}/{node}/{file.name}"
+    if file.size <= part_bytes:
+        return (name,)
+    return tuple(f"{name}.part-{number:05d}" for number in range(-(-file.size // part_bytes)))
+
+
+def part_size(file: MirrorFile, number: int, part_bytes: int = PART_BYTES) -> int:
+    """Return the size of one of a file's part objects, bytes."""
+    return min(part_bytes, file.size - number * part_bytes)

@@ -1,0 +1,363 @@
+"""The main job, end to end: cloud up, stack up, train while machines are preempted, prove it, destroy.
+
+python -m spotkeeper.local.demo [--seed N] [--steps N] [--scale N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+from msgspec.structs import replace
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from spotkeeper.client.logs import log_data
+from spotkeeper.client.lookup import view_of
+from spotkeeper.client.notify import notify
+from spotkeeper.client.pack import Source, pack
+from spotkeeper.client.submit import submit
+from spotkeeper.client.target import STACK, STACK_FILE, local_target
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.parse.jobfile import read_job
+from spotkeeper.contract.record import Hold, Outcome, Phase, Record
+from spotkeeper.local import deploy
+from spotkeeper.local.demo import proof
+from spotkeeper.local.demo.chaos import Chaos, ChaosError, ticks
+from spotkeeper.local.demo.watcher import Watcher
+from spotkeeper.local.deploy.result import Printer, summary
+from spotkeeper.local.lifecycle.cloud import LeftOver, LocalCloud
+from spotkeeper.local.lifecycle.folder import BusyError, only_one
+from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.report.job.lines import event_line
+from spotkeeper.report.job.recovery import preemptions
+from spotkeeper.report.job.view import JobView, Site
+from spotkeeper.report.text.render import live
+
+ROOT = Path(__file__).resolve().parents[3]
+JOB_FILE = ROOT / "examples" / "gpt" / "job.yaml"
+FOLDER = Path(".spotkeeper") / "demo"
+STEPS = 700
+STEP_S = 0.15  # real, at least: a fast machine would finish this small model before the last fault
+SCALE = 12.0  # one minute of the cloud's time takes 5 s, a notice of 120 s takes 10 s
+PER_ZONE = 8  # spot machines per zone where the recording shows a whole gang
+CALM_S = 3600.0  # virtual; in this hour the market preempts nothing, only chaos does
+WIDTH = 140  # of lines in a file
+INTERRUPTED = 130  # as a shell counts it
+END_S = 240.0  # real; for the rest of the training, after the last fault
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seed", type=int, default=1, help="draws other faults")
+    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of the job")
+    parser.add_argument(
+        "--scale", type=float, default=SCALE, help="how many times faster than real the cloud's clock runs"
+    )
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where everything is written")
+    parser.add_argument("--engine", choices=("auto", "pulumi", "in-process"), default="auto")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demo and return its exit code.
+
+    0: all promises hold; 1: not, or it failed; 2: another demo runs in the folder; 130: Ctrl-C.
+    """
+    args = parse(sys.argv[1:] if argv is None else argv)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    stop = StopSignal()
+    stop.listen()
+    try:
+        with only_one(args.folder, "make demo", "take another folder: make demo ARGS=--folder=.spotkeeper/second"):
+            return attempt(Demo(args, console, stop), console)
+    except BusyError as error:
+        console.print(f"[bold red]the demo did not start:[/] {error}", highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+class StopSignal:
+    """Raises KeyboardInterrupt in the main thread, once, at Ctrl-C, SIGTERM, or a closed terminal.
+
+    A library may swallow the exception (some catch everything during an import), so each step checks again.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def listen(self) -> None:
+        for end in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(end, self._heard)
+
+    def check(self) -> None:
+        """Stop if a signal has arrived.
+
+        Raises:
+            KeyboardInterrupt: a signal asked the demo to stop.
+        """
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def _heard(self, *_: object) -> None:
+        first, self.asked = not self.asked, True  # a second signal must not interrupt the cleanup
+        if first:
+            raise KeyboardInterrupt
+
+
+def attempt(demo: Demo, console: Console) -> int:
+    """Run the demo and clean up after every end; returns the exit code."""
+    try:
+        return demo.run()
+    except KeyboardInterrupt:
+        console.print("\n[bold]stopped; cleaning up[/]")
+        return INTERRUPTED
+    except (ChaosError, DemoError, deploy.DeployError, RuntimeError) as error:
+        console.print(f"\n[bold red]the demo failed:[/] {error}", markup=True, highlight=False)
+        return 1
+    finally:
+        demo.clean_up()
+
+
+class Screen:
+    """Shows a live panel on a terminal, and elsewhere a line per event."""
+
+    def __init__(self, console: Console, notes: list[str]) -> None:
+        self._console = console
+        self._notes = notes
+        self._shown: set[str] = set()
+        self._noted = 0
+
+    def update(self, view: JobView, screen: Live | None) -> None:
+        if screen is not None:
+            notes = Text("\n".join(f"  chaos: {note}" for note in self._notes[-3:]), style="bold yellow")
+            screen.update(Group(live(view, rows=12), notes), refresh=True)
+            return
+        for note in self._notes[self._noted :]:
+            self._console.print(f"  chaos: {note}", style="bold yellow", highlight=False)
+        self._noted = len(self._notes)
+        for line in view.events:
+            if line.id not in self._shown:
+                self._shown.add(line.id)
+                self._console.print(f"{event_line(line)}   (step {view.step or 0})", highlight=False)
+
+    def last(self, view: JobView) -> None:
+        """Print the last panel, so that it stays in the scrollback."""
+        if self._console.is_terminal:
+            self._console.print(live(view, rows=100))
+
+
+class DemoError(Exception):
+    """Raised if a promise of the demo does not hold."""
+
+
+class Demo:
+    """One run. After every step ``clean_up`` can remove the step's resources."""
+
+    def __init__(self, args: argparse.Namespace, console: Console, stop: StopSignal) -> None:
+        self.args = args
+        self.stop = stop
+        self.console = console
+        self.folder: Path = args.folder.resolve()
+        self.cloud: LocalCloud | None = None
+        self.notes: list[str] = []
+
+    def run(self) -> int:
+        began = time.monotonic()
+        cloud, engine = self.bring_up()
+        self.say("a job is submitted: a byte-level GPT on three machines, one static, two spot")
+        spec, source = self.job()
+        store = local_target(cloud.folder).store()
+        self.until("the static machine to be up", lambda: bool(store.list_static_hellos()))
+        job = self.submit(store, spec, source)
+        with Watcher(cloud.folder / "vms", job) as watcher:
+            self.train(cloud, store, job, watcher)
+            record = self.outcome(store, job)
+        weights = proof.weights_in(log_data(store, record, 0)[1].decode(errors="replace"))
+        bill = cloud.bill().bill
+        ledger = (*store.list_ledger(job), *record.outbox)
+        left = self.destroy(cloud)
+        self.say("the same job again, undisturbed, under plain torchrun at full speed: a minute")
+        with self.console.status("training"):
+            alone = proof.left_alone(JOB_FILE.parent, self.training(), 3, dict(spec.env), self.folder / "alone")
+        done = proof.DemoReport(
+            steps=self.args.steps,
+            generations=record.gen,
+            preemptions=preemptions(ledger),
+            recoveries=proof.recovered(watcher.traces(), ledger, cloud.clock),
+            cost=proof.BilledCost(bill.spent, bill.on_demand_only, bill.on_demand_only - bill.spent),
+            weights_identical=weights is not None and weights == alone,
+            left_over=left,
+            engine=engine,
+        )
+        done.write(self.folder / "report.json")
+        proof.show(self.console, done, weights, time.monotonic() - began, self.folder / "report.json")
+        return 0 if done.holds() else 1
+
+    # -- the steps
+
+    def bring_up(self) -> tuple[LocalCloud, str]:
+        """Start a new cloud and bring the stack up; first remove the cloud of an interrupted run."""
+        self._end_cloud()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.say(f"a cloud on this machine: three zones, spot market replayed, {self.args.scale:g} times as fast")
+        self.cloud = cloud = LocalCloud.up(
+            self.folder / "cloud", scale=self.args.scale, seed=self.args.seed, per_zone=PER_ZONE, calm_s=CALM_S
+        )
+        self.say("pulumi up: what the project's own Pulumi program declares")
+        done = deploy.up(
+            STACK, STACK_FILE, cloud, cloud.folder / "deploy", Printer(self.console), engine=self.args.engine
+        )
+        summary(done, self.console)
+        return cloud, done.engine
+
+    def job(self) -> tuple[JobSpec, Source]:
+        spec = read_job(JOB_FILE, None, 0.0)
+        # All VMs share this machine's cores: booting and saving get priority over training.
+        command = (*self.training(), "--step-s", str(STEP_S), "--nice", "10")
+        return replace(spec, command=command), pack(JOB_FILE.parent)
+
+    def training(self) -> tuple[str, ...]:
+        """The part of the command that determines the weights."""
+        return ("train.py", "--steps", str(self.args.steps))
+
+    def submit(self, store: Store, spec: JobSpec, source: Source) -> str:
+        assert self.cloud is not None
+        done = submit(store, spec, source, self.cloud.clock.now())
+        notify(local_target(self.cloud.folder), done.job)
+        return done.job
+
+    def train(self, cloud: LocalCloud, store: Store, job: str, watcher: Watcher) -> None:
+        """Cause faults in a thread and show the live view meanwhile."""
+
+        def read() -> Record | None:
+            held = store.read_record(job)
+            return held.value if held else None
+
+        rng = random.Random(self.args.seed)  # noqa: S311 - reproducible, not a secret
+        chaos = Chaos(STACK, job, cloud, watcher, read, self.notes.append, rng)
+        failure: list[Exception] = []
+        done = threading.Event()
+        thread = threading.Thread(target=_guarded, args=(chaos.run, failure, done), name="chaos", daemon=True)
+        thread.start()
+        self.watch(lambda: self.view(store, job, watcher), done, failure)
+
+    def view(self, store: Store, job: str, watcher: Watcher) -> JobView:
+        """The view of ``spotkeeper watch``, with the step of this moment."""
+        assert self.cloud is not None
+        held = store.read_record(job)
+        assert held is not None
+        clock = self.cloud.clock
+        view = view_of(store, held.value, store.read_stack(), clock.now(), Site(clock.scale, local=True))
+        return replace(view, step=watcher.step() or view.step, total_steps=self.args.steps)
+
+    def watch(self, view: Callable[[], JobView], done: threading.Event, failure: list[Exception]) -> None:
+        """Show the job until it ends.
+
+        Raises:
+            ChaosError: a fault failed, or the job did not end after the last one.
+        """
+        screen = Screen(self.console, self.notes)
+        end = float("inf")
+        with (
+            Live(console=self.console, auto_refresh=False, transient=True)
+            if self.console.is_terminal
+            else nullcontext() as live
+        ):
+            while True:
+                self.stop.check()
+                now = view()
+                screen.update(now, live)
+                if failure:
+                    raise failure[0]
+                if now.stands():
+                    break
+                if done.is_set() and end == float("inf"):
+                    end = time.monotonic() + END_S
+                if time.monotonic() > end:
+                    raise ChaosError(f"the job did not end within {END_S:.0f} s after the last fault")
+                time.sleep(0.5)
+        screen.last(now)
+        if not done.wait(5):
+            raise ChaosError("the job ended before the last fault: give it more --steps")
+
+    def outcome(self, store: Store, job: str) -> Record:
+        """The record of the ended job, after its resources are gone.
+
+        Raises:
+            DemoError: the job failed, or its resources remain.
+        """
+
+        def done() -> bool:
+            held = store.read_record(job)
+            if held is not None and held.value.hold is Hold.FAILURE:
+                raise DemoError(f"the job failed: {held.value.reason}")
+            return held is not None and held.value.phase is Phase.DONE
+
+        self.until("everything of the ended job to be gone", done)
+        held = store.read_record(job)
+        assert held is not None
+        if held.value.outcome is not Outcome.SUCCEEDED:
+            raise DemoError(f"the job {held.value.outcome}: {held.value.reason}")
+        return held.value
+
+    def destroy(self, cloud: LocalCloud) -> LeftOver:
+        self.say("pulumi destroy")
+        deploy.destroy(
+            STACK, STACK_FILE, cloud, cloud.folder / "deploy", Printer(self.console), engine=self.args.engine
+        )
+        left = cloud.down(purge=True)
+        self.cloud = None
+        return left
+
+    def clean_up(self) -> None:
+        """Remove the cloud, if it exists; safe to call at any time."""
+        self.stop.asked = True  # no more interrupts
+        self._end_cloud()
+
+    def _end_cloud(self) -> None:
+        """Find the cloud by its folder: after an interrupted start ``self.cloud`` is None."""
+        folder = self.folder / "cloud"
+        if (folder / "cloud.json").is_file():
+            LocalCloud.attach(folder).down(purge=True)
+        self.cloud = None
+
+    def until(self, event: str, poll: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Poll until the result is true.
+
+        Raises:
+            DemoError: not within this many real seconds.
+        """
+        for _ in ticks(seconds):
+            self.stop.check()
+            if poll():
+                return
+        raise DemoError(f"waited {seconds:.0f} s for {event}")
+
+    def say(self, text: str) -> None:
+        self.stop.check()
+        self.console.print(f"\n[bold cyan]==>[/] [bold]{text}[/]", highlight=False)
+
+
+def _guarded(run: Callable[[], None], failure: list[Exception], done: threading.Event) -> None:
+    try:
+        run()
+    except Exception as error:  # raised in the main thread
+        failure.append(error)
+    done.set()
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    sys.exit(main())

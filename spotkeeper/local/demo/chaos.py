@@ -1,0 +1,208 @@
+"""Chaos: preempts machines as clouds do, one fault after the other.
+
+A fault waits until training is steady, preempts, and waits until training steps again with every node filled.
+``watcher`` measures the cost of each fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from spotkeeper.contract import names
+from spotkeeper.contract.record import Hold, Phase, Record, Slot, SlotState
+from spotkeeper.contract.stack import Model
+from spotkeeper.local.demo.watcher import Watcher
+from spotkeeper.local.lifecycle.cloud import LocalCloud
+from spotkeeper.train.checkpoint.store import COMMIT
+
+T = TypeVar("T")
+
+STEADY_STEPS = 15  # steps of a generation before the next fault
+PATIENCE_S = 120.0  # real seconds for one wait of a fault
+
+
+class ChaosError(Exception):
+    """Raised if the job did not recover from a fault, or ended too early."""
+
+
+@dataclass
+class Chaos:
+    """Preempts machines of one job. ``report`` is called with a description of each fault."""
+
+    stack: str
+    job: str
+    cloud: LocalCloud
+    watcher: Watcher
+    read: Callable[[], Record | None]
+    report: Callable[[str], None]
+    rng: random.Random
+    _roots: dict[str, Path] = field(default_factory=dict)
+
+    def faults(self) -> list[tuple[str, Callable[[], None]]]:
+        """All faults, in the order of this seed; the loss of all capacity is the third."""
+        faults: list[tuple[str, Callable[[], None]]] = [
+            ("a spot machine with a notice", lambda: self.one(announced=True)),
+            ("a spot machine without a notice", lambda: self.one(announced=False)),
+            ("the master's machine", lambda: self.master(announced=self.rng.random() < 0.5)),
+            ("two machines at once", self.two),
+            ("a machine while it writes a checkpoint", self.during_save),
+        ]
+        self.rng.shuffle(faults)
+        faults.insert(2, ("a machine and removes all spot capacity of its zone, so that on-demand steps in", self.dry))
+        return faults
+
+    def run(self) -> None:
+        """Cause all faults, one after the other.
+
+        Raises:
+            ChaosError: the job did not recover within ``PATIENCE_S``.
+        """
+        for title, fault in self.faults():
+            self.steady("before the next fault")
+            self.report(f"preempts {title}")
+            fault()
+        self.steady("after the last fault")
+
+    # Faults
+
+    def one(self, *, announced: bool) -> None:
+        node, slot = self.rng.choice(self.spot_members(1))
+        self.preempt(node, slot, announced)
+        self.replaced([(node, slot)])
+
+    def master(self, *, announced: bool) -> None:
+        record = self.record()
+        node = record.members[0]
+        slot = record.nodes[node].cur
+        if slot is None or slot.model is Model.STATIC:
+            raise ChaosError(f"the master is node {node}, a static machine, which cannot be preempted")
+        self.preempt(node, slot, announced)
+        self.replaced([(node, slot)])
+
+    def two(self) -> None:
+        victims = self.rng.sample(self.spot_members(2), 2)
+        for node, slot in victims:
+            self.preempt(node, slot, announced=False)
+        self.replaced(victims)
+
+    def during_save(self) -> None:
+        victims = self.spot_members(1)
+        node, slot = self.until("a checkpoint to be written", lambda: self.caught_saving(victims), 0.002)
+        self.preempt(node, slot, announced=False)
+        self.replaced([(node, slot)])
+
+    def dry(self) -> None:
+        """Remove a zone's capacity and a machine, so that on-demand steps in; then restore it, so that spot returns."""
+        node, slot = self.rng.choice(self.spot_members(1))
+        self.cloud.set_capacity(slot.zone, 0, reclaim=False)
+        try:
+            self.preempt(node, slot, announced=True)
+            self.until(f"node {node} to run on-demand", lambda: self.model_of(node) is Model.ON_DEMAND)
+            self.steady("on-demand")
+        finally:
+            self.cloud.set_capacity(slot.zone, None, reclaim=False)
+        self.report(f"spot capacity is back in {slot.zone}")
+        self.until(f"node {node} to return to spot", lambda: self.model_of(node) is Model.SPOT)
+
+    # Steps
+
+    def preempt(self, node: int, slot: Slot, announced: bool) -> None:
+        vm = names.vm_name(self.stack, self.job, node, slot.attempt)
+        self.cloud.preempt(vm, notice=announced)
+
+    def replaced(self, victims: list[tuple[int, Slot]]) -> None:
+        for node, slot in victims:
+            self.until(f"node {node} to be replaced", partial(self.newer, node, slot))
+
+    def newer(self, node: int, slot: Slot) -> bool:
+        cur = self.record().nodes[node].cur
+        return cur is not None and cur.attempt > slot.attempt and cur.state is SlotState.MEMBER
+
+    def model_of(self, node: int) -> Model | None:
+        cur = self.record().nodes[node].cur
+        return cur.model if cur is not None and cur.state is SlotState.MEMBER else None
+
+    def caught_saving(self, victims: list[tuple[int, Slot]]) -> tuple[int, Slot] | None:
+        for node, slot in victims:
+            if self.saving(names.vm_name(self.stack, self.job, node, slot.attempt)):
+                return node, slot
+        return None
+
+    def saving(self, vm: str) -> bool:
+        """Whether the VM is writing a checkpoint: its folder exists, the COMMIT does not yet."""
+        if vm not in self._roots:
+            self._roots = {view.name: Path(view.root) for view in self.cloud.status().vms}
+        folder = self._roots.get(vm, Path("/nonexistent")) / "mnt" / "sk-data" / self.job / "ckpt"
+        with contextlib.suppress(OSError):
+            return any(
+                not (home / COMMIT).exists() for home in folder.iterdir() if home.name.replace("-", "").isdigit()
+            )
+        return False
+
+    def spot_members(self, least: int) -> list[tuple[int, Slot]]:
+        """Wait until at least ``least`` nodes are on spot and training is steady."""
+
+        def members() -> list[tuple[int, Slot]] | None:
+            found = self.on_spot()
+            return found if len(found) >= least and self.is_steady() else None
+
+        return self.until(f"{least} spot machines in the gang", members)
+
+    def on_spot(self) -> list[tuple[int, Slot]]:
+        return [
+            (number, node.cur)
+            for number, node in enumerate(self.record().nodes)
+            if node.cur is not None and node.cur.state is SlotState.MEMBER and node.cur.model is Model.SPOT
+        ]
+
+    def record(self) -> Record:
+        record = self.read()
+        if record is None:
+            raise ChaosError(f"job {self.job} has no record")
+        if record.phase in (Phase.END, Phase.DONE):
+            raise ChaosError(f"the job ended ({record.reason or record.outcome}) before the last fault")
+        if record.hold is Hold.FAILURE:
+            raise ChaosError(f"the job failed and holds: {record.reason}")
+        return record
+
+    def steady(self, when: str) -> None:
+        self.until(f"steady training {when}", self.is_steady)
+
+    def is_steady(self) -> bool:
+        """Whether every node is a member, nothing is pending, and the generation has trained ``STEADY_STEPS``."""
+        record = self.record()
+        if record.stop or record.roll or record.move or record.phase is not Phase.RUN or not record.gen:
+            return False
+        if any(node.cur is None or node.cur.state is not SlotState.MEMBER or node.next for node in record.nodes):
+            return False
+        trace = self.watcher.traces().get(record.gen)
+        if trace is None or not trace.first_step_at:
+            return False
+        start = trace.restored.step if trace.restored else 0
+        return trace.last_step >= start + STEADY_STEPS
+
+    def until(self, event: str, poll: Callable[[], T | None], period_s: float = 0.1) -> T:
+        """Poll every ``period_s`` until the result is true.
+
+        Raises:
+            ChaosError: not within ``PATIENCE_S`` real seconds.
+        """
+        for _ in ticks(PATIENCE_S, period_s):
+            if found := poll():
+                return found
+        raise ChaosError(f"waited {PATIENCE_S:.0f} s for {event}")
+
+
+def ticks(seconds: float, period_s: float = 0.1) -> Iterator[None]:
+    """Yield every ``period_s`` real seconds, for ``seconds``."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(period_s)

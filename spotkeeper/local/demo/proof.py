@@ -1,0 +1,194 @@
+"""The proof: the cost of every recovery, and that the weights equal those of an undisturbed run."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from spotkeeper.clock import Clock
+from spotkeeper.contract.ledger import Entry
+from spotkeeper.local.demo.watcher import GenerationTrace
+from spotkeeper.local.lifecycle.cloud import LeftOver
+from spotkeeper.report.job.recovery import Preemptions, recoveries
+from spotkeeper.report.money.money import attempts, minus, seconds
+from spotkeeper.report.text.words import duration, saved, usd
+
+_WEIGHTS = re.compile(r"weights ([0-9a-f]{64})")
+_TOO_LONG_S = 240.0  # the reference takes about a minute
+_GRACE_S = 40.0  # torchrun gives its workers 30
+
+
+class Recovered(Struct, frozen=True):
+    """One recovery, in real seconds.
+
+    ``seconds``: from the last step before to the first step after, without the boots of replacements.
+    ``boot_seconds``: the longest boot, from the decision to the hello. ``announced``: a notice preceded it, or
+    reconcile made the change itself.
+    """
+
+    cause: str
+    announced: bool
+    steps_lost: int
+    seconds: float
+    boot_seconds: float
+    replacement: str
+    zone: str
+
+
+class BilledCost(Struct, frozen=True):
+    """The cost of the demo as the cloud bills it, USD."""
+
+    spent: float
+    on_demand_only: float
+    saved: float
+
+
+class DemoReport(Struct, frozen=True):
+    """The result of the demo, written to ``.spotkeeper/demo/report.json``."""
+
+    steps: int
+    generations: int
+    preemptions: Preemptions
+    recoveries: tuple[Recovered, ...]
+    cost: BilledCost
+    weights_identical: bool
+    left_over: LeftOver
+    engine: str
+
+    def holds(self) -> bool:
+        """Whether the promises hold: equal weights, nothing left over, no step lost in an announced recovery."""
+        kept = all(not one.steps_lost for one in self.recoveries if one.announced)
+        return self.weights_identical and not self.left_over and kept
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+
+def recovered(traces: dict[int, GenerationTrace], ledger: Iterable[Entry], clock: Clock) -> tuple[Recovered, ...]:
+    """Join training's traces with the ledger's entries, by generation."""
+    entries = tuple(ledger)
+    by_gen = {told.gen: told for told in recoveries(entries, clock.now()) if told.seconds is not None}
+    boots = [(_real(m.asked, clock), _real(m.admitted, clock)) for m in attempts(entries) if m.admitted is not None]
+    out = []
+    for before, after in _pairs(traces):
+        told = by_gen.get(after.gen)
+        pause = (before.last_step_at, after.first_step_at)
+        out.append(
+            Recovered(
+                cause=told.cause if told else "unknown",
+                announced=told is not None and told.announced,
+                steps_lost=max(0, before.last_step - (after.restored.step if after.restored else 0)),
+                seconds=round(seconds(minus([pause], boots)), 3),
+                boot_seconds=round(clock.real_s(told.boot_s), 3) if told and told.boot_s is not None else 0.0,
+                replacement=told.replacement.value if told and told.replacement else "",
+                zone=(told.zone or "") if told else "",
+            )
+        )
+    return tuple(out)
+
+
+def _real(virtual: float, clock: Clock) -> float:
+    """Virtual unix seconds as real ones."""
+    return clock.real_epoch + (virtual - clock.virtual_epoch) / clock.scale
+
+
+def _pairs(traces: dict[int, GenerationTrace]) -> Iterable[tuple[GenerationTrace, GenerationTrace]]:
+    """Yield each generation that made a step with the next one that did."""
+    stepped = [traces[gen] for gen in sorted(traces) if traces[gen].first_step_at]
+    return itertools.pairwise(stepped)
+
+
+def weights_in(log: str) -> str | None:
+    """The last hash of weights that the example printed in its log."""
+    found = _WEIGHTS.findall(log)
+    return found[-1] if found else None
+
+
+def left_alone(source: Path, command: tuple[str, ...], nproc: int, env: dict[str, str], folder: Path) -> str:
+    """Train the same job under plain torchrun and return the hash of its weights.
+
+    Raises:
+        RuntimeError: it failed, took too long, or printed no hash; with the end of its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", f"--log-dir={folder}"]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("SPOTKEEPER_")}
+    package = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    torchrun = subprocess.Popen(
+        [sys.executable, *launch, str(source / command[0]), *command[1:]],
+        cwd=folder,
+        env=clean | env | {"PYTHONPATH": path, "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        log, _ = torchrun.communicate(timeout=_TOO_LONG_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"the undisturbed run was not done within {_TOO_LONG_S:.0f} s") from None
+    finally:
+        _end(torchrun)
+    weights = weights_in(log)
+    if torchrun.returncode or weights is None:
+        raise RuntimeError(f"the undisturbed run ended with {torchrun.returncode}:\n{log[-2000:]}")
+    return weights
+
+
+def _end(torchrun: subprocess.Popen[str]) -> None:
+    """End torchrun and wait. Its workers have sessions of their own, and only torchrun can end them."""
+    torchrun.terminate()
+    try:
+        torchrun.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        torchrun.kill()
+        torchrun.wait()
+
+
+def show(console: Console, done: DemoReport, weights: str | None, elapsed_s: float, path: Path) -> None:
+    """Print the recoveries and totals."""
+    table = Table(
+        title="every recovery (real seconds, without boots)",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+    )
+    for title in ("cause", "announced", "steps lost", "s to next step", "boot s", "replaced by"):
+        table.add_column(title, justify="left" if title in ("cause", "replaced by") else "right", no_wrap=True)
+    for one in done.recoveries:
+        by = f"{one.replacement} in {one.zone}" if one.replacement else "-"
+        table.add_row(
+            one.cause,
+            "yes" if one.announced else "no",
+            str(one.steps_lost),
+            f"{one.seconds:.2f}",
+            f"{one.boot_seconds:.1f}" if one.boot_seconds else "-",
+            by,
+        )
+    console.print()
+    console.print(table)
+    cost, left = done.cost, done.left_over
+    percent = 100 * cost.saved / cost.on_demand_only if cost.on_demand_only else 0.0
+    lost = sum(one.steps_lost for one in done.recoveries)
+    lines = [
+        f"{done.steps} steps in {done.generations} generations; {lost} steps trained twice",
+        f"billed {usd(cost.spent)}, the same machine-hours on demand {usd(cost.on_demand_only)}: {saved(percent)}"
+        " (the static machine's time before and after the job is in both)",
+        f"weights {weights or '(none)'}",
+        ("identical, bit by bit, to those of the undisturbed run" if done.weights_identical else "NOT THE SAME")
+        + f"; left over: {left.vms} VMs, {left.disks} disks, {left.processes} processes",
+        f"{duration(elapsed_s)} in all, stack by the {done.engine} engine; {path}",
+    ]
+    console.print("\n" + "\n".join(lines), highlight=False)

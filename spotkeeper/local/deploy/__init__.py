@@ -1,0 +1,93 @@
+"""Deploys a stack of the project's own Pulumi program to a one-machine cloud, and destroys it.
+
+One table (``table.py``) maps each resource type to calls; ``api.py`` makes them. Two drivers use it: Pulumi's engine
+with a replacement provider (``engine.py``, ``provider.py``) if ``pulumi`` is installed, else an in-process runner
+(``runner.py``, ``monitor.py``, ``state.py``). Both make the same resources. Neither changes a real cloud.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Literal, Protocol
+
+from spotkeeper.local.deploy.result import (
+    DeployedResource,
+    DeployError,
+    DeployEvent,
+    DeployOp,
+    DeployResult,
+    Endpoint,
+    OnEvent,
+)
+
+__all__ = ["DeployError", "DeployEvent", "DeployOp", "DeployResult", "DeployedResource", "destroy", "preview", "up"]
+
+Engine = Literal["auto", "pulumi", "in-process"]
+
+
+class Driver(Protocol):
+    def up(self, stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_event: OnEvent) -> DeployResult: ...
+    def preview(
+        self, stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_event: OnEvent
+    ) -> DeployResult: ...
+    def destroy(
+        self, stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_event: OnEvent
+    ) -> DeployResult: ...
+
+
+def _quiet(event: DeployEvent) -> None:
+    """Print nothing."""
+
+
+def up(
+    stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_event: OnEvent = _quiet, engine: Engine = "auto"
+) -> DeployResult:
+    """Create or update all resources that the program declares.
+
+    Args:
+        stack: the stack's name, usually ``local``.
+        config_file: its ``Pulumi.<stack>.yaml``.
+        cloud: such as a ``LocalCloud``.
+        folder: for state and archives of this deployment.
+        on_event: called for every resource, from several threads, one at a time.
+
+    Raises:
+        DeployError: the stack file is wrong, or a resource could not be made. The state records all made resources:
+            another ``up`` continues, a ``destroy`` removes them.
+    """
+    return _driver(engine).up(stack, config_file, cloud, folder, on_event)
+
+
+def preview(
+    stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_event: OnEvent = _quiet, engine: Engine = "auto"
+) -> DeployResult:
+    """Compute the changes of an ``up`` without making them. Arguments and errors as for :func:`up`."""
+    return _driver(engine).preview(stack, config_file, cloud, folder, on_event)
+
+
+def destroy(
+    stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_event: OnEvent = _quiet, engine: Engine = "auto"
+) -> DeployResult:
+    """Delete all resources in reverse order, including the drain, which deletes the stack's dynamic machines.
+
+    Succeeds also if no deployment exists. Arguments and errors as for :func:`up`.
+    """
+    return _driver(engine).destroy(stack, config_file, cloud, folder, on_event)
+
+
+def choose(engine: Engine) -> Literal["pulumi", "in-process"]:
+    """Choose the driver; ``auto`` means Pulumi's engine if it and its Python host are installed."""
+    if engine != "auto":
+        return engine
+    return "pulumi" if shutil.which("pulumi") and shutil.which("pulumi-language-python") else "in-process"
+
+
+def _driver(engine: Engine) -> Driver:
+    if choose(engine) == "pulumi":
+        from spotkeeper.local.deploy import engine as pulumi_engine
+
+        return pulumi_engine
+    from spotkeeper.local.deploy import runner
+
+    return runner

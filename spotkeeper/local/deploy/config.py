@@ -1,0 +1,77 @@
+"""Reads stack files as Pulumi's engine passes them to the program, with this cloud's addresses added."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from spotkeeper.contract import codec
+from spotkeeper.contract.parse.problem import Problem, SpecError
+from spotkeeper.contract.parse.typed import load
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT_FILE = ROOT / "Pulumi.yaml"
+NAMESPACE = "spotkeeper"
+# Environment variables of the provider that the engine starts: root of the control plane, and the operator's token.
+ENDPOINT = "SPOTKEEPER_LOCAL_ENDPOINT"
+TOKEN = "SPOTKEEPER_COMPUTE_TOKEN"  # noqa: S105 - the name of a variable
+PLUGIN = "pulumi-resource-gcp"  # the name under which the engine finds the provider on PATH
+
+
+class _Key(msgspec.Struct):
+    """A key in the ``config`` of ``Pulumi.yaml``; its other fields are for the engine."""
+
+    default: object = None
+
+
+class _Project(msgspec.Struct):
+    config: dict[str, _Key] = {}
+
+
+class _Stack(msgspec.Struct):
+    config: dict[str, object] = {}
+
+
+def read_config(config_file: Path, endpoint: str | None = None) -> dict[str, str]:
+    """Return the flat configuration (``spotkeeper:pools`` -> JSON), including defaults of ``Pulumi.yaml``.
+
+    Raises:
+        SpecError: the file is missing or invalid; the problems have line numbers.
+    """
+    project = codec.convert(msgspec.yaml.decode(PROJECT_FILE.read_bytes()), _Project)
+    values = {f"{NAMESPACE}:{key}": known.default for key, known in project.config.items() if known.default is not None}
+    values |= stack_config(config_file, endpoint)
+    return {key: _text(value) for key, value in values.items()}
+
+
+def _text(value: object) -> str:
+    """Convert a value to the text that the engine passes; "" for a key without a value."""
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def stack_config(config_file: Path, endpoint: str | None = None) -> dict[str, object]:
+    """Return the stack file's configuration, with this cloud's addresses as ``endpoints``."""
+    values = _of_this_project(load(config_file, _Stack).config, config_file.name)
+    if endpoint is None:
+        return values
+    given = values.get(f"{NAMESPACE}:endpoints")
+    written = dict(given) if isinstance(given, Mapping) else {}
+    return {**values, f"{NAMESPACE}:endpoints": {**addresses(endpoint), **written}}
+
+
+def _of_this_project(config: Mapping[str, object], file: str) -> dict[str, object]:
+    """Put keys without a namespace into the project's, as Pulumi does."""
+    short = {f"{NAMESPACE}:{key}": value for key, value in config.items() if ":" not in key}
+    if twice := sorted(short.keys() & config.keys()):
+        raise SpecError([Problem(key, "given twice, with and without its namespace: remove one", source=file)
+                         for key in twice])  # fmt: skip
+    return {**{key: value for key, value in config.items() if ":" in key}, **short}
+
+
+def addresses(endpoint: str) -> dict[str, str]:
+    """Return the URLs of this cloud's services, by their names in ``endpoints:`` of a stack file."""
+    root = endpoint.rstrip("/")
+    return {"compute": f"{root}/compute/v1", "storage": root, "jwks": f"{root}/local/v1/jwks"}

@@ -1,0 +1,426 @@
+"""The table of Pulumi resource types: their calls on the one-machine cloud, and their outputs.
+
+Compute types become Compute Engine's own REST bodies. Bucket objects go through the Storage API. All other types
+(functions, schedules, topics, identities) go as declared to ``/local/v1/resources/<module>:<type>/<name>``. A type
+without an entry is an error, so that a program with resources that this cloud does not support fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+"""JSON that is converted from one foreign schema (Pulumi's) to another (Google's)."""
+
+DRAIN = "pulumi-python:dynamic:Resource"
+PLACES = "pulumi-python:dynamic/spotkeeper:Places"
+SETTLED = "pulumi-python:dynamic/spotkeeper:Settled"
+SELF_LINK = "https://www.googleapis.com/compute/v1"
+
+
+@dataclass(frozen=True)
+class ProviderDefaults:
+    """The provider's configuration: project and region for resources that do not name their own."""
+
+    project: str
+    region: str
+
+
+@dataclass(frozen=True)
+class PlacedResource:
+    """A resource to be made: its type, name, inputs (Pulumi's names, plain values) and the provider's defaults."""
+
+    type: str
+    name: str  # the name in the cloud
+    inputs: Json
+    defaults: ProviderDefaults
+
+    @property
+    def project(self) -> str:
+        return str(self.inputs.get("project") or self.defaults.project)
+
+    @property
+    def region(self) -> str:
+        return str(self.inputs.get("region") or self.inputs.get("location") or self.defaults.region)
+
+
+FromResource = Callable[[PlacedResource], Json]
+
+
+@dataclass(frozen=True)
+class ResourceType:
+    """An entry of the table: how to make resources of one type.
+
+    Attributes:
+        path: collection below the Compute API, for compute types; "" for the others.
+        body: the request that creates it.
+        outputs: outputs that the provider computes without a call.
+        in_place: inputs that may change without a replacement.
+        auto_name: whether the provider names the resource, so that its replacement has another name.
+        ignore: inputs whose changes do not change the resource.
+        binding: whether it is an IAM binding, which has no name of its own, so that the program's name is used.
+    """
+
+    outputs: FromResource
+    path: str = ""
+    body: FromResource = field(default=lambda t: t.inputs)
+    in_place: frozenset[str] | None = frozenset()  # None: all but the name
+    auto_name: bool = False
+    ignore: frozenset[str] = frozenset()
+    binding: bool = False
+
+
+class UnknownTypeError(Exception):
+    """Raised if the program declares a type without an entry in the table."""
+
+
+def dynamic(type_: str) -> bool:
+    """Whether the program has its own provider for the type, so that the table needs no entry."""
+    return type_.startswith("pulumi-python:dynamic")
+
+
+def kind_of(type_: str) -> ResourceType:
+    try:
+        return KINDS[type_]
+    except KeyError:
+        raise UnknownTypeError(f"{type_}: the one-machine cloud has no such resource; add it to {__name__}") from None
+
+
+def short(type_: str) -> str:
+    """Return a type's name on the control plane: ``gcp:storage/bucket:Bucket`` becomes ``storage:bucket``."""
+    module, _, name = type_.split(":")[1].partition("/")
+    return f"{module}:{name}"
+
+
+def physical_name(type_: str, logical: str, inputs: Json) -> str:
+    """Return a resource's name in the cloud: the program's, or for a template one derived from its content.
+
+    Unlike a random name, it is the same in both drivers, and differs for a changed template.
+    """
+    kind = kind_of(type_)
+    if kind.binding:
+        return logical
+    if kind.auto_name and not inputs.get("name"):
+        digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
+        return f"{logical}-{digest[:7]}"
+    given = (inputs.get(key) for key in ("accountId", "roleId", "repositoryId", "name"))
+    return str(next(filter(None, given), logical))
+
+
+def target(type_: str, logical: str, inputs: Json, defaults: ProviderDefaults) -> PlacedResource:
+    return PlacedResource(type_, physical_name(type_, logical, inputs), inputs, defaults)
+
+
+def computed(
+    type_: str,
+    logical: str,
+    inputs: Json,
+    defaults: ProviderDefaults = ProviderDefaults("spotkeeper-test", "us-central1"),
+) -> tuple[str, Json]:
+    """Return the id and the computed outputs of a resource, without a call."""
+    if dynamic(type_):
+        return f"{logical}/{inputs.get('stack')}", {}
+    it = target(type_, logical, inputs, defaults)
+    outputs = kind_of(type_).outputs(it)
+    known = {"project": it.project} | ({} if kind_of(type_).binding else {"name": it.name}) | outputs
+    return str(outputs["id"]), known
+
+
+@dataclass(frozen=True)
+class InputChange:
+    """The difference between two declarations of a resource."""
+
+    keys: tuple[str, ...]
+    replaces: tuple[str, ...]
+    delete_first: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+
+def compare(type_: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> InputChange:
+    """Compare inputs. A resource with a fixed name is deleted before its replacement, which needs the name."""
+    kind = kind_of(type_)
+    known = (set(old) | set(new)) - kind.ignore
+    keys = tuple(sorted(key for key in known if old.get(key) != new.get(key)))
+    fixed = {"name", "zone", "region", "location", "bucket", "project", "accountId", "roleId", "repositoryId"}
+    replaces = tuple(key for key in keys if (key in fixed if kind.in_place is None else key not in kind.in_place))
+    return InputChange(keys, replaces, delete_first=bool(replaces) and "name" not in keys and not kind.auto_name)
+
+
+# Compute Engine
+
+
+def link(t: PlacedResource, path: str) -> str:
+    return f"{SELF_LINK}/projects/{t.project}/{path}"
+
+
+def collection(t: PlacedResource) -> str:
+    """The path of a resource's collection, such as ``projects/p/zones/z/disks``."""
+    path = kind_of(t.type).path.format(zone=t.inputs.get("zone"), region=t.region)
+    return f"projects/{t.project}/{path}"
+
+
+def _compute_outputs(t: PlacedResource) -> Json:
+    path = f"{collection(t)}/{t.name}"
+    return {"id": path, "selfLink": f"{SELF_LINK}/{path}", "name": t.name}
+
+
+def _some(**fields: Any) -> Json:
+    """An object without empty fields."""
+    return {key: value for key, value in fields.items() if value is not None and value not in ([], {})}
+
+
+def _named_body(t: PlacedResource, *keys: str, **fields: Any) -> Json:
+    """A body of the resource's name, its inputs of these keys, and further fields."""
+    return _some(name=t.name, **{key: t.inputs.get(key) for key in keys}, **fields)
+
+
+def _network(t: PlacedResource) -> Json:
+    profile = _url(t.inputs["networkProfile"]) if t.inputs.get("networkProfile") else None
+    routing = _some(routingMode=t.inputs.get("routingMode"))
+    return _named_body(t, "autoCreateSubnetworks", "mtu", networkProfile=profile, routingConfig=routing)
+
+
+def _subnetwork(t: PlacedResource) -> Json:
+    return _named_body(t, "ipCidrRange", "privateIpGoogleAccess", network=_url(t.inputs["network"]))
+
+
+def _firewall(t: PlacedResource) -> Json:
+    allowed = [_some(IPProtocol=rule["protocol"], ports=rule.get("ports")) for rule in t.inputs.get("allows", ())]
+    network = _url(t.inputs["network"])
+    return _named_body(t, "direction", "sourceTags", "targetTags", network=network, allowed=allowed)
+
+
+def _resource_policy(t: PlacedResource) -> Json:
+    """The body of a resource policy, without ``maxDistance``, which only the beta API has."""
+    policy = t.inputs["groupPlacementPolicy"]
+    known = {key: policy.get(key) for key in ("collocation", "vmCount", "availabilityDomainCount")}
+    return _named_body(t, groupPlacementPolicy=_some(**known))
+
+
+def _disk(t: PlacedResource) -> Json:
+    return _named_body(
+        t,
+        "labels",
+        sizeGb=str(t.inputs["size"]),
+        type=link(t, f"zones/{t.inputs['zone']}/diskTypes/{t.inputs.get('type', 'pd-standard')}"),
+        provisionedIops=_digits(t.inputs.get("provisionedIops")),
+        provisionedThroughput=_digits(t.inputs.get("provisionedThroughput")),
+    )
+
+
+def _template(t: PlacedResource) -> Json:
+    disks = [
+        _disk_made_at_boot(disk, disk.get("sourceImage"), disk.get("diskSizeGb"), disk.get("diskType"))
+        for disk in t.inputs.get("disks", ())
+    ]
+    return {
+        "name": t.name,
+        "properties": _some(machineType=t.inputs["machineType"], disks=disks, **_machine(t, short_types=True)),
+    }
+
+
+def _disk_made_at_boot(disk: Json, image: object, size: object, type_: object) -> Json:
+    """Templates declare such a disk in one object, instances in two, and their disk types differ in form."""
+    labels = disk.get("labels", disk.get("initializeParams", {}).get("labels"))
+    return _some(
+        boot=disk.get("boot"),
+        autoDelete=disk.get("autoDelete"),
+        deviceName=disk.get("deviceName"),
+        type="PERSISTENT",
+        mode="READ_WRITE",
+        initializeParams=_some(sourceImage=image, diskSizeGb=_digits(size), diskType=type_, labels=labels),
+    )
+
+
+def _instance(t: PlacedResource) -> Json:
+    zone = f"zones/{t.inputs['zone']}"
+    boot = t.inputs["bootDisk"]
+    params = boot.get("initializeParams", {})
+    type_ = link(t, f"{zone}/diskTypes/{params['type']}") if params.get("type") else None
+    disks = [_disk_made_at_boot({**boot, "boot": True}, params.get("image"), params.get("size"), type_)]
+    disks += [
+        _some(
+            source=_url(disk["source"]), deviceName=disk.get("deviceName"), mode=disk.get("mode"),
+            type="PERSISTENT", boot=False, autoDelete=False,
+        )
+        for disk in t.inputs.get("attachedDisks", ())
+    ]  # fmt: skip
+    policy = t.inputs.get("resourcePolicies")
+    return _named_body(
+        t,
+        machineType=link(t, f"{zone}/machineTypes/{t.inputs['machineType']}"),
+        disks=disks,
+        resourcePolicies=[_url(policy)] if policy else None,
+        **_machine(t, short_types=False),
+    )
+
+
+def _machine(t: PlacedResource, short_types: bool) -> Json:
+    """The fields that templates and instances share."""
+    account = t.inputs.get("serviceAccount")
+    metadata = t.inputs.get("metadata") or {}
+    zone = t.inputs.get("zone")
+    return _some(
+        networkInterfaces=[
+            _some(
+                subnetwork=_url(card["subnetwork"]) if card.get("subnetwork") else None,
+                nicType=card.get("nicType"),
+                accessConfigs=[{"type": "ONE_TO_ONE_NAT", "name": "external"} for _ in card.get("accessConfigs") or ()],
+            )
+            for card in t.inputs.get("networkInterfaces", ())
+        ],
+        scheduling=_scheduling(t.inputs.get("scheduling") or {}),
+        guestAccelerators=[
+            {
+                "acceleratorType": a["type"] if short_types else link(t, f"zones/{zone}/acceleratorTypes/{a['type']}"),
+                "acceleratorCount": a["count"],
+            }
+            for a in t.inputs.get("guestAccelerators") or ()
+        ],
+        serviceAccounts=[{"email": account["email"], "scopes": account["scopes"]}] if account else None,
+        shieldedInstanceConfig=t.inputs.get("shieldedInstanceConfig"),
+        labels=t.inputs.get("labels"),
+        tags=_some(items=t.inputs.get("tags")),
+        metadata={"items": metadata_items(metadata)},
+    )
+
+
+def metadata_items(metadata: Mapping[str, str]) -> list[Json]:
+    return [{"key": key, "value": metadata[key]} for key in sorted(metadata)]
+
+
+def _scheduling(given: Json) -> Json:
+    out = dict(given)
+    for name in ("maxRunDuration", "preemptionNoticeDuration"):
+        if name in out:
+            out[name] = {"seconds": str(out[name]["seconds"])}
+    return out
+
+
+def _digits(value: object) -> str | None:
+    """64-bit integers are strings on the wire."""
+    return None if value is None else str(value)
+
+
+def _url(value: str) -> str:
+    """Convert an id (``projects/p/...``) to a link."""
+    return value if value.startswith("http") else f"{SELF_LINK}/{value}"
+
+
+# Other types: outputs that the provider computes
+
+
+def _account(t: PlacedResource) -> Json:
+    email = f"{t.inputs['accountId']}@{t.project}.iam.gserviceaccount.com"
+    name = f"projects/{t.project}/serviceAccounts/{email}"
+    number = str(10**20 + int.from_bytes(hashlib.sha256(email.encode()).digest()[:8], "big"))
+    return {"id": name, "name": name, "email": email, "member": f"serviceAccount:{email}", "uniqueId": number}
+
+
+def _function(t: PlacedResource) -> Json:
+    return {
+        "id": f"projects/{t.project}/locations/{t.region}/functions/{t.name}",
+        "url": f"https://{t.region}-{t.project}.cloudfunctions.net/{t.name}",
+    }
+
+
+def _sink(t: PlacedResource) -> Json:
+    writer = f"serviceAccount:{t.name}@gcp-sa-logging.iam.gserviceaccount.com"
+    return {"id": f"projects/{t.project}/sinks/{t.name}", "writerIdentity": writer}
+
+
+def _in_project(collection: str) -> FromResource:
+    return lambda t: {"id": f"projects/{t.project}/{collection}/{t.name}"}
+
+
+def _custom_role(t: PlacedResource) -> Json:
+    name = f"projects/{t.project}/roles/{t.inputs['roleId']}"
+    return {"id": name, "name": name}
+
+
+def _bucket(t: PlacedResource) -> Json:
+    return {"id": t.name, "url": f"gs://{t.name}", "selfLink": f"https://www.googleapis.com/storage/v1/b/{t.name}"}
+
+
+def _object(t: PlacedResource) -> Json:
+    return {"id": f"{t.inputs['bucket']}-{t.name}", "outputName": t.name}
+
+
+def _member(t: PlacedResource) -> Json:
+    parts = [str(t.inputs[key]) for key in _MEMBER_OF if key in t.inputs]
+    return {"id": "/".join([*parts, str(t.inputs["role"]), str(t.inputs["member"])])}
+
+
+_MEMBER_OF = ("bucket", "topic", "subscription", "subnetwork", "secretId", "serviceAccountId", "project", "name")
+
+
+def _repository(t: PlacedResource) -> Json:
+    return {"id": f"projects/{t.project}/locations/{t.region}/repositories/{t.name}"}
+
+
+def _service_identity(t: PlacedResource) -> Json:
+    """Google's own account for one of its services in a project, named after the service."""
+    service = str(t.inputs["service"])
+    email = f"service-1@gcp-sa-{service.partition('.')[0]}.iam.gserviceaccount.com"
+    return {"id": f"projects/{t.project}/services/{service}", "email": email, "member": f"serviceAccount:{email}"}
+
+
+def _named(t: PlacedResource) -> Json:
+    return {"id": f"projects/{t.project}/{short(t.type).replace(':', '/')}/{t.name}"}
+
+
+_COMPUTE = "gcp:compute/"
+KINDS: dict[str, ResourceType] = {
+    f"{_COMPUTE}network:Network": ResourceType(_compute_outputs, "global/networks", _network),
+    f"{_COMPUTE}subnetwork:Subnetwork": ResourceType(_compute_outputs, "regions/{region}/subnetworks", _subnetwork),
+    f"{_COMPUTE}firewall:Firewall": ResourceType(_compute_outputs, "global/firewalls", _firewall),
+    f"{_COMPUTE}resourcePolicy:ResourcePolicy": ResourceType(
+        _compute_outputs, "regions/{region}/resourcePolicies", _resource_policy
+    ),
+    f"{_COMPUTE}disk:Disk": ResourceType(_compute_outputs, "zones/{zone}/disks", _disk, frozenset({"labels"})),
+    f"{_COMPUTE}regionInstanceTemplate:RegionInstanceTemplate": ResourceType(
+        _compute_outputs, "regions/{region}/instanceTemplates", _template, auto_name=True
+    ),
+    f"{_COMPUTE}instance:Instance": ResourceType(
+        _compute_outputs,
+        "zones/{zone}/instances",
+        _instance,
+        frozenset({"metadata", "labels"}),
+        ignore=frozenset({"allowStoppingForUpdate"}),
+    ),
+    # An archive's name holds its content's hash, so that another path is no change.
+    "gcp:storage/bucketObject:BucketObject": ResourceType(_object, in_place=None, ignore=frozenset({"source"})),
+    "gcp:storage/bucket:Bucket": ResourceType(_bucket, in_place=None),
+    "gcp:storage/bucketIAMMember:BucketIAMMember": ResourceType(_member, binding=True),
+    "gcp:serviceaccount/account:Account": ResourceType(_account, in_place=frozenset({"displayName"})),
+    "gcp:serviceaccount/iAMMember:IAMMember": ResourceType(_member, binding=True),
+    "gcp:projects/iAMCustomRole:IAMCustomRole": ResourceType(
+        _custom_role, in_place=frozenset({"permissions", "title"})
+    ),
+    "gcp:projects/iAMMember:IAMMember": ResourceType(_member, binding=True),
+    "gcp:cloudrunv2/serviceIamMember:ServiceIamMember": ResourceType(_member, binding=True),
+    "gcp:cloudfunctionsv2/function:Function": ResourceType(_function, in_place=None),
+    "gcp:cloudscheduler/job:Job": ResourceType(_named, in_place=None),
+    "gcp:pubsub/topic:Topic": ResourceType(_in_project("topics"), in_place=None),
+    "gcp:pubsub/topicIAMMember:TopicIAMMember": ResourceType(_member, binding=True),
+    "gcp:pubsub/subscription:Subscription": ResourceType(_in_project("subscriptions"), in_place=None),
+    "gcp:pubsub/subscriptionIAMMember:SubscriptionIAMMember": ResourceType(_member, binding=True),
+    "gcp:projects/serviceIdentity:ServiceIdentity": ResourceType(_service_identity, binding=True),
+    "gcp:secretmanager/secretIamMember:SecretIamMember": ResourceType(_member, binding=True),
+    "gcp:compute/subnetworkIAMMember:SubnetworkIAMMember": ResourceType(_member, binding=True),
+    "gcp:artifactregistry/repository:Repository": ResourceType(_repository, in_place=None),
+    "gcp:logging/metric:Metric": ResourceType(_in_project("metrics"), in_place=None),
+    "gcp:logging/projectSink:ProjectSink": ResourceType(_sink, in_place=None),
+    "gcp:monitoring/notificationChannel:NotificationChannel": ResourceType(
+        _in_project("notificationChannels"), in_place=None
+    ),
+    "gcp:monitoring/alertPolicy:AlertPolicy": ResourceType(_in_project("alertPolicies"), in_place=None),
+    "gcp:billing/budget:Budget": ResourceType(_named, in_place=None),
+    "pulumi:providers:gcp": ResourceType(_named, in_place=None),  # no resource of the cloud
+}

@@ -1,0 +1,207 @@
+"""Manages a cloud's folder: its settings, its processes, its locks, and its removal.
+
+Every process that a cloud starts carries its mark, and some also name the folder: keeper and control plane in their
+arguments, VMs and functions in their environment. If ``cloud.json`` is damaged or gone, these processes show the mark.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from spotkeeper.contract import codec
+from spotkeeper.local.core import procs
+from spotkeeper.local.core.world import Config, Database
+from spotkeeper.local.lifecycle.keeper import PID_FILE, read_pid
+from spotkeeper.local.machines.host import ROOT
+
+CONFIG = "cloud.json"
+KEEPER = "keeper.pid"
+CODE = "code"  # digest of the code of the control plane that runs
+_MODULES = ("spotkeeper.local.lifecycle.keeper", "spotkeeper.local.server.server")
+
+
+class LocalCloudError(Exception):
+    """Raised if a cloud could not be started or does not answer; the message says what to do."""
+
+
+class DamagedError(LocalCloudError):
+    """Raised if the cloud's settings cannot be read. Its processes may run; ``force_cleanup`` ends them."""
+
+
+class BusyError(Exception):
+    """Raised if another process works in the folder; the message says which, and what to do."""
+
+
+@contextmanager
+def only_one(folder: Path, work: str, otherwise: str) -> Iterator[None]:
+    """Lock ``folder`` for this process. The kernel releases the lock at the end of the process.
+
+    The lock is a file beside the folder, ``<folder>.lock``, because the folder itself is removed and made again under
+    the lock. The file stays: if it were removed, two new processes could lock two files of the same name.
+
+    Args:
+        work: the command of this process, for the message to a second process.
+        otherwise: what the second process can do instead of waiting.
+
+    Raises:
+        BusyError: another process has locked the folder.
+    """
+    path = folder.resolve().with_name(folder.name + ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(_busy(path, folder, otherwise)) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} {work}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _busy(path: Path, folder: Path, otherwise: str) -> str:
+    pid, _, work = path.read_text().strip().partition(" ")
+    if not pid.isdigit():  # that process has just started, or is about to end
+        return f"another process is at work in {folder}: wait until it is done, or {otherwise}"
+    return f"{work} is at work in {folder} (pid {pid}): wait until it is done, end it (kill {pid}), or {otherwise}"
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Wait for the folder's lock, so that two ``up`` at the same time start one cloud."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def read_config(folder: Path) -> Config | None:
+    """Read the cloud's settings; return None if the folder has no cloud.
+
+    Raises:
+        DamagedError: the file is damaged, or gone while the cloud runs; removing the folder would leave processes.
+    """
+    path = folder / CONFIG
+    try:
+        return codec.decode(path.read_bytes(), Config)
+    except FileNotFoundError:
+        if read_pid(folder / KEEPER) is None:
+            return None
+        damage = "is gone, but its cloud runs"
+    except msgspec.DecodeError as error:
+        damage = str(error)
+    raise DamagedError(f"{path}: {damage}; {_end_of(folder)}, and start again")
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write the settings atomically."""
+    temporary = folder / f"{CONFIG}.new"
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    temporary.replace(folder / CONFIG)
+
+
+def count_resources(folder: Path) -> tuple[int, int]:
+    """Return the numbers of VMs, and of disks with snapshots, in the cloud's database.
+
+    Raises:
+        LocalCloudError: the database is damaged.
+    """
+    path = folder / "state.sqlite"
+    if not path.exists():
+        return 0, 0
+    try:
+        with closing(Database(path)) as state:
+            return state.count("instances"), state.count("disks") + state.count("snapshots")
+    except sqlite3.DatabaseError as error:
+        raise LocalCloudError(f"{path}: {error}; {_end_of(folder)}") from None
+
+
+def _end_of(folder: Path) -> str:
+    return f"end it: spotkeeper local down --force --folder {shlex.quote(str(folder))}"
+
+
+def end_keeper(folder: Path) -> None:
+    """Kill the keeper. Call it before killing the control plane, which the keeper would restart."""
+    pid = read_pid(folder / KEEPER)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
+def end_control_plane(folder: Path) -> int | None:
+    """Kill the control plane, and return its pid; None if it was not running."""
+    pid = read_pid(folder / PID_FILE)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def removal_folder(folder: Path) -> Path:
+    """Return the path to which a folder is moved before its removal."""
+    return folder.with_name(f".{folder.name}.spotkeeper-removed")
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder.
+
+    It is first moved in one step, so that a kill during the removal leaves no partial cloud; the next ``up`` or
+    ``down`` removes the rest.
+    """
+    removed = removal_folder(folder)
+    shutil.rmtree(removed, ignore_errors=True)
+    with suppress(OSError):  # a mount point cannot be moved
+        folder.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def code_digest() -> str:
+    """Return the hash of the control plane's code on disk; if it has changed, ``up`` replaces the control plane."""
+    found = hashlib.sha256()
+    package = ROOT / "spotkeeper"
+    for path in sorted(path for part in ("local", "contract") for path in (package / part).rglob("*.py")):
+        found.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def running_code(folder: Path) -> str:
+    """Return the hash of the running control plane's code; "" if unknown."""
+    try:
+        return (folder / CODE).read_text()
+    except OSError:
+        return ""
+
+
+def marks(folder: Path) -> set[str]:
+    """Return the marks of running processes that belong to a cloud in ``folder`` (an absolute path)."""
+    found: set[str] = set()
+    for pid in procs.living():
+        values = procs.environment(pid)
+        uid = values.get(procs.CLOUD)
+        if uid and (_in_guest(folder, values) or _in_control(folder, pid)):
+            found.add(uid)
+    return found
+
+
+def _in_guest(folder: Path, values: dict[str, str]) -> bool:
+    """Whether this is the environment of a VM's process, or a function's."""
+    root = values.get("SPOTKEEPER_ROOT", "")
+    bucket = values.get("SPOTKEEPER_BUCKET", "") if procs.FUNCTION in values else ""
+    return root.startswith(f"{folder / 'vms'}/") or bucket == f"sqlite://{folder / 'bucket.sqlite'}"
+
+
+def _in_control(folder: Path, pid: int) -> bool:
+    words = procs.arguments(pid)
+    return words[-1:] == [str(folder)] and any(module in words for module in _MODULES)

@@ -1,0 +1,191 @@
+"""Code that the adapters of all clouds share: dispatch of actions, the result of a failed call, listings of all zones
+from requests that may fail, and the addresses that machines may have. ``<cloud>/listing.py`` and
+``<cloud>/actions.py`` have a cloud's lists and actions.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.clock import Clock
+from spotkeeper.contract.cloud import (
+    Action,
+    AttachDisk,
+    CreateDisk,
+    CreateSnapshot,
+    DeleteDisk,
+    DeleteSnapshot,
+    DeleteVm,
+    DetachDisk,
+    InsertVm,
+    Result,
+    ResultKind,
+)
+from spotkeeper.reconcile.clouds.http_client import NoAnswerError, is_loopback
+
+LOOK_S = 24.0  # limit of a whole listing; a round has 50 s
+LIST_S = 10.0  # limit of one answer
+
+T = TypeVar("T")
+Meaning = tuple[ResultKind, str]  # the meaning of an answer, and the cloud's text
+log = logging.getLogger(__name__)
+ENV = "SPOTKEEPER_ADDRESSES"
+# RFC 1918 and unique local IPv6. Not `is_private`: that counts loopback, link-local (metadata) and documentation in.
+PRIVATE = "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7"
+LOOPBACK = "127.0.0.0/8"  # addresses in the one-machine cloud
+
+
+# -- listings
+
+
+class ListError(Exception):
+    """A list is incomplete, so its content is unknown; if ``throttled``, further requests would make it worse."""
+
+    def __init__(self, why: str, throttled: bool = False) -> None:
+        super().__init__(why)
+        self.throttled = throttled
+
+
+class Looked(Struct, Generic[T], frozen=True):
+    """Items of a list over zones, and the zones that answered without a warning."""
+
+    items: tuple[T, ...]
+    answered: frozenset[str]
+
+
+def look(
+    what: str, whole: Callable[[], Looked[T]], of_zone: Callable[[str], list[T]], zones: Sequence[str]
+) -> Looked[T]:
+    """List all zones by one request; if it fails without throttling, list each of ``zones`` by its own."""
+    try:
+        return whole()
+    except ListError as error:
+        log.warning("no list of %s over all zones: %s", what, error)
+        if error.throttled:
+            return Looked((), frozenset())
+    items: list[T] = []
+    answered: set[str] = set()
+    for zone in zones:
+        try:
+            items += of_zone(zone)
+        except ListError as error:
+            log.warning("zone %s did not answer for %s: %s", zone, what, error)
+            continue
+        answered.add(zone)
+    return Looked(tuple(items), frozenset(answered))
+
+
+def known(found: Iterable[T | None]) -> tuple[T, ...]:
+    """Drop None, which stands for resources of others."""
+    return tuple(one for one in found if one is not None)
+
+
+# -- addresses: a gang's master address is the one listed for that machine, and within these
+
+
+class Addresses:
+    """The networks in which machines may have addresses, from comma-separated ``text``.
+
+    Raises:
+        ValueError: a part is not a network; the message names the setting.
+    """
+
+    def __init__(self, text: str = PRIVATE) -> None:
+        try:
+            self._networks: tuple[IPv4Network | IPv6Network, ...] = tuple(
+                ip_network(part.strip()) for part in text.split(",") if part.strip()
+            )
+        except ValueError as error:
+            raise ValueError(f"{ENV}={text!r}: {error}; want networks such as {PRIVATE}") from None
+        self.holds = lru_cache(20_000)(self._holds)  # a fleet is listed every minute
+
+    def _holds(self, text: str) -> bool:
+        """Return whether the text is a plain address (no name, port or zone id) within the networks."""
+        try:
+            address: IPv4Address | IPv6Address = ip_address(text)
+        except ValueError:
+            return False
+        return (
+            str(address) == text
+            and "%" not in text
+            and any(address in network for network in self._networks if network.version == address.version)
+        )
+
+
+def addresses_around(endpoint: str) -> Addresses:
+    """Return the addresses that the environment sets; by default private ones, with loopback if the API is local."""
+    here = is_loopback(urlsplit(endpoint).hostname or "")
+    return Addresses(os.environ.get(ENV) or (f"{PRIVATE},{LOOPBACK}" if here else PRIVATE))
+
+
+# -- actions
+
+
+class Verbs(Protocol):
+    """A cloud's implementation of each action. ACCEPTED means under way, not done.
+
+    ``ends`` is the deadline on ``time.monotonic``. Creating what exists and deleting what is gone is ACCEPTED.
+
+    Raises (all):
+        NoAnswerError, ListError, msgspec.DecodeError, UnicodeDecodeError: the call may or may not have happened.
+    """
+
+    def insert_vm(self, action: InsertVm, ends: float) -> Meaning: ...
+
+    def delete_vm(self, action: DeleteVm, ends: float) -> Meaning:
+        """Delete the machine with this unique id, never another with its name."""
+
+    def create_disk(self, action: CreateDisk, ends: float) -> Meaning: ...
+
+    def attach_disk(self, action: AttachDisk, ends: float) -> Meaning:
+        """Attach to the machine with this unique id, as another machine may have its name by now."""
+
+    def detach_disk(self, action: DetachDisk, ends: float) -> Meaning:
+        """Detach without force: a forced detach lets the machine write to a disk that another one mounts."""
+
+    def delete_disk(self, action: DeleteDisk, ends: float) -> Meaning: ...
+
+    def create_snapshot(self, action: CreateSnapshot, ends: float) -> Meaning: ...
+
+    def delete_snapshot(self, action: DeleteSnapshot, ends: float) -> Meaning: ...
+
+
+def perform(verbs: Verbs, action: Action, deadline_s: float, clock: Clock) -> Result:
+    """Perform one action; a call without a usable answer is AMBIGUOUS."""
+    try:
+        kind, detail = _call(verbs, action, time.monotonic() + deadline_s)
+    except (NoAnswerError, ListError) as error:
+        kind, detail = ResultKind.AMBIGUOUS, str(error)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        kind, detail = ResultKind.AMBIGUOUS, f"an answer of another form: {error}"
+    return Result(action, kind, detail, clock.now())
+
+
+def _call(verbs: Verbs, action: Action, ends: float) -> Meaning:  # noqa: PLR0911 - one for each action
+    match action:
+        case InsertVm():
+            return verbs.insert_vm(action, ends)
+        case DeleteVm():
+            return verbs.delete_vm(action, ends)
+        case CreateDisk():
+            return verbs.create_disk(action, ends)
+        case AttachDisk():
+            return verbs.attach_disk(action, ends)
+        case DetachDisk():
+            return verbs.detach_disk(action, ends)
+        case DeleteDisk():
+            return verbs.delete_disk(action, ends)
+        case CreateSnapshot():
+            return verbs.create_snapshot(action, ends)
+        case DeleteSnapshot():
+            return verbs.delete_snapshot(action, ends)

@@ -1,0 +1,192 @@
+"""A client of EC2's API: botocore writes and reads the calls by EC2's model, ``Wire`` sends them.
+
+Lambda's runtime has boto3, so nothing is bundled. :meth:`Api.open` imports it and reads EC2's model: 0.2 s here,
+seconds in a cold function with a share of a core, so no call's deadline may include it. botocore's retries and time
+limits are not used: it retries ``InsufficientInstanceCapacity`` because that is an HTTP 500, and its limits are between
+bytes, so a slow server could hold a call for ever. Here each call is made once and ends by its deadline, as Lambda
+freezes open sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from spotkeeper.contract.cloud import ResultKind
+from spotkeeper.reconcile.clouds.ec2.errors import GONE, classify
+from spotkeeper.reconcile.clouds.http_client import NoAnswerError, Wire, is_loopback, split_origin
+
+Parsed = dict[str, Any]  # an answer as botocore reads it; ``schema`` converts it
+POOR = "ParamValidation"  # not EC2's: the request does not fit EC2's model and was not sent
+
+log = logging.getLogger(__name__)
+
+
+class Ec2RefusedError(Exception):
+    """EC2 refused a call; ``code`` is EC2's error code, ``status`` the HTTP status."""
+
+    def __init__(self, code: str, message: str, status: int) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message, self.status = code, message, status
+
+
+class Api:
+    """A client for EC2 in one region; each call has a deadline. Thread-safe.
+
+    Args:
+        region: such as ``us-east-1``.
+        endpoint: root of the API; None: as ``AWS_ENDPOINT_URL_EC2`` or ``AWS_ENDPOINT_URL`` say, else AWS's own.
+    """
+
+    def __init__(self, region: str, endpoint: str | None = None) -> None:
+        self._region, self._endpoint = region, endpoint
+        self._lock = threading.Lock()
+        self._local = threading.local()  # ``ends`` of the call that this thread makes
+        self._client: Any = None
+        self._wires: dict[str, Wire] = {}
+
+    def open(self) -> None:
+        """Import botocore and make the client, outside of any call's deadline.
+
+        Raises:
+            ValueError: the endpoint is plain http to another machine.
+        """
+        self._opened()
+
+    def call(self, operation: str, deadline_s: float, params: Mapping[str, object]) -> Parsed:
+        """Make one request, without retries; ``operation`` is botocore's name, such as ``run_instances``.
+
+        Raises:
+            Ec2RefusedError: EC2's error, or a request that its model refuses.
+            NoAnswerError: no complete answer in time; it may or may not have been carried out.
+            ValueError: the endpoint is plain http to another machine.
+        """
+        from botocore import exceptions
+        from botocore.parsers import ResponseParserError
+
+        client = self._opened()
+        self._local.ends = time.monotonic() + deadline_s
+        try:
+            answer: Parsed = getattr(client, operation)(**params)
+        except exceptions.ClientError as error:
+            said = error.response.get("Error", {})
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            raise Ec2RefusedError(str(said.get("Code", "")), str(said.get("Message", "")), status) from error
+        except exceptions.ParamValidationError as error:
+            raise Ec2RefusedError(POOR, str(error), 0) from error
+        except (exceptions.BotoCoreError, ResponseParserError) as error:
+            raise NoAnswerError(f"{operation}: {type(error).__name__}: {error}") from error
+        return answer
+
+    def once(self, operation: str, query: Mapping[str, object], ends: float) -> Parsed:
+        left = ends - time.monotonic()
+        if left <= 0:
+            raise NoAnswerError(f"{operation}: no time left")
+        return self.call(operation, left, query)
+
+    def again(self, operation: str, query: Mapping[str, object], ends: float) -> Parsed:
+        """Make a call with an idempotency token, repeated once if no answer comes; each try has half of the time."""
+        half = (ends + time.monotonic()) / 2
+        try:
+            return self.once(operation, query, half)
+        except NoAnswerError as error:
+            log.warning("%s: %s; repeated with its token", operation, error)
+        except Ec2RefusedError as error:
+            if classify(error.code, error.status) is not ResultKind.AMBIGUOUS:
+                raise
+            log.warning("%s: %s; repeated with its token", operation, error)
+        return self.once(operation, query, ends)
+
+    def gone(self, operation: str, query: Mapping[str, object], ends: float) -> tuple[ResultKind, str]:
+        """Make a deletion; a missing resource counts as deleted."""
+        try:
+            self.once(operation, query, ends)
+        except Ec2RefusedError as error:
+            if error.code not in GONE:
+                raise
+            return ResultKind.ACCEPTED, "was gone"
+        return ResultKind.ACCEPTED, ""
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                from botocore.config import Config
+
+                once = Config(retries={"total_max_attempts": 1, "mode": "standard"})
+                client = self._session().create_client("ec2", self._region, endpoint_url=self._endpoint, config=once)
+                check_endpoint(client.meta.endpoint_url)
+                client.meta.events.register("before-send.ec2.*", self._send)
+                self._client = client
+            return self._client
+
+    def _session(self) -> Any:
+        from botocore.session import get_session
+
+        return get_session()
+
+    def _send(self, request: Any, **_: object) -> Any:
+        """Send a prepared request: botocore's before-send handler, whose return value becomes the answer."""
+        from botocore.awsrequest import AWSResponse
+
+        parts = urlsplit(request.url)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        headers = {name: _text(value) for name, value in request.headers.items()}
+        body = request.body.encode() if isinstance(request.body, str) else request.body
+        answer = self._wire(f"{parts.scheme}://{parts.netloc}").call(
+            request.method, target, headers, body, self._local.ends - time.monotonic()
+        )
+        return AWSResponse(request.url, answer.status, {}, _Raw(answer.body))
+
+    def _wire(self, origin: str) -> Wire:
+        with self._lock:
+            return self._wires.setdefault(origin, Wire(origin))
+
+
+class _Raw:
+    """A body that has already been read, in the form that botocore expects."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def stream(self, **_: object) -> Iterator[bytes]:
+        yield self._body
+
+
+def check_endpoint(url: str) -> None:
+    """
+    Raises:
+        ValueError: plain http to a host that is not this machine: a session's token must not cross an open line.
+    """
+    parts = split_origin(url, "AWS_ENDPOINT_URL", "https://host")
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        raise ValueError(f"AWS_ENDPOINT_URL={url!r}: plain http only to this machine itself")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+# -- IAM actions: ``infra/aws/rights.py`` adds conditions, tests compare them with the calls that this package makes
+
+READS = (
+    "ec2:DescribeAvailabilityZones",
+    "ec2:DescribeInstances",
+    "ec2:DescribeSnapshots",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeVolumes",
+    "ec2:GetSpotPlacementScores",
+)
+MAKES = ("ec2:CreateSnapshot", "ec2:CreateVolume", "ec2:RunInstances")  # under the stack's tag on the request
+CHANGES = (  # of what bears the stack's tag
+    "ec2:AttachVolume",
+    "ec2:DeleteSnapshot",
+    "ec2:DeleteVolume",
+    "ec2:DetachVolume",
+    "ec2:TerminateInstances",
+)
+WITH_THEM = ("ec2:CreateTags", "iam:PassRole")  # bound to ``ec2:CreateAction`` of ``MAKES``, and to the nodes' role
+ACTIONS = tuple(sorted((*READS, *MAKES, *CHANGES, *WITH_THEM)))

@@ -1,0 +1,345 @@
+"""EC2's requests and answers, as far as they are used, and their conversion to the contract's types. Pure."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from msgspec import Struct
+
+from spotkeeper.contract import names
+from spotkeeper.contract.cloud import (
+    CreateDisk,
+    CreateSnapshot,
+    Disk,
+    DiskSnapshot,
+    InsertVm,
+    MachineTimes,
+    Result,
+    Vm,
+    VmStatus,
+)
+from spotkeeper.contract.stack import Model, PoolState, StackState
+from spotkeeper.reconcile.clouds.base import Addresses
+from spotkeeper.reconcile.clouds.ec2.errors import REASONS, detail_of
+
+log = logging.getLogger(__name__)
+
+NAME = "Name"
+TERMINATED = "terminated"  # listed for about an hour and holds nothing: counts as gone
+ENDED = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+STATUS = {
+    "pending": VmStatus.PENDING,
+    "running": VmStatus.RUNNING,
+    "shutting-down": VmStatus.STOPPING,
+    "stopping": VmStatus.STOPPING,
+    "stopped": VmStatus.DEAD,
+    TERMINATED: VmStatus.DEAD,
+}
+THERE = ("creating", "available", "in-use")  # states of a usable volume; others end or failed
+HOLDING = ("attaching", "attached", "detaching", "busy")
+
+
+class Part(Struct, frozen=True, gc=False, rename="pascal"):
+    """The base of parts of answers; fields that are not declared are ignored."""
+
+
+class Tag(Part, frozen=True, gc=False):
+    key: str = ""
+    value: str = ""
+
+
+class State(Part, frozen=True, gc=False):
+    name: str = ""
+
+
+class Placed(Part, frozen=True, gc=False):
+    availability_zone: str = ""
+
+
+class Reason(Part, frozen=True, gc=False):
+    code: str = ""
+    message: str = ""
+
+
+class InstanceIn(Part, frozen=True, gc=False):
+    instance_id: str
+    state: State = State()
+    tags: tuple[Tag, ...] = ()
+    placement: Placed = Placed()
+    private_ip_address: str = ""
+    launch_time: datetime | None = None
+    instance_lifecycle: str = ""
+    state_reason: Reason = Reason()
+    state_transition_reason: str = ""  # "Service initiated (2026-11-21 10:00:00 GMT)"
+
+    @property
+    def status(self) -> VmStatus:
+        """Return the machine's status; an unknown state counts as PENDING, neither running nor gone."""
+        return STATUS.get(self.state.name, VmStatus.PENDING)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {tag.key: tag.value for tag in self.tags}
+
+
+class Reservation(Part, frozen=True, gc=False):
+    instances: tuple[InstanceIn, ...] = ()
+
+
+class Attachment(Part, frozen=True, gc=False):
+    instance_id: str = ""
+    state: str = ""
+
+
+class VolumeIn(Part, frozen=True, gc=False):
+    volume_id: str
+    state: str = ""
+    availability_zone: str = ""
+    tags: tuple[Tag, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    create_time: datetime | None = None
+
+
+class SnapshotIn(Part, frozen=True, gc=False):
+    snapshot_id: str
+    state: str = ""
+    tags: tuple[Tag, ...] = ()
+    start_time: datetime | None = None
+
+    @property
+    def age(self) -> tuple[float, str]:
+        """Return the sort key that orders snapshots of one name by age, equally in every process."""
+        return (to_time(self.start_time), self.snapshot_id)
+
+
+# A missing list is not an empty one, so the field has no default: an answer without it is refused.
+class Instances(Part, frozen=True):
+    reservations: tuple[Reservation, ...]
+    next_token: str = ""
+
+
+class Volumes(Part, frozen=True):
+    volumes: tuple[VolumeIn, ...]
+    next_token: str = ""
+
+
+class Snapshots(Part, frozen=True):
+    snapshots: tuple[SnapshotIn, ...]
+    next_token: str = ""
+
+
+# -- requests
+
+
+def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, object]:
+    """Return the request for one machine from its template; values that differ are complete, so EC2 merges nothing.
+
+    Raises:
+        KeyError: the pool has no template of this model.
+    """
+    template = pool.templates[action.model.value]
+    version = pool.template_versions.get(action.model.value, "$Default")
+    name = names.vm_name(stack.stack, action.job, action.node, action.attempt)
+    labels = names.labels(stack.stack, pool.name, action.job, action.node, action.attempt)
+    kinds: tuple[str, ...] = ("instance", "volume", "network-interface")
+    if action.model is Model.SPOT:
+        kinds += ("spot-instances-request",)
+    placement: dict[str, object] = {"AvailabilityZone": action.zone}
+    if group := pool.placement.get(action.zone):
+        placement["GroupName"] = group
+    return {
+        "LaunchTemplate": {"LaunchTemplateId": template, "Version": version},
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone),
+        "Placement": placement,
+        "TagSpecifications": [
+            tagged(kind, {**(pool.tags if kind == "instance" else {}), **labels, NAME: name}) for kind in kinds
+        ],
+        **_network(pool, action.zone),
+    }
+
+
+def _network(pool: PoolState, zone: str) -> dict[str, object]:
+    """Return a launch's subnet, or complete interfaces that name it; EC2 refuses both together."""
+    subnet = pool.subnets.get(zone, "")
+    if not pool.interfaces:
+        return {"SubnetId": subnet} if subnet else {}
+    return {
+        "NetworkInterfaces": [
+            {
+                "NetworkCardIndex": one.card,
+                "DeviceIndex": one.device,
+                "InterfaceType": one.kind,
+                "SubnetId": subnet,
+                "Groups": list(pool.security_groups),
+                "DeleteOnTermination": True,
+            }
+            for one in pool.interfaces
+        ]
+    }
+
+
+def volume(stack: StackState, pool: PoolState, action: CreateDisk, snapshot: str | None) -> dict[str, object]:
+    """Return the request for a disk; ``snapshot`` is the id of the snapshot that fills it."""
+    name = names.disk_name(stack.stack, action.job, action.node, action.number)
+    labels = names.labels(stack.stack, pool.name, action.job, action.node)
+    more = {
+        "Iops": pool.disk_iops,
+        "Throughput": pool.disk_mbps,
+        "KmsKeyId": pool.disk_key or None,
+        "SnapshotId": snapshot,
+    }
+    return {
+        "AvailabilityZone": action.zone,
+        "Size": pool.disk_gb,
+        "VolumeType": pool.disk_type,
+        "Encrypted": True,
+        "ClientToken": names.idempotency_key(action.uid, "disk", action.node, action.number, action.zone),
+        "TagSpecifications": [tagged("volume", {NAME: name, **labels})],
+        **{name: value for name, value in more.items() if value is not None},
+    }
+
+
+def snapshot_of(stack: str, action: CreateSnapshot, volume_id: str) -> dict[str, object]:
+    name = names.disk_name(stack, action.job, action.node, action.copy)
+    labels = {names.LABEL_STACK: stack, names.LABEL_JOB: action.job, names.LABEL_NODE: str(action.node)}
+    return {"VolumeId": volume_id, "TagSpecifications": [tagged("snapshot", {NAME: name, **labels})]}
+
+
+def tagged(kind: str, tags: Mapping[str, str]) -> dict[str, object]:
+    return {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+
+
+def by_tag(stack: str, **more: str) -> list[dict[str, object]]:
+    """Return filters for the stack's resources, and ``more`` of EC2's by name (``Name`` is the tag)."""
+    found: list[dict[str, object]] = [{"Name": f"tag:{names.LABEL_STACK}", "Values": [stack]}]
+    for name, value in more.items():
+        key = f"tag:{NAME}" if name == NAME else name.replace("_", "-")
+        found.append({"Name": key, "Values": [value]})
+    return found
+
+
+# -- answers
+
+
+def to_vm(
+    item: InstanceIn, stack: str, addresses: Addresses, disks: tuple[str, ...] = (), ended: bool = False
+) -> Vm | None:
+    """Return a listed machine; None if it is not the stack's by tag and name, or is gone. No job: a static machine.
+
+    ``disks`` names its attached disks. ``ended`` includes a terminated machine.
+    """
+    labels = item.labels
+    if labels.get(names.LABEL_STACK) != stack or (item.state.name == TERMINATED and not ended):
+        return None
+    name, job = labels.get(NAME, ""), labels.get(names.LABEL_JOB, "")
+    node, attempt = _number(labels, names.LABEL_NODE), _number(labels, names.LABEL_ATTEMPT)
+    if job and name != names.vm_name(stack, job, node, attempt):
+        log.warning("%s has this stack's labels for another machine: left alone", item.instance_id)
+        return None
+    status, address = item.status, item.private_ip_address
+    if not addresses.holds(address):
+        if status is VmStatus.RUNNING:
+            log.warning("%s runs without an address in SPOTKEEPER_ADDRESSES: it does not count as running", name)
+            status = VmStatus.PENDING
+        address = ""
+    bought = Model.SPOT if item.instance_lifecycle == "spot" else Model.ON_DEMAND
+    return Vm(
+        name=name,
+        uid=item.instance_id,
+        zone=item.placement.availability_zone,
+        status=status,
+        pool=labels.get(names.LABEL_POOL, ""),
+        job=job,
+        node=node if job else 0,
+        attempt=attempt if job else 0,
+        address=address,
+        disks=disks,
+        model=bought if job else Model.STATIC,
+        created=to_time(item.launch_time),
+    )
+
+
+def to_ran(item: InstanceIn, stack: str) -> MachineTimes | None:
+    """Return when an ended machine of the stack ran, to the second.
+
+    EC2 reports when the shutdown began, which is where its bill ends: "User initiated (...)" after a call, "Service
+    initiated (...)" after an interruption. It may also report nothing.
+    """
+    name = item.labels.get(NAME, "")
+    if item.labels.get(names.LABEL_STACK) != stack or item.state.name != TERMINATED or not name:
+        return None
+    told = ENDED.search(item.state_transition_reason)
+    ended = to_time(datetime.fromisoformat(f"{told[1]}+00:00")) if told else 0.0
+    return MachineTimes(name, item.placement.availability_zone, to_time(item.launch_time), ended)
+
+
+def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | None:
+    """Return a node's data disk; None for others, as boot volumes and static machines' have the stack's tag too.
+
+    ``names_of``: machine names by id. The holder of a disk that is not among them is given by its id.
+    """
+    owned = _owned(item.tags, stack)
+    if owned is None or item.state not in THERE:
+        return None
+    users = tuple(
+        names_of.get(one.instance_id, one.instance_id) for one in item.attachments if one.state in HOLDING
+    ) or (("in-use",) if item.state == "in-use" else ())
+    name = names.disk_name(stack, *owned)
+    return Disk(name, item.availability_zone, *owned, users, item.state != "creating")
+
+
+def to_snapshots(items: Iterable[SnapshotIn], stack: str) -> tuple[DiskSnapshot, ...]:
+    """Return the oldest snapshot of each name; without idempotency tokens, two rounds may have made one each."""
+    first: dict[tuple[str, int, int], SnapshotIn] = {}
+    for item in sorted(items, key=lambda one: one.age):
+        owned = _owned(item.tags, stack)
+        if owned is not None and item.state != "error":
+            first.setdefault(owned, item)
+    return tuple(
+        DiskSnapshot(names.disk_name(stack, *owned), *owned, item.state == "completed") for owned, item in first.items()
+    )
+
+
+def to_result(item: InstanceIn, stack: str) -> Result | None:
+    """Return the result of an accepted launch of the stack that failed, if EC2 gives the reason; else None."""
+    kind = REASONS.get(item.state_reason.code)
+    owned = names.parse_vm_name(item.labels.get(NAME, ""))
+    if item.state.name != TERMINATED or kind is None or owned is None or owned.stack != stack:
+        return None
+    spot = item.instance_lifecycle == "spot"
+    action = InsertVm(
+        job=owned.job,
+        uid="",
+        node=owned.node,
+        attempt=owned.number,
+        pool=item.labels.get(names.LABEL_POOL, ""),
+        zone=item.placement.availability_zone,
+        model=Model.SPOT if spot else Model.ON_DEMAND,
+    )
+    said = detail_of(item.state_reason.code, item.state_reason.message)
+    return Result(action, kind, said, to_time(item.launch_time))
+
+
+def to_time(at: datetime | None) -> float:
+    """Return unix seconds; 0 for None."""
+    return at.timestamp() if at is not None else 0.0
+
+
+def _owned(tags: Iterable[Tag], stack: str) -> tuple[str, int, int] | None:
+    """Return (job, node, number) of a node's disk or snapshot, if name and tags agree; else None."""
+    labels = {tag.key: tag.value for tag in tags}
+    owned = names.parse_disk_name(labels.get(NAME, ""))
+    ours = owned is not None and owned.stack == stack == labels.get(names.LABEL_STACK)
+    if owned is None or not ours or labels.get(names.LABEL_JOB) != owned.job:
+        return None
+    return owned.job, owned.node, owned.number
+
+
+def _number(labels: Mapping[str, str], name: str) -> int:
+    text = labels.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1

@@ -1,0 +1,138 @@
+"""The adapter of Compute Engine to ``contract.cloud.Cloud``: one listing, and one call per action.
+
+A resource is the stack's by label *and* name. No call waits for an operation: the next listing finds its failure by
+the idempotency key. ``listing.py`` has the lists, ``advice.py`` prices and estimates, ``actions.py`` the actions.
+
+Sources: https://cloud.google.com/compute/docs/reference/rest/v1 (bodies are checked against the discovery
+document in the tests); error classes: ``errors.py``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from msgspec.structs import replace
+
+from spotkeeper.clock import Clock
+from spotkeeper.contract.cloud import Action, DiskSnapshot, Listing, Result
+from spotkeeper.contract.market import Chances, PriceRun
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.clouds.base import LOOK_S, Addresses, ListError, addresses_around, known, perform
+from spotkeeper.reconcile.clouds.gce.actions import GceVerbs
+from spotkeeper.reconcile.clouds.gce.advice import Hints
+from spotkeeper.reconcile.clouds.gce.api import DEFAULT_ENDPOINT, Api, GivenToken, MetadataToken
+from spotkeeper.reconcile.clouds.gce.listing import Lists
+from spotkeeper.reconcile.clouds.gce.schema import (
+    ENDINGS,
+    DiskIn,
+    InstanceIn,
+    OperationIn,
+    SnapshotIn,
+    to_disk,
+    to_ran,
+    to_result,
+    to_snapshot,
+    to_vm,
+)
+
+PARALLEL_LISTS = 8
+OPERATIONS = " OR ".join(f'(operationType = "{kind}")' for kind in ("insert", *ENDINGS))
+OPERATION_PAGES = 4  # newest first; older failures were seen by earlier rounds
+
+log = logging.getLogger(__name__)
+
+
+class Gce:
+    """The cloud of one stack.
+
+    Args:
+        stack: what Pulumi declared; names pools, templates, zones and the project.
+        api: the client that makes the calls.
+        clock: for the time in results.
+        addresses: networks of machines' addresses; by default the private ones.
+    """
+
+    def __init__(self, stack: StackState, api: Api, clock: Clock, addresses: Addresses | None = None) -> None:
+        self._stack = stack
+        self._clock = clock
+        self._addresses = addresses or Addresses()
+        self._lists = Lists(api, stack.project, stack.stack)
+        self._verbs = GceVerbs(stack, api)
+        self._hints = Hints(stack, api, clock)
+
+    def list(self, stack: str) -> Listing:
+        """List all zones, by label. A zone with an error or a warning is not in ``answered``."""
+        zones = self._stack.zones()
+        ends = time.monotonic() + LOOK_S
+        with ThreadPoolExecutor(PARALLEL_LISTS) as pool:
+            vms = pool.submit(self._lists.everywhere, "instances", InstanceIn, zones, ends)
+            disks = pool.submit(self._lists.everywhere, "disks", DiskIn, zones, ends)
+            snapshots = pool.submit(self._snapshots, stack, ends)
+            past = [pool.submit(self._operations, zone, ends) for zone in zones]
+            seen_vms, seen_disks = vms.result(), disks.result()
+            answered = seen_vms.answered & seen_disks.answered
+            found = snapshots.result()
+            operations = {zone: future.result() for zone, future in zip(zones, past, strict=True)}
+        return Listing(
+            vms=known(to_vm(item, stack, self._addresses) for item in seen_vms.items),
+            disks=known(to_disk(item, stack) for item in seen_disks.items),
+            snapshots=found or (),
+            # With unknown snapshots no zone has answered: an existing one could be created again.
+            answered=answered if found is not None else frozenset(),
+            results=tuple(result for zone, of in operations.items() for result in self._failed(stack, zone, of)),
+            ran=tuple(ran for zone, of in operations.items() for ran in to_ran(of, stack, zone)),
+        )
+
+    def _snapshots(self, stack: str, ends: float) -> tuple[DiskSnapshot, ...] | None:
+        """Return the stack's snapshots; None: unknown."""
+        try:
+            found = self._lists.ours("global/snapshots", SnapshotIn, ends)
+        except ListError as error:
+            log.warning("snapshots did not answer: %s", error)
+            return None
+        return known(to_snapshot(item, stack) for item in found)
+
+    def _operations(self, zone: str, ends: float) -> builtins.list[OperationIn]:
+        """Return recent creations and ends of machines; [] if the list fails, as a later listing has them."""
+        try:
+            return self._lists.newest(f"zones/{zone}/operations", OperationIn, OPERATIONS, OPERATION_PAGES, ends)
+        except ListError as error:
+            log.warning("operations of zone %s did not answer: %s", zone, error)
+            return []
+
+    def _failed(self, stack: str, zone: str, operations: builtins.list[OperationIn]) -> Iterable[Result]:
+        """Yield results of inserts that were accepted and failed since."""
+        now = self._clock.now()  # a future time would block the offer until then
+        found = known(to_result(item, stack, zone, self._verbs.asked) for item in operations)
+        return (replace(result, at=min(result.at, now)) for result in found)
+
+    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
+        """Return spot prices of the pool's machine type in the stack's region; None: unknown."""
+        return self._hints.prices(pool, deadline_s)
+
+    def chances(self, pool: str, deadline_s: float) -> Chances | None:
+        """Return the cloud's estimates of obtainability and survival in each zone; None: unknown."""
+        return self._hints.chances(pool, deadline_s)
+
+    def perform(self, action: Action, deadline_s: float) -> Result:
+        """Perform one action. Never raises for an answer of the cloud; ACCEPTED means under way, not done."""
+        return perform(self._verbs, action, deadline_s, self._clock)
+
+
+def open_gce(stack: StackState, clock: Clock, endpoint: str | None = None, token: str = "") -> Gce:
+    """Return the stack's cloud, called with this machine's identity or with a given token.
+
+    Args:
+        endpoint: root of the Compute API; None means Google's. Plain http is allowed for loopback only,
+            and gets this machine's token only if ``GCE_METADATA_HOST`` is set.
+        token: the operator's, of a cloud on this machine.
+    """
+    root = endpoint or DEFAULT_ENDPOINT
+    own = root.startswith("https://") or "GCE_METADATA_HOST" in os.environ
+    bearer = GivenToken(token) if token else MetadataToken(clock) if own else None
+    return Gce(stack, Api(root, bearer), clock, addresses_around(root))

@@ -1,0 +1,67 @@
+"""Reports to people which documents cannot be read and whether ticks succeed.
+
+An unreadable document causes one log line of severity ERROR per round, and its bytes go to quarantine. Each tick ends
+with one log line, which the clouds' alerts count, and a note in the bucket, which the command reads. This module
+repairs nothing and never raises: the caller continues with what can be read.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from spotkeeper.contract import codec
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.redact import redact
+from spotkeeper.contract.stack import TICK_PATH, TickNote, tick_note
+from spotkeeper.reconcile.store.interface import CorruptError, NewerError, Store, Versioned
+from spotkeeper.reconcile.store.objects import StoreError
+
+TICK, TICK_FAILED = "tick", "tick_failed"  # ``event`` of the line that each tick ends with
+log = logging.getLogger("spotkeeper.reconcile")
+
+
+def unreadable(store: Store, error: CorruptError, job: str = "") -> None:
+    """Log one alarm with the remedy and quarantine the bytes, unless a newer version wrote them."""
+    log.error("ALARM: %s; %s", error, error.remedy, extra={"job": job or None})
+    if isinstance(error, NewerError):
+        return
+    try:
+        store.quarantine(f"{error.path}\n{error.said}")
+    except StoreError as trouble:
+        log.warning("quarantine: %s", trouble)
+
+
+def readable_allocation(store: Store) -> Versioned[Allocation] | None:
+    """Return the allocation; None, after an alarm, if it is unreadable: grants are then unknown, not absent."""
+    try:
+        return store.read_allocation()
+    except CorruptError as error:
+        unreadable(store, error)
+        return None
+
+
+def note_tick(store: Store, now: float, trouble: str = "", **counts: int) -> None:
+    """Log a tick's result and write its note. ``trouble``: why it failed; ``counts``: for the log line."""
+    level, event = (logging.WARNING, TICK_FAILED) if trouble else (logging.INFO, TICK)
+    log.log(level, "tick", extra={"event": event, "reason": trouble or None, **counts})
+    try:
+        note = tick_note(read_note(store), now, redact(trouble))
+        if note is not None:
+            store.put(TICK_PATH, msgspec.json.encode(note))
+    except (StoreError, OSError) as error:  # a note that grows old tells readers the same
+        log.warning("the tick's note was not written: %s", error)
+
+
+def read_note(store: Store) -> TickNote | None:
+    """Return the function's last note; None if it is missing or unreadable.
+
+    Raises:
+        StoreError: the bucket failed.
+    """
+    data = store.get(TICK_PATH)
+    try:
+        return None if data is None else codec.decode(data, TickNote)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,95 @@
+"""Deletes what an ended job leaves in the bucket, and checkpoint copies that a newer one replaced.
+
+``bury`` cleans up after a job; ``withdraw`` ends a submission that never became one. Copies that the record names stay,
+and newer ones, which may still be uploading. All others are deleted: replaced copies, interrupted uploads, and copies
+of a history that the job gave up. The lists of a copy are deleted before its parts, so no reader takes half a copy for
+a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
+
+from spotkeeper.contract.facts import Fact, Kind
+from spotkeeper.contract.names import JOB_NAME
+from spotkeeper.contract.record import Outcome, Phase, Record
+from spotkeeper.reconcile.decide.snapshot import parse_commit
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.interface import Store
+
+AT_ONCE = 8
+MOST = 400  # objects deleted in one call: a round has other things to do
+
+
+def bury(store: Store, record: Record, at: float) -> None:
+    """Delete the name, requests, facts, source and checkpoint copies of a job that is DONE.
+
+    The copies stay if the job's disks are kept. The marker in ``active/`` is deleted last, so that a tick finishes a
+    burial that was interrupted.
+    """
+    store.put_tomb(record.job, at)
+    for path in store.list(paths.sources(record.job)):
+        store.delete(path)
+    if not record.nodes:  # withdrawn: its job file is of no use
+        store.delete(paths.spec(record.job))
+    if JOB_NAME.match(record.name):  # an unknown name is replaced by the id, which may begin with a digit
+        store.delete_name(record.name, record.job)
+    for request in store.list_requests(record.job):
+        store.delete_request(record.job, request.id)
+    store.delete_facts(record.job, _obsolete_facts(store, record.job))
+    if record.keep_disks or _clear_copies(store, record.job):
+        store.clear_active(record.job)
+
+
+def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record | None:
+    """End a submission without a record, so without a machine: create an ended record; None if another came first.
+
+    The ended record is create-only, like the submission's own. A later tick deletes the files, name and marker, since
+    a submitter may not delete files.
+    """
+    nonce = uuid4().hex
+    end = Record(job, str(uuid4()), name, "", at, nonce=nonce, phase=Phase.DONE, outcome=Outcome.CANCELLED, reason=why)
+    return end if store.create_record(end) else None
+
+
+def _obsolete_facts(store: Store, job: str) -> tuple[Fact, ...]:
+    """Return the deletable facts of a DONE job: a static machine's stay until its DROPPED has released its grant."""
+    facts = store.list_facts(job)
+    grants = store.read_allocation().value.grants if facts else ()
+    held = {(grant.node, grant.attempt) for grant in grants if grant.job == job}
+    return tuple(fact for fact in facts if (fact.node, fact.attempt) not in held)
+
+
+def about_copies(facts: Iterable[Fact]) -> bool:
+    """Whether facts report copies of checkpoints. While such facts exist, copies may remain to be deleted."""
+    return any(fact.kind in (Kind.MIRRORED, Kind.UNMIRRORED) for fact in facts)
+
+
+def sweep_copies(store: Store, record: Record) -> bool:
+    """Delete replaced copies of checkpoints; True once none is left.
+
+    Raises:
+        StoreError: the bucket does not answer; the next round goes on.
+    """
+    kept, top = {one.commit for one in record.mirror}, parse_commit(record.mirror_top) or (0, 0)
+
+    def goes(commit: str) -> bool:
+        parsed = parse_commit(commit)
+        return parsed is not None and parsed <= top and commit not in kept
+
+    return _delete(store, [path for path in store.list(paths.copies(record.job)) if goes(paths.copy_of(path))])
+
+
+def _clear_copies(store: Store, job: str) -> bool:
+    """Delete all copies of a job; True once none is left."""
+    return _delete(store, store.list(paths.copies(job)))
+
+
+def _delete(store: Store, doomed: Iterable[str]) -> bool:
+    """Delete lists first, and at most ``MOST`` objects."""
+    ordered = sorted(doomed, key=lambda path: (not path.endswith(".json"), path))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(store.delete, ordered[:MOST]))
+    return len(ordered) <= MOST

@@ -1,0 +1,290 @@
+"""The generation document and the answer to an agent: pure views of the record.
+
+Nothing here reads the cloud. Addresses, boots and whether a member's disk was attached are in the record since
+admission and publication, so two instances with the same record give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Concatenate, ParamSpec, TypeVar
+
+from msgspec import Struct
+
+from spotkeeper.contract import names
+from spotkeeper.contract.allocation import Grant
+from spotkeeper.contract.facts import HANG
+from spotkeeper.contract.generation import (
+    DocState,
+    FetchOrder,
+    Generation,
+    HangRun,
+    JobRun,
+    Member,
+    MirrorRun,
+    Role,
+    Sync,
+    SyncReply,
+)
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.record import Phase, Record, Slot, SlotState
+from spotkeeper.contract.stack import StackState
+
+PORT_BLOCK = 64  # ports of a job from its `port_base`, one per generation: processes of older ones cannot connect
+ANSWERS_KEPT = 256  # jobs
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def once(ask: Callable[Concatenate[Record, P], T]) -> Callable[Concatenate[Record, P], T]:
+    """Cache a pure function of a record: its last result for each job, valid for the same version.
+
+    Thousands of agents request the documents of one version, which name every member.
+    """
+    kept: dict[str, tuple[Record, tuple[object, ...], T]] = {}
+
+    def asked(record: Record, /, *rest: P.args, **named: P.kwargs) -> T:
+        found = kept.get(record.job)
+        if found is not None and not named and _same(found[0], record) and found[1] == rest:
+            return found[2]
+        answer = ask(record, *rest, **named)
+        if not named:
+            if len(kept) >= ANSWERS_KEPT:
+                kept.clear()
+            kept[record.job] = record, rest, answer
+        return answer
+
+    update_wrapper(asked, ask)
+    return asked
+
+
+def _same(one: Record, two: Record) -> bool:
+    """Whether both are one version: every write has its own nonce."""
+    return one is two or bool(one.nonce and (one.uid, one.ver, one.nonce) == (two.uid, two.ver, two.nonce))
+
+
+class Speaker(Struct, frozen=True):
+    """A machine's identity from a verified token, never from a body."""
+
+    uid: str  # unique instance id
+    name: str
+    zone: str
+
+
+class SpeakerPlace(Struct, frozen=True):
+    """The node, attempt and slot of a speaker in a job's record. ``slot`` is None if its attempt is superseded."""
+
+    node: int
+    attempt: int
+    slot: Slot | None = None
+    cur: bool = False
+
+
+def place(record: Record, stack: StackState, who: Speaker, grant: Grant | None = None) -> SpeakerPlace | None:
+    """Return the node and attempt of a speaker; None if the record does not know such an attempt (yet).
+
+    ``grant``: a static machine's entry of the allocation document, which ties it to a job.
+    """
+    owned = names.parse_vm_name(who.name)
+    if grant is not None and grant.resource == f"machine:{who.name}":
+        node, attempt = grant.node, grant.attempt
+    elif owned is not None and owned.stack == stack.stack and owned.job == record.job:
+        node, attempt = owned.node, owned.number
+    else:
+        return None
+    if node >= len(record.nodes):
+        return SpeakerPlace(node, attempt)
+    for slot in (record.nodes[node].cur, record.nodes[node].next):
+        if slot is not None and slot.attempt == attempt:
+            ours = slot.zone == who.zone and slot.uid in (None, who.uid)
+            return SpeakerPlace(node, attempt, slot if ours else None, slot is record.nodes[node].cur)
+    # A grant above `top` is for an intent about to be written, also when a hold ends: a static machine that were
+    # superseded now would drop an attempt that has not begun.
+    over = attempt <= record.nodes[node].top or record.phase in (Phase.END, Phase.DONE)
+    return SpeakerPlace(node, attempt) if over else None
+
+
+def role(record: Record, where: SpeakerPlace | None, boot: str) -> Role:
+    """Return the speaker's role according to the record."""
+    if where is None:
+        return Role.UNKNOWN
+    slot = where.slot
+    if slot is None or record.phase is not Phase.RUN:
+        return Role.SUPERSEDED
+    member = where.cur and slot.state is SlotState.MEMBER and where.node in record.members and slot.boot == boot
+    return Role.MEMBER if member else Role.STANDBY
+
+
+def members(record: Record, spec: JobSpec | None, stack: StackState) -> tuple[Member, ...]:
+    """Return the machines that are still in the newest generation, in its order."""
+    out = []
+    counts = {pool.name: nproc(spec, stack, pool.name) for pool in stack.pools}
+    for index in record.members:
+        slot = record.nodes[index].cur if index < len(record.nodes) else None
+        if slot is None or slot.state is not SlotState.MEMBER or slot.uid is None or slot.boot is None:
+            continue
+        out.append(
+            Member(
+                node=index,
+                attempt=slot.attempt,
+                uid=slot.uid,
+                boot=slot.boot,
+                address=slot.address or "",
+                nproc=counts.get(slot.pool) or nproc(spec, stack, slot.pool),
+                disk=slot.disk,
+            )
+        )
+    return tuple(out)
+
+
+def state(record: Record) -> DocState:
+    if record.phase is not Phase.RUN:
+        return DocState.DONE
+    if record.stop:
+        return DocState.SAVE_STOP
+    return DocState.ROLL_CALL if record.roll is not None else DocState.RUN
+
+
+@once
+def generation(record: Record, spec: JobSpec | None, stack: StackState) -> Generation:
+    """Return the generation document, on which agents act."""
+    listed = members(record, spec, stack)
+    return Generation(
+        job=record.job,
+        uid=record.uid,
+        ver=record.ver,
+        gen=record.gen,
+        state=state(record),
+        members=listed,
+        master=listed[0].address if listed else "",
+        port=record.port_base + record.gen % PORT_BLOCK,
+        run_id=f"{record.uid}-{record.gen}",
+        deadline=record.stop_deadline if record.stop else None,
+        replicated=spec.checkpoint.replicated if spec is not None else True,
+        mean_life_s=mean_life_s(record),
+        stacks=record.roll is not None and record.roll.cause == HANG,
+    )
+
+
+def mean_life_s(record: Record) -> float | None:
+    """Return the mean time between the job's losses, seconds, for the save interval; None before the first loss."""
+    budget = record.budget
+    if not budget.loss_times or not budget.preemptions:
+        return None
+    return max(1.0, (budget.loss_times[-1] - record.created) / budget.preemptions)
+
+
+def nproc(spec: JobSpec | None, stack: StackState, pool_name: str) -> int:
+    """Return the processes per node: the job file's number, otherwise the pool's."""
+    if spec is not None and spec.nproc is not None:
+        return spec.nproc
+    pool = stack.pool(pool_name)
+    return pool.nproc if pool is not None else 1
+
+
+def job_run(spec: JobSpec, count: int) -> JobRun:
+    """Return what a node needs to run the job, with ``count`` processes on it."""
+    size, mirror = spec.size(), spec.checkpoint.mirror
+    return JobRun(
+        name=spec.name,
+        command=spec.command,
+        source_sha256=spec.source_sha256,
+        env=dict(spec.env),
+        secrets=dict(spec.secrets),
+        python=spec.python,
+        requirements=spec.requirements or "",
+        nproc=count,
+        launcher=spec.launcher,
+        warm=spec.warm,
+        stop=spec.stop,
+        grace_s=spec.grace_s,
+        interval_s=spec.checkpoint.interval_s,
+        keep=spec.checkpoint.keep,
+        seed=spec.seed,
+        max_world=size.max * count if size.min < size.max else None,
+        hang=_hang(spec),
+        mirror=MirrorRun(60.0 * mirror.every_min, 1e6 * mirror.mb_s) if mirror is not None else None,
+    )
+
+
+def _hang(spec: JobSpec) -> HangRun | None:
+    hang = spec.hang
+    return None if hang == "off" else HangRun(hang.factor, 60.0 * hang.floor_min, 60.0 * hang.idle_min)
+
+
+def reply(
+    record: Record | None,
+    spec: JobSpec | None,
+    stack: StackState,
+    who: Speaker,
+    sync: Sync,
+    grant: Grant | None = None,
+) -> SyncReply:
+    """Return the answer to a sync.
+
+    ``record`` None: no job knows this machine, so its role is IDLE for a static machine of the stack, else UNKNOWN.
+    The answer includes the document if that is newer than ``sync.ver`` and the speaker belongs to the job; ``run``
+    comes with every document and goes to each standby.
+    """
+    if record is None:
+        known = any(machine.name == who.name for pool in stack.pools for machine in pool.machines)
+        return SyncReply(
+            Role.IDLE if known else Role.UNKNOWN, lease_minutes=stack.lease_minutes, bundle=stack.bundle_sha256
+        )
+    where = place(record, stack, who, grant)
+    what = role(record, where, sync.boot)
+    if where is None or what is Role.UNKNOWN:
+        return SyncReply(Role.UNKNOWN, lease_minutes=stack.lease_minutes, bundle=stack.bundle_sha256)
+    slot = where.slot
+    fresh = record.ver > sync.ver
+    over = record.phase in (Phase.END, Phase.DONE) and not record.keep_disks
+    wants_run = spec is not None and slot is not None and (fresh or what is Role.STANDBY)
+    return SyncReply(
+        role=what,
+        job=record.job,
+        node=where.node,
+        attempt=where.attempt,
+        disk=_disk(record, where) if what is not Role.SUPERSEDED else None,
+        doc=generation(record, spec, stack) if fresh else None,
+        run=job_run(spec, nproc(spec, stack, slot.pool)) if wants_run and spec and slot else None,
+        lease_minutes=stack.lease_minutes,
+        bundle=stack.bundle_sha256,
+        over=over,
+        mirrored=record.mirror[0].commit if record.mirror else None,
+        mirrored_at=record.mirror[0].at if record.mirror else None,
+        fetch=_fetch(record, where) if what is not Role.SUPERSEDED else None,
+    )
+
+
+def _fetch(record: Record, where: SpeakerPlace) -> FetchOrder | None:
+    """Return the checkpoint copy that this machine must download; None for a machine without its node's disk."""
+    fetch = record.fetch
+    if fetch is None or where.node not in fetch.nodes or not where.cur:
+        return None
+    return FetchOrder(fetch.commit, where.node if fetch.source is None else fetch.source)
+
+
+def _disk(record: Record, where: SpeakerPlace) -> int | None:
+    """Return the number of the disk to mount: only ``cur`` gets one. 0 means a static machine's own disk."""
+    if not where.cur or where.slot is None:
+        return None
+    return 0 if where.slot.machine is not None else record.nodes[where.node].disk
+
+
+@once
+def at_rest(record: Record) -> bool:
+    """Whether every node is a member and nothing is pending, so that polls of its agents need one read less."""
+    if record.phase is not Phase.RUN:
+        return record.phase is Phase.DONE
+    if record.stop or record.roll is not None or record.move is not None or record.pause:
+        return False
+    return all(
+        node.next is None
+        and node.cur is not None
+        and node.cur.state is SlotState.MEMBER
+        and node.cur.notice is None
+        and node.cur.ends is None
+        for node in (record.nodes[index] for index in record.filled())
+    )

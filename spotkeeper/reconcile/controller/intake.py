@@ -1,0 +1,316 @@
+"""Checks an agent's reports and stores them as facts. Node and attempt come from the record, never from a body.
+
+The caller has verified the speaker's identity; this module checks what that machine may report about itself. A machine
+that is not admitted may only report HELLO, a superseded one only FREED, and no report is about a generation that does
+not exist yet. What makes no sense goes to quarantine, never into a decision.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spotkeeper.contract import names
+from spotkeeper.contract.allocation import Grant
+from spotkeeper.contract.facts import PREFLIGHT_CHECKS, Fact, Failure, Hung, Kind, Sign, StacksAnswer
+from spotkeeper.contract.generation import MAX_OLD_JOBS, FactIn, Progress, Sync
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.market import Network
+from spotkeeper.contract.record import Phase, Record, SlotState
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.controller.document import Speaker, SpeakerPlace, place
+from spotkeeper.reconcile.store.interface import CorruptError, StaticHello, Store
+from spotkeeper.reconcile.store.objects import StoreError
+
+MAX_FACTS = 32  # of one sync; an honest agent has a handful
+MAX_SAVE_S = 3600.0  # real; stop deadlines depend on it, and one machine must not postpone them for ever
+COMMITS = (Kind.DAMAGED, Kind.MIRRORED, Kind.FETCHED, Kind.UNMIRRORED)
+SHAPES: dict[Kind, str] = {  # of values; others are free
+    **dict.fromkeys((Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED), r"\d{1,12}"),
+    **dict.fromkeys((Kind.FULL, Kind.SAVED, Kind.UNLOOPED, Kind.KEEPS_UP), r"\d{1,12}"),
+    **dict.fromkeys(COMMITS, r"\d+-\d+"),
+    Kind.NO_DISK: r"\d{1,12}-[a-z]+",
+    Kind.LAGS: r"\d{1,3}-[1-9]\d{2,5}",  # which time, and percent of the median, which it exceeds
+    Kind.EXIT: r"-?\d{1,5}|\d{6}",
+    Kind.HARDWARE_FAULT: "|".join(sign.value for sign in Sign),
+    Kind.PREFLIGHT_FAILED: "|".join(PREFLIGHT_CHECKS),
+}
+INSTANT_S = 0.001  # between two facts of one sync in the ledger, to keep their order
+SAVING = {
+    Kind.FULL: Event.FULL,
+    Kind.UNSAVED: Event.UNSAVED,
+    Kind.SAVED: Event.SAVED,
+    Kind.UNLOOPED: Event.UNLOOPED,
+    Kind.DAMAGED: Event.DAMAGED,
+    Kind.PREFLIGHT_FAILED: Event.PREFLIGHT_FAILED,
+    Kind.LAGS: Event.LAG,
+    Kind.KEEPS_UP: Event.KEEPS_UP,
+}
+WHY = {
+    "write-failed": "its disk refused the write",
+    "saver-lost": "no saver process answered",
+    "no-memory": "its memory has no place for a copy of the training state; the job's log says which limit",
+} | PREFLIGHT_CHECKS
+
+
+class Accepted(Struct, frozen=True):
+    """The result of a sync. ``new``: it brought a fact that perhaps no round has read, so a round is due.
+
+    A fact is stored before its round begins. If the function dies in between, no round is due; so an agent that got no
+    answer repeats its report with ``again``, and the fact counts as new again.
+    """
+
+    job: str | None = None
+    record: Record | None = None
+    grant: Grant | None = None
+    new: bool = False
+
+
+def accept(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
+    """Store the facts that this machine may report. Rereads the record, and a static machine's allocation."""
+    owned = names.parse_vm_name(who.name)
+    if owned is None:
+        return _static(store, stack, who, sync, now)
+    held = store.read_record(owned.job) if owned.stack == stack.stack else None
+    if held is None:
+        return Accepted()
+    record = held.value
+    where = place(record, stack, who)
+    new = _take(store, record, where, who, sync, now)
+    _progress(store, record, where, sync, now)
+    return Accepted(owned.job, record, None, new)
+
+
+def silent(stack: StackState, who: Speaker, sync: Sync) -> str | None:
+    """Return the job of a VM whose sync reports and requests nothing; None for any other sync."""
+    owned = names.parse_vm_name(who.name)
+    if sync.facts or sync.progress is not None or sync.old_jobs or owned is None or owned.stack != stack.stack:
+        return None
+    return owned.job
+
+
+def ended(store: Store, stack: StackState, who: Speaker, old_jobs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of these jobs whose files a static machine must delete.
+
+    Deletion needs proof: a record in phase DONE, which is final, without ``keep_disks``. An unreadable record proves
+    nothing, nor does a missing one, since deleting a record by hand must not delete disks.
+    """
+    if not _is_static(stack, who):
+        return ()
+    return tuple(job for job in old_jobs[:MAX_OLD_JOBS] if _is_over(store, job))
+
+
+def _is_over(store: Store, job: str) -> bool:
+    try:
+        held = store.read_record(job)
+    except StoreError:
+        return False
+    return held is not None and held.value.phase is Phase.DONE and not held.value.keep_disks
+
+
+def _is_static(stack: StackState, who: Speaker) -> bool:
+    return any(machine.name == who.name for pool in stack.pools for machine in pool.machines)
+
+
+def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
+    """Accept a sync of a static machine, which is granted to a job or idle. It serves one grant at a time."""
+    if not _is_static(stack, who):
+        return Accepted()
+    grants = _grants(store, who)
+    if not grants:
+        new = store.put_static_hello(StaticHello(who.name, who.uid, sync.boot, who.zone, now))
+        return Accepted(new=new or sync.again)
+    grant = grants[0]
+    held = store.read_record(grant.job)
+    if held is None:
+        return Accepted(grant.job, None, grant, _dropped(store, grant, who, sync))
+    record = held.value
+    where = place(record, stack, who, grant)
+    new = _take(store, record, where, who, _with_hello(where, sync), now)
+    new = _dropped(store, grant, who, sync) or new
+    _progress(store, record, where, sync, now)
+    return Accepted(grant.job, record, grant, new)
+
+
+def _grants(store: Store, who: Speaker) -> list[Grant]:
+    """Return this static machine's grants; if the allocation is unreadable, the grant that an active record implies.
+
+    Raises:
+        CorruptError: the allocation is unreadable and no record names the machine, which may still be granted.
+    """
+    try:
+        return [grant for grant in store.read_allocation().value.grants if grant.machine == who.name]
+    except CorruptError:
+        for job in store.active_jobs():
+            held = store.read_record(job)
+            for index, node in enumerate(held.value.nodes if held else ()):
+                if node.cur is not None and node.cur.machine == who.name:
+                    return [Grant(job, index, node.cur.attempt, f"machine:{who.name}", node.cur.since)]
+        raise
+
+
+def _with_hello(where: SpeakerPlace | None, sync: Sync) -> Sync:
+    """Add a HELLO to the sync of a granted static machine whose boot is not admitted.
+
+    Any sync shows that it is up for this attempt, since no other machine has the grant until it reports DROPPED.
+    """
+    expected = where is not None and where.slot is not None and where.slot.boot != sync.boot
+    if not expected or any(fact.kind in (Kind.HELLO, Kind.DROPPED) for fact in sync.facts):
+        return sync
+    return replace(sync, facts=(*sync.facts, FactIn(Kind.HELLO)))
+
+
+def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
+    """Store a DROPPED report for this attempt, which releases the grant whatever the record says; whether it is new."""
+    for fact in sync.facts:
+        if fact.kind is Kind.DROPPED and fact.attempt in (None, grant.attempt):
+            word = Fact(who.uid, sync.boot, grant.node, grant.attempt, 0, Kind.DROPPED, "0")
+            return Fact.parse(word.key()) is not None and (store.put_fact(grant.job, word) or sync.again)
+    return False
+
+
+def _take(store: Store, record: Record, where: SpeakerPlace | None, who: Speaker, sync: Sync, now: float) -> bool:
+    if record.phase is Phase.DONE:  # no round reads its folder any more
+        return False
+    new = False
+    for place_in, said in enumerate(sync.facts[:MAX_FACTS]):
+        fact = _fact(record, where, who, sync.boot, said)
+        if fact is None:
+            continue
+        if Fact.parse(fact.key()) != fact or not _sensible(record, fact):
+            store.quarantine(f"{record.job} {who.name} {fact.key()[:200]}")
+            continue
+        if fact.kind is Kind.HELLO:
+            _forget_boots(store, record, where, fact)
+        if record.phase is Phase.END:
+            store.set_active(record.job)  # it may be DONE and buried by now: a tick then deletes this fact
+        stored = store.put_fact(record.job, fact)
+        if stored and fact.kind in SAVING:
+            store.append_ledger(record.job, _saving(fact, now + place_in * INSTANT_S))
+        new = stored or new or sync.again
+    return new
+
+
+def _saving(fact: Fact, now: float) -> Entry:
+    """Return the ledger entry for a report that no round logs: failed saves, damaged checkpoints, slow machines."""
+    event = SAVING[fact.kind]
+    word = fact.value if fact.kind is Kind.DAMAGED else fact.value.rstrip("-0123456789")
+    return Entry(
+        at=now,
+        id=f"{event.value}.r{fact.node}.a{fact.attempt}.g{fact.gen}.{fact.value}",
+        event=event,
+        gen=fact.gen,
+        node=fact.node,
+        attempt=fact.attempt,
+        detail=times(fact.value) if fact.kind is Kind.LAGS else WHY.get(word, word),
+    )
+
+
+def times(value: str) -> str:
+    """Format the value of LAGS for people: ``0-163`` becomes ``1.6x the median``."""
+    return f"{int(value.partition('-')[2]) / 100:.1f}x the median"
+
+
+def _fact(record: Record, where: SpeakerPlace | None, who: Speaker, boot: str, said: FactIn) -> Fact | None:
+    """Return the fact to store, or None if this machine may not report it."""
+    if where is None or said.kind is Kind.DROPPED:  # a static machine's word for its grant: see _dropped
+        return None
+    fact = Fact(who.uid, boot, where.node, where.attempt, said.gen, said.kind, said.value)
+    slot = where.slot
+    if slot is None:
+        return fact if said.kind is Kind.FREED else None
+    if slot.state is SlotState.INTENT or slot.boot != boot:
+        return fact if said.kind is Kind.HELLO and boot not in slot.past else None
+    return fact
+
+
+def _sensible(record: Record, fact: Fact) -> bool:
+    shape = SHAPES.get(fact.kind)
+    if fact.gen > record.gen or (shape is not None and not re.fullmatch(shape, fact.value)):
+        return False
+    if fact.kind is Kind.HERE:  # an answer to a roll call of the future would answer all that are to come
+        return int(fact.value) <= record.ver
+    if fact.kind is Kind.STACKS:
+        answer = StacksAnswer.parse(fact.value)
+        return answer is not None and answer.ver <= record.ver
+    if fact.kind in COMMITS:
+        return int(fact.value.partition("-")[0]) <= record.gen
+    return {Kind.FAILED: Failure.parse, Kind.HUNG: Hung.parse}.get(fact.kind, bool)(fact.value) is not None
+
+
+def _forget_boots(store: Store, record: Record, where: SpeakerPlace | None, fact: Fact) -> None:
+    """Delete hellos of older boots: only their order of arrival tells which boot is the newest."""
+    if where is None or where.slot is None or where.slot.boot == fact.boot:
+        return
+    older = tuple(
+        f
+        for f in store.facts_of(record.job, fact.uid)
+        if (f.uid, f.node, f.attempt, f.kind) == (fact.uid, fact.node, fact.attempt, Kind.HELLO)
+        and f.boot not in (fact.boot, where.slot.boot)
+    )
+    if older:
+        store.delete_facts(record.job, older)
+
+
+def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sync, now: float) -> None:
+    """Store the job's progress, if a member of the newest generation reports it.
+
+    ``at`` is the function's time when this step was first reported. So a gang that makes no step (one node never came
+    up) counts as silent although its lowest member keeps reporting. A gang that uploads its output does not: its agent
+    gives up by itself if the bucket accepts nothing.
+    """
+    progress = sync.progress
+    if progress is None or where is None or where.slot is None or not where.cur or progress.gen != record.gen:
+        return
+    if where.slot.state is not SlotState.MEMBER or where.slot.boot != sync.boot:
+        return
+    try:
+        before = store.read_progress(record.job)
+    except CorruptError:
+        before = None  # this report replaces it
+    told = _stored(progress, before, now)
+    begins = _stepped(told) and not (before is not None and before.gen == told.gen and _stepped(before))
+    if begins:
+        told = replace(told, begin_s=max(0.0, now - record.gen_since))
+    if told.gbit_s and (before is None or told.gbit_s != before.gbit_s):
+        _network(store, record, told.gbit_s, now)  # first: a stored report is not read again
+    store.put_progress(record.job, told)
+    if begins:
+        first = Entry(at=now, id=f"{Event.FIRST.value}.g{told.gen}", event=Event.FIRST, gen=told.gen, step=told.step)
+        store.append_ledger(record.job, first)
+
+
+def _network(store: Store, record: Record, gbit_s: float, now: float) -> None:
+    """Store the bandwidth that a gang measured, Gbit/s, if its machines have one type and one zone."""
+    slots = {(slot.pool, slot.zone) for index in record.members if (slot := record.nodes[index].cur) is not None}
+    stack = store.read_stack() if len(slots) == 1 else None
+    if stack is None:
+        return
+    (name, zone) = slots.pop()
+    for pool in stack.pools:
+        if pool.name == name:
+            store.put_network(Network(pool.machine_type, zone, gbit_s, now))
+
+
+def _stored(progress: Progress, before: Progress | None, now: float) -> Progress:
+    """Return the progress to store for a report that follows the stored ``before``."""
+    commit = progress if progress.commit_gen is not None or before is None else before  # of an older generation
+    still = before is not None and (before.gen, before.step) == (progress.gen, progress.step)
+    still = still and progress.uploading_s is None
+    return replace(
+        progress,
+        at=before.at if still and before is not None else now,
+        commit_gen=commit.commit_gen,
+        commit_step=commit.commit_step,
+        save_s=None if progress.save_s is None else min(progress.save_s, MAX_SAVE_S),
+        gbit_s=progress.gbit_s or (before.gbit_s if before is not None else None),
+        begin_s=None if before is None else before.begin_s,
+    )
+
+
+def _stepped(progress: Progress) -> bool:
+    """Whether the reported generation has made a step; if nothing else shows it, whether it is past its checkpoint."""
+    own = progress.commit_gen == progress.gen or progress.step_s is not None
+    return own or progress.step > (progress.commit_step or 0)

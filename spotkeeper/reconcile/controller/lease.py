@@ -1,0 +1,87 @@
+"""A job's lease: one round at a time, to save money. No safety property depends on it or on its clock.
+
+With a beat the lease is short and renewed while the round runs, so a round that dies loses it within seconds. Without
+one, reports that relied on that round would wait for the next tick.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from spotkeeper.clock import Now
+from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.objects import StoreError
+
+WHOLE_S = 75.0  # without a beat: the function's timeout and 15 s
+SHORT_S = 4.0  # with one
+BEAT_S = 1.5  # Google takes one write a second to an object
+TROUBLE_S = 2.0  # virtual; after a round that the bucket interrupted, the next is due
+
+Every = Callable[[float, Callable[[], object]], Callable[[], None]]  # (seconds, work) -> what ends it
+
+log = logging.getLogger("spotkeeper.reconcile")
+
+
+class Lease:
+    """One round's lease of one job. ``due``: when the next round is due; written when the lease is released."""
+
+    def __init__(self, store: Store, job: str, clock: Now, every: Every | None) -> None:
+        self.store, self.job, self.clock, self.every = store, job, clock, every
+        self.nonce = uuid4().hex
+        self.due: float | None = None
+        real = WHOLE_S if every is None else SHORT_S
+        self.ttl_s = real + 10.0 * (clock.scale - 1.0)  # virtual; on a scaled clock a round still takes real seconds
+
+    def take(self) -> bool:
+        return self.store.take_lease(self.job, self.nonce, self.clock.now(), self.ttl_s)
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew the lease during the ``with`` block, then release it, unless the process dies."""
+        stop = self.every(BEAT_S, self.take) if self.every is not None else _nothing
+        try:
+            yield
+        except CorruptError:  # an alarm is out, and a person must act: no hurry
+            raise
+        except StoreError:
+            self.due = self.clock.now() + TROUBLE_S  # reports that left because of this round rely on it
+            raise
+        finally:
+            stop()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Release the lease. If that fails, the round's work stays valid and the lease expires."""
+        try:
+            self.store.drop_lease(self.job, self.nonce, self.due)
+        except StoreError as error:
+            log.warning("the lease was not given back: %s", error)
+
+
+def in_thread(seconds: float, work: Callable[[], object]) -> Callable[[], None]:
+    """Run ``work`` every so many real seconds; the returned function ends it and waits for it."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(seconds):
+            try:
+                work()
+            except StoreError as error:
+                log.warning("the lease was not renewed: %s", error)
+
+    thread = threading.Thread(target=beat, name="lease", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        ended.set()
+        thread.join()
+
+    return stop
+
+
+def _nothing() -> None:
+    return

@@ -1,0 +1,56 @@
+"""Writes the ledger: what happened and what it cost, each event once.
+
+The entries of a change are in the record's ``outbox``, written by the same compare-and-swap, and are copied to the
+ledger before the next change is written. So a crash between the two loses nothing, and a repeated copy finds the
+object there. Observations of offers in them go to ``market/`` in the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import Hold, Record
+from spotkeeper.reconcile.select import market
+from spotkeeper.reconcile.store.interface import Store
+
+log = logging.getLogger("spotkeeper.reconcile")
+# Events for people: the stack's alarms look for ``event`` and ``reason`` in the log (``infra/*/alerts.py``).
+_TOLD = (Event.HOLD, Event.LIMIT)
+_OWED = 256  # entries of a job that the market gets later; it is advisory
+_REMEMBERED = 4096  # (job, time, id) of entries this process wrote, to spare the bucket repeats
+
+
+class LedgerWriter:
+    """Appends ledger entries. Remembers which ones this process has written, to save repeated writes."""
+
+    def __init__(self) -> None:
+        self._written: OrderedDict[tuple[str, float, str], None] = OrderedDict()
+        self._owed: dict[str, list[Entry]] = {}  # by job, entries that the market has not got yet
+
+    def flush(self, store: Store, record: Record) -> None:
+        """Write the entries of a record's outbox to the ledger, before the record is replaced."""
+        self.write(store, record.job, record.outbox)
+
+    def write(self, store: Store, job: str, entries: Iterable[Entry]) -> None:
+        new = [entry for entry in entries if (job, entry.at, entry.id) not in self._written]
+        if new:
+            store.append_all(job, new)
+            _tell(job, new)
+        owed = [*self._owed.pop(job, ()), *new]
+        if not market.feed(store, job, owed):
+            self._owed[job] = owed[-_OWED:]
+        for entry in new:
+            self._written[job, entry.at, entry.id] = None
+            if len(self._written) > _REMEMBERED:
+                self._written.popitem(last=False)
+
+
+def _tell(job: str, entries: Iterable[Entry]) -> None:
+    """Log a line for each entry that people should see. After a crash another process may log it again."""
+    for entry in entries:
+        if entry.event in _TOLD and entry.cause != Hold.CAPACITY.value:  # a gang that tries again needs no person
+            what = {"event": entry.event.value, "reason": entry.cause, "job": job}
+            log.warning("%s of job %s: %s", entry.event.value, job, entry.detail or entry.cause, extra=what)

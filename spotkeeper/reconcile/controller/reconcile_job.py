@@ -1,0 +1,418 @@
+"""One round of one job: carry out the passes of ``steps.py`` against the store and the cloud.
+
+It decides nothing, not even the order of its reads. The lease only saves money; every write is conditional,
+so two rounds at once are merely wasteful.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from enum import Enum
+from uuid import uuid4
+
+from msgspec.structs import replace
+
+from spotkeeper.clock import Now
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.cloud import Action, Cloud, InsertVm, Listing, Result, ResultKind
+from spotkeeper.contract.facts import Fact
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.job import JobRequest, JobSpec
+from spotkeeper.contract.record import Phase, Record, SlotState
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.controller import alarm, cleanup
+from spotkeeper.reconcile.controller.lease import Every, Lease
+from spotkeeper.reconcile.controller.ledger import LedgerWriter
+from spotkeeper.reconcile.controller.steps import READS, Pass, ReadStep, Todo
+from spotkeeper.reconcile.decide import Decision, Snapshot, Times
+from spotkeeper.reconcile.select import market
+from spotkeeper.reconcile.store import clock_skew
+from spotkeeper.reconcile.store.interface import CorruptError, OfferHistory, Store, Versioned
+from spotkeeper.reconcile.store.objects import AGAIN_S, NEVER, Deadline, StoreError
+
+log = logging.getLogger("spotkeeper.reconcile")
+
+PASSES = 8
+AGAIN = 4  # times that a round out of passes, or with new facts, starts over under one lease
+BURST = 8  # so many new facts during a round are part of a burst; small gangs never wait
+BURST_WAITS = 4
+GATHER_S = 2.0  # real; pause between two rounds while BURST machines or more are still to report
+PARALLEL = 16
+CALL_DEADLINE_S = 20.0  # real seconds for one call
+UNKNOWN = Versioned(
+    Allocation(), ""
+)  # in the place of an allocation that cannot be read; decide() is told that it is blind
+SETTLE_S = 1.1  # GCS takes one write a second to an object; after that, late reports are visible
+
+
+class Ended(str, Enum):
+    """How a round ended."""
+
+    QUIET = "quiet"  # nothing left to do for now
+    BUSY = "busy"  # another round has the lease and covers what this one was started for
+    LOST = "lost"  # another writer was first; its round continues
+    UNFINISHED = "unfinished"  # out of passes: the next round continues
+    ABSENT = "absent"  # no record, or no stack
+    UNREADABLE = "unreadable"  # a document of the job or of the stack makes no sense: nothing was decided
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round did. ``facts``: those it has read. ``due``: when the next round is due without new reports."""
+
+    ended: Ended
+    record: Record | None = None
+    rounds: int = 0
+    passes: int = 0
+    writes: int = 0
+    calls: int = 0
+    due: float | None = None
+    facts: frozenset[Fact] = frozenset()
+    published: bool = False  # a new generation
+
+
+@dataclass
+class RoundOptions:
+    """Settings of a deployment. ``times`` None: the defaults for the clock's scale."""
+
+    times: Times | None = None
+    settle_s: float = SETTLE_S  # real seconds
+    call_deadline_s: float = CALL_DEADLINE_S
+    sleep: Callable[[float], None] = time.sleep
+    writer: LedgerWriter = field(default_factory=LedgerWriter)
+    parallel: int = PARALLEL
+    deadline: Deadline = NEVER  # of the request that the round serves
+    every: Every | None = None  # how the lease is renewed during a round; None: not at all, and it lasts longer
+
+
+@dataclass(frozen=True)
+class Prefetched:
+    """A record, and a listing of the cloud made after it was read (rule 3): a tick lists once for all jobs."""
+
+    record: Versioned[Record]
+    listing: Listing
+    market: tuple[OfferHistory, ...] = ()
+
+
+def run_round(
+    store: Store,
+    cloud: Cloud,
+    job: str,
+    clock: Now,
+    options: RoundOptions | None = None,
+    prefetched: Prefetched | None = None,
+) -> RoundResult:
+    """Reconcile one job under its lease.
+
+    Reports that arrive while it runs are handled before it returns: it lists the facts again under the lease, and
+    once more ``settle_s`` after releasing it. So a request that finds the lease taken may return (BUSY), and 10 or
+    10,000 simultaneous reports cost two rounds. If reports never stop, the round ends with its request's time, and
+    the next request handles the rest.
+
+    An unreadable document ends the round with an alarm (UNREADABLE), without decisions or deletions.
+
+    Args:
+        prefetched: the reads that a tick has made already.
+
+    Raises:
+        StoreError: the bucket does not answer. The next round repeats what is missing.
+    """
+    try:
+        return _leased(store, cloud, job, clock, options or RoundOptions(), prefetched)
+    except CorruptError as error:
+        alarm.unreadable(store, error, job)
+        return RoundResult(Ended.UNREADABLE, rounds=1)
+
+
+def _leased(
+    store: Store, cloud: Cloud, job: str, clock: Now, options: RoundOptions, prefetched: Prefetched | None
+) -> RoundResult:
+    rounds = 0
+    store = store.until(options.deadline)
+    while True:
+        lease = Lease(store, job, clock, options.every)
+        if not lease.take():
+            return RoundResult(Ended.BUSY, rounds=rounds)
+        with lease.renewed():
+            result = _covered(store, cloud, job, clock, options, prefetched)
+            lease.due = result.due
+        prefetched = None
+        rounds += result.rounds
+        result = changed(result, rounds=rounds)
+        if result.ended is not Ended.QUIET:
+            return result
+        if result.writes and not result.published:  # a generation that was just published must not wait
+            options.sleep(options.settle_s)
+        if options.deadline.left() < AGAIN_S or rounds > PASSES:
+            hand_on(store, job, clock, options, result.facts)
+            return result
+        if set(store.list_facts(job)) <= result.facts:
+            return result
+
+
+def hand_on(store: Store, job: str, clock: Now, options: RoundOptions, covered: frozenset[Fact]) -> None:
+    """Make the next round due immediately, if reports arrived too late for this one.
+
+    If another round has the lease, it checks for them when it releases the lease. ``store``: the request's own, with
+    its deadline.
+    """
+    try:
+        if set(store.list_facts(job)) <= covered:
+            return
+        lease = Lease(store, job, clock, options.every)
+        if lease.take():
+            with lease.renewed():
+                lease.due = clock.now()
+    except StoreError as error:  # what was done stands
+        log.warning("reports of %s may wait for the next tick: %s", job, error)
+
+
+def _covered(
+    store: Store, cloud: Cloud, job: str, clock: Now, options: RoundOptions, prefetched: Prefetched | None
+) -> RoundResult:
+    """Run rounds under one lease, until nothing is left to do and no fact arrived meanwhile."""
+    total = RoundResult(Ended.ABSENT)
+    for _ in range(AGAIN):
+        result = Round(store, cloud, job, clock, options).run(prefetched)
+        total = changed(
+            result,
+            rounds=total.rounds + 1,
+            passes=total.passes + result.passes,
+            writes=total.writes + result.writes,
+            calls=total.calls + result.calls,
+            published=total.published or result.published,
+        )
+        prefetched = None
+        if result.ended is Ended.UNFINISHED and options.deadline.left() >= AGAIN_S:
+            continue
+        if result.ended is not Ended.QUIET:
+            break
+        to_come = _to_come(result.record)
+        if to_come:  # a large gang reports machine by machine: without a pause each report would cost a round
+            options.sleep(options.settle_s)
+        known = set(store.list_facts(job))
+        if known <= result.facts or options.deadline.left() < AGAIN_S:
+            break
+        new = len(known - result.facts)
+        if new < BURST and to_come >= BURST:
+            options.sleep(GATHER_S)  # a burst ends by itself; a trickle would cost a round for each machine
+        else:
+            _let_in(store, job, len(known), new, options)
+    return total
+
+
+def _to_come(record: Record | None) -> int:
+    """Count the machines that a large gang still waits for; until they are up it cannot train, so reports may wait."""
+    if record is None or record.phase is not Phase.RUN or (record.gen and not record.stop):
+        return 0
+    if len(record.filled()) < BURST:
+        return 0
+    slots = (record.nodes[index].cur for index in record.filled() if index < len(record.nodes))
+    return sum(slot is None or slot.state is SlotState.INTENT for slot in slots)
+
+
+def _let_in(store: Store, job: str, known: int, new: int, options: RoundOptions) -> None:
+    """Wait for the end of a burst of reports; without that every few hundred of them would cost a round."""
+    for _ in range(BURST_WAITS):
+        if new < BURST or options.deadline.left() < AGAIN_S:
+            return
+        options.sleep(options.settle_s)
+        now = len(store.list_facts(job))
+        new, known = now - known, now
+
+
+class Round:
+    """The state of one round: what was read, and the results of its calls."""
+
+    def __init__(self, store: Store, cloud: Cloud, job: str, clock: Now, options: RoundOptions) -> None:
+        self.store, self.cloud, self.job, self.clock, self.options = store, cloud, job, clock, options
+        self.times = options.times or Times().scaled(clock.scale)
+        self.passes = self.writes = self.calls = 0
+        self.published = False
+        self.record: Versioned[Record] | None = None
+        self.facts: tuple[Fact, ...] = ()
+        self.allocation: Versioned[Allocation] = UNKNOWN
+        self.snapshot: Snapshot | None = None
+
+    def run(self, prefetched: Prefetched | None = None) -> RoundResult:
+        """Read in the order of ``READS``, then make passes. After a tick's reads: ``TICK_READS``."""
+        stack = self.store.read_stack()
+        for read in READS:
+            if stack is None or not self._read(read, stack, prefetched):
+                return RoundResult(Ended.ABSENT)
+        assert self.record is not None
+        assert self.snapshot is not None
+        return self._passes(self.record, self.allocation, self.snapshot)
+
+    def _read(self, read: ReadStep, stack: StackState, prefetched: Prefetched | None) -> bool:
+        """Make one read. Returns whether a record exists with which the round can continue."""
+        if read is ReadStep.RECORD:
+            self.record = self.store.read_record(self.job) if prefetched is None else prefetched.record
+            if self.record is not None:
+                self.options.writer.flush(self.store, self.record.value)
+        elif read is ReadStep.FACTS:
+            self.facts = self.store.list_facts(self.job)
+        elif read is ReadStep.ALLOCATION and self.record is not None:
+            allocation = alarm.readable_allocation(self.store)
+            self.allocation = allocation or UNKNOWN
+            known = (
+                market.read(self.store, self.cloud, stack, self.clock.now())
+                if prefetched is None
+                else prefetched.market
+            )
+            self.snapshot = changed(self._look(stack, self.facts, allocation, self.record.value), market=known)
+        elif self.snapshot is not None:
+            listing = self.cloud.list(stack.stack) if prefetched is None else prefetched.listing
+            known = market.refused(self.snapshot.market, listing.results)
+            self.snapshot = changed(self.snapshot, listing=listing, market=known, now=self.clock.now())
+        return self.record is not None
+
+    def _look(
+        self, stack: StackState, facts: tuple[Fact, ...], allocation: Versioned[Allocation] | None, record: Record
+    ) -> Snapshot:
+        progress = self.store.read_progress(self.job)
+        requests = self.store.list_requests(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else ()
+        return Snapshot(
+            stack=stack,
+            spec=self._spec(record),
+            listing=Listing((), ()),
+            now=self.clock.now(),
+            facts=facts,
+            requests=requests,
+            files=self._files(record, requests),
+            allocation=(allocation or UNKNOWN).value,
+            blind=allocation is None,
+            hellos=self.store.list_static_hellos() if any(pool.machines for pool in stack.pools) else (),
+            progress=progress,
+            save_s=_save_s(progress, self.clock.scale),
+            step_s=progress.step_s * self.clock.scale if progress is not None and progress.step_s else None,
+            left_s=_left_s(progress, self.clock.scale),
+            begin_s=None if progress is None else progress.begin_s,
+            draining=self.store.draining(),
+            times=self.times if self.options.times else self.times.under(stack.fallback),
+        )
+
+    def _spec(self, record: Record) -> JobSpec | None:
+        return self.store.read_spec(self.job, record.spec_key()) if record.phase in (Phase.RUN, Phase.HOLD) else None
+
+    def _files(self, record: Record, requests: tuple[JobRequest, ...]) -> dict[str, JobSpec]:
+        """Read the job files that requests name, by hash. An unreadable one is left out, so its request is refused."""
+        out: dict[str, JobSpec] = {}
+        for request in requests:
+            if request.spec_sha256 is not None and request.id not in record.requests_done:
+                try:
+                    spec = self.store.read_spec(self.job, request.spec_sha256)
+                except CorruptError as error:
+                    log.warning("a resume is refused: %s", error)
+                    continue
+                out |= {request.spec_sha256: spec} if spec is not None else {}
+        return out
+
+    def _passes(self, held: Versioned[Record], allocation: Versioned[Allocation], snapshot: Snapshot) -> RoundResult:
+        at = Pass(held.value, snapshot)
+        corrected = clock_skew.believed(held.value, snapshot.now)
+        if corrected is not held.value:
+            written = self._write(held, Decision(record=replace(corrected, ver=corrected.ver + 1, outbox=())))
+            if written is None:
+                return self._result(Ended.LOST, at, self.clock.now() + self.times.soon_s)
+            held = written
+            at = Pass(held.value, snapshot)
+        for _ in range(PASSES):
+            self.passes += 1
+            if at.todo is Todo.WRITE:
+                token = self._write(held, at.decision)
+                if token is None:
+                    return self._result(Ended.LOST, at, self.clock.now() + self.times.soon_s)
+                held = token
+                at = at.wrote(held.value)
+            elif at.todo is Todo.GRANT:
+                swapped = self._grants(allocation, at.decision)
+                allocation = swapped or self.store.read_allocation()
+                at = at.granted(allocation.value, won=swapped is not None)
+            elif at.todo is Todo.CALL:
+                results = self._call(at.calls)
+                at = at.called(results, market.refused(at.snapshot.market, results))
+            else:
+                self._tidy(at)
+                return self._result(Ended.QUIET, at, at.decision.due)
+        return self._result(Ended.UNFINISHED, at, self.clock.now() + self.times.soon_s)
+
+    def _write(self, held: Versioned[Record], decision: Decision) -> Versioned[Record] | None:
+        """Write the record, after the outbox of the replaced version is in the ledger, so that no entry is lost."""
+        self.options.writer.flush(self.store, held.value)
+        assert decision.record is not None
+        record = replace(decision.record, nonce=uuid4().hex)
+        token = self.store.cas_record(record, held.token)
+        if token is None:
+            return None
+        self.writes += 1
+        self.published = self.published or record.gen > held.value.gen
+        self.options.writer.flush(self.store, record)
+        if record.phase is Phase.DONE:
+            cleanup.bury(self.store, record, self.clock.now())
+        return Versioned(record, token)
+
+    def _grants(self, allocation: Versioned[Allocation], decision: Decision) -> Versioned[Allocation] | None:
+        assert decision.grants is not None
+        if self.record is not None and self.record.value.phase is Phase.DONE:
+            # Its last grant may be all that brings ticks here; its word for it is still to be deleted (``bury``).
+            self.store.set_active(self.job)
+        self.options.writer.write(self.store, self.job, decision.noted)
+        wanted = replace(decision.grants, nonce=uuid4().hex)
+        token = self.store.cas_allocation(wanted, allocation.token)
+        if token is None:
+            return None  # another job was first: read and decide again
+        self.writes += 1
+        return Versioned(wanted, token)
+
+    def _call(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
+        if any(isinstance(action, InsertVm) for action in todo) and self.store.draining():
+            # The drain began after this round; it waits two seconds for inserts.
+            now, inserts = self.clock.now(), [action for action in todo if isinstance(action, InsertVm)]
+            put_off = tuple(
+                Result(action, ResultKind.THROTTLED, "put off: the stack is drained", now) for action in inserts
+            )
+            return put_off + self._made(tuple(action for action in todo if not isinstance(action, InsertVm)))
+        return self._made(todo)
+
+    def _made(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
+        self.calls += len(todo)
+        if not todo:
+            return ()
+        if self.options.parallel == 1 or len(todo) == 1:  # a thread would cost more than it saves
+            return tuple(map(self._perform, todo))
+        with ThreadPoolExecutor(max_workers=min(self.options.parallel, len(todo))) as pool:
+            return tuple(pool.map(self._perform, todo))
+
+    def _perform(self, action: Action) -> Result:
+        return self.cloud.perform(action, self.options.call_deadline_s)
+
+    def _tidy(self, at: Pass) -> None:
+        """Delete requests that the record has taken in, and facts of attempts that are over."""
+        for request in at.requests_over:
+            self.store.delete_request(self.job, request.id)
+        if cleanup.about_copies(at.decision.stale) and not cleanup.sweep_copies(self.store, at.record):
+            return  # copies are left: the facts stay, so that the next round continues
+        if at.decision.stale:
+            self.store.delete_facts(self.job, at.decision.stale)
+
+    def _result(self, ended: Ended, at: Pass, due: float | None) -> RoundResult:
+        facts = frozenset(at.snapshot.facts)
+        return RoundResult(ended, at.record, 1, self.passes, self.writes, self.calls, due, facts, self.published)
+
+
+def _left_s(progress: Progress | None, scale: float) -> float | None:
+    """Return the work left by its steps, virtual seconds; None if their number or time is unknown."""
+    if progress is None or not progress.total_steps or progress.step_s is None:
+        return None
+    return max(0, progress.total_steps - progress.step) * progress.step_s * scale
+
+
+def _save_s(progress: Progress | None, scale: float) -> float | None:
+    """Return the time of a save in virtual seconds, as deadlines are; it is measured in real ones."""
+    return None if progress is None or progress.save_s is None else progress.save_s * scale

@@ -1,0 +1,94 @@
+"""The steps of a round: the order of its reads, and its passes. Pure: no I/O, no clock.
+
+``reconcile_job.py`` carries these steps out against a store and a cloud. The exhaustive search (``tests/model``)
+carries out the same steps against a modelled world, and may stall or end a round between any two of them.
+
+A round reads in the order of :data:`READS`, which is a safety rule. Then it makes passes: the ``todo`` of a
+:class:`Pass` is its next effect, and the result makes the next pass::
+
+    WRITE  compare-and-swap the record       won: wrote()      lost: the round ends, another one continues
+    GRANT  compare-and-swap the allocation   granted()         lost: granted() too, with the present document
+    CALL   calls from the record it read     called()
+    REST   only tidying is left
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.cloud import Action, Result
+from spotkeeper.contract.job import JobRequest
+from spotkeeper.contract.record import Phase, Record
+from spotkeeper.reconcile.decide import Decision, Snapshot, decide
+from spotkeeper.reconcile.store.interface import OfferHistory
+
+
+class ReadStep(str, Enum):
+    """What a round reads before it decides."""
+
+    RECORD = "record"
+    FACTS = "facts"
+    ALLOCATION = "allocation"  # and everything else that lies in the bucket
+    LISTING = "listing"
+
+
+# To declare a loss, the record must be older than the listing (rule 3): what it names existed by then.
+READS = (ReadStep.RECORD, ReadStep.FACTS, ReadStep.ALLOCATION, ReadStep.LISTING)
+# A tick lists the cloud once for all jobs; each of its rounds then reads its facts and the allocation.
+TICK_READS = (ReadStep.RECORD, ReadStep.LISTING, ReadStep.FACTS, ReadStep.ALLOCATION)
+
+
+class Todo(str, Enum):
+    """What a pass does; exactly one of these."""
+
+    WRITE = "write"
+    GRANT = "grant"
+    CALL = "call"
+    REST = "rest"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A round between two effects: its record, all it has read, and the calls it has made."""
+
+    record: Record
+    snapshot: Snapshot
+
+    @cached_property
+    def decision(self) -> Decision:
+        return decide(self.record, self.snapshot)
+
+    @cached_property
+    def calls(self) -> tuple[Action, ...]:
+        """Return the decided calls that this round has not made yet."""
+        made = {result.action for result in self.snapshot.results}
+        return tuple(action for action in dict.fromkeys(self.decision.actions) if action not in made)
+
+    @property
+    def todo(self) -> Todo:
+        if self.decision.record is not None:
+            return Todo.WRITE
+        if self.decision.grants is not None:
+            return Todo.GRANT
+        return Todo.CALL if self.calls else Todo.REST
+
+    def wrote(self, record: Record) -> Pass:
+        """Return the next pass, after the record was written."""
+        spec = self.snapshot.files.get(record.spec_sha256, self.snapshot.spec)  # a resume may have brought another file
+        return Pass(record, replace(self.snapshot, spec=spec, grants_first=True))
+
+    def granted(self, allocation: Allocation, won: bool) -> Pass:
+        """Return the next pass, with the present ``allocation``. After a lost race the record is written first."""
+        return Pass(self.record, replace(self.snapshot, allocation=allocation, grants_first=won))
+
+    def called(self, results: tuple[Result, ...], market: tuple[OfferHistory, ...]) -> Pass:
+        return Pass(self.record, replace(self.snapshot, results=(*self.snapshot.results, *results), market=market))
+
+    @property
+    def requests_over(self) -> tuple[JobRequest, ...]:
+        """Return requests that the record has taken in, or that came too late."""
+        record = self.record
+        return tuple(a for a in self.snapshot.requests if a.id in record.requests_done or record.phase is Phase.DONE)

@@ -1,0 +1,265 @@
+"""The tick: rounds of all unfinished jobs from one listing of the cloud, then the sweep for orphans.
+
+For losses a record must be read before the listing, for orphans after it (rule 3). So the records of known jobs are
+read first, then the cloud is listed once, then jobs that only a label names are read. A job without a record gets a
+create-only END record, and its ordinary end deletes its machines.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace as changed
+from typing import TypeVar
+from uuid import NAMESPACE_OID, uuid5
+
+from msgspec import Struct
+
+from spotkeeper.clock import Now
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.cloud import Cloud, Listing, disks_kept
+from spotkeeper.contract.record import Node, Outcome, Phase, Record
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.controller import alarm
+from spotkeeper.reconcile.controller.cleanup import bury, withdraw
+from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, RoundOptions, RoundResult, run_round
+from spotkeeper.reconcile.select import market
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.interface import CorruptError, Store, Versioned
+from spotkeeper.reconcile.store.objects import BEGIN_S, StoreError
+
+T = TypeVar("T")
+TICK_EVERY_S = 60.0
+GIVEN_UP_S = 86_400.0  # virtual; a submission takes minutes, and may be finished later by submitting again
+STRIDE = 7919  # jobs by which the order rotates at each tick
+ROUNDS_AT_ONCE = 8
+
+log = logging.getLogger("spotkeeper.reconcile")
+
+
+class TickResult(Struct, frozen=True):
+    jobs: int = 0
+    orphans: tuple[str, ...] = ()  # jobs with machines, disks or grants but no record
+    failed: tuple[str, ...] = ()  # jobs whose round raised; the next tick tries again
+    rounds: tuple[RoundResult, ...] = ()
+    late: tuple[str, ...] = ()  # jobs for which this tick had no time
+    trouble: str = ""  # why the tick failed: it could do nothing for any job
+
+
+def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = None) -> TickResult:
+    """Run a round of every job that may have something to do, from one listing, then the sweep.
+
+    These are jobs in ``active/``, jobs with a grant, and jobs that a listed machine or disk names.
+
+    The tick ends within the deadline of ``options``, however slow bucket and cloud are. Rounds that it has no time to
+    begin are left to the next tick, which has another order; an interrupted round counts as failed and is repeated.
+    """
+    options = _no_wait(options or RoundOptions())
+    store = store.until(options.deadline)
+    stack = store.read_stack()
+    if stack is None:
+        return TickResult()
+    allocation = alarm.readable_allocation(store)
+    active = store.active_jobs()
+    known = sorted({*active, *(grant.job for grant in (allocation.value.grants if allocation else ()))})
+    failed: dict[str, str] = {}  # job -> why, or "" if only a document of the job makes no sense
+    before = dict(zip(known, _at_once(lambda job: _read(store, job, failed), known, options), strict=True))
+    known_offers = market.read(store, cloud, stack, clock.now())
+    listing = cloud.list(stack.stack)
+    labelled = sorted(_labelled(listing) - set(known))
+    orphans = tuple(_orphans(store, clock, listing, [job for job in [*known, *labelled] if job not in failed], failed))
+    late: list[str] = []
+
+    def one(job: str) -> RoundResult | None:
+        if options.deadline.left() < BEGIN_S:
+            late.append(job)
+            return None
+        held = before.get(job)
+        # read before the listing, or list again
+        fresh = Prefetched(held, listing, known_offers) if held is not None and job not in orphans else None
+        return _round(store, cloud, job, clock, options, fresh, failed)
+
+    blank = {job for job in known if before[job] is None} - set(orphans)  # being submitted, or abandoned
+    _withdraw(store, clock, sorted(blank & set(active) - set(failed)))
+    jobs = _turns([job for job in [*known, *labelled] if job not in blank and job not in failed], clock.now())
+    results = [result for result in _at_once(one, jobs, options) if result is not None]
+    if late:
+        log.warning("%d of %d jobs wait for the next tick: this one has no time left", len(late), len(jobs))
+    _retire(store, clock, active, before, failed)
+    trouble = _trouble(stack, listing, jobs, failed)
+    return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results), tuple(late), trouble)
+
+
+def _trouble(stack: StackState, listing: Listing, jobs: list[str], failed: Mapping[str, str]) -> str:
+    """Return why a completed tick did nothing: no zone answered, or every job's round was interrupted; or ""."""
+    if not listing.answered and stack.zones():
+        return "the cloud answered in no zone in time"
+    reasons = [reason for reason in failed.values() if reason]
+    if reasons and set(jobs) <= failed.keys():
+        return f"the round of every job was interrupted: {reasons[-1]}"
+    return ""
+
+
+def _round(
+    store: Store,
+    cloud: Cloud,
+    job: str,
+    clock: Now,
+    options: RoundOptions,
+    fresh: Prefetched | None,
+    failed: dict[str, str],
+) -> RoundResult | None:
+    """Run one job's round. Its failure does not stop the others."""
+    try:
+        result = run_round(store, cloud, job, clock, options, fresh)
+    except StoreError as error:
+        log.warning("round of %s: %s", job, error)
+        failed[job] = str(error)
+        return None
+    except Exception as error:  # a well-formed but absurd record stops only its own job
+        log.exception("ALARM: the round of %s failed; its record and machines are left as they are", job)
+        failed[job] = f"{type(error).__name__}: {error}"
+        return None
+    if result.ended is Ended.UNREADABLE:
+        failed[job] = ""
+    return result
+
+
+def _turns(jobs: list[str], now: float) -> list[str]:
+    """Start with another job in every tick: if time is short, no job waits for ever."""
+    if not jobs:
+        return jobs
+    first = int(now // TICK_EVERY_S) * STRIDE % len(jobs)
+    return [*jobs[first:], *jobs[:first]]
+
+
+def _at_once(work: Callable[[str], T], jobs: list[str], options: RoundOptions) -> list[T]:
+    """Run ``work`` for a few jobs at a time, since a round mostly waits for the bucket."""
+    if options.parallel == 1 or len(jobs) < 2:
+        return [work(job) for job in jobs]
+    with ThreadPoolExecutor(min(ROUNDS_AT_ONCE, options.parallel, len(jobs))) as pool:
+        return list(pool.map(work, jobs))
+
+
+def _read(store: Store, job: str, failed: dict[str, str]) -> Versioned[Record] | None:
+    """Read a record; None, after an alarm, if it is unreadable, which must not stop other jobs."""
+    try:
+        return store.read_record(job)
+    except CorruptError as error:
+        alarm.unreadable(store, error, job)
+        failed[job] = ""
+        return None
+    except StoreError as error:
+        log.warning("record of %s: %s", job, error)
+        failed[job] = str(error)
+        return None
+
+
+def _no_wait(options: RoundOptions) -> RoundOptions:
+    """Return the options without the wait for late reports, which start rounds of their own."""
+    return changed(options, settle_s=0.0)
+
+
+def _labelled(listing: Listing) -> set[str]:
+    jobs = {vm.job for vm in listing.vms} | {disk.job for disk in listing.disks} | {s.job for s in listing.snapshots}
+    return jobs - {""}
+
+
+def _orphans(store: Store, clock: Now, listing: Listing, jobs: list[str], failed: dict[str, str]) -> list[str]:
+    """End jobs that have machines, disks or grants but no record, and return them (rule 3: the record is read last)."""
+    out: list[str] = []
+    try:
+        allocation = store.read_allocation().value
+    except CorruptError:  # the tick has reported it; without grants the highest attempt is unknown
+        return out
+    for job in jobs:
+        if _read(store, job, failed) is not None or job in failed:
+            continue
+        record = _end_record(job, listing, allocation, clock.now())
+        if record is not None and store.create_record(record):
+            _tell(job, listing)
+            store.set_active(job)
+            out.append(job)
+    return out
+
+
+def _tell(job: str, listing: Listing) -> None:
+    """Log an alarm for an orphaned job, once, as its record is created once. A person must judge its disks' value."""
+    disks = disks_kept(f"{disk.name} ({disk.zone})" for disk in listing.disks if disk.job == job)
+    log.error(
+        "ALARM: job %s has machines, disks or grants but no record: it is ended, its machines go; %s",
+        job,
+        disks or "no disk of it is known",
+        extra={"job": job, "event": "orphan"},
+    )
+
+
+def _end_record(job: str, listing: Listing, allocation: Allocation, now: float) -> Record | None:
+    """Return an END record whose ``top`` is the highest attempt seen; it keeps the disks, whose content is unknown."""
+    vms = [vm for vm in listing.vms if vm.job == job]
+    disks = [disk for disk in listing.disks if disk.job == job]
+    grants = [grant for grant in allocation.grants if grant.job == job]
+    if not vms and not disks and not grants and not any(s.job == job for s in listing.snapshots):
+        return None
+    attempts = [(vm.node, vm.attempt) for vm in vms] + [(grant.node, grant.attempt) for grant in grants]
+    numbers = [(disk.node, disk.number) for disk in disks]
+    count = 1 + max([node for node, _ in attempts + numbers], default=0)
+    nodes = [
+        Node(
+            top=max((number for node, number in attempts if node == index), default=0),
+            disk_top=max((number for node, number in numbers if node == index), default=0),
+        )
+        for index in range(count)
+    ]
+    uid = str(uuid5(NAMESPACE_OID, f"spotkeeper/{job}"))
+    return Record(
+        job=job,
+        uid=uid,
+        name=job,
+        spec_sha256="",
+        created=now,
+        nonce=uid,
+        phase=Phase.END,
+        outcome=Outcome.CANCELLED,
+        reason="its record was missing: its machines go, its disks are kept",
+        nodes=tuple(nodes),
+        keep_disks=True,
+    )
+
+
+def _withdraw(store: Store, clock: Now, jobs: Iterable[str]) -> None:
+    """End submissions that began a day ago and still have no record: the submitting command died midway."""
+    for job in jobs:
+        since = store.active_since(job)
+        if since is None or clock.now() - since < GIVEN_UP_S or store.list(paths.ledger(job)):
+            continue  # with a history it has run: a person deleted its record
+        try:
+            spec = store.read_spec(job)
+        except CorruptError:
+            spec = None
+        name = spec.name if spec is not None else job
+        if end := withdraw(store, job, name, clock.now(), "it was never submitted whole"):
+            bury(store, end, clock.now())
+            log.warning("job %s: its submission was given up a day ago; its files are deleted", job)
+
+
+def _retire(
+    store: Store,
+    clock: Now,
+    active: Iterable[str],
+    before: Mapping[str, Versioned[Record] | None],
+    failed: dict[str, str],
+) -> None:
+    """Bury active jobs that were DONE when the tick began, because a round died before it had buried them."""
+    for job in active:
+        held = before.get(job)
+        if held is not None and held.value.phase is Phase.DONE:
+            try:
+                bury(store, held.value, clock.now())
+            except StoreError as error:
+                log.warning("burial of %s: %s", job, error)
+                failed[job] = str(error)
+
+
+__all__ = ["TickResult", "tick"]

@@ -1,0 +1,277 @@
+"""Tells where the newest checkpoint is, and therefore on which machines nodes may train and when a gang may begin.
+
+A node's checkpoints are at its *home*: its own disk, or that of the static machine on which it was last a member. With
+replicated state, one node at home with the newest checkpoint lets the others train anywhere. Without one, the node
+whose home has it waits for that home, however cheap other machines are: no gang silently continues from an older
+checkpoint. A copy of that checkpoint in the bucket frees all nodes, since any machine can fetch it (``mirrors``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.record import Node, Phase, Slot
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
+
+
+def newest(draft: Draft) -> Commit | None:
+    """Return the newest commit that was ever reported; None before the first."""
+    known = max(
+        draft.queries.newest_reported or (0, 0), committed(draft) or (0, 0), parse_commit(draft.record.told) or (0, 0)
+    )
+    return known if draft.record.gen and known > (0, 0) else None
+
+
+def committed(draft: Draft) -> Commit | None:
+    """Return the last commit in the job's reported progress, or None."""
+    progress = draft.snapshot.progress
+    if progress is None or progress.commit_gen is None or progress.commit_step is None:
+        return None
+    return progress.commit_gen, progress.commit_step
+
+
+def given_up(draft: Draft) -> bool:
+    """Whether the job may go on without the newest commit: a user said so, or every copy is damaged or lost."""
+    commit = newest(draft)
+    return commit is not None and commit <= (parse_commit(draft.record.given_up) or (0, 0))
+
+
+def covered(draft: Draft) -> bool:
+    """Whether the bucket has a copy of the newest commit or of a later one."""
+    commit, copies = newest(draft), draft.record.mirror
+    return commit is not None and bool(copies) and (parse_commit(copies[0].commit) or (0, 0)) >= commit
+
+
+def text(commit: Commit) -> str:
+    return f"{commit[0]}-{commit[1]}"
+
+
+def costs_nothing(draft: Draft) -> bool:
+    """Whether a stop that no user requested, to save money or to grow, loses no work.
+
+    A script that has never saved would start from the beginning. One that has done its last step runs what follows its
+    loop (an evaluation, an export), which each stop would restart, so that it might never end.
+    """
+    if newest(draft) is None:
+        return False
+    progress = draft.snapshot.progress
+    return progress is None or not progress.total_steps or progress.step < progress.total_steps - 1
+
+
+def machines(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:
+    """Return these nodes with their machines; vacant ones are left out."""
+    return [(index, slot) for index in ready if (slot := draft.nodes[index].cur)]
+
+
+def attached(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:
+    """Return those of these nodes whose disk is attached to their machine, with the machine."""
+    found = machines(draft, ready)
+    return [(index, slot) for index, slot in found if draft.queries.attached(index, draft.nodes[index].disk, slot)]
+
+
+def has_newest(draft: Draft, index: int, slot: Slot) -> bool:
+    """Whether the newest commit is certainly on this machine's disk.
+
+    It was there when the generation began, or the generation has committed since, on every member's disk. A disk that
+    was attached late has an older commit until the next generation commits. A save may have failed on this machine
+    alone, so its report at the end of the generation takes precedence.
+    """
+    if not slot.disk or any(
+        draft.queries.said(index, slot, kind, draft.record.gen) for kind in (Kind.FULL, Kind.UNSAVED)
+    ):
+        return False
+    held, commit = draft.queries.checkpoint(index, slot), newest(draft)
+    if commit is not None and draft.queries.ended(index, slot, draft.record.gen) and (held is None or held < commit):
+        return False
+    progress, gen = draft.snapshot.progress, draft.record.gen
+    if slot.has_newest or (progress is not None and progress.commit_gen == gen):
+        return True
+    return held is not None and held[0] == gen
+
+
+def behind(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether these nodes would begin without the newest commit, although it was not given up."""
+    return not given_up(draft) and lacks(draft, ready)
+
+
+def lacks(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether none of these nodes has the newest commit, as far as known: true until disks are mounted.
+
+    With sharded state every node trains only at its home with its part, so one node with the newest commit suffices.
+    """
+    commit = newest(draft)
+    if commit is None:
+        return False
+    return not any(
+        has_newest(draft, index, slot) or (draft.queries.checkpoint(index, slot) or (0, 0)) >= commit
+        for index, slot in machines(draft, ready)
+    )
+
+
+def lacking(draft: Draft) -> bool:
+    """Whether the job is between generations, and none of its machines has the newest commit (yet)."""
+    record = draft.record
+    if record.phase is not Phase.RUN or not record.gen or not record.stop:
+        return False
+    return lacks(draft, draft.filled())
+
+
+def ruined(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether every copy of the newest commit is damaged: each node whose home has it is there and reports damage.
+
+    With sharded state one damaged part suffices, since the others are useless without it.
+    """
+    commit = newest(draft)
+    keepers = [index for index, node in enumerate(draft.nodes) if commit is not None and _keeps(node, commit)]
+    if commit is None or not keepers:
+        return False
+    there = dict(machines(draft, ready))
+    told = [
+        index in there
+        and there[index].machine == draft.nodes[index].machine
+        and draft.queries.attached(index, draft.nodes[index].disk, there[index])
+        and any(parse_commit(f.value) == commit for f in draft.queries.said(index, there[index], Kind.DAMAGED))
+        for index in keepers
+    ]
+    return any(told) if sharded(draft) else all(told)
+
+
+def gone(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether the newest commit is lost: each node whose home had it is there and lacks it, or the disk is deleted.
+
+    With sharded state one blank disk suffices, since the other parts are useless without it.
+    """
+    commit, there = newest(draft), list(ready)
+    if commit is None or not mounted(draft, there):
+        return False
+    keepers = [index for index, node in enumerate(draft.nodes) if _keeps(node, commit)]
+    if not keepers or not all(
+        _comes_home(draft, index) if index in there else _no_home(draft, index) for index in keepers
+    ):
+        return False
+    return blank(draft, there) if sharded(draft) else lacks(draft, there)
+
+
+def _comes_home(draft: Draft, index: int) -> bool:
+    node = draft.nodes[index]
+    return node.cur is not None and node.cur.machine == node.machine
+
+
+def _no_home(draft: Draft, index: int) -> bool:
+    """Whether a node's home is its own disk and no longer exists in any zone. A static machine's disk is not listed."""
+    node = draft.nodes[index]
+    return node.machine is None and draft.queries.complete and not draft.queries.disks.get((index, node.disk))
+
+
+def mounted(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether each of these nodes has mounted its disk and reported what is on it."""
+    slots = [(index, draft.nodes[index].cur) for index in ready]
+    return all(
+        slot is not None
+        and draft.queries.attached(index, draft.nodes[index].disk, slot)
+        and draft.queries.said(index, slot, Kind.ATTACHED)
+        for index, slot in slots
+    )
+
+
+def blank(draft: Draft, ready: Iterable[int]) -> bool:
+    """Whether one of these nodes has reported no checkpoint."""
+    return any(
+        (slot := draft.nodes[index].cur) is None or draft.queries.checkpoint(index, slot) is None for index in ready
+    )
+
+
+def told(draft: Draft, ready: Iterable[int]) -> Commit | None:
+    """Return the newest checkpoint that the machines of these nodes reported, or None."""
+    found = (draft.queries.checkpoint(index, slot) for index, slot in machines(draft, ready))
+    return max(filter(None, found), default=None)
+
+
+def origin(draft: Draft, ready: Iterable[int]) -> str:
+    """Return a text on where a generation begins without the newest commit; "" until every attached disk is mounted."""
+    there = [index for index, _ in attached(draft, ready)]
+    if not mounted(draft, there):
+        return ""
+    newest_told = told(draft, there)
+    return f"from {text(newest_told)}" if newest_told is not None else "anew, from step 0"
+
+
+def may_take(draft: Draft, index: int, machine: str | None) -> bool:
+    """Whether this node may train on that static machine (None: its own disk) with the newest checkpoint available."""
+    commit, node = newest(draft), draft.nodes[index]
+    if commit is None or machine == node.machine:
+        return True
+    if sharded(draft):
+        return not node.wrote
+    keepers = [other for at in draft.filled() if _keeps(other := draft.nodes[at], commit)]
+    nodes = {keeper.machine for keeper in keepers if keeper.machine is not None}
+    others = (draft.nodes[at] for at in draft.filled() if at != index)
+    if any((_keeps(other, commit) and _at_home(other)) or _on(other, nodes) for other in others):
+        return True
+    return not keepers or machine in nodes
+
+
+def may_follow(draft: Draft, index: int, machine: str | None) -> bool:
+    """Whether a successor of this node's machine may train on that static machine (None: on the node's own disk).
+
+    The predecessor may still save after this check, so another member must be at home: it will have the same commit.
+    """
+    node = draft.nodes[index]
+    if not may_take(draft, index, machine):
+        return False
+    if machine == node.machine or not draft.record.gen:
+        return True
+    if sharded(draft):
+        return not node.wrote
+    return any(at != index and slot.disk and _at_home(draft.nodes[at]) for at, slot in draft.members())
+
+
+def pinned(draft: Draft) -> str | None:
+    """Return the static machine that has the only copy of the newest checkpoint and so binds the gang; or None."""
+    commit = newest(draft)
+    if commit is None or given_up(draft) or covered(draft):
+        return None
+    homes = [draft.nodes[at].machine for at in draft.filled() if _keeps(draft.nodes[at], commit)]
+    return None if not homes or None in homes else homes[0]
+
+
+def bound(draft: Draft, index: int) -> str | None:
+    """Return the static machine for which this vacant node must wait; or None."""
+    machine = draft.nodes[index].machine
+    free = given_up(draft) or covered(draft)
+    return machine if machine is not None and not free and not may_take(draft, index, None) else None
+
+
+def _keeps(node: Node, commit: Commit) -> bool:
+    """Whether a node's home has this commit: it wrote in its generation, or had it when a later one began."""
+    return node.wrote == commit[0] or node.newest_generation > commit[0]
+
+
+def _at_home(node: Node) -> bool:
+    """Whether a node's machine and successor are at its home; for a vacant node, whether that is its own disk."""
+    slots = [slot for slot in (node.cur, node.next) if slot is not None]
+    return all(slot.machine == node.machine for slot in slots) if slots else node.machine is None
+
+
+def _on(node: Node, nodes: set[str]) -> bool:
+    """Whether a node has a machine, and it and its successor are among these static machines."""
+    slots = [slot for slot in (node.cur, node.next) if slot is not None]
+    return bool(slots) and all(slot.machine in nodes for slot in slots)
+
+
+def only(draft: Draft, index: int) -> str:
+    """Return why a node must wait for its static machine, for people."""
+    if sharded(draft):
+        return f"node {index}'s part of the newest checkpoint is there"
+    return "it alone has the newest checkpoint"
+
+
+def sharded(draft: Draft) -> bool:
+    """Whether a checkpoint consists of all nodes' parts; otherwise each node that writes has all of it.
+
+    The files of a script that saves by itself count as parts, since it is unknown which nodes have which.
+    """
+    spec = draft.snapshot.spec
+    return spec is not None and (spec.stop == "signal" or not spec.checkpoint.replicated)

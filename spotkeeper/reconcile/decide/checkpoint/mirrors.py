@@ -1,0 +1,123 @@
+"""Copies of checkpoints in the bucket: which exist, and when one is fetched before a generation begins.
+
+The record learns of a complete copy by a machine's report; no decision lists the bucket. The order is disk, peer,
+bucket: a copy is fetched only if no machine of the next generation has what the job continues from. A copy that is
+damaged or gone is dropped, and the next older one counts. Nodes need not wait for a home whose checkpoint the bucket
+has (``location``).
+"""
+
+from __future__ import annotations
+
+from spotkeeper.contract.facts import Fact, Kind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Fetch, Mirrored
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
+
+MOST = 10  # that a job's file may ask for
+
+
+def step(draft: Draft) -> None:
+    """Record the copies that machines report, and the newest checkpoint on a disk, which may be newer."""
+    spec, held = draft.snapshot.spec, draft.queries.newest_reported
+    known = max(parse_commit(draft.record.told) or (0, 0), location.committed(draft) or (0, 0))
+    if spec is not None and spec.checkpoint.mirror and held and held > known:
+        draft.set(told=location.text(held))
+    for fact in draft.queries.every(Kind.MIRRORED):
+        _made(draft, fact)
+    for fact in draft.queries.every(Kind.UNMIRRORED):
+        _gone(draft, fact)
+
+
+def _made(draft: Draft, fact: Fact) -> None:
+    """Add a reported copy, if it is newer than all before and than the commit given up, since uploads may end late."""
+    commit, record = parse_commit(fact.value), draft.record
+    known = max(parse_commit(record.mirror_top) or (0, 0), parse_commit(record.given_up) or (0, 0))
+    if commit is None or commit <= known:
+        return
+    keep = (
+        draft.snapshot.spec.checkpoint.mirror.keep
+        if draft.snapshot.spec and draft.snapshot.spec.checkpoint.mirror
+        else 1
+    )
+    new = Mirrored(fact.value, fact.node, draft.now)
+    draft.set(mirror=(new, *record.mirror)[: min(keep, MOST)], mirror_top=fact.value)
+    draft.log(Event.MIRRORED, fact.value, node=fact.node, detail=fact.value)
+
+
+def _gone(draft: Draft, fact: Fact) -> None:
+    left = tuple(one for one in draft.record.mirror if one.commit != fact.value)
+    if len(left) < len(draft.record.mirror):
+        draft.set(mirror=left, fetch=None)
+        draft.log(Event.UNMIRRORED, fact.value, node=fact.node, detail=fact.value)
+
+
+def stale(draft: Draft) -> tuple[Fact, ...]:
+    """Return reports of copies that the record has already, which may be deleted."""
+    record = draft.record
+    top, left = parse_commit(record.mirror_top) or (0, 0), {one.commit for one in record.mirror}
+    made = (fact for fact in draft.queries.every(Kind.MIRRORED) if (parse_commit(fact.value) or (0, 0)) <= top)
+    gone = (fact for fact in draft.queries.every(Kind.UNMIRRORED) if fact.value not in left)
+    return (*made, *gone)
+
+
+def lost(draft: Draft, ready: list[int]) -> bool:
+    """Whether the newest commit was lost with its disks, and only copies of older ones exist."""
+    known = location.given_up(draft) or location.covered(draft)
+    return bool(draft.record.mirror) and not known and location.gone(draft, ready)
+
+
+def helps(draft: Draft, ready: list[int]) -> bool:
+    """Whether fetching the newest copy helps: all disks are mounted, and none has that checkpoint or a newer one."""
+    copies = draft.record.mirror
+    commit = parse_commit(copies[0].commit) if copies else None
+    if commit is None or not location.mounted(draft, ready):
+        return False
+    if location.sharded(draft):
+        begun = draft.record.fetch is not None and draft.record.fetch.commit == copies[0].commit
+        return (begun or location.blank(draft, ready)) and not all(_has(draft, index, commit) for index in ready)
+    told = location.told(draft, ready)
+    return location.lacks(draft, ready) and (told is None or told < commit)
+
+
+def awaited(draft: Draft, ready: list[int]) -> bool:
+    """Whether the next generation must wait for a copy to be fetched. Records which nodes fetch it."""
+    newest, copies = location.newest(draft), draft.record.mirror
+    wanted = location.covered(draft) or location.given_up(draft) or lost(draft, ready)
+    if newest is None or not wanted or not helps(draft, ready):
+        if draft.record.fetch is not None and not _there(draft, ready):
+            draft.set(fetch=None)
+        return False
+    # With replicated state one node suffices: the others receive it from there. With sharded state each needs its part.
+    parts = location.sharded(draft)
+    fetch = Fetch(copies[0].commit, None if parts else copies[0].node, tuple(ready if parts else ready[:1]))
+    if draft.record.fetch is None or draft.record.fetch.commit != fetch.commit:
+        draft.log(Event.FETCH, f"v{draft.before.ver + 1}", detail=_words(newest, copies[0]))
+    reason = f"fetching checkpoint {fetch.commit} from the bucket: no disk has it, or a newer one"
+    draft.set(fetch=fetch, reason=reason)
+    return True
+
+
+def _there(draft: Draft, ready: list[int]) -> bool:
+    """Whether one of these nodes has fetched the copy."""
+    fetch = draft.record.fetch
+    commit = None if fetch is None else parse_commit(fetch.commit)
+    return commit is not None and any(_has(draft, index, commit) for index in ready)
+
+
+def _has(draft: Draft, index: int, commit: Commit) -> bool:
+    slot = draft.nodes[index].cur
+    return slot is not None and any(
+        parse_commit(fact.value) == commit for fact in draft.queries.said(index, slot, Kind.FETCHED)
+    )
+
+
+def _words(newest: Commit, source: Mirrored) -> str:
+    """Return a text on the checkpoint that is fetched and the steps that are lost."""
+    commit = parse_commit(source.commit)
+    if commit is None or commit >= newest:
+        return f"checkpoint {source.commit}, the newest that was reported"
+    steps = newest[1] - commit[1]
+    again = f", and {steps} steps are repeated" if steps > 0 else ""
+    return f"checkpoint {source.commit}; {location.text(newest)} is lost{again}"

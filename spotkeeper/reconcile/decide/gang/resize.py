@@ -1,0 +1,128 @@
+"""Resizes a job between two generations: adds nodes, or parks those whose loss costs least.
+
+The record keeps all nodes that the job file allows, since their counters only rise. A parked node has no machine and no
+replacement reason, and its disk is given up. It is parked once its member has saved and stopped, and returns as a
+vacant node with a blank disk.
+"""
+
+from __future__ import annotations
+
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import SlotState
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import limits
+from spotkeeper.reconcile.decide.provisioning import machine_health
+
+
+def take(draft: Draft, nodes: int | None) -> str:
+    """Accept a request for a new size. Returns "" or in one line why it is refused."""
+    spec = draft.snapshot.spec
+    if spec is None or nodes is None:
+        return "no size was named"
+    why = refusal(spec, nodes)
+    if not why and draft.record.move is not None:
+        why = f"a move to {draft.record.move.zone} is under way"
+    if not why and nodes == draft.size():
+        why = f"it has {nodes} already"
+    if why or nodes is None:
+        return why
+    filled = draft.filled()
+    parked = [index for index in range(len(draft.nodes)) if index not in filled]
+    for index in parked[: max(0, nodes - len(filled))]:
+        draft.put(index, cause="resize")
+    gone = _cheapest(draft, len(filled) - nodes) if nodes < len(filled) else ()
+    draft.set(size=nodes, parked=tuple(sorted({*parked[max(0, nodes - len(filled)) :], *gone})))
+    return ""
+
+
+def _cheapest(draft: Draft, count: int) -> tuple[int, ...]:
+    """Return the ``count`` nodes whose loss costs least. One node with the newest checkpoint is not among them."""
+    order = sorted(draft.filled(), key=lambda index: _loss(draft, index))
+    gone, stays = order[:count], order[count:]
+    holders = {i for i, slot in draft.members() if location.has_newest(draft, i, slot)}
+    if holders and not holders & set(stays):
+        gone[-1 if gone[-1] in holders else next(at for at, i in enumerate(gone) if i in holders)] = stays[0]
+    return tuple(gone)
+
+
+def _loss(draft: Draft, index: int) -> tuple[float, ...]:
+    """Return a sort key for parking: first nodes without a machine, not training, about to go, slow, expensive.
+
+    Parking a static machine saves nothing, since it costs the same when idle. Of equal nodes the highest comes first;
+    the lowest is the master.
+    """
+    cur = draft.nodes[index].cur
+    if cur is None:
+        return 0.0, 0.0, 0.0, -index
+    trains = cur.state is SlotState.MEMBER
+    goes = cur.notice is not None or cur.ends is not None or cur.hardware_faults > 0
+    price = 0.0 if cur.model is Model.STATIC else limits.price(draft, cur)
+    slow = machine_health.lag(draft, index, cur)
+    return 1.0 + trains, float(not goes), -float(slow), -price, -index
+
+
+def refusal(spec: JobSpec, nodes: int) -> str:
+    """Return why a job with this file can never have this size; or ""."""
+    size = spec.size()
+    if size.min == size.max:
+        return f"its job file says nodes: {size.max}; nodes: {{min, max}} would let it change"
+    if not spec.checkpoint.replicated:
+        return "its state is sharded: a checkpoint of one size does not fit another"
+    if not size.min <= nodes <= size.max:
+        return f"{nodes} is not within nodes: {{min: {size.min}, max: {size.max}}} of its job file"
+    return ""
+
+
+def step(draft: Draft) -> None:
+    """Park unwanted nodes; members of the newest generation save and stop first."""
+    above = [index for index in range(len(draft.nodes)) if draft.parked(index)]
+    training = [index for index, _ in draft.members() if index in above]
+    if training and not draft.record.stop:
+        draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "resize")
+    if training and draft.halted() and not _kept(draft):
+        parked = tuple(index for index in above if index not in training)
+        draft.set(size=len(draft.nodes) - len(parked), parked=parked)
+        draft.log(
+            Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail="given up: see the checkpoint"
+        )
+        return
+    for index in above:
+        node = draft.nodes[index]
+        if node.cur is not None and index in training and not draft.halted():
+            continue
+        if node.cur is not None or node.next is not None or node.refused:
+            _park(draft, index)
+
+
+def _kept(draft: Draft) -> bool:
+    """Whether a node that stays has the newest commit, or no commit exists, so that a resize loses no step."""
+    if location.newest(draft) is None:
+        return True
+    staying = [(index, slot) for index, slot in draft.members() if not draft.parked(index)]
+    return any(
+        draft.queries.attached(index, draft.nodes[index].disk, slot) and location.has_newest(draft, index, slot)
+        for index, slot in staying
+    )
+
+
+def _park(draft: Draft, index: int) -> None:
+    """Park a node: supersede its machine and give up its disk, whose checkpoints will be old when it returns."""
+    draft.put(index, next=None, replace_reason=None, refused=(), refused_at=0.0)
+    draft.new_disk(index)
+    if draft.nodes[index].cur is not None:
+        draft.vacate(index, "resize")
+
+
+def left(draft: Draft, index: int) -> bool:
+    """Whether a node's old disks may be deleted although it has no disk attached: another has the newest commit.
+
+    Either the node is parked and a generation runs without it, or it is back and trains until its new disk arrives.
+    """
+    record = draft.record
+    parked = draft.parked(index) and index not in record.members
+    if record.stop or not record.gen or not (parked or any(index == member for member, _ in draft.members())):
+        return False
+    return any(location.has_newest(draft, member, slot) for member, slot in draft.members())

@@ -1,0 +1,186 @@
+"""Moves the whole gang to another zone: stop, release, snapshots, new disks, new attempts.
+
+It moves because a user requests it, its zone has had no capacity for a time, or another zone is cheaper
+(``zone_probe``). A disk is copied only when it is detached and both zones answered. The numbers of copies are never
+used again, even if the move is cancelled.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, ResultKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Move, Moved, Node, Phase, SlotState
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.provisioning import offers
+from spotkeeper.reconcile.decide.snapshot import admitted
+
+COPIES_S = 3600.0  # longest wait for the disks: the waiting machines are paid for
+FINAL = (ResultKind.PERMANENT, ResultKind.QUOTA, ResultKind.DEAD_KEY)  # refusals that a retry does not change
+
+
+def take(draft: Draft, zone: str | None) -> str:
+    """Accept a request to begin or cancel a move. Returns "" or in one line why it is refused."""
+    record = draft.record
+    if record.move is not None and zone in (None, record.zone):
+        cancel(draft)
+        return ""
+    why = _impossible(draft) or _wrong_zone(draft, zone)
+    if not why and zone is not None:
+        begin(draft, zone, "asked")
+    return why
+
+
+def _impossible(draft: Draft) -> str:
+    spec, record = draft.snapshot.spec, draft.record
+    if spec is None or spec.spread or record.zone is None:
+        return "only a gang in one zone can move"
+    if any(node.cur is not None and node.cur.model is Model.STATIC for node in draft.nodes):
+        return "a static machine pins the gang to its zone"
+    if record.phase is not Phase.RUN or record.pause:
+        return "the job is on hold"
+    if machine := location.pinned(draft):
+        return f"its newest checkpoint is on static machine {machine}"
+    return f"a move to {record.move.zone} is under way" if record.move is not None else ""
+
+
+def _wrong_zone(draft: Draft, zone: str | None) -> str:
+    spec = draft.snapshot.spec
+    allowed = spec.pools if spec is not None else ()
+    pools = [p for p in draft.snapshot.stack.pools if p.kind == "spot" and (not allowed or p.name in allowed)]
+    zones = {zone for pool in pools for zone in pool.zones}
+    if zone not in zones:
+        return f"{zone} is not one of {', '.join(sorted(zones))}"
+    return f"the job is in {zone} already" if zone == draft.record.zone else ""
+
+
+def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
+    """Stop the gang for a move. ``taken``: its machines already run there, as ``next``, and wait for the disks."""
+    nodes = tuple(replace(node, next=node.next if taken else None, replace_reason=None) for node in draft.nodes)
+    draft.set(move=Move(zone, draft.now), nodes=nodes, roll=None, dry_since=None)
+    draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "move")
+    draft.log(Event.MOVE, f"v{draft.before.ver + 1}", cause=cause, detail=f"{draft.record.zone} -> {zone}")
+
+
+def cancel(draft: Draft, cause: str = "cancelled", detail: str = "") -> None:
+    """Cancel a move: the gang stays with its disks, and remaining members continue in a new generation.
+
+    Machines in the other zone are dropped, since a node with a notice would take them for successors.
+    """
+    nodes = tuple(replace(node, copy=None) for node in draft.nodes)
+    draft.set(move=None, nodes=nodes)
+    for index in range(len(nodes)):
+        draft.put(index, next=None)
+    draft.log(Event.MOVE, f"cancel.v{draft.before.ver + 1}", cause=cause, detail=detail)
+
+
+def step(draft: Draft) -> None:
+    record = draft.record
+    if record.phase is not Phase.RUN or record.pause:
+        return
+    if record.move is None:
+        _dry(draft)
+        return
+    if why := _refused(draft):  # a retry gets the same answer, and nothing trains meanwhile
+        cancel(draft, "refused", why[:200])
+        return
+    for index, node in enumerate(draft.nodes):
+        if node.cur is not None and _may_leave(draft, node):
+            draft.vacate(index, "move")
+    if any(node.cur is not None for node in draft.nodes) or not _both_answered(draft):
+        return
+    for index, node in enumerate(draft.nodes):
+        if node.copy is None:
+            draft.put(index, copy=node.disk_top + 1, disk_top=node.disk_top + 1)
+    if all(copied(draft, index, node) for index, node in enumerate(draft.nodes)):
+        _arrive(draft)
+
+
+def _refused(draft: Draft) -> str:
+    """Return why a move to save money must be cancelled: the cloud refuses to copy a disk, or it takes too long.
+
+    "" if the move may continue. A failed snapshot never becomes ready, hence the time limit.
+    """
+    zone = draft.record.move.zone if draft.record.move is not None else ""
+    if not any(node.next is not None and node.next.zone == zone for node in draft.nodes):
+        return ""  # another reason: home has nothing better
+    if draft.record.move is not None and draft.now > draft.record.move.since + COPIES_S:
+        return f"the disks have not followed within {COPIES_S / 60:.0f} min"
+    copies = {(index, node.copy) for index, node in enumerate(draft.nodes) if not copied(draft, index, node)}
+    for told in draft.queries.results:
+        action = told.action
+        if told.kind not in FINAL or not isinstance(action, (CreateDisk, CreateSnapshot)):
+            continue
+        number = action.copy if isinstance(action, CreateSnapshot) else action.number
+        made = draft.queries.disk(action.node, number, zone) or (
+            isinstance(action, CreateSnapshot) and (action.node, number) in draft.queries.snapshots
+        )
+        if action.job == draft.record.job and (action.node, number) in copies and not made:
+            return told.detail or told.kind.value
+    return ""
+
+
+def _may_leave(draft: Draft, node: Node) -> bool:
+    """Whether a node may leave: its machine is no member, or the generation has stopped or its deadline passed."""
+    return node.cur is not None and (node.cur.state is not SlotState.MEMBER or draft.halted())
+
+
+def _both_answered(draft: Draft) -> bool:
+    move = draft.record.move
+    return move is not None and {move.zone, draft.record.zone} <= draft.queries.answered
+
+
+def copied(draft: Draft, index: int, node: Node) -> bool:
+    """Whether the node's copy is ready, or it has nothing to copy."""
+    move = draft.record.move
+    if move is None or node.copy is None:
+        return False
+    copy = draft.queries.disk(index, node.copy, move.zone)
+    if copy is not None:
+        return copy.ready
+    return not has_data(draft, index, node)
+
+
+def has_data(draft: Draft, index: int, node: Node) -> bool:
+    return bool(draft.queries.disks.get((index, node.disk))) or (index, node.copy) in draft.queries.snapshots
+
+
+def _arrive(draft: Draft) -> None:
+    move = draft.record.move
+    assert move is not None
+    nodes = tuple(
+        replace(node, disk=node.copy if node.copy is not None else node.disk, copy=None, zone=move.zone, refused=())
+        for node in draft.nodes
+    )
+    took = Moved(draft.now, max(0.0, draft.now - move.since))
+    until = min(draft.record.fallback_until, draft.now)  # the fallback was for losses in the old zone
+    draft.set(move=None, zone=move.zone, nodes=nodes, fallback_until=until, moved=took)
+    for index, node in enumerate(draft.nodes):
+        if node.next is not None and node.next.zone == move.zone:
+            draft.promote(index, "move")
+    draft.log(Event.MOVE, f"done.v{draft.before.ver + 1}", cause="move", detail=f"the disks are in {move.zone}")
+
+
+def _dry(draft: Draft) -> None:
+    """Move out of a zone without capacity for a time, if another zone may have it and the caps have room."""
+    record, spec = draft.record, draft.snapshot.spec
+    vacant = [draft.nodes[index] for index in draft.filled() if draft.nodes[index].cur is None]
+    if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:
+        return
+    if draft.snapshot.draining or draft.snapshot.blind:
+        return
+    if draft.now < record.dry_since + draft.times.dry_s and not offers.out_of_pools(draft):
+        return
+    if any(admitted(node.cur) and node.cur and node.cur.model is Model.STATIC for node in draft.nodes):
+        return
+    if location.pinned(draft) or (not record.stop and not location.costs_nothing(draft)):
+        return
+    found = [choice.offer for choice in offers.choices(draft, offers.gang_as_node(draft), None)]
+    for zone in dict.fromkeys(offer.zone for offer in found if offer.zone != record.zone):  # the best first
+        warm = [offer for offer in found if offer.zone == zone and not offers.cold(draft, offer)]
+        if offers.room(draft, spec.size().min, warm, replaces=True):
+            begin(draft, zone, "stockout")
+            return

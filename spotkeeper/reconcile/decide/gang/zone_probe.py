@@ -1,0 +1,168 @@
+"""Probes zones in which a gang would do better: spot for a gang on on-demand, or much cheaper spot.
+
+A training machine is never given up for one that does not exist yet. Each node gets a probe: a ``next`` that is no
+successor and stops nothing. When all probes have said hello, the gang moves to their zone, where they wait for the
+disks; probes in the gang's own zone (another pool) become successors. If a probe is refused or another event comes
+first, all are given back, without any effect on training. To learn only whether a zone has capacity, one node sends a
+probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from spotkeeper.contract.cloud import Offer
+from spotkeeper.contract.record import SlotState, ZoneProbe
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.gang import zone_move
+from spotkeeper.reconcile.decide.job import limits, progress
+from spotkeeper.reconcile.decide.provisioning import offers, reservations
+from spotkeeper.reconcile.decide.snapshot import admitted
+from spotkeeper.reconcile.select.offers import Selection
+
+PROBE_EVERY_S = 1800.0  # between two probes of a zone; as ``rule.Rule.probe_every_h``
+POLICIES = ("balanced", "spot")
+SELDOM = 6  # times that interval doubles at most
+STAY = 10.0  # times as long as its last move took, a gang stays: swinging prices must not keep it moving
+
+
+def settle(draft: Draft) -> None:
+    """Use or give back the probes, before replacements are considered."""
+    probing = [index for index in range(len(draft.nodes)) if draft.nodes[index].probing]
+    if not probing:
+        return
+    slots = [slot for index in probing if (slot := draft.nodes[index].next) is not None]
+    sent = [probe.machines for probe in draft.record.probes[-1:]]
+    if sent != [len(probing)] or not _calm(draft):
+        _give_back(draft, probing)
+    elif all(slot.state is not SlotState.INTENT for slot in slots):
+        zone, key = slots[0].zone, progress.key(slots[0])
+        answered = {zone, draft.record.zone} <= draft.queries.answered  # otherwise the disks could not follow yet
+        whole = len(probing) == draft.size()
+        if whole and answered and any(choice.offer.key() == key for choice in _found(draft, frozenset({key})).choices):
+            _take(draft, zone, probing)
+        elif answered or draft.now >= max(slot.since for slot in slots) + draft.times.settle_s:
+            _give_back(draft, probing)
+
+
+def step(draft: Draft) -> None:
+    """Send probes, if no replacement or probe is in progress."""
+    if any(node.replace_reason is not None or node.probing for node in draft.nodes) or not _calm(draft):
+        return
+    found = _found(draft)
+    if found.leaves and _leave_spot(draft):
+        return
+    every, first = list(draft.filled()), list(draft.filled()[:1])
+    better = _better(draft, (choice.offer for choice in found.choices))
+    unknown = (offer for offer in found.probe if offer.zone != draft.record.zone)
+    for offer, nodes in (*((o, every) for o in better), *((o, first) for o in unknown)):
+        if _due(draft, offer, nodes) and _room(draft, offer, nodes):
+            _probe(draft, offer, nodes)
+            return
+
+
+def _calm(draft: Draft) -> bool:
+    """Whether the whole gang trains undisturbed and may leave its zone without losing work."""
+    record, spec = draft.record, draft.snapshot.spec
+    if spec is None or spec.spread or spec.policy not in POLICIES or record.zone is None or not record.gen:
+        return False
+    if record.stop or record.roll or record.pause or record.move or draft.snapshot.draining or draft.snapshot.blind:
+        return False
+    if draft.now < record.gen_since + draft.times.settle_s or len(draft.members()) < draft.size():
+        return False
+    if record.moved is not None and draft.now < record.moved.at + STAY * record.moved.s:
+        return False
+    members = [slot for _, slot in draft.members()]
+    if any(slot.model is Model.STATIC or slot.notice is not None or slot.ends is not None for slot in members):
+        return False
+    return all(map(admitted, members)) and location.costs_nothing(draft) and location.pinned(draft) is None
+
+
+def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
+    """Rank spot in all zones against the gang's spot machine; if it has none, against its on-demand machine."""
+    index, slot = next(((n, s) for n, s in draft.members() if s.model is Model.SPOT), draft.members()[0])
+    node = replace(draft.nodes[index], refused=())
+    return offers.selection(draft, node, None, (Model.SPOT,), progress.runs(draft, slot), there)
+
+
+def _better(draft: Draft, found: Iterator[Offer]) -> Iterator[Offer]:
+    """Yield the offers worth a move, best first.
+
+    For a gang on on-demand, ``replacement`` swaps to spot in its own zone, except during a fallback. A gang on spot
+    keeps its machine type, since a cheaper one may be much slower.
+    """
+    ours = {draft.types.get(slot.pool) for _, slot in draft.members() if slot.model is Model.SPOT}
+    if ours:
+        yield from (offer for offer in found if draft.types[offer.pool] in ours)
+        return
+    for offer in found:
+        if offer.zone != draft.record.zone:
+            yield offer
+        elif draft.now >= draft.record.fallback_until:
+            return
+
+
+def _due(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
+    """Whether an offer may be probed again: this job sent no recent probe of that size, and no job was refused there.
+
+    Intervals grow after failed moves, since each of them stopped training.
+    """
+    failed = max(node.disk_top - node.disk for node in draft.nodes)
+    sent = [probe.at for probe in draft.record.probes if probe.zone == offer.zone and probe.machines >= len(nodes)]
+    known = draft.queries.known(offer)
+    if known is not None and known.denied_at > 0:
+        sent.append(known.denied_at)
+    return all(draft.now - at >= PROBE_EVERY_S * 2.0 ** min(failed, SELDOM) for at in sent)
+
+
+def _room(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
+    """Whether caps and limits allow these nodes one more machine each, beside all that the job has."""
+    spare = limits.spare(draft, nodes) and not any(limits.bars(draft, index) for index in nodes)
+    return spare and offers.room(draft, len(nodes), [offer])
+
+
+def _probe(draft: Draft, offer: Offer, nodes: list[int]) -> None:
+    for index in nodes:
+        reservations.probe(draft, index, offer)
+    if any(draft.nodes[index].next is None for index in nodes):  # the grants come first
+        _give_back(draft, nodes)
+        return
+    others = tuple(probe for probe in draft.record.probes if probe.zone != offer.zone or probe.machines > len(nodes))
+    draft.set(probes=(*others, ZoneProbe(offer.zone, draft.now, len(nodes))))
+
+
+def _take(draft: Draft, zone: str, nodes: list[int]) -> None:
+    """Use the probes: at home as successors, in another zone by a move."""
+    home = zone == draft.record.zone
+    for index in nodes:
+        draft.put_slot(index, "next", cause=reservations.SWAP if home else "move")
+        draft.put(index, replace_reason="spot" if home else None)
+    if not home:
+        zone_move.begin(draft, zone, "cheaper", taken=True)
+
+
+def _give_back(draft: Draft, nodes: list[int]) -> None:
+    for index in nodes:
+        draft.put(index, next=None, replace_reason=None)
+
+
+def _leave_spot(draft: Draft) -> bool:
+    """Replace all spot machines by cheaper on-demand ones, if the caps and limits have room for all of them."""
+    spec, spot = draft.snapshot.spec, {index: slot for index, slot in draft.members() if slot.model is Model.SPOT}
+    nodes = list(spot)
+    if not nodes or spec is None or spec.policy == "spot" or offers.on_demand_left(draft) < len(nodes):
+        return False
+    cheapest = min(spot.values(), key=lambda slot: limits.price(draft, slot))
+    found = offers.cheaper(draft, offers.gang_as_node(draft), cheapest)
+    if not any(_room(draft, offer, nodes) for offer in found):
+        return False
+    for index in nodes:
+        draft.put(index, replace_reason="on-demand")
+        reservations.fill(draft, index, "next")
+    if any(draft.nodes[index].next is None for index in nodes):  # the grants come first
+        _give_back(draft, nodes)
+    return True

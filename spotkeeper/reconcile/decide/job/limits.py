@@ -1,0 +1,252 @@
+"""Limits on launches and spending, in case Spotkeeper has a fault or receives false reports of lost machines.
+
+=========== ===================================================== ===================================
+limit       reached when                                          then
+=========== ===================================================== ===================================
+launches    a node, or the whole job, was given too many machines no further machine within that hour
+            within the hour; refused ones do not count
+breaker     more than a fifth of the nodes, two at least, vanish  no replacement, and no machine given
+            within a minute for reasons that are no preemption    up for silence, for two minutes
+spend       the job has spent its ``max_usd`` since it was        all save and stop; a hold, ended by
+            submitted or last resumed                             resume (as much again, or another cap
+                                                                  in the job file) or hold_days
+=========== ===================================================== ===================================
+
+The stack's caps on machines are in ``allocation``; limits that need no function (``maxRunDuration``, the agent's
+lease, the boot watchdog) are on the machines. The money spent is an estimate for limits and choices, not a bill: the
+cost an hour is noted whenever it changes, and a machine that is given back counts until it is off. Disks do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from spotkeeper.contract.cloud import VmStatus
+from spotkeeper.contract.job import pools_of
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Node, Phase, Slot, SlotState
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.draft import HOUR_S, Draft
+
+SHARE = 0.2  # of the nodes; fewer may have failed independently
+AT_LEAST = 2
+SPARE = 0.5  # of the launches that an hour allows, for probes and backups; the rest is for losses
+NOTED = 0.01  # share by which the cost of an hour must change to be written to the record
+
+
+# -- launches
+
+
+def bars(draft: Draft, index: int) -> str:
+    """Return why no machine may be requested for this node now; "" if one may."""
+    limits, times = draft.record.limits, draft.times
+    if draft.now < limits.closed_until and draft.nodes[index].cur is None:
+        return "waiting: too many machines vanished at once, and not by preemption"
+    if draft.now >= limits.hour + HOUR_S:
+        return ""
+    if draft.nodes[index].launches >= times.launches_node:
+        return f"waiting: node {index} was given {times.launches_node} machines within an hour"
+    whole = times.launches_node + times.launches_job * len(draft.nodes)
+    if sum(node.launches for node in draft.nodes) >= whole:
+        return f"waiting: the job was given {whole} machines within an hour"
+    return ""
+
+
+def spare(draft: Draft, nodes: Sequence[int]) -> bool:
+    """Whether each of these nodes may have one more machine and leave half of the hour's launches for losses."""
+    of, times, size = draft.record.limits, draft.times, len(draft.nodes)
+    if draft.now >= of.hour + HOUR_S:
+        return True
+    mine = max(draft.nodes[index].launches for index in nodes) + 1
+    every = sum(node.launches for node in draft.nodes) + len(nodes)
+    return mine <= SPARE * times.launches_node and every <= SPARE * (times.launches_node + times.launches_job * size)
+
+
+def tell(draft: Draft, index: int, why: str) -> None:
+    """Record and log why a limit keeps a node waiting, if the reason is new."""
+    if draft.nodes[index].cur is None and draft.record.reason != why:
+        draft.set(reason=why)
+        draft.log(Event.LIMIT, f"v{draft.before.ver + 1}", node=index, detail=why)
+
+
+def launched(draft: Draft, index: int) -> None:
+    """Count a launch of this node. The counts begin again an hour after their first launch."""
+    if draft.now >= draft.record.limits.hour + HOUR_S:
+        draft.set(limits=replace(draft.record.limits, hour=draft.now))
+        draft.set(nodes=tuple(replace(node, launches=0) if node.launches else node for node in draft.nodes))
+    draft.put(index, launches=draft.nodes[index].launches + 1)
+
+
+def refused(draft: Draft, index: int, slot: Slot) -> None:
+    """Subtract a refused launch from the counts: it cost nothing, and waiting for capacity must reach no limit."""
+    draft.put(index, launches=max(0, draft.nodes[index].launches - 1))
+    counted = price(draft, slot) * max(0.0, draft.now - slot.since) / HOUR_S
+    draft.set(limits=replace(draft.record.limits, spent=draft.record.limits.spent - counted))
+
+
+# -- the breaker
+
+
+def _mass(draft: Draft, count: int) -> bool:
+    return count >= AT_LEAST and count > SHARE * len(draft.nodes)
+
+
+def deaf(draft: Draft, missing: int) -> bool:
+    """Whether so many nodes miss a roll call that the function may be at fault; then they get more time, once."""
+    roll, limits = draft.record.roll, draft.record.limits
+    assert roll is not None
+    if limits.closed_until < roll.since and _mass(draft, missing):
+        _trip(draft, f"{missing} of {len(draft.nodes)} nodes do not answer")
+    return draft.now < draft.record.limits.closed_until
+
+
+def count_unexplained(draft: Draft) -> None:
+    """Count one node that vanished without a preemption, and trip the breaker after too many at once."""
+    limits = draft.record.limits
+    recent = draft.now <= limits.unexplained_since + draft.times.breaker_window_s
+    count = limits.unexplained + 1 if recent else 1
+    draft.set(
+        limits=replace(limits, unexplained=count, unexplained_since=limits.unexplained_since if recent else draft.now)
+    )
+    just_now = draft.now <= limits.closed_until + draft.times.breaker_window_s
+    if _mass(draft, count) and not just_now:
+        _trip(draft, f"{count} of {len(draft.nodes)} nodes vanished at once, and not by preemption")
+
+
+def is_unexplained(slot: Slot, cause: str) -> bool:
+    """Whether this loss can hardly be a preemption: silence, or a model that clouds do not preempt."""
+    return cause == "silence" or (cause == "loss" and slot.model is not Model.SPOT)
+
+
+def _trip(draft: Draft, why: str) -> None:
+    draft.set(limits=replace(draft.record.limits, closed_until=draft.now + draft.times.breaker_s))
+    draft.log(Event.LIMIT, f"v{draft.before.ver + 1}.breaker", cause="breaker", detail=why)
+
+
+# -- the spend cap
+
+
+def step(draft: Draft) -> None:
+    """Tell all nodes to save and stop if the job has spent its ``max_usd``; ``requests.paused`` then holds it."""
+    _note(draft)
+    if not spent_up(draft) or draft.record.pause or draft.record.phase is not Phase.RUN:
+        return
+    assert draft.snapshot.spec is not None
+    why = _told(draft, draft.snapshot.spec.max_usd or 0.0)
+    draft.set(pause=why)
+    draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "spend")
+    draft.log(Event.LIMIT, f"v{draft.before.ver + 1}.spend", cause="spend", detail=why)
+
+
+def _told(draft: Draft, cap: float) -> str:
+    """Return a text on the spent allowance, which after a resume is a part of the whole sum.
+
+    It does not name the sum, which grows until the machines are gone; status shows that.
+    """
+    before = draft.record.limits.forgiven
+    return f"max_usd: ${cap:.2f} is spent" + (f" since it was resumed at ${before:.2f}" if before else "")
+
+
+def spent_up(draft: Draft) -> bool:
+    spec = draft.snapshot.spec
+    if spec is None or spec.max_usd is None:
+        return False
+    return spent(draft) - draft.record.limits.forgiven >= spec.max_usd
+
+
+def forgive(draft: Draft) -> None:
+    """At a resume, allow ``max_usd`` again if it is spent. If a new job file raised it, only the difference is left."""
+    if spent_up(draft):
+        draft.set(limits=replace(draft.record.limits, forgiven=spent(draft)))
+
+
+def accrue(draft: Draft) -> None:
+    """Before a write of the record, add the cost of the job's machines since the last write."""
+    now, rate = spent(draft), _rate(draft, draft.nodes)
+    draft.set(limits=replace(draft.record.limits, spent=now, spent_at=draft.now, usd_hour=rate))
+
+
+def _note(draft: Draft) -> None:
+    """Record a new cost per hour, after a change of prices or when a machine is off."""
+    limits = draft.before.limits
+    if limits.usd_hour is None:
+        return
+    rate = _rate(draft, draft.before.nodes)
+    if abs(rate - limits.usd_hour) > NOTED * limits.usd_hour:
+        draft.set(limits=replace(draft.record.limits, usd_hour=rate))
+
+
+def spent(draft: Draft) -> float:
+    """Return what the job has cost until now, USD: the recorded sum plus the time since at the recorded rate."""
+    limits = draft.before.limits
+    hours = max(0.0, draft.now - limits.spent_at) / 3600.0 if limits.spent_at else 0.0
+    rate = _rate(draft, draft.before.nodes) if limits.usd_hour is None else limits.usd_hour
+    return max(0.0, draft.record.limits.spent + hours * rate)  # less this pass's refused launches
+
+
+def _rate(draft: Draft, nodes: Sequence[Node]) -> float:
+    """Return the cost of these nodes' machines, static ones included, USD per hour.
+
+    While the job runs, machines that it has given up count until they are off.
+    """
+    slots = [slot for node in nodes for slot in (node.cur, node.next) if slot is not None]
+    if draft.record.phase is Phase.RUN:
+        slots += _leaving(draft, nodes)
+    some = {(slot.pool, slot.zone, slot.model): slot for slot in slots}
+    prices = {key: price(draft, slot) for key, slot in some.items()}  # of 10,000 nodes' machines a few kinds
+    return sum(prices[slot.pool, slot.zone, slot.model] for slot in slots)
+
+
+def _leaving(draft: Draft, nodes: Sequence[Node]) -> Iterator[Slot]:
+    live = {(n, slot.attempt) for n, node in enumerate(nodes) for slot in (node.cur, node.next) if slot is not None}
+    for key, vms in draft.queries.vms.items():
+        if key not in live:
+            for vm in vms:
+                if vm.status is not VmStatus.DEAD and vm.model is not Model.STATIC:
+                    yield Slot(vm.attempt, SlotState.ADMITTED, vm.pool, vm.zone, vm.model, draft.now)
+
+
+def price(draft: Draft, slot: Slot) -> float:
+    """Return the price of a slot's machine, USD per hour: the cloud's present one if known, otherwise the stack's."""
+    known = draft.queries.known(slot)
+    if known is not None and known.price is not None:
+        return known.price
+    pool = draft.snapshot.stack.pool(slot.pool)
+    listed = pool.prices.get(slot.zone) if pool is not None else None
+    if listed is None:
+        return 0.0
+    usd = listed.of(slot.model)
+    return listed.on_demand if usd is None else usd
+
+
+def on_demand(draft: Draft) -> float:
+    """Return the list price of the whole gang on-demand, USD per hour, on the most expensive allowed machines.
+
+    0 if unknown. The most expensive, since the record does not say which machines the gang had when, and the cost of
+    static machines or other types must not count as a loss from spot.
+    """
+    spec, zone, size = draft.snapshot.spec, draft.record.zone, draft.size()
+    found: list[float] = []
+    for pool in pools_of(spec, draft.snapshot.stack) if spec is not None else ():
+        usd = max((price.on_demand for z, price in pool.prices.items() if zone in (None, z)), default=0.0)
+        found += [usd] * min(size, pool.max_machines)
+    return sum(sorted(found, reverse=True)[:size])
+
+
+# -- when the next round is due
+
+
+def due(draft: Draft) -> Iterator[float]:
+    limits, spec = draft.record.limits, draft.snapshot.spec
+    if limits.closed_until > draft.now:
+        yield limits.closed_until
+    if any(node.cur is None and node.launches for node in draft.nodes) and limits.hour + HOUR_S > draft.now:
+        yield limits.hour + HOUR_S
+    if spec is None or spec.max_usd is None or draft.record.pause:
+        return
+    rate = _rate(draft, draft.before.nodes) if draft.before.gen else 0.0
+    if rate > 0:
+        left = spec.max_usd + limits.forgiven - spent(draft)
+        yield draft.now + max(draft.times.soon_s, left / rate * 3600.0)

@@ -1,0 +1,145 @@
+"""Finds running machines that need a replacement: near the end of their longest run, slow, or on a broken host.
+
+Reads reports and notes the findings in the record; the package's docstring explains the three cases.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.contract.cloud import Vm
+from spotkeeper.contract.facts import SIGN_WORDS, Kind, Sign, parse_sign
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Slot
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.draft import HOUR_S, Draft
+from spotkeeper.reconcile.decide.snapshot import admitted
+
+MAX_RUN = "max run"  # causes of attempts
+STRAGGLER_SWAP = "swap of a straggler"
+HOST = "host"
+STRAGGLER = "straggler"  # a replacement reason
+SPREAD = 0.1  # of a run: the nodes' turns lie within it
+MOST = 0.5  # of a run: no machine is replaced earlier
+
+# -- planned ends
+
+
+def note_end(draft: Draft, index: int) -> None:
+    """Record the planned end of this node's machine when its turn has come, and the notice when time is up."""
+    cur = draft.nodes[index].cur
+    if cur is None or not admitted(cur):
+        return
+    if cur.ends is not None:
+        if cur.notice is None and draft.now >= urgent(draft, cur.ends):
+            draft.put_slot(index, "cur", notice=cur.ends)
+        return
+    vm = draft.queries.vm(index, cur)
+    if vm is None or vm.ends is None or draft.now < turn(draft, index, vm, vm.ends):
+        return
+    draft.put_slot(index, "cur", ends=vm.ends)
+    draft.put(index, refused=())  # a new need: offers refused earlier may be requested again
+    detail = f"{max(0.0, vm.ends - draft.now):.0f} s ahead"
+    draft.log(Event.ENDING, f"r{index}.a{cur.attempt}", node=index, slot=cur, cause=MAX_RUN, detail=detail)
+
+
+def turn(draft: Draft, index: int, vm: Vm, ends: float) -> float:
+    """Return when to request this node's successor, virtual unix seconds.
+
+    That is early enough for a failed boot, a refused offer and a save, and another time for each node.
+    """
+    times, run = draft.times, max(0.0, ends - vm.created)
+    boot = draft.queries.boot_s + times.cold_s + draft.save_s() + times.stop_s + times.margin_s
+    spread = SPREAD * run * (index + 1) / len(draft.nodes)
+    return ends - min(boot + spread, MOST * run)
+
+
+def urgent(draft: Draft, ends: float) -> float:
+    """Return the latest time to begin a save before a machine goes at ``ends``, virtual unix seconds."""
+    return ends - draft.save_s() - draft.times.margin_s
+
+
+def planned(slot: Slot) -> bool:
+    """Whether a machine goes only because its longest run ends. A notice before that end is a preemption."""
+    return slot.ends is not None and slot.notice in (None, slot.ends)
+
+
+def over(slot: Slot) -> bool:
+    """Whether a machine's longest run is over, so that its loss is no preemption."""
+    return slot.ends is not None and slot.notice == slot.ends
+
+
+# -- stragglers
+
+
+def swap_straggler(draft: Draft, *, calm: bool) -> None:
+    """Request a replacement of the slowest machine, or withdraw the request if it keeps up again.
+
+    ``calm``: no replacement is in progress.
+    """
+    for index, node in enumerate(draft.nodes):
+        asked = node.replace_reason == STRAGGLER and not draft.record.stop and node.cur is not None
+        if asked and node.cur is not None and _caught_up(draft, index, node.cur):
+            draft.put(index, replace_reason=None)
+    spec, record = draft.snapshot.spec, draft.record
+    if spec is None or spec.stragglers != "replace" or not calm or draft.snapshot.draining:
+        return
+    if record.stop or record.roll or record.pause or record.move or draft.now < record.gen_since + draft.times.settle_s:
+        return
+    lags = {index: slowness for index, slot in draft.members() if (slowness := lag(draft, index, slot))}
+    recent = tuple(at for at in record.limits.swaps if draft.now - at < HOUR_S)
+    if not lags or len(recent) >= draft.times.swaps_hour:
+        return
+    draft.set(limits=replace(record.limits, swaps=(*recent, draft.now)))
+    draft.put(max(lags, key=lags.__getitem__), replace_reason=STRAGGLER, refused=())
+
+
+def lag(draft: Draft, index: int, slot: Slot) -> int:
+    """Return a machine's own step time in percent of the gang's median, as reported in this generation; 0: normal."""
+    if slot.model is Model.STATIC:
+        return 0
+    gen = draft.record.gen
+    said = [fact.value.partition("-") for fact in draft.queries.said(index, slot, Kind.LAGS, gen)]
+    ended = {fact.value for fact in draft.queries.said(index, slot, Kind.KEEPS_UP, gen)}
+    return max((int(percent) for which, _, percent in said if which not in ended), default=0)
+
+
+def _caught_up(draft: Draft, index: int, slot: Slot) -> bool:
+    """Whether every lag that a machine reported has ended. A generation without a report proves nothing."""
+    said = {(fact.gen, fact.value.partition("-")[0]) for fact in draft.queries.said(index, slot, Kind.LAGS)}
+    return said <= {(fact.gen, fact.value) for fact in draft.queries.said(index, slot, Kind.KEEPS_UP)}
+
+
+# -- broken hosts
+
+
+def host_faults(draft: Draft) -> dict[int, Sign]:
+    """Return the members whose machine shows signs of broken hardware, with the sign.
+
+    Survivors of a loss print network errors too, so these count only if a single member of more than two has them.
+    """
+    found: dict[int, Sign] = {}
+    for index, slot in draft.members():
+        facts = draft.queries.said(index, slot, Kind.HARDWARE_FAULT, draft.record.gen)
+        if signs := [sign for fact in facts if (sign := parse_sign(fact.value))]:
+            found[index] = signs[0]
+    own: dict[int, Sign] = {index: sign for index, sign in found.items() if sign is not Sign.NETWORK}
+    return own or (found if len(found) == 1 and len(draft.members()) > 2 else {})
+
+
+def repeated_host_faults(draft: Draft) -> list[int]:
+    """Return nodes whose dynamic machine shows a sign of broken hardware for the second time.
+
+    A static machine is not replaced, since the job's data is on its disk.
+    """
+    slots = ((index, draft.nodes[index].cur) for index in host_faults(draft))
+    return [index for index, cur in slots if cur is not None and cur.hardware_faults and cur.model is not Model.STATIC]
+
+
+def note_host_faults(draft: Draft) -> str:
+    """Count a crash on machines with signs of broken hardware. Returns the text to add to the crash's reason."""
+    found = host_faults(draft)
+    for index in found:
+        cur = draft.nodes[index].cur
+        draft.put_slot(index, "cur", hardware_faults=1 + (cur.hardware_faults if cur is not None else 0))
+    return "".join(f"; {SIGN_WORDS[sign]} on the machine of node {index}" for index, sign in sorted(found.items()))

@@ -1,0 +1,235 @@
+"""Lists the machines that a node may get: offers in the order of ``select()``, and idle static machines.
+
+Reads a draft, and changes only its cache of ``select()``'s answers within this pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from spotkeeper.contract.allocation import Grant, Tally, resource
+from spotkeeper.contract.cloud import Offer, VmStatus
+from spotkeeper.contract.job import JobSpec, pools_of
+from spotkeeper.contract.record import Node, Slot
+from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import limits, progress
+from spotkeeper.reconcile.select.offers import Need, RankedOffer, Runs, Selection, select
+from spotkeeper.reconcile.store.interface import StaticHello
+
+REPLACED_BY = {"spot": (Model.SPOT,), "on-demand": (Model.ON_DEMAND,)}
+
+
+def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
+    """Return the offers for ``cur`` or ``next`` of a node, best first."""
+    node = draft.nodes[index]
+    if which == "cur":
+        home = None if draft.snapshot.spec and draft.snapshot.spec.spread else draft.record.zone
+        return [*static(draft, home), *_alike(draft, node, choices(draft, node, home_zone(draft, node)))]
+    assert node.cur is not None
+    models = REPLACED_BY.get(node.replace_reason or "", ()) if node.cur.notice is None else ()
+    if models == REPLACED_BY["on-demand"]:
+        return [*static(draft, node.cur.zone), *cheaper(draft, node, node.cur)]
+    return [*static(draft, node.cur.zone), *_alike(draft, node, choices(draft, node, node.cur.zone, models))]
+
+
+def beside(draft: Draft, index: int) -> list[Offer]:
+    """Return offers for a backup of a machine that boots slowly: those of its zone and machine type."""
+    node = draft.nodes[index]
+    assert node.cur is not None
+    kind = draft.types.get(node.cur.pool)
+    found = choices(draft, node, node.cur.zone)
+    return [choice.offer for choice in found if draft.types[choice.offer.pool] == kind]
+
+
+def _alike(draft: Draft, node: Node, found: Iterable[RankedOffer]) -> list[Offer]:
+    """Put offers of the other nodes' machine types first, since all nodes wait for the slowest machine."""
+    offers = [choice.offer for choice in found]
+    own = draft.types.get(node.cur.pool) if node.cur is not None else None
+    ours = {kind for kind, count in draft.kinds.items() if count > (kind == own)} or _one_type(draft, offers)
+    return sorted(offers, key=lambda offer: draft.types[offer.pool] not in ours) if ours else offers
+
+
+def _one_type(draft: Draft, found: list[Offer]) -> set[str]:
+    """Choose a machine type for a gang without machines: its last one, else the first that caps allow for all nodes."""
+    kinds = dict.fromkeys(draft.types[offer.pool] for offer in found)
+    if len(kinds) < 2:
+        return set()
+    if draft.record.machine_type in kinds:
+        return {draft.record.machine_type}
+    of_kind = {kind: [offer for offer in found if draft.types[offer.pool] == kind] for kind in kinds}
+    return next(({kind} for kind in kinds if room(draft, draft.size(), of_kind[kind])), set())
+
+
+def room(draft: Draft, count: int, options: list[Offer], *, replaces: bool = False) -> bool:
+    """Whether the stack's caps have room for ``count`` machines, each of any of these offers.
+
+    The machines are added to those that the job has or has an intent for; with ``replaces`` they replace them.
+    """
+    job, tops = draft.record.job, [node.top for node in draft.nodes]
+    tally = Tally(
+        grant
+        for grant in draft.snapshot.allocation.grants
+        if grant.job != job or not (replaces or (grant.node < len(tops) and grant.attempt > tops[grant.node]))
+    )
+    for index in range(count):
+        offer = next((offer for offer in options if tally.room(draft.snapshot.stack, offer)), None)
+        if offer is None:
+            return False
+        tally.add(Grant(job, index, 0, resource(offer)))
+    return True
+
+
+def gang_as_node(draft: Draft) -> Node:
+    """Return a stand-in node with the refused offers of all nodes of the gang."""
+    refused = tuple({key for node in draft.nodes for key in node.refused})
+    return Node(refused=refused, refused_at=max((node.refused_at for node in draft.nodes), default=0.0))
+
+
+def cheaper(draft: Draft, node: Node, slot: Slot) -> list[Offer]:
+    """Return the on-demand offers in the machine's zone that cost less than the machine."""
+    most = limits.price(draft, slot)
+    found = choices(draft, node, slot.zone, REPLACED_BY["on-demand"])
+    return [choice.offer for choice in found if choice.offer.price < most]
+
+
+def home_zone(draft: Draft, node: Node) -> str | None:
+    """Return the zone to which a node is bound: its gang's, or in a job that spreads, its own disk's; None: unbound."""
+    spec = draft.snapshot.spec
+    if spec is not None and spec.spread:
+        return node.zone if draft.record.gen else None
+    return draft.record.zone
+
+
+def bound_to(draft: Draft) -> str | None:
+    """Return the zone to which data or a static machine binds the gang, whatever its capacity; None: unbound."""
+    held = draft.record.gen or any(node.cur is not None and node.cur.machine for node in draft.nodes)
+    return draft.record.zone if held else None
+
+
+def out_of_pools(draft: Draft) -> bool:
+    """Whether the gang is bound to a zone that was removed from all of its pools."""
+    spec, zone = draft.snapshot.spec, bound_to(draft)
+    pools = (pool for pool in draft.snapshot.stack.pools if spec is None or not spec.pools or pool.name in spec.pools)
+    return zone is not None and not any(zone in pool.zones for pool in pools)
+
+
+def choices(draft: Draft, node: Node, zone: str | None, models: tuple[Model, ...] = ()) -> tuple[RankedOffer, ...]:
+    return selection(draft, node, zone, models).choices
+
+
+def selection(
+    draft: Draft,
+    node: Node,
+    zone: str | None,
+    models: tuple[Model, ...] = (),
+    runs: Runs | None = None,
+    there: frozenset[str] = frozenset(),
+) -> Selection:
+    """Return ``select()``'s answer, computed once for all nodes in the same position.
+
+    ``runs``: the running machine that an offer must improve on; ``there``: offers whose machines have booted and wait.
+    """
+    refused = node.refused if draft.now < node.refused_at + draft.times.cold_s else ()
+    fallback, left = draft.now < draft.record.fallback_until, on_demand_left(draft)
+    max_wait_s = progress.max_wait_s(draft)
+    since = 0.0 if max_wait_s is None else progress.waits_since(draft)
+    key = (zone, models, refused, fallback, left > 0, runs, there, since)
+    if key not in draft.offers:
+        draft.offers[key] = _select(
+            draft,
+            Need(
+                now=draft.now,
+                zone=zone,
+                models=models,
+                refused=frozenset(refused),
+                fallback=fallback,
+                on_demand_left=left,
+                market=draft.snapshot.market,
+                cold_s=draft.times.cold_s,
+                salt=draft.record.uid,
+                runs=runs,
+                work=progress.work(draft),
+                move_costs={} if zone is not None else progress.move_costs(draft),
+                there=there,
+                since=since,
+                max_wait_s=max_wait_s,
+                hung_s=draft.queries.boot_s,
+                save_s=draft.save_s(),
+                begin_s=draft.snapshot.begin_s,
+            ),
+        )
+    return draft.offers[key]
+
+
+def _select(draft: Draft, need: Need) -> Selection:
+    spec = draft.snapshot.spec
+    assert spec is not None
+    found = select(spec, draft.snapshot.stack, need)
+    draft.whys.update((choice.offer.key(), choice.why) for choice in found.choices)
+    return found
+
+
+def on_demand_left(draft: Draft) -> int:
+    spec = draft.snapshot.spec
+    limit = spec.max_on_demand if spec and spec.max_on_demand is not None else 1_000_000
+    return limit - draft.on_demand
+
+
+def warm_spot(draft: Draft, index: int) -> bool:
+    """Whether spot may be available in the zone of this node's machine."""
+    node = draft.nodes[index]
+    if node.cur is None or draft.snapshot.spec is None or draft.snapshot.draining:
+        return False
+    now = progress.runs(draft, node.cur)
+    found = selection(draft, replace(node, refused=()), node.cur.zone, (Model.SPOT,), now).choices
+    return any(not cold(draft, choice.offer) for choice in found)
+
+
+def idle_machine(draft: Draft, index: int) -> bool:
+    """Whether a static machine that may take the node idles in the zone of its machine."""
+    node = draft.nodes[index]
+    if node.cur is None or draft.snapshot.spec is None or draft.snapshot.draining or draft.snapshot.blind:
+        return False
+    nodes = [offer for offer in static(draft, node.cur.zone) if draft.tally.room(draft.snapshot.stack, offer)]
+    return any(location.may_follow(draft, index, offer.machine) for offer in nodes)
+
+
+def cold(draft: Draft, offer: Offer) -> bool:
+    """Whether the cloud recently refused this offer to any job of the stack."""
+    known = draft.queries.known(offer)
+    return known is not None and known.denied_at > 0 and draft.now - known.denied_at < draft.times.cold_s
+
+
+def static(draft: Draft, zone: str | None) -> list[Offer]:
+    """Return the running static machines of a zone (None: any) that said hello, also those granted to a job."""
+    spec, queries = draft.snapshot.spec, draft.queries
+    assert spec is not None
+    boots = {hello.machine: hello.uid for hello in draft.snapshot.hellos}
+    out = []
+    for offer in static_offers(spec, draft.snapshot.stack, draft.snapshot.hellos, zone):
+        vm = queries.static_machines.get(offer.machine or "")
+        if vm is not None and vm.status is VmStatus.RUNNING and boots.get(vm.name) == vm.uid:
+            out.append(offer)
+    return out
+
+
+def static_offers(
+    spec: JobSpec, stack: StackState, hellos: Iterable[StaticHello], zone: str | None
+) -> tuple[Offer, ...]:
+    """Return the static machines that a job may use and that said hello, sorted by name."""
+    up = {hello.machine for hello in hellos}
+    out = []
+    for pool in pools_of(spec, stack):
+        if pool.kind != "static":
+            continue
+        for machine in pool.machines:
+            if machine.name in up and zone in (None, machine.zone):
+                price = pool.prices.get(machine.zone)
+                out.append(
+                    Offer(pool.name, machine.zone, Model.STATIC, price.on_demand if price else 0.0, machine.name)
+                )
+    return tuple(sorted(out, key=lambda offer: offer.machine or ""))

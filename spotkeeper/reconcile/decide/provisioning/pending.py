@@ -1,0 +1,173 @@
+"""Handles nodes without a machine: records why they wait, and gives up a gang that gets only some of its machines.
+
+All machines of a gang are bought or none, since machines that cannot train yet cost money.
+
+================= ===================================== ==================================================
+shortage          problem                               solution
+================= ===================================== ==================================================
+the stack's caps  two gangs each take a part of what    a gang requests nothing until the caps have room
+                  is left, and neither can start        for all machines that it lacks
+the market        some machines are paid for while      after ``gang_s`` all are given back; the job holds
+                  they wait for the others              and tries again, at growing intervals
+================= ===================================== ==================================================
+
+So a try costs at most ``gang_s`` of all machines but one, and tries are 1, 2, 4 and then 8 times ``gang_s`` apart.
+Static machines cost the same in any case; a wait that ``max_wait`` allows is the user's choice.
+"""
+
+from __future__ import annotations
+
+from spotkeeper.contract.job import pools_of
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Hold, Node
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.provisioning import offers
+from spotkeeper.reconcile.decide.snapshot import admitted
+from spotkeeper.reconcile.select.offers import time_of_day
+
+SELDOM = 8  # times gang_s between two tries, at most
+
+# -- why a node has no machine
+
+
+def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
+    """Record why this node gets no machine and since when, and let refused offers expire.
+
+    ``capped``: models with offers that were not refused but exceed the stack's caps. Returns whether the caps are the
+    only obstacle.
+    """
+    node = draft.nodes[index]
+    if node.cur is not None:
+        return False
+    if machine := location.bound(draft, index):
+        why = location.only(draft, index)
+        say(draft, index, f"waiting for static machine {machine}: {why}; to go on without it: {draft.record.go_back()}")
+        return False
+    if not capped and not _buys(draft):
+        say(draft, index, "waiting for a static machine: all are in use or down")
+        return False
+    sold_out = not capped or (capped == {Model.ON_DEMAND} and _sold_out(draft, node))
+    if not sold_out:
+        say(draft, index, "waiting: the stack's pools are at their caps, or the stack at its limits")
+        return True
+    if not capped and node.refused and draft.now >= node.refused_at + draft.times.cold_s:
+        draft.put(index, refused=())
+    why = _no_quota(draft, node) or _above_max_price(draft) or _no_offers(draft, bool(capped))
+    until = on_demand_from(draft, index)
+    say(draft, index, why if until is None else f"{why}; on-demand from {time_of_day(until)} at the latest")
+    if draft.record.dry_since is None:
+        draft.set(dry_since=draft.now)
+    return False
+
+
+def say(draft: Draft, index: int, reason: str) -> None:
+    """Record and log why a node waits, if the reason is new."""
+    if draft.nodes[index].cur is None and draft.record.reason != reason:
+        draft.set(reason=reason)
+        draft.log(Event.REFUSED, f"wait.v{draft.before.ver + 1}", node=index, cause="wait", detail=reason)
+
+
+def on_demand_from(draft: Draft, index: int) -> float | None:
+    """Return when on-demand joins the node's offers, virtual unix seconds; None: it is among them, or never joins."""
+    node = draft.nodes[index]
+    return offers.selection(draft, node, offers.home_zone(draft, node)).until
+
+
+def _buys(draft: Draft) -> bool:
+    """Whether the job may have machines other than static ones."""
+    spec = draft.snapshot.spec
+    return spec is not None and any(pool.kind != "static" for pool in pools_of(spec, draft.snapshot.stack))
+
+
+def _sold_out(draft: Draft, node: Node) -> bool:
+    """Whether the zone refused this node spot recently, so that only on-demand is left."""
+    spot = f"/{Model.SPOT.value}"
+    return draft.now < node.refused_at + draft.times.cold_s and any(key.endswith(spot) for key in node.refused)
+
+
+def _no_quota(draft: Draft, node: Node) -> str:
+    """Return a text on the used-up quota and where to raise it; "" if the cloud refused for capacity."""
+    stack = draft.snapshot.stack
+    if not node.quota:
+        return ""
+    page = f"https://console.cloud.google.com/iam-admin/quotas?project={stack.project}"
+    if stack.cloud == "aws":
+        page = f"https://{stack.region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
+    return f"waiting for quota: {node.quota}; raise it at {page}"
+
+
+def _above_max_price(draft: Draft) -> str:
+    """Return a text on the price of the cheapest spot machine if that exceeds the job's ``max_price``; otherwise ""."""
+    spec, zone = draft.snapshot.spec, offers.bound_to(draft)
+    if spec is None or spec.max_price is None or spec.policy == "on-demand":
+        return ""
+    told = {(one.pool, one.zone): one.price for one in draft.snapshot.market if one.model is Model.SPOT}
+    prices = [
+        usd
+        for pool in pools_of(spec, draft.snapshot.stack)
+        if pool.kind == "spot"
+        for at, listed in pool.prices.items()
+        if zone in (None, at) and (usd := told.get((pool.name, at)) or listed.spot) is not None
+    ]
+    least = min(prices, default=0.0)
+    if least <= spec.max_price:
+        return ""
+    cheapest = f"the cheapest spot machine in {zone or 'its pools'} costs ${least:.2f} an hour"
+    return f"waiting: max_price is ${spec.max_price:g}, and {cheapest}"
+
+
+def _no_offers(draft: Draft, capped: bool) -> str:
+    """Return why no offer is left: all were refused, or a limit leaves only spot. ``capped``: a limit of the stack."""
+    spec, where = draft.snapshot.spec, offers.bound_to(draft) or "any zone"
+    if offers.out_of_pools(draft):
+        return f"waiting: zone {where} was removed from the job's pools, so it moves as soon as it can"
+    if capped:
+        return f"waiting for spot capacity in {where}: the pools' max_on_demand are in use"
+    if spec is None or spec.max_on_demand is None or spec.policy == "spot" or offers.on_demand_left(draft) > 0:
+        return f"waiting for capacity in {where}"
+    if spec.policy == "on-demand":
+        return f"waiting: the job's own max_on_demand is {spec.max_on_demand}"
+    return f"waiting for spot capacity in {where}: the job's own max_on_demand is {spec.max_on_demand}"
+
+
+# -- all or nothing
+
+
+def trains(draft: Draft) -> bool:
+    return draft.record.gen > 0 and not draft.record.stop
+
+
+def forgo(draft: Draft) -> None:
+    """Withdraw this pass's requests for grants, if the caps have no room for all machines that the gang lacks."""
+    spec = draft.snapshot.spec
+    missing = [grant for grant in draft.wanted if draft.nodes[grant.node].cur is None]
+    there = sum(draft.nodes[index].cur is not None for index in draft.filled())
+    if spec is not None and not trains(draft) and there + len(missing) < min(spec.size().min, draft.size()):
+        draft.forgo(missing)
+
+
+def give_back(draft: Draft) -> None:
+    """Hold the job and give back all machines, if some have waited too long for the rest. It tries again later."""
+    record, times = draft.record, draft.times
+    if trains(draft) or record.move is not None or record.pause or draft.wanted or draft.snapshot.blind:
+        return
+    vacant = [index for index in draft.filled() if draft.nodes[index].cur is None]
+    if not vacant or draft.snapshot.draining:
+        return
+    there = len(vacant) < draft.size()
+    if (record.short_since is not None) is not there:  # a change of zone does not end it: the machines are paid for
+        draft.set(short_since=draft.now if there else None)
+    slots = (node.cur for node in draft.nodes)
+    count = sum(slot is not None and admitted(slot) and slot.model is not Model.STATIC for slot in slots)
+    since = draft.record.short_since
+    if since is None or not count or draft.now < since + times.gang_s:
+        return
+    until = draft.now + times.gang_s * min(SELDOM, 2**record.hold_count)
+    if (at := on_demand_from(draft, vacant[0])) is not None:
+        if draft.snapshot.spec is not None and draft.snapshot.spec.max_wait is not None:
+            return
+        until = min(until, at)
+    told = f"{count} machine{'s' * (count > 1)} that waited with it given back"
+    draft.hold(Hold.CAPACITY, f"{record.reason or 'no capacity'}; {told}", until=until)

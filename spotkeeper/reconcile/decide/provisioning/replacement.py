@@ -1,0 +1,232 @@
+"""Make before break: requests a ``next`` for machines that will go, should be replaced, or boot slowly.
+
+**Replacement.** A node whose machine has a notice, a planned end or a replacement reason gets a ``next`` in its zone
+at once. The gang saves and stops when the successors stand by, or when the time left is the measured time of a save
+plus a margin; then one write promotes.
+
+**Backup**, as in a hedged request:
+
+=============== ================ =======================================================================
+cur             next             then
+=============== ================ =======================================================================
+INTENT, slow    none             ``next`` becomes an intent for the same zone and machine type
+INTENT          ADMITTED         ``next`` is promoted; the slow machine never joined, and is deleted
+ADMITTED        any              ``next`` is dropped, and deleted
+dead or refused any              ``next`` takes over in the state it is in (``slots.replace_cur``)
+=============== ================ =======================================================================
+
+Neither of the two is a member yet, so the later one loses no work. A backup needs its grant and counts as a launch;
+half of the hour's launches are reserved for losses. A boot is slow once it takes longer than 95 % of starts of a gang
+of this size, by the boots that the market has seen in the pool (for an overtaken machine, the time that it was waited
+for). With too few boots seen, only the boot deadline counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log
+
+from spotkeeper.contract.record import BACKUP, Node, Slot, SlotState
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import limits
+from spotkeeper.reconcile.decide.provisioning import machine_health, offers, reservations, slots
+from spotkeeper.reconcile.decide.snapshot import admitted
+
+VOLUNTARY = ("spot", "on-demand", machine_health.STRAGGLER)  # replacement reasons that no user requested
+
+
+def step(draft: Draft) -> None:
+    if location.costs_nothing(draft):
+        machine_health.swap_straggler(draft, calm=not any(needed(node) or node.probing for node in draft.nodes))
+        _back_to_spot(draft)
+    elif not draft.record.stop:
+        for index, node in enumerate(draft.nodes):
+            if node.replace_reason in VOLUNTARY:
+                draft.put(index, replace_reason=None)
+    for index, node in enumerate(draft.nodes):
+        if node.next is not None and not _serves(draft, node):
+            slots.drop_next(draft, index)
+    if draft.record.pause or draft.record.move is not None:
+        return
+    _stop(draft)
+    _promote(draft)
+    for index in draft.filled():
+        node = draft.nodes[index]
+        if needed(node) and node.next is None:
+            reservations.fill(draft, index, "next")
+    _back_up(draft)
+
+
+def _serves(draft: Draft, node: Node) -> bool:
+    """Whether this node's ``next`` is still needed."""
+    return needed(node) or node.probing or backed(node) or _moves_there(draft, node.next)
+
+
+def needed(node: Node) -> bool:
+    """Whether the node's admitted machine has a notice, a planned end or a replacement reason."""
+    cur = node.cur
+    return cur is not None and (node.replace_reason is not None or goes(cur)) and admitted(cur)  # rare first
+
+
+def _moves_there(draft: Draft, slot: Slot | None) -> bool:
+    """Whether the gang moves to this machine's zone, so that the machine waits for the node's disk."""
+    return slot is not None and draft.record.move is not None and slot.zone == draft.record.move.zone
+
+
+def goes(slot: Slot) -> bool:
+    """Whether a slot's machine will go soon, by a notice or the end of its longest run."""
+    return slot.notice is not None or slot.ends is not None
+
+
+def _back_to_spot(draft: Draft) -> None:
+    """After an on-demand fallback, replace on-demand machines if spot may be available or a static machine is idle."""
+    record, spec = draft.record, draft.snapshot.spec
+    if record.stop or not record.gen or spec is None or spec.policy not in ("balanced", "spot", "shuffle"):
+        return
+    if draft.now < record.fallback_until or draft.now < record.gen_since + draft.times.settle_s or record.roll:
+        return
+    if record.pause or record.move or any(needed(node) or node.probing for node in draft.nodes):
+        return
+    for index, node in enumerate(draft.nodes):
+        if node.cur is None or node.cur.model is not Model.ON_DEMAND:
+            continue
+        if offers.warm_spot(draft, index) or offers.idle_machine(draft, index):
+            draft.put(index, replace_reason="spot", refused=())
+
+
+def _stop(draft: Draft) -> None:
+    record = draft.record
+    if not record.gen:
+        return
+    needs = [node for node in draft.nodes if needed(node)]
+    deadlines = [at for node in needs if (at := _deadline(draft, node)) is not None]
+    if record.stop:
+        if deadlines:  # a stop without hurry becomes urgent
+            draft.halt(max(draft.now, min(deadlines)), "notice")
+        return
+    standing = [node for node in needs if node.next is not None and node.next.state is SlotState.ADMITTED]
+    waiting = [node for node in needs if node not in standing and (node.next is not None or _may_come(node))]
+    urgent = bool(deadlines) and draft.now >= machine_health.urgent(draft, min(deadlines))
+    if not urgent and (not standing or waiting):
+        return
+    limit = draft.now + draft.save_s() + draft.times.stop_s
+    cut = any(node.cur is not None and node.cur.cut for node in needs)
+    draft.halt(max(draft.now, min([*deadlines, limit])), "loss" if cut else _why(needs, bool(deadlines)))
+
+
+def _why(needs: list[Node], pressed: bool) -> str:
+    """Return the cause of a stop, for the ledger. ``pressed``: a machine has a deadline."""
+    if all(node.cur is not None and machine_health.planned(node.cur) for node in needs):
+        return machine_health.MAX_RUN
+    return "notice" if pressed else "swap"
+
+
+def _deadline(draft: Draft, node: Node) -> float | None:
+    """Return the deadline of the node's notice; None without a notice, or long after its deadline.
+
+    A machine that outlived its deadline would otherwise stop the gang in every pass; its successor still comes.
+    """
+    notice = None if node.cur is None else node.cur.notice
+    return None if notice is None or draft.now >= notice + draft.times.stop_s else notice
+
+
+def _may_come(node: Node) -> bool:
+    """Whether a stop waits for a successor not requested yet: the machine will go, and no offer was refused."""
+    return node.cur is not None and goes(node.cur) and not node.refused
+
+
+def _promote(draft: Draft) -> None:
+    """Promote each admitted ``next`` whose ``cur`` does not train: it was no member yet, or has saved and stopped."""
+    halted = draft.record.stop and draft.halted()
+    for index, node in enumerate(draft.nodes):
+        following = node.next
+        if following is None or following.state is not SlotState.ADMITTED or node.cur is None:
+            continue
+        if backed(node):
+            slots.overtaken(draft, index, node.cur)
+            continue
+        if not needed(node) or (node.cur.state is SlotState.MEMBER and not halted):
+            continue
+        if location.may_follow(draft, index, following.machine):
+            draft.promote(index, following.cause or "notice")
+        else:  # it does not have what was saved meanwhile
+            slots.drop_next(draft, index)
+
+
+# -- backups
+
+
+def backed(node: Node) -> bool:
+    """Whether ``next`` is a backup of ``cur``: both boot, and the first to be up takes the node."""
+    cur, following = node.cur, node.next
+    if cur is None or following is None or cur.state is not SlotState.INTENT:
+        return False
+    return following.cause == BACKUP and following.zone == cur.zone
+
+
+def _back_up(draft: Draft) -> None:
+    """Request a backup of every machine that boots slowly, if the gang waits only for boots."""
+    slow = [(index, at) for index, slot in _booting(draft) if (at := _slow_at(draft, index, slot)) is not None]
+    vacant = any(draft.nodes[index].cur is None for index in draft.filled())
+    if vacant or draft.now < draft.record.limits.closed_until:
+        return
+    for index, at in slow:
+        if draft.now > at and limits.spare(draft, [index]):
+            reservations.backup(draft, index, offers.beside(draft, index), _told(draft, index))
+
+
+def due(draft: Draft) -> Iterator[float]:
+    """Yield when each boot in progress will count as slow, virtual unix seconds."""
+    for index, slot in _booting(draft):
+        at = _slow_at(draft, index, slot)
+        if at is not None and at >= draft.now:
+            yield at + draft.times.soon_s
+
+
+def _booting(draft: Draft) -> Iterator[tuple[int, Slot]]:
+    """Yield the listed dynamic machines that have sent no hello and have no backup, by node.
+
+    A machine that stopped before its hello is not among them: ``slots`` replaced it earlier in this pass.
+    """
+    for index in draft.filled():
+        node = draft.nodes[index]
+        cur = node.cur
+        if cur is None or cur.state is not SlotState.INTENT or cur.machine is not None or node.next is not None:
+            continue
+        if draft.queries.vm(index, cur) is not None:
+            yield index, cur
+
+
+def _slow_at(draft: Draft, index: int, slot: Slot) -> float | None:
+    """Return when a machine's boot counts as slow, virtual unix seconds; None: too few boots were observed."""
+    usual = _usual_s(draft, slot.pool)
+    return None if usual is None else _since(draft, index, slot) + usual
+
+
+def _since(draft: Draft, index: int, slot: Slot) -> float:
+    """Return the start of a machine's boot: the cloud's creation time if listed, otherwise the intent's."""
+    vm = draft.queries.vm(index, slot)
+    return slot.since if vm is None else vm.created or slot.since
+
+
+def _usual_s(draft: Draft, pool: str) -> float | None:
+    """Return within how many seconds all boots of a gang of this size end in 95 % of starts; None: too few observed.
+
+    If boot times have an exponential tail, the slowest of n boots is below p95 + ln(n) (p95 - median) / ln(10) as
+    often as one boot is below p95. Without this correction every start of a large gang would request backups.
+    """
+    seen = next((one for one in draft.snapshot.market if one.pool == pool and one.slow_boot_s is not None), None)
+    if seen is None or seen.slow_boot_s is None or seen.boot_s is None:
+        return None
+    tail_s = (seen.slow_boot_s - seen.boot_s) / log(10)
+    return seen.slow_boot_s + tail_s * log(draft.size())
+
+
+def _told(draft: Draft, index: int) -> str:
+    slot = draft.nodes[index].cur
+    assert slot is not None
+    age_s = draft.now - _since(draft, index, slot)
+    usual_s = _usual_s(draft, slot.pool) or 0.0
+    return f"attempt {slot.attempt} has been booting for {age_s:.0f} s; 95 % of starts take at most {usual_s:.0f} s"

@@ -1,0 +1,277 @@
+"""Requests machines: chooses the start zone, then the grant, then the intent; burns numbers of unwanted attempts.
+
+Only ``_take`` writes intents. ``plan`` makes the next allocation document: it adds the grants that this pass wants, and
+drops those whose machine is gone or whose static machine released them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spotkeeper.contract.allocation import Allocation, Grant, resource
+from spotkeeper.contract.cloud import Offer
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import BACKUP, PROBE, Node, Phase, Slot, SlotState
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import limits
+from spotkeeper.reconcile.decide.provisioning import machine_health, offers, pending
+
+SWAP = "swap to spot"  # the cause of an attempt
+
+
+def step(draft: Draft) -> None:
+    """Request machines for the vacant nodes, the highest first, so that static machines get the highest nodes."""
+    if not draft.nodes and draft.snapshot.spec is not None:
+        draft.set(nodes=(Node(),) * draft.snapshot.spec.size().max)
+    record = draft.record
+    if record.phase is not Phase.RUN or record.move is not None or record.pause or draft.snapshot.spec is None:
+        return
+    if any(draft.nodes[index].cur is None for index in draft.filled()):
+        if not draft.snapshot.blind:
+            _start_zone(draft)
+        vacant = [i for i in reversed(draft.filled()) if draft.nodes[i].cur is None and not _left_out(draft, i)]
+        capped = [fill(draft, index, "cur") for index in vacant]
+        if any(capped):
+            pending.forgo(draft)
+
+
+# -- the zone in which a gang starts, and starts over while it has no data
+
+
+def _start_zone(draft: Draft) -> None:
+    """Choose one zone for the gang, unless it spreads: that of an idle static machine, or of the best offer.
+
+    Before its first generation the gang has no data, so it may still leave a zone that refused all spot offers, or
+    go to an idle static machine.
+    """
+    record, spec = draft.record, draft.snapshot.spec
+    assert spec is not None
+    if spec.spread:
+        return
+    if not record.gen and not any(node.cur for node in draft.nodes) and (zone := _idle_zone(draft)) is not None:
+        _settle(draft, zone)
+        return
+    pinned = any(node.cur is not None and node.cur.machine for node in draft.nodes)
+    if record.zone is not None and (record.gen or pinned or not _all_refused(draft)):
+        return
+    best = offers.choices(draft, offers.gang_as_node(draft), None)
+    if best and best[0].offer.zone != record.zone:
+        _settle(draft, best[0].offer.zone)
+
+
+def _idle_zone(draft: Draft) -> str | None:
+    """Return the zone of an idle static machine in which a gang without machines should start; None: no change.
+
+    The gang may have chosen its zone while the static machine was busy or down. If a zone has too few static machines
+    for the whole gang, it counts only if it has offers for the rest, since the gang is bound to it then.
+    """
+    record, nodes = draft.record, draft.nodes
+    live = [one for one in draft.queries.own_grants() if one.node < len(nodes) and one.attempt > nodes[one.node].top]
+    ours = {grant.resource for grant in live}  # granted in this round and not taken yet
+    machines = offers.static(draft, None)
+    zones = [o.zone for o in machines if resource(o) in ours or draft.tally.room(draft.snapshot.stack, o)]
+    if record.zone in zones or not zones:
+        return None
+    refused = set(offers.gang_as_node(draft).refused)
+    if record.zone is None or zones.count(zones[-1]) >= draft.size():
+        return zones[-1]
+    rest = offers.choices(draft, Node(), zones[-1])
+    return zones[-1] if any(choice.offer.key() not in refused for choice in rest) else None
+
+
+def _all_refused(draft: Draft) -> bool:
+    """Whether some vacant node was recently refused every spot offer of the gang's zone."""
+    for node in draft.nodes:
+        if node.cur is None and node.refused:
+            models = (Model.SPOT,) if _spot_somewhere(draft, node) else ()
+            if not offers.choices(draft, node, draft.record.zone, models):
+                return True
+    return False
+
+
+def _spot_somewhere(draft: Draft, node: Node) -> bool:
+    spec = draft.snapshot.spec
+    return spec is not None and spec.policy != "on-demand" and bool(offers.choices(draft, node, None, (Model.SPOT,)))
+
+
+def _settle(draft: Draft, zone: str) -> None:
+    """Start the whole gang in this zone: give up machines elsewhere, and burn the numbers of their blank disks."""
+    moved = draft.record.zone is not None
+    draft.set(zone=zone)
+    if not moved:
+        return
+    for index, node in enumerate(draft.nodes):
+        if node.cur is not None and node.cur.zone != zone:
+            draft.vacate(index, "stockout")
+        draft.put(index, disk=node.disk_top + 1, disk_top=node.disk_top + 1, cause="stockout")
+    draft.log(Event.MOVE, f"v{draft.before.ver + 1}", cause="stockout", detail=f"starting in {zone} instead")
+
+
+# -- intents
+
+
+def _left_out(draft: Draft, index: int) -> bool:
+    """Whether a generation trains without this node and will not stop for it, so that its machine would idle."""
+    record = draft.record
+    trains = record.gen > 0 and not record.stop and index not in record.members
+    return trains and draft.nodes[index].cause != "resize" and not location.costs_nothing(draft)
+
+
+def burn(draft: Draft) -> None:
+    """Burn the attempt numbers of grants that are not wanted now (raise ``top``), before the grants are released."""
+    for grant in draft.queries.own_grants():
+        if grant.node >= len(draft.nodes):
+            continue
+        node = draft.nodes[grant.node]
+        if grant.attempt > node.top and grant not in draft.wanted:
+            draft.put(grant.node, top=grant.attempt)
+
+
+def fill(draft: Draft, index: int, which: str) -> bool:
+    """Write an intent if its grant exists, otherwise request the grant. Returns whether only the caps forbid that."""
+    if draft.snapshot.draining or draft.snapshot.spec is None:
+        return False
+    if draft.snapshot.blind:
+        why = "waiting: stack/allocation (who has which machine) is unreadable: spotkeeper repair allocation"
+        pending.say(draft, index, why)
+        return False
+    if why := limits.bars(draft, index):
+        limits.tell(draft, index, why)
+        return False
+    options = offers.open_to(draft, index, which)
+    allowed = location.may_take if which == "cur" else location.may_follow
+    home = [offer for offer in options if allowed(draft, index, offer.machine)]
+    if location.covered(draft) and which == "cur":
+        options = [*home, *(offer for offer in options if offer not in home)]  # others fetch it from the bucket
+    elif home or not location.given_up(draft):
+        options = home
+    return _take(draft, index, which, options)
+
+
+def probe(draft: Draft, index: int, offer: Offer) -> None:
+    """Request a probe: a machine that tests an offer and uses the node's ``next`` (``zone_probe``)."""
+    _take(draft, index, "next", [offer], PROBE)
+
+
+def backup(draft: Draft, index: int, options: list[Offer], why: str) -> None:
+    """Request a second machine beside one that boots slowly (``replacement``)."""
+    if not (draft.snapshot.draining or draft.snapshot.blind or limits.bars(draft, index)):
+        _take(draft, index, "next", options, BACKUP, why)
+
+
+def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str = "", why: str = "") -> bool:
+    attempt = draft.nodes[index].top + 1
+    while (grant := draft.queries.grant(index, attempt)) is not None:
+        found = next((offer for offer in options if resource(offer) == grant.resource), None)
+        if found is not None:
+            _intent(draft, index, which, attempt, found, cause or _cause(draft.nodes[index], which, found), why)
+            return False
+        draft.put(index, top=attempt)  # the offer is gone: burn the number
+        attempt += 1
+    for offer in options:
+        if draft.tally.room(draft.snapshot.stack, offer):
+            draft.want(Grant(draft.record.job, index, attempt, resource(offer), draft.now))
+            return False
+    return pending.nothing(draft, index, {offer.model for offer in options if offer.machine is None})
+
+
+def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer, cause: str, why: str = "") -> None:
+    """Write an intent, which fixes zone, model and pool of the attempt before any call (rule 8)."""
+    slot = Slot(
+        attempt=attempt,
+        state=SlotState.INTENT,
+        pool=offer.pool,
+        zone=offer.zone,
+        model=offer.model,
+        since=draft.now,
+        machine=offer.machine,
+        cause=cause,
+    )
+    draft.put(index, top=attempt, zone=draft.nodes[index].zone if cause == PROBE else offer.zone)
+    draft.install(index, which, slot)
+    if offer.machine is None:
+        limits.launched(draft, index)
+    if offer.model is Model.ON_DEMAND and draft.snapshot.spec and draft.snapshot.spec.policy != "on-demand":
+        draft.fall_back("no spot in the zone")
+    key = f"r{index}.a{attempt}"
+    why = why or _why(draft, offer)
+    pool = draft.snapshot.stack.pool(offer.pool)
+    listed = pool.prices.get(offer.zone) if pool is not None else None
+    prices = {"price": offer.price, "on_demand": listed.on_demand if listed is not None else None}
+    draft.log(Event.INTENT, key, node=index, slot=slot, cause=cause, detail=why, **prices)
+
+
+def _why(draft: Draft, offer: Offer) -> str:
+    """Return the reason for this offer, for people; the ledger and ``status`` show it."""
+    return offer.machine or draft.whys.get(offer.key(), "").partition(": ")[2]
+
+
+def _cause(node: Node, which: str, offer: Offer) -> str:
+    if which == "cur":
+        return node.cause
+    if node.cur is not None and machine_health.planned(node.cur):
+        return f"swap at {machine_health.MAX_RUN}"
+    if node.cur is not None and node.cur.notice is not None:
+        return "loss" if node.cur.cut else "notice"
+    if node.replace_reason == machine_health.STRAGGLER:
+        return machine_health.STRAGGLER_SWAP
+    return SWAP if offer.model is Model.SPOT and node.replace_reason == "spot" else "swap"
+
+
+# -- the allocation document
+
+
+def plan(draft: Draft) -> tuple[Allocation | None, tuple[Entry, ...]]:
+    """Return the next allocation (None: no change), and a GONE entry for each grant that it drops."""
+    drop = [grant for grant in draft.queries.own_grants() if _over(draft, grant)]
+    if not drop and not draft.wanted:
+        return None, ()
+    return draft.snapshot.allocation.changed(draft.wanted, drop), tuple(_gone(draft, grant) for grant in drop)
+
+
+def _gone(draft: Draft, grant: Grant) -> Entry:
+    """Return the ledger entry for a released grant, with the times for the bill that the cloud reports, if it does."""
+    ran = draft.queries.ran.get((grant.node, grant.attempt)) if grant.machine is None else None
+    return Entry(
+        at=draft.now,
+        id=f"{Event.GONE.value}.r{grant.node}.a{grant.attempt}",
+        event=Event.GONE,
+        gen=draft.record.gen,
+        node=grant.node,
+        attempt=grant.attempt,
+        pool=grant.pool,
+        detail=grant.resource,
+        started=(ran.started or None) if ran else None,
+        ended=(ran.ended or None) if ran else None,
+    )
+
+
+def _over(draft: Draft, grant: Grant) -> bool:
+    """Whether a grant's attempt is over and its machine gone, released (static) or removed from the stack (static)."""
+    live = [s.attempt for nodes in (draft.before.nodes, draft.nodes) for s in live_slots(nodes, grant.node)]
+    ended = draft.before.phase in (Phase.END, Phase.DONE)
+    if grant.attempt in live or (grant.attempt > _written_top(draft, grant) and not ended):
+        return False
+    facts = draft.queries.facts.get((grant.node, grant.attempt), ())
+    if grant.machine is not None:
+        return any(fact.kind is Kind.DROPPED for fact in facts) or draft.queries.removed(grant.machine)
+    return draft.queries.complete and not draft.queries.vms.get((grant.node, grant.attempt))
+
+
+def _written_top(draft: Draft, grant: Grant) -> int:
+    """Return the node's ``top`` in the written record.
+
+    Another round may still write the intent of a number that only this draft has burnt.
+    """
+    if grant.node < len(draft.before.nodes):
+        return draft.before.nodes[grant.node].top
+    return 0 if grant.node < len(draft.nodes) else grant.attempt
+
+
+def live_slots(nodes: Sequence[Node], index: int) -> list[Slot]:
+    if index >= len(nodes):
+        return []
+    return [slot for slot in (nodes[index].cur, nodes[index].next) if slot is not None]

@@ -1,0 +1,379 @@
+"""Ranks the offers to try next, each with its reason. Pure.
+
+``decide()`` calls :func:`select` for jobs, ``player.py`` for ``spotkeeper policy`` and for replays. It applies the rule
+(:func:`rule.plan`) to a stack's offers and their observations. The job's policies: ``balanced`` (the default) takes
+spot in the order of its expected worth, then on-demand (during an on-demand fallback on-demand first), but on-demand
+not before ``max_wait``; with a deadline the rule decides when to wait. ``spot`` and ``on-demand`` buy nothing else.
+``shuffle`` mixes the zones once per job, tries them in that order, waits, and starts over. No policy takes spot at or
+above the on-demand price of the same machine.
+
+Spotkeeper does not know how much faster a more expensive machine type is. So if a job may use several, an hour of its
+work is worth the on-demand price of the cheapest; spot that costs more comes after that.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from spotkeeper.contract.cloud import Offer
+from spotkeeper.contract.job import JobSpec, pools_of, start_s
+from spotkeeper.contract.market import Guess
+from spotkeeper.contract.stack import Model, PoolState, StackState
+from spotkeeper.reconcile.select.rule import RULE, Go, JobState, Plan, Rule, SpotZone, Work, guessed, plan, weigh
+from spotkeeper.reconcile.select.zone_history import Track, common
+from spotkeeper.reconcile.store.interface import OfferHistory
+
+HOUR_S = 3600.0
+FAR_H = 24.0  # the work left, if unknown
+AMPLE_H = 1e6  # the slack without a deadline
+NO_GUESS = Guess()
+
+
+@dataclass(frozen=True)
+class RankedOffer:
+    """An offer and the reason for its place in the order, in one line."""
+
+    offer: Offer
+    why: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The offers, best first; if a machine runs, only better ones.
+
+    Attributes:
+        until: when on-demand joins them, virtual unix seconds; None: it is among them, or never will be.
+        leaves: the machine that runs costs more than on-demand, so the job leaves it for any of them.
+        probe: offers whose availability is worth knowing.
+    """
+
+    choices: tuple[RankedOffer, ...]
+    until: float | None = None
+    leaves: bool = False
+    probe: tuple[Offer, ...] = ()
+
+
+class MoveCost(NamedTuple):
+    """The cost of moving the checkpoint to a zone, in addition to a start: seconds, and USD in total."""
+
+    s: float
+    usd: float = 0.0
+
+
+HERE = MoveCost(0.0)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A job's running machine, and for how long it has run. ``offer``: the key of its offer."""
+
+    model: Model
+    offer: str
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Need:
+    """A machine that a job needs, with the known market.
+
+    Attributes:
+        zone: the only zone allowed, or None.
+        models: models allowed; () leaves them to the job's policy.
+        refused: keys of offers refused since the need arose.
+        fallback: an on-demand fallback is on: on-demand first, spot after it.
+        on_demand_left: how many more on-demand machines the job may have.
+        cold_s: how long a refused offer stays cold, whichever job it was refused to.
+        salt: seeds the shuffle; the job's uid.
+        runs: the machine that an offer must be better than; None: no machine runs.
+        work: None: unknown.
+        move_costs: by zone, except for the zone of the checkpoint.
+        there: keys of offers whose machines have booted and wait: their boot costs nothing any more.
+        since: when the wait began from which ``max_wait_s`` counts.
+        hung_s: how long a machine that never boots is waited for; a deadline must allow for one.
+        save_s: the measured time of a save.
+        begin_s: the measured time from a generation to its first step; None: the job has not begun yet.
+        attempt_s: the delay that a refused offer causes.
+        tick_s: the longest time until the next call.
+    """
+
+    now: float
+    zone: str | None = None
+    models: tuple[Model, ...] = ()
+    refused: frozenset[str] = frozenset()
+    fallback: bool = False
+    on_demand_left: int = 0
+    market: tuple[OfferHistory, ...] = ()
+    cold_s: float = 180.0
+    salt: str = ""
+    runs: Runs | None = None
+    work: Work | None = None
+    move_costs: Mapping[str, MoveCost] = field(default_factory=dict)
+    there: frozenset[str] = frozenset()
+    since: float = 0.0
+    max_wait_s: float | None = None
+    hung_s: float = 0.0
+    save_s: float = 20.0
+    begin_s: float | None = None
+    attempt_s: float = 30.0
+    tick_s: float = 60.0
+
+    @property
+    def dated(self) -> bool:
+        """Whether the job's slack is limited: it must be done, or be on-demand, by a certain time."""
+        return self.work is not None and self.work.slack_h is not None
+
+
+@dataclass(frozen=True)
+class _Market:
+    """The observations, by offer."""
+
+    need: Need
+    listed: dict[tuple[str, str], float]  # on-demand price by pool and zone
+    worth: float  # USD of an hour of work: the on-demand price of what runs, or of the cheapest machine allowed
+    rule: Rule
+    seen: dict[tuple[str, str, Model], OfferHistory] = field(default_factory=dict)
+    usual: dict[str, Guess] = field(default_factory=dict)  # by pool, the mean of the cloud's estimates, field by field
+
+    @classmethod
+    def observed(cls, spec: JobSpec, need: Need, stack: StackState, rule: Rule) -> _Market:
+        listed = {(pool.name, zone): price.on_demand for pool in stack.pools for zone, price in pool.prices.items()}
+        seen = {(m.pool, m.zone, m.model): m for m in need.market}
+        return cls(need, listed, _worth(spec, need, stack, listed), rule, seen, _usual(need.market))
+
+    def on_demand_price(self, offer: Offer) -> float:
+        """Return the on-demand price of the same machine, USD per hour."""
+        return self.listed.get((offer.pool, offer.zone)) or 1.0
+
+    def costly(self, offer: Offer) -> bool:
+        """Whether another allowed machine type costs less on-demand than this spot machine."""
+        return offer.price >= self.worth
+
+    def of(self, offer: Offer) -> OfferHistory | None:
+        return self.seen.get((offer.pool, offer.zone, offer.model))
+
+    def cold(self, offer: Offer) -> bool:
+        seen = self.of(offer)
+        return seen is not None and seen.denied_at > 0 and self.need.now - seen.denied_at < self.need.cold_s
+
+
+def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[str, str], float]) -> float:
+    if need.runs is not None:
+        pool, zone, *_ = need.runs.offer.split("/")
+        if usd := listed.get((pool, zone)):
+            return usd
+    dynamic = [pool.name for pool in pools_of(spec, stack) if pool.kind != "static"]
+    here = (usd for (pool, zone), usd in listed.items() if pool in dynamic and need.zone in (None, zone) and usd > 0)
+    return min(here, default=1.0)
+
+
+def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
+    """Order the dynamic offers, best first. Refused ones are left out; cold ones come last within their model.
+
+    Spot that is cold, or whose expected life is not worth a start, comes after on-demand: a new request is free,
+    waiting is not.
+    """
+    market = _Market.observed(spec, need, stack, rule)
+    every = list(_offers(spec, stack, need, market))
+    offers = [offer for offer in every if offer.key() not in need.refused]
+    spot = [offer for offer in offers if offer.model is Model.SPOT]
+    demand = sorted((o for o in offers if o.model is Model.ON_DEMAND), key=lambda o: (market.cold(o), o.price, o.key()))
+    if spec.policy == "shuffle":
+        return _shuffled([offer for offer in spot if offer.price < market.on_demand_price(offer)], demand, need)
+    here = need.runs.offer if need.runs is not None else ""
+    warm = [offer for offer in spot if offer.key() == here or not market.cold(offer)]
+    zones = {offer.key(): _zone(offer, market) for offer in warm}
+    chosen = plan(_job_state(need, warm, market), tuple(zones.values()), rule)
+    by_key = {offer.key(): offer for offer in spot}
+    steps = [(by_key[step.zone], step.why) for step in chosen.steps if step.go is Go.SPOT]
+    mean = common([zone.track for zone in zones.values()], rule.shape.weight)
+    good = tuple(
+        RankedOffer(offer, f"{_where(offer)}: {why}{_guess_why(zones[offer.key()], mean)}") for offer, why in steps
+    )
+    last = tuple(RankedOffer(offer, _demand_why(offer, spec, need, chosen)) for offer in demand)
+    probe = tuple(by_key[key] for key in chosen.probe)
+    if need.runs is not None:
+        leaves = any(step.go is Go.ON_DEMAND for step in chosen.steps)
+        return Selection((*good, *last) if leaves else good, leaves=leaves, probe=probe)
+    taken = {offer.key() for offer, _ in steps}
+    cheap = [offer for offer in spot if offer.price < market.on_demand_price(offer)]
+    order = _by_worth(cheap, market) if len(cheap) > len(taken) else []
+    rest = tuple(RankedOffer(offer, _rest_why(offer, market)) for offer in order if offer.key() not in taken)
+    patience_s = _patience_s(need, chosen) if any(offer.model is Model.SPOT for offer in every) else 0.0
+    if demand and patience_s > 0:  # under a deadline the job waits for better spot
+        return Selection((*good, *(() if need.dated else rest)), need.now + patience_s, probe=probe)
+    costly = [RankedOffer(offer, _costly_why(offer)) for offer in cheap if market.costly(offer)]
+    least = min((choice.offer.price for choice in costly), default=math.inf)
+    soon = tuple(choice for choice in last if choice.offer.price < least)
+    late = sorted((*costly, *(choice for choice in last if choice not in soon)), key=lambda choice: choice.offer.price)
+    before = (soon, good) if need.fallback and not need.dated else (good, soon)
+    return Selection((*before[0], *before[1], *rest, *late))
+
+
+def _patience_s(need: Need, chosen: Plan) -> float:
+    """Return how many seconds on-demand stays out of the offers: with a deadline by the rule, at most ``max_wait``."""
+    patience = chosen.patience_h * HOUR_S if need.dated else 0.0 if need.max_wait_s is None else math.inf
+    if need.max_wait_s is None:
+        return patience
+    return min(patience, need.max_wait_s - max(0.0, need.now - need.since))
+
+
+def _by_worth(spot: list[Offer], market: _Market) -> list[Offer]:
+    by_key = {offer.key(): offer for offer in sorted(spot, key=lambda offer: (offer.price, offer.key()))}
+    zones = tuple(_zone(offer, market) for offer in by_key.values())
+    order = [by_key[zone.id] for _, _, _, zone in weigh(_job_state(market.need, spot, market), zones, market.rule)]
+    return sorted(order, key=market.cold)
+
+
+def _job_state(need: Need, offers: list[Offer], market: _Market) -> JobState:
+    """Convert the need to the rule's input. Without a deadline the slack is ample."""
+    boots = [seen.boot_s for offer in offers if (seen := market.of(offer)) and seen.boot_s is not None]
+    restart = start_s(max(boots, default=None), need.begin_s, need.save_s) / HOUR_S
+    work, runs = need.work or Work(FAR_H, None), need.runs
+    slack = {"slack_h": AMPLE_H} if work.slack_h is None else {}
+    return JobState(
+        **vars(work) | slack,
+        now_h=need.now / HOUR_S,
+        restart_h=restart,
+        move_h=max(0.0, need.hung_s / HOUR_S - restart),
+        attempt_h=need.attempt_s / HOUR_S,
+        tick_h=need.tick_s / HOUR_S,
+        running=None if runs is None else Go.SPOT if runs.model is Model.SPOT else Go.ON_DEMAND,
+        age_h=0.0 if runs is None else runs.age_s / HOUR_S,
+        zone="" if runs is None else runs.offer,
+    )
+
+
+def _zone(offer: Offer, market: _Market) -> SpotZone:
+    seen, worth, cost = market.of(offer), market.worth, market.need.move_costs.get(offer.zone, HERE)
+    track = Track.of(seen.watch if seen is not None else None, market.rule.shape)
+    if seen is not None and seen.refused_at:
+        track.see(seen.refused_at / HOUR_S, False)
+    booted_s = (seen.boot_s or 0.0) if seen is not None and offer.key() in market.need.there else 0.0
+    move_h = (cost.s - booted_s) / HOUR_S
+    return SpotZone(offer.key(), offer.price / worth, track, move_h, cost.usd / worth, _hazard_factor(offer, market))
+
+
+def _hazard_factor(offer: Offer, market: _Market) -> float:
+    """Return the factor, 0.5 to 2, by which the cloud's own estimate changes the prior hazard of a zone.
+
+    The estimate is compared only with those of the pool's other zones, since a cloud rates some machine types low
+    everywhere.
+    """
+    seen = market.of(offer)
+    own = seen.guess if seen is not None and seen.guess is not None else NO_GUESS
+    zones = market.usual.get(offer.pool, NO_GUESS)
+    worse = [
+        usual - mine
+        for word in Guess.__struct_fields__
+        if (mine := getattr(own, word)) is not None and (usual := getattr(zones, word)) is not None
+    ]
+    return 2.0 ** (sum(worse) / len(worse)) if worse else 1.0
+
+
+def _usual(market: Iterable[OfferHistory]) -> dict[str, Guess]:
+    by_pool: dict[str, list[Guess]] = defaultdict(list)
+    for seen in market:
+        if seen.guess is not None:
+            by_pool[seen.pool].append(seen.guess)
+    words = Guess.__struct_fields__
+    return {pool: Guess(*(_mean(getattr(one, word) for one in of) for word in words)) for pool, of in by_pool.items()}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _shuffled(spot: list[Offer], demand: list[Offer], need: Need) -> Selection:
+    def place(offer: Offer) -> tuple[int, float, str]:
+        return zlib.crc32(f"{need.salt}/{offer.zone}".encode()), offer.price, offer.key()
+
+    rows = [RankedOffer(offer, f"{_where(offer)}: the job shuffles its zones") for offer in sorted(spot, key=place)]
+    waited = max(0.0, need.now - need.since)
+    if need.max_wait_s is not None and waited < need.max_wait_s and demand:
+        return Selection(tuple(rows), need.since + need.max_wait_s)
+    after = sorted(demand, key=place)
+    return Selection((*rows, *(RankedOffer(offer, f"{_where(offer)}: no zone has spot") for offer in after)))
+
+
+def _models(spec: JobSpec, need: Need) -> tuple[Model, ...]:
+    if need.models:
+        return need.models
+    if spec.policy == "spot":
+        return (Model.SPOT,)
+    if spec.policy == "on-demand":
+        return (Model.ON_DEMAND,)
+    return (Model.SPOT, Model.ON_DEMAND)
+
+
+def _offers(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> Iterator[Offer]:
+    for pool in pools_of(spec, stack):
+        if pool.kind == "static":
+            continue
+        for zone in pool.zones:
+            if need.zone not in (None, zone):
+                continue
+            for model in _models(spec, need):
+                if model is Model.ON_DEMAND and (need.on_demand_left <= 0 or pool.max_on_demand <= 0):
+                    continue
+                runs = need.runs is not None and need.runs.offer == Offer(pool.name, zone, model, 0.0).key()
+                # The machine that runs stays in the comparison when it has become dearer than max_price.
+                price = _price(pool, zone, model, market, None if runs else spec.max_price)
+                if price is not None:
+                    yield Offer(pool.name, zone, model, price)
+
+
+def _price(pool: PoolState, zone: str, model: Model, market: _Market, most: float | None) -> float | None:
+    """Return the offer's price, USD per machine-hour; None if it does not exist, or is spot above ``most``."""
+    listed = pool.prices.get(zone)
+    if listed is None:
+        return None
+    observed = market.seen.get((pool.name, zone, model))
+    price = observed.price if observed is not None and observed.price is not None else listed.of(model)
+    if price is None or model is not Model.SPOT:
+        return price
+    return price if price >= 0.0 and listed.on_demand > 0 and (most is None or price <= most) else None
+
+
+# -- reasons
+
+
+def _where(offer: Offer) -> str:
+    return f"{offer.model.value} in {offer.zone} at ${offer.price:.3f}/h"
+
+
+def _guess_why(zone: SpotZone, mean: float) -> str:
+    """Return a text on how the cloud's own estimate changes the choice; "" if hardly."""
+    believed, seen = guessed(zone, mean)
+    if abs(believed - seen) < 0.05:
+        return ""
+    return f"; the cloud's estimate makes it {believed:.1f} times the usual losses instead of {seen:.1f}"
+
+
+def _rest_why(offer: Offer, market: _Market) -> str:
+    if market.cold(offer):
+        return f"{_where(offer)}: refused in the last {market.need.cold_s:.0f} s, so it comes last"
+    return f"{_where(offer)}: its expected life is not worth a start"
+
+
+def _costly_why(offer: Offer) -> str:
+    return f"{_where(offer)}: another pool costs less on-demand, so it comes after that"
+
+
+def _demand_why(offer: Offer, spec: JobSpec, need: Need, chosen: Plan) -> str:
+    if spec.policy == "on-demand":
+        return f"{_where(offer)}: the job's policy"
+    if need.dated or need.runs is not None or (chosen.steps and chosen.steps[0].go is Go.ON_DEMAND):
+        return f"{_where(offer)}: {chosen.why}"
+    return f"{_where(offer)}: {'on-demand fallback' if need.fallback else 'no spot that is worth a start is available'}"
+
+
+def time_of_day(at: float) -> str:
+    """Format a time as ``14:20 UTC``, rounded by half a second, so that rounding errors do not change the text."""
+    return datetime.fromtimestamp(at + 0.5, timezone.utc).strftime("%H:%M UTC")

@@ -1,0 +1,281 @@
+"""The selection rule: chooses spot, on-demand or waiting, and the zone; each step with its reason. Pure.
+
+``decide()`` applies it to real zones, ``spotkeeper policy`` and the replay to recorded ones. All times are hours;
+prices are shares of the on-demand price, so an hour of work is worth 1. A launch on spot is worth its expected work,
+less the cost of its expected life and of the move; a launch that follows on-demand must also pay for the way back.
+``docs/selection.md`` explains the parts and what each is worth on recorded markets.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from spotkeeper.reconcile.select.zone_history import SHAPE, Expected, HazardShape, Track, common, expected, factor
+
+USUAL_START_H = 0.2
+WHOLE = 1.0  # on-demand's price
+
+
+class Go(str, Enum):
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    KEEP = "keep"  # the machine that runs
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One step of a plan. ``why``: one line for people; ``worth``: on-demand hours saved per hour of it."""
+
+    go: Go
+    zone: str = ""
+    why: str = ""
+    worth: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps in order of preference; no step means wait. ``why``: the reason for the order as a whole.
+
+    ``probe``: zones worth probing. ``patience_h``: how many hours on-demand stays out of the steps if nothing changes.
+    """
+
+    steps: tuple[Proposal, ...]
+    why: str
+    probe: tuple[str, ...] = ()
+    patience_h: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpotZone:
+    """A zone with an offer of spot.
+
+    Attributes:
+        move_h, move_price: what moving the checkpoint there takes, less the boot of machines that already wait there.
+        hazard_factor: the cloud's own estimate of the hazard, from a half to twice; 1 without an estimate.
+    """
+
+    id: str
+    price: float
+    track: Track
+    move_h: float = 0.0
+    move_price: float = 0.0
+    hazard_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job's progress, in hours.
+
+    Attributes:
+        left_h, done_h: its work.
+        slack_h: the time until its deadline, less the work left; None: no deadline.
+        planned_h: the slack it would have, had it kept to its schedule from the start.
+        excess_h: what it has cost beyond on-demand for the work that is done, in on-demand hours.
+        delay_price: None: the slack ends with a deadline. Otherwise it ends when on-demand is due anyway, and an hour
+            of waiting until then costs this many on-demand hours.
+    """
+
+    left_h: float
+    slack_h: float | None
+    planned_h: float = 0.0
+    done_h: float = 0.0
+    excess_h: float = 0.0
+    delay_price: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState(Work):
+    """A job's progress and its machine: ``running`` is SPOT, ON_DEMAND or None, for ``age_h``; ``zone``: its offer."""
+
+    slack_h: float
+    now_h: float
+    restart_h: float
+    move_h: float
+    attempt_h: float
+    tick_h: float
+    running: Go | None = None
+    age_h: float = 0.0
+    zone: str = ""
+
+    @property
+    def late(self) -> float:
+        """Return the slack, hours, needed for a failed start on spot and a start on on-demand after it."""
+        return 2.0 * self.restart_h + self.move_h
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The parameters, fitted on recorded markets (``docs/selection.md``: how, and how far they hold on others)."""
+
+    shape: HazardShape = SHAPE
+    wait_left: float = 0.14  # wait while the slack exceeds this share of the work left ...
+    wait_planned: float = 0.22  # ... plus this share of the planned slack ...
+    wait_ticks: float = 1.0  # ... plus so many ticks
+    leave_left: float = 0.04  # leave on-demand only with this share of the work left as slack ...
+    leave_restarts: float = 2.0  # ... plus so many restarts
+    caution: float = 1.5  # multiplies the estimated hazard: a life estimated too long costs a restart
+    back: float = 1.5  # the way back to on-demand costs so many restarts
+    least: float = -0.25  # worth an hour from which an idle job launches; a launch also observes the zone
+    cheaper_by: float = 0.05  # another zone must be cheaper than the present one by this ...
+    better: float = 0.1  # ... and worth more by this an hour
+    switch_left: float = 0.1  # slack required for that, as a share of the work left
+    probe_every_h: float = 0.5  # while the job runs on-demand
+    stay_restarts: float = 0.0  # least stay on-demand; worth nothing where lives are predicted
+    by_age: bool = True  # the switches turn parts off, to measure what each is worth
+    by_losses: bool = True
+    by_restart: bool = True
+    switches: bool = True
+    hope: float = 0.15  # spot may lose this share of the whole work, plus a restart; then on-demand to the end
+    gives_up: bool = True  # without a deadline, go on-demand where spot is so rare that waiting costs more
+
+
+RULE = Rule()
+
+
+def plan(job: JobState, zones: tuple[SpotZone, ...], rule: Rule = RULE) -> Plan:
+    """Return what to do until the next tick."""
+    if job.running is Go.SPOT:
+        return _on_spot(job, zones, rule)
+    if _hopeless(job, rule):
+        why = f"on-demand to the end: spot has cost {job.excess_h:.1f} h more than it was worth"
+        go = Go.ON_DEMAND if job.running is None else Go.KEEP
+        return Plan((Proposal(go, job.zone, why),), why)
+    must = _must(job, len(zones))
+    if job.running is Go.ON_DEMAND:
+        return _on_demand(job, zones, rule, must)
+    return _idle(job, zones, rule, must)
+
+
+def _must(job: JobState, zones: int) -> bool:
+    """Whether on-demand has to start now to meet the deadline, counted in whole ticks."""
+    need = job.left_h + job.late + zones * job.attempt_h
+    left = job.slack_h + job.left_h
+    return math.ceil(need / job.tick_h - 1e-9) >= math.floor(left / job.tick_h + 1e-9)
+
+
+def _hopeless(job: JobState, rule: Rule) -> bool:
+    """Whether spot has lost as much money as it may, so that the rest of the job runs on-demand at a known cost."""
+    return job.excess_h > rule.hope * (job.done_h + job.left_h) + job.restart_h
+
+
+def weigh(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> list[tuple[float, float, Expected, SpotZone]]:
+    """Return for each zone, best first: worth per hour, worth in total, expected life, zone.
+
+    Spot at or above the on-demand price is left out.
+    """
+    shape = rule.shape
+    mean = common([zone.track for zone in zones], shape.weight) if rule.by_losses else 1.0
+    rows = []
+    for zone in zones:
+        if not zone.price < WHOLE:
+            continue
+        scale = factor(zone.track, mean * zone.hazard_factor, shape.weight) if rule.by_losses else 1.0
+        age = zone.track.age_h(job.now_h) if rule.by_age else 0.5
+        start = (job.restart_h if rule.by_restart else USUAL_START_H) + zone.move_h
+        life = expected(shape, age, rule.caution * scale, start, max(job.left_h, 0.01))
+        worth = life.work_h - zone.price * life.hours - zone.move_price
+        rows.append((worth / life.hours, worth, life, zone))
+    rows.sort(key=lambda row: -row[0])
+    return rows
+
+
+def guessed(zone: SpotZone, mean: float, rule: Rule = RULE) -> tuple[float, float]:
+    """Return a zone's estimated hazard with and without the cloud's estimate, relative to the usual hazard.
+
+    With more observations of the zone the two converge. ``mean``: of all zones (``zone_history.common``).
+    """
+    return factor(zone.track, mean * zone.hazard_factor, rule.shape.weight), factor(zone.track, mean, rule.shape.weight)
+
+
+def _on_spot(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> Plan:
+    """Plan for a job on spot: stay, unless another zone is cheaper by more than a start and its risk cost.
+
+    If its spot costs more than on-demand, the job leaves while it has time, since such a price may last.
+    """
+    here = next((zone for zone in zones if zone.id == job.zone), None)
+    stay = Proposal(Go.KEEP, job.zone, "spot runs")
+    if here is None:
+        return Plan((stay,), "spot runs")
+    room = 2.0 * job.restart_h + rule.switch_left * job.left_h
+    moves = rule.switches and job.slack_h > room and not (_must(job, len(zones)) or _hopeless(job, rule))
+    steps = _cheaper(job, here, zones, rule) if moves else []
+    if here.price > WHOLE and job.slack_h > job.restart_h + 2.0 * job.tick_h:
+        why = f"spot costs {here.price:.0%} of on-demand"
+        return Plan((*steps, Proposal(Go.ON_DEMAND, "", why)), why)
+    return Plan((*steps, stay), "a cheaper zone is worth a start" if steps else "spot runs")
+
+
+def _cheaper(job: JobState, here: SpotZone, zones: tuple[SpotZone, ...], rule: Rule) -> list[Proposal]:
+    """Propose zones worth leaving this one for. If this one costs more than on-demand, they must beat on-demand."""
+    if all(zone.price >= here.price - rule.cheaper_by for zone in zones):
+        return []
+    saves = max(0.0, WHOLE - here.price)
+    return [
+        Proposal(Go.SPOT, zone.id, f"{zone.price:.0%} of on-demand instead of {here.price:.0%}", rate)
+        for rate, _, _, zone in weigh(job, zones, rule)
+        if zone.price < here.price - rule.cheaper_by and rate > saves + rule.better
+    ]
+
+
+def _on_demand(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: bool) -> Plan:
+    """Plan for a job on on-demand: stay until a zone is worth more than the way there and back, with time for both."""
+    keep = Proposal(Go.KEEP, job.zone, "on-demand runs")
+    room = 2.0 * job.restart_h
+    if must or job.slack_h <= room:
+        return Plan((keep,), _pressed(job))
+    steps: list[Proposal] = []
+    stayed = job.age_h >= rule.stay_restarts * job.restart_h
+    if stayed and job.slack_h > rule.leave_restarts * job.restart_h + rule.leave_left * job.left_h:
+        steps = [
+            Proposal(Go.SPOT, zone.id, _promise(life, zone), rate)
+            for rate, worth, life, zone in weigh(job, zones, rule)
+            if worth > rule.back * job.restart_h
+        ]
+    asked = {step.zone for step in steps}
+    probe = tuple(
+        zone.id for zone in zones if zone.id not in asked and job.now_h - zone.track.seen_h >= rule.probe_every_h - 1e-9
+    )
+    why = "spot is worth the way there and back" if steps else "no zone is worth the way there and back"
+    return Plan((*steps, keep), why, probe)
+
+
+def _idle(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: bool) -> Plan:
+    if must:
+        why = _pressed(job)
+        return Plan((Proposal(Go.ON_DEMAND, "", why),), why)
+    steps = [
+        Proposal(Go.SPOT, zone.id, _promise(life, zone), rate)
+        for rate, _, life, zone in weigh(job, zones, rule)
+        if rate > rule.least
+    ]
+    patience, why = _patience(job, zones, rule)
+    if patience <= 0:
+        return Plan((*steps, Proposal(Go.ON_DEMAND, "", why)), why)
+    asked = {step.zone for step in steps}
+    return Plan(tuple(steps), why, tuple(zone.id for zone in zones if zone.id not in asked), patience)
+
+
+def _patience(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> tuple[float, str]:
+    """Return how many hours to wait while no spot is available, and the reason."""
+    need = rule.wait_ticks * job.tick_h + rule.wait_left * job.left_h + rule.wait_planned * job.planned_h
+    if job.slack_h <= need:
+        return 0.0, f"on-demand if no spot is available: {job.slack_h:.1f} h of slack, {need:.1f} h needed"
+    if job.delay_price is not None and rule.gives_up and zones:
+        best = max(zones, key=lambda zone: zone.track.share)
+        share = best.track.share
+        if best.price + job.delay_price * (1.0 - share) / share > 1.0:
+            return 0.0, f"on-demand if no spot is available: the best zone has spot {share:.0%} of the time"
+    return job.slack_h - need, f"wait for spot: {job.slack_h:.1f} h of slack, {need:.1f} h needed"
+
+
+def _pressed(job: JobState) -> str:
+    late_h = job.restart_h - job.slack_h
+    if late_h > 0:
+        return f"on-demand; the deadline will be missed by {late_h:.1f} h"
+    return f"on-demand to meet the deadline: {job.slack_h:.1f} h more than the work needs"
+
+
+def _promise(life: Expected, zone: SpotZone) -> str:
+    return f"{zone.price:.0%} of on-demand, expected to last {life.hours:.1f} h"

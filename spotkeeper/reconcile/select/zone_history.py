@@ -1,0 +1,288 @@
+"""Estimates how long spot lasts in a zone, from the usual hazard by age and from observations of the zone. Pure.
+
+:class:`HazardShape` has the losses per hour by the time since spot became available in a zone: after six hours it is
+twenty times safer than a new one. It was fitted on all recorded markets. :class:`Track` scales it by a zone's own
+losses, with a gamma prior worth ``HazardCurve.weight`` losses whose mean comes from all zones of the job. ``fold`` and
+``now`` make tracks of a pool's observations. Only spot counts, and only what the cloud did: a machine that a job gave
+up had been available until then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.market import (
+    HOUR_S,
+    LOST_ANNOUNCED,
+    LOST_SILENTLY,
+    NEVER_JOINED,
+    Alive,
+    MarketPast,
+    Observation,
+    Watch,
+)
+from spotkeeper.contract.stack import Model
+
+LEAST = 1e-4  # a smaller survival probability counts as 0
+TOGETHER_H = 1.1  # two observations of a zone that is up, no further apart, belong to one spell
+JUST_H = 0.05  # the age of a zone that is up, if nothing says since when
+UNKNOWN_H = 1.0  # the age of a zone without an observation
+MOST_HIDDEN = 0.95
+HALF_H = 48.0  # an observation of this age counts half
+GHOST_H = 7 * 24.0  # a machine whose end nobody reported for so long is forgotten
+BOOTS = 60  # boots remembered a pool
+FEW_BOOTS = 10  # fewer have no 95th percentile
+LONGEST_BOOT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class HazardShape:
+    """Losses per hour by age: ``hazard[i]`` until the age ``until_h[i]`` hours, the last value without end."""
+
+    until_h: tuple[float, ...] = (0.5, 2.0, 6.0, 24.0, math.inf)
+    hazard: tuple[float, ...] = (1.2, 0.6, 0.2, 0.1, 0.03)
+    weight: float = 2.0  # losses that the prior is worth
+
+    def losses(self, start_h: float, end_h: float) -> float:
+        """Return the expected losses of a machine between two ages, hours."""
+        total, begin = 0.0, 0.0
+        for until, hazard in zip(self.until_h, self.hazard, strict=True):
+            low, high = max(begin, start_h), min(until, end_h)
+            if high > low:
+                total += (high - low) * hazard
+            if until >= end_h:
+                break
+            begin = until
+        return total
+
+
+SHAPE = HazardShape()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The expectation for a launch: hours until it is lost or done, and the hours of work among them."""
+
+    hours: float
+    work_h: float
+
+
+def expected(shape: HazardShape, age_h: float, factor: float, start_h: float, left_h: float) -> Expected:
+    """Return the expected life of a launch in a zone of this age, whose hazard is ``factor`` times the usual.
+
+    Args:
+        start_h: its start-up, without work.
+        left_h: the work left; later hours are of no use.
+
+    Survival is exp(-factor x cumulative hazard), integrated piece by piece.
+    """
+    end = left_h + start_h
+    hours = work = at = 0.0
+    survival = 1.0
+    for until, hazard in zip(shape.until_h, shape.hazard, strict=True):
+        stop = min(end, until - age_h)
+        while at < stop and survival > LEAST:
+            to = min(stop, start_h) if at < start_h else stop
+            rate = hazard * factor * (to - at)
+            part = math.exp(-rate)
+            area = survival * (to - at) * ((1.0 - part) / rate if rate > 1e-9 else 1.0)
+            hours += area
+            if at >= start_h:
+                work += area
+            survival *= part
+            at = to
+        if at >= end or survival <= LEAST:
+            break
+    return Expected(hours, work)
+
+
+class Track:
+    """Availability of spot in one zone as observed: by launches, refusals, losses, probes and running machines.
+
+    ``up`` is the state at ``seen_h``, None before the first observation. Hours of any clock that only rises; an
+    observation older than the newest is ignored, so a clock that jumps back does no harm.
+    """
+
+    __slots__ = ("exposure", "losses", "observed_h", "seen_h", "shape", "since_h", "up", "up_h")
+
+    def __init__(self, shape: HazardShape) -> None:
+        self.shape = shape
+        self.up: bool | None = None
+        self.seen_h = -math.inf
+        self.since_h = 0.0  # while it is up, since when
+        self.losses = 0.0
+        self.exposure = 0.0  # losses that the shape predicts for the observed time
+        self.observed_h = 0.0
+        self.up_h = 0.0  # of ``observed_h``
+
+    @classmethod
+    def of(cls, watch: Watch | None, shape: HazardShape = SHAPE) -> Track:
+        """Restore a track stored as ``watch``; an empty one for None. Invalid negative numbers become 0."""
+        track = cls(shape)
+        if watch is not None and watch.up is not None:
+            track.up, track.seen_h, track.since_h = watch.up, watch.seen_h, watch.since_h
+            track.losses, track.exposure = max(0.0, watch.losses), max(0.0, watch.exposure)
+            track.observed_h, track.up_h = max(0.0, watch.observed_h), max(0.0, watch.up_h)
+        return track
+
+    def watch(self, zone: str) -> Watch:
+        if self.up is None:
+            return Watch(zone)
+        return Watch(zone, self.up, self.seen_h, self.since_h, self.losses, self.exposure, self.observed_h, self.up_h)
+
+    def fade(self, share: float) -> None:
+        """Multiply the weight of all observations so far by ``share``."""
+        self.losses *= share
+        self.exposure *= share
+        self.observed_h *= share
+        self.up_h *= share
+
+    def see(self, at_h: float, up: bool, *, watched: bool = False) -> None:
+        """Add an observation. ``watched``: a machine ran since the last one, so no loss in between was missed."""
+        if at_h <= self.seen_h:
+            return
+        gap = at_h - self.seen_h
+        one_spell = self.up is True and (watched or gap <= TOGETHER_H)
+        whole = gap if watched and self.up is not None else min(gap, 1.0)
+        if one_spell:
+            age = self.seen_h - self.since_h
+            losses = self.shape.losses(age, age + gap)
+            self.exposure += losses if up else losses / 2
+            self.losses += not up
+        if up and not one_spell:
+            self.since_h = at_h - (min(gap, 1.0) / 2 if self.up is False else JUST_H)
+        self.observed_h += whole
+        self.up_h += whole * up
+        self.up, self.seen_h = up, at_h
+
+    def unhide(self) -> None:
+        """Correct ``losses``, after hourly observations, for losses between them.
+
+        A zone that is up ``share`` of the time and flips at random is seen to fall with probability
+        ``(1 - share)(1 - exp(-rate))`` an hour; this solves for ``rate``.
+        """
+        if self.losses <= 0 or self.up_h <= 0:
+            return
+        seen = self.losses / max(1.0, self.up_h)
+        share = min(MOST_HIDDEN, seen / max(0.05, 1.0 - self.up_h / self.observed_h))
+        self.losses *= -math.log(1.0 - share) / share
+
+    def age_h(self, now_h: float) -> float:
+        """Return how long spot has been available in the zone, hours, if it is available now."""
+        if self.up is None:
+            return UNKNOWN_H
+        gap = max(0.0, now_h - self.seen_h)
+        if self.up and gap <= TOGETHER_H:
+            return now_h - self.since_h
+        return JUST_H if self.up else min(gap, 1.0) / 2
+
+    @property
+    def share(self) -> float:
+        """Return the share of the observed time in which the zone was up; 0.5 without observations."""
+        return (self.up_h + 0.5) / (self.observed_h + 1.0)
+
+
+def common(tracks: list[Track], weight: float) -> float:
+    """Return the losses in all these zones together, relative to what the shape predicts."""
+    losses = sum(track.losses for track in tracks)
+    return (weight + losses) / (weight + sum(track.exposure for track in tracks))
+
+
+def factor(track: Track, mean: float, weight: float) -> float:
+    """Return the losses in one zone, relative to what the shape predicts, drawn towards ``mean`` with this weight."""
+    return (weight * mean + track.losses) / (weight + track.exposure)
+
+
+# -- a pool's history, folded hour by hour
+
+
+@dataclass(frozen=True)
+class Boots:
+    """A pool's boot times from insertion to hello, seconds; None: too few boots."""
+
+    median_s: float | None
+    p95_s: float | None
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Boots:
+        ordered = sorted(seconds)
+        p95_s = ordered[math.ceil(0.95 * len(ordered)) - 1] if len(ordered) >= FEW_BOOTS else None
+        return cls(median(ordered) if ordered else None, p95_s)
+
+
+def fold(past: MarketPast, observations: Iterable[Observation], hour: int) -> MarketPast:
+    """Extend ``past`` to ``hour`` (exclusive). Folding the same hours always gives the same result."""
+    if hour <= past.hour:
+        return past
+    pool = _Pool(past, observations, hour * HOUR_S)
+    for track in pool.tracks.values():
+        track.fade(0.5 ** ((hour - past.hour) / HALF_H))
+    zones = tuple(track.watch(zone) for zone, track in sorted(pool.tracks.items()))
+    alive = tuple(one for _, one in sorted(pool.alive.items()) if hour - one.since_h < GHOST_H)
+    return MarketPast(past.pool, hour, zones, alive, tuple(pool.boots[-BOOTS:]))
+
+
+def now(past: MarketPast, observations: Iterable[Observation], at: float) -> tuple[dict[str, Watch], Boots]:
+    """Return each observed zone's history until ``at``, and the pool's boots.
+
+    ``observations``: of the hours from ``past.hour`` on; earlier ones are ignored.
+    """
+    pool = _Pool(past, observations, math.nextafter(at, math.inf))
+    for one in pool.alive.values():
+        if at / HOUR_S - one.since_h < GHOST_H:
+            pool.track(one.zone).see(at / HOUR_S, True, watched=True)
+    return {zone: track.watch(zone) for zone, track in pool.tracks.items()}, Boots.of(pool.boots[-BOOTS:])
+
+
+class _Pool:
+    """Tracks, living machines and boots of a pool: those of ``past``, and later observations before ``until``."""
+
+    def __init__(self, past: MarketPast, observations: Iterable[Observation], until: float) -> None:
+        self.tracks = {watch.zone: Track.of(watch) for watch in past.zones}
+        self.alive = {one.machine: one for one in past.alive}
+        self.boots = list(past.boots_s)
+        fresh = (one for one in observations if past.hour * HOUR_S <= one.at < until)
+        for one in sorted(fresh, key=lambda one: (one.at, one.machine)):
+            self._take(one, one.at / HOUR_S)
+
+    def track(self, zone: str) -> Track:
+        return self.tracks.setdefault(zone, Track.of(None))
+
+    def _take(self, one: Observation, at_h: float) -> None:
+        if one.event is Event.ADMITTED:
+            self._came(one, at_h)
+        elif one.event is Event.REFUSED:
+            if one.cause == "capacity" and one.model is Model.SPOT:
+                self.track(one.zone).see(at_h, False)
+        elif one.machine in self.alive:
+            self._lived(one, at_h)
+        elif one.event is Event.LOSS and one.cause == NEVER_JOINED:
+            self._booted(one)
+
+    def _booted(self, one: Observation) -> None:
+        """Add a boot; for a machine that its backup overtook, the time until then, although its boot would take longer.
+
+        Without these the slowest boots would be missing, the 95th percentile would sink, and more and more machines
+        would get backups. Other machines that never joined (they died or hung) have no ``started`` and do not count.
+        """
+        if one.started is not None and 0.0 <= one.at - one.started < LONGEST_BOOT_S:
+            self.boots.append(one.at - one.started)
+
+    def _came(self, one: Observation, at_h: float) -> None:
+        self._booted(one)
+        if one.model is Model.SPOT:
+            self.track(one.zone).see(at_h if one.started is None else min(at_h, one.started / HOUR_S), True)
+            self.alive[one.machine] = Alive(one.machine, one.zone, at_h)
+
+    def _lived(self, one: Observation, at_h: float) -> None:
+        """Add an event of a machine. A notice counts as its loss; a machine given up was available until then."""
+        taken = one.event is Event.NOTICE or (
+            one.event is Event.LOSS and one.cause in (*LOST_ANNOUNCED, *LOST_SILENTLY)
+        )
+        self.track(self.alive[one.machine].zone).see(at_h, not taken, watched=True)
+        if one.event in (Event.LOSS, Event.GONE):
+            del self.alive[one.machine]

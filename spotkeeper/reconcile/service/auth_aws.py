@@ -1,0 +1,118 @@
+"""Authentication on AWS: the caller that IAM has verified for the function's URL.
+
+The URL's ``AuthType`` is ``AWS_IAM``, so Lambda has checked the signature and says in the request's context who
+signed; no header or body can say it. A node signs with its instance profile, and the session name of such
+credentials *is* the instance id. That is sound only while the nodes' role can be assumed by EC2 alone (its
+trust policy), because whoever assumes a role otherwise chooses the session's name.
+
+Source: AWS, "Lambda function URL payload format 2.0", ``requestContext.authorizer.iam``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from msgspec import Struct
+
+from spotkeeper.contract.cloud import Listing, Vm
+from spotkeeper.contract.names import parse_vm_name
+from spotkeeper.reconcile.service.auth import AuthError, Caller
+
+_ROLE_SESSION = re.compile(
+    r"arn:(?P<partition>aws[-a-z]*):sts::(?P<account>[0-9]{12}):assumed-role/"
+    r"(?P<role>[A-Za-z0-9+=,.@_-]{1,64})/(?P<session>[A-Za-z0-9+=,.@_-]{2,64})\Z"
+)
+_PRINCIPAL = re.compile(r"arn:aws[-a-z]*:iam::(?P<account>[0-9]{12}):(?P<kind>user|role)/(?:.*/)?(?P<name>[^/]+)\Z")
+_INSTANCE = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})\Z")
+_ROLE_ID = "AROA"  # prefix of unique ids of roles; a node has no user's or federated id
+_TEMPORARY = "ASIA"  # prefix of sessions' access keys
+
+
+class Iam(Struct, frozen=True, rename="camel"):
+    """The fields of ``requestContext.authorizer.iam`` that are read."""
+
+    account_id: str = ""
+    user_arn: str = ""
+    user_id: str = ""
+    caller_id: str = ""
+    access_key: str = ""
+
+
+class Listed(Struct, frozen=True):
+    """A machine of the stack as the cloud lists it."""
+
+    uid: str
+    name: str
+    zone: str
+
+
+def instance(iam: Iam | None, account: str, node_role: str) -> str:
+    """Return the instance id of the machine that signed the request.
+
+    Args:
+        account: the stack's, 12 digits.
+        node_role: ARN of the nodes' role; its path, if it has one, is not part of a session's ARN.
+
+    Raises:
+        AuthError: the request is not signed, or not by a machine of the stack.
+    """
+    if iam is None:
+        raise AuthError("no caller of IAM's: is the function URL's AuthType AWS_IAM?")
+    session = _ROLE_SESSION.match(iam.user_arn)
+    role = _PRINCIPAL.match(node_role)
+    if session is None or role is None or role["kind"] != "role":
+        raise AuthError("no session of a role")
+    if not account or {session["account"], role["account"], iam.account_id} != {account}:
+        raise AuthError("another account")
+    if session["role"] != role["name"]:
+        raise AuthError("another role")
+    name = session["session"]
+    if not _INSTANCE.match(name):
+        raise AuthError("no session of an instance profile")
+    ids = {iam.user_id, iam.caller_id}
+    if len(ids) != 1 or not iam.user_id.startswith(_ROLE_ID) or not iam.user_id.endswith(f":{name}"):
+        raise AuthError("ids that are not those of the session")
+    if not iam.access_key.startswith(_TEMPORARY):
+        raise AuthError("not the key of a session")
+    return name
+
+
+def is_instance(text: str) -> bool:
+    """Return whether the text has the form of an instance id."""
+    return _INSTANCE.match(text) is not None
+
+
+def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
+    """Return the operator that signed the request; ``allowed``: ARNs of users and of roles (in any session).
+
+    Raises:
+        AuthError: the request is not signed, or by another caller.
+    """
+    if iam is None:
+        raise AuthError("no caller of IAM's: is the function URL's AuthType AWS_IAM?")
+    session = _ROLE_SESSION.match(iam.user_arn)
+    found = ("role", session["account"], session["role"]) if session else _principal(iam.user_arn)
+    if found is None or found[1] != iam.account_id or found not in {_principal(arn) for arn in allowed}:
+        raise AuthError("not an invoker")
+    return Caller(iam.user_arn)
+
+
+def nodes_of(listing: Listing, stack: str) -> dict[str, Listed]:
+    """Return a listing's machines that are proven to be the stack's, by id.
+
+    Its name says which attempt of which node it is; an adapter lists a machine only where labels and name
+    agree. Two machines of one id, or a name of another stack, prove nothing.
+    """
+    times = Counter(vm.uid for vm in listing.vms)
+    return {vm.uid: Listed(vm.uid, vm.name, vm.zone) for vm in listing.vms if times[vm.uid] == 1 and is_ours(vm, stack)}
+
+
+def is_ours(vm: Vm, stack: str) -> bool:
+    owned = parse_vm_name(vm.name)
+    return not vm.job if owned is None else (owned.stack, *owned[1:]) == (stack, vm.job, vm.node, vm.attempt)
+
+
+def _principal(arn: str) -> tuple[str, str, str] | None:
+    found = _PRINCIPAL.match(arn)
+    return (found["kind"], found["account"], found["name"]) if found else None

@@ -1,0 +1,304 @@
+"""The function's HTTP interface: paths, authentication, sizes, and the form of answers.
+
+``functions-framework --target main`` with a ``main.py`` that imports :func:`main` (a source file of this
+one's name would hide the standard library's ``http``). Paths: the package's docstring.
+
+Every request is checked in this order: path and method, size, identity, body; then the work. A refusal has one shape,
+``{"error": <word>}``, and repeats nothing of the request.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace as replace_struct
+
+from spotkeeper.contract.names import JOB_ID
+from spotkeeper.reconcile.service.request_body import (
+    STATUS,
+    BodyError,
+    Refusal,
+    Request,
+    RequestRefusedError,
+    job_of_event,
+    parse,
+    read_body,
+)
+from spotkeeper.reconcile.service.rounds import Rounds, Ticked, Visit
+from spotkeeper.reconcile.service.runtime import Runtime, settings_from_env, spare_the_collector
+
+if TYPE_CHECKING:
+    from spotkeeper.contract.generation import Sync, SyncReply
+    from spotkeeper.contract.stack import StackState
+    from spotkeeper.reconcile.controller.document import Speaker
+    from spotkeeper.reconcile.controller.intake import Accepted
+    from spotkeeper.reconcile.service.auth import Caller, Who
+    from spotkeeper.reconcile.store.interface import Store
+
+_OURS = re.compile(r"/v1/(?:sync|tick|event|health|notify/[a-z0-9]{8})\Z")
+BOOT = re.compile(r"[-a-z0-9]{1,64}\Z")
+
+log = logging.getLogger("spotkeeper.http")
+
+Answer = tuple[bytes, int, dict[str, str]]
+HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class Empty(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a tick or a notification."""
+
+
+class Notified(Struct, frozen=True):
+    """``ended``: see ``reconcile_job.Ended``; ``busy`` also where this process was at it."""
+
+    ended: str
+    rounds: int = 0
+
+
+def main(request: Request) -> Answer:
+    """Answer a request: the entry point of ``functions-framework``."""
+    return _app().handle(request)
+
+
+@cache
+def _app() -> HttpApp:
+    from spotkeeper.reconcile.service.logging_json import setup
+
+    setup()
+    spare_the_collector()
+    return HttpApp(Runtime(settings_from_env()))
+
+
+class HttpApp(Rounds):
+    """The app that answers all requests of one process."""
+
+    def handle(self, request: Request) -> Answer:
+        """Answer one request; never raises."""
+        started = time.monotonic()
+        visit = self.visit()
+        headers = dict(HEADERS)
+        try:
+            body, status = self._route(request, visit), 200
+        except RequestRefusedError as error:
+            body, status = {"error": error.refusal.value}, STATUS[error.refusal]
+            visit.note["reason"] = str(error)
+            if error.allow:
+                headers["Allow"] = error.allow
+        except Exception as error:
+            # The outermost handler: the caller gets one word, the log the rest.
+            refusal = _refusal_of(error)
+            body, status = {"error": refusal.value}, STATUS[refusal]
+            visit.note["reason"] = f"{type(error).__name__}: {error}"
+            if refusal is Refusal.INTERNAL:
+                log.exception("a request failed", extra={"path": _shape(request.path)})
+        quiet = status == 200 and "ended" not in visit.note
+        log.log(
+            logging.DEBUG if quiet else logging.INFO if status < 500 else logging.WARNING,
+            "%s %s",
+            request.method if request.method.isalpha() and len(request.method) < 10 else "?",
+            _shape(request.path),
+            extra={"status": status, "ms": round((time.monotonic() - started) * 1000), **visit.note},
+        )
+        if status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        self.runtime.collect()
+        return msgspec.json.encode(body), status, headers
+
+    def _route(self, request: Request, visit: Visit) -> Mapping[str, object] | Struct:
+        handler, method = self._handler(request.path, visit)
+        if request.method != method:
+            raise RequestRefusedError(Refusal.METHOD, allow=method)
+        if method == "GET":
+            return {"ok": True}
+        return handler(request, visit)
+
+    def _handler(
+        self, path: str, visit: Visit
+    ) -> tuple[Callable[[Request, Visit], Mapping[str, object] | Struct], str]:
+        if path == "/v1/sync":
+            return self._sync, "POST"
+        if path == "/v1/tick":
+            return self._tick, "POST"
+        if path == "/v1/event":
+            return self._event, "POST"
+        if path == "/v1/health":
+            return self._sync, "GET"
+        job = path.removeprefix("/v1/notify/")
+        if job != path and JOB_ID.match(job):
+            visit.note["job"] = job
+            return self._notify, "POST"
+        raise RequestRefusedError(Refusal.NOT_FOUND)
+
+    # -- agents
+
+    def _sync(self, request: Request, visit: Visit) -> SyncReply:
+        from spotkeeper.contract.generation import Sync
+
+        data = read_body(request)
+        stack = self.stack(visit)
+        if not stack.node_identity:
+            raise RequestRefusedError(
+                Refusal.UNAVAILABLE, "stack/pools.json names no node_identity, so no agent can be authenticated"
+            )
+        who = self._agent(request, stack)
+        visit.note["caller"] = who.name or who.uid
+        sync = parse(data, Sync)
+        jobs = sync.old_jobs if sync.job is None else (sync.job, *sync.old_jobs)
+        if not BOOT.match(sync.boot) or not all(map(JOB_ID.match, jobs)):
+            raise RequestRefusedError(Refusal.INVALID, "boot or job of another form")
+        return self._answer(stack, self._speaker(who, sync, stack, visit), sync, visit)
+
+    def _answer(self, stack: StackState, who: Speaker, sync: Sync, visit: Visit) -> SyncReply:
+        """Store the report, run a round if it is new or one is due, then answer."""
+        from spotkeeper.contract.generation import Sync
+        from spotkeeper.reconcile.controller.document import reply
+        from spotkeeper.reconcile.controller.intake import accept, ended
+
+        store, clock = self.store(visit), self.runtime.clock
+        said = self._poll(store, stack, who, sync) or accept(store, stack, who, sync, clock.now())
+        # The first request of a static machine after its grant is its hello, which is new again.
+        for _ in range(2):
+            if not said.new and not self._overdue(store, said, sync.pending):
+                break
+            if said.job is None:
+                self.run_tick(visit)
+            else:
+                self.run_round(stack, said.job, visit)
+            said = accept(store, stack, who, Sync(sync.boot, sync.ver, sync.job), clock.now())
+            if not said.new:
+                break
+        record = said.record
+        spec = self.runtime.spec(record, store) if record is not None else None
+        answer = reply(record, spec, stack, who, sync, said.grant)
+        return replace_struct(answer, ended=ended(store, stack, who, sync.old_jobs)) if sync.old_jobs else answer
+
+    def _poll(self, store: Store, stack: StackState, who: Speaker, sync: Sync) -> Accepted | None:
+        """Answer a poll without a report from a recently read record that is not older than the agent's; else None."""
+        from spotkeeper.reconcile.controller.intake import Accepted, silent
+
+        job = silent(stack, who, sync)
+        if job is None:
+            return None
+        held = self.records.get(
+            job, lambda: store.read_record(job), lambda held: held is not None and held.value.ver >= sync.ver
+        )
+        return Accepted() if held is None else Accepted(job, held.value)
+
+    def _overdue(self, store: Store, said: Accepted, pending: bool) -> bool:
+        """Return whether a round is due: by the clock, or because the lease of its holder has ended.
+
+        Ticks suffice for a job at rest, unless an agent waits for it.
+        """
+        from spotkeeper.reconcile.controller.document import at_rest
+
+        if said.job is None or said.record is None or (at_rest(said.record) and not pending):
+            return False
+        job, now = said.job, self.runtime.clock.now()
+        due = self.dues.get(job, lambda: store.read_due(job), lambda due: due is None or due > now)
+        return due is not None and due <= now
+
+    # -- schedule, command, events
+
+    def _tick(self, request: Request, visit: Visit) -> Ticked:
+        from spotkeeper.reconcile.controller import alarm
+        from spotkeeper.reconcile.store.interface import CorruptError
+
+        _nothing(self._hinted(request, visit))
+        try:
+            return self.run_tick(visit, strict=True)
+        except CorruptError as error:  # the stack's document: no job can have a round
+            alarm.unreadable(self.store(visit), error)
+            raise
+
+    def _notify(self, request: Request, visit: Visit) -> Notified:
+        data = read_body(request)
+        visit.note["caller"] = self._invoker(request).email
+        _nothing(data)
+        done = self.run_round(self.stack(visit), str(visit.note["job"]), visit)
+        if done is None:
+            return Notified("busy")
+        if done.record is None and done.ended.value == "absent":
+            raise RequestRefusedError(Refusal.NOT_FOUND, "no such job")
+        return Notified(done.ended.value, done.rounds)
+
+    def _event(self, request: Request, visit: Visit) -> Ticked:
+        """Handle a push, a hint. An unreadable one is answered with 200, as a failed one is repeated for days."""
+        data = self._hinted(request, visit)
+        stack = self.stack(visit)
+        try:
+            job = job_of_event(data, stack.stack, stack.project)
+        except BodyError as error:
+            visit.note["reason"] = str(error)
+            self.store(visit).quarantine(data.decode("utf-8", "backslashreplace"))
+            return Ticked(0)
+        if job is None:
+            return Ticked(0)
+        visit.note["job"] = job
+        done = self.run_round(stack, job, visit)
+        return Ticked(1, busy=done is None)
+
+    def _hinted(self, request: Request, visit: Visit) -> bytes:
+        """Return the body of a tick or an event after checking that the caller may request rounds."""
+        data = read_body(request)
+        visit.note["caller"] = self._hint(request).email
+        return data
+
+    # -- authentication by tokens; ``aws_lambda.py`` overrides it
+
+    def _agent(self, request: Request, stack: StackState) -> Who:
+        """Return the machine that sent the request.
+
+        Raises:
+            AuthError, KeysUnavailableError: see ``auth.py``; ``_invoker`` and ``_hint`` raise them too.
+        """
+        return self.runtime.verifier.agent(_authorization(request), stack.node_identity, stack.project)
+
+    def _speaker(self, who: Who, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
+        """Return the machine's name from its token, never from the body."""
+        from spotkeeper.reconcile.controller.document import Speaker
+
+        return Speaker(who.uid, who.name, who.zone)
+
+    def _invoker(self, request: Request) -> Caller:
+        return self.runtime.verifier.invoker(_authorization(request), self.runtime.settings.invokers)
+
+    def _hint(self, request: Request) -> Caller:
+        platform = request.headers.get("X-Serverless-Authorization")
+        return self.runtime.verifier.hint(_authorization(request), self.runtime.settings.invokers, platform)
+
+
+def _authorization(request: Request) -> str | None:
+    """Return the header that the platform passes on unchanged; two such headers arrive joined, which is no token."""
+    return request.headers.get("Authorization")
+
+
+def _nothing(data: bytes) -> None:
+    """Check that the body of a tick or a notification is empty."""
+    if data:
+        parse(data, Empty)
+
+
+def _refusal_of(error: Exception) -> Refusal:
+    """Return the refusal that answers an error of the layers below."""
+    from spotkeeper.reconcile.service.auth import AuthError, KeysUnavailableError
+    from spotkeeper.reconcile.store.objects import BadKeyError, StoreError
+
+    if isinstance(error, AuthError):
+        return Refusal.UNAUTHORIZED
+    if isinstance(error, BodyError | BadKeyError):
+        return Refusal.INVALID
+    if isinstance(error, StoreError | KeysUnavailableError):
+        return Refusal.UNAVAILABLE
+    return Refusal.INTERNAL
+
+
+def _shape(path: str) -> str:
+    """Return the path for the log; "?" for an unknown path."""
+    return path if _OURS.match(path) else "?"

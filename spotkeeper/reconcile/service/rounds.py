@@ -1,0 +1,209 @@
+"""Rounds of one process of the function: one at a time for each job, each within the deadline of its request.
+
+Polls that report nothing are answered from documents that this process read a moment ago (:class:`Fresh`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from msgspec import Struct
+
+from spotkeeper.reconcile.service.request_body import Refusal, RequestRefusedError
+from spotkeeper.reconcile.service.runtime import Deadlined, Runtime, SettingsError
+from spotkeeper.reconcile.store.objects import AGAIN_S, REQUEST_S, Deadline
+
+if TYPE_CHECKING:
+    from spotkeeper.contract.record import Record
+    from spotkeeper.contract.stack import StackState
+    from spotkeeper.reconcile.controller.reconcile_job import RoundResult
+    from spotkeeper.reconcile.store.interface import Store, Versioned
+
+T = TypeVar("T")
+TICK = ""  # the flight of a tick; no job has this id
+# Virtual seconds, the shortest pause of a waiting agent (agent/spotkeeper_agent/core/sync.py): news reaches it at the
+# latest with its second poll.
+AGE_S = 0.5
+JOBS_KEPT = 256
+
+
+class Ticked(Struct, frozen=True):
+    jobs: int
+    failed: int = 0
+    busy: bool = False  # one was under way in this process
+
+
+@dataclass(frozen=True)
+class Visit:
+    """The context of one request: its deadline, and fields of its log line."""
+
+    deadline: Deadline
+    note: dict[str, object] = field(default_factory=dict)
+
+
+class Fresh(Generic[T]):
+    """A cache of one document per job, at most ``AGE_S`` old. Thread-safe."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._read: dict[str, tuple[float, T]] = {}
+
+    def get(self, job: str, read: Callable[[], T], usable: Callable[[T], bool]) -> T:
+        """Return the cached document if it is young enough and ``usable``; otherwise ``read`` it."""
+        now = self._now()
+        with self._lock:
+            found = self._read.get(job)
+        if found is not None and 0.0 <= now - found[0] < AGE_S and usable(found[1]):
+            return found[1]
+        value = read()
+        self.keep(job, value, now)
+        return value
+
+    def keep(self, job: str, value: T, at: float) -> None:
+        """Cache a document; ``at`` is a time before it was read."""
+        with self._lock:
+            if len(self._read) >= JOBS_KEPT:
+                self._read.clear()
+            self._read[job] = at, value
+
+    def forget(self, job: str | None = None) -> None:
+        """Drop a document that this process may have changed; None: all of them."""
+        with self._lock:
+            if job is None:
+                self._read.clear()
+            else:
+                self._read.pop(job, None)
+
+
+class Flights:
+    """One round per job at a time in this process; requests that come meanwhile return, as the round covers them.
+
+    The bucket's lease does the same between processes and costs a read and two writes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._again: dict[str, bool] = {}
+
+    def run(
+        self, key: str, work: Callable[[], T], covered: Callable[[T], bool], tired: Callable[[], bool] = lambda: False
+    ) -> T | None:
+        """Do the work, or return None if another request is doing it.
+
+        A request that returned meanwhile may have brought a report after the work last read: then the work runs again,
+        unless ``covered`` says that nothing is new. Once ``tired``, it ends and the caller sees to what is not covered.
+        """
+        with self._lock:
+            if key in self._again:
+                self._again[key] = True
+                return None
+            self._again[key] = False
+        try:
+            done = work()
+            while self._called_again(key):
+                if tired():
+                    with self._lock:
+                        del self._again[key]
+                    return done
+                if not covered(done):
+                    done = work()
+            return done
+        except BaseException:  # without an error, the last check has ended the turn
+            with self._lock:
+                del self._again[key]
+            raise
+
+    def _called_again(self, key: str) -> bool:
+        """Return whether a request returned since the last check; if not, end the turn, so the next one works."""
+        with self._lock:
+            again = self._again[key]
+            if again:
+                self._again[key] = False
+            else:
+                del self._again[key]
+            return again
+
+
+class Rounds:
+    """Rounds and ticks of one process, for the HTTP and the Lambda entry point."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.flights = Flights()
+        self.records: Fresh[Versioned[Record] | None] = Fresh(runtime.clock.now)
+        self.dues: Fresh[float | None] = Fresh(runtime.clock.now)
+
+    def visit(self) -> Visit:
+        return Visit(Deadline(REQUEST_S, self.runtime.monotonic))
+
+    def store(self, visit: Visit) -> Store:
+        return self.runtime.store.until(visit.deadline)
+
+    def run_round(self, stack: StackState, job: str, visit: Visit) -> RoundResult | None:
+        """Run a round; None: this process is running one, which covers this request."""
+        from spotkeeper.reconcile.controller import reconcile_job
+
+        runtime, store, deadline = self.runtime, self.store(visit), visit.deadline
+        cloud = Deadlined(runtime.cloud(stack), runtime.clock, deadline)
+        options = replace(runtime.options(), deadline=deadline)
+        tired = False
+
+        def work() -> RoundResult:
+            return reconcile_job.run_round(store, cloud, job, runtime.clock, options)
+
+        def covered(done: RoundResult) -> bool:
+            # Another process holds the lease: asking for the lease again is cheaper than listing facts.
+            return done.ended is not reconcile_job.Ended.BUSY and set(store.list_facts(job)) <= done.facts
+
+        def out_of_time() -> bool:
+            nonlocal tired
+            tired = deadline.left() < AGAIN_S
+            return tired
+
+        done = self.flights.run(job, work, covered, out_of_time)
+        if done is not None:
+            self.records.forget(job)
+            self.dues.forget(job)
+        if tired and done is not None:
+            reconcile_job.hand_on(store, job, runtime.clock, options, done.facts)
+        visit.note["job"] = job
+        visit.note["ended"] = done.ended.value if done is not None else "busy"
+        if done is not None:
+            visit.note.update(rounds=done.rounds, passes=done.passes, writes=done.writes, calls=done.calls)
+        return done
+
+    def run_tick(self, visit: Visit, *, strict: bool = False) -> Ticked:
+        """Run a tick; if ``strict``, as for the schedule, a tick with trouble fails.
+
+        Raises:
+            RequestRefusedError: (strict) the tick could do nothing for any job.
+        """
+        from spotkeeper.reconcile.controller.alarm import note_tick
+
+        store = self.store(visit)
+        try:
+            self.stack(visit)
+            done = self.flights.run(TICK, lambda: self.runtime.tick(visit.deadline), lambda _: True)
+        except Exception as error:
+            note_tick(store, self.runtime.clock.now(), str(error) or type(error).__name__)
+            raise
+        if done is None:
+            return Ticked(0, busy=True)
+        self.records.forget()
+        self.dues.forget()
+        note_tick(store, self.runtime.clock.now(), done.trouble, jobs=done.jobs, failed=len(done.failed))
+        if strict and done.trouble:
+            raise RequestRefusedError(Refusal.UNAVAILABLE, done.trouble)
+        return Ticked(done.jobs, len(done.failed))
+
+    def stack(self, visit: Visit) -> StackState:
+        stack = self.runtime.stack(self.store(visit))
+        if stack is None:
+            raise RequestRefusedError(Refusal.UNAVAILABLE, "no stack/pools.json in the bucket")
+        if stack.stack != self.runtime.settings.stack:
+            raise SettingsError(f"the bucket holds the stack {stack.stack!r}, not SPOTKEEPER_STACK")
+        return stack

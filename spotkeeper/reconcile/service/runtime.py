@@ -1,0 +1,291 @@
+"""The objects that a process of the function keeps between requests: settings, bucket, cloud, keys, caches.
+
+Nothing happens at import, and everything is opened on first use. All of it may be lost, since a process may end
+at any moment.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from spotkeeper.clock import Clock
+from spotkeeper.reconcile.store.objects import LOOK_S, Deadline
+
+if TYPE_CHECKING:
+    from spotkeeper.contract.cloud import Action, Cloud, Listing, Result
+    from spotkeeper.contract.job import JobSpec
+    from spotkeeper.contract.market import Chances, PriceRun
+    from spotkeeper.contract.record import Record
+    from spotkeeper.contract.stack import StackState
+    from spotkeeper.reconcile.clouds.rate_limit import TokenBucket
+    from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
+    from spotkeeper.reconcile.controller.tick import TickResult
+    from spotkeeper.reconcile.service.auth import Verifier
+    from spotkeeper.reconcile.store.interface import Store
+
+T = TypeVar("T")
+STACK_TTL_S = 5.0  # real seconds for which answers use the stack as last read; rounds read it again
+SPECS_KEPT = 64
+COLLECT_EVERY_S = 60.0  # real
+
+log = logging.getLogger("spotkeeper.reconcile")
+
+
+class SettingsError(ValueError):
+    """A setting is missing or wrong; the text names the variable."""
+
+
+@dataclass(frozen=True)
+class FunctionSettings:
+    """The environment variables that the package's docstring lists, read once."""
+
+    stack: str
+    bucket: str
+    clock: Clock = field(default_factory=Clock)
+    audience: str = ""
+    invokers: frozenset[str] = frozenset()
+    jwks: str = "https://www.googleapis.com/oauth2/v3/certs"
+    issuer: str = "https://accounts.google.com"
+    compute_endpoint: str | None = None
+    bucket_endpoint: str | None = None
+    behind_iam: bool = False  # Cloud Run has checked who calls; it sets K_SERVICE
+
+
+def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSettings:
+    """Return the settings of this process.
+
+    Raises:
+        SettingsError: ``SPOTKEEPER_STACK`` or ``SPOTKEEPER_BUCKET`` is missing, or the clock makes no sense.
+    """
+    env = os.environ if environ is None else environ
+    for name in ("SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET"):
+        if not env.get(name):
+            raise SettingsError(f"{name} is not set; spotkeeper/reconcile/service/__init__.py lists the settings")
+    try:
+        clock = Clock.from_env()
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    return FunctionSettings(
+        stack=env["SPOTKEEPER_STACK"],
+        bucket=env["SPOTKEEPER_BUCKET"],
+        clock=clock,
+        audience=env.get("SPOTKEEPER_AUDIENCE", ""),
+        invokers=frozenset(mail.strip() for mail in env.get("SPOTKEEPER_INVOKERS", "").split(",") if mail.strip()),
+        jwks=env.get("SPOTKEEPER_JWKS") or FunctionSettings.jwks,
+        issuer=env.get("SPOTKEEPER_ISSUER") or FunctionSettings.issuer,
+        compute_endpoint=env.get("SPOTKEEPER_COMPUTE_ENDPOINT") or None,
+        bucket_endpoint=env.get("SPOTKEEPER_BUCKET_ENDPOINT") or None,
+        behind_iam=bool(env.get("K_SERVICE")),
+    )
+
+
+def spare_the_collector() -> None:
+    """Make garbage collection rare in a process that only serves rounds, which make 100,000 objects and no cycles.
+
+    With 10,000 nodes the collection took a third of a round. As libraries' cycles and their descriptors would then stay
+    for hours, ``Runtime.collect`` collects between requests.
+    """
+    gc.set_threshold(100_000, 50, 100)
+    gc.freeze()  # modules and settings are never garbage
+
+
+class Runtime:
+    """The bucket, cloud, verifier and caches of a process, opened on first use. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: FunctionSettings,
+        store: Store | None = None,
+        cloud: Cloud | None = None,
+        open_cloud: Callable[[StackState, Clock, str | None], Cloud] | None = None,
+    ) -> None:
+        """
+        Args:
+            cloud: used in place of the stack's, without pacing.
+            open_cloud: (stack, clock, endpoint) -> the stack's cloud, where the machine's own identity is not used.
+        """
+        self.settings = settings
+        self.monotonic: Callable[[], float] = time.monotonic  # clock of deadlines, in real seconds
+        self._lock = threading.RLock()
+        self._store = store
+        self._fixed_cloud = cloud
+        self._open_cloud = open_cloud
+        self._pace: tuple[TokenBucket, TokenBucket] | None = None  # rate limits of changes and of launches
+        self._cloud: tuple[StackState, Cloud] | None = None
+        self._verifier: Verifier | None = None
+        self._options: RoundOptions | None = None
+        self._stack: tuple[float, StackState] | None = None
+        self._specs: OrderedDict[tuple[str, str], JobSpec] = OrderedDict()
+        self._collected = time.monotonic()
+
+    def collect(self) -> None:
+        """Collect garbage at the end of a request, at most once a minute: see :func:`spare_the_collector`."""
+        with self._lock:
+            if time.monotonic() - self._collected < COLLECT_EVERY_S:
+                return
+            self._collected = time.monotonic()
+        gc.collect()
+
+    @property
+    def clock(self) -> Clock:
+        return self.settings.clock
+
+    @property
+    def store(self) -> Store:
+        with self._lock:
+            if self._store is None:
+                from spotkeeper.reconcile.store.store import open_store
+
+                self._store = open_store(self.settings.bucket, self.settings.bucket_endpoint, brief=True)
+            return self._store
+
+    @property
+    def verifier(self) -> Verifier:
+        with self._lock:
+            if self._verifier is None:
+                from spotkeeper.reconcile.service.auth import KeySet, Verifier
+
+                settings = self.settings
+                self._verifier = Verifier(
+                    KeySet(settings.jwks), settings.clock, settings.audience, settings.issuer, settings.behind_iam
+                )
+            return self._verifier
+
+    def options(self) -> RoundOptions:
+        """Return the options of rounds, one object per process, whose ledger writer remembers what it wrote."""
+        with self._lock:
+            if self._options is None:
+                from spotkeeper.reconcile.controller.lease import in_thread
+                from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
+
+                self._options = RoundOptions(every=in_thread)
+            return self._options
+
+    def cloud(self, stack: StackState) -> Cloud:
+        """Return the stack's cloud, opened again after Pulumi has changed the stack."""
+        if self._fixed_cloud is not None:
+            return self._fixed_cloud
+        with self._lock:
+            if self._cloud is None or self._cloud[0] != stack:
+                from spotkeeper.reconcile.clouds.rate_limit import Paced
+
+                self._pace = self._pace or _pace(stack)  # one for the process, also when the stack changes
+                changes, launches = self._pace
+                found = (self._open_cloud or _opener(stack))(stack, self.clock, self.settings.compute_endpoint)
+                self._cloud = stack, Paced(found, changes, launches=launches)
+            return self._cloud[1]
+
+    def tick(self, deadline: Deadline) -> TickResult:
+        """Run a tick over all jobs of the stack within the deadline.
+
+        Raises:
+            SettingsError, StoreError: the stack is not there, or the bucket did not answer.
+        """
+        from spotkeeper.reconcile.controller.tick import TickResult, tick
+
+        store = self.store.until(deadline)
+        stack = self.stack(store)
+        if stack is None:
+            return TickResult()
+        cloud = Deadlined(self.cloud(stack), self.clock, deadline)
+        return tick(store, cloud, self.clock, replace(self.options(), deadline=deadline))
+
+    def stack(self, store: Store | None = None) -> StackState | None:
+        """Return the stack, at most ``STACK_TTL_S`` old, or as last read if it cannot be decoded now.
+
+        Agents are thus answered until it is repaired; rounds read it again, and decide nothing.
+        """
+        from spotkeeper.reconcile.store.interface import CorruptError
+
+        with self._lock:
+            last = self._stack
+            if last is not None and self.monotonic() - last[0] < STACK_TTL_S:
+                return last[1]
+        try:
+            stack = (store or self.store).read_stack()
+        except CorruptError:
+            if last is None:
+                raise
+            stack = last[1]
+        with self._lock:
+            self._stack = None if stack is None else (self.monotonic(), stack)
+        return stack
+
+    def spec(self, record: Record, store: Store | None = None) -> JobSpec | None:
+        """Return a job's spec, cached by its hash."""
+        key = (record.job, record.spec_sha256)
+        with self._lock:
+            if key in self._specs:
+                return self._specs[key]
+        spec = (store or self.store).read_spec(record.job, record.spec_key())
+        if spec is not None:
+            with self._lock:
+                self._specs[key] = spec
+                while len(self._specs) > SPECS_KEPT:
+                    self._specs.popitem(last=False)
+        return spec
+
+
+def _opener(stack: StackState) -> Callable[[StackState, Clock, str | None], Cloud]:
+    """Return the function that opens the stack's cloud; the other adapter is not imported."""
+    if stack.cloud == "aws":
+        from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
+
+        return open_ec2
+    from spotkeeper.reconcile.clouds.gce.cloud import open_gce
+
+    return open_gce
+
+
+def _pace(stack: StackState) -> tuple[TokenBucket, TokenBucket]:
+    from spotkeeper.reconcile.clouds import rate_limit
+
+    if stack.cloud == "aws":
+        launches = rate_limit.TokenBucket(rate_limit.EC2_LAUNCHES_PER_S, rate_limit.EC2_LAUNCHES)
+        return rate_limit.TokenBucket(rate_limit.EC2_PER_S, rate_limit.EC2_BURST), launches
+    one = rate_limit.TokenBucket()
+    return one, one
+
+
+class Deadlined:
+    """A cloud limited to the deadline of one request; later calls are deferred to the next round.
+
+    A listing without time to finish is not begun, since an empty listing would prove nothing.
+    """
+
+    def __init__(self, cloud: Cloud, clock: Clock, deadline: Deadline) -> None:
+        self._cloud, self._clock, self._left = cloud, clock, deadline.left
+
+    def list(self, stack: str) -> Listing:
+        from spotkeeper.contract.cloud import Listing
+
+        if self._left() < LOOK_S:
+            log.warning("no time left to list the cloud: nothing is decided about losses")
+            return Listing((), ())
+        return self._cloud.list(stack)
+
+    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
+        left = self._left()
+        return self._cloud.price_history(pool, min(deadline_s, left)) if left > 0 else None
+
+    def chances(self, pool: str, deadline_s: float) -> Chances | None:
+        from spotkeeper.contract.cloud import chances_of
+
+        left = self._left()
+        return chances_of(self._cloud, pool, min(deadline_s, left)) if left > 0 else None
+
+    def perform(self, action: Action, deadline_s: float) -> Result:
+        from spotkeeper.contract.cloud import Result, ResultKind
+
+        left = self._left()
+        if left <= 0:
+            return Result(action, ResultKind.THROTTLED, "put off: this request's time is up", self._clock.now())
+        return self._cloud.perform(action, min(deadline_s, left))

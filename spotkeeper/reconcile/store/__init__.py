@@ -1,0 +1,12 @@
+"""The bucket as the only state: documents, compare-and-swap, names.
+
+``store.py`` reads and writes documents over ``objects.py``'s interface: ``objects_obstore.py`` (S3, Cloud Storage)
+or ``objects_sqlite.py`` (the one-machine cloud; a plain folder has no compare-and-swap). ``paths.py`` has one
+function or constant per name; no other file spells a path. ``docs/protocol.md`` lists the documents and who writes
+them.
+
+The record and the allocation carry ``"v":1``, a version and the writer's nonce: a write whose answer was lost is
+recognised as won. Above 64 KB they are packed with zlib; the first byte tells (``documents.py``). A process decodes
+each version once and asks the bucket whether it is still the newest (If-None-Match). Every call ends
+within its request's deadline (``objects.py``).
+"""

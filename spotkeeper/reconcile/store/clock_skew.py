@@ -1,0 +1,107 @@
+"""Corrects a record whose writer's clock was ahead: an event dated after now counts as having happened now. Pure.
+
+Every round stamps the record by its own clock. Clouds keep clocks within seconds of each other. A timestamp from a
+clock that had jumped ahead would freeze what counts time from it (a cold offer, the hour of the launch limit, a roll
+call) until other clocks reach it. A round that finds one writes the corrected record before it decides anything.
+
+The types ``Past`` and ``Until`` in ``contract.record`` mark the times that are corrected. Deadlines of machines
+(``Slot.notice``, ``Slot.ends``) come from elsewhere and stay, and ``Record.hold_ends``, when disks are deleted, is
+never brought forward.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+from msgspec import Struct, inspect
+from msgspec.structs import replace
+
+from spotkeeper.contract.record import Phase, Record
+
+SKEW_S = 60.0  # between correct clocks, with a margin: Google promises less than a second
+
+S = TypeVar("S", bound=Struct)
+log = logging.getLogger("spotkeeper.reconcile")
+
+
+class _Field(NamedTuple):
+    """A field that is a time (``kind`` "past" or "until"), or whose structs have times (``kind`` "struct")."""
+
+    name: str
+    many: bool
+    kind: str
+
+
+def believed(record: Record, now: float) -> Record:
+    """Return the record, corrected if a time in it is after ``now`` (virtual unix seconds)."""
+    happened = [0.0]
+    _collect(record, happened)
+    ahead = max(happened) - now
+    if ahead <= SKEW_S or record.phase is Phase.DONE:
+        return record
+    log.warning("job %s: a function's clock was %.0f s ahead; those times are taken as now", record.job, ahead)
+
+    def past(at: float) -> float:
+        return min(at, now)
+
+    def until(at: float) -> float:
+        """Move a planned time: it stays at most as far away as it was for the clock that wrote it."""
+        return at if at <= now else max(now, at - ahead)
+
+    limits = record.limits
+    beyond_h = max(0.0, limits.spent_at - now) / 3600.0
+    spent = max(0.0, limits.spent - beyond_h * (limits.usd_hour or 0.0))  # of hours that have not passed
+    return _corrected(replace(record, limits=replace(limits, spent=spent)), {"past": past, "until": until})
+
+
+def _collect(one: Struct, into: list[float]) -> None:
+    """Add all past times of a struct, and of the structs within it, to ``into``."""
+    for name, many, kind in _fields(type(one)):
+        value = getattr(one, name)
+        if value is None or kind == "until":
+            continue
+        if kind == "past":
+            into.extend(value if many else (value,))
+        else:
+            for inner in value if many else (value,):
+                _collect(inner, into)
+
+
+def _corrected(one: S, how: dict[str, Callable[[float], float]]) -> S:
+    changes: dict[str, object] = {}
+    for name, many, kind in _fields(type(one)):
+        value = getattr(one, name)
+        if value is None:
+            continue
+        correct = how.get(kind, lambda inner: _corrected(inner, how))
+        changes[name] = tuple(map(correct, value)) if many else correct(value)
+    return replace(one, **changes)
+
+
+@cache
+def _fields(of: type[Struct]) -> tuple[_Field, ...]:
+    """Return the fields of a struct that have times, as their types say."""
+    told = inspect.type_info(of)
+    assert isinstance(told, inspect.StructType)
+    found = ((field.name, *_inside(field.type)) for field in told.fields)
+    return tuple(_Field(name, many, kind) for name, many, kind in found if kind)
+
+
+def _inside(want: inspect.Type) -> tuple[bool, str]:
+    """Return whether the type is a tuple, and its kind: "past", "until", "struct" with times inside, or "" for none."""
+    match want:
+        case inspect.Metadata():
+            return False, str((want.extra or {}).get("clock", ""))
+        case inspect.UnionType():
+            return max(map(_inside, want.types))
+        case inspect.VarTupleType():
+            return True, _inside(want.item_type)[1]
+        case inspect.StructType():
+            return False, "struct" if _fields(want.cls) else ""
+    return False, ""
+
+
+__all__ = ["SKEW_S", "believed"]

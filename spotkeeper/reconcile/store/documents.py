@@ -1,0 +1,153 @@
+"""Encodes, decodes and caches the bucket's documents: JSON, with a format number if compared and swapped. No I/O.
+
+Invalid bytes raise a ``CorruptError`` that names the object. A process decodes each version of a document once, since
+thousands of agents ask about one record; it still asks the bucket every time whether that version is the newest.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.contract import codec
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.record import Record
+from spotkeeper.reconcile.store.interface import CorruptError, NewerError
+from spotkeeper.reconcile.store.objects import Blob
+
+T = TypeVar("T")
+
+FORMAT = 1  # of the documents that are compared and swapped; another number means another Spotkeeper wrote them
+PLAIN_BYTES = 64 << 10  # of a document that is written as it is, for people to read
+UNPACKED_BYTES = 64 << 20
+ZLIB = b"\x78"  # the first byte of a zlib stream; a JSON document begins with a brace
+KEPT_BYTES = 8 << 20  # as encoded; decoded they take about ten times as much
+QUARANTINE_BYTES = 4096  # of what makes no sense, that people are shown
+
+
+class _Document(Struct, frozen=True):
+    v: int | None = None
+
+
+def decode(data: bytes, kind: type[T], path: str) -> T:
+    """Decode a document of this type from its bytes.
+
+    Raises:
+        CorruptError: names the object and the wrong field.
+    """
+    try:
+        return codec.decode(data, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
+        raise CorruptError(f"{path}: not a {kind.__name__.strip('_')}: {error}", path, said=cut(data)) from error
+
+
+def cut(data: bytes) -> str:
+    """Return the beginning of unreadable bytes as text, for people."""
+    return data[:QUARANTINE_BYTES].decode("utf-8", "backslashreplace")
+
+
+def encode_versioned(document: Record | Allocation) -> bytes:
+    """Encode a document with its format number (``"v":1``) first, so that an older program refuses a newer format.
+
+    A large document is compressed (zlib): the record of 10,000 nodes has 2 MB, compressed a fifth of that.
+    """
+    body = msgspec.json.encode(document)
+    plain = b'{"v":%d%s%s' % (FORMAT, b"" if body == b"{}" else b",", body[1:])
+    return zlib.compress(plain, 1) if len(plain) > PLAIN_BYTES else plain
+
+
+def _unpacked(data: bytes, path: str) -> bytes:
+    """Return a document's JSON, decompressed if necessary.
+
+    Raises:
+        CorruptError: the bytes cannot be decompressed.
+    """
+    if data[:1] != ZLIB:
+        return data
+    try:
+        unpacker = zlib.decompressobj()
+        plain = unpacker.decompress(data, UNPACKED_BYTES)
+    except zlib.error as error:
+        raise CorruptError(f"{path}: does not unpack: {error}", path, said=cut(data)) from error
+    if not unpacker.eof:
+        raise CorruptError(f"{path}: cut short, or larger than {UNPACKED_BYTES} bytes", path, said=cut(data))
+    return plain
+
+
+def decode_versioned(data: bytes, kind: type[T], path: str) -> T:
+    """Decode a document written by :func:`encode_versioned`.
+
+    Raises:
+        CorruptError: see :func:`decode`; or it has no format number.
+        NewerError: a newer Spotkeeper wrote it.
+    """
+    data = _unpacked(data, path)
+    found = decode(data, _Document, path).v
+    if found is not None and found > FORMAT:
+        raise NewerError(f"{path}: format {found}, this Spotkeeper knows {FORMAT}: a newer one wrote it", path)
+    if found != FORMAT:
+        raise CorruptError(f"{path}: format {found}, this Spotkeeper writes {FORMAT}", path, said=cut(data))
+    return decode(data, kind, path)
+
+
+def encode_many(documents: Sequence[Struct]) -> bytes:
+    """Encode several small documents as one object, compressed (zlib) if it is large."""
+    plain = msgspec.json.encode(documents)
+    return zlib.compress(plain, 1) if len(plain) > PLAIN_BYTES else plain
+
+
+def decode_many(data: bytes, kind: type[T], path: str) -> tuple[T, ...]:
+    """Decode an object written by :func:`encode_many`.
+
+    Raises:
+        CorruptError: see :func:`decode`.
+    """
+    return decode(_unpacked(data, path), tuple[kind, ...], path)  # type: ignore[valid-type]
+
+
+class _Entry(Struct, frozen=True):
+    blob: Blob  # without its bytes
+    size: int
+    value: Any
+
+
+class Recent:
+    """A thread-safe cache of decoded documents by path. The values are frozen, so they may be shared."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._size = 0
+
+    def blob(self, path: str) -> Blob | None:
+        """Return the cached version of a path without its bytes, or None; a conditional read names it."""
+        with self._lock:
+            entry = self._entries.get(path)
+        return entry.blob if entry is not None else None
+
+    def value(self, path: str, blob: Blob) -> object | None:
+        """Return the decoded document of exactly this version, or None."""
+        with self._lock:
+            entry = self._entries.get(path)
+            if entry is None or entry.blob.tag != blob.tag:
+                return None
+            self._entries.move_to_end(path)
+            value: object = entry.value
+            return value
+
+    def keep(self, path: str, blob: Blob, value: object) -> None:
+        size = len(blob.data)
+        if size > KEPT_BYTES:
+            return
+        with self._lock:
+            old = self._entries.pop(path, None)
+            self._size += size - (old.size if old is not None else 0)
+            self._entries[path] = _Entry(Blob(b"", blob.tag, blob.etag), size, value)
+            while self._size > KEPT_BYTES:
+                self._size -= self._entries.popitem(last=False)[1].size

@@ -1,0 +1,181 @@
+"""Names in the bucket: one function or constant each; no other module spells a path.
+
+Parts from outside (job ids, names, boots) are checked here, so no path can leave its folder.
+"""
+
+from __future__ import annotations
+
+import re
+
+from spotkeeper.contract import uploads
+from spotkeeper.contract.facts import Fact
+from spotkeeper.contract.names import JOB_ID, JOB_NAME
+from spotkeeper.reconcile.store.objects import BadKeyError
+
+STACK = "stack/pools.json"
+ALLOCATION = "stack/allocation"
+DRAIN = "stack/drain"
+ACTIVE = "active/"
+STATIC = "static/"
+MARKET = "market/"
+QUARANTINE = "quarantine/"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_WORD = re.compile(r"[-a-z0-9]{1,64}\Z")
+_NOT_PLAIN = re.compile(r"[^-A-Za-z0-9_]+")
+
+
+def _job(job: str) -> str:
+    if not JOB_ID.match(job):
+        raise BadKeyError(f"{job[:40]!r} is not a job id (8 characters of a-z and 0-9)")
+    return job
+
+
+def _word(text: str) -> str:
+    if not _WORD.match(text):
+        raise BadKeyError(f"{text[:80]!r} cannot be part of a name in the bucket ([-a-z0-9], at most 64)")
+    return text
+
+
+def _sha(digest: str) -> str:
+    if not _SHA256.match(digest):
+        raise BadKeyError(f"{digest[:80]!r} is not a SHA-256 in lower-case hex")
+    return digest
+
+
+def bundle(sha256: str) -> str:
+    return f"bundles/{_sha(sha256)}.tar"
+
+
+def active(job: str) -> str:
+    return ACTIVE + _job(job)
+
+
+def name(job_name: str) -> str:
+    if not JOB_NAME.match(job_name):
+        raise BadKeyError(f"{job_name[:80]!r} is not a job name ([a-z][-a-z0-9]*, at most 40)")
+    return f"names/{job_name}"
+
+
+def folder(job: str) -> str:
+    return f"jobs/{_job(job)}/"
+
+
+def spec(job: str, sha256: str = "") -> str:
+    """Return the path of the submitted job file; with a hash, of one that replaced it (``Record.spec_key``)."""
+    return folder(job) + (f"spec-{_sha(sha256)}.json" if sha256 else "spec.json")
+
+
+def sources(job: str) -> str:
+    return folder(job) + "source/"
+
+
+def source(job: str, sha256: str) -> str:
+    """Return the path of the job's source tar with this hash (``JobRun.source_sha256``)."""
+    return sources(job) + _sha(sha256)
+
+
+def record(job: str) -> str:
+    return folder(job) + "rec"
+
+
+def lease(job: str) -> str:
+    return folder(job) + "lease"
+
+
+def facts(job: str) -> str:
+    return folder(job) + "facts/"
+
+
+def fact(job: str, what: Fact) -> str:
+    if Fact.parse(what.key()) != what:
+        raise BadKeyError(f"{what!r} does not survive as a key")
+    return facts(job) + what.key()
+
+
+def requests(job: str) -> str:
+    return folder(job) + "requests/"
+
+
+def request(job: str, request_id: str) -> str:
+    return requests(job) + _word(request_id)
+
+
+def progress(job: str) -> str:
+    return folder(job) + "progress"
+
+
+def ledger(job: str) -> str:
+    return folder(job) + "ledger/"
+
+
+def entry(job: str, at: float, entry_id: str) -> str:
+    """Return the path of a ledger entry. Its time is zero-padded milliseconds, so that names sort by time."""
+    return ledger(job) + f"{max(0, round(at * 1000)):016d}.{_NOT_PLAIN.sub('-', entry_id)[:200]}"
+
+
+def log(job: str, node: int, gen: int) -> str:
+    return folder(job) + f"logs/{node}/{gen}.log"
+
+
+def outputs(job: str) -> str:
+    """Return the folder of a job's output: a list per node (``contract.uploads``), its files in a folder beside it."""
+    return folder(job) + "out/"
+
+
+def output_list(job: str, node: int) -> str:
+    return outputs(job) + f"{node}.json"
+
+
+def output_file(job: str, node: int, file: str) -> str:
+    return outputs(job) + f"{node}/{file}"
+
+
+def copies(job: str) -> str:
+    """Return the folder of a job's checkpoint copies (``contract.uploads``)."""
+    return uploads.mirror_folder(_job(job))
+
+
+def copy_of(path: str) -> str:
+    """Return the checkpoint, "<gen>-<step>", to which a path below ``copies`` belongs."""
+    return path.split("/")[3]
+
+
+def static_machine(machine: str) -> str:
+    return f"{STATIC}{_word(machine)}/"
+
+
+def static_hello(machine: str, boot: str) -> str:
+    return static_machine(machine) + _word(boot)
+
+
+def prices(pool: str) -> str:
+    return f"{MARKET}prices/{_word(pool)}"
+
+
+NETWORKS = f"{MARKET}networks/"
+
+
+def network(machine_type: str, zone: str) -> str:
+    return f"{NETWORKS}{_word(machine_type)}/{_word(zone)}"
+
+
+def market_past(pool: str) -> str:
+    return f"{MARKET}past/{pool}"
+
+
+def market_hours(pool: str) -> str:
+    return f"{MARKET}hours/{_word(pool)}/"
+
+
+def market_hour(pool: str, hour: int) -> str:
+    """Return the path of a pool's observations in an hour since 1970, zero-padded, so that names sort by time."""
+    return market_hours(pool) + f"{max(0, hour):08d}"
+
+
+def tomb(job: str) -> str:
+    return f"tomb/{_job(job)}"
+
+
+def quarantine(sha256: str) -> str:
+    return QUARANTINE + _sha(sha256)

@@ -1,0 +1,473 @@
+"""The bucket of one stack, document by document: ``interface.Store`` over an object layer.
+
+Distinguishes a lost answer from a lost race; decides nothing. ``documents.py`` encodes documents, ``paths.py`` names
+them, and ``objects_*.py`` have the differences between S3, GCS and SQLite.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.facts import Fact
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.job import JobRequest, JobSpec, spec_json
+from spotkeeper.contract.ledger import Entry
+from spotkeeper.contract.market import MarketHour, Network, Observation, Prices
+from spotkeeper.contract.names import JOB_ID
+from spotkeeper.contract.record import Record
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.clock_skew import SKEW_S
+from spotkeeper.reconcile.store.documents import (
+    QUARANTINE_BYTES,
+    Recent,
+    cut,
+    decode,
+    decode_many,
+    decode_versioned,
+    encode_many,
+    encode_versioned,
+)
+from spotkeeper.reconcile.store.interface import HOURS_KEPT, CorruptError, StaticHello, Versioned
+from spotkeeper.reconcile.store.objects import Blob, BucketRefusedError, ConflictError, Deadline, Objects, StoreError
+
+T = TypeVar("T")
+Nonced = TypeVar("Nonced", Record, Allocation)
+
+MANY = "many-"  # begins the name of an object that holds several entries of the ledger
+MARKET_TRIES = 5
+QUARANTINE_KEPT = 200
+
+log = logging.getLogger(__name__)
+
+
+class _Lease(Struct, frozen=True, omit_defaults=True):
+    """The lease document. ``until``: when it expires. ``due``: when the next round is due without new reports."""
+
+    nonce: str = ""
+    until: float = 0.0
+    due: float | None = None
+
+
+def open_objects(url: str, endpoint: str | None = None, brief: bool = False) -> Objects:
+    """Open the object store at ``gs://name``, ``s3://name[/prefix]`` or ``sqlite:///path`` (``SPOTKEEPER_BUCKET``).
+
+    Args:
+        endpoint: root of the store's HTTP API, if it is not the cloud's own.
+        brief: for the function, whose requests have a deadline: a call ends within ``objects.CALL_S``. Otherwise a
+            call may last as long as an upload.
+
+    Raises:
+        ValueError: the address has another form.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite" and parts.path.startswith("/") and not parts.netloc:
+        from spotkeeper.reconcile.store.objects_sqlite import SqliteObjects
+
+        return SqliteObjects(parts.path)
+    if parts.scheme in ("s3", "gs") and parts.netloc:
+        from spotkeeper.reconcile.store.objects_obstore import open_bucket
+
+        return open_bucket(url, endpoint, brief)
+    raise ValueError(f"SPOTKEEPER_BUCKET={url!r}: want gs://<bucket>, s3://<bucket> or sqlite:///<absolute path>")
+
+
+def open_store(url: str, endpoint: str | None = None, brief: bool = False) -> ObjectStore:
+    """Open the typed store at the address in ``SPOTKEEPER_BUCKET``; see :func:`open_objects`."""
+    return ObjectStore(open_objects(url, endpoint, brief))
+
+
+class ObjectStore:
+    """Implements ``interface.Store`` and its rules over an object store."""
+
+    def __init__(self, objects: Objects, recent: Recent | None = None) -> None:
+        self._objects = objects
+        self._recent = recent or Recent()
+
+    def until(self, deadline: Deadline) -> ObjectStore:
+        objects = self._objects.until(deadline)
+        return self if objects is self._objects else ObjectStore(objects, self._recent)
+
+    # -- the record
+
+    def read_record(self, job: str) -> Versioned[Record] | None:
+        held = self._read_versioned(paths.record(job), Record)
+        if held is not None and held.value.job != job:
+            path = paths.record(job)
+            raise CorruptError(f"{path}: the record of another job ({held.value.job[:40]!r})", path, held.token)
+        return held
+
+    def create_record(self, record: Record) -> bool:
+        return self._create_versioned(paths.record(record.job), record) is not None
+
+    def cas_record(self, record: Record, token: str) -> str | None:
+        return self._replace_versioned(paths.record(record.job), record, token)
+
+    # -- facts
+
+    def list_facts(self, job: str) -> tuple[Fact, ...]:
+        folder = paths.facts(job)
+        # The whole rest of the path: what machines may write lies deeper (``_read_all``) and is no fact.
+        keys = (path.removeprefix(folder) for path in self._objects.list(folder))
+        return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
+
+    def facts_of(self, job: str, uid: str) -> tuple[Fact, ...]:
+        folder = paths.facts(job)
+        keys = (path.removeprefix(folder) for path in self._objects.list(folder, f"{uid}."))
+        return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
+
+    def put_fact(self, job: str, fact: Fact) -> bool:
+        return self._create(paths.fact(job, fact), b"") is not None
+
+    def delete_facts(self, job: str, facts: tuple[Fact, ...]) -> None:
+        self._objects.delete_many([paths.fact(job, fact) for fact in facts])
+
+    # -- allocation
+
+    def read_allocation(self) -> Versioned[Allocation]:
+        return self._read_versioned(paths.ALLOCATION, Allocation) or Versioned(Allocation(), "")
+
+    def cas_allocation(self, allocation: Allocation, token: str) -> str | None:
+        if not token:
+            return self._create_versioned(paths.ALLOCATION, allocation)
+        return self._replace_versioned(paths.ALLOCATION, allocation, token)
+
+    # -- asks
+
+    def list_requests(self, job: str) -> tuple[JobRequest, ...]:
+        return tuple(
+            sorted(self._read_all(paths.requests(job), JobRequest), key=lambda request: (request.at, request.id))
+        )
+
+    def put_request(self, job: str, request: JobRequest) -> bool:
+        return self._create(paths.request(job, request.id), msgspec.json.encode(request)) is not None
+
+    def delete_request(self, job: str, request_id: str) -> None:
+        self._objects.delete(paths.request(job, request_id))
+
+    # -- active jobs
+
+    def active_jobs(self) -> tuple[str, ...]:
+        found = (path.removeprefix(paths.ACTIVE) for path in self._objects.list(paths.ACTIVE))
+        return tuple(job for job in found if JOB_ID.match(job))
+
+    def set_active(self, job: str, since: float | None = None) -> None:
+        self._create(paths.active(job), b"" if since is None else msgspec.json.encode(since))
+
+    def active_since(self, job: str) -> float | None:
+        blob = self._objects.get(paths.active(job))
+        try:
+            return decode(blob.data, float, paths.active(job)) if blob is not None and blob.data else None
+        except CorruptError:  # as good as none
+            return None
+
+    def clear_active(self, job: str) -> None:
+        self._objects.delete(paths.active(job))
+
+    # -- lease
+
+    def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
+        path = paths.lease(job)
+        try:
+            held = self._read(path, _Lease)
+        except CorruptError as error:  # a lease only saves money: one that makes no sense has no holder
+            held = Versioned(_Lease(), error.token)
+        if held is None:
+            mine = _Lease(nonce, now + ttl_s)
+            return self._create(path, msgspec.json.encode(mine), own=True) is not None
+        # A far ``until`` is of a clock that had jumped ahead: others continue.
+        if held.value.nonce not in ("", nonce) and now < held.value.until <= now + ttl_s + SKEW_S:
+            return False
+        mine = _Lease(nonce, now + ttl_s, held.value.due)
+        return self._replace(path, msgspec.json.encode(mine), held.token) is not None
+
+    def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
+        path = paths.lease(job)
+        held = self._read(path, _Lease)
+        if held is not None and held.value.nonce == nonce:
+            self._replace(path, msgspec.json.encode(_Lease(due=due)), held.token)
+
+    def read_due(self, job: str) -> float | None:
+        held = self._read(paths.lease(job), _Lease)
+        if held is None:
+            return None
+        return held.value.until if held.value.nonce else held.value.due
+
+    # -- ledger
+
+    def append_ledger(self, job: str, entry: Entry) -> bool:
+        return self._create(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) is not None
+
+    def append_all(self, job: str, entries: Sequence[Entry]) -> None:
+        if len(entries) == 1:
+            self.append_ledger(job, entries[0])
+        elif entries:  # one object for all entries of one write of the record
+            said = "\n".join(f"{entry.at}.{entry.id}" for entry in entries)
+            name = f"{MANY}{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+            self._create(paths.entry(job, entries[0].at, name), encode_many(entries))
+
+    def list_ledger(self, job: str) -> tuple[Entry, ...]:
+        found = {(entry.at, entry.id): entry for entry in self._read_all(paths.ledger(job), Entry)}
+        return tuple(entry for _, entry in sorted(found.items()))
+
+    # -- documents written by others
+
+    def read_stack(self) -> StackState | None:
+        return self._value(paths.STACK, StackState)
+
+    def draining(self) -> bool:
+        return self._objects.get(paths.DRAIN) is not None
+
+    def read_spec(self, job: str, sha256: str = "") -> JobSpec | None:
+        return self._value(paths.spec(job, sha256), JobSpec)
+
+    def put_spec(self, job: str, spec: JobSpec, sha256: str = "") -> None:
+        path = paths.spec(job, sha256)
+        if self._create(path, spec_json(spec), own=True) is None:
+            raise StoreError(f"{path}: another job file is there, and is never replaced")
+
+    def put_source(self, job: str, sha256: str, tar: bytes) -> None:
+        path = paths.source(job, sha256)
+        if path not in self.list(path):
+            self._objects.put(path, tar)
+
+    def read_progress(self, job: str) -> Progress | None:
+        return self._value(paths.progress(job), Progress)
+
+    def put_progress(self, job: str, progress: Progress) -> None:
+        self._objects.put(paths.progress(job), msgspec.json.encode(progress))
+
+    # -- static machines and market
+
+    def list_static_hellos(self) -> tuple[StaticHello, ...]:
+        return tuple(self._read_all(paths.STATIC, StaticHello, deep=True))
+
+    def put_static_hello(self, hello: StaticHello) -> bool:
+        mine = paths.static_hello(hello.machine, hello.boot)
+        new = self._create(mine, msgspec.json.encode(hello)) is not None
+        for path in self._objects.list(paths.static_machine(hello.machine)) if new else ():
+            if path != mine:
+                self._objects.delete(path)
+        return new
+
+    def read_prices(self, pools: tuple[str, ...]) -> dict[str, Versioned[Prices]]:
+        blobs = zip(pools, self._objects.get_many([paths.prices(pool) for pool in pools]), strict=True)
+        return {pool: self._advisory(paths.prices(pool), blob, Prices(pool, 0.0)) for pool, blob in blobs if blob}
+
+    def cas_prices(self, prices: Prices, token: str) -> str | None:
+        path, data = paths.prices(prices.pool), msgspec.json.encode(prices)
+        return self._replace(path, data, token, own=False) if token else self._create(path, data)
+
+    def read_networks(self) -> tuple[Network, ...]:
+        return tuple(self._read_all(paths.NETWORKS, Network, deep=True))
+
+    def put_network(self, network: Network) -> None:
+        self._objects.put(paths.network(network.machine_type, network.zone), msgspec.json.encode(network))
+
+    def read_observations(self, pools: tuple[str, ...], hours: tuple[int, ...]) -> dict[str, tuple[Observation, ...]]:
+        wanted = [(pool, hour) for pool in pools for hour in sorted(hours)]
+        blobs = self._objects.get_many([paths.market_hour(pool, hour) for pool, hour in wanted])
+        out: dict[str, tuple[Observation, ...]] = dict.fromkeys(pools, ())
+        for (pool, hour), blob in zip(wanted, blobs, strict=True):
+            if blob is not None:
+                out[pool] += self._advisory(paths.market_hour(pool, hour), blob, MarketHour()).value.observations
+        return out
+
+    def add_observations(self, pool: str, hour: int, observations: tuple[Observation, ...]) -> bool:
+        path = paths.market_hour(pool, hour)
+        for _ in range(MARKET_TRIES):
+            blob = self._objects.get(path)
+            there = self._advisory(path, blob, MarketHour()).value.observations if blob else ()
+            new = tuple(observation for observation in dict.fromkeys(observations) if observation not in there)
+            if not new:
+                return True
+            merged = MarketHour(
+                tuple(sorted((*there, *new), key=lambda observation: (observation.at, observation.machine)))
+            )
+            data = msgspec.json.encode(merged)
+            done = self._replace(path, data, blob.tag) if blob else self._create(path, data)
+            if done is not None:
+                if blob is None:
+                    self._forget_hours(pool, hour - HOURS_KEPT)
+                return True
+        log.warning("%s: others wrote all the time; %d observations are left out", path, len(observations))
+        return False
+
+    def _forget_hours(self, pool: str, before: int) -> None:
+        for path in self._objects.list(paths.market_hours(pool)):
+            if path < paths.market_hour(pool, before):
+                self._objects.delete(path)
+
+    def _advisory(self, path: str, blob: Blob, blank: T) -> Versioned[T]:
+        """Decode an advisory document. An unreadable one is quarantined and counts as ``blank``."""
+        try:
+            return Versioned(decode(blob.data, type(blank), path), blob.tag)
+        except CorruptError as error:
+            log.warning("skipped %s", error)
+            self._set_aside(path, blob)
+            return Versioned(blank, blob.tag)
+
+    # -- tombs, names, quarantine
+
+    def put_tomb(self, job: str, at: float) -> None:
+        self._objects.put(paths.tomb(job), msgspec.json.encode(at))
+
+    def read_tomb(self, job: str) -> float | None:
+        return self._value(paths.tomb(job), float)
+
+    def read_name(self, name: str) -> str | None:
+        path = paths.name(name)
+        blob = self._objects.get(path)
+        if blob is None:
+            return None
+        job = blob.data.decode("ascii", "replace")
+        if not JOB_ID.match(job):
+            raise CorruptError(f"{path}: {job[:40]!r} is not a job id")
+        return job
+
+    def put_name(self, name: str, job: str) -> bool:
+        # Job ids are random, so a name that points to this id was written by us.
+        return self._create(paths.name(name), job.encode(), own=True) is not None
+
+    def delete_name(self, name: str, job: str) -> None:
+        if self.read_name(name) == job:
+            self._objects.delete(paths.name(name))
+
+    def quarantine(self, text: str) -> None:
+        data = text.encode("utf-8", "backslashreplace")[:QUARANTINE_BYTES]
+        if len(self._objects.list(paths.QUARANTINE)) < QUARANTINE_KEPT:
+            self._create(paths.quarantine(hashlib.sha256(data).hexdigest()), data)
+
+    # -- by path
+
+    def get(self, path: str) -> bytes | None:
+        blob = self._objects.get(path)
+        return blob.data if blob else None
+
+    def get_all(self, paths: tuple[str, ...]) -> tuple[bytes | None, ...]:
+        return tuple(blob.data if blob else None for blob in self._objects.get_many(list(paths)))
+
+    def part(self, path: str, start: int, size: int) -> bytes | None:
+        return self._objects.part(path, start, size)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._objects.put(path, data)
+
+    def delete(self, path: str) -> None:
+        self._objects.delete(path)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        folder = prefix[: prefix.rfind("/") + 1]
+        return tuple(path for path in self._objects.list(folder) if path.startswith(prefix))
+
+    def newest(self, folder: str, most: int) -> tuple[str, ...]:
+        return tuple(self._objects.newest(folder, most))
+
+    # -- how documents are read and written
+
+    def _read(self, path: str, kind: type[T]) -> Versioned[T] | None:
+        blob = self._objects.get(path)
+        return _held(blob, decode, kind, path) if blob else None
+
+    def _value(self, path: str, kind: type[T]) -> T | None:
+        held = self._read(path, kind)
+        return held.value if held else None
+
+    def _read_versioned(self, path: str, kind: type[T]) -> Versioned[T] | None:
+        known = self._recent.blob(path)
+        blob = self._objects.refresh(path, known) if known is not None else self._objects.get(path)
+        if blob is None:
+            return None
+        value = self._recent.value(path, blob)
+        if isinstance(value, kind):
+            return Versioned(value, blob.tag)
+        if blob is known:  # evicted from the cache by now, and its bytes were not sent
+            blob = self._objects.get(path)
+            if blob is None:
+                return None
+        held = _held(blob, decode_versioned, kind, path)
+        self._recent.keep(path, blob, held.value)
+        return held
+
+    def _read_all(self, prefix: str, kind: type[T], deep: bool = False) -> builtins.list[T]:
+        """Read every document of a folder. Unreadable ones go to quarantine, so that they do not stop a job.
+
+        ``deep``: also read subfolders. Other folders have no documents in subfolders, and machines could write there:
+        their right to ``jobs/<job>/logs/`` covers every name with ``/logs/`` in it, since clouds match any character.
+        """
+        out: builtins.list[T] = []
+        keys = [path for path in self._objects.list(prefix) if deep or "/" not in path.removeprefix(prefix)]
+        for path, blob in zip(keys, self._objects.get_many(keys), strict=True):
+            if blob is None:  # deleted since the listing
+                continue
+            try:
+                if f".{MANY}" in path:
+                    out += decode_many(blob.data, kind, path)
+                else:
+                    out.append(decode(blob.data, kind, path))
+            except CorruptError as error:
+                log.warning("skipped %s", error)
+                self._set_aside(path, blob)
+        return out
+
+    def _set_aside(self, path: str, blob: Blob) -> None:
+        """Copy an object to quarantine, if this identity has the right; a submitter has not."""
+        try:
+            self.quarantine(f"{path}\n{cut(blob.data)}")
+        except BucketRefusedError as error:
+            log.info("not set aside: %s", error)
+
+    def _create(self, path: str, data: bytes, own: bool = False) -> str | None:
+        """Create an object. Returns its token, or None if it exists. ``own``: no other writer writes these bytes.
+
+        If it exists, Google may refuse with 403 an identity that may create objects but not replace them.
+        """
+        try:
+            return self._objects.create(path, data)
+        except ConflictError:
+            return self._ours(path, data) if own else None
+        except BucketRefusedError:
+            if self._objects.get(path) is None:
+                raise
+            return self._ours(path, data) if own else None
+
+    def _replace(self, path: str, data: bytes, token: str, own: bool = True) -> str | None:
+        try:
+            return self._objects.replace(path, data, token)
+        except ConflictError:
+            return self._ours(path, data) if own else None
+
+    def _ours(self, path: str, data: bytes) -> str | None:
+        """Return the token of this writer's own write whose answer was lost; the nonce makes its bytes unique."""
+        blob = self._objects.get(path)
+        return blob.tag if blob is not None and blob.data == data else None
+
+    def _create_versioned(self, path: str, document: Nonced) -> str | None:
+        return self._create(path, encode_versioned(_checked(document, path)), own=True)
+
+    def _replace_versioned(self, path: str, document: Nonced, token: str) -> str | None:
+        return self._replace(path, encode_versioned(_checked(document, path)), token)
+
+
+def _held(blob: Blob, decoded: Callable[[bytes, type[T], str], T], kind: type[T], path: str) -> Versioned[T]:
+    """Return the decoded document with its token; an error has the token too."""
+    try:
+        return Versioned(decoded(blob.data, kind, path), blob.tag)
+    except CorruptError as error:
+        error.token = blob.tag
+        raise
+
+
+def _checked(document: Nonced, path: str) -> Nonced:
+    if not document.nonce:
+        raise StoreError(f"{path}: a document that is compared and swapped needs a fresh nonce")
+    return document

@@ -1,0 +1,146 @@
+"""A recorded market: how many machines each zone had at each tick, and their price as a share of on-demand.
+
+Two formats are read: values by tick, and the shipped runs ``[value, ticks]``. ``null`` is a gap without observation. A
+gap counts as no capacity at the last price; so does a price of zero, since machines are never free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+
+import msgspec
+
+from spotkeeper.contract import codec
+
+MOST = 1000.0  # times on-demand: a price above it has another unit
+LEAST_TICK_S, LONGEST_TICK_S = 1.0, 86_400.0
+SHIPPED = Path(__file__).parent.parent / "local" / "markets"
+
+
+class RecordingError(Exception):
+    """A file is not a valid recording; the message names the file and the reason."""
+
+
+Series = list[float | tuple[float | None, int] | None]
+
+
+class _ZoneSeries(msgspec.Struct, frozen=True):
+    zone: str
+    capacity: Series
+    price: Series | None = None
+    spot_price: Series | None = None
+
+
+class _RecordingFile(msgspec.Struct, frozen=True):
+    collection: str
+    market: str
+    gap_seconds: float
+    gang: int
+    zones: list[_ZoneSeries]
+
+
+@dataclass(frozen=True)
+class RecordedZone:
+    """One zone of a recording: ``capacity`` (machines) and ``price`` (share of on-demand) by tick."""
+
+    name: str
+    region: str
+    capacity: tuple[int, ...]
+    price: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Zones of one machine type over the same ticks. ``gang``: number of machines observed at once."""
+
+    collection: str
+    market: str
+    tick_h: float
+    gang: int
+    zones: tuple[RecordedZone, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.collection}.{self.market}"
+
+    @property
+    def ticks(self) -> int:
+        return len(self.zones[0].capacity)
+
+    def only(self, zones: tuple[int, ...]) -> Recording:
+        """Return the same market restricted to these zones."""
+        return replace(self, zones=tuple(self.zones[index] for index in zones))
+
+    @cached_property
+    def up(self) -> tuple[bytes, ...]:
+        """By zone, one byte per tick: 1 if a whole gang fits."""
+        return tuple(bytes(count >= self.gang for count in zone.capacity) for zone in self.zones)
+
+
+def read(path: Path, *, ratio: float = 0.3) -> Recording:
+    """Read a recording.
+
+    Args:
+        ratio: spot price as a share of on-demand, for a file without prices.
+
+    Raises:
+        RecordingError: the file is not a recording, or its zones have different lengths.
+    """
+    try:
+        file = codec.decode(path.read_bytes(), _RecordingFile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RecordingError(f"{path}: {error}") from None
+    if not LEAST_TICK_S <= file.gap_seconds <= LONGEST_TICK_S:
+        raise RecordingError(
+            f"{path}: gap_seconds: want {LEAST_TICK_S:g} to {LONGEST_TICK_S:g}, not {file.gap_seconds:g}"
+        )
+    zones = tuple(_zone(zone, ratio) for zone in file.zones)
+    if any(price > MOST for zone in zones for price in zone.price):
+        raise RecordingError(f"{path}: prices are shares of on-demand's, {MOST:g} at most")
+    lengths = {len(series) for zone in zones for series in (zone.capacity, zone.price)}
+    if len(lengths) != 1 or lengths == {0} or file.gang < 1:
+        raise RecordingError(f"{path}: every zone needs capacity and price for each of the same ticks")
+    return Recording(file.collection, file.market, file.gap_seconds / 3600.0, file.gang, zones)
+
+
+def read_folder(folder: Path) -> tuple[Recording, ...]:
+    """Read every ``*.json`` of a folder, in name order.
+
+    Raises:
+        RecordingError: the folder has none, or one is invalid.
+    """
+    found = tuple(read(path) for path in sorted(folder.glob("*.json")))
+    if not found:
+        raise RecordingError(f"{folder}: no recording (*.json) found")
+    return found
+
+
+def region_of(zone: str) -> str:
+    """Return the region of a zone such as ``us-east-1a`` or ``us-east1-b``; any other name is its own region."""
+    return zone[:-2] if zone[-2:-1] == "-" else zone[:-1] if zone[-2:-1].isdigit() else zone
+
+
+def _zone(zone: _ZoneSeries, ratio: float) -> RecordedZone:
+    capacity = tuple(int(value or 0) for value in _flat(zone.capacity))
+    told = zone.price if zone.price is not None else zone.spot_price
+    price = (ratio,) * len(capacity) if told is None else tuple(_without_gaps(_flat(told), ratio))
+    return RecordedZone(zone.zone, region_of(zone.zone), capacity, price)
+
+
+def _flat(told: Series) -> Iterator[float | None]:
+    for run in told:
+        if isinstance(run, tuple):
+            yield from repeat(run[0], run[1])
+        else:
+            yield run
+
+
+def _without_gaps(prices: Iterator[float | None], first: float) -> Iterator[float]:
+    last = first
+    for price in prices:
+        last = price if price is not None and price > 0 else last
+        yield last

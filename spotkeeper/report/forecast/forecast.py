@@ -1,0 +1,277 @@
+"""Forecasts a job's cost and end: it replays the policy that buys machines on recorded markets. Pure.
+
+The job begins at many moments in each recorded region. Each region is one sample of what the job's market may be like,
+and all weigh the same; the job's own market, if it was recorded, weighs as much as all others together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from spotkeeper.replay.model import ATTEMPT_H, PlayedOutcome
+from spotkeeper.report.forecast.band import PROMISED, Band, Values, band, weigh
+from spotkeeper.report.forecast.player import most_on_demand
+from spotkeeper.report.forecast.recordings import MOVE_H, RecordingPart, Task, outcomes
+from spotkeeper.report.text.words import code, markdown_table, percent, usd
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+REPLAYS = 240  # most replays of a job, over all parts
+LEAST = 8  # fewest replays of one part
+TICKS = 150_000  # most ticks over all replays: a job of months is replayed less often
+Market = Sequence[PlayedOutcome]
+
+
+class Library(Struct, frozen=True):
+    """The recorded markets. ``own``: those of the job's own market."""
+
+    others: tuple[RecordingPart, ...]
+    own: tuple[RecordingPart, ...] = ()
+
+    @property
+    def parts(self) -> tuple[RecordingPart, ...]:
+        return (*self.own, *self.others)
+
+
+class Outlook(Struct, frozen=True):
+    """The forecast cost and end of a job. Money is USD for all its machines, times are hours from its start.
+
+    Attributes:
+        spot_share: the share of machine-hours on spot.
+        late: the share of replays that ended after the deadline; None without a deadline.
+        unfinished: the share of replays that were stopped before the job's end.
+        over_budget: the share of replays over `max_usd` (the job would go on hold); None without that limit.
+    """
+
+    usd: Band
+    finish_h: Band
+    preemptions: Band
+    spot_share: Band
+    late: float | None = None
+    unfinished: float = 0.0
+    over_budget: float | None = None
+
+
+class Forecast(Struct, frozen=True):
+    """The forecast of one job on one pool, compared with on-demand machines only, whose cost is taken as certain."""
+
+    job: str
+    pool: str
+    machine_type: str
+    nodes: int
+    work_h: float
+    deadline_h: float | None
+    expected: Outlook
+    on_demand: Outlook
+    saves: float  # expected saving, as a share of the on-demand cost
+    replays: int
+    assumptions: tuple[str, ...]
+    runs: bool = True  # False: no replay had a machine, because no spot price was below its `max_price`
+
+
+def forecast(
+    task: Task, library: Library, assumptions: Sequence[str] = (), done: Callable[[], None] = lambda: None
+) -> Forecast:
+    """Forecast the cost and the end of a job.
+
+    Args:
+        assumptions: lines of the caller, placed before those of the replays.
+        done: called after each replayed part.
+
+    Raises:
+        ValueError: the library is empty.
+    """
+    if not library.parts:
+        raise ValueError("no recorded market with spot capacity")
+    own, others = ([_played(task, part, library, done) for part in parts] for parts in (library.own, library.others))
+    expected, whole = outlook(task, others, own), on_demand_only(task)
+    return Forecast(
+        job=task.spec.name,
+        pool=task.shop.pool.name,
+        machine_type=task.shop.pool.machine_type,
+        nodes=task.nodes,
+        work_h=task.work_h,
+        deadline_h=task.deadline_h,
+        expected=expected,
+        on_demand=whole,
+        saves=1.0 - expected.usd.mid / whole.usd.mid,
+        replays=sum(map(len, (*own, *others))),
+        assumptions=(*assumptions, *_assumed(task, library)),
+        runs=task.shop.on_demand or expected.spot_share.high > 0,
+    )
+
+
+def replays(task: Task, library: Library) -> int:
+    """The number of replays in each part."""
+    finest = min(part.recording.tick_h for part in library.parts)
+    ticks = (task.deadline_h or 1.5 * task.work_h) / finest
+    return max(LEAST, int(min(REPLAYS, TICKS / ticks) / len(library.parts)))
+
+
+def _played(task: Task, part: RecordingPart, library: Library, done: Callable[[], None]) -> Market:
+    found = tuple(outcomes(task, part, replays(task, library)))
+    done()
+    return found
+
+
+def outlook(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) -> Outlook:
+    """Compute the bands over all outcomes. ``others``, ``own``: the outcomes of each market."""
+
+    def of(value: Callable[[PlayedOutcome], float]) -> Values:
+        return weigh(*([[value(out) for out in market] for market in markets] for markets in (others, own)))
+
+    def share(value: Callable[[PlayedOutcome], bool]) -> float:
+        return of(lambda out: float(value(out))).share()
+
+    most, horizon, due_h = task.spec.max_usd, task.terms(1.0).horizon_h, task.deadline_h
+    return Outlook(
+        usd=band(of(lambda out: cost_usd(task, out))),
+        finish_h=band(of(lambda out: out.finish_h)),
+        preemptions=band(of(lambda out: out.preemptions)),
+        spot_share=band(of(spot_share)),
+        late=None if due_h is None else share(lambda out: out.missed or out.finish_h > due_h),
+        unfinished=share(lambda out: out.finish_h > horizon) if task.deadline_h is None else 0.0,
+        over_budget=share(lambda out: cost_usd(task, out) > most) if most is not None else None,
+    )
+
+
+def cost_usd(task: Task, out: PlayedOutcome) -> float:
+    return out.cost * task.nodes
+
+
+def spot_share(out: PlayedOutcome) -> float:
+    ran = out.spot_h + out.on_demand_h
+    return out.spot_h / ran if ran else 0.0
+
+
+def on_demand_only(task: Task) -> Outlook:
+    hours = task.work_h + task.restart_h
+    cost, nothing = hours * task.on_demand * task.nodes, Band(0.0, 0.0, 0.0)
+    late = None if task.deadline_h is None else float(hours > task.deadline_h)
+    over = None if task.spec.max_usd is None else float(cost > task.spec.max_usd)
+    return Outlook(Band(cost, cost, cost), Band(hours, hours, hours), nothing, nothing, late, 0.0, over)
+
+
+def barred(task: Task) -> str:
+    """Why the job may not have all its machines on-demand; "" if it may."""
+    if task.shop.on_demand:
+        return ""
+    if task.spec.policy == "spot":
+        return "the job's policy is spot"
+    return f"at most {most_on_demand(task.spec, task.shop.pool)} machines may be, and the job has {task.nodes}"
+
+
+# -- assumptions
+
+
+def _assumed(task: Task, library: Library) -> Iterator[str]:
+    spec = task.spec
+    names = Counter(part.recording.name for part in library.parts)
+    where = ", ".join(f"{name}: {count} region{'s' * (count > 1)}" for name, count in sorted(names.items()))
+    yield f"market: like a recorded one ({where}), starting at any moment of it"
+    if library.own:
+        yield f"market: {', '.join(part.name for part in library.own)} is the job's own, with half of the weight"
+    low, high = usd(min(task.spot)), usd(max(task.spot))
+    spot = low if low == high else f"{low} to {high}"
+    yield f"prices: on-demand {usd(task.on_demand)}, spot {spot} a machine-hour, changing as in the recording"
+    watched = min(part.recording.gang for part in library.parts)
+    if task.nodes > watched:
+        yield f"capacity: recordings show {watched} machines or more; the job's {task.nodes} are lost together"
+    else:
+        yield "capacity: the job runs if all its machines are available, and loses them together"
+    if spec.size().min < task.nodes:
+        yield f"nodes: all {task.nodes} or none, although the job could continue with {spec.size().min}"
+    start, move = (f"{hours * 60:.0f} min" for hours in (task.restart_h, MOVE_H))
+    yield f"start: {start} for each launch, billed; {move} more in another zone; {ATTEMPT_H * 3600:.0f} s for a refusal"
+    yield "work: a preemption costs its restart and no training (a notice gives time for a save)"
+    if task.shop.on_demand:
+        yield "on-demand: available at any time"
+    else:
+        yield f"on-demand: {barred(task)}, so none is bought; its column shows the cost for comparison"
+    yield "not included: disks and traffic"
+    yield f"band: holds {percent(PROMISED)} of outcomes in markets that were left out (bench/market/forecast.py)"
+
+
+# -- for people
+
+
+HEAD = ("", "expected", "80 % band", "on-demand only")
+
+
+def rows(made: Forecast) -> Iterator[tuple[str, str, str, str]]:
+    """Name, expected value, band, and the value on on-demand machines only."""
+    ours, whole = made.expected, made.on_demand
+    yield "cost", usd(ours.usd.mid), span(ours.usd, usd), usd(whole.usd.mid)
+    yield "done after", hours(ours.finish_h.mid), span(ours.finish_h, hours), hours(whole.finish_h.mid)
+    yield "preemptions", f"{ours.preemptions.mid:.1f}", span(ours.preemptions, lambda n: f"{n:.0f}"), "0"
+    yield "share on spot", percent(ours.spot_share.mid), span(ours.spot_share, percent), "0 %"
+    for name, share in risks(ours):
+        yield name, percent(share), "", percent(dict(risks(whole)).get(name, 0.0))
+
+
+def risks(of: Outlook) -> Iterator[tuple[str, float]]:
+    """The risks of a job, each with the share of replays in which it happened."""
+    if of.late is not None:
+        yield "after its deadline", of.late
+    if of.over_budget is not None:
+        yield "over its max_usd", of.over_budget
+    if of.unfinished:
+        yield "not finished", of.unfinished
+
+
+def headline(made: Forecast) -> str:
+    saved = f"{percent(made.saves)} less than on-demand" if made.saves >= 0.005 else "no less than on-demand"
+    until = "" if made.deadline_h is None else f", deadline in {hours(made.deadline_h)}"
+    return f"{made.nodes} x {made.machine_type}, {hours(made.work_h)} of training{until}: {saved}"
+
+
+def table(made: Forecast) -> RenderableType:
+    """The forecast as the command prints it, with a line for each assumption below."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for at, name in enumerate(HEAD):
+        grid.add_column(name, justify="right" if at else "left", no_wrap=True)
+    for row in rows(made):
+        grid.add_row(*row)
+    title = Text(f"{made.job} on {made.pool}: {headline(made)}", "bold")
+    return Group(title, grid, Text(f"assumed ({made.replays} replays):", "dim"), below(made.assumptions))
+
+
+def below(lines: Iterable[str]) -> RenderableType:
+    """Indent lines by two columns, also where they wrap."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text("\n".join(lines), "dim"), (0, 0, 0, 2), expand=False)
+
+
+def markdown(made: Forecast) -> str:
+    """The forecast as Markdown for a comment: user-written names are code spans, the assumptions are folded."""
+    title = f"**{code(made.job)} on {code(made.pool)}**: {code(headline(made))}"
+    cells = [list(row) for row in rows(made)]
+    lines = [title, "", *markdown_table(list(HEAD), cells, right=(1, 2, 3)), ""]
+    return "\n".join((*lines, *folded(f"{made.replays} replays; assumptions", made.assumptions))) + "\n"
+
+
+def folded(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield f"<details><summary>{title}</summary>\n"
+    yield from (f"- {code(line, 1000)}" for line in lines)
+    yield "\n</details>"
+
+
+def span(of: Band, say: Callable[[float], str]) -> str:
+    low, high = say(of.low), say(of.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def hours(hours: float) -> str:
+    return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:.1f} d"

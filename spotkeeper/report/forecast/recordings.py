@@ -1,0 +1,204 @@
+"""The recorded markets that a forecast replays, including the stack's own history, one part per region. Pure.
+
+A stack is in one region, and regions differ far more than hours do. So each replay draws zones of one region, and the
+benchmark of forecasts leaves out whole regions.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.market import HOUR_S, Fate, Observation, lives
+from spotkeeper.contract.policy import Terms
+from spotkeeper.contract.stack import Model
+from spotkeeper.replay.model import ATTEMPT_H, LEAST_UP, PROBE_H, Case, PlayedOutcome, play
+from spotkeeper.replay.recording import RecordedZone, Recording
+from spotkeeper.report.forecast.player import TIMES, Chooser, Shop
+
+UNENDING = 10.0  # times the work, plus UNENDING_H: then the replay of a job without a deadline stops
+UNENDING_H = 240.0
+MOVE_H = TIMES.copy_s / 3600.0  # a move as jobs expect it; the evaluation of policies uses another value
+
+
+@dataclass(frozen=True)
+class RecordingPart:
+    """A region of one recording, or some of its hours; ``recording`` has only that region's zones."""
+
+    name: str
+    recording: Recording
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job to replay. Prices are USD per machine-hour; ``spot`` has one for each zone of the shop's pool.
+
+    Attributes:
+        deadline_h: hours from the job's start; None without a deadline.
+        restart_h: billed hours of each launch.
+    """
+
+    spec: JobSpec
+    shop: Shop
+    spot: tuple[float, ...]
+    on_demand: float
+    work_h: float
+    restart_h: float
+    deadline_h: float | None = None
+
+    @property
+    def nodes(self) -> int:
+        return self.spec.size().max
+
+    def terms(self, tick_h: float) -> Terms:
+        """Return the replay's terms. A job that may not use on-demand machines runs on after its deadline."""
+        ends_h = self.deadline_h if self.shop.on_demand else None
+        return Terms(
+            work_h=self.work_h,
+            deadline_h=self.deadline_h,
+            horizon_h=ends_h or UNENDING * self.work_h + UNENDING_H,
+            restart_h=self.restart_h,
+            move_h=MOVE_H,
+            move_price=0.0,
+            attempt_h=ATTEMPT_H,
+            probe_h=PROBE_H,
+            delay_price=0.0,
+            tick_h=tick_h,
+            on_demand_price=self.on_demand,
+        )
+
+
+def parts(recordings: Iterable[Recording]) -> tuple[RecordingPart, ...]:
+    """Return a part for every recorded region in which a zone had spot capacity at least some of the time."""
+    out = []
+    for recording in recordings:
+        for region in dict.fromkeys(zone.region for zone in recording.zones):
+            zones = tuple(index for index, zone in enumerate(recording.zones) if zone.region == region)
+            part = recording.only(zones)
+            if any(_lives(part, index) for index in range(len(zones))):
+                out.append(RecordingPart(f"{recording.name} {region}", part))
+    return tuple(out)
+
+
+def halves(part: RecordingPart) -> tuple[RecordingPart, RecordingPart] | None:
+    """Split a part into the first and second half of its hours; None if one of them never has spot capacity."""
+    middle = part.recording.ticks // 2
+    both = _cut(part, slice(0, middle)), _cut(part, slice(middle, None))
+    lives = all(any(_lives(half.recording, zone) for zone in range(len(half.recording.zones))) for half in both)
+    return both if lives else None
+
+
+def _cut(part: RecordingPart, ticks: slice) -> RecordingPart:
+    zones = tuple(
+        replace(zone, capacity=zone.capacity[ticks], price=zone.price[ticks]) for zone in part.recording.zones
+    )
+    return RecordingPart(part.name, replace(part.recording, zones=zones))
+
+
+def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Iterator[PlayedOutcome]:
+    """Replay the job from ``count`` evenly spread moments of a part, each time in randomly drawn zones of it."""
+    rng = random.Random(f"{part.name}/{seed}")  # noqa: S311 - a replay, not a secret
+    for number in range(count):
+        recording = _drawn(task, part.recording, rng)
+        begins = int(recording.ticks * (number + rng.random()) / count)
+        shop = task.shop.only(len(recording.zones))
+        case = Case(part.name, recording, begins, 0, task.terms(recording.tick_h))
+        yield play(case, Chooser(task.spec, shop))
+
+
+def _drawn(task: Task, recording: Recording, rng: random.Random) -> Recording:
+    """Draw as many recorded zones as the job has, at its prices; at least one has capacity some of the time."""
+    every = range(len(recording.zones))
+    first = rng.choice([index for index in every if _lives(recording, index)])
+    others = [index for index in every if index != first]
+    chosen = [first, *rng.sample(others, min(len(others), len(task.spot) - 1))]
+    rng.shuffle(chosen)
+    zones = tuple(_priced(recording.zones[index], usd) for index, usd in zip(chosen, task.spot, strict=False))
+    return replace(recording, gang=min(recording.gang, task.nodes), zones=zones)
+
+
+def _priced(zone: RecordedZone, usd: float) -> RecordedZone:
+    """Scale the zone's recorded prices so that their mean is ``usd``."""
+    mean = sum(zone.price) / len(zone.price)
+    known: dict[float, float] = {}
+    return replace(zone, price=tuple([known.setdefault(price, usd * price / mean) for price in zone.price]))
+
+
+def _lives(recording: Recording, zone: int) -> bool:
+    up = recording.up[zone]
+    return sum(up) > LEAST_UP * len(up)
+
+
+# -- a stack's own history
+
+# A stack learns about capacity only from its machines: a zone with a running spot machine had capacity; a zone that
+# preempted or refused a machine had none, for at most an hour. In between, a zone keeps its last state. Hours without
+# information about any zone are left out.
+TICK_S = 600.0
+GONE_S = HOUR_S  # a zone that preempted or refused a machine counts as without capacity for at most this long
+LEAST_H = 48.0  # known hours that a history needs
+Span = tuple[float, float, bool]  # from, to, whether spot was there
+
+
+def own_recording(pool: str, region: str, observations: Iterable[Observation]) -> Recording | None:
+    """Make a recording of a pool's zones from the stack's own history; None if too little is known.
+
+    Its gang is one machine: a zone has spot capacity or has none.
+    """
+    told = sorted(observations, key=lambda observation: observation.at)
+    spans: dict[str, list[Span]] = {}
+    for zone, span in _spans(told):
+        spans.setdefault(zone, []).append(span)
+    if not spans:
+        return None
+    begin = min(span[0] for zone in spans.values() for span in zone)
+    ticks = math.ceil((max(span[1] for zone in spans.values() for span in zone) - begin) / TICK_S)
+    states = {zone: _states(found, begin, ticks) for zone, found in sorted(spans.items())}
+    kept = [tick for tick in range(ticks) if any(known[tick] is not None for known in states.values())]
+    if len(kept) * TICK_S < LEAST_H * HOUR_S:
+        return None
+    held = {zone: _held(known) for zone, known in states.items()}
+    zones = tuple(
+        RecordedZone(zone, region, tuple(series[tick] for tick in kept), (1.0,) * len(kept))
+        for zone, series in held.items()
+    )
+    return Recording("own history", pool, TICK_S / HOUR_S, 1, zones)
+
+
+def _spans(observations: list[Observation]) -> Iterable[tuple[str, Span]]:
+    last = observations[-1].at if observations else 0.0
+    for life in lives(observations):
+        if life.model is not Model.SPOT or life.began is None:
+            continue
+        ended = last if life.ended is None else life.ended
+        yield life.zone, (life.began, ended, True)
+        if life.fate is not Fate.KEPT:
+            yield life.zone, (ended, ended + GONE_S, False)
+    for observation in observations:
+        if observation.event is Event.REFUSED and observation.cause == "capacity" and observation.model is Model.SPOT:
+            yield observation.zone, (observation.at, observation.at + GONE_S, False)
+
+
+def _states(spans: list[Span], begin: float, ticks: int) -> list[bool | None]:
+    """The known state at each tick. A machine that ran for the whole tick outweighs a refusal in the hour before."""
+    known: list[bool | None] = [None] * ticks
+    for start, end, up in sorted(spans, key=lambda span: span[2]):
+        first, last = (start - begin) / TICK_S, (end - begin) / TICK_S
+        ran = range(math.ceil(first), min(ticks, int(last))) if up else range(int(first), min(ticks, math.ceil(last)))
+        for tick in ran:
+            known[tick] = up
+    return known
+
+
+def _held(known: list[bool | None]) -> list[int]:
+    """Fill gaps in the states: an unknown state equals the last known one; before that, the first known one."""
+    last = next((state for state in known if state is not None), False)
+    out = []
+    for state in known:
+        last = last if state is None else state
+        out.append(int(last))
+    return out

@@ -1,0 +1,280 @@
+"""Computes the cost of a job from its ledger and the prices the cloud reported, and its cost on on-demand machines.
+
+An attempt is paid from the start of its machine (`started`, if the cloud reported it; else its INTENT, which may be too
+early) to its end (`ended`, if the cloud reported it; else its GONE, the listing that found it gone, up to a minute
+late). A spot machine costs the market price of each moment. Without a reported price, and for the other models, it
+costs the price in its INTENT. A machine that the cloud refused, or that was never seen, costs nothing. The sum exceeds
+the bill by seconds for each machine, and by up to a minute if EC2 did not report its end: EC2 does not report when a
+requested machine began to run, and time that a cloud waives counts (Google: a spot machine preempted in its first
+minute).
+
+Two comparisons are kept apart. ``saved`` compares the very same machine-hours at on-demand prices, including boots,
+overlaps and standstills, so that it can be checked against the cloud's bill. ``undisturbed`` is another run, on
+uninterrupted on-demand machines: without boots beside a running machine, and without the time between a stop and the
+next generation. It is shown beside ``spent`` and never subtracted from it, since it is no bill for these hours. It
+includes the time of repeated steps, because the ledger does not record them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.market import Prices
+from spotkeeper.contract.stack import Model, StackState
+
+HOUR_S = 3600.0
+ENDS = (Event.END, Event.DONE)
+PricesByPool = Mapping[str, Prices]
+NO_PRICES: PricesByPool = MappingProxyType({})
+Span = tuple[float, float]  # start and end in seconds, start <= end
+SETTLED_S = 600.0  # virtual seconds of training: before that, boots dominate the share that was saved
+STOPS = (Event.STOP, Event.CRASH, Event.HOLD)  # a member's loss writes a STOP beside it
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One machine's time for one node. Times are virtual unix seconds; ``end`` is None while the machine bills."""
+
+    node: int
+    attempt: int
+    pool: str
+    zone: str
+    model: Model
+    price: float  # USD per hour
+    cause: str
+    asked: float
+    start: float  # when billing starts
+    admitted: float | None
+    end: float | None
+    refused: bool = False
+    on_demand: float | None = None  # price of the same machine on-demand when requested, USD per hour
+    listed: bool = False  # an entry proves that the machine existed
+
+    def span(self, now: float) -> Span:
+        """The paid time; empty if the machine never existed."""
+        if self.refused or not (self.listed or self.end is None):
+            return (self.start, self.start)
+        return (self.start, max(self.start, now if self.end is None else self.end))
+
+    def cost(self, now: float, prices: PricesByPool = NO_PRICES) -> float:
+        """The cost of the machine until ``now``, USD."""
+        start, end = self.span(now)
+        told = prices.get(self.pool) if self.model is Model.SPOT else None
+        price = self.price if told is None else told.mean(start, end, self.price, self.zone)
+        return (end - start) / HOUR_S * price
+
+
+@dataclass(frozen=True)
+class Money:
+    """The cost of a job, USD. ``on_demand_only``: the same machine-hours at on-demand prices.
+
+    ``undisturbed``: another run on uninterrupted on-demand machines. ``spot``, ``on_demand``, ``static``: the parts of
+    ``spent``, by provisioning model.
+    """
+
+    spent: float
+    on_demand_only: float
+    undisturbed: float
+    spot: float
+    on_demand: float
+    static: float
+    settled: bool = False  # the job has trained for long enough, or has ended
+
+    @property
+    def saved(self) -> float:
+        return self.on_demand_only - self.spent
+
+    @property
+    def saved_percent(self) -> float | None:
+        """The saving in percent of ``on_demand_only``; None while it is too early to say."""
+        return 100.0 * self.saved / self.on_demand_only if self.settled and self.on_demand_only > 0 else None
+
+
+# One pass writes all its events at one moment; causes come before their effects.
+_FIRST = frozenset({Event.SUBMITTED, Event.NOTICE, Event.LOSS, Event.CRASH, Event.REFUSED, Event.ADMITTED})
+_LAST = frozenset({Event.INTENT, Event.GENERATION, Event.DONE})
+
+
+def _moment(entry: Entry) -> tuple[float, int, str]:
+    return entry.at, 0 if entry.event in _FIRST else 2 if entry.event in _LAST else 1, entry.id
+
+
+def first_of_each(ledger: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Sort the entries by time and keep one for each id: a repeated round may write an event again."""
+    out: dict[str, Entry] = {}
+    for entry in sorted(ledger, key=_moment):
+        out.setdefault(entry.id, entry)
+    return tuple(out.values())
+
+
+def attempts(ledger: Iterable[Entry]) -> tuple[Attempt, ...]:
+    """Every machine that the job requested, by node and attempt."""
+    entries = first_of_each(ledger)
+    by_key: dict[tuple[int, int], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if entry.node is not None and entry.attempt is not None:
+            by_key[entry.node, entry.attempt].append(entry)
+    over = next((entry.at for entry in entries if entry.event is Event.DONE), None)
+    found = (_attempt(node, number, of, over) for (node, number), of in sorted(by_key.items()))
+    return tuple(one for one in found if one is not None)
+
+
+def _attempt(node: int, number: int, entries: list[Entry], over: float | None) -> Attempt | None:
+    intent = next((entry for entry in entries if entry.event is Event.INTENT), None)
+    if intent is None:
+        return None
+    at = {entry.event: entry.at for entry in reversed(entries)}  # the first of each kind
+    ran = any(entry.started is not None for entry in entries)
+    refused = Event.REFUSED in at and Event.ADMITTED not in at and not ran
+    found = at.get(Event.GONE, at[Event.REFUSED] if refused else over)
+    return Attempt(
+        node=node,
+        attempt=number,
+        pool=intent.pool or "",
+        zone=intent.zone or "",
+        model=intent.model or Model.SPOT,
+        price=intent.price or 0.0,
+        on_demand=intent.on_demand,
+        cause=intent.cause or "",
+        start=_start(intent, entries),
+        asked=intent.at,
+        admitted=at.get(Event.ADMITTED),
+        end=min((e.ended for e in entries if e.ended is not None), default=found),
+        refused=refused,
+        listed=any(_seen(entry) for entry in entries),
+    )
+
+
+def _start(intent: Entry, entries: list[Entry]) -> float:
+    """When billing begins, by the cloud's clock; a static machine ran before and counts from its INTENT."""
+    started = min((entry.started for entry in entries if entry.started is not None), default=intent.at)
+    return max(intent.at, started) if intent.model is Model.STATIC else started
+
+
+def _seen(entry: Entry) -> bool:
+    """Whether the entry proves that the machine existed."""
+    return entry.started is not None or entry.event not in (Event.INTENT, Event.REFUSED, Event.GONE)
+
+
+def stopped(ledger: Iterable[Entry], now: float) -> tuple[Span, ...]:
+    """The spans without training: from a stop, crash or hold to the next generation."""
+    out: list[Span] = []
+    since: float | None = None
+    for entry in first_of_each(ledger):
+        if entry.event in STOPS and since is None:
+            since = entry.at
+        elif entry.event in (Event.GENERATION, *ENDS) and since is not None:
+            out.append((since, entry.at))
+            since = None
+    if since is not None:
+        out.append((since, max(since, now)))
+    return tuple(out)
+
+
+def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices: PricesByPool = NO_PRICES) -> Money:
+    """Return the cost until ``now``, and the cost that on-demand machines would have had."""
+    entries = first_of_each(ledger)
+    machines = attempts(entries)
+    listed = _list_prices(machines, stack)
+    by_model = dict.fromkeys(Model, 0.0)
+    for machine in machines:
+        by_model[machine.model] += machine.cost(now, prices)
+    return Money(
+        spent=sum(by_model.values()),
+        on_demand_only=sum(seconds([machine.span(now)]) / HOUR_S * price for machine, price in listed.items()),
+        undisturbed=_undisturbed(entries, listed, now),
+        spot=by_model[Model.SPOT],
+        on_demand=by_model[Model.ON_DEMAND],
+        static=by_model[Model.STATIC],
+        settled=_settled(entries, now),
+    )
+
+
+def _settled(entries: tuple[Entry, ...], now: float) -> bool:
+    began = next((entry.at for entry in entries if entry.event is Event.GENERATION), None)
+    if began is None:
+        return False
+    over = next((entry.at for entry in entries if entry.event in ENDS), None)
+    trained_s = seconds(minus([(began, now if over is None else over)], stopped(entries, now)))
+    return trained_s >= (SETTLED_S if over is None else 1.0)
+
+
+def _undisturbed(entries: tuple[Entry, ...], listed: Mapping[Attempt, float], now: float) -> float:
+    idle = stopped(entries, now)
+    total = 0.0
+    for node in {machine.node for machine in listed}:
+        of_node = [machine for machine in listed if machine.node == node]
+        needed = seconds(minus(union(machine.span(now) for machine in of_node), idle))
+        total += needed / HOUR_S * min(listed[machine] for machine in of_node)
+    return total
+
+
+def _list_prices(machines: tuple[Attempt, ...], stack: StackState | None) -> dict[Attempt, float]:
+    """The on-demand price of every machine, USD an hour.
+
+    If a machine's own price is unknown, the lowest known price of its node counts, else the lowest of all nodes, else
+    what the machine itself costs.
+    """
+    own = {machine: _list_price(machine, stack) for machine in machines}
+    least = min((price for price in own.values() if price is not None), default=None)
+
+    def likely(machine: Attempt) -> float:
+        of_node = [told for one, told in own.items() if one.node == machine.node and told is not None]
+        return min(of_node, default=machine.price if least is None else least)
+
+    return {machine: likely(machine) if price is None else price for machine, price in own.items()}
+
+
+def _list_price(machine: Attempt, stack: StackState | None) -> float | None:
+    """The on-demand price of a machine, USD an hour; None for a spot machine of a pool that the stack no longer has.
+
+    The price noted with the request comes first, so that later changes of the stack leave past savings as they are;
+    then the stack's price.
+    """
+    if machine.on_demand is not None:
+        return machine.on_demand
+    pool = stack.pool(machine.pool) if stack else None
+    price = pool.prices.get(machine.zone) if pool else None
+    if price is None:
+        return None if machine.model is Model.SPOT else machine.price
+    return price.on_demand
+
+
+# -- spans
+
+
+def union(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same spans without overlaps, in order."""
+    out: list[Span] = []
+    for start, end in sorted(span for span in spans if span[1] > span[0]):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((start, end))
+    return tuple(out)
+
+
+def minus(spans: Iterable[Span], holes: Iterable[Span]) -> tuple[Span, ...]:
+    """The parts of ``spans`` outside ``holes``, in order."""
+    cut = union(holes)
+    out: list[Span] = []
+    for start, end in union(spans):
+        at = start
+        for hole_start, hole_end in cut:
+            if hole_end <= at or hole_start >= end:
+                continue
+            if hole_start > at:
+                out.append((at, hole_start))
+            at = max(at, hole_end)
+        if at < end:
+            out.append((at, end))
+    return tuple(out)
+
+
+def seconds(spans: Iterable[Span]) -> float:
+    """The total length of the spans in seconds; overlaps count each time."""
+    return sum(end - start for start, end in spans)

@@ -1,0 +1,84 @@
+"""Formats numbers for people, and untrusted text as Markdown that stays plain text. Pure.
+
+A pull request's comment quotes a branch that is not reviewed yet: a resource may be called ``](javascript:...)``, a
+message may close its table or mention many people by @. GitHub decodes entities and backslashes before it looks for
+mentions, so only code is safe: all text from outside this project goes through ``code`` or ``block``.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+
+def duration(seconds: float | None) -> str:
+    """Format a duration: ``4s``, ``3m20s``, ``2h05m``, ``3d04h``; ``-`` for None."""
+    if seconds is None:
+        return "-"
+    whole = round(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def usd(amount: float) -> str:
+    """Format an amount of USD: ``$1,234.50``; a positive amount below half a cent is ``<$0.01``."""
+    if 0.0 < amount < 0.005:
+        return "<$0.01"
+    return f"-${-amount:,.2f}" if amount <= -0.005 else f"${abs(amount):,.2f}"
+
+
+def percent(share: float) -> str:
+    """Format a share from 0 to 1: ``23 %``."""
+    return f"{100 * share:.0f} %"
+
+
+def loss_word(loss: float) -> str:
+    """Format a training loss with at least four significant digits: ``2.1130``, ``0.01234``, ``1.234e-05``."""
+    return f"{loss:.4f}" if loss == 0.0 or abs(loss) >= 0.1 else f"{loss:.4g}"
+
+
+def count(number: int, noun: str) -> str:
+    """Format a number with its noun: ``1 crash``, ``2 crashes``, ``0 preemptions``."""
+    plural = "" if number == 1 else "es" if noun.endswith("sh") else "s"
+    return f"{number} {noun}{plural}"
+
+
+def saved(percent: float) -> str:
+    """Format a saving in percent: ``71 % saved``; ``9 % more`` if machines cost more than their on-demand price."""
+    whole = round(percent)
+    return f"{whole} % saved" if whole >= 0 else f"{-whole} % more"
+
+
+LONGEST = 200  # characters of a code span
+LONGEST_BLOCK = 4000
+
+
+def code(text: str, longest: int = LONGEST) -> str:
+    """Return text as a one-line code span: links, mentions, images, HTML and ends of table cells have no effect."""
+    line = " ".join("".join(map(_visible, text)).split())
+    line = line if len(line) <= longest else f"{line[: longest - 3]}..."
+    return f"`{line.replace('`', chr(39)).replace('|', '¦')}`" if line else ""
+
+
+def block(text: str, longest: int = LONGEST_BLOCK) -> str:
+    """Return lines as a code block that they cannot close."""
+    kept = "".join(char if char == "\n" else _visible(char) for char in text)[:longest].rstrip()
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", kept)), default=0))
+    return f"{fence}text\n{kept}\n{fence}"
+
+
+def _visible(char: str) -> str:
+    """Replace control characters, marks of text direction and all white space by a space."""
+    return " " if unicodedata.category(char)[0] in "CZ" else char
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Return the lines of a Markdown table; cells are Markdown. ``right``: indices of right-aligned columns."""
+    marks = ["---:" if at in right else "---" for at in range(len(head))]
+    return [f"| {' | '.join(line)} |" for line in (head, marks, *rows)]

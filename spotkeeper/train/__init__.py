@@ -1,0 +1,22 @@
+"""The training library: imported by the user's script, and in parts by the agent.
+
+It runs in the job's Python, so it imports only the standard library and torch. Torch is imported on first use, because
+the agent imports the control file and the checkpoint store from here and must stay small.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spotkeeper.train.loop.run import Run, attach
+
+__all__ = ["Run", "attach"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from spotkeeper.train.loop import run
+
+        return getattr(run, name)
+    raise AttributeError(f"module 'spotkeeper.train' has no attribute {name!r}")

@@ -1,0 +1,390 @@
+"""The control file: 256 bytes through which an agent and the job on its machine communicate.
+
+The agent writes its request and deadline; local rank 0 of the job writes its progress. Both write single aligned 8-byte
+words in place, so a reader never sees half a number. The job uses a mapping and the agent a descriptor, so that a job
+cannot kill its agent (``control_io.py``). The file is never renamed: the other side would keep the old one.
+
+Also here: ``result.json``, the outcome of a generation, and the marker files of untimed sections. Standard library
+only.
+
+==== ============== =============================================================
+ at   word           meaning
+==== ============== =============================================================
+   0  magic          ``SKCTL`` and the version of this layout
+   8  requested      ``AgentRequest``, written after ``deadline``
+  16  deadline       of the request, real unix seconds (0: none)
+  24  request_number written last; a new number is a new request
+  32  disk_ready     1 once the disk of a node that began without it is mounted
+  64  state          ``RunPhase``
+  72  step           optimizer steps done
+  80  step_at        end of the last step, real unix seconds
+  88  step_s         median duration of recent steps, seconds
+  96  commit         newest durable checkpoint of this node (generation, step)
+ 104  commit_at      when it became durable, real unix seconds
+ 112  save_s         median time from the start of a save to durable, seconds
+ 120  stall_s        median time that a save stops the loop, seconds
+ 128  loss           last one reported (NaN: none)
+ 136  samples_per_s  of all ranks together
+ 144  total_steps    optimizer steps at the run's end (0: unknown)
+ 152  fault          ``Fault`` of the last save
+ 160  answered       highest request number whose save is durable
+ 168  interval_s     seconds between saves, as chosen
+ 176  pid            of local rank 0
+ 184  first_step_at  end of this generation's first step, real unix seconds (0: not yet)
+ 192  restored       checkpoint this generation started from (generation, step)
+ 200  lag            this node's step time over the median rank's, if it slows the gang down (0: it does not)
+ 208  sample_s       this node's own time per sample, seconds (0: not measured)
+ 216  gbit_s         bandwidth between the gang's machines, Gbit/s (0: not measured)
+==== ============== =============================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal
+
+from spotkeeper.train.agent_link.control_io import (
+    EnumWord,
+    FileWords,
+    FloatWord,
+    HasWords,
+    IntWord,
+    SecondsWord,
+    WordArray,
+)
+from spotkeeper.train.core import beneath
+
+SIZE = 256
+MAGIC = int.from_bytes(b"SKCTL\0\0\1", "little")
+NAME = "ctl"
+RESULT = "result.json"
+UNTIMED = "untimed"  # .<local rank>: a file of the run folder
+_RESULT_BYTES = 64 << 10
+NO_RESTART = 93  # exit code: "a restart cannot help"
+
+_STEP_BITS = 40  # of a (generation, step) pair; 2^24 generations, 10^12 steps
+
+
+class AgentRequest(IntEnum):
+    """A request of the agent. SAVE may repeat; SAVE_STOP is final."""
+
+    NONE = 0
+    SAVE = 1  # save in the background, continue training
+    SAVE_STOP = 2  # save, wait until durable, exit
+
+
+class RunPhase(IntEnum):
+    """Phase of the job on this node.
+
+    ========= ======================== ===========================================
+    from      to                       on
+    ========= ======================== ===========================================
+    STARTING  RESTORING                ``attach()``
+    RESTORING TRAINING                 state loaded, or a new run
+    TRAINING  STOPPING                 all ranks agreed to stop
+    TRAINING  FINISHING                the loop ended, or the script left it by `break`
+    STOPPING  STOPPED                  final save durable, or failed (``fault``)
+    FINISHING DONE                     the same
+    ========= ======================== ===========================================
+    """
+
+    STARTING = 0
+    RESTORING = 1
+    TRAINING = 2
+    STOPPING = 3
+    STOPPED = 4
+    FINISHING = 5
+    DONE = 6
+
+
+class Fault(IntEnum):
+    """The reason why the last save failed. Training continues and the older checkpoint stays."""
+
+    NONE = 0
+    DISK_FULL = 1
+    SAVER_LOST = 2  # no saver answers
+    WRITE_FAILED = 3  # any other error of the disk
+    FENCED = 4  # a newer generation has the folder
+    NO_MEMORY = 5  # no memory to copy the state into
+
+
+@dataclass(frozen=True, order=True)
+class Commit:
+    """Identity of a checkpoint. Order is age: a later generation is always newer."""
+
+    gen: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.gen}-{self.step}"
+
+    @classmethod
+    def parse(cls, text: str) -> Commit | None:
+        """Parse ``<gen>-<step>``; None for other text."""
+        gen, dash, step = text.partition("-")
+        if not dash or not all(part.isascii() and part.isdigit() for part in (gen, step)):
+            return None
+        commit = cls(int(gen), int(step))
+        return commit if str(commit) == text else None  # "007-5" is not a checkpoint's name
+
+
+class CommitWord(IntWord):
+    """A commit as one word plus 1: zero means none, because (0, 0) is a valid checkpoint."""
+
+    def __get__(self, of: HasWords, _: type[HasWords]) -> Commit | None:  # type: ignore[override]
+        word = of.words[self.at]
+        return Commit(*divmod(word - 1, 1 << _STEP_BITS)) if word else None
+
+    def __set__(self, of: HasWords, commit: Commit | None) -> None:  # type: ignore[override]
+        of.words[self.at] = (commit.gen << _STEP_BITS | commit.step) + 1 if commit else 0
+
+
+class ControlError(Exception):
+    """The file is not a control file of this version."""
+
+
+class Control:
+    """A control file. No locks: every word has one writer."""
+
+    def __init__(self, path: Path, words: WordArray[int], floats: WordArray[float], hold: mmap.mmap | int) -> None:
+        """``hold``: the mapping or descriptor of the words, released by :meth:`close`."""
+        self.path = path
+        self.words = words
+        self.floats = floats
+        self._hold = hold
+
+    @classmethod
+    def create(cls, path: Path | str) -> Control:
+        """Create the file for the agent and keep it open; an old file is overwritten in place.
+
+        Raises:
+            OSError: the folder is missing, not writable, or full.
+        """
+        path = Path(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        try:
+            os.ftruncate(fd, SIZE)
+            os.posix_fallocate(
+                fd, 0, SIZE
+            )  # fails here on a full /run, where the job's first write to a hole would be SIGBUS
+            os.pwrite(fd, bytes(SIZE), 0)
+        except OSError:
+            os.close(fd)
+            raise
+        return cls._held(path, fd)._new()
+
+    @classmethod
+    def hold(cls, path: Path | str) -> Control:
+        """Open the file that an earlier agent process made; if it is gone, return an empty stand-in.
+
+        A generation continues whatever its job has done to the file; :meth:`trouble` says what is wrong.
+        """
+        path = Path(path)
+        with contextlib.suppress(OSError):
+            control = cls._held(path, beneath.open_file(path.parent, path.name, os.O_RDWR))
+            if not control._other():
+                return control
+            control.close()
+        return cls._held(path, os.memfd_create(path.name, os.MFD_CLOEXEC))
+
+    @classmethod
+    def open(cls, path: Path | str) -> Control:
+        """Map an existing file for the job.
+
+        Raises:
+            ControlError: the file is missing, or has another size or version.
+        """
+        path = Path(path)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ControlError(f"{path}: no control file; the agent creates it before it starts the job") from None
+        try:
+            if (size := os.fstat(fd).st_size) != SIZE:
+                raise ControlError(f"{path}: {size} bytes, want {SIZE}; is it a control file?")
+            control = cls._mapped(path, mmap.mmap(fd, SIZE))
+        finally:
+            os.close(fd)
+        if found := control._other():
+            control.close()
+            raise ControlError(f"{path}: {found}; agent and library are of different versions")
+        return control
+
+    @classmethod
+    def private(cls) -> Control:
+        """Return a control file that only this process sees, for a run without an agent."""
+        return cls._mapped(Path("-"), mmap.mmap(-1, SIZE))._new()
+
+    @classmethod
+    def _held(cls, path: Path, fd: int) -> Control:
+        return cls(path, FileWords(fd, int), FileWords(fd, float), fd)
+
+    @classmethod
+    def _mapped(cls, path: Path, buffer: mmap.mmap) -> Control:
+        return cls(path, memoryview(buffer).cast("Q"), memoryview(buffer).cast("d"), buffer)
+
+    def _new(self) -> Control:
+        self.loss = None
+        self.words[0] = MAGIC
+        return self
+
+    def _other(self) -> str:
+        """Return how the file begins, if it is not a control file of this version; otherwise ""."""
+        found = self.words[0]
+        return "" if found == MAGIC else f"starts with {found.to_bytes(8, 'little')!r}"
+
+    def trouble(self) -> str:
+        """Return how the job has damaged a file that the agent holds; "" if it has not."""
+        if not isinstance(self._hold, int):
+            return ""
+        about = os.fstat(self._hold)
+        if about.st_nlink == 0:  # deleted, or the stand-in of ``hold``
+            return f"{self.path} is gone: deleted, emptied, or another file in its place"
+        if about.st_size != SIZE:
+            return f"{self.path} has {about.st_size} bytes, not {SIZE}"
+        return f"{self.path} {found}" if (found := self._other()) else ""
+
+    def close(self) -> None:
+        self.words.release()
+        self.floats.release()
+        if isinstance(self._hold, int):
+            os.close(self._hold)
+        else:
+            self._hold.close()
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # agent -> job
+
+    def request(self, want: AgentRequest, deadline: float = 0.0) -> int:
+        """Write a request with its deadline (real unix seconds, 0: none); return the request's number."""
+        self.floats[2] = deadline
+        self.words[1] = int(want)
+        number = (self.words[3] + 1) % (1 << 64)  # the job may have written any value
+        self.words[3] = number  # last: a reader of the number sees its request
+        return number
+
+    requested = EnumWord(1, AgentRequest, AgentRequest.NONE)
+    deadline = SecondsWord(2)
+    request_number = IntWord(3)
+    disk_ready = IntWord(4)
+
+    # job -> agent
+
+    state = EnumWord(8, RunPhase, RunPhase.STARTING)
+    step = IntWord(9)
+    step_at = FloatWord(10)
+    step_s = SecondsWord(11)
+    commit = CommitWord(12)
+    commit_at = FloatWord(13)
+    save_s = SecondsWord(14)
+    stall_s = SecondsWord(15)
+    samples_per_s = FloatWord(17)
+    total_steps = IntWord(18)
+    fault = EnumWord(19, Fault, Fault.WRITE_FAILED)
+    answered = IntWord(20)
+    interval_s = SecondsWord(21)
+    pid = IntWord(22)
+    first_step_at = FloatWord(23)
+    restored = CommitWord(24)
+    lag = FloatWord(25)
+    sample_s = SecondsWord(26)
+    gbit_s = FloatWord(27)
+
+    def stepped(self, step: int, at: float | None = None) -> None:
+        """Write the step, then its time, so that a reader of the new time sees the new step."""
+        now = time.time() if at is None else at
+        self.step = step
+        self.first_step_at = self.first_step_at or now
+        self.step_at = now
+
+    def resumed(self, commit: Commit) -> None:
+        """Record that the state of ``commit`` is loaded and this generation has done no step yet."""
+        self.step, self.restored = commit.step, commit
+
+    def committed(self, commit: Commit, at: float | None = None) -> None:
+        self.commit_at = time.time() if at is None else at
+        self.commit = commit
+
+    @property
+    def loss(self) -> float | None:
+        value = self.floats[16]
+        return None if math.isnan(value) else value
+
+    @loss.setter
+    def loss(self, value: float | None) -> None:
+        self.floats[16] = math.nan if value is None else value
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The content of ``result.json``: a generation's outcome on this node. Local rank 0 writes it before it exits."""
+
+    outcome: Literal["stopped", "done"]
+    gen: int
+    step: int
+    commit: Commit | None  # newest durable checkpoint of this node
+
+
+def write_result(run: Path | str, result: RunResult) -> None:
+    """Write ``result.json`` into the run folder, atomically."""
+    path = Path(run) / RESULT
+    commit = None if result.commit is None else [result.commit.gen, result.commit.step]
+    temporary = path.with_suffix(f".tmp{os.getpid()}")
+    temporary.write_text(json.dumps(asdict(result) | {"commit": commit}) + "\n")
+    temporary.replace(path)
+
+
+def read_result(run: Path | str) -> RunResult | None:
+    """Read ``result.json``; None if it is missing or invalid, as after a kill."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+        raw = json.loads(beneath.read(run, RESULT, _RESULT_BYTES))
+        commit = None if raw["commit"] is None else Commit(*map(_count, raw["commit"]))
+        if raw["outcome"] in ("stopped", "done"):
+            return RunResult(raw["outcome"], _count(raw["gen"]), _count(raw["step"]), commit)
+    return None
+
+
+def _count(value: object) -> int:
+    """Check a number that the job wrote, since an invalid one would crash the agent. Raises ValueError."""
+    if type(value) is not int or not 0 <= value < 1 << _STEP_BITS:
+        raise ValueError(f"{value!r:.40} is not a count")
+    return value
+
+
+@contextlib.contextmanager
+def untimed_section(run: Path | None, local_rank: int) -> Iterator[None]:
+    """Mark this process as busy for the ``with`` block. Nesting has no effect. ``run`` None: no agent watches."""
+    if run is None:
+        yield
+        return
+    file = run / f"{UNTIMED}.{local_rank}"
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    except OSError:  # nested, or the folder is not writable, which must not fail the job
+        yield
+        return
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def in_untimed_section(run: Path) -> bool:
+    """Whether any process of this machine is in an untimed section."""
+    with contextlib.suppress(OSError):
+        return any(name.startswith(UNTIMED + ".") for name in beneath.names(run))
+    return False

@@ -1,0 +1,432 @@
+"""The trainer's connection to the saver: staging memory, requests, results of saves.
+
+Standard library only, like the saver. ``saver.py`` has the table of messages.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import mmap
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from spotkeeper.train.agent_link.control import Commit, Fault
+from spotkeeper.train.checkpoint import saver
+from spotkeeper.train.checkpoint.durable import round_up
+from spotkeeper.train.checkpoint.protocol import (
+    MESSAGE,
+    Event,
+    PartWritten,
+    SaveDurable,
+    SaveFailed,
+    SaverError,
+    SaverSilentError,
+    SaverState,
+    Stretch,
+    address,
+)
+from spotkeeper.train.checkpoint.store import Manifest, RankPlace, SkippedCheckpoint
+
+PATIENCE_S = 120.0  # for a saver that makes no progress: stopped, or waiting for a disk that does not answer
+_POLL_S = 0.5
+
+Limit = Callable[[], float | None]  # seconds of silence to accept now; None: PATIENCE_S
+
+
+class Client:
+    """A trainer's connection to its node's saver. Not thread-safe.
+
+    Args:
+        process: the saver, if this client started it.
+        limit: called while waiting for a silent saver; default :data:`PATIENCE_S`.
+    """
+
+    def __init__(
+        self, sock: socket.socket, process: subprocess.Popen[bytes] | None = None, limit: Limit = lambda: None
+    ) -> None:
+        self._sock = sock
+        self._process = process
+        self._limit = limit
+        self._events: deque[Event] = deque()
+        self._pending: Commit | None = None
+        self._reserving = False
+        self._refused: SaverError | None = None  # error of the last request for memory
+        self._fd = -1
+        self._size = 0
+        self._map: mmap.mmap | None = None
+        _OPEN.add(self)
+
+    @classmethod
+    def connect(cls, path: Path | str, timeout_s: float = 5.0, limit: Limit = lambda: None) -> Client:
+        """Connect to the node's saver.
+
+        Raises:
+            SaverError: no saver answers within ``timeout_s``.
+        """
+        path = Path(path)
+        end = time.monotonic() + timeout_s
+        while True:
+            try:
+                return cls(_connected(path), limit=limit)
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise SaverError(Fault.SAVER_LOST, f"no saver at {path}: {error}") from None
+            time.sleep(0.02)  # a saver starts in about 40 ms
+
+    @classmethod
+    def private(cls, limit: Limit = lambda: None) -> Client:
+        """Start a saver for this process; it ends with the process.
+
+        Raises:
+            SaverError: the process cannot start one, or has no descriptor left.
+        """
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                argv = [sys.executable, "-S", saver.__file__, "--fd", str(theirs.fileno())]
+                try:
+                    # In its own session: Ctrl-C in a terminal must not end it before the final save.
+                    process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], start_new_session=True)
+                except OSError:
+                    ours.close()
+                    raise
+        except OSError as error:
+            raise SaverError(Fault.SAVER_LOST, f"no saver process can be started: {error}") from None
+        return cls(ours, process, limit)
+
+    def close(self) -> None:
+        """Close the connection. The saver finishes a running save; a private one is awaited, or killed if it hangs."""
+        with contextlib.suppress(OSError):  # the saver is gone already
+            self._sock.shutdown(
+                socket.SHUT_RDWR
+            )  # ends the connection even if another process has a copy of the socket
+        self._sock.close()
+        self._drop_map()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        pulse = self._pulse()
+        while self._process is not None:
+            try:
+                self._process.wait(_POLL_S)
+                self._process = None
+            except subprocess.TimeoutExpired:
+                if pulse.stopped(self._patience_s()):
+                    self._kill()
+
+    def _kill(self) -> None:
+        """Kill a private saver, without waiting for one that its disk blocks."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)
+
+    def _forget(self) -> None:
+        """Close a fork's copies of socket and memory: the connection must end with the process that made it."""
+        self._sock.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def pending(self) -> Commit | None:
+        """The running save, which is not durable yet, or None."""
+        return self._pending
+
+    @property
+    def pid(self) -> int:
+        """Pid of a private saver, otherwise 0."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the staging memory; -1 before it exists."""
+        return self._fd
+
+    def hello(self, folder: Path, gen: int, keep: int) -> SaverState:
+        """Announce a generation. Returns after the saver has finished the save of an older one.
+
+        Raises:
+            SaverError: FENCED if a newer generation has announced itself; SAVER_LOST.
+        """
+        self._request({"op": "hello", "folder": str(folder.absolute()), "gen": gen, "keep": keep})
+        answer = self._answer("hello", "fenced")
+        if answer["event"] == "fenced":
+            raise SaverError(Fault.FENCED, answer["why"])
+        held = None if answer["held"] is None else Manifest.from_bytes(answer["held"].encode())
+        return SaverState(
+            held,
+            tuple(Stretch(**part) for part in answer.get("stretches", ())),
+            tuple(SkippedCheckpoint(**part) for part in answer["quarantined"]),
+        )
+
+    def reserve(self, size: int) -> None:
+        """Request staging memory of ``size`` bytes, in the background."""
+        if size > self._size and not self._reserving:
+            self._request({"op": "reserve", "bytes": round_up(size)})
+            self._reserving = True
+
+    def memory(self, size: int) -> mmap.mmap:
+        """Return the staging memory, mapped, of at least ``size`` bytes, with its content.
+
+        Raises:
+            SaverError: NO_MEMORY, or the saver is gone.
+        """
+        self._await_memory()  # requested by ``warm``
+        if size > self._size or self._fd < 0:
+            self.reserve(max(size, 1))
+            self._await_memory()
+            if self._refused is not None:
+                raise self._refused
+        try:
+            if self._map is None:
+                self._map = mmap.mmap(self._fd, self._size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        except OSError as error:
+            raise SaverError(Fault.NO_MEMORY, f"staging memory: {error}") from None
+        return self._map
+
+    def stage(self, size: int) -> mmap.mmap:
+        """Return the memory for writing; the checkpoint in it, if any, becomes invalid.
+
+        Raises:
+            SaverError: a save is running (call ``wait`` first), or the saver is gone.
+        """
+        if self._pending is not None:
+            raise SaverError(Fault.WRITE_FAILED, f"{self._pending} is not durable yet")
+        memory = self.memory(size)
+        self._request({"op": "stage"})
+        return memory
+
+    def save(self, manifest: Manifest, stretches: tuple[Stretch, ...], *, part: bool = False) -> None:
+        """Request that the staged bytes become durable. Returns at once; ``poll`` or ``wait`` return the result.
+
+        ``part``: the bytes are this node's part of sharded state and need ``publish``.
+        """
+        self._request(
+            {
+                "op": "save",
+                "manifest": manifest.to_bytes().decode(),
+                "stretches": [asdict(stretch) for stretch in stretches],
+                "part": part,
+            }
+        )
+        self._pending = manifest.commit
+
+    def publish(self, manifest: Manifest) -> None:
+        """Request COMMIT for a part. ``manifest``: the part's own, with the files of all others."""
+        self._request({"op": "publish", "manifest": manifest.to_bytes().decode()})
+        self._pending = manifest.commit
+
+    def poll(self) -> Event | None:
+        """Return the result of a save once, or None. Does not wait; takes a microsecond while no save runs."""
+        while self._pending is not None and not self._events:
+            if self._read(block=False) is None:
+                break
+        return self._events.popleft() if self._events else None
+
+    def wait(self, timeout_s: float | None = None) -> Event | None:
+        """Wait for the running save and return its result; None if no save runs or the time is up.
+
+        Raises:
+            SaverError: the saver is gone or silent.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        pulse = self._pulse()
+        while self._pending is not None and not self._events:
+            if end is not None and time.monotonic() >= end:
+                return None
+            if self._read_soon(end) is None:
+                self._need(pulse)
+        return self._events.popleft() if self._events else None
+
+    def _request(self, message: dict[str, Any]) -> None:
+        try:
+            self._sock.sendall(json.dumps(message).encode())
+        except OSError as error:
+            raise SaverError(Fault.SAVER_LOST, f"the saver is gone: {error}") from None
+
+    def _answer(self, *events: str) -> dict[str, Any]:
+        """Wait for one of ``events`` and return it; results of saves that arrive before it are kept for ``poll``."""
+        pulse = self._pulse()
+        while True:
+            message = self._read_soon()
+            if message is None:
+                self._need(pulse)
+            elif message["event"] in events:
+                return message
+            elif message["event"] == "failed" and "gen" not in message:
+                raise SaverError(Fault(message["fault"]), message["why"])
+
+    def _await_memory(self) -> None:
+        """Wait until no request for memory is open; ``_refused`` has its error."""
+        pulse = self._pulse()
+        while self._reserving:
+            if self._read_soon() is None:
+                self._need(pulse)
+
+    def _pulse(self) -> _Liveness:
+        if self._process is not None:
+            return _Liveness(self._process.pid)
+        with contextlib.suppress(OSError):
+            return _Liveness(struct.unpack("3i", self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+        return _Liveness(0)
+
+    def _need(self, pulse: _Liveness) -> None:
+        """Raise SaverError if the saver has made no progress for so long that no answer can be expected."""
+        patience_s = self._patience_s()
+        if not pulse.stopped(patience_s):
+            return
+        self._kill()
+        lost = self._lost(f"the saver has done nothing for {patience_s:.0f} s: is its disk hanging, or is it stopped?")
+        raise SaverSilentError(lost.fault, str(lost))
+
+    def _patience_s(self) -> float:
+        limit = self._limit()
+        return PATIENCE_S if limit is None else min(limit, PATIENCE_S)
+
+    def _drop_map(self) -> None:
+        """Unmap the memory; tensors that still use it keep it alive."""
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # tensors still use it
+                self._map.close()
+            self._map = None
+
+    def _read_soon(self, end: float | None = None) -> dict[str, Any] | None:
+        """Read one message; None if none comes within half a second, or before ``end`` (monotonic)."""
+        self._sock.settimeout(_POLL_S if end is None else min(_POLL_S, max(0.001, end - time.monotonic())))
+        try:
+            return self._read(block=True)
+        except TimeoutError:
+            return None
+        finally:
+            self._sock.settimeout(None)
+
+    def _read(self, *, block: bool) -> dict[str, Any] | None:
+        """Read one message; None if none has arrived."""
+        flags = 0 if block else socket.MSG_DONTWAIT
+        try:
+            data, rights, _, _ = self._sock.recvmsg(MESSAGE, socket.CMSG_SPACE(4), flags | socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return None
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise self._lost(f"the saver cannot be heard: {error}") from None
+        if not data:
+            raise self._lost("the saver ended")
+        for _, _, raw in rights:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = array.array("i", raw[:4])[0]
+        message: dict[str, Any] = json.loads(data)
+        self._note(message)
+        return message
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if "gen" not in message:
+            self._note_memory(message)
+            return
+        commit = Commit(message["gen"], message["step"])
+        if message["event"] == "durable":
+            self._events.append(SaveDurable(commit, message["seconds"]))
+        elif message["event"] == "written":
+            manifest = Manifest.from_bytes(message["manifest"].encode())
+            self._events.append(PartWritten(commit, manifest, message["seconds"]))
+        else:
+            self._events.append(SaveFailed(commit, Fault(message["fault"]), message["why"]))
+        self._pending = None
+
+    def _note_memory(self, message: dict[str, Any]) -> None:
+        """Note the result of a request for memory."""
+        if not self._reserving or message["event"] not in ("buffer", "failed"):
+            return
+        self._reserving, self._refused = False, None
+        if message["event"] == "failed":
+            self._refused = SaverError(Fault(message["fault"]), message["why"])
+        elif self._fd < 0:
+            self._refused = SaverError(Fault.NO_MEMORY, "staging memory: this process has no descriptor left for it")
+        elif message["bytes"] != self._size:
+            self._drop_map()
+            self._size = message["bytes"]
+
+    def _lost(self, why: str) -> SaverError:
+        """Return the error for a broken connection, and forget the running save."""
+        pending, self._pending = self._pending, None
+        self._reserving = False
+        what = "" if pending is None else f" while it wrote {pending}"
+        return SaverError(Fault.SAVER_LOST, f"{why}{what}")
+
+
+class _Liveness:
+    """Watches whether a process makes progress; a copy or write that takes hours counts as progress."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen = ""
+        self._since = time.monotonic()
+
+    def stopped(self, patience_s: float) -> bool:
+        """Whether the process has not run for ``patience_s`` seconds. False if the kernel has no schedstat."""
+        with contextlib.suppress(OSError):
+            seen = " ".join(path.read_text() for path in Path(f"/proc/{self._pid}/task").glob("*/schedstat"))
+            if seen != self._seen or not seen:
+                self._seen, self._since = seen, time.monotonic()
+        return time.monotonic() - self._since >= patience_s
+
+
+def _connected(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.settimeout(_POLL_S)  # a hanging saver accepts nothing, and its queue may be full
+        with address(path) as name:
+            sock.connect(name)
+        sock.settimeout(None)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+_OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for client in list(_OPEN):
+        client._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)  # loader workers are forks and may outlive the trainer
+
+
+def start(path: Path | str, *, python: str = sys.executable) -> subprocess.Popen[bytes]:
+    """Start a node's saver at ``path`` and return once it answers. Used by the agent and tests.
+
+    Raises:
+        SaverError: it did not answer within five seconds.
+    """
+    process = subprocess.Popen(saver.command(path, python=python), start_new_session=True)
+    try:
+        Client.connect(path).close()
+    except SaverError:
+        process.kill()
+        process.wait()
+        raise
+    return process
+
+
+def new_manifest(commit: Commit, gang: tuple[RankPlace, ...], versions: dict[str, str]) -> Manifest:
+    """Return a manifest without files; the saver adds them as it hashes them."""
+    return Manifest(commit, len(gang), gang, (), versions, time.time())

@@ -1,0 +1,315 @@
+"""Staging memory and its way to disk: memory limits, the shared memory file, files written past the page cache.
+
+The kernel enforces a control group's limit by its out-of-memory killer, not by an error, and the killer picks the
+trainer as often as the saver. So the saver checks the limits before it takes staging memory.
+
+Files are hashed while they are written, COMMIT (or PART) comes last, and a failed write leaves no files behind. The
+saver decides whether a checkpoint may be written. Standard library only: this runs in the saver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spotkeeper.train.agent_link.control import Commit, Fault
+from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.protocol import Stretch
+from spotkeeper.train.checkpoint.store import FileSum, Manifest
+
+_LEAST = 64 << 20  # bytes that must stay free for training, or 1/_SHARE of the limit if that is more
+_SHARE = 50
+_PROC = Path("/proc")
+_FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # of cgroup version 1
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+PAGE = 4096
+CHUNK = 16 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Memory that a limit leaves: ``bytes`` of ``limit``; ``source`` names the limit."""
+
+    source: str
+    limit: int
+    bytes: int
+
+
+def memory_refusal(wanted: int) -> str:
+    """Return why ``wanted`` more bytes may not be taken; "" if they may."""
+    tightest = min(_limits(), key=lambda each: each.bytes, default=None)
+    if tightest is None or wanted <= tightest.bytes:
+        return ""
+    return (
+        f"{wanted >> 20} MB more are needed, and {tightest.source} leaves {max(0, tightest.bytes) >> 20} MB of its "
+        f"{tightest.limit >> 20} MB: a save keeps a copy of the training state in memory, so raise that limit or "
+        "train with a smaller state"
+    )
+
+
+def _limits() -> Iterator[Headroom]:
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        known = _table(_PROC / "meminfo")
+        yield _headroom("this machine", known["MemTotal:"] << 10, (known["MemTotal:"] - known["MemAvailable:"]) << 10)
+    for folder, version in _groups():
+        with contextlib.suppress(OSError, ValueError, LookupError):  # no limit, or another kernel's files
+            yield _group(folder, version)
+
+
+def _headroom(source: str, limit: int, used: int) -> Headroom:
+    return Headroom(source, limit, limit - used - max(_LEAST, limit // _SHARE))
+
+
+def _group(folder: Path, version: int) -> Headroom:
+    """Return the headroom of one control group. Raises ValueError if it has no limit ("max")."""
+    limit_file, used_file = ("memory.max", "memory.current") if version == 2 else _FIRST
+    limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
+    stat = _table(folder / "memory.stat")
+    prefix = "" if version == 2 else "total_"
+    cache = stat[f"{prefix}active_file"] + stat[f"{prefix}inactive_file"]  # the kernel frees these before it kills
+    return _headroom(f"the memory limit of control group {folder}", limit, used - cache)
+
+
+def _groups() -> Iterator[tuple[Path, int]]:
+    """Yield (folder, version) of the control groups of this process, innermost first."""
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        own = [line.split(":", 2) for line in (_PROC / "self/cgroup").read_text().splitlines()]
+        for line in (_PROC / "self/mountinfo").read_text().splitlines():
+            words = line.split()
+            kind, options = words[words.index("-") + 1], words[-1].split(",")
+            for number, names, path in own:
+                if kind == "cgroup2" and number == "0":
+                    yield from ((folder, 2) for folder in _upwards(Path(words[4]), words[3], path))
+                elif kind == "cgroup" and "memory" in options and "memory" in names.split(","):
+                    yield from ((folder, 1) for folder in _upwards(Path(words[4]), words[3], path))
+
+
+def _upwards(mount: Path, root: str, path: str) -> Iterator[Path]:
+    """Yield the folder of ``path`` below a mount of ``root``, and its parents; a container may see only the topmost."""
+    inner = path.removeprefix(root.rstrip("/")).strip("/")
+    folder = mount / inner
+    while folder != mount:
+        if folder.is_dir():
+            yield folder
+        folder = folder.parent
+    yield mount
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Parse lines of a name and an integer."""
+    return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}
+
+
+@dataclass(frozen=True)
+class MemoryHandle:
+    """Staging memory, as its owner names it to the other ranks of its node."""
+
+    pid: int
+    fd: int
+    size: int  # bytes
+
+    def to_bytes(self) -> bytes:
+        return f"{self.pid} {self.fd} {self.size}".encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> MemoryHandle:
+        return cls(*map(int, data.split()))
+
+
+class NeighbourMemory:
+    """Staging memory of another rank of this node, opened through /proc (same user). Kept mapped while unchanged."""
+
+    def __init__(self) -> None:
+        self._map: mmap.mmap | None = None
+        self._key: tuple[int, int, int] | None = None
+
+    def open(self, offer: MemoryHandle) -> memoryview:
+        """Map the memory.
+
+        Raises:
+            OSError: the memory is gone, or belongs to another user.
+        """
+        fd = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            key = (status.st_dev, status.st_ino, offer.size)
+            if key != self._key or self._map is None:
+                self._map, self._key = mmap.mmap(fd, offer.size, flags=mmap.MAP_SHARED | _POPULATE), key
+        finally:
+            os.close(fd)
+        return memoryview(self._map)
+
+
+def round_up(size: int) -> int:
+    """Round up to whole pages."""
+    return -(-size // PAGE) * PAGE
+
+
+class Buffer:
+    """The memory file, mapped by trainer and saver. It grows and never shrinks."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("spotkeeper", os.MFD_CLOEXEC)
+        self.size = 0
+        self.held: Manifest | None = None  # durable checkpoint in the memory
+        self.stretches: tuple[Stretch, ...] = ()
+
+    def reserve(self, size: int) -> None:
+        """Allocate pages in the saver: in the training loop, fresh pages would take 3 s per GB.
+
+        Raises:
+            OSError: no memory; the size is unchanged.
+        """
+        if size > self.size:
+            if why := memory_refusal(size - self.size):
+                raise OSError(errno.ENOMEM, why)
+            with _killed_first():
+                os.posix_fallocate(self.fd, 0, size)
+            self.size = size
+
+    def covers(self, stretch: Stretch) -> bool:
+        whole = stretch.offset % PAGE == 0
+        return whole and stretch.offset + max(PAGE, round_up(stretch.bytes)) <= self.size
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+@contextlib.contextmanager
+def _killed_first() -> Iterator[None]:
+    """Make the kernel kill this process first if memory runs out, which frees the memory; training continues."""
+    path = Path("/proc/self/oom_score_adj")
+    before = ""
+    with contextlib.suppress(OSError):
+        before = path.read_text()
+        path.write_text("1000")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.write_text(before)
+
+
+def fault_of(error: OSError) -> Fault:
+    return Fault.DISK_FULL if error.errno in _FULL else Fault.WRITE_FAILED
+
+
+def reason(error: OSError) -> str:
+    """Return the system's message, with a remedy where it lacks one."""
+    return f"{error} (`ulimit -f` limits the size of files)" if error.errno == errno.EFBIG else str(error)
+
+
+def save_refusal(folder: Path, commit: Commit, gen: int) -> str:
+    """Return why a writer of generation ``gen`` may not write ``commit`` to this disk; "" if it may."""
+    there = store.scan(folder)
+    if there and there[0].gen > gen:
+        return f"the disk has {there[0]}, of a newer generation than the writer's {gen}"
+    if commit not in there:
+        return ""
+    if any(commit in found for found in (store.complete(folder), store.partial(folder))):
+        return f"{commit} exists already"
+    if not (folder / str(commit)).is_dir():
+        return f"{folder / str(commit)} is in the way: it is not a checkpoint; move it elsewhere"
+    store.quarantine(folder, commit)  # left by a save that failed with the disk
+    return ""
+
+
+def write_checkpoint(
+    folder: Path, manifest: Manifest, buffer: Buffer, stretches: tuple[Stretch, ...], part: bool
+) -> Manifest:
+    """Write all files, then COMMIT (or PART), and return the manifest with hashes. On an error no file stays."""
+    home = folder / str(manifest.commit)
+    home.mkdir()
+    try:
+        try:
+            sums = _write_files(home, buffer.fd, stretches)
+        except OSError as error:
+            if error.errno not in _FULL or not store.empty_quarantine(folder):
+                raise
+            sums = _write_files(home, buffer.fd, stretches)
+        manifest = replace(manifest, files=sums)
+        (store.publish_part if part else store.publish)(home, manifest)
+    except Exception:  # includes RuntimeError, if no thread can be started
+        with contextlib.suppress(OSError):
+            store.quarantine(folder, manifest.commit)  # a rename, so COMMIT never exists in half a checkpoint
+            store.empty_quarantine(folder)
+        raise
+    return manifest
+
+
+def _write_files(home: Path, memory: int, stretches: tuple[Stretch, ...]) -> tuple[FileSum, ...]:
+    return tuple(_write_file(home / stretch.name, memory, stretch) for stretch in stretches)
+
+
+def _write_file(path: Path, memory: int, stretch: Stretch) -> FileSum:
+    """Write one file while a second thread hashes it; both release the GIL."""
+    rounded = round_up(stretch.bytes)
+    with mmap.mmap(memory, max(rounded, PAGE), prot=mmap.PROT_READ, offset=stretch.offset) as mapped:
+        view = memoryview(mapped)
+        digest = hashlib.sha256()
+        hashing = threading.Thread(target=_hash, args=(digest, view[: stretch.bytes]))
+        hashing.start()
+        try:
+            _write_bytes(path, view, stretch.bytes)
+        finally:
+            hashing.join()
+            view.release()
+    return FileSum(stretch.name, stretch.bytes, digest.hexdigest())
+
+
+def _hash(digest: Any, view: memoryview) -> None:
+    with view:
+        for at in range(0, len(view), CHUNK):
+            digest.update(view[at : at + CHUNK])
+
+
+def _write_bytes(path: Path, view: memoryview, size: int) -> None:
+    """Write past the page cache if the file system allows it: buffered, 2 GB took up to 17 s to become durable."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        if size:
+            os.posix_fallocate(fd, 0, size)  # a full disk fails here, before any write
+        if not _write_direct(path, view, size):
+            with view[:size] as part:
+                _write_all(fd, part)
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_direct(path: Path, view: memoryview, size: int) -> bool:
+    """Write whole pages with O_DIRECT, and return False if that is refused. The caller truncates the last page."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    try:
+        with view[: round_up(size)] as part:
+            _write_all(fd, part)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    finally:
+        os.close(fd)
+    return True
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    """Write ``view`` in chunks, and release each: an error's traceback would otherwise keep the memory mapped."""
+    at = 0
+    while at < len(view):
+        with view[at : at + CHUNK] as chunk:
+            at += os.pwrite(fd, chunk, at)

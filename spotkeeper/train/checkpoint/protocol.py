@@ -1,0 +1,238 @@
+"""The protocol between trainers and saver: requests, their strict parser, and their unix socket.
+
+Each packet of a SEQPACKET socket is one JSON message; ``saver.py`` has the table of messages. A packet is checked as a
+whole before the saver acts on it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotkeeper.train.agent_link.control import Commit, Fault
+from spotkeeper.train.checkpoint.store import Manifest, SkippedCheckpoint, count
+from spotkeeper.train.core import beneath
+
+MESSAGE = 1 << 20  # largest message, bytes
+Answer = dict[str, Any]  # as JSON; the table in ``saver.py`` has them
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes of the memory file that become one file. ``offset`` is a multiple of the page size."""
+
+    name: str
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class HelloRequest:
+    folder: Path
+    gen: int
+    keep: int
+
+
+@dataclass(frozen=True)
+class ReserveRequest:
+    bytes: int
+
+
+@dataclass(frozen=True)
+class StageRequest:
+    pass
+
+
+@dataclass(frozen=True)
+class SaveRequest:
+    manifest: Manifest
+    stretches: tuple[Stretch, ...]
+    part: bool
+
+
+@dataclass(frozen=True)
+class PublishRequest:
+    manifest: Manifest
+
+
+Request = HelloRequest | ReserveRequest | StageRequest | SaveRequest | PublishRequest
+
+
+class SaverError(Exception):
+    """The saver refused a request or is gone; ``fault`` is the kind."""
+
+    def __init__(self, fault: Fault, why: str) -> None:
+        super().__init__(why)
+        self.fault = fault
+
+
+class SaverSilentError(SaverError):
+    """The saver exists but has made no progress for too long."""
+
+
+@dataclass(frozen=True)
+class SaveDurable:
+    """A checkpoint is on disk. ``seconds``: time that the saver took."""
+
+    commit: Commit
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PartWritten:
+    """This node's part of a checkpoint is on disk; ``manifest`` names its files."""
+
+    commit: Commit
+    manifest: Manifest
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SaveFailed:
+    """A save failed."""
+
+    commit: Commit
+    fault: Fault
+    why: str
+
+
+@dataclass(frozen=True)
+class SaverState:
+    """State of the saver at the start of a generation."""
+
+    held: Manifest | None  # checkpoint in staging memory, which is also on disk
+    stretches: tuple[Stretch, ...]
+    quarantined: tuple[SkippedCheckpoint, ...]
+
+
+Event = SaveDurable | PartWritten | SaveFailed
+
+
+class RequestError(ValueError):
+    """A packet is not a valid request."""
+
+
+def parse(data: bytes) -> Request:
+    """Parse one request.
+
+    Raises:
+        RequestError: the data is invalid; the message says why.
+    """
+    try:
+        fields = json.loads(data)
+        op = fields["op"]
+        if op == "hello":
+            return HelloRequest(Path(_text(fields["folder"])), count(fields["gen"]), count(fields["keep"]))
+        if op == "reserve":
+            return ReserveRequest(count(fields["bytes"]))
+        if op == "stage":
+            return StageRequest()
+        if op == "save":
+            stretches = tuple(_stretch(part) for part in fields["stretches"])
+            return SaveRequest(_manifest(fields["manifest"]), stretches, _flag(fields.get("part", False)))
+        if op == "publish":
+            return PublishRequest(_manifest(fields["manifest"]))
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise RequestError(f"{type(error).__name__}: {error}") from None
+    raise RequestError(f"unknown op {op!r}")
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r} is not a flag")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError(f"{value!r} is not text")
+    return value
+
+
+def _manifest(value: Any) -> Manifest:
+    return Manifest.from_bytes(_text(value).encode())
+
+
+def _stretch(part: Any) -> Stretch:
+    name = _text(part["name"])
+    if name in ("", "..") or name != Path(name).name:
+        raise ValueError(f"{name!r} is not a file name")
+    return Stretch(name, count(part["offset"]), count(part["bytes"]))
+
+
+@dataclass
+class Peer:
+    """A trainer's connection, on the saver's side."""
+
+    sock: socket.socket
+    gen: int = -1
+    folder: Path | None = None
+    keep: int = 2
+
+    def tell(self, message: Answer, fd: int | None = None) -> None:
+        """Send an answer. A trainer that is gone needs none: its checkpoint is on disk anyway.
+
+        An answer that cannot be sent ends the connection: the trainer would wait for it forever.
+        """
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        try:
+            self.sock.sendmsg([json.dumps(message).encode()], rights)
+        except ConnectionError:
+            pass
+        except OSError as error:
+            print(f"saver: an answer cannot be sent, its connection ends: {error}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_WR)  # requests already sent are still read
+
+    def fail(self, fault: Fault, why: str, commit: Commit | None = None) -> None:
+        """Report a failed request. ``commit``: the save, if it was one."""
+        of = {} if commit is None else {"gen": commit.gen, "step": commit.step}
+        self.tell({**of, "event": "failed", "fault": int(fault), "why": why})
+
+
+@contextlib.contextmanager
+def address(path: Path) -> Iterator[str]:
+    """Yield another name of ``path`` that fits into the 108 bytes of a unix address."""
+    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{path.name}"
+    finally:
+        os.close(fd)
+
+
+def listen(path: Path) -> socket.socket:
+    """Listen at ``path``, replacing any file that a dead saver or a job left there.
+
+    Raises:
+        FileExistsError: a saver answers there.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with address(path) as name:
+        if _answers(name):
+            sock.close()
+            raise FileExistsError(errno.EEXIST, "a saver answers there already", str(path))
+        beneath.make_way(path.parent, path.name)
+        old = os.umask(0o117)
+        try:
+            sock.bind(name)
+        finally:
+            os.umask(old)
+    sock.listen()
+    return sock
+
+
+def _answers(name: str) -> bool:
+    """Whether a saver serves a socket of this name. False for a link, which may lead to another job's socket."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.connect(name)
+        return not Path(name).is_symlink()
+    return False

@@ -1,0 +1,338 @@
+"""Restores sharded state: finds a checkpoint with every part on these machines, gives each rank its part. Collective.
+
+If each rank's part is in its own folder and the number of ranks is unchanged, ranks read only those. Otherwise the
+ranks that have parts read them and send the others the tensors that they need over the training network, one by one, so
+that no rank ever holds more than a few parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spotkeeper.train.agent_link.control import Commit
+from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.image import Skeleton, TensorSlot, flat, unpack, view
+from spotkeeper.train.checkpoint.store import Manifest, SkippedCheckpoint
+from spotkeeper.train.checkpoint.strategy import SAVE, ResumePoint
+from spotkeeper.train.core import pickling, shards
+from spotkeeper.train.core.errors import AttachError
+from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.shards import Meshes, TensorShard
+
+Need = tuple[int, int]  # a rank that saved, and a slot of its image
+_WHOLE, _UNREADABLE, _CORRUPT = b"whole", b"unreadable", b"corrupt"  # a rank's verdict on the parts it has read
+
+
+@dataclass(frozen=True)
+class _RestorePlan:
+    """The checkpoint to restore, and for each saved rank the current rank that reads its part."""
+
+    commit: Commit
+    manifest: Manifest
+    source: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _RankImage:
+    """One rank's image, read and verified."""
+
+    raw: bytes  # the skeleton
+    skeleton: Skeleton
+    base: torch.Tensor  # the bytes of its tensors
+
+    def tensor(self, slot: int) -> torch.Tensor:
+        return view(self.base, self.skeleton.slots[slot])
+
+
+class ShardRestorer:
+    """One search for a checkpoint. ``skipped``: checkpoints that were passed over, with reasons."""
+
+    def __init__(self, gang: Gang, folder: Path | None, meshes: Meshes, *, keeps: bool, managed: bool) -> None:
+        """Scan this node's folder.
+
+        Args:
+            keeps: whether this rank manages its node's folder.
+            managed: whether an agent started this process; it has then provided all available checkpoints.
+        """
+        self._gang = gang
+        self._folder = folder
+        self._meshes = meshes
+        self._keeps = keeps
+        self._managed = managed
+        self._mine: dict[Commit, Manifest] = {}
+        self.skipped: list[SkippedCheckpoint] = []
+        for commit in store.scan(folder) if folder else ():
+            try:
+                self._mine[commit] = store.read_part(folder or "", commit)
+            except ValueError as error:
+                self.skipped.append(SkippedCheckpoint(str(commit), str(error)))
+
+    def own(self, commit: Commit) -> Manifest | None:
+        """Return this node's manifest of a checkpoint, if it has one."""
+        return self._mine.get(commit)
+
+    def restore(self) -> ResumePoint | None:
+        """Restore the newest complete checkpoint; None if no checkpoint exists.
+
+        Raises:
+            AttachError: a checkpoint is of replicated state, or of another mesh.
+            RuntimeError: parts of a complete checkpoint are on none of these machines, or one arrived damaged.
+        """
+        while (plan := self._choose()) is not None:
+            parts, verdict = self._read(plan)
+            verdicts = self._gang.gather(verdict)
+            if set(verdicts) == {_WHOLE}:
+                return _Exchange(self._gang, plan, parts, self._meshes).found()
+            if _CORRUPT in verdicts:
+                self._put_aside(plan.commit)
+            self._mine.pop(plan.commit, None)
+        return None
+
+    def _put_aside(self, commit: Commit) -> None:
+        """Quarantine a damaged checkpoint on all machines.
+
+        Without one part the others are useless, and each folder would count its part as a checkpoint to keep.
+        """
+        if (
+            self._keeps and self._folder is not None and commit in self._mine
+        ):  # all ranks have read, and no saver writes now
+            with contextlib.suppress(OSError):
+                store.quarantine(self._folder, commit)
+
+    def _choose(self) -> _RestorePlan | None:
+        """Choose the newest checkpoint whose parts are all on these machines."""
+        words = {str(commit): _Claim.of(manifest) for commit, manifest in self._mine.items()}
+        blobs = self._gang.gather(json.dumps({name: claim.words() for name, claim in words.items()}).encode())
+        told = [{name: _Claim(*each) for name, each in json.loads(blob).items()} for blob in blobs]
+        names = {name for claims in told for name in claims}
+        for commit in sorted((commit for name in names if (commit := Commit.parse(name))), reverse=True):
+            claims = {rank: claims[str(commit)] for rank, claims in enumerate(told) if str(commit) in claims}
+            if not any(claim.ranks for claim in claims.values()):
+                raise AttachError(
+                    f"checkpoint {commit} in {self._folder} is of replicated state, and this model is sharded: use "
+                    "another folder (attach(checkpoint_dir=)) or another job; a script can load the model's weights "
+                    "from it"
+                )
+            source, lacking = _sources(claims, self._gang.world)
+            if not lacking:
+                manifest = self._agree_on(commit, min(claims))
+                return _RestorePlan(commit, manifest, source)
+            self._pass_over(commit, lacking, complete=any(claim.complete for claim in claims.values()))
+        return None
+
+    def _agree_on(self, commit: Commit, speaker: int) -> Manifest:
+        mine = self._mine[commit].to_bytes() if self._gang.rank == speaker else b""
+        return Manifest.from_bytes(self._gang.gather(mine)[speaker])
+
+    def _pass_over(self, commit: Commit, lacking: list[int], *, complete: bool) -> None:
+        ranks = ", ".join(map(str, lacking))
+        why = f"the part of rank {ranks} is on none of these machines"
+        if complete and not self._managed:
+            raise RuntimeError(
+                f"checkpoint {commit} was complete, and {why}: start again with the machines (or folders) that have "
+                f"it; or remove {commit} in {self._folder} on all machines, to go on from an older one"
+            )
+        if self._gang.rank == 0:
+            self.skipped.append(SkippedCheckpoint(str(commit), why))
+        self._mine.pop(commit, None)
+
+    def _read(self, plan: _RestorePlan) -> tuple[dict[int, _RankImage], bytes]:
+        """Read and verify this rank's parts; return them and a verdict. Reasons for failures go to ``skipped``."""
+        manifest, parts = self._mine.get(plan.commit), {}
+        for rank, source in enumerate(plan.source):
+            if source != self._gang.rank:
+                continue
+            assert manifest is not None and self._folder is not None
+            try:
+                raw = _load(self._folder, manifest, shards.skeleton_name(rank))
+                data = _load(self._folder, manifest, shards.data_name(rank))
+            except ValueError as error:
+                self.skipped.append(SkippedCheckpoint(str(plan.commit), str(error)))
+                return {}, _CORRUPT if isinstance(error, store.ChecksumError) else _UNREADABLE
+            where = f"{self._folder}/{plan.commit}/{shards.skeleton_name(rank)}"
+            parts[rank] = _RankImage(bytes(raw), Skeleton.read(raw, where), flat(data, len(data)))
+        return parts, _WHOLE
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """One rank's statement of what its folder holds of one checkpoint."""
+
+    world: int
+    save: str  # name of the save; it distinguishes two saves of one generation and step
+    ranks: list[int]  # ranks whose parts are there
+    complete: bool  # whether it has COMMIT
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> _Claim:
+        ranks = [rank for file in manifest.files if (rank := shards.rank_of(file.name)) is not None]
+        whole = len({rank for file in manifest.others if (rank := shards.rank_of(file.name)) is not None} | {*ranks})
+        return cls(manifest.world, manifest.versions.get(SAVE, ""), ranks, whole == manifest.world)
+
+    def words(self) -> list[object]:
+        return [self.world, self.save, self.ranks, self.complete]
+
+
+def _sources(claims: dict[int, _Claim], world: int) -> tuple[tuple[int, ...], list[int]]:
+    """Return (rank that reads each part, parts that no rank has).
+
+    Each rank reads its own part if the number of ranks is unchanged; otherwise the ranks that have parts share the
+    work.
+    """
+    first = claims[min(claims)]
+    alike = {rank: claim for rank, claim in claims.items() if (claim.world, claim.save) == (first.world, first.save)}
+    source, lacking = [], []
+    for part in range(first.world):
+        holders = [rank for rank, claim in alike.items() if part in claim.ranks]
+        if not holders:
+            lacking.append(part)
+        elif part in holders and first.world == world:
+            source.append(part)
+        else:
+            source.append(holders[part % len(holders)])
+    return tuple(source), lacking
+
+
+def _load(folder: Path, manifest: Manifest, name: str) -> memoryview:
+    size = next((file.bytes for file in manifest.files if file.name == name), None)
+    if size is None:
+        raise ValueError(f"{name} is not in its manifest")
+    memory = memoryview(mmap.mmap(-1, max(1, size)))[:size]
+    store.read_into(folder, manifest, name, memory)
+    return memory
+
+
+class _Exchange:
+    """Redistributes saved parts to the current ranks."""
+
+    def __init__(self, gang: Gang, plan: _RestorePlan, parts: dict[int, _RankImage], meshes: Meshes) -> None:
+        self._gang = gang
+        self._plan = plan
+        self._parts = parts
+        self._meshes = meshes
+        self._same = plan.manifest.world == gang.world
+        self._which = gang.rank if self._same else 0  # the saved rank whose skeleton this rank uses
+        self._tables: dict[int, tuple[list[TensorSlot], list[TensorShard]]] = {}
+        self._got: dict[Need, torch.Tensor] = {}
+
+    def found(self) -> ResumePoint:
+        plan, rank = self._plan, self._gang.rank
+        if self._same and plan.source == tuple(range(self._gang.world)):
+            part = self._parts[rank]
+            state = part.skeleton.join(part.tensor, self._meshes, lambda shard: part.tensor(shard.slot))
+            return ResumePoint(state.model, state.rest, unpack(state.local[0]), plan.manifest, "disk", True)
+        skeleton = self._share()
+        self._send(self._needs(skeleton))
+        state = skeleton.join(lambda slot: self._got[self._which, slot], self._meshes, self._part)
+        senders = sorted({plan.source[saved] for saved, _ in self._got} - {rank})
+        source = "rank " + ", ".join(map(str, senders)) if senders else "disk"
+        return ResumePoint(state.model, state.rest, unpack(state.local[0]), plan.manifest, source, self._same)
+
+    def _share(self) -> Skeleton:
+        """Exchange the tables of all parts, and the skeletons that other ranks need."""
+        asked = range(len(self._plan.source)) if self._same else range(1)
+        words: Any = (
+            {saved: (part.skeleton.slots, part.skeleton.shards) for saved, part in self._parts.items()},
+            {saved: part.raw for saved, part in self._parts.items() if saved in asked},
+        )
+        skeletons: dict[int, bytes] = {}
+        for blob in self._gang.gather(pickling.dumps(words)):
+            tables, raws = pickling.loads(blob, "another rank")
+            self._tables |= tables
+            skeletons |= raws
+        return Skeleton.read(skeletons[self._which], f"checkpoint {self._plan.commit}, from another rank")
+
+    def _needs(self, skeleton: Skeleton) -> list[Need]:
+        needs = {(self._which, slot) for slot in skeleton.plain}
+        for shard in skeleton.shards:
+            needs |= {(saved, chunk.slot) for saved, chunk in self._chunks(shard)}
+        return sorted(needs)
+
+    def _chunks(self, shard: TensorShard) -> list[tuple[int, TensorShard]]:
+        """Return the saved parts that overlap this rank's part, each region once."""
+        if self._same:
+            return [(self._which, self._tables[self._which][1][shard.number])]
+        shape, offset = self._meshes.place(shard)
+        found: dict[tuple[int, ...], tuple[int, TensorShard]] = {}
+        for saved, (_, saved_shards) in self._tables.items():
+            chunk = saved_shards[shard.number]
+            if 0 in shape or 0 in chunk.shape or chunk.offset in found:
+                continue
+            if all(_overlap(*pair) for pair in zip(offset, shape, chunk.offset, chunk.shape, strict=True)):
+                found[chunk.offset] = (saved, chunk)
+        return list(found.values())
+
+    def _part(self, shard: TensorShard) -> torch.Tensor:
+        chunks = self._chunks(shard)
+        if self._same:
+            return self._got[self._which, chunks[0][1].slot]
+        shape, offset = self._meshes.place(shard)
+        slot = self._tables[0][0][shard.slot]
+        part = torch.empty(shape, dtype=getattr(torch, slot.dtype))
+        for saved, chunk in chunks:
+            into, out_of = part, self._got[saved, chunk.slot]
+            for axis, pair in enumerate(zip(offset, shape, chunk.offset, chunk.shape, strict=True)):
+                low, high = _overlap(*pair) or (0, 0)
+                into = into.narrow(axis, low - offset[axis], high - low)
+                out_of = out_of.narrow(axis, low - chunk.offset[axis], high - low)
+            into.copy_(out_of)
+        return part
+
+    def _send(self, needs: list[Need]) -> None:
+        """Send tensors in one order for all ranks: each pair waits only for earlier ones, so no deadlock can occur."""
+        told: list[list[Need]] = [pickling.loads(blob, "a rank") for blob in self._gang.gather(pickling.dumps(needs))]
+        for receiver, wanted in enumerate(told):
+            for sender in sorted({self._plan.source[saved] for saved, _ in wanted}):
+                stream = [need for need in wanted if self._plan.source[need[0]] == sender]
+                if sender == receiver == self._gang.rank:
+                    self._got |= {(saved, slot): self._parts[saved].tensor(slot) for saved, slot in stream}
+                elif sender == self._gang.rank:
+                    self._give(receiver, stream)
+                elif receiver == self._gang.rank:
+                    self._take(sender, stream)
+
+    def _give(self, receiver: int, stream: list[Need]) -> None:
+        data = bytearray()
+        for saved, slot in stream:
+            part = self._parts[saved]
+            where = part.skeleton.slots[slot]
+            data += part.base[where.offset : where.offset + where.bytes].numpy().tobytes()
+        self._gang.send(memoryview(bytearray(hashlib.sha256(data).digest())), receiver)
+        if data:
+            self._gang.send(memoryview(data), receiver)
+
+    def _take(self, sender: int, stream: list[Need]) -> None:
+        slots = [self._tables[saved][0][slot] for saved, slot in stream]
+        told, data = bytearray(32), bytearray(sum(slot.bytes for slot in slots))
+        self._gang.receive(memoryview(told), sender, lambda _: None)
+        if data:
+            self._gang.receive(memoryview(data), sender, lambda _: None)
+        if hashlib.sha256(data).digest() != told:
+            raise RuntimeError(f"a part of {self._plan.commit} arrived damaged from rank {sender}; start again")
+        at = 0
+        for need, slot in zip(stream, slots, strict=True):
+            self._got[need] = _own(memoryview(data)[at : at + slot.bytes], slot)
+            at += slot.bytes
+
+
+def _own(data: memoryview, slot: TensorSlot) -> torch.Tensor:
+    """Copy bytes into a new tensor: in the stream they may be misaligned for the dtype."""
+    flat_ = torch.empty(slot.bytes, dtype=torch.uint8)
+    if slot.bytes:
+        flat_.copy_(torch.frombuffer(data, dtype=torch.uint8))
+    kind: torch.Tensor = flat_.view(getattr(torch, slot.dtype)).view(slot.shape)
+    return kind
+
+
+def _overlap(offset: int, count: int, other: int, others: int) -> tuple[int, int] | None:
+    """Return (first, end) of the overlap of two ranges on one axis; None if they are disjoint."""
+    low, high = max(offset, other), min(offset + count, other + others)
+    return (low, high) if low < high else None

@@ -1,0 +1,302 @@
+"""The saver: one small process per node that makes staged checkpoints durable.
+
+The saver knows no tensors. A trainer (local rank 0) copies its state into a memory file that the saver owns, and
+lists which bytes make which file. The saver writes them with O_DIRECT while it hashes them, writes COMMIT, then drops
+old checkpoints. It outlives generations: a checkpoint staged before its trainer was killed still becomes durable, and
+the next trainer finds the memory allocated, or takes the state from it.
+
+Standard library only (7 MB resident, 500 MB with torch). It handles one message at a time and answers the hello of a
+new generation after the save of an older one is finished.
+
+Messages are JSON over a unix socket of type SEQPACKET:
+
+======== ============================== ==================================================
+ op       with                           answer
+======== ============================== ==================================================
+hello    folder, gen, keep              hello: held (commit and files in memory, or null),
+                                        quarantined; ``fenced`` after a newer one's hello
+reserve  bytes                          buffer, with the memory file's descriptor
+stage    -                              none; the memory's former content is invalid
+save     manifest, stretches, part      durable (seconds), or failed (fault, why); for a part
+                                        of sharded state ``written``, with the manifest
+publish  manifest                       durable, or failed: COMMIT for a written part
+======== ============================== ==================================================
+
+The saver refuses a trainer whose generation is older than the newest that said hello, or than the newest on disk: a
+writer of an old generation never starts. (A checkpoint may be older than its writer's generation: a copy received from
+a peer keeps its name.) An invalid packet ends only its own connection.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if not __package__:  # run as a file (`python -S saver.py`): modules beside it must not shadow others
+    sys.path[0] = __file__.rsplit("/", 4)[0]
+
+import argparse
+import contextlib
+import ctypes
+import errno
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from spotkeeper.train.agent_link.control import Commit, Fault
+from spotkeeper.train.checkpoint import protocol, store
+from spotkeeper.train.checkpoint.durable import Buffer, fault_of, reason, save_refusal, write_checkpoint
+from spotkeeper.train.checkpoint.protocol import (
+    Answer,
+    HelloRequest,
+    Peer,
+    PublishRequest,
+    Request,
+    RequestError,
+    ReserveRequest,
+    SaveRequest,
+    StageRequest,
+    parse,
+)
+from spotkeeper.train.checkpoint.store import Manifest
+
+_PR_SET_PDEATHSIG = 1
+_RETRY_S = 0.2  # pause between two tries to accept a connection
+
+
+class _SaveRefusedError(Exception):
+    """The saver refuses a save; ``fault`` is the reason's kind."""
+
+    def __init__(self, fault: Fault, why: str) -> None:
+        super().__init__(why)
+        self.fault = fault
+
+
+class SaverServer:
+    """Serves trainers until it is stopped."""
+
+    def __init__(self, *, listener: socket.socket | None = None, peer: socket.socket | None = None) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._listener = listener
+        self._peers: list[Peer] = []
+        self._buffer = Buffer()
+        self._gen = -1
+        self._stopping = False
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        for sock in (self._wake_out, listener):
+            if sock is not None:
+                sock.setblocking(False)
+                self._selector.register(sock, selectors.EVENT_READ)
+        if peer is not None:
+            self._admit(peer)
+
+    def stop(self, *_: object) -> None:
+        """Stop after the current message, with a running save finished. A signal handler."""
+        self._stopping = True
+
+    def serve(self) -> None:
+        signal.set_wakeup_fd(self._wake_in.fileno(), warn_on_full_buffer=False)
+        while not self._stopping and (self._listener or self._peers):
+            ready = {key.fileobj for key, _ in self._selector.select()}
+            if self._wake_out in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_out.recv(64)
+            # Oldest first: the save of a dead trainer comes before its successor's hello.
+            for peer in [peer for peer in self._peers if peer.sock in ready]:
+                self._drain(peer)
+            if self._listener in ready and self._listener is not None:
+                self._accept(self._listener)
+        for peer in list(self._peers):  # the save request of a dead trainer may still be unread
+            self._drain(peer)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            self._admit(listener.accept()[0])
+        except BlockingIOError:
+            pass
+        except OSError as error:  # no descriptor left; a trainer being served may free one
+            print(f"saver: cannot accept a connection: {error}", file=sys.stderr)
+            time.sleep(_RETRY_S)
+
+    def _admit(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._peers.append(Peer(sock))
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def _drain(self, peer: Peer) -> None:
+        """Handle all requests that have arrived. A closed connection ends a trainer's service, not its save."""
+        while True:
+            try:
+                data = peer.sock.recv(protocol.MESSAGE)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._drop(peer)
+                return
+            try:
+                self._handle(peer, parse(data))
+            except RequestError as error:
+                print(f"saver: closing a connection after an invalid request: {str(error)[:200]}", file=sys.stderr)
+                self._drop(peer)
+                return
+
+    def _drop(self, peer: Peer) -> None:
+        self._selector.unregister(peer.sock)
+        peer.sock.close()
+        self._peers.remove(peer)
+
+    def _handle(self, peer: Peer, message: Request) -> None:
+        match message:
+            case HelloRequest(folder, gen, keep):
+                self._hello(peer, folder, gen, keep)
+            case ReserveRequest(size):
+                self._reserve(peer, size)
+            case StageRequest() if not self._fence(peer.gen):
+                self._buffer.held = None
+            case SaveRequest() as save:
+                self._finish(peer, save.manifest.commit, partial(self._save, peer.gen, save))
+            case PublishRequest(manifest):
+                self._finish(peer, manifest.commit, partial(self._publish, manifest))
+
+    def _fence(self, gen: int) -> str:
+        """Return why a trainer of this generation is refused; "" if it is not."""
+        return "" if gen == self._gen else f"generation {self._gen} is the newest here, this is {gen}"
+
+    def _hello(self, peer: Peer, folder: Path, gen: int, keep: int) -> None:
+        if gen < self._gen:
+            peer.tell({"event": "fenced", "why": self._fence(gen)})
+            return
+        try:
+            if any(other is not peer and other.folder for other in self._peers):
+                # An older trainer still maps the memory and may write to it, so the new trainer gets other memory.
+                old, self._buffer = self._buffer, Buffer()
+                old.close()
+        except OSError as error:
+            peer.fail(Fault.NO_MEMORY, f"staging memory: {error}")
+            return
+        self._gen, peer.gen, peer.folder, peer.keep = gen, gen, folder, keep
+        held = self._buffer.held
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            store.sweep(folder)
+            moved = store.quarantine_incomplete(folder)
+            if held is not None and held.commit not in (*store.complete(folder), *store.partial(folder)):
+                held = None  # pruned, damaged or in another folder: only a checkpoint on disk counts
+        except OSError as error:  # for example, the disk has become read-only
+            peer.folder = None
+            peer.fail(fault_of(error), f"{folder}: {error}")
+            return
+        answer: Answer = {"event": "hello", "held": None, "quarantined": [asdict(skipped) for skipped in moved]}
+        if held is not None:
+            answer["held"] = held.to_bytes().decode()
+            answer["stretches"] = [asdict(stretch) for stretch in self._buffer.stretches]
+        peer.tell(answer)
+
+    def _reserve(self, peer: Peer, size: int) -> None:
+        if fence := self._fence(peer.gen):
+            peer.fail(Fault.FENCED, fence)
+            return
+        try:
+            self._buffer.reserve(size)
+        except OSError as error:
+            too_large = error.errno == errno.EFBIG  # a limit on files, not on memory
+            fault = Fault.WRITE_FAILED if too_large else Fault.NO_MEMORY
+            peer.fail(fault, f"staging memory: {reason(error)}")
+            return
+        peer.tell({"event": "buffer", "bytes": self._buffer.size}, self._buffer.fd)
+
+    def _finish(self, peer: Peer, commit: Commit, write: Callable[[Path], Answer]) -> None:
+        """Write a checkpoint or publish a part, report the result, and drop old checkpoints."""
+        began, folder = time.monotonic(), peer.folder
+        try:
+            if folder is None:
+                raise _SaveRefusedError(Fault.FENCED, "no hello")
+            if fence := self._fence(peer.gen):
+                raise _SaveRefusedError(Fault.FENCED, fence)
+            answer = write(folder)
+        except _SaveRefusedError as error:
+            peer.fail(error.fault, str(error), commit)
+            return
+        except OSError as error:
+            peer.fail(fault_of(error), f"{folder}: {reason(error)}", commit)
+            return
+        except (MemoryError, RuntimeError) as error:  # for example, no thread left; this process continues
+            peer.fail(Fault.WRITE_FAILED, f"{folder}: {type(error).__name__}: {error}", commit)
+            return
+        peer.tell({"gen": commit.gen, "step": commit.step, **answer, "seconds": time.monotonic() - began})
+        with contextlib.suppress(OSError):  # retried after the next save
+            store.prune(folder, peer.keep)
+
+    def _save(self, gen: int, asked: SaveRequest, folder: Path) -> Answer:
+        commit = asked.manifest.commit
+        if why := save_refusal(folder, commit, gen):
+            raise _SaveRefusedError(Fault.FENCED, why)
+        if not all(map(self._buffer.covers, asked.stretches)):
+            raise RequestError(f"{commit}: a stretch is outside the memory")
+        written = write_checkpoint(folder, asked.manifest, self._buffer, asked.stretches, asked.part)
+        self._buffer.held, self._buffer.stretches = written, asked.stretches
+        return {"event": "written", "manifest": written.to_bytes().decode()} if asked.part else {"event": "durable"}
+
+    def _publish(self, manifest: Manifest, folder: Path) -> Answer:
+        """Write COMMIT with the files of all nodes."""
+        try:
+            if store.read_part(folder, manifest.commit).files != manifest.files:
+                raise ValueError("it has other files than its part")
+            store.publish(folder / str(manifest.commit), manifest)
+        except ValueError as error:
+            raise _SaveRefusedError(Fault.WRITE_FAILED, f"{folder}: {error}") from None
+        if self._buffer.held is not None and self._buffer.held.commit == manifest.commit:
+            self._buffer.held = manifest
+        return {"event": "durable"}
+
+
+def _end_with_parent(stop: Callable[..., None]) -> None:
+    """End this process once the trainer is gone and the current save is finished.
+
+    Other signals are ignored: schedulers send SIGTERM to all processes of a job, and the trainer is about to save.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, stop)
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+    if os.getppid() != parent:
+        raise SystemExit(0)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="saver", description="Make staged checkpoints durable.")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--socket", type=Path, help="listen at this unix socket until SIGTERM")
+    where.add_argument("--fd", type=int, help="serve this inherited socket, and end with the parent")
+    args = parser.parse_args(argv)
+    if args.socket:
+        try:
+            server = SaverServer(listener=protocol.listen(args.socket))
+        except OSError as error:
+            print(f"saver: {args.socket}: {error.strerror}", file=sys.stderr)
+            return 1
+        signal.signal(signal.SIGTERM, server.stop)
+        signal.signal(signal.SIGINT, server.stop)
+    else:
+        server = SaverServer(peer=socket.socket(fileno=args.fd))
+        _end_with_parent(server.stop)
+    server.serve()
+    return 0
+
+
+def command(path: Path | str, *, python: str = sys.executable) -> list[str]:
+    """Return the command line that starts a node's saver at the unix socket ``path``. It needs no environment."""
+    return [python, "-S", __file__, "--socket", str(path)]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,239 @@
+"""Saves sharded state: each node writes its own ranks' parts; the checkpoint is complete when all nodes have done so.
+
+A save has four steps on all ranks: (1) announce sizes, (2) copy into the memory of the node's saver, (3) request the
+write, during which training continues. A node whose saver has written reports that in the ranks' agreement. When no
+saver is busy, (4) the ranks exchange names and hashes of their files and request COMMIT, which lists them all. After a
+kill between (3) and (4), the next generation finds a part on each node and completes the checkpoint.
+"""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spotkeeper.train.agent_link.control import Commit, Control
+from spotkeeper.train.checkpoint.client import new_manifest
+from spotkeeper.train.checkpoint.durable import PAGE, MemoryHandle, NeighbourMemory, round_up
+from spotkeeper.train.checkpoint.image import Image, RunState, pack
+from spotkeeper.train.checkpoint.protocol import SaverState, Stretch
+from spotkeeper.train.checkpoint.reshard import ShardRestorer
+from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace, SkippedCheckpoint
+from spotkeeper.train.checkpoint.strategy import SAVE, Replicated, ResumePoint, SaveStrategy, StateSource, versions
+from spotkeeper.train.checkpoint.writer import CheckpointWriter
+from spotkeeper.train.core import pickling, shards
+from spotkeeper.train.core.errors import AttachError
+from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.parts import Attached
+from spotkeeper.train.core.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class _SaveIntent:
+    """A rank's announcement before a save."""
+
+    layout: bytes  # hash of its chunks
+    state: int  # bytes
+    skeleton: int  # bytes
+    can: bool  # whether its node can write; True for ranks that do not write
+    need: bool  # whether the checkpoint is not durable there yet
+    save: str  # name of the save; rank 0's counts
+
+
+class Sharded:
+    """Strategy for a model whose parameters are sharded over the ranks."""
+
+    def __init__(
+        self, gang: Gang, writer: CheckpointWriter, places: tuple[RankPlace, ...], parts: Attached, *, managed: bool
+    ) -> None:
+        self._gang = gang
+        self._writer = writer
+        self._places = places
+        self._parts = parts
+        self._managed = managed
+        mine = places[gang.rank].node
+        self._mates = [place.rank for place in places if place.node == mine]
+        self._neighbour = NeighbourMemory()
+        self._layouts: tuple[bytes, ...] = ()
+        self._metadata = b""  # for these layouts
+        if writer.writes:
+            importlib.import_module("torch.distributed.checkpoint")  # 0.1 s; here, so that no save pays for it
+        self._open: Commit | None = None  # save that is not complete yet; the same on all ranks
+
+    def begin(
+        self, folder: Path | None, hello: SaverState | None
+    ) -> tuple[ResumePoint | None, list[SkippedCheckpoint]]:
+        keeps = self._writer.client is not None
+        restorer = ShardRestorer(self._gang, folder, self._parts.meshes, keeps=keeps, managed=self._managed)
+        found = restorer.restore()
+        if found is None:
+            return None, restorer.skipped
+        self._open = found.manifest.commit
+        self._writer.written = restorer.own(self._open) if self._writer.writes else None
+        self.settle()  # publishes it if it lacks COMMIT
+        return found, restorer.skipped
+
+    def warm(self, subject: StateSource) -> None:
+        """Reserve the saver's memory: all ranks of a node need about the same size."""
+        if self._writer.writes:
+            self._writer.warm(len(self._mates) * self._image(subject)[0].size + round_up(len(self._metadata)))
+
+    def ready(self) -> bool:
+        return self._writer.written is not None
+
+    # ------------------------------------------------------------ saving
+
+    def save(self, subject: StateSource, commit: Commit) -> None:
+        image, chunks = self._image(subject)
+        if (dues := self._announce(image, chunks, commit)) is None:
+            return
+        sizes = [dues[rank].state for rank in self._mates], [dues[rank].skeleton for rank in self._mates]
+        stretches, starts = _lay_out(self._mates, *sizes, len(self._metadata))
+        staged = self._writer.stage(_after(stretches[-1])) if self._writer.writes else None
+        offers = self._gang.gather(staged[0].to_bytes() if staged else b"")
+        leaders = [place.rank for place in self._places if place.writes and self._leads(place)]
+        why = self._fill(image, staged, offers, starts, stretches[-1]) if all(offers[r] for r in leaders) else ""
+        whys = [blob.decode() for blob in self._gang.gather(why.encode())]
+        lacking = [r for r in leaders if not offers[r]]
+        if lacking or any(whys):
+            told = f"rank {lacking[0]}'s machine has no saver" if lacking else next(filter(None, whys))
+            if self._writer.writes and self._gang.rank not in lacking:
+                self._writer.fail(commit, told)
+            return
+        self._open = commit
+        if self._writer.writes:
+            manifest = new_manifest(commit, self._places, versions() | {SAVE: dues[0].save})
+            self._writer.request(manifest, stretches, part=True)
+
+    def _image(self, subject: StateSource) -> tuple[Image, list[shards.Chunk]]:
+        model, rest = subject.take_common()
+        image = Image(RunState(model, rest, (pack(subject.take_local()),)), rank=self._gang.rank)
+        return image, image.chunks(self._parts.named(model, rest))
+
+    def _announce(self, image: Image, chunks: list[shards.Chunk], commit: Commit) -> list[_SaveIntent] | None:
+        """Announce sizes (step 1). Returns None if the state cannot be saved, or need not be."""
+        writes, known = self._writer.writes, self._writer.commit == commit
+        can = self._writer.begin(commit) or not writes or known
+        state, skeleton = (stretch.bytes for stretch in image.stretches)
+        mine = _SaveIntent(shards.digest(chunks), state, skeleton, can, writes and not known, secrets.token_hex(8))
+        dues: list[_SaveIntent] = [pickling.loads(blob, "a rank") for blob in self._gang.gather(pickling.dumps(mine))]
+        if not all(due.can for due in dues):
+            rank = next(rank for rank, due in enumerate(dues) if not due.can)
+            if writes and can:
+                self._writer.fail(commit, f"rank {rank}'s machine has no saver")
+            return None
+        if not any(due.need for due in dues):
+            return None
+        if (layouts := tuple(due.layout for due in dues)) != self._layouts:
+            blobs = self._gang.gather(pickling.dumps(chunks))
+            if writes:
+                self._metadata = shards.metadata([pickling.loads(blob, "a rank") for blob in blobs])
+            self._layouts = layouts
+        return dues
+
+    def _fill(
+        self,
+        image: Image,
+        staged: tuple[MemoryHandle, memoryview] | None,
+        offers: list[bytes],
+        starts: list[tuple[int, int]],
+        metadata: Stretch,
+    ) -> str:
+        """Copy this rank's bytes into its node's memory (step 2). Returns why it cannot, or ""."""
+        leader = next((rank for rank in self._mates if offers[rank]), None)
+        if leader is None:
+            return f"rank {self._gang.rank} has no rank on its machine that writes"
+        try:
+            memory = staged[1] if staged else self._neighbour.open(MemoryHandle.from_bytes(offers[leader]))
+        except OSError as error:
+            return f"rank {self._gang.rank} cannot reach the memory of rank {leader}, on its machine: {error}"
+        image.copy_to(memory, starts[self._mates.index(self._gang.rank)])
+        if staged:
+            memory[metadata.offset : metadata.offset + metadata.bytes] = self._metadata
+        return ""
+
+    def _leads(self, place: RankPlace) -> bool:
+        return place.rank == min(other.rank for other in self._places if other.node == place.node)
+
+    # ------------------------------------------------------------ the end of a save
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        self._writer.settle(timeout_s)
+        self.publish()
+        self._writer.settle(timeout_s)
+
+    def publish(self) -> None:
+        """Exchange the parts' manifests and request COMMIT (step 4)."""
+        if self._open is None:
+            return
+        commit, self._open = self._open, None
+        mine = self._writer.written
+        blob = mine.to_bytes() if mine is not None and mine.commit == commit else b""
+        parts = {rank: Manifest.from_bytes(each) for rank, each in enumerate(self._gang.gather(blob)) if each}
+        if not _whole(list(parts.values())):
+            if mine is not None:
+                self._writer.fail(commit, "another machine has not written its part")
+            return
+        if mine is not None and mine.others:
+            self._writer.written = None
+            self._writer.has(mine)  # the checkpoint that the run started from
+        elif mine is not None:
+            self._writer.publish(replace(mine, others=_others(mine, list(parts.values()))))
+
+
+def find_strategy(
+    gang: Gang,
+    writer: CheckpointWriter,
+    control: Control,
+    places: tuple[RankPlace, ...],
+    parts: Attached,
+    settings: RunSettings,
+) -> SaveStrategy:
+    """Return the strategy that fits the model.
+
+    Raises:
+        AttachError: the model is sharded, and the job file says that its state is replicated.
+    """
+    if not parts.sharded:
+        return Replicated(gang, writer, control, places, settings.late)
+    if settings.replicated:
+        raise AttachError(
+            "attach(model=): this model is sharded, so each machine has a part of its state, but the job declares "
+            "replicated state: write `checkpoint: {replicated: false}` in the job file and submit it under another name"
+        )
+    return Sharded(gang, writer, places, parts, managed=settings.managed)
+
+
+def _lay_out(
+    mates: list[int], states: list[int], skeletons: list[int], metadata: int
+) -> tuple[tuple[Stretch, ...], list[tuple[int, int]]]:
+    """Lay out a node's files in its memory, ``.metadata`` last; also return each rank's two offsets."""
+    stretches: list[Stretch] = []
+    starts = []
+    end = 0
+    for rank, state, skeleton in zip(mates, states, skeletons, strict=True):
+        first = Stretch(shards.data_name(rank), end, state)
+        second = Stretch(shards.skeleton_name(rank), _after(first), skeleton)
+        stretches += first, second
+        starts.append((first.offset, second.offset))
+        end = _after(second)
+    return (*stretches, Stretch(shards.METADATA, end, metadata)), starts
+
+
+def _after(stretch: Stretch) -> int:
+    return stretch.offset + max(PAGE, round_up(stretch.bytes))
+
+
+def _others(mine: Manifest, parts: list[Manifest]) -> tuple[FileSum, ...]:
+    """Return the files of other nodes, each once. (``.metadata`` is the same on all.)"""
+    own = {file.name for file in mine.files}
+    files = {file.name: file for part in parts for file in part.files if file.name not in own}
+    return tuple(files[name] for name in sorted(files))
+
+
+def _whole(parts: list[Manifest]) -> bool:
+    """Whether these are all the parts of one save."""
+    there = {rank for part in parts for file in part.files if (rank := shards.rank_of(file.name)) is not None}
+    same = {(part.commit, part.versions.get(SAVE)) for part in parts}
+    return len(same) == 1 and there == set(range(parts[0].world))

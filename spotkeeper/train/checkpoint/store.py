@@ -1,0 +1,421 @@
+"""The checkpoint folder on disk: its content, the newest valid checkpoint, retention.
+
+::
+
+    <folder>/<generation>-<step>/   state.bin, skeleton.pkl, and last of all COMMIT
+    <folder>/quarantine/            incomplete or damaged checkpoints, at most two
+    <folder>/latest                 a hint for people; no code reads it
+    <folder>/.dropped-<name>        dropped, and half deleted by a saver that was killed
+
+With sharded state each node has a part: files of its own ranks, and PART once they are on disk. COMMIT, which lists the
+files of all nodes, follows when every node has reported. A checkpoint with PART or COMMIT on every node is complete,
+whichever process was killed in between.
+
+Only ``COMMIT`` proves that a checkpoint is complete. It is written after all other bytes are on disk, by temporary
+file, fsync, rename and fsync of the folder, and contains its own hash. Newest means the highest (generation, step),
+not the highest step: a disk that returns may have more steps of an abandoned timeline.
+
+Standard library only: the agent uses this to list its disk's checkpoints. No function but ``newest`` and ``scan``,
+which only read, may run while a writer uses the same folder. The agent does not trust the folder: no link below it is
+followed (``beneath.py``), and every field of a manifest is checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spotkeeper.train.agent_link.control import Commit
+from spotkeeper.train.core import beneath
+
+COMMIT = "COMMIT"
+PART = "PART"
+STATE = "state.bin"
+SKELETON = "skeleton.pkl"
+QUARANTINE = "quarantine"
+LATEST = "latest"
+FORMAT = 1
+
+MOST_PROOF = 32 << 20  # bytes of COMMIT or PART, enough for 100,000 files
+_CHUNK = 16 << 20
+_DROPPED = ".dropped-"
+_QUARANTINED = 2  # checkpoints kept for inspection; each may be as large as any
+
+
+class ChecksumError(ValueError):
+    """All bytes were read but differ from those written, so a second try does not help."""
+
+
+@dataclass(frozen=True)
+class FileSum:
+    """One file of a checkpoint."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """The place where one rank of the gang ran."""
+
+    rank: int
+    node: int  # torchrun's node_rank
+    slot: int  # that node's number in the job
+    writes: bool  # whether that node wrote a copy of this checkpoint
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Content of ``COMMIT``."""
+
+    commit: Commit
+    world: int
+    gang: tuple[RankPlace, ...]
+    files: tuple[FileSum, ...]
+    versions: dict[str, str]
+    saved_at: float  # real unix seconds
+    others: tuple[FileSum, ...] = ()  # of sharded state: files of the other nodes
+
+    def to_bytes(self) -> bytes:
+        body = asdict(self) | {"format": FORMAT}
+        return json.dumps({"sha256": _digest(body), "body": body}, indent=1).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Parse and check a manifest. Raises ValueError with the reason."""
+        try:
+            outer = json.loads(data)
+            body = outer["body"]
+            if outer["sha256"] != _digest(body):
+                raise ValueError("COMMIT does not match its own hash")
+            if body["format"] != FORMAT:
+                raise ValueError(f"COMMIT has format {body['format']}, this library reads {FORMAT}")
+            return cls(
+                commit=Commit(count(body["commit"]["gen"]), count(body["commit"]["step"])),
+                world=count(body["world"]),
+                gang=tuple(_place(place) for place in body["gang"]),
+                files=tuple(_file(file) for file in body["files"]),
+                versions={str(name): str(version) for name, version in body["versions"].items()},
+                saved_at=_time(body["saved_at"]),
+                others=tuple(_file(file) for file in body.get("others", ())),
+            )
+        except (TypeError, KeyError, AttributeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"COMMIT is not readable: {error!r:.200}") from None
+
+
+def count(value: Any, where: str = "COMMIT") -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{where}: {value!r:.40} is not a count")
+    return value
+
+
+def _time(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"COMMIT: {value!r:.40} is not a time")
+    return float(value)
+
+
+def _place(fields: Any) -> RankPlace:
+    if type(fields["writes"]) is not bool:
+        raise ValueError(f"COMMIT: {fields['writes']!r:.40} is neither true nor false")
+    return RankPlace(count(fields["rank"]), count(fields["node"]), count(fields["slot"]), fields["writes"])
+
+
+def _file(fields: Any) -> FileSum:
+    """Check a file entry: a name with a ``/`` could lead a reader out of the checkpoint's folder."""
+    name, sha256 = fields["name"], fields["sha256"]
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"COMMIT: {name!r:.80} is not a file name")
+    if not isinstance(sha256, str):
+        raise ValueError(f"COMMIT: {sha256!r:.80} is not a hash")
+    return FileSum(name, count(fields["bytes"]), sha256)
+
+
+@dataclass(frozen=True)
+class SkippedCheckpoint:
+    """A checkpoint that was passed over, with the reason."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+@dataclass(frozen=True)
+class NewestCheckpoint:
+    """Result of ``newest``."""
+
+    manifest: Manifest | None
+    skipped: tuple[SkippedCheckpoint, ...]  # newer, invalid ones, newest first
+
+    @property
+    def commit(self) -> Commit | None:
+        return None if self.manifest is None else self.manifest.commit
+
+
+def newest(folder: Path | str, *, hashes: bool = True) -> NewestCheckpoint:
+    """Return the newest checkpoint whose COMMIT is valid, and the newer ones that it skipped.
+
+    Args:
+        folder: a checkpoint folder; it may be missing.
+        hashes: read and compare every byte (about a second per GB). False compares sizes, which is enough for an agent
+            that reports its disk's checkpoints.
+    """
+    skipped: list[SkippedCheckpoint] = []
+    for commit in scan(folder):
+        try:
+            manifest = read(folder, commit)
+            if hashes:
+                verify(folder, manifest)
+        except ValueError as error:
+            skipped.append(SkippedCheckpoint(str(commit), str(error)))
+            continue
+        return NewestCheckpoint(manifest, tuple(skipped))
+    return NewestCheckpoint(None, tuple(skipped))
+
+
+def scan(folder: Path | str) -> list[Commit]:
+    """Return all checkpoints in ``folder``, complete or not, newest first."""
+    names = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = beneath.names(folder)
+    return sorted((commit for name in names if (commit := Commit.parse(name))), reverse=True)
+
+
+def read(folder: Path | str, commit: Commit) -> Manifest:
+    """Read the manifest of one checkpoint and compare its files' sizes.
+
+    Raises:
+        ValueError: the checkpoint is incomplete or damaged.
+    """
+    if not _there(folder, commit, COMMIT) and _there(folder, commit, PART):
+        raise ValueError("no COMMIT: this node has its part, and was not told that all others have theirs")
+    return _read(folder, commit, COMMIT)
+
+
+def read_part(folder: Path | str, commit: Commit) -> Manifest:
+    """Read this node's part of sharded state, whether or not the other nodes have theirs.
+
+    Raises:
+        ValueError: the part is incomplete or damaged.
+    """
+    return _read(folder, commit, COMMIT if _there(folder, commit, COMMIT) else PART)
+
+
+def _read(folder: Path | str, commit: Commit, marker: str) -> Manifest:
+    try:
+        manifest = Manifest.from_bytes(beneath.read(folder, f"{commit}/{marker}", MOST_PROOF))
+    except FileNotFoundError:
+        raise ValueError("no COMMIT: the save was not finished") from None
+    except OSError as error:
+        raise ValueError(f"{marker}: {error.strerror}") from None
+    if manifest.commit != commit:
+        raise ValueError(f"{marker} belongs to {manifest.commit}, and stands in the folder of {commit}")
+    for file in manifest.files:
+        try:
+            size = beneath.size(folder, f"{commit}/{file.name}")
+        except OSError as error:
+            raise ValueError(f"{file.name}: {error.strerror}") from None
+        if size != file.bytes:
+            raise ValueError(f"{file.name} has {size} bytes, {marker} says {file.bytes}")
+    return manifest
+
+
+def file_hash(path: Path, algorithm: str = "sha256") -> str:
+    """Return the hash of a file's content, in hex. Raises OSError. (Python 3.10 has no ``hashlib.file_digest``.)"""
+    found, buffer = hashlib.new(algorithm, usedforsecurity=False), bytearray(1 << 20)
+    with open(beneath.open_file(path.parent, path.name), "rb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
+        while count := stream.readinto(buffer):
+            found.update(memoryview(buffer)[:count])
+    return found.hexdigest()
+
+
+def verify(folder: Path | str, manifest: Manifest) -> None:
+    """Compare every byte with the hashes. Raises ValueError if a file is unreadable, ChecksumError if it differs."""
+    for file in manifest.files:
+        try:
+            digest = file_hash(Path(folder) / str(manifest.commit) / file.name)
+        except OSError as error:
+            raise ValueError(f"{file.name}: {error.strerror}") from None
+        if digest != file.sha256:
+            raise ChecksumError(f"{file.name} does not match its hash in COMMIT")
+
+
+def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryview) -> None:
+    """Read one file into ``target`` (of the file's size), and compare its hash.
+
+    Raises:
+        ValueError: the file is unreadable.
+        ChecksumError: the file is too short, or differs from its hash.
+    """
+    file = next(file for file in manifest.files if file.name == name)
+    digest = hashlib.sha256()
+    at = 0
+    try:
+        fd = beneath.open_file(folder, f"{manifest.commit}/{name}")
+        with open(fd, "rb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
+            while at < file.bytes and (count := stream.readinto(target[at : min(at + _CHUNK, file.bytes)])):
+                digest.update(target[at : at + count])
+                at += count
+    except OSError as error:
+        raise ValueError(f"{name}: {error.strerror}") from None
+    if at != file.bytes or digest.hexdigest() != file.sha256:
+        raise ChecksumError(f"{name} does not match its hash in COMMIT")
+
+
+def publish(home: Path, manifest: Manifest) -> None:
+    """Write COMMIT durably, after all other files are on disk."""
+    replace(home / COMMIT, manifest.to_bytes())
+    sync_folder(home.parent)  # makes the folder's own name durable
+    with contextlib.suppress(OSError):  # cleanup only: the checkpoint is complete
+        (home / PART).unlink(missing_ok=True)
+        replace(home.parent / LATEST, f"{manifest.commit}\n".encode(), durably=False)  # COMMIT is all that counts
+
+
+def publish_part(home: Path, manifest: Manifest) -> None:
+    """Write PART durably, after all other files of this node are on disk."""
+    replace(home / PART, manifest.to_bytes())
+    sync_folder(home.parent)
+
+
+def replace(path: Path, data: bytes, *, durably: bool = True) -> None:
+    """Write ``path`` atomically: temporary file, fsync, rename, fsync of the folder.
+
+    ``durably=False`` skips both fsyncs; a crash of the machine may undo the write.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        while data:  # a disk that becomes full writes a part, and fails at the next write
+            data = data[os.write(fd, data) :]
+        if durably:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)  # noqa: PTH105 - the crash tests count the calls of os
+    if durably:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def damaged(folder: Path, since: Commit | None) -> list[Commit]:
+    """Return checkpoints newer than ``since`` that were complete once and are damaged now (by sizes), newest first.
+
+    Quarantined ones count too. A checkpoint that was never finished has no COMMIT and does not count.
+    """
+    aside = [name for name in _listed(folder, QUARANTINE) if _there(folder, f"{QUARANTINE}/{name}", COMMIT)]
+    names = [name.partition(".")[2] for name in aside]
+    names += [name for name in _listed(folder) if _there(folder, name, COMMIT)]
+    found = {commit for name in names if (commit := Commit.parse(name))}
+    return sorted((commit for commit in found if since is None or commit > since), reverse=True)
+
+
+def _there(folder: Path | str, home: Commit | str, name: str) -> bool:
+    """Whether a file exists. False if the disk fails (EIO, EUCLEAN), since one bad folder must not end the run."""
+    try:
+        beneath.status(folder, f"{home}/{name}")
+    except OSError:
+        return False
+    return True
+
+
+def _listed(folder: Path, name: str = "") -> list[str]:
+    try:
+        return beneath.names(folder, name)
+    except OSError:
+        return []
+
+
+def prune(folder: Path, keep: int) -> list[Commit]:
+    """Drop checkpoints beyond the newest ``keep`` complete ones, and return the dropped ones.
+
+    Only complete ones count, so a damaged newest one never displaces a good older one. The running generation is the
+    highest, so its own checkpoints go last. Of parts without COMMIT only the newest is kept, and only if it is newer
+    than the oldest complete checkpoint kept.
+    """
+    whole = complete(folder)
+    gone, least = whole[max(keep, 1) :], min(whole[: max(keep, 1)], default=None)
+    parts = partial(folder)
+    gone += [commit for commit in parts if commit != parts[0] or (least is not None and commit < least)]
+    for commit in gone:  # rename first: half a deletion must not look like a checkpoint
+        os.replace(folder / str(commit), folder / f"{_DROPPED}{commit}")  # noqa: PTH105 - as above
+    sweep(folder)
+    return gone
+
+
+def sweep(folder: Path) -> None:
+    """Delete dropped checkpoints, including those that a killed saver left."""
+    for name in _listed(folder):
+        if name.startswith(_DROPPED):
+            beneath.remove(folder, name)
+
+
+def partial(folder: Path | str) -> list[Commit]:
+    """Return checkpoints without COMMIT whose part on this node is complete by sizes, newest first."""
+    return [commit for commit in _valid(folder, read_part) if not _there(folder, commit, COMMIT)]
+
+
+def complete(folder: Path | str) -> list[Commit]:
+    """Return checkpoints whose COMMIT is valid by sizes, newest first."""
+    return list(_valid(folder, read))
+
+
+def _valid(folder: Path | str, reader: Callable[[Path | str, Commit], Manifest]) -> Iterator[Commit]:
+    for commit in scan(folder):
+        with contextlib.suppress(ValueError):
+            yield reader(folder, commit).commit
+
+
+def quarantine(folder: Path, commit: Commit) -> None:
+    """Move an invalid checkpoint to quarantine, which keeps the last two."""
+    with contextlib.suppress(FileExistsError):
+        (folder / QUARANTINE).mkdir(parents=True)
+    number = 1 + max(map(_number, beneath.names(folder, QUARANTINE)), default=0)
+    beneath.rename(folder, str(commit), f"{QUARANTINE}/{number}.{commit}")
+    for name in sorted(beneath.names(folder, QUARANTINE), key=_number)[:-_QUARANTINED]:
+        beneath.remove(folder, f"{QUARANTINE}/{name}")
+
+
+def _number(name: str) -> int:
+    head = name.split(".", 1)[0]
+    return int(head) if head.isdecimal() and len(head) < 10 else 0
+
+
+def quarantine_incomplete(folder: Path) -> list[SkippedCheckpoint]:
+    """Quarantine all checkpoints without a COMMIT or PART that is valid by sizes. No process may write meanwhile."""
+    moved = []
+    for commit in scan(folder):
+        try:
+            read_part(folder, commit)
+        except ValueError as error:
+            quarantine(folder, commit)
+            moved.append(SkippedCheckpoint(str(commit), str(error)))
+    return moved
+
+
+def empty_quarantine(folder: Path) -> bool:
+    """Delete the quarantine to free space on a full disk; return whether it had any content."""
+    if not _listed(folder, QUARANTINE):
+        return False
+    beneath.remove(folder, QUARANTINE)
+    return True
+
+
+def _digest(body: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

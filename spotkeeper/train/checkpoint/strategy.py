@@ -1,0 +1,294 @@
+"""How a run saves and restores: the interface of a strategy, and the strategy for replicated state. Collective.
+
+With ``Replicated``, every node writes a full copy of the state that all ranks share, and each rank's own state.
+``sharded.py`` has the other strategy. The model decides which one a run uses.
+
+**Restore of replicated state.** Each rank names the newest checkpoint in its folder. The ranks that have the newest of
+all read it and check its hashes; a rank whose copy is damaged drops it, and the search repeats until a copy is intact
+or none is left. Ranks with an intact copy then send the image to the others over the training network. Copies are
+compared by (generation, step), not by hash: a node may hold another save of the same step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from spotkeeper.train.agent_link.control import Commit, Control
+from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.client import Client, new_manifest
+from spotkeeper.train.checkpoint.image import Image, RunState, extent, lay_out_of, pack, thaw, unpack
+from spotkeeper.train.checkpoint.protocol import SaverError, SaverState, Stretch
+from spotkeeper.train.checkpoint.store import SKELETON, STATE, Manifest, RankPlace, SkippedCheckpoint
+from spotkeeper.train.checkpoint.writer import CheckpointWriter
+from spotkeeper.train.core.errors import AttachError, say
+from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.settings import ARGV, own_argv
+from spotkeeper.version import __version__
+
+SAVE = "save"  # key in a manifest's versions: the name that all parts of one save of sharded state share
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The state from which a run continues."""
+
+    model: object
+    rest: Any
+    local: dict[str, Any]  # this rank's state; rank 0's if the number of ranks has changed
+    manifest: Manifest
+    source: str  # "memory", "disk", or the ranks that sent it
+    same_world: bool
+
+
+class StateSource(Protocol):
+    """A provider of the state to save."""
+
+    def take_common(self) -> tuple[object, dict[str, object]]:
+        """Return (model, rest): equal on all ranks, or this rank's parts of sharded state."""
+
+    def take_local(self) -> dict[str, object]:
+        """Return this rank's local state."""
+
+
+class SaveStrategy(Protocol):
+    """How one run saves and restores. All methods but ``warm`` and ``ready`` are collective."""
+
+    def begin(
+        self, folder: Path | None, hello: SaverState | None
+    ) -> tuple[ResumePoint | None, list[SkippedCheckpoint]]:
+        """Restore the best state found; also return the checkpoints that were passed over."""
+
+    def warm(self, subject: StateSource) -> None:
+        """Reserve the saver's memory. Every rank calls it; not collective."""
+
+    def save(self, subject: StateSource, commit: Commit) -> None:
+        """Stage a save, and return when the state may change again."""
+
+    def ready(self) -> bool:
+        """Whether this rank has written a part that needs ``publish``."""
+
+    def publish(self) -> None:
+        """Complete a sharded checkpoint while no saver is busy. Does not wait."""
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait until no save runs and all are complete, at most ``timeout_s`` seconds."""
+
+
+class Replicated:
+    """The strategy in which every node writes a full copy."""
+
+    def __init__(
+        self, gang: Gang, writer: CheckpointWriter, control: Control, places: tuple[RankPlace, ...], late: Path | None
+    ) -> None:
+        """``late``: this node's checkpoint folder once the control file says that its disk is mounted."""
+        self._gang = gang
+        self._writer = writer
+        self._control = control
+        self._places = places
+        self._late = late
+
+    def begin(
+        self, folder: Path | None, hello: SaverState | None
+    ) -> tuple[ResumePoint | None, list[SkippedCheckpoint]]:
+        restored, skipped = restore(self._gang, folder, self._writer.client, hello)
+        if restored is None:
+            return None, skipped
+        state, manifest, writer = restored.state, restored.manifest, self._writer
+        same_world = manifest.world == self._gang.world
+        local = unpack(state.local[self._gang.rank if same_world else 0])
+        received = restored.source.startswith("rank")
+        if restored.lost is not None:
+            writer.lose(restored.lost)
+        elif received:
+            writer.copy(manifest, restored.stretches)
+        if writer.writes and not received:
+            writer.has(manifest)
+        return ResumePoint(state.model, state.rest, local, manifest, restored.source, same_world), skipped
+
+    def warm(self, subject: StateSource) -> None:
+        if self._writer.writes:
+            model, rest = subject.take_common()
+            local = pack(subject.take_local())
+            self._writer.warm(Image(RunState(model, rest, (local,) * self._gang.world)).size)
+
+    def save(self, subject: StateSource, commit: Commit) -> None:
+        local = self._gang.gather(pack(subject.take_local()))
+        self._adopt_late_disk(commit)
+        if self._writer.writes:
+            model, rest = subject.take_common()
+            self._writer.save(RunState(model, rest, tuple(local)), new_manifest(commit, self._places, versions()))
+
+    def ready(self) -> bool:
+        return False
+
+    def publish(self) -> None:
+        """Do nothing: each copy is complete by itself."""
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        self._writer.settle(timeout_s)
+
+    def _adopt_late_disk(self, commit: Commit) -> None:
+        """Use the disk of a node that began without it: the first save after the disk is mounted writes a full copy."""
+        late = self._late
+        if late is not None and not self._writer.writes and not self._gang.local_rank and self._control.disk_ready:
+            self._writer.adopt(late)
+            say(f"generation {commit.gen}: the disk is mounted, checkpoints go to it from step {commit.step} on")
+
+
+def versions() -> dict[str, str]:
+    found = {"spotkeeper": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    return found | ({ARGV: argv} if (argv := own_argv()) else {})
+
+
+@dataclass(frozen=True)
+class RestoredImage:
+    """The state restored on this rank. ``source``: "memory", "disk", or "rank N".
+
+    ``lost``: set if the saver ended meanwhile, so that the image is only in this process's memory.
+    """
+
+    state: RunState
+    manifest: Manifest
+    stretches: tuple[Stretch, ...]
+    source: str
+    lost: SaverError | None = None
+
+
+class _LocalCopies:
+    """Checkpoints that this rank can offer, newest first, and memory for an image."""
+
+    def __init__(self, folder: Path | None, client: Client | None, hello: SaverState | None) -> None:
+        self._folder = folder
+        self._client = client
+        self._held = hello.held if hello else None
+        self.candidates: list[Commit] = []
+        self.skipped: list[SkippedCheckpoint] = []
+        self.source = "disk"
+        self.lost: SaverError | None = None
+        for commit in store.scan(folder) if folder else ():
+            try:
+                manifest = store.read(folder or "", commit)
+            except ValueError as error:
+                self.skipped.append(SkippedCheckpoint(str(commit), str(error)))
+                continue
+            if all(file.name != STATE for file in manifest.files):
+                raise AttachError(
+                    f"checkpoint {commit} in {folder} is of sharded state, and this model is not sharded: use another "
+                    "folder (attach(checkpoint_dir=)) or another job. torch.distributed.checkpoint can read it"
+                )
+            self.candidates.append(commit)
+
+    def memory(self, size: int) -> memoryview:
+        """Return the saver's allocated memory, or new memory if the saver is gone."""
+        if self._client is not None:
+            try:
+                return memoryview(self._client.stage(size))
+            except SaverError as error:
+                self._lose(error)
+        return memoryview(mmap.mmap(-1, size))
+
+    def _lose(self, error: SaverError) -> None:
+        """Continue without the saver: this rank can start, but cannot save for now."""
+        self._client, self.lost = None, error
+
+    def load(self, commit: Commit) -> tuple[Manifest, memoryview] | None:
+        """Read and verify a candidate; None (with a reason in ``skipped``) if it is invalid."""
+        if self._held is not None and self._held.commit == commit and self._client is not None:
+            try:
+                memory = memoryview(self._client.memory(extent(lay_out_of(self._held))))
+            except SaverError as error:
+                self._lose(error)
+            else:
+                self.source = "memory"
+                return self._held, memory
+        assert self._folder is not None
+        try:
+            manifest = store.read(self._folder, commit)
+            stretches = lay_out_of(manifest)
+            memory = self.memory(extent(stretches))
+            for part in stretches:
+                store.read_into(self._folder, manifest, part.name, memory[part.offset : part.offset + part.bytes])
+        except (ValueError, KeyError) as error:
+            self.skipped.append(SkippedCheckpoint(str(commit), str(error)))
+            if isinstance(error, store.ChecksumError):
+                self._put_aside(commit)
+            return None
+        return manifest, memory
+
+    def _put_aside(self, commit: Commit) -> None:
+        """Quarantine a corrupt copy: by its sizes it would count as one to keep, and block a copy from a peer."""
+        if self._client is not None and self._folder is not None:  # one rank per node, and no saver writes now
+            with contextlib.suppress(OSError):
+                store.quarantine(self._folder, commit)
+
+
+def restore(
+    gang: Gang, folder: Path | None, client: Client | None, hello: SaverState | None
+) -> tuple[RestoredImage | None, list[SkippedCheckpoint]]:
+    """Restore the best state of all ranks; also return the checkpoints that this rank passed over.
+
+    Returns None for the state if no rank has any.
+
+    Raises:
+        RuntimeError: a peer's copy arrived damaged.
+    """
+    local = _LocalCopies(folder, client, hello)
+    while True:
+        claims = gang.gather(str(local.candidates[0]).encode() if local.candidates else b"")
+        best = max((commit for claim in claims if (commit := Commit.parse(claim.decode()))), default=None)
+        if best is None:
+            return None, local.skipped
+        mine = local.load(best) if local.candidates and local.candidates[0] == best else None
+        proofs = gang.gather(mine[0].to_bytes() if mine else b"")
+        if any(proofs):
+            break
+        local.candidates = [commit for commit in local.candidates if commit != best]
+    holders = [rank for rank, proof in enumerate(proofs) if proof]
+    manifest = Manifest.from_bytes(proofs[holders[0]])
+    pairs = [
+        (holders[at % len(holders)], rank)
+        for at, rank in enumerate(rank for rank, proof in enumerate(proofs) if not proof)
+    ]
+    if mine is None:
+        source = next(holder for holder, rank in pairs if rank == gang.rank)
+        stretches = lay_out_of(Manifest.from_bytes(proofs[source]))
+        memory = _receive(gang, source, Manifest.from_bytes(proofs[source]), local.memory(extent(stretches)))
+        state = thaw(memory, stretches, f"checkpoint {manifest.commit}, from rank {source}")
+        return RestoredImage(state, manifest, stretches, f"rank {source}", local.lost), local.skipped
+    manifest, memory = mine
+    stretches = lay_out_of(manifest)
+    for holder, rank in pairs:
+        if holder == gang.rank:
+            _send(gang, rank, memory, stretches)
+    state = thaw(memory, stretches, f"{folder or '.'}/{manifest.commit}/{SKELETON}")
+    return RestoredImage(state, manifest, stretches, local.source, local.lost), local.skipped
+
+
+def _send(gang: Gang, to: int, memory: memoryview, stretches: tuple[Stretch, ...]) -> None:
+    for part in stretches:
+        gang.send(memory[part.offset : part.offset + part.bytes], to)
+
+
+def _receive(gang: Gang, source: int, manifest: Manifest, memory: memoryview) -> memoryview:
+    """Receive into ``memory`` and check hashes in parallel: TCP's checksum is weak, and an error would persist."""
+    with ThreadPoolExecutor(1) as hasher:
+        for part in lay_out_of(manifest):
+            digest = hashlib.sha256()
+
+            def landed(piece: memoryview, digest: hashlib._Hash = digest) -> None:
+                hasher.submit(digest.update, piece)
+
+            gang.receive(memory[part.offset : part.offset + part.bytes], source, landed)
+            hasher.submit(lambda: None).result()  # one thread, in order: all digests before it are done
+            if digest.hexdigest() != next(file.sha256 for file in manifest.files if file.name == part.name):
+                raise RuntimeError(f"{part.name} of {manifest.commit} arrived damaged from rank {source}; start again")
+    return memory

@@ -1,0 +1,290 @@
+"""The trainer's side of a save: when the next one is due, and the requests to the saver. One rank per node writes.
+
+A failed save never stops training: the control file and stderr report it, the older checkpoint stays, and the next
+save is tried as usual.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from spotkeeper.train.agent_link.control import AgentRequest, Commit, Control, Fault, RunPhase
+from spotkeeper.train.checkpoint.client import Client
+from spotkeeper.train.checkpoint.durable import MemoryHandle
+from spotkeeper.train.checkpoint.image import Image, RunState
+from spotkeeper.train.checkpoint.protocol import (
+    Event,
+    PartWritten,
+    SaveDurable,
+    SaveFailed,
+    SaverError,
+    SaverSilentError,
+    SaverState,
+    Stretch,
+)
+from spotkeeper.train.checkpoint.store import Manifest, complete, partial
+from spotkeeper.train.core.errors import say
+from spotkeeper.train.core.settings import RunSettings
+
+SHORTEST_S = 1.0
+LONGEST_S = 3600.0
+_IDLE = 4.0  # the saver may work a quarter of the time, since steps are slower while it writes
+_START_S = 5.0  # time for the agent to start the saver
+# After a stop request, the requester waits 10 s. So a silent saver gets this time, and its successor, or the same one
+# asked again, gets the rest.
+_STOP_S = 6.0
+_STOP_AGAIN_S = 1.0
+
+
+def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
+    """Return the cheapest interval between saves, seconds: sqrt(2 x cost of a save x mean time between losses).
+
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. Never so short that
+    the saver works more than a quarter of the time.
+    """
+    best = math.sqrt(2.0 * stall_s * mean_life_s)
+    return min(max(best, _IDLE * save_s, SHORTEST_S), LONGEST_S)
+
+
+@dataclass
+class SavePace:
+    """Measured times of one rank's steps and saves, and the resulting interval between saves. Monotonic seconds.
+
+    ``stalls`` may come from an older generation. Without any, the first save is due at once: it checks the disk and
+    gives the figure that the interval needs.
+    """
+
+    mean_life_s: float
+    fixed_s: float | None = None  # interval set by the job file
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    saves: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    since: float = 0.0  # start of the last save, or of the loop
+
+    @property
+    def step_s(self) -> float:
+        return median(self.steps or [0.0])
+
+    @property
+    def stall_s(self) -> float:
+        return median(self.stalls or [0.0])
+
+    @property
+    def save_s(self) -> float:
+        return median(self.saves or [0.0])
+
+    @property
+    def interval_s(self) -> float:
+        if self.fixed_s is not None:
+            return self.fixed_s
+        return young(self.stall_s, self.mean_life_s, self.save_s) if self.stalls else 0.0
+
+    def due(self, now: float) -> bool:
+        return now - self.since >= self.interval_s
+
+
+class CheckpointWriter:
+    """One rank's requests to the saver. ``folder`` None: this rank writes nothing and every method is a no-op."""
+
+    def __init__(self, settings: RunSettings, folder: Path | None, control: Control, pace: SavePace) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._control = control
+        self._pace = pace
+        self._gen = -1
+        self._client: Client | None = None
+        self._asked = 0  # number of the agent's request that the running save answers
+        self._began = 0.0
+        self._silent = False  # whether, since the stop request, a saver was given up as silent
+        self.failed = False  # the last save failed
+        self.commit: Commit | None = None
+        self.written: Manifest | None = None  # this node's part of an incomplete checkpoint
+
+    @property
+    def writes(self) -> bool:
+        return self._folder is not None
+
+    @property
+    def busy(self) -> bool:
+        return self._client is not None and self._client.pending is not None
+
+    @property
+    def client(self) -> Client | None:
+        return self._client
+
+    def greet(self, gen: int) -> SaverState | None:
+        """Connect and announce the generation. Waits for a running save of an older generation.
+
+        Raises:
+            RuntimeError: a newer generation runs on this node.
+        """
+        self._gen = gen
+        try:
+            return self._connect(_START_S)
+        except SaverError as error:
+            if error.fault is Fault.FENCED:
+                raise RuntimeError(f"generation {gen} is over: {error}") from None
+            self._tell(error.fault, str(error))
+            return None
+
+    def _connect(self, timeout_s: float) -> SaverState | None:
+        if self._folder is None:
+            return None
+        path, limit = self._settings.saver, self._silence_s
+        client = Client.connect(path, timeout_s, limit) if path else Client.private(limit)
+        try:
+            hello = client.hello(self._folder, self._gen, self._settings.keep)
+        except SaverError:
+            client.close()
+            raise
+        self._client = client
+        for skipped in hello.quarantined:
+            say(f"quarantined {skipped}")
+        return hello
+
+    def _silence_s(self) -> float | None:
+        """Return the seconds to wait for a silent saver: None for the default, less after a stop request."""
+        control = self._control
+        if control.requested is not AgentRequest.SAVE_STOP and control.state is not RunPhase.STOPPING:
+            return None
+        return _STOP_AGAIN_S if self._silent else _STOP_S
+
+    def has(self, manifest: Manifest) -> None:
+        """Record the checkpoint on this node's disk from which the run started."""
+        self.commit = manifest.commit
+        self._control.committed(manifest.commit, manifest.saved_at)
+
+    def adopt(self, folder: Path) -> None:
+        """Write to ``folder`` from now on: its disk was mounted after the start."""
+        self._folder = folder
+        with self._reporting():
+            self._connect(0.0)
+
+    def warm(self, size: int) -> None:
+        """Reserve memory while training continues."""
+        with self._reporting():
+            if self._client is not None:
+                self._client.reserve(size)
+
+    def save(self, state: RunState, manifest: Manifest) -> None:
+        """Stage and request a save. Returns when the state may change again."""
+        if not self.begin(manifest.commit):
+            return
+        image = Image(state)
+        if (staged := self.stage(image.size)) is not None:
+            image.copy_to(staged[1])
+            self.request(manifest, image.stretches)
+
+    def begin(self, commit: Commit) -> bool:
+        """Begin a save; return whether this rank can and must write it."""
+        if self._folder is None:
+            return False
+        self._asked, self._began = self._control.request_number, time.monotonic()
+        if commit == self.commit:  # this state is already durable
+            self._control.answered = max(self._control.answered, self._asked)
+            return False
+        with self._reporting():
+            if self._client is None:
+                self._connect(0.0)  # a new saver after a loss; the loop does not wait for it
+        return self._client is not None
+
+    def stage(self, size: int) -> tuple[MemoryHandle, memoryview] | None:
+        """Return the memory to write to, or None without a saver."""
+        with self._reporting():
+            if self._client is not None:
+                memory = self._client.stage(size)
+                return MemoryHandle(os.getpid(), self._client.fd, len(memory)), memoryview(memory)
+        return None
+
+    def request(self, manifest: Manifest, stretches: tuple[Stretch, ...], *, part: bool = False) -> None:
+        """Request that the staged bytes become durable."""
+        with self._reporting():
+            if self._client is not None:
+                self._client.save(manifest, stretches, part=part)
+
+    def publish(self, manifest: Manifest) -> None:
+        """Request COMMIT, when all nodes have written their parts."""
+        self.written = None
+        with self._reporting():
+            if self._client is not None:
+                self._client.publish(manifest)
+
+    def fail(self, commit: Commit, why: str) -> None:
+        """Report a save that failed for a reason on another machine."""
+        self.written = None
+        self._tell(Fault.WRITE_FAILED, f"checkpoint {commit} was not saved: {why}")
+
+    def copy(self, manifest: Manifest, stretches: tuple[Stretch, ...]) -> None:
+        """Make a checkpoint durable that a peer sent into the staging memory."""
+        self._began = time.monotonic()
+        self.request(manifest, stretches)
+
+    def poll(self) -> None:
+        """Process the result of a save, if there is one. Takes about a microsecond."""
+        if self._client is not None and self._client.pending is not None:
+            with self._reporting():
+                self._receive(self._client.poll())
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait until no save runs, at most ``timeout_s`` seconds."""
+        if self._client is not None and self._client.pending is not None:
+            with self._reporting():
+                self._receive(self._client.wait(timeout_s))
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report a failed request instead of raising it."""
+        try:
+            yield
+        except SaverError as error:
+            self.lose(error)
+
+    def _receive(self, event: Event | None) -> None:
+        if isinstance(event, SaveDurable):
+            self._pace.saves.append(time.monotonic() - self._began)
+            self.commit = max(event.commit, self.commit or event.commit)
+            self._control.committed(self.commit)
+            self._control.save_s = self._pace.save_s
+            self._control.fault, self.failed = Fault.NONE, False
+            self._control.answered = max(self._control.answered, self._asked)
+        elif isinstance(event, PartWritten):
+            self.written = event.manifest
+        elif isinstance(event, SaveFailed):
+            self._tell(event.fault, f"checkpoint {event.commit} was not saved: {event.why}")
+
+    def lose(self, error: SaverError) -> None:
+        """Report a failed request; the next save tries again."""
+        self._tell(error.fault, str(error))
+        self._silent |= isinstance(error, SaverSilentError) and self._silence_s() is not None
+        if error.fault is Fault.SAVER_LOST and self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _tell(self, fault: Fault, why: str) -> None:
+        self._control.fault, self.failed = fault, True
+        kept = f"; {self.commit} stays the newest" if self.commit else ""
+        ends = self._control.state in (RunPhase.STOPPING, RunPhase.FINISHING)
+        if ends and self._none():
+            kept = f"; no checkpoint exists in {self._folder}"
+        then = "the run ends without it" if ends else "training goes on"
+        say(f"{fault.name.lower().replace('_', ' ')}: {why}{kept}; {then}")
+
+    def _none(self) -> bool:
+        """Whether this node's disk has neither a checkpoint nor a part of one."""
+        with contextlib.suppress(OSError):
+            if self.commit is None and self._folder is not None:
+                return not (complete(self._folder) or partial(self._folder))
+        return False

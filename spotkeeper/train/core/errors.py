@@ -1,0 +1,38 @@
+"""Errors in the script itself, which a restart cannot fix (exit code 93 under an agent), and lines for the job's log.
+
+Each error is also a subclass of the built-in exception that fits it. Standard library only: the launcher's ``boot``
+imports this before it knows whether the script uses the library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+NO_RESTART = 93  # exit code "a restart cannot help": the job goes on hold at once, regardless of `retry`
+
+
+class ScriptError(Exception):
+    """An error that a restart would repeat. The message says what to write instead."""
+
+
+class CallError(ScriptError, RuntimeError):
+    """A call on the run is missing or out of turn, or the script makes a call that the run must make."""
+
+
+class AttachError(ScriptError, ValueError):
+    """The arguments of ``attach()`` contradict each other or the checkpoint."""
+
+
+class PartError(ScriptError, TypeError):
+    """An object given to ``attach()`` has no state that can be saved."""
+
+
+class DataError(ScriptError, TypeError):
+    """The run cannot keep its place in this loader's data. The message says what to use instead."""
+
+
+def say(text: str) -> None:
+    """Print a line to the job's log. Best effort: the log may be on the disk that is full."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: stderr is closed
+        print(f"spotkeeper: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,130 @@
+"""Keeps resumed DDP runs bitwise equal: replays the order in which gradients became ready.
+
+After its first synchronized backward, DDP rebuilds its buckets in the order in which gradients became ready. A ring
+all-reduce adds the ranks' values in an order that depends on an element's place in its bucket, and floating-point
+addition is not associative. A plain restart would therefore sum its first step in another order than the uninterrupted
+run; with three or more ranks the last bits of the weights would differ.
+
+So ``Recorder`` notes the order in the first synchronized backward, the checkpoint keeps it, and on resume ``replay``
+feeds it to DDP with zero gradients, before any state is loaded. This needs no batch and runs no user code. A new run is
+plain DDP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the DDP module in ``model``: itself, or inside torch.compile's wrapper."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+def plain(name: str) -> str:
+    """Return a parameter's name in the user's module, without the prefixes that torch.compile adds."""
+    return name.replace("_orig_mod.", "")
+
+
+class Recorder:
+    """Notes the order of gradients in one synchronized backward, then removes its hooks."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = ddp
+        self.order: tuple[str, ...] = ()  # parameter names in the order of their gradients, once known
+        self.synced = 0  # synchronized backwards so far; DDP with a static graph rebuilds after the second
+        self._names: list[str] = []
+        self._recording = False
+        named = [(plain(name), param) for name, param in ddp.module.named_parameters() if param.requires_grad]
+        self._hooks = [param.register_post_accumulate_grad_hook(self._note(name)) for name, param in named]
+        self._hooks.append(ddp.register_forward_pre_hook(self._forward))
+
+    def stepped(self) -> None:
+        """End an optimizer step and the backward before it."""
+        if not self._recording:
+            return
+        self._recording = False
+        self.synced += 1
+        if not self.order:
+            self.order = tuple(dict.fromkeys(self._names))
+        if self.synced >= _sorts_after(self._ddp):
+            for hook in self._hooks:
+                hook.remove()
+
+    def _note(self, name: str) -> Any:
+        def hook(_: torch.Tensor) -> None:
+            if self._recording and not self.order:
+                self._names.append(name)
+
+        return hook
+
+    def _forward(self, *_: object) -> None:
+        if torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
+            self._recording = True
+            self._names.clear()
+
+
+class Replayed:
+    """The counterpart of ``Recorder`` in a resumed run, where the order is known."""
+
+    def __init__(self, order: tuple[str, ...], synced: int) -> None:
+        self.order = order
+        self.synced = synced
+
+    def stepped(self) -> None:
+        """Do nothing: the order is known."""
+
+
+def replay(ddp: DistributedDataParallel, order: tuple[str, ...], synced: int) -> None:
+    """Make ``ddp`` build its buckets as in the recorded run. Collective; call it before state is loaded.
+
+    Raises:
+        ValueError: the model lacks a parameter of the recorded one.
+    """
+    params = {plain(name): param for name, param in ddp.module.named_parameters()}
+    if unknown := [name for name in order if name not in params]:
+        raise ValueError(f"the checkpoint's model has a parameter {unknown[0]!r}, and this model has not")
+    module, sync_params = ddp.module, ddp.require_forward_param_sync
+    ddp.module = _Chain([params[name] for name in order])
+    try:
+        for _ in range(min(synced, _sorts_after(ddp))):
+            ddp.require_forward_param_sync = False  # _Chain has no buffers; each forward resets this
+            ddp().backward()
+    finally:
+        ddp.module, ddp.require_forward_param_sync = module, sync_params
+    for param in params.values():
+        param.grad = None
+
+
+def _sorts_after(ddp: DistributedDataParallel) -> int:
+    return 2 if getattr(ddp, "static_graph", False) else 1
+
+
+class _Chain(nn.Module):  # type: ignore[misc]
+    """A module whose backward reaches the parameters in the given order, with zero gradients."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__()
+        self._chain = params  # a plain list, so that this module does not register them
+
+    def forward(self) -> torch.Tensor:
+        x = torch.zeros((), device=self._chain[0].device, requires_grad=True)
+        for param in reversed(self._chain):
+            x = _Touch.apply(x, param)
+        return x
+
+
+class _Touch(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(param)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (param,) = ctx.saved_tensors
+        return grad, torch.zeros_like(param)

@@ -1,0 +1,312 @@
+"""How a global batch is cut into micro-batches, and how their gradients become one optimizer step.
+
+The cut does not depend on the number of ranks: micro-batch m of global batch n has the same samples in any world. Its
+loss, batch statistics and dropout (seeded by its place in the run) are the same as well, so the gradients of two worlds
+differ only in the order of a sum. Faster machines get more micro-batches, in proportion to their speeds measured in
+earlier generations.
+
+A gang may split a batch unevenly. So a rank's gradient is weighted by its samples, and DDP reduces once per global
+batch, in each rank's last backward. A script that calls ``backward`` and ``optimizer.step`` itself would silently train
+wrongly at some world sizes; if the world may change, its first such call is an error.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median_low
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from spotkeeper.train.core.errors import AttachError, CallError
+from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.parts import Attached
+
+EQUAL = 1.1  # machines whose times differ by less than this ratio count as equal: the difference is noise
+Clip = float | Callable[[], object]
+_OWN_STEP = (
+    "this run's number of nodes may change, but the script calls optimizer.step() itself: gradients would be wrong "
+    "where the batch does not divide evenly. Write run.backward(loss) for loss.backward(), and run.step() for "
+    "optimizer.step(), scheduler.step() and optimizer.zero_grad(); or submit it under another name with one "
+    "number of nodes"
+)
+
+
+@dataclass(frozen=True)
+class MicroPlan:
+    """How the global batches of a run are cut, if its world may change."""
+
+    batch: int | None  # samples of a global batch; None: the loader's batch size times ``ranks``
+    ranks: int  # ranks of the largest world, as far as known
+    costs: tuple[float, ...] = ()  # seconds per sample of each rank in this world; 0: not measured
+
+    def batch_of(self, local: int) -> int:
+        """Samples of a global batch, for a loader with ``local`` samples per batch."""
+        return self.batch or local * self.ranks
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One batch as a rank gets it."""
+
+    number: int  # index in the global batch
+    places: range  # indices of its samples in the global batch
+    samples: int  # its weight in samples; 0: another rank trains on it, this one only takes part in collectives
+    last: bool  # this rank's last one of the global batch
+
+    def scale(self, batch: int, world: int) -> float:
+        """Return the factor for the mean loss that makes DDP's mean over ranks the mean of the global batch.
+
+        Integers until the one division: an even split gives exactly 1.0 over a rank's micro-batches, so one micro-batch
+        per rank is plain DDP to the last bit.
+        """
+        return self.samples * world / batch
+
+
+def even(batch: int, rank: int, world: int) -> tuple[MicroBatch, ...]:
+    """Cut a global batch into one slice per rank, of ``batch`` / ``world`` samples."""
+    size = batch // world
+    return (MicroBatch(rank, range(rank * size, (rank + 1) * size), size, last=True),)
+
+
+def micro_batches(batch: int, micro: int, rank: int, world: int, costs: Sequence[float] = ()) -> tuple[MicroBatch, ...]:
+    """Return a rank's micro-batches of each global batch; at least one.
+
+    Args:
+        batch: samples of the global batch.
+        micro: samples of a micro-batch; the last one has the rest.
+        costs: see ``MicroPlan``; () if all ranks count as equal.
+
+    Returns:
+        Consecutive micro-batches, as many as ``shares`` says. A rank without any gets a copy of another's with
+        ``samples`` 0, because DDP needs a backward from every rank.
+    """
+    count = -(-batch // micro)
+    plan = shares(count, costs or (0.0,) * world)
+    first = sum(plan[:rank])
+    mine = range(first, first + plan[rank])
+    if not mine:
+        number = rank % count
+        return (MicroBatch(number, _places(batch, micro, number), 0, last=True),)
+    places = [_places(batch, micro, number) for number in mine]
+    return tuple(
+        MicroBatch(number, place, len(place), number == mine[-1]) for number, place in zip(mine, places, strict=True)
+    )
+
+
+def shares(count: int, costs: Sequence[float]) -> tuple[int, ...]:
+    """Divide ``count`` micro-batches among the ranks so that the last rank finishes as early as possible.
+
+    Each micro-batch goes to the rank that would finish it first, or to the lowest of several; this is optimal for equal
+    pieces. Every rank gets one if there are enough: a rank without a micro-batch trains on a copy anyway.
+
+    Args:
+        costs: seconds per sample by rank; 0: unknown, counts as the median.
+
+    Returns:
+        Number of micro-batches by rank.
+    """
+    known = [cost for cost in costs if cost > 0]
+    if not known or max(known) <= EQUAL * min(known):
+        known = [1.0]
+        costs = (0.0,) * len(costs)
+    middle = median_low(known)
+    pace = [cost if cost > 0 else middle for cost in costs]
+    plan = [1 if rank < count else 0 for rank in range(len(pace))]
+    heap = [(2 * cost, rank) for rank, cost in enumerate(pace)]
+    heapq.heapify(heap)
+    for _ in range(count - sum(plan)):
+        _, rank = heap[0]
+        plan[rank] += 1
+        heapq.heapreplace(heap, ((plan[rank] + 1) * pace[rank], rank))
+    return tuple(plan)
+
+
+def _places(batch: int, micro: int, number: int) -> range:
+    return range(number * micro, min((number + 1) * micro, batch))
+
+
+def find_plan(gang: Gang, batch: int | None, largest: int | None, cost: float = 0.0) -> MicroPlan | None:
+    """Return the run's plan; None if its number of ranks is fixed. Collective.
+
+    Args:
+        batch: this rank's ``global_batch``.
+        largest: ranks of the largest world as this machine was told; rank 0's value counts.
+        cost: seconds per sample that this machine needed in an earlier generation; 0: unknown.
+
+    Raises:
+        AttachError: ranks ask for different global batches, or for less than one sample.
+    """
+    if batch is not None and batch < 1:
+        raise AttachError(f"attach(global_batch={batch}): want at least 1 sample")
+    words = [json.loads(blob) for blob in gang.gather(json.dumps([batch, largest, cost]).encode())]
+    if len(batches := {each for each, *_ in words}) > 1:
+        raise AttachError(f"attach(global_batch=): ranks differ: {', '.join(sorted(map(str, batches)))}")
+    most = words[0][1]
+    costs = tuple(float(each) for *_, each in words)
+    return None if batch is None and most is None else MicroPlan(batch, max(most or 0, gang.world), costs)
+
+
+class BatchPhase(Enum):
+    """Progress of the current micro-batch.
+
+    ===== ============== =======
+    from  on             to
+    ===== ============== =======
+    IDLE  ``begin``      FRESH
+    FRESH ``backward``   ADDED
+    ADDED ``step``       STEPPED
+    any   ``done``       IDLE
+    ===== ============== =======
+
+    ``step`` steps the optimizers at the rank's last micro-batch of a global batch.
+    """
+
+    IDLE = 0
+    FRESH = 1
+    ADDED = 2
+    STEPPED = 3
+
+
+class Update:
+    """Gradients and optimizer steps of a run. ``elastic``: its world may change, so only the run steps optimizers."""
+
+    def __init__(self, parts: Attached, world: int, *, elastic: bool) -> None:
+        """Register on the optimizers.
+
+        Raises:
+            AttachError: the world may change, and an attached object does not support that.
+        """
+        self._parts = parts
+        self._ddp = parts.ddp
+        self._world = world
+        self._elastic = elastic
+        self._phase = BatchPhase.IDLE
+        self._scale = 1.0
+        self._last = True
+        self._stepping = False
+        self._stepped = False
+        self._sum: torch.Tensor | None = None
+        self.loss: torch.Tensor | None = None  # this rank's share of the mean loss of the last global batch
+        if elastic:
+            _check(parts, world)
+        for optimizer in parts.optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+
+    def begin(self, micro_batch: MicroBatch, batch: int) -> None:
+        """Prepare for the next micro-batch; ``batch``: samples of the global batch."""
+        self._phase, self._last = BatchPhase.FRESH, micro_batch.last
+        self._scale = micro_batch.scale(batch, self._world)
+        if self._elastic and self._ddp is not None:
+            self._ddp.require_backward_grad_sync = (
+                micro_batch.last
+            )  # what DDP.no_sync() does; its forward looks at it too
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of the current micro-batch's mean loss.
+
+        Raises:
+            CallError: outside the loop, or called twice for a batch.
+        """
+        if self._phase is not BatchPhase.FRESH:
+            raise CallError(
+                "run.backward(loss) goes inside the loop over run.steps(), once for each batch; add several losses up"
+            )
+        self._phase = BatchPhase.ADDED
+        loss = loss * self._scale
+        self._sum = loss.detach() if self._sum is None else self._sum + loss.detach()
+        scaler: Any = self._parts.scaler
+        whole = loss if scaler is None else scaler.scale(loss)
+        whole.backward()
+
+    def step(self, clip: Clip | None) -> bool:
+        """Step the optimizers if the global batch is complete. See ``Run.step``."""
+        if self._phase is not BatchPhase.ADDED:
+            raise CallError("run.step() comes once after each run.backward(loss), inside the loop over run.steps()")
+        self._phase = BatchPhase.STEPPED
+        if not self._last:
+            return False
+        self.loss, self._sum = self._sum, None
+        if clip is not None:
+            self._clip(clip)
+        self._stepped, self._stepping = False, True
+        try:
+            self._step_all()
+        finally:
+            self._stepping = False
+        scheduler: Any = self._parts.common.get("scheduler")
+        # After an overflow the scaler skips the step, so the learning rate stays as well.
+        if self._stepped and isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step()
+        for optimizer in self._parts.optimizers:
+            optimizer.zero_grad()
+        return True
+
+    def done(self) -> None:
+        """End the current micro-batch, when the script asks for the next one.
+
+        Raises:
+            CallError: the world may change and the script skipped ``backward`` or ``step``, so other ranks would wait
+                forever or sum something else.
+        """
+        missing = self._phase is BatchPhase.FRESH or (self._last and self._phase is not BatchPhase.STEPPED)
+        if self._elastic and missing:
+            name = "run.backward(loss)" if self._phase is BatchPhase.FRESH else "run.step()"
+            raise CallError(
+                f"{name} was not called for a batch; where the number of nodes may change, each batch needs both calls"
+            )
+        self._phase = BatchPhase.IDLE
+
+    def end(self) -> None:
+        """Restore DDP's settings after the loop."""
+        self._phase, self._sum = BatchPhase.IDLE, None
+        if self._elastic and self._ddp is not None:
+            self._ddp.require_backward_grad_sync = True
+
+    def _clip(self, clip: Clip) -> None:
+        scaler: Any = self._parts.scaler
+        if scaler is not None:
+            for optimizer in self._parts.optimizers:
+                scaler.unscale_(optimizer)
+        if callable(clip):
+            clip()
+        else:
+            groups = [group for optimizer in self._parts.optimizers for group in optimizer.param_groups]
+            torch.nn.utils.clip_grad_norm_([param for group in groups for param in group["params"]], clip)
+
+    def _step_all(self) -> None:
+        scaler: Any = self._parts.scaler
+        for optimizer in self._parts.optimizers:
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+
+    def _before_step(self, *_: object) -> None:
+        self._stepped = True
+        if self._elastic and not self._stepping:
+            raise CallError(_OWN_STEP)
+
+
+def _check(parts: Attached, world: int) -> None:
+    if not parts.optimizers:
+        raise AttachError(
+            "attach(optimizer=): a run whose number of nodes may change needs its optimizer: run.step() steps it"
+        )
+    if parts.sharded or (world > 1 and parts.ddp is None):
+        raise AttachError(
+            "attach(model=): a run whose number of nodes may change needs its model in DistributedDataParallel; "
+            "sharded models keep their number of ranks"
+        )
+    if parts.ddp is not None and parts.ddp.static_graph:
+        raise AttachError(
+            "attach(model=): DistributedDataParallel(static_graph=True) cannot accumulate gradients, as a run "
+            "whose number of nodes may change must"
+        )

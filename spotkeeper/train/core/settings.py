@@ -1,0 +1,176 @@
+"""Settings of a run: environment variables set by the agent, or defaults on a laptop."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from spotkeeper.clock import Clock
+from spotkeeper.train.core.errors import AttachError, CallError
+
+MEAN_LIFE_S = 6 * 3600.0  # default mean time between losses of one spot machine
+LOCAL_FOLDER = Path(".spotkeeper/ckpt")
+LOCAL_OUTPUT = Path("output")
+ARGV = "argv"  # key in a manifest's versions: arguments of the script that saved, without an agent
+_UNLOOPED: set[tuple[Path | None, int | None, Path | None]] = set()  # runs of this process without a loop so far
+_ATTACHED: set[tuple[Path | None, int | None]] = set()  # run folders and generations of this process's runs
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of this process. ``managed``: whether an agent started it."""
+
+    managed: bool
+    run: Path | None  # run folder, which holds the control file; None without an agent
+    gen: int | None  # generation; None: one more than the newest found
+    slot: int | None  # this node's number in the job
+    folder: Path | None  # checkpoint folder; None: this node writes none
+    late: Path | None  # checkpoint folder once the agent has mounted the disk
+    output: Path  # folder for results, kept after the job
+    saver: Path | None  # the saver's unix socket; None: start a private saver
+    interval_s: float | None  # seconds between saves; None: by Young's formula
+    mean_life_s: float  # mean time between losses, real seconds
+    keep: int  # number of checkpoints kept
+    seed: int
+    replicated: bool  # the job file says `checkpoint: {replicated: true}`
+    max_world: int | None  # ranks at the job's largest size, if it may change its size
+
+    def alone(self) -> None:
+        """Check that this process has no other run of this generation: the two would overwrite each other's state.
+
+        Raises:
+            CallError: it has one.
+        """
+        notebook = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # a notebook may run a cell again
+        if (self.run, self.gen) in _ATTACHED or (self._key in _UNLOOPED and not self.managed and not notebook):
+            raise CallError(
+                "attach() was called before: a job has one run. Give it all models and optimizers together "
+                "(attach(a, [opt_a, opt_b], other=b)), and call run.steps() once for each loop"
+            )
+
+    def attached(self) -> None:
+        """Note that the run has begun."""
+        if self.managed:
+            _ATTACHED.add((self.run, self.gen))
+        _UNLOOPED.add(self._key)
+
+    def looped(self) -> None:
+        """Note that the script loops over the run."""
+        _UNLOOPED.discard(self._key)
+
+    def unlooped(self) -> bool:
+        """Whether the run has begun and the script has not looped over it."""
+        return self._key in _UNLOOPED
+
+    @property
+    def _key(self) -> tuple[Path | None, int | None, Path | None]:
+        return self.run, self.gen, self.folder and self.folder.absolute()
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str], *, folder: Path | None = None) -> RunSettings:
+        """Read the ``SPOTKEEPER_*`` variables. ``folder``: the script's ``checkpoint_dir``, for runs without an agent.
+
+        Raises:
+            ValueError: a variable has a wrong value; the message names it.
+        """
+        managed = "SPOTKEEPER_RUN" in env
+        if managed:
+            folder = Path(env["SPOTKEEPER_CKPT"]) if env.get("SPOTKEEPER_CKPT") else None
+        elif folder is None:
+            folder = Path(env["SPOTKEEPER_CKPT"]) if env.get("SPOTKEEPER_CKPT") else LOCAL_FOLDER / _script()
+        interval_s = _number(env, "SPOTKEEPER_INTERVAL_S", above=0.0)
+        keep = int(_number(env, "SPOTKEEPER_KEEP", above=0) or 2)
+        return cls(
+            managed=managed,
+            run=Path(env["SPOTKEEPER_RUN"]) if managed else None,
+            gen=_whole(env, "SPOTKEEPER_GEN"),
+            slot=_whole(env, "SPOTKEEPER_SLOT"),
+            folder=folder,
+            late=Path(env["SPOTKEEPER_CKPT_LATE"]) if managed and env.get("SPOTKEEPER_CKPT_LATE") else None,
+            output=Path(env.get("SPOTKEEPER_OUTPUT") or LOCAL_OUTPUT).absolute(),
+            saver=Path(env["SPOTKEEPER_SAVER"]) if env.get("SPOTKEEPER_SAVER") else None,
+            interval_s=interval_s,
+            # Losses are counted on the stack's clock, saves on this machine's clock.
+            mean_life_s=Clock.from_env().real_s(_number(env, "SPOTKEEPER_MEAN_LIFE_S", above=0.0) or MEAN_LIFE_S),
+            keep=max(2, keep),
+            seed=_whole(env, "SPOTKEEPER_SEED") or 0,
+            replicated=env.get("SPOTKEEPER_REPLICATED") == "1",
+            max_world=_whole(env, "SPOTKEEPER_MAX_WORLD"),
+        )
+
+
+def _script() -> str:
+    return Path(sys.argv[0]).stem or "run"
+
+
+def _number(env: Mapping[str, str], name: str, *, above: float) -> float | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r}: want a number") from None
+    if not value > above:
+        raise ValueError(f"{name}={text!r}: want a number above {above:g}")
+    return value
+
+
+def _whole(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r}: want a whole number") from None
+
+
+def own_argv() -> str:
+    """Return the script's name and arguments as a shell line; "" under an agent and in a notebook."""
+    if "SPOTKEEPER_RUN" in os.environ or not sys.argv[0].endswith(".py"):
+        return ""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def make_output(folder: Path, managed: bool) -> Path:
+    """Create the output folder if missing; without an agent with a .gitignore, so it is not committed or submitted."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        if not managed:
+            (folder / ".gitignore").write_text("*\n")
+    return folder
+
+
+def lock(folder: Path) -> IO[str]:
+    """Lock ``folder`` against a second run while this process lives. Used only without an agent.
+
+    Raises:
+        RuntimeError: another run holds the lock.
+        AttachError: the folder cannot be created or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = (folder / "lock").open("a+")
+    except OSError as error:
+        raise AttachError(
+            f"attach(checkpoint_dir=): {folder} cannot be created or written: {error.strerror or error}; give "
+            "attach(checkpoint_dir=...) a writable folder on a disk with free space"
+        ) from None
+    try:
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # DataLoader workers do not inherit it
+    except OSError:
+        stream.close()
+        raise RuntimeError(
+            f"{folder}: another run saves here; wait for it, or give attach(checkpoint_dir=...) another folder"
+        ) from None
+    stream.truncate(0)
+    stream.write(f"{os.getpid()}\n")
+    stream.flush()
+    return stream

@@ -1,0 +1,254 @@
+"""An order of samples that depends neither on the number of ranks nor on preemptions.
+
+The place in the data is one integer: samples consumed by all ranks together. Epoch e visits a permutation that depends
+only on (seed, e). Each global batch is its next stretch; each rank takes its slice or its micro-batches of that
+(``microbatch.py``). So training can continue from any place on any number of ranks. The last batch of an epoch is
+filled up from the epoch's beginning, or dropped if the loader says so.
+
+``rebuild`` puts this order under the user's loader and keeps its other settings.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+from spotkeeper.train.core import rng
+from spotkeeper.train.core.errors import DataError
+from spotkeeper.train.core.microbatch import MicroPlan, even, micro_batches
+
+_ORDER, _SAMPLE = 1, 2  # purposes of a seed
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The order of one data set's samples."""
+
+    size: int  # samples of an epoch, without those that fill it up
+    batch: int  # samples of a global batch
+    seed: int
+    shuffle: bool = False
+    drop_last: bool = False
+    sampler: Iterable[int] | None = None  # lists an epoch's indices; None: ``shuffle`` or plain order
+
+    @property
+    def batches(self) -> int:
+        """Global batches per epoch."""
+        return self.size // self.batch if self.drop_last else -(-self.size // self.batch)
+
+    def epoch(self, epoch: int) -> Sequence[int]:
+        """Return the indices of one epoch, without those that fill it up."""
+        if self.sampler is not None:
+            return _listed(self.sampler, rng.mix(self.seed, epoch, _ORDER))
+        if not self.shuffle:
+            return range(self.size)
+        generator = torch.Generator().manual_seed(rng.mix(self.seed, epoch, _ORDER))
+        order: list[int] = torch.randperm(self.size, generator=generator).tolist()
+        return order
+
+
+class SeededIndices(NamedTuple):
+    """One batch as requested from a worker. It needs one seed: its samples are drawn in a fixed order."""
+
+    seed: int
+    indices: list[Any]
+
+
+class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
+    """This rank's batches of one epoch, starting at a position.
+
+    Args:
+        micro: samples of a micro-batch, if the world may change; None: one slice per rank.
+        costs: seconds per sample of each rank.
+
+    Attributes:
+        micro_batches: this rank's batches of each global batch.
+        epoch, start: epoch, and global batch at which iteration begins.
+    """
+
+    def __init__(
+        self,
+        order: SampleOrder,
+        rank: int,
+        world: int,
+        *,
+        micro: int | None = None,
+        costs: tuple[float, ...] = (),
+    ) -> None:
+        if micro is None and order.batch % world:
+            raise DataError(
+                f"the global batch of {order.batch} samples does not divide over {world} ranks; choose another batch "
+                "size or number of nodes, or give attach() a global_batch and write run.backward(loss) and run.step()"
+            )
+        self._order = order
+        self.micro_batches = (
+            even(order.batch, rank, world) if micro is None else micro_batches(order.batch, micro, rank, world, costs)
+        )
+        self.epoch = 0
+        self.start = 0
+
+    def __len__(self) -> int:
+        return self._order.batches * len(self.micro_batches)
+
+    def __iter__(self) -> Iterator[SeededIndices]:
+        indices = self._order.epoch(self.epoch)
+        size = len(indices)
+        for number in range(self.start, self._order.batches):
+            for micro_batch in self.micro_batches:
+                first = number * self._order.batch
+                chosen = [indices[(first + place) % size] for place in micro_batch.places]
+                seed = rng.mix(self._order.seed, self.epoch, first + micro_batch.places.start, _SAMPLE)
+                yield SeededIndices(seed, chosen)
+
+
+class SeededDataset(Dataset[Any]):  # type: ignore[misc]
+    """A data set that seeds random numbers by a batch's place in the run, whichever worker or rank draws them."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)  # for the user's worker_init_fn and collate_fn
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, draw: SeededIndices) -> Any:
+        return self.__getitems__(draw)[0]
+
+    def __getitems__(self, draw: SeededIndices) -> list[Any]:
+        """Load one batch. In the training process the random state is restored afterwards."""
+        if torch.utils.data.get_worker_info() is None:
+            with rng.aside(draw.seed):
+                return self._items(draw.indices)
+        rng.seed_cpu(draw.seed)
+        return self._items(draw.indices)
+
+    def _items(self, indices: list[Any]) -> list[Any]:
+        dataset = self.dataset
+        if hasattr(dataset, "__getitems__"):
+            items: list[Any] = dataset.__getitems__(indices)
+            return items
+        return [dataset[index] for index in indices]
+
+
+def rebuild(
+    loader: DataLoader[Any], seed: int, batch: int | None, rank: int, world: int, plan: MicroPlan | None = None
+) -> tuple[Any, RankBatches, SampleOrder]:
+    """Rebuild a loader over this rank's batches.
+
+    Args:
+        loader: map-style, with a batch size or without automatic batching.
+        batch: samples of the run's global batch so far; None in a new run (batch size x world).
+        plan: how batches are cut, if the world may change.
+
+    Returns:
+        The new loader, its sampler, the order.
+
+    Raises:
+        DataError: the loader's order cannot be kept.
+    """
+    _check(loader)
+    single = loader.batch_size is None
+    local = 1 if loader.batch_size is None else loader.batch_size
+    wanted = local * world if plan is None else plan.batch_of(local)
+    order = _order(loader, seed, batch or wanted)
+    costs = () if plan is None else plan.costs
+    batches = RankBatches(order, rank, world, micro=None if plan is None else local, costs=costs)
+    if batch is not None and batch != wanted and (plan is None or plan.batch is not None):
+        what = f"attach() says {wanted}" if plan else f"the loader says {local} a rank"
+        each = "" if plan else f" ({batch // world} a rank)"
+        warnings.warn(f"the run began with a global batch of {batch} and keeps it{each}, although {what}", stacklevel=4)
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    kept = {name: getattr(loader, name) for name in (*names, "persistent_workers", "in_order") if hasattr(loader, name)}
+    if loader.num_workers:
+        kept["prefetch_factor"] = loader.prefetch_factor
+    if plan is not None and "in_order" in kept:
+        kept["in_order"] = True  # batches are identified by their order
+    # Making an iterator draws a seed: from this generator, so that the training's random state stays.
+    kept["generator"] = torch.Generator().manual_seed(rng.mix(seed, rank))
+    if single:
+        return DataLoader(SeededDataset(loader.dataset), batch_size=None, sampler=batches, **kept), batches, order
+    return DataLoader(SeededDataset(loader.dataset), batch_sampler=batches, **kept), batches, order
+
+
+def _check(loader: DataLoader[Any]) -> None:
+    if type(loader).__iter__ is not DataLoader.__iter__ and not hasattr(loader, "state_dict"):
+        raise DataError(f"{type(loader).__name__} has its own __iter__; give run.steps() a plain DataLoader")
+    batch_sampler = loader.batch_sampler
+    if batch_sampler is not None and not _is(batch_sampler, BatchSampler):
+        raise DataError(
+            f"the loader has a custom batch sampler ({type(batch_sampler).__name__}), so the run cannot find its "
+            "place in the data again; give the loader a sampler and a batch_size instead"
+        )
+
+
+def _is(part: object, kind: type) -> bool:
+    """Whether ``part`` is exactly of this class, or of torchdata's class of that name (for StatefulDataLoader)."""
+    own = type(part).__module__.startswith("torchdata.") and type(part).__name__ == kind.__name__
+    return type(part) is kind or own
+
+
+def _order(loader: DataLoader[Any], seed: int, batch: int) -> SampleOrder:
+    sampler = loader.sampler
+    size = len(loader.dataset)
+    common: dict[str, Any] = {"batch": batch, "seed": seed, "drop_last": bool(loader.drop_last)}
+    if type(sampler) is SequentialSampler:
+        return _sized(size, **common)
+    if type(sampler) is DistributedSampler:
+        return _sized(size, shuffle=sampler.shuffle, **(common | {"drop_last": loader.drop_last or sampler.drop_last}))
+    if _is(sampler, RandomSampler) and not sampler.replacement and len(sampler) == size:
+        return _sized(size, shuffle=True, **common)
+    if hasattr(sampler, "num_replicas"):
+        raise DataError(
+            f"{type(sampler).__name__} gives each rank a part that depends on the number of ranks; give the loader a "
+            "sampler over the whole data set: run.steps() divides the batches"
+        )
+    try:
+        size = len(sampler)
+    except TypeError:
+        raise DataError(f"{type(sampler).__name__} has no length; the run cannot keep its place in it") from None
+    return _sized(size, sampler=sampler, **common)
+
+
+def _sized(size: int, **rest: Any) -> SampleOrder:
+    order = SampleOrder(size, **rest)
+    if order.batches == 0:
+        raise DataError(f"{size} samples are fewer than a global batch of {order.batch}: the data set is too small")
+    return order
+
+
+def _listed(sampler: Iterable[int], seed: int) -> list[int]:
+    """Return the indices of any finite sampler, drawn under ``seed``; the random state is restored afterwards."""
+    before = rng.capture()
+    own = getattr(sampler, "generator", None)
+    own_before = own.get_state() if isinstance(own, torch.Generator) else None
+    try:
+        rng.seed_all(seed)
+        if isinstance(own, torch.Generator):
+            own.manual_seed(seed)
+        return list(sampler)
+    finally:
+        rng.restore(before)
+        if isinstance(own, torch.Generator) and own_before is not None:
+            own.set_state(own_before)
+
+
+def is_map_style(loader: object) -> bool:
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)

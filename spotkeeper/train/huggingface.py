@@ -1,0 +1,232 @@
+"""Hugging Face: ``Trainer(callbacks=[SpotkeeperCallback()])`` makes ``trainer.train()`` a run.
+
+The trainer tells a callback of its steps but does not pass itself, and it reads its place in the epochs from a
+checkpoint folder before it has an optimizer. So the callback finds the trainer among the callers of ``on_init_end`` and
+wraps its ``train()``: the wrapper receives the state, gives ``train()`` a folder with only ``trainer_state.json``, and
+``on_train_begin`` loads the rest.
+
+A *save point* is ``on_step_begin``: all that follows a step (a log, an evaluation, the trainer's own save) is done, and
+the next batches are loaded. A resumed trainer's random state is restored only there, because the trainer draws numbers
+on the way. The order of samples is the trainer's own, from its seed and the epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState, TrainerState
+from transformers.trainer_utils import TrainOutput
+
+from spotkeeper.train.core import gradorder, rng
+from spotkeeper.train.core.errors import AttachError, CallError
+from spotkeeper.train.loop.external import Ticks, check_world
+from spotkeeper.train.loop.run import Run, attach
+
+_STATE = "trainer_state.json"  # a trainer reads its place from it
+_SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")  # for the trainer's log
+
+
+class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
+    """Makes ``trainer.train()`` survive preemption: saves, restores, stops in order.
+
+    A script may call ``train()`` once. ``train(resume_from_checkpoint=...)`` counts until the run has its own
+    checkpoint. When the run is told to stop, ``train`` ends the process with ``SystemExit(0)``; the code after it runs
+    once, at the end of the training.
+
+    Raises:
+        CallError: a second ``train()``; the callback was added after the trainer was made; each process trains alone.
+        AttachError: DeepSpeed, FSDP or ``auto_find_batch_size``; a checkpoint of another number of processes.
+    Example::
+
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[SpotkeeperCallback()])
+        trainer.train()
+    """
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self._state: _TrainerState | None = None
+        self._ticks: Ticks | None = None
+        self._stepped = 0  # the trainer's steps at the last save point
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = _calling_trainer()
+        self._state = _TrainerState(trainer)
+        trainer.train = functools.wraps(trainer.train)(functools.partial(self._train, trainer, trainer.train))
+
+    def _train(
+        self, trainer: Any, train: Callable[..., TrainOutput], resume_from_checkpoint: Any = None, *args: Any, **kw: Any
+    ) -> TrainOutput:
+        """Replace the trainer's ``train()``: attach, restore and train."""
+        assert self._state is not None
+        self._check(trainer)
+        before = rng.capture()
+        self.run = attach(huggingface=self._state)
+        self._state.random = rng.capture()
+        rng.restore(before)
+        restored = self._state.restored
+        if restored is None:
+            output = train(resume_from_checkpoint, *args, **kw)
+        elif restored["output"] is not None:
+            return self._done_before(trainer, restored)
+        else:
+            output = self._resume(trainer, train, restored, *args, **kw)
+        self._state.output = tuple(output)
+        assert self._ticks is not None
+        self._ticks.end()
+        return output
+
+    def _check(self, trainer: Any) -> None:
+        if self.run is not None:
+            raise CallError("one trainer.train() per script: a checkpoint cannot say to which one it belongs")
+        check_world(trainer.args.world_size, "without GPUs it needs TrainingArguments(use_cpu=True)")
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            raise AttachError(
+                "DeepSpeed and FSDP shard the model, which this callback cannot save; leave them out, or write your "
+                "own loop with spotkeeper.attach()"
+            )
+        if trainer.args.auto_find_batch_size:
+            raise AttachError("auto_find_batch_size restarts the training; set per_device_train_batch_size instead")
+
+    def _resume(
+        self, trainer: Any, train: Callable[..., TrainOutput], restored: dict[str, Any], *args: Any, **kw: Any
+    ) -> TrainOutput:
+        with tempfile.TemporaryDirectory(prefix="spotkeeper-") as folder:
+            TrainerState(**restored["state"]).save_to_json(str(Path(folder) / _STATE))
+            trainer._load_from_checkpoint = lambda *_, **__: None  # the weights come with on_train_begin
+            try:
+                return train(folder, *args, **kw)
+            finally:
+                del trainer._load_from_checkpoint
+
+    def _done_before(self, trainer: Any, restored: dict[str, Any]) -> TrainOutput:
+        """Restore the end of the training, reached by an earlier generation: only the code after ``train()`` runs."""
+        assert self.run is not None and self._state is not None
+        if trainer.model_init is not None:
+            trainer.model = trainer.call_model_init()
+        trainer.model.load_state_dict(restored["model"])
+        trainer.state = TrainerState(**restored["state"])
+        Ticks(self.run, batch=1, total=None).end()
+        self._state.arrive()
+        return TrainOutput(*restored["output"])
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._state is None or self.run is None:
+            raise CallError(
+                "give the callback to the trainer when it is made: Trainer(callbacks=[SpotkeeperCallback()])"
+            )
+        self._state.fill()
+        self._stepped = state.global_step
+        batch = args.train_batch_size * args.gradient_accumulation_steps
+        self._ticks = Ticks(self.run, batch=batch, total=state.max_steps or None)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        assert self._ticks is not None and self._state is not None
+        self._state.arrive()
+        if state.global_step != self._stepped:
+            self._stepped = state.global_step
+            self._state.order_known()
+            self._ticks.tick()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if self.run is not None and logs and "loss" in logs:
+            self.run.report(loss=logs["loss"])
+
+
+class _TrainerState:
+    """The trainer's state as a part of the run. It arrives before the objects that it is loaded into exist."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._order: gradorder.Recorder | gradorder.Replayed | None = None
+        self.restored: dict[str, Any] | None = None
+        self.random: dict[str, Any] | None = None
+        self.output: tuple[Any, ...] | None = None  # result of train()
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer, scaler = self._trainer, self._scaler
+        callbacks = [each for each in self._callbacks if isinstance(each, ExportableState)]
+        known = TrainerState(stateful_callbacks=[*callbacks, trainer.control]).stateful_callbacks
+        return {
+            "world": trainer.args.world_size,
+            "state": {**dataclasses.asdict(trainer.state), "stateful_callbacks": known},
+            "sums": {name: getattr(trainer, name) for name in _SUMS if hasattr(trainer, name)},
+            "model": trainer.model.state_dict(),
+            "optimizer": trainer.optimizer.state_dict(),
+            "scheduler": trainer.lr_scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "order": self._order.order if self._order else (),
+            "synced": self._order.synced if self._order else 0,
+            "output": self.output,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["world"] != self._trainer.args.world_size:
+            raise AttachError(
+                f"the checkpoint has {state['world']} processes, this trainer {self._trainer.args.world_size}: its "
+                "place in the data would be lost; keep the number of processes"
+            )
+        self.restored = state
+
+    def fill(self) -> None:
+        """Load the state into model, optimizer and scheduler, which now exist; DDP's buckets come first."""
+        trainer, state = self._trainer, self.restored
+        ddp = gradorder.find_ddp(trainer.model_wrapped)
+        if state is None:
+            self._order = None if ddp is None else gradorder.Recorder(ddp)
+            return
+        if ddp is not None and state["order"]:
+            gradorder.replay(ddp, state["order"], state["synced"])
+            self._order = gradorder.Replayed(state["order"], state["synced"])
+        trainer.model.load_state_dict(state["model"])
+        trainer.optimizer.load_state_dict(state["optimizer"])
+        trainer.lr_scheduler.load_state_dict(state["scheduler"])
+        if self._scaler is not None and state["scaler"] is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        for name, value in state["sums"].items():
+            setattr(trainer, name, value)
+        self._fill_callbacks(state["state"]["stateful_callbacks"])
+
+    def _fill_callbacks(self, known: dict[str, Any]) -> None:
+        """Restore stateful callbacks (the trainer does so only on request): early stopping would count from 0."""
+        left = {name: list(each) if isinstance(each, list) else [each] for name, each in known.items()}
+        for callback in self._callbacks:
+            if isinstance(callback, ExportableState) and (states := left.get(type(callback).__name__)):
+                for name, value in states.pop(0)["attributes"].items():
+                    setattr(callback, name, value)
+
+    def arrive(self) -> None:
+        """Note that the trainer is at a save point. A resumed run restores its random state at the first one."""
+        if self.restored is not None:
+            assert self.random is not None
+            rng.restore(self.random)
+            self.restored = self.random = None
+
+    def order_known(self) -> None:
+        if self._order is not None:
+            self._order.stepped()
+
+    @property
+    def _callbacks(self) -> list[Any]:
+        callbacks: list[Any] = self._trainer.callback_handler.callbacks
+        return callbacks
+
+    @property
+    def _scaler(self) -> Any:
+        return getattr(self._trainer.accelerator, "scaler", None)
+
+
+def _calling_trainer() -> Any:
+    """Return the trainer whose ``__init__`` is among the callers, since no argument leads to it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), Trainer):
+            return found
+        frame = frame.f_back
+    raise CallError("this callback belongs to a transformers.Trainer: Trainer(callbacks=[SpotkeeperCallback()])")

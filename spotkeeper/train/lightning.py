@@ -1,0 +1,314 @@
+"""Lightning: ``Trainer(callbacks=[SpotkeeperCallback()])`` makes ``trainer.fit()`` a run.
+
+The run's state is that of every run, plus what Lightning puts into its own checkpoints (``dump_checkpoint``). Train
+loaders are rebuilt over the sampler of ``run.steps()``, so Lightning's batch counts name a place in the data.
+
+A *save point* is a hook after a step at which no step is half done: the start of the next batch, or of a validation in
+between. A resumed trainer comes to the same hook with the same batch. Its random state is restored only there, because
+Lightning draws numbers on the way.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from enum import Enum
+from itertools import islice
+from typing import Any
+
+from spotkeeper.train.core import rng
+from spotkeeper.train.core.errors import AttachError, CallError
+from spotkeeper.train.core.parts import Stateful
+from spotkeeper.train.core.settings import RunSettings
+from spotkeeper.train.data.sampler import is_map_style, rebuild
+from spotkeeper.train.loop.external import Ticks, check_world
+from spotkeeper.train.loop.run import Run, attach
+
+# One library in two distributions with unrelated classes: use the one that the script has imported.
+if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    from lightning.pytorch import Callback
+
+_HOW = 'Trainer(strategy="ddp", devices=<processes of a node>, num_nodes=<nodes>); torchrun has set LOCAL_WORLD_SIZE '
+_HOW += "and GROUP_WORLD_SIZE"
+
+
+class SavePoint(Enum):
+    """The hook at which the trainer's state is taken."""
+
+    BATCH = 0  # before the next batch
+    VALIDATION = 1  # before a validation
+    END = 2  # after the last step
+
+
+class SpotkeeperCallback(Callback):  # type: ignore[misc]
+    """Makes ``trainer.fit()`` survive preemption: saves, restores, stops in order.
+
+    A script may call ``fit`` once. ``fit(ckpt_path=...)`` counts in the first generation only. When the run is told to
+    stop, ``fit`` ends the process with ``SystemExit(0)``; the code after it runs once, at the end of the training.
+
+    Raises:
+        CallError: a second ``fit``, or each process trains alone.
+        AttachError: the strategy shards the model, or the job's number of nodes may change.
+
+    Example::
+
+        trainer = Trainer(strategy="ddp", max_epochs=3, callbacks=[SpotkeeperCallback()])
+        trainer.fit(module, loader)
+    """
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self._ticks: Ticks | None = None
+        self._state: _LightningState | None = None
+        self._stepped = 0  # the trainer's steps at the last save point
+        self._on_sigterm: Any = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "fit":
+            return
+        if self.run is not None:
+            raise CallError("one trainer.fit() per script: a checkpoint cannot say to which one it belongs")
+        check_world(trainer.world_size, _HOW)
+        if trainer.strategy.restore_checkpoint_after_setup:
+            raise AttachError(
+                f"{type(trainer.strategy).__name__} shards the model, which this callback cannot save; "
+                'use strategy="ddp", or write your own loop with spotkeeper.attach()'
+            )
+        self._state = _LightningState(trainer)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach and restore: model and optimizers are on their devices, and the loops have not begun."""
+        assert self._state is not None
+        self.run = attach(trainer.strategy.model, list(trainer.optimizers), lightning=self._state)
+        self._state.attached()
+        self._on_sigterm = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._own_sigterm(trainer)
+        self._begin(trainer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._save_point(trainer, SavePoint.BATCH)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._ticks is not None and not trainer.sanity_checking:
+            self._save_point(trainer, SavePoint.VALIDATION)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self.run is not None and loss is not None:
+            self.run.report(loss=loss)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._ticks is not None and self._state is not None:
+            self._state.point = SavePoint.END
+            self._ticks.end()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._ticks is None:  # an earlier generation did all steps
+            self._begin(trainer)
+            self.on_train_end(trainer, pl_module)
+
+    def _begin(self, trainer: Any) -> None:
+        assert self.run is not None and self._state is not None
+        self._stepped = trainer.global_step
+        batch = self._state.batch * trainer.accumulate_grad_batches
+        self._ticks = Ticks(self.run, batch=batch, total=_total(trainer))
+
+    def _save_point(self, trainer: Any, point: SavePoint) -> None:
+        assert self._ticks is not None and self._state is not None
+        self._state.arrive()
+        if trainer.global_step != self._stepped:
+            self._stepped = trainer.global_step
+            self._state.point = point
+            self._ticks.tick()
+
+    def _own_sigterm(self, trainer: Any) -> None:
+        """Restore the former SIGTERM handler: Lightning's waits for all ranks, and hangs if some get no signal."""
+        slurm = type(getattr(trainer.strategy, "cluster_environment", None)).__name__ == "SLURMEnvironment"
+        if threading.current_thread() is threading.main_thread() and not slurm:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+
+class _LightningState:
+    """The trainer's state as a part of the run: ``dump_checkpoint()`` without the parts that the run saves itself."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._connector = trainer._checkpoint_connector
+        self._loop = trainer.fit_loop.epoch_loop
+        self._restored: int | None = None  # step count for loggers
+        self._random: dict[str, Any] | None = None
+        self.batch = 1  # samples of this rank per batch
+        self.point = SavePoint.END
+        self._global_batches: list[int] = []
+        self._setup, self._loaders = -1, 0
+        self._prepare = trainer._data_connector._prepare_dataloader
+        trainer._data_connector._prepare_dataloader = self._prepare_loader
+
+    # ------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        whole: dict[str, Any] = self._connector.dump_checkpoint(False)
+        del whole["optimizer_states"]
+        if _same(whole["state_dict"], self._weights()):
+            del whole["state_dict"]  # a callback may put other weights there, such as an average
+        for name in [name for name in whole if "hyper_parameters" in name or "hparams" in name]:
+            del whole[name]  # the script sets these, and they may hold classes or functions
+        self._tidy(whole["loops"]["fit_loop"])
+        return {"checkpoint": whole, "batches": self._global_batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore in Lightning's order; model and optimizers have their state already."""
+        connector = self._connector
+        whole = {"state_dict": self._weights()} | self._hyper_parameters() | state["checkpoint"]
+        self._global_batches = state["batches"]
+        connector._loaded_checkpoint = whole
+        connector.restore_model()
+        connector.restore_datamodule()
+        connector.restore_callbacks()
+        connector.restore_precision_plugin_state()
+        connector.restore_loops()
+        connector.restore_lr_schedulers()
+        connector._loaded_checkpoint = {}  # also drops the older one of fit(ckpt_path=)
+        self._restored = self._loop._batches_that_stepped
+
+    def _hyper_parameters(self) -> dict[str, Any]:
+        """Return the hyperparameters, for hooks that expect them in a checkpoint."""
+        owners = (self._trainer.lightning_module, self._trainer.datamodule)
+        return {each.CHECKPOINT_HYPER_PARAMS_KEY: dict(each.hparams) for each in owners if each and each.hparams}
+
+    def _weights(self) -> dict[str, Any]:
+        weights: dict[str, Any] = self._trainer.strategy.lightning_module_state_dict()
+        return weights
+
+    def _tidy(self, loops: dict[str, Any]) -> None:
+        """Set counts as they are between two batches: the hooks of save points run after the next count has begun."""
+        if self.point is SavePoint.BATCH:
+            batches = loops["epoch_loop.batch_progress"]
+            batches["is_last_batch"] = False
+            for count in (batches["total"], batches["current"]):
+                count["ready"] = count["completed"]
+        elif self.point is SavePoint.VALIDATION:  # as if its first batch had begun: Lightning repeats the validation
+            batches = loops["epoch_loop.val_loop.batch_progress"]
+            batches["is_last_batch"] = False
+            batches["current"] = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+            done = batches["total"]["completed"]
+            batches["total"] = {"ready": done + 1, "started": done + 1, "processed": done, "completed": done}
+
+    # ------------------------------------------------------------ resuming
+
+    def attached(self) -> None:
+        """Prepare a resumed trainer, once the run exists and its restored state is loaded."""
+        if self._restored is not None:
+            self._random = rng.capture()
+            self._trainer.fit_loop._combined_loader = None  # its iterators were made to estimate the number of steps
+            self._setup = -1
+
+    def arrive(self) -> None:
+        """Note that the trainer is at a save point. A resumed run restores its random state at the first one."""
+        if self._random is not None:
+            rng.restore(self._random)
+            self._loop._batches_that_stepped = self._restored
+            self._trainer.fit_loop._restarting = False  # otherwise this epoch's end skips schedulers with a monitor
+            self._random = None
+
+    # ------------------------------------------------------------ data
+
+    def _prepare_loader(self, dataloader: Any, shuffle: bool, mode: Any) -> Any:
+        """Replace Lightning's method, which adds a distributed sampler: rebuild loaders over the run's sampler."""
+        if getattr(mode, "value", mode) != "train":
+            return self._prepare(dataloader, shuffle=shuffle, mode=mode)
+        if not is_map_style(dataloader):
+            loader = self._prepare(dataloader, shuffle=shuffle, mode=mode)
+            return loader if isinstance(loader, Stateful) else _Skipping(self, loader)
+        spread = self._trainer._accelerator_connector.use_distributed_sampler
+        own = hasattr(dataloader.sampler, "num_replicas")  # the script's own distributed sampler
+        rank, world = self._trainer.global_rank, self._trainer.world_size
+        if not (spread or own):
+            rank, world = 0, 1  # each rank has its own data
+        number, seed = self._number(), RunSettings.from_env(os.environ).seed
+        known = self._global_batches[number] if number < len(self._global_batches) else None
+        loader, batches, order = rebuild(dataloader, rng.mix(seed, number), known, rank, world)
+        self._global_batches[number:] = [order.batch]
+        self.batch = order.batch // world
+        return _Placed(self, loader, batches)
+
+    def _number(self) -> int:
+        """Return the number of this loader among those prepared together."""
+        setup = self._trainer.fit_loop.epoch_progress.current.ready
+        self._loaders = self._loaders + 1 if setup == self._setup else 0
+        self._setup = setup
+        return self._loaders
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch, and batches done in it, at the creation of an iterator."""
+        epochs = self._trainer.fit_loop.epoch_progress.current
+        under_way = epochs.ready > epochs.processed
+        return epochs.processed, self._loop.batch_progress.current.completed if under_way else 0
+
+
+class _Placed:
+    """A rebuilt loader that starts at the trainer's place. Lightning's own counts hold its state."""
+
+    def __init__(self, state: _LightningState, loader: Any, batches: Any) -> None:
+        self._state, self._loader, self._batches = state, loader, batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, done = self._state.place
+        self._batches.epoch, self._batches.start = epoch, done % len(self._batches)
+        return iter(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: Lightning's counts hold the place."""
+
+
+class _Skipping:
+    """A loader that can start only at its beginning: finished batches are read again and skipped."""
+
+    def __init__(self, state: _LightningState, loader: Any) -> None:
+        self._state, self._loader = state, loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        _, done = self._state.place
+        return islice(iter(self._loader), done, None)
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether both dicts hold the same tensors."""
+    return one.keys() == other.keys() and all(
+        one[name] is other[name] or _at(one[name]) == _at(other[name]) for name in one
+    )
+
+
+def _at(value: Any) -> object:
+    return value.data_ptr() if hasattr(value, "data_ptr") else value
+
+
+def _total(trainer: Any) -> int | None:
+    """Return the optimizer steps of the whole fit, if known."""
+    if trainer.max_steps != -1:
+        return int(trainer.max_steps)
+    batches, epochs = trainer.num_training_batches, trainer.max_epochs
+    if not epochs or epochs < 0 or not batches or math.isinf(batches):
+        return None
+    return int(math.ceil(batches / trainer.accumulate_grad_batches) * epochs)

@@ -1,0 +1,273 @@
+"""The boundary between two batches, after an optimizer step: the only place where a run saves, publishes or stops.
+
+The run's state is complete there. No boundary follows a batch that only accumulates gradients.
+
+**Agreement.** Every rank has its own view: its agent's request, its clock, whether its saver is busy. A rank that acted
+on its view alone would wait in the gather of a save while the others wait in their next all-reduce. So every k steps
+each rank encodes its view as one integer, the highest of all ranks wins, and all ranks act on it after the next step.
+The exchange overlaps with that step, so no rank waits for it. k is limited by time and is part of the agreement.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Literal
+
+from spotkeeper.train.agent_link.control import AgentRequest, Commit, Control, RunPhase
+from spotkeeper.train.checkpoint.sharded import find_strategy
+from spotkeeper.train.checkpoint.strategy import ResumePoint
+from spotkeeper.train.checkpoint.writer import CheckpointWriter, SavePace
+from spotkeeper.train.core import signals
+from spotkeeper.train.core.errors import say
+from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.parts import Attached
+from spotkeeper.train.core.settings import RunSettings
+from spotkeeper.train.data.feed import Feed
+from spotkeeper.train.loop import diagnostics
+from spotkeeper.train.loop.lag import LagMonitor, Stopwatch
+from spotkeeper.train.loop.position import RunPosition
+from spotkeeper.train.loop.rendezvous import GangInfo
+from spotkeeper.train.loop.reporter import BatchesLeft, RunReporter
+
+EVERY_S = 0.2  # a request takes effect within twice this time and one step
+_MOST = 1000
+_SHIFT = 40
+
+
+class StepAction(IntEnum):
+    """A rank's view, and the action that all ranks then take; the highest wins.
+
+    BUSY is above SAVE: no second save starts while any saver is writing. PUBLISH is between them: once no saver is
+    BUSY, all nodes have written their parts of sharded state, and publishing comes before another save. STOP is above
+    BUSY: a stop waits for the running save, then saves.
+    """
+
+    NOTHING = 0
+    SAVE = 1
+    PUBLISH = 2
+    BUSY = 3
+    STOP = 4
+
+
+class Agreement:
+    """The exchange by which all ranks of a run agree on an action."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        self._pending: Callable[[], int] | None = None
+        self._every = 1
+        self._steps = 0
+
+    def after_step(self, view: Callable[[], StepAction], step_s: float) -> StepAction:
+        """Return the action that all ranks take now. Collective: all ranks call it after the same steps.
+
+        Args:
+            view: returns this rank's view; called only if the view is sent.
+            step_s: this rank's usual step time, seconds.
+        """
+        if self._gang.world == 1:
+            return view()
+        self._steps += 1
+        answer = StepAction.NOTHING
+        if self._pending is not None:
+            answer, slowest_s = _decode(self._pending())
+            self._pending = None
+            self._every = max(1, min(_MOST, int(EVERY_S / slowest_s))) if slowest_s else 1
+        # After an agreed save the view is not sent: it would still request that save, and cause a second one.
+        if answer in (StepAction.NOTHING, StepAction.BUSY) and self._steps % self._every == 0:
+            self._pending = self._gang.highest(_encode(view(), step_s))
+        return answer
+
+    def drain(self) -> None:
+        """Finish the pending exchange at the loop's end. Collective."""
+        if self._pending is not None:
+            self._pending()
+            self._pending = None
+
+
+def _encode(call: StepAction, step_s: float) -> int:
+    """Pack the action (high bits) and the step time in microseconds into one integer."""
+    return call << _SHIFT | min(int(step_s * 1e6), (1 << _SHIFT) - 1)
+
+
+def _decode(word: int) -> tuple[StepAction, float]:
+    return StepAction(word >> _SHIFT), (word & ((1 << _SHIFT) - 1)) / 1e6
+
+
+class Boundary:
+    """Saves, restores and stops one run."""
+
+    def __init__(
+        self,
+        parts: Attached,
+        gang: Gang,
+        settings: RunSettings,
+        info: GangInfo,
+        control: Control,
+        pace: SavePace,
+        position: RunPosition,
+        reporter: RunReporter,
+    ) -> None:
+        self._parts, self._gang, self._settings, self._info = parts, gang, settings, info
+        self._control, self._pace, self._position, self._reporter = control, pace, position, reporter
+        self._agreement = Agreement(gang)
+        self._lag = LagMonitor(gang, info.ranks_on(gang.node), control)
+        self.watch = Stopwatch(parts.ddp)
+        self.writer = CheckpointWriter(settings, None if gang.local_rank else info.folder, control, pace)
+        self._strategy = find_strategy(gang, self.writer, control, info.places, parts, settings)
+        self._samples = 0  # samples of this rank in the current step
+        self._saved: int | None = None  # step of the last staged save
+        self._answered = 0  # number of the agent's last save request that was answered
+        self.last_end = 0.0  # end of the last step, monotonic seconds; time that belongs to no step is added
+
+    # ------------------------------------------------------------ beginning
+
+    def restore(self) -> ResumePoint | None:
+        """Load the newest checkpoint that any rank holds; None in a new run. Collective."""
+        known = self.writer.greet(self._info.gen)
+        self._gang.gather(b"")  # from here on no folder changes: savers have finished the saves of older generations
+        found, skipped = self._strategy.begin(self._info.folder, known)
+        for each in skipped:
+            say(f"skipped checkpoint {each}")
+        if found is not None:
+            self._load(found)
+        else:
+            self._position.begin()
+        for optimizer in self._parts.optimizers[:1]:
+            optimizer.register_step_post_hook(self._position.count_step)
+        if self._gang.local_rank == 0:
+            self._control.pid = os.getpid()
+            self._control.state = RunPhase.TRAINING
+        return found
+
+    def _load(self, found: ResumePoint) -> None:
+        try:
+            self._position.load(found)
+        except (RuntimeError, ValueError, KeyError) as error:
+            where = str(self._info.folder or found.source)
+            if (why := diagnostics.misfit(self._parts, found, where, self._settings.managed, error)) is None:
+                raise
+            raise why from error
+        self._saved = self._position.step
+        if self._gang.local_rank == 0:
+            then = found.manifest
+            self._control.resumed(then.commit)
+            resized = "" if found.same_world else f", {_ranks(then.world)} then, {self._gang.world} now: reseeded"
+            say(f"generation {self._info.gen}: resumed from {then.commit} ({found.source}{resized})")
+
+    def start_loop(self) -> None:
+        self._pace.since = self.last_end = time.monotonic()
+        self._position.stepped = False
+        self._samples = 0
+        self.watch.begin()
+
+    def add_samples(self, count: int) -> None:
+        """Count samples of the current step."""
+        self._samples += count
+
+    # ------------------------------------------------------------ between two batches
+
+    def after_batch(self, feed: Feed, left: BatchesLeft | None) -> None:
+        """Act after a batch. A boundary follows only a batch with an optimizer step. Collective.
+
+        Raises:
+            SystemExit: 0, after a stop.
+        """
+        self._reporter.batch()
+        if not self._parts.optimizers:
+            self._position.count_step()
+        if not self._position.stepped:
+            return
+        now = time.monotonic()
+        first = not self._pace.steps
+        self._pace.steps.append(now - self.last_end)
+        self.last_end = now
+        self._position.end_step()
+        self.writer.poll()
+        self._reporter.stepped(self._position.step, feed.position.batch, left)
+        if first:
+            self._strategy.warm(self._position)
+        self._lag.after_step(self.watch.end(), self._samples, self._pace.step_s)
+        self._samples = 0
+        action = self._agreement.after_step(self._view, self._pace.step_s)
+        if action is StepAction.STOP:
+            self._stop()
+        elif action is StepAction.SAVE:
+            self.save()
+            self.last_end = time.monotonic()  # the time of a save belongs to no step
+        elif action is StepAction.PUBLISH:
+            self._strategy.publish()
+        self.watch.begin()
+
+    def _view(self) -> StepAction:
+        """Return the action that this rank needs."""
+        control = self._control
+        if control.requested is AgentRequest.SAVE_STOP:
+            return StepAction.STOP
+        if self.writer.busy:
+            return StepAction.BUSY
+        if self._strategy.ready():
+            return StepAction.PUBLISH
+        if control.requested is AgentRequest.SAVE and control.request_number > self._answered:
+            return StepAction.SAVE
+        return StepAction.SAVE if self.writer.writes and self._pace.due(time.monotonic()) else StepAction.NOTHING
+
+    def save(self) -> None:
+        """Stage a save and return: the state may change again, the checkpoint becomes durable later. Collective."""
+        began = time.monotonic()
+        self._answered = self._control.request_number
+        self._saved = self._position.step
+        self._strategy.save(self._position, Commit(self._info.gen, self._position.step))
+        self._pace.since = time.monotonic()
+        self._pace.stalls.append(self._pace.since - began)
+        self._reporter.stalled()
+
+    def settle(self, timeout_s: float | None = None) -> Commit | None:
+        """Wait until no save runs; return this node's newest durable checkpoint. Collective with sharded state."""
+        self._strategy.settle(timeout_s)
+        return self.writer.commit
+
+    # ------------------------------------------------------------ ending
+
+    def _stop(self) -> None:
+        """Save, wait until the checkpoint is durable, and end the process: the code after the loop does not run."""
+        self._lag.drain()
+        self._reporter.phase(RunPhase.STOPPING)
+        self.settle(self._reporter.time_left_s())
+        self.save()
+        self.leave()
+
+    def leave(self) -> None:
+        """End the process after a stop.
+
+        Raises:
+            SystemExit: 0.
+        """
+        self.end("stopped")
+        self.writer.close()
+        signals.end_workers()
+        raise SystemExit(0)
+
+    def end_loop(self, *, more: bool) -> None:
+        """Save the state at a loop's end if it is not saved yet. ``more``: another epoch follows. Collective."""
+        self._lag.drain()
+        self._agreement.drain()
+        if not more:
+            self._reporter.phase(RunPhase.FINISHING)
+        self.settle()
+        if self._saved != self._position.step or self._gang.highest(int(self.writer.failed))():
+            self.save()
+        if self._parts.sharded:
+            self.settle()
+
+    def end(self, outcome: Literal["stopped", "done"]) -> None:
+        """Wait for the last save and write this generation's ``result.json``."""
+        self.settle(self._reporter.time_left_s())
+        self._reporter.end(outcome, self._info.gen, self._position.step, self.writer.commit)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

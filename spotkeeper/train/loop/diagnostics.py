@@ -1,0 +1,199 @@
+"""Messages to the author of a training script: wrong arguments, a checkpoint that does not fit, a loop that never ran.
+
+Errors name the argument, its value and the remedy. The exit hooks add a line to the log and change neither what the
+script does nor its exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from spotkeeper.train.checkpoint.strategy import ResumePoint
+from spotkeeper.train.core.errors import AttachError, CallError, say
+from spotkeeper.train.core.gradorder import plain
+from spotkeeper.train.core.parts import Attached
+from spotkeeper.train.core.settings import own_argv
+
+AGAIN = "SPOTKEEPER_AGAIN"
+_SHOWN = 3  # tensors named in a message
+PAGE = 'docs/train.md, "After the loop"'
+UNLOOPED = (
+    "the script called attach() and never looped over run.steps(): no training state was saved, and a preemption would "
+    "have restarted it from the beginning. Train in `for batch in run.steps(loader, epochs=3): ...`"
+)
+SKIPPED = (
+    "a loop over run.steps() ended before the checkpoint and yields nothing, but the code between it and the next loop "
+    "runs again. If that code changes something (a scheduler's step, a count), put the loops into run.epochs(n), "
+    'which skips it: docs/train.md, "Several loops"'
+)
+
+
+def check_given(parts: Attached) -> None:
+    """Check that ``attach()`` was given an object to save.
+
+    Raises:
+        AttachError: it was not.
+    """
+    if parts.model is None and not parts.optimizers and parts.scaler is None and not parts.common:
+        raise AttachError(
+            "attach() was given nothing to save: attach(model=model, optimizer=optimizer), and the scheduler and all "
+            "else that changes during training"
+        )
+
+
+def check_loop(positional: tuple[object, ...], epochs: object, steps: object) -> None:
+    """Check the arguments of ``run.steps()``.
+
+    Raises:
+        CallError: the arguments do not give a loop's length.
+    """
+    if positional:
+        given = ", ".join(map(repr, positional))
+        first = positional[0]
+        raise CallError(
+            f"run.steps(loader, {given}) does not say what {first!r} counts: write run.steps(loader, epochs={first!r}) "
+            f"or run.steps(loader, steps={first!r})"
+        )
+    for name, value, what in (("epochs", epochs, "times over the data"), ("steps", steps, "optimizer steps in all")):
+        if value is not None and not _counts(value):
+            raise CallError(
+                f"run.steps({name}={value!r}): want a whole number from 1, how many {what}{_instead(name, value)}"
+            )
+
+
+def _counts(value: object) -> bool:
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= 1  # type: ignore[arg-type] # numpy's, too
+    except TypeError:
+        return False
+
+
+def _instead(name: str, value: object) -> str:
+    """Return a hint with the value that was probably meant, or ""."""
+    try:
+        number = int(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return ""
+    return f", such as {name}={number}" if number >= 1 and not isinstance(value, bool) else ""
+
+
+def misfit(parts: Attached, found: ResumePoint, folder: str, managed: bool, error: Exception) -> AttachError | None:
+    """Return an error that explains why a checkpoint could not be loaded, or None if the checkpoint fits.
+
+    Args:
+        folder: the checkpoint's folder.
+        managed: whether an agent started the run.
+        error: the error of the load.
+    """
+    differ = list(_differences(parts, found.model))
+    if not differ and not isinstance(error, ValueError):
+        return None
+    named = "; ".join(differ[:_SHOWN]) + (f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else "")
+    remedy = f"move {folder} away, or give attach(checkpoint_dir=) another folder"
+    if managed:
+        remedy = "submit it under another name to start anew, or resume it with the script that saved"
+    return AttachError(
+        f"checkpoint {found.manifest.commit} in {folder} belongs to another model: {named or error}. "
+        f"To train this one: {remedy}"
+    )
+
+
+def _differences(parts: Attached, saved: Any) -> Iterable[str]:
+    """Yield a description of each tensor that differs, with shapes."""
+    if parts.core is None or not isinstance(saved, dict):
+        return
+    now = {plain(name): param for name, param in parts.core.named_parameters(remove_duplicate=False)}
+    for name in sorted(now.keys() | saved.keys()):
+        old, new = saved.get(name), now.get(name)
+        if new is None:
+            yield f"{name} {_shape(old)} is in the checkpoint and not in the model"
+        elif old is None:
+            yield f"{name} {_shape(new)} is in the model and not in the checkpoint"
+        elif isinstance(old, torch.Tensor) and old.shape != new.shape:
+            yield f"{name} is {_shape(old)} in the checkpoint and {_shape(new)} in the model"
+
+
+def _shape(value: object) -> str:
+    return str(list(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def check_rerun(steps: int, then: str, folder: str) -> None:
+    """Refuse to run only the code after the loop if an earlier run with other arguments did all steps.
+
+    The earlier run's results would pass for those of this run.
+
+    Raises:
+        CallError: the earlier run had other arguments (``then``).
+    """
+    now = own_argv()
+    if then and now and then != now and os.environ.get(AGAIN) != "1":
+        raise CallError(
+            f"nothing is left to train: an earlier run in {folder} did all {steps} steps, with other arguments.\n"
+            f"  then: {then}\n  now:  {now}\n"
+            f"To train with these: move {folder} away, or give attach(checkpoint_dir=) another folder for each. To "
+            f"train the earlier run further: ask for more epochs or steps. To do only what follows its loop: {AGAIN}=1"
+        )
+
+
+def on_failure(run: Any, advice: Callable[[Any], str]) -> None:
+    """Log ``advice(run)``, unless "", below the traceback if an exception ends the script."""
+    told, held = sys.excepthook, weakref.ref(run)  # weak: a script that drops its run may need the memory
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        text = "" if (now := held()) is None else advice(now)
+        told(kind, error, trace)
+        if text:
+            say(text)
+
+    sys.excepthook = hook
+
+
+def on_exit(unlooped: Callable[[], bool]) -> None:
+    """Log a warning if the script ends well without a loop over ``run.steps()``, so that no state was saved."""
+    told, failed = sys.excepthook, False
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        nonlocal failed
+        failed = True
+        told(kind, error, trace)
+
+    def end() -> None:
+        if not failed and unlooped():
+            say(UNLOOPED)
+
+    sys.excepthook = hook
+    atexit.register(end)
+
+
+def nothing_left(steps: int, folder: str | None) -> str:
+    """Return the message for a loop that starts at its end. ``folder``: the checkpoints of a run without an agent."""
+    if folder is None:
+        return f"nothing left to do: all {steps} steps are done; this run executes only what follows the loop ({PAGE})"
+    return (
+        f"nothing left to do: an earlier run did all {steps} steps. To start anew, remove {folder}, "
+        "or give attach() another checkpoint_dir"
+    )
+
+
+def not_saved(step: int, newest: object) -> str:
+    """Return the message for a run that ended before it could save. ``newest``: newest checkpoint, if known."""
+    goes_on = f"; the next start goes on from {newest}" if newest is not None else ""
+    return f"asked to stop, but the script ended before it could save, at step {step}{goes_on}"
+
+
+def failed_after(steps: int, idle: bool) -> str:
+    """Return the message for a failure after the loop. ``idle``: the loop yielded no batch."""
+    yielded = "It yielded nothing here, because its steps were done before. " if idle else ""
+    return (
+        f"the loop ended after step {steps}, and the code after it failed. {yielded}A restart repeats only that code, "
+        f"not the training: {PAGE}"
+    )

@@ -1,0 +1,91 @@
+"""Drives a run from a framework's own loop, which calls back after its optimizer steps.
+
+``Run`` acts between two batches of ``run.steps()``. Here these batches are ticks, one per optimizer step of the
+framework, which keeps its own place in the data. Uses only the public interface of ``Run``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from spotkeeper.train.core.errors import AttachError, CallError
+from spotkeeper.train.loop.run import Run
+
+
+class Ticks:
+    """A run's loop, advanced one step at a time."""
+
+    def __init__(self, run: Run, *, batch: int, total: int | None) -> None:
+        """Begin the loop. Collective.
+
+        Args:
+            batch: samples of this rank per optimizer step.
+            total: optimizer steps at the run's end, if known.
+        """
+        self._clock = _TickLoader(batch) if total is None else _CountedTicks(batch, total)
+        self._steps = run.steps(self._clock, epochs=1)
+        self._begun = next(self._steps, None) is not None  # False if an earlier generation did all steps
+
+    def tick(self) -> None:
+        """Let the run act after an optimizer step of the framework, while no state is half changed. Collective.
+
+        Raises:
+            SystemExit: 0, after the save, if the run was asked to stop.
+        """
+        if self._begun:
+            next(self._steps)
+
+    def end(self) -> None:
+        """End the run's loop after the framework's, and save the last state. Collective."""
+        self._clock.over = True
+        if self._begun:
+            next(self._steps, None)
+        self._begun = False
+
+
+class _TickLoader:
+    """The loader given to ``run.steps``. It has a ``state_dict``, so that a resumed run skips no batches."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch_size = batch
+        self.over = False
+
+    def __iter__(self) -> Iterator[bool]:
+        while not self.over:
+            yield True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: the framework's own state has its place in the data."""
+
+
+class _CountedTicks(_TickLoader):
+    """A ``_TickLoader`` of known length."""
+
+    def __init__(self, batch: int, total: int) -> None:
+        super().__init__(batch)
+        self._total = total
+
+    def __len__(self) -> int:
+        return self._total
+
+
+def check_world(world: int, how: str) -> None:
+    """Check the framework's number of processes against torchrun's, and refuse a job that may change its size.
+
+    Raises:
+        CallError: the numbers differ, so each process would train alone without any sign of it.
+        AttachError: the job's number of nodes may change, but the framework divides batches itself.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if world != started:
+        raise CallError(f"{started} processes were started, but this trainer counts {world}: {how}")
+    if os.environ.get("SPOTKEEPER_MAX_WORLD"):
+        raise AttachError(
+            "this job's number of nodes may change, which needs run.backward() and run.step() "
+            '(docs/train.md, "A world that changes"); submit it under another name with a fixed number of nodes'
+        )

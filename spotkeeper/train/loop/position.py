@@ -1,0 +1,104 @@
+"""A run's position: its step, its place in the data, the order of its gradients. Saved and restored with the parts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spotkeeper.train.checkpoint.strategy import ResumePoint
+from spotkeeper.train.checkpoint.writer import SavePace
+from spotkeeper.train.core import gradorder, rng
+from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.parts import Attached
+from spotkeeper.train.data.feed import DataPosition, Feed
+
+
+@dataclass(frozen=True)
+class EpochProgress:
+    """Progress in the calls of ``epochs()``. Loops are calls of ``steps()``, counted from 0."""
+
+    over: tuple[int, ...] = ()  # for each finished call: number of loops before its end
+    epoch: int | None = None  # epoch of the running call; None: no call runs
+    loops: int = 0  # number of loops before that epoch
+
+
+class RunPosition:
+    """All state of a run that is not an attached object."""
+
+    def __init__(self, parts: Attached, gang: Gang, pace: SavePace, seed: int) -> None:
+        self._parts = parts
+        self._gang = gang
+        self._pace = pace
+        self._seed = seed
+        self._order: gradorder.Recorder | gradorder.Replayed | None = None
+        self.step = 0  # optimizer steps done
+        self.data = DataPosition()  # at the end of the last loop, or where the next one resumes
+        self.epochs = EpochProgress()
+        self.feed: Feed | None = None  # the running loop's
+        self.loader_state: dict[str, Any] | None = None  # restored state, until a loop takes it
+        self.stepped = False  # the optimizer has stepped on the current batch
+
+    @property
+    def place(self) -> DataPosition:
+        """Place in the data to resume at. The current batch counts once the optimizer has stepped on it."""
+        if self.feed is None:
+            return self.data
+        return self.feed.after() if self.stepped else self.feed.position
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of ``epochs()`` if the script loops over it, otherwise of the current batch."""
+        data = self.data if self.feed is None else self.feed.position
+        return data.epoch if self.epochs.epoch is None else self.epochs.epoch
+
+    def begin(self) -> None:
+        """Start at step 0."""
+        if (ddp := self._parts.ddp) is not None:
+            self._order = gradorder.Recorder(ddp)
+
+    def load(self, found: ResumePoint) -> None:
+        """Restore DDP's buckets, then state, then random state: each step would overwrite those after it."""
+        rest = found.rest
+        ddp = self._parts.ddp
+        if ddp is not None and rest["order"]:
+            gradorder.replay(ddp, rest["order"], rest["synced"])
+            self._order = gradorder.Replayed(rest["order"], rest["synced"])
+        else:
+            self.begin()
+        self._parts.load(found.model, rest, found.local)
+        self.step = rest["step"]
+        self.data = DataPosition(**rest["data"])
+        self.epochs = EpochProgress(**rest["epochs"])
+        self.loader_state = found.local["loader"] if found.same_world else None
+        self._pace.stalls.extend(rest["stalls"])
+        if found.same_world:
+            rng.restore(found.local["rng"])
+        else:
+            rng.seed_all(self._seed, self.step, self._gang.rank)
+            self._parts.reseed(self._seed, self.step, self._gang.rank)
+
+    def count_step(self, *_: object) -> None:
+        """Count an optimizer step. Registered as a hook of the optimizer."""
+        self.step += 1
+        self.stepped = True
+
+    def end_step(self) -> None:
+        """End an optimizer step and its batch."""
+        self.stepped = False
+        if self._order is not None:
+            self._order.stepped()
+
+    def take_common(self) -> tuple[object, dict[str, object]]:
+        model, rest = self._parts.take_common()
+        rest |= {
+            "step": self.step,
+            "data": asdict(self.place),
+            "epochs": asdict(self.epochs),
+            "order": self._order.order if self._order else (),
+            "synced": self._order.synced if self._order else 0,
+            "stalls": list(self._pace.stalls),
+        }
+        return model, rest
+
+    def take_local(self) -> dict[str, object]:
+        return self._parts.take_local() | {"loader": {} if self.feed is None else self.feed.local()}

@@ -1,0 +1,169 @@
+"""Reports a run to its agent: progress in the control file, the outcome in ``result.json``.
+
+One rank per node reports; on the others the methods do nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from spotkeeper.train.agent_link.control import (
+    NAME,
+    RESULT,
+    AgentRequest,
+    Commit,
+    Control,
+    RunPhase,
+    RunResult,
+    write_result,
+)
+from spotkeeper.train.checkpoint.writer import SavePace
+from spotkeeper.train.core.errors import say
+
+_REPORT_S = 0.5  # shortest time between two reads of a loss: a read waits for the GPU
+
+
+def open_control(run: Path | None) -> Control:
+    """Open the agent's control file in the run folder; without an agent, a private one for signals."""
+    if run is not None:
+        return Control.open(run / NAME)
+    return Control.private()
+
+
+class BatchesLeft(NamedTuple):
+    """Batches to the end of a loop, and in the whole loop."""
+
+    batches: int
+    of: int
+
+
+class StepEstimate:
+    """Estimates a run's total steps, from the current loop and the epochs of ``run.epochs`` after it.
+
+    A future epoch counts as long as the last one seen whole, or, before that, as the current loop.
+    """
+
+    def __init__(self) -> None:
+        self._epochs = 0  # epochs after the current one
+        self._began: int | None = None  # first step of the current epoch; None: it began in an earlier generation
+        self._steps: int | None = None  # steps per epoch
+
+    def epoch(self, epochs: int, began: int | None) -> None:
+        """Begin an epoch that starts at step ``began`` and is followed by ``epochs`` more."""
+        self._epochs, self._began = epochs, began
+
+    def epoch_over(self, step: int) -> None:
+        if self._began is not None:
+            self._steps = step - self._began
+
+    def total(self, end: int, steps: int) -> int:
+        """Return the run's total steps. ``end``: step at the end of the current loop, which has ``steps`` steps."""
+        if self._steps is None:
+            return end + self._epochs * steps
+        if self._began is not None:
+            end = max(end, self._began + self._steps)
+        return end + self._epochs * self._steps
+
+
+class RunReporter:
+    """Reports one process. ``tells``: whether it reports for its node."""
+
+    def __init__(self, control: Control, run: Path | None, pace: SavePace, *, tells: bool) -> None:
+        self._control = control
+        self._run = run
+        self._pace = pace
+        self._tells = tells
+        self._batches = 0  # batches since the last step
+        self._trained = self._steps = 0  # batches and steps of the current loop
+        self._loss: float | torch.Tensor | None = None
+        self._loss_at = 0.0
+        self.estimate = StepEstimate()
+
+    def phase(self, phase: RunPhase) -> None:
+        if self._tells:
+            self._control.state = phase
+
+    def left_early(self) -> None:
+        """Report that the script left its epochs early. A run that was told to stop has already ended."""
+        if self._tells and self._control.state is RunPhase.TRAINING:
+            self._control.state = RunPhase.FINISHING
+
+    def bandwidth(self, gbit_s: float) -> None:
+        """Report the bandwidth between machines, Gbit/s; 0: not measured."""
+        if self._tells and gbit_s:
+            self._control.gbit_s = gbit_s
+            say(f"network: {gbit_s:.1f} Gbit/s between the machines, all-reduce")
+
+    def begin(self, step: int, left: BatchesLeft | None, total_steps: int | None) -> None:
+        """Report the beginning of a loop. ``total_steps``: step at its end, if the script gives that."""
+        self._batches = self._trained = self._steps = 0
+        if self._tells:
+            self._control.state = RunPhase.TRAINING
+            self._control.total_steps = total_steps or (0 if left is None else self._total(step, left))
+            if self._run is not None:
+                (self._run / RESULT).unlink(missing_ok=True)
+
+    def batch(self) -> None:
+        """Count a batch."""
+        self._batches += 1
+
+    def stepped(self, step: int, batch: int, left: BatchesLeft | None = None) -> None:
+        """Report a step. ``batch``: samples of all ranks per batch; ``left``: given if batches end the loop."""
+        batches, self._batches = self._batches, 0
+        if not self._tells:
+            return
+        self._trained, self._steps = self._trained + batches, self._steps + 1
+        if left is not None:
+            self._control.total_steps = self._total(step, left)
+        control, step_s = self._control, self._pace.step_s
+        control.stepped(step)
+        control.step_s = step_s
+        control.samples_per_s = batches * batch / step_s if step_s else 0.0
+        control.interval_s = self._pace.interval_s
+
+    def _total(self, step: int, left: BatchesLeft) -> int:
+        """Return the run's total steps. Batches per step are observed: a script may accumulate gradients itself."""
+        batches = max(1, round(self._trained / self._steps)) if self._steps else 1
+        return self.estimate.total(step + left.batches // batches, left.of // batches)
+
+    def stalled(self) -> None:
+        """Report how long saves stop training (median, seconds)."""
+        if self._tells:
+            self._control.stall_s = self._pace.stall_s
+
+    def loss(self, loss: float | torch.Tensor | None) -> None:
+        """Report a loss; a tensor is read at most twice a second, because a read waits for the GPU."""
+        if loss is None or not self._tells:
+            return
+        self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        if time.monotonic() - self._loss_at >= _REPORT_S:
+            self._show_loss()
+
+    def end(self, outcome: Literal["stopped", "done"], gen: int, step: int, commit: Commit | None) -> None:
+        if not self._tells:
+            return
+        self._show_loss()
+        if self._run is not None:
+            try:
+                write_result(self._run, RunResult(outcome, gen, step, commit))
+            except OSError as error:  # a full /run must not turn a stop into a crash; the control file has it too
+                say(f"result.json: {error}")
+        self._control.state = RunPhase.STOPPED if outcome == "stopped" else RunPhase.DONE
+        if outcome == "stopped":
+            say(f"generation {gen}: stopped after step {step}, newest checkpoint {commit}")
+
+    def time_left_s(self) -> float | None:
+        """Return the seconds to the agent's deadline, at least 1; None without a deadline."""
+        deadline = self._control.deadline
+        return (
+            max(1.0, deadline - time.time()) if deadline and self._control.requested is AgentRequest.SAVE_STOP else None
+        )
+
+    def _show_loss(self) -> None:
+        if self._loss is not None:
+            self._loss_at = time.monotonic()
+            self._control.loss = float(self._loss)

@@ -1,0 +1,295 @@
+"""Runs a script for some steps and notes all state that it may have to restore, for ``spotkeeper check-script``.
+
+::
+
+    python -m spotkeeper.train.probe OUT SCRIPT [ARGS...]          # with an agent's environment variables
+
+Writes ``OUT/<rank>.json``: digests of the state, batches and losses by step, and the values of the script's variables,
+data sets and parts when the run stops. ``SPOTKEEPER_PROBE_STOP`` is the step after which the run stops;
+``SPOTKEEPER_PROBE_SEED`` seeds the generators that the script itself does not seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import random
+import runpy
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from spotkeeper.train.agent_link.control import AgentRequest
+from spotkeeper.train.core import rng
+from spotkeeper.train.core.parts import Attached, Stateful, adapt
+from spotkeeper.train.core.shards import is_shared, local_part
+from spotkeeper.train.loop import boundary
+from spotkeeper.train.loop.run import Run
+
+STOP = "SPOTKEEPER_PROBE_STOP"
+SEED = "SPOTKEEPER_PROBE_SEED"
+_PLAIN = (bool, int, float, str)  # immutable: a new object after every step is normal
+_MOST = 10_000  # largest list or dict that is examined
+_NOT_OURS = tuple(
+    str(Path(path).resolve()) + os.sep
+    for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), Path(__file__).parent.parent)
+)
+
+
+class ScriptProbe:
+    """The notes on one run of a script."""
+
+    def __init__(self, out: Path, stop: int) -> None:
+        self._out = out
+        self._stop = stop
+        self._batches: dict[int, list[str]] = {}
+        self._losses: dict[int, str] = {}
+        self._bound: dict[str, Any] = {}  # the script's objects by name, after the last batch
+        self._anew: dict[str, bool] = {}  # by name: whether it was another object after every batch
+
+    def steps(self, run: Run, batches: Iterator[Any], loader: Any, caller: FrameType | None) -> Iterator[Any]:
+        """Yield a loop's batches and note them; at its end or stop, note everything else."""
+        try:
+            for batch in batches:
+                self._batches.setdefault(run.steps_done + 1, []).append(digest(batch))
+                yield batch
+                self._look(caller)
+                if run.steps_done >= self._stop:
+                    run._control.request(AgentRequest.SAVE_STOP)
+        except SystemExit:
+            self._note(run, loader, caller)
+            raise
+        self._note(run, loader, caller)
+
+    def _look(self, caller: FrameType | None) -> None:
+        """Note names that refer to another object after each batch: a restore into the former object would be lost."""
+        bound = dict(_objects(caller))
+        for name in bound.keys() & self._bound.keys():
+            self._anew[name] = self._anew.get(name, True) and bound[name] is not self._bound[name]
+        self._bound = bound
+
+    def loss(self, run: Run, loss: Any) -> None:
+        self._losses[run.steps_done] = float(loss).hex()
+
+    def _note(self, run: Run, loader: Any, caller: FrameType | None) -> None:
+        model, rest = run._position.take_common()
+        local = run._position.take_local()
+        for timing in ("stalls", "synced", "order"):
+            rest.pop(timing, None)
+        found = {
+            "step": run.steps_done,
+            "bits": dict(_leaves({"model": model, **rest, "of this rank": local}, "")),
+            "batches": self._batches,
+            "losses": self._losses,
+            "anew": sorted(name for name, anew in self._anew.items() if anew),
+            "variables": {
+                name: [kind, digest(value), "" if kind == "generator" else _shown(value), owner]
+                for name, kind, value, owner in _named(run, loader, caller)
+            },
+        }
+        (self._out / f"{run.rank}.json").write_text(json.dumps(found))
+
+
+def digest(value: Any) -> str:
+    sha = hashlib.sha256()
+    _feed(sha, value)
+    return sha.hexdigest()[:24]
+
+
+def _feed(sha: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value = local_part(value) if is_shared(value) else value
+        value = value.detach().cpu().contiguous()
+        sha.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        sha.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        sha.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            sha.update(f"{key!r}:".encode())
+            _feed(sha, each)
+    elif isinstance(value, (list, tuple, deque)):
+        sha.update(f"{type(value).__name__} {len(value)}".encode())
+        for each in value:
+            _feed(sha, each)
+    elif isinstance(value, (set, frozenset)):
+        sha.update(repr(sorted(map(repr, value))).encode())
+    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        sha.update(f"{type(value).__name__} {value!r}".encode())
+    else:
+        sha.update(type(value).__name__.encode())
+
+
+def _leaves(tree: Any, at: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, digest) of each leaf of nested dicts and lists."""
+    if isinstance(tree, dict) and tree:
+        for name, value in tree.items():
+            yield from _leaves(value, f"{at}.{name}" if at else str(name))
+    elif isinstance(tree, list) and tree and isinstance(tree[0], (dict, list, torch.Tensor)):
+        for number, value in enumerate(tree):
+            yield from _leaves(value, f"{at}[{number}]")
+    else:
+        yield at, digest(tree)
+
+
+Variable = tuple[str, str, Any, str]  # name, kind, value, class of the object that it is an attribute of (or "")
+
+
+def _named(run: Run, loader: Any, caller: FrameType | None) -> Iterator[Variable]:
+    """Yield all variables that may change in the script, besides the run's own state."""
+    parts = run._parts
+    kept = {id(part) for part in (*parts.optimizers, parts.scaler, *parts.common.values())} | parts.owned
+    kept |= {id(loader)} if isinstance(loader, Stateful) else set()
+    for module in (parts.model, *parts.common.values()):
+        kept |= {id(each) for each in module.modules()} if isinstance(module, torch.nn.Module) else set()
+    done, seen = set(kept), set[int]()
+    for scope, variables in _scopes(caller):
+        if id(variables) not in seen:
+            seen.add(id(variables))
+            for name, value in list(variables.items()):
+                if not name.startswith("_"):
+                    yield from _changing(f"{scope}{name}", value, done, parts)
+    yield from _attributes("the data set", getattr(loader, "dataset", None), done, "data set", parts)
+    for name, part in parts.common.items():
+        yield from _attributes(name, part, set(kept), "part", parts, state=True)
+
+
+def _scopes(caller: FrameType | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (name prefix, variables) of the script's own functions and modules, from the loop outwards."""
+    while caller is not None:
+        if _own(caller.f_code.co_filename):
+            module_name = caller.f_globals.get("__name__", "")
+            outer = "" if module_name == "__main__" else f"{module_name}."
+            inner = outer if caller.f_code.co_name == "<module>" else f"{caller.f_code.co_name}()."
+            yield inner, caller.f_locals
+            yield outer, caller.f_globals
+        caller = caller.f_back
+
+
+def _objects(caller: FrameType | None) -> Iterator[tuple[str, Any]]:
+    """Yield variables other than plain numbers and texts, and attributes of the script's own objects, by name."""
+    for scope, variables in _scopes(caller):
+        for name, value in list(variables.items()):
+            held = vars(value).items() if _of_script(value) else ()
+            named = [(f"{scope}{name}", value), *((f"{scope}{name}.{each}", of) for each, of in held)]
+            yield from ((each, of) for each, of in named if of is not None and not isinstance(of, _PLAIN))
+
+
+def _of_script(value: Any) -> bool:
+    """Whether the script defines the value's class."""
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None) or ""
+    return hasattr(value, "__dict__") and not isinstance(value, type) and _own(file)
+
+
+def _changing(name: str, value: Any, done: set[int], parts: Attached) -> Iterator[Variable]:
+    if id(value) in done or isinstance(value, type):
+        return
+    if isinstance(value, (torch.Generator, random.Random)) or type(value).__module__.startswith("numpy.random"):
+        if (part := adapt(name, value)) is not None:
+            yield name, "generator", part.state_dict(), ""
+    elif isinstance(value, bool) or value is None or isinstance(value, (int, float, str)):
+        yield name, "count" if isinstance(value, (int, float)) else "value", value, ""
+    elif isinstance(value, (list, tuple, dict, set, deque)) and len(value) <= _MOST:
+        yield name, "values", value, ""
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(each, Stateful):
+                yield from _changing(f"{name}[{key!r}]", each, done, parts)
+    elif isinstance(value, torch.utils.data.Dataset):
+        done.add(id(value))
+        yield from _attributes(name, value, done, "data set", parts)
+    elif isinstance(value, Stateful):
+        done |= {id(each) for each in (value.modules() if isinstance(value, torch.nn.Module) else (value,))}
+        with contextlib.suppress(Exception):  # a state_dict with another meaning, or not available now
+            yield name, _kind(value, parts), value.state_dict(), ""
+    elif _of_script(value):
+        done.add(id(value))
+        yield from _attributes(name, value, done, "object", parts)
+
+
+def _kind(value: Stateful, parts: Attached) -> str:
+    """Return the argument of ``attach()`` that fits the object; "stateful" if it is passed under its own name."""
+    if isinstance(value, torch.optim.Optimizer):
+        return "optimizers" if parts.optimizers else "optimizer"
+    if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and "scheduler" not in parts.common:
+        return "scheduler"
+    if isinstance(value, torch.amp.GradScaler) and parts.scaler is None:
+        return "scaler"
+    return "model" if isinstance(value, torch.nn.Module) and parts.model is None else "stateful"
+
+
+def _attributes(
+    name: str, owner: Any, done: set[int], kind: str, parts: Attached, *, state: bool = False
+) -> Iterator[Variable]:
+    """Yield an object's own attributes; ``state``: those outside its ``state_dict``."""
+    if owner is None or (id(owner) in done and kind == "data set"):
+        return
+    said: Any = {}
+    if state:
+        with contextlib.suppress(Exception):
+            said = owner.state_dict()
+    said = said if isinstance(said, dict) else {}
+    for attribute, value in list(getattr(owner, "__dict__", {}).items()):
+        if attribute.startswith("_") or attribute in said:
+            continue
+        if state and isinstance(value, Stateful):
+            continue  # for example, a scheduler's optimizer
+        for found, of, each, inner in _changing(f"{name}.{attribute}", value, done, parts):
+            plain = of in ("count", "value", "values")
+            yield found, kind if plain else of, each, inner or (type(owner).__name__ if plain else "")
+
+
+def _own(file: str) -> bool:
+    """Whether a file is the script or a module beside it."""
+    path = str(Path(file).resolve()) if file else ""
+    return bool(path) and not file.startswith("<") and not path.startswith(_NOT_OURS)
+
+
+def _shown(value: Any) -> str | dict[str, str]:
+    """Return a value in printable form; of a state, each number or word."""
+    if isinstance(value, dict):
+        shown = ((str(key), _word(each)) for key, each in value.items() if not str(key).startswith("_"))
+        return {key: text for key, text in shown if text}
+    return _word(value)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    text = repr(value) if isinstance(value, (bool, int, float, str, type(None))) else ""
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def main(argv: list[str]) -> None:
+    out, script, *args = argv
+    probe = ScriptProbe(Path(out), int(os.environ[STOP]))
+    plain_steps, plain_report = Run.steps, Run.report
+
+    def steps(self: Run, loader: Iterable[Any], *positional: Any, **how: Any) -> Iterator[Any]:
+        return probe.steps(self, plain_steps(self, loader, *positional, **how), loader, sys._getframe(1))
+
+    def report(self: Run, *, loss: Any = None) -> None:
+        if loss is not None:
+            probe.loss(self, loss)
+        plain_report(self, loss=loss)
+
+    Run.steps, Run.report = steps, report  # type: ignore[method-assign]
+    boundary.EVERY_S = 0.0  # a stop falls on the same step in every run
+    with contextlib.suppress(ImportError):
+        importlib.import_module("numpy")
+    rng.seed_all(int(os.environ[SEED]), int(os.environ.get("RANK", "0")))
+    sys.argv = [script, *args]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,102 @@
+"""What is done about a notice, in this process: which words leave the machine, and in which order."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from spotkeeper.clock import Clock
+from spotkeeper.contract.facts import Kind
+from spotkeeper_agent.agent.notices import LATE_S, NoticeHandler
+from spotkeeper_agent.cloud.gce import Gce
+from spotkeeper_agent.cloud.notice import REBALANCE_S, Cause, Instance, Notice, Sign
+from spotkeeper_agent.core.log import Log
+from spotkeeper_agent.core.settings import Settings
+from spotkeeper_agent.core.state import MachineState, Saved
+from spotkeeper_agent.core.sync import FunctionClient, Outbox, Syncer
+from spotkeeper_agent.job.supervisor import Supervisor
+
+NOW = 1_800_000_000.0
+
+
+class Still(Clock):
+    """A clock that a test sets."""
+
+    at = NOW
+
+    def now(self) -> float:
+        return Still.at
+
+
+@pytest.fixture
+def me(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineState:
+    monkeypatch.setattr(Still, "at", NOW)
+    clock, log = Still(), Log(write=lambda _: None)
+    settings = Settings("", "b", "", "17", "n", "z", 120.0, False, tmp_path, "boot")
+    settings.run.mkdir(parents=True)
+    outbox = Outbox(tmp_path / "spool", "boot", log)
+    metadata = Gce(clock, "127.0.0.1:1")
+    return MachineState(
+        settings, Syncer(FunctionClient("", metadata), outbox, "boot", lambda _: None, clock, log), clock, log
+    )
+
+
+def said(me: MachineState) -> list[tuple[Kind, str]]:
+    return [(fact.kind, fact.value) for fact in me.sync._outbox.waiting()]
+
+
+def seen(cause: Cause | None, deadline: float | None = None) -> Instance:
+    return Instance("17", "n", "z", sign=Sign(cause, deadline) if cause is not None else None)
+
+
+def handler_of(me: MachineState) -> NoticeHandler:
+    return NoticeHandler(me, cast(Supervisor, SimpleNamespace(child=None)))
+
+
+def test_a_machine_at_risk_is_so_until_it_is_not(me: MachineState) -> None:
+    """Also one on which nothing trains: a standby's notice runs out as any other's."""
+    handler, first = handler_of(me), str(int(NOW + REBALANCE_S))
+    handler.observed(seen(Cause.REBALANCE))
+    handler.act()
+    assert said(me) == [(Kind.NOTICE, first)]
+    Still.at = NOW + REBALANCE_S / 2
+    handler.act()
+    handler.act()
+    moved = str(int(Still.at + REBALANCE_S))
+    assert said(me) == [(Kind.NOTICE, first), (Kind.NOTICE, moved), (Kind.REPRIEVE, first)], "at no time without any"
+    assert Saved.read(me.settings.run, "boot").notice == Notice(Cause.REBALANCE, int(moved), Still.at)
+    handler.observed(seen(None))
+    assert said(me)[3:] == [(Kind.REPRIEVE, moved)] and me.saved.notice is None
+
+
+def test_what_is_surer_takes_its_place(me: MachineState) -> None:
+    handler = handler_of(me)
+    handler.observed(seen(Cause.REBALANCE))
+    handler.observed(seen(Cause.PREEMPTED, NOW + 119.5))
+    words: list[tuple[Kind, Any]] = [
+        (Kind.NOTICE, str(int(NOW + REBALANCE_S))),
+        (Kind.NOTICE, str(int(NOW + 119))),
+        (Kind.REPRIEVE, str(int(NOW + REBALANCE_S))),
+    ]
+    assert said(me) == words
+    handler.observed(seen(Cause.REBALANCE))
+    handler.act()
+    assert said(me) == words
+
+
+@pytest.mark.parametrize(("need_s", "given_s"), [(30.0, 30.0), (0.0, LATE_S)])
+def test_a_job_may_save_on_a_machine_that_is_there_though_its_time_is_over(
+    me: MachineState, monkeypatch: pytest.MonkeyPatch, need_s: float, given_s: float
+) -> None:
+    """Maintenance whose window has begun, seen only now: the job was killed in the moment it was told to save."""
+    asked: list[float] = []
+    child = SimpleNamespace(gen=1, saving=False, signals=False, need_s=need_s)
+    handler = NoticeHandler(me, cast(Supervisor, SimpleNamespace(child=child, save_and_stop=asked.append)))
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    handler.observed(seen(Cause.MAINTENANCE, NOW - 600))
+    handler.act()
+    assert asked == [NOW + given_s]

@@ -1,0 +1,127 @@
+"""The agent of another bundle: verified before it is used, tried a few times, and the old ones go."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from spotkeeper_agent.agent import upgrade
+from spotkeeper_agent.agent.upgrade import TRIES, Bundles
+from spotkeeper_agent.cloud.storage import Bucket
+from spotkeeper_agent.job.source import SourceError
+
+OLD, NEW = "a" * 64, "b" * 64
+
+
+class OneObject:
+    """A bucket with one bundle, read in pieces."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.read_of: list[str] = []
+
+    def read(self, name: str) -> Iterator[bytes]:
+        self.read_of.append(name)
+        yield self.content[:10]
+        yield self.content[10:]
+
+
+def a_bundle(name: str = "site/spotkeeper/__init__.py") -> tuple[Bucket, str]:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = 3
+        tar.addfile(entry, io.BytesIO(b"new"))
+    return cast(Bucket, OneObject(buffer.getvalue())), hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "bundle" / OLD / "site").mkdir(parents=True)
+    (tmp_path / "bundle/current").symlink_to(tmp_path / "bundle" / OLD)
+    return tmp_path / "bundle"
+
+
+def test_only_another_bundle_is_wanted_and_never_in_a_checkout(folder: Path) -> None:
+    bundles = Bundles(folder, folder / OLD)
+    assert bundles.wants(NEW)
+    assert not bundles.wants(OLD)
+    assert not bundles.wants("")
+    assert not bundles.wants("../../etc")
+    assert not Bundles(folder, None).wants(NEW)
+    assert upgrade.own_folder() is None, "the tests run from a checkout"
+
+
+def test_a_bundle_is_verified_and_there_as_a_whole(folder: Path) -> None:
+    bucket, sha256 = a_bundle()
+    (folder / f"{sha256}.part/junk").mkdir(parents=True)
+    made = Bundles(folder, folder / OLD).fetch(bucket, sha256)
+    assert made == folder / sha256
+    assert (made / "site/spotkeeper/__init__.py").read_text() == "new"
+    assert sorted(path.name for path in made.iterdir()) == ["site"]
+
+
+def test_what_has_another_hash_is_not_unpacked_and_not_fetched_for_ever(folder: Path) -> None:
+    bucket, _ = a_bundle()
+    bundles = Bundles(folder, folder / OLD)
+    for _ in range(TRIES):
+        assert bundles.wants(NEW)
+        with pytest.raises(SourceError, match="its hash is"):
+            bundles.fetch(bucket, NEW)
+    assert not bundles.wants(NEW)
+    assert not (folder / NEW).exists()
+
+
+def test_a_bundle_that_would_write_outside_is_refused(folder: Path, tmp_path: Path) -> None:
+    bucket, sha256 = a_bundle("../../outside")
+    with pytest.raises(SourceError, match="cannot unpack"):
+        Bundles(folder, folder / OLD).fetch(bucket, sha256)
+    assert not (folder / sha256).exists() and not (tmp_path / "outside").exists()
+
+
+def test_an_agent_that_cannot_live_is_followed_by_the_old_one_and_not_tried_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executed: list[str] = []
+    monkeypatch.setattr(os, "execve", lambda program, words, env: executed.append(env["PYTHONPATH"]))
+    (folder / NEW).mkdir()
+    for _ in range(TRIES):
+        bundles = Bundles(folder, folder / OLD)  # the unit has started the old one anew
+        assert bundles.wants(NEW)
+        bundles.become(folder / NEW)
+    assert executed == [str(folder / NEW / "site")] * TRIES
+    bundles = Bundles(folder, folder / OLD)
+    bundles.proved()  # the old one is answered as ever
+    assert not bundles.wants(NEW)
+    assert bundles.wants("c" * 64), "a repaired one has another hash"
+    assert (folder / "current").resolve().name == OLD
+
+
+def test_one_that_is_answered_is_started_with_from_then_on(folder: Path) -> None:
+    (folder / NEW).mkdir()
+    Bundles(folder, folder / OLD)._write_tried(NEW, 1)
+    Bundles(folder, folder / NEW).proved()
+    assert (folder / "current").resolve().name == NEW
+    assert not (folder / "tried").exists()
+
+
+def test_old_bundles_go_but_what_something_runs_from(folder: Path) -> None:
+    for age, name in enumerate("cdef"):
+        path = folder / (name * 64)
+        path.mkdir()
+        os.utime(path, (1000 - age, 1000 - age))
+    (folder / NEW).mkdir()
+    bundles = Bundles(folder, folder / NEW)
+    assert bundles.prune("") == [], "not before it has been answered"
+    bundles.proved()
+    launcher = folder / ("f" * 64) / "job"
+    gone = bundles.prune(str(launcher))
+    assert sorted(gone) == ["c" * 64, "d" * 64, "e" * 64]
+    assert sorted(path.name[0] for path in folder.iterdir() if len(path.name) == 64) == ["a", "b", "f"]

@@ -1,0 +1,72 @@
+"""Which notice follows from what the metadata server shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace as changed
+
+import pytest
+
+from spotkeeper_agent.cloud import notice
+from spotkeeper_agent.cloud.notice import Cause, Change, Instance, Notice, Sign
+
+
+def seen(sign: Sign | None = None) -> Instance:
+    return Instance("1", "n", "z", sign=sign)
+
+
+PREEMPTED = Notice(Cause.PREEMPTED, 1120, 1000.0)
+
+
+MAINTENANCE = Notice(Cause.MAINTENANCE, 1060, 1000.0)
+
+
+NEAR = Notice(Cause.MAINTENANCE, 1030, 1000.0)
+
+
+RISK = Notice(Cause.REBALANCE, 4600, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("known", "sign", "given", "withdrawn"),
+    [
+        (None, None, None, None),
+        (None, Sign(Cause.PREEMPTED), PREEMPTED, None),
+        (PREEMPTED, Sign(Cause.PREEMPTED), None, None),
+        (PREEMPTED, None, None, PREEMPTED),
+        (None, Sign(Cause.MAINTENANCE), MAINTENANCE, None),
+        (NEAR, Sign(Cause.PREEMPTED), changed(PREEMPTED, deadline=1030), None),  # the nearer end, said once
+        (PREEMPTED, Sign(Cause.MAINTENANCE), None, None),
+        (Notice(Cause.SHUTDOWN, 1025, 1000.0), None, None, None),
+        # EC2 says when: the same deadline is no news, another one is
+        (None, Sign(Cause.PREEMPTED, 1090.4), changed(PREEMPTED, deadline=1090), None),
+        (changed(PREEMPTED, deadline=1090), Sign(Cause.PREEMPTED, 1090.4), None, None),
+        (PREEMPTED, Sign(Cause.PREEMPTED, 1090.4), changed(PREEMPTED, deadline=1090), PREEMPTED),
+        (None, Sign(Cause.MAINTENANCE, 1030.0), NEAR, None),
+        # nobody knows when a machine at risk ends; once it is known, that counts, and nothing else does
+        (None, Sign(Cause.REBALANCE), RISK, None),
+        (RISK, Sign(Cause.REBALANCE), None, None),
+        (RISK, Sign(Cause.PREEMPTED, 1120.0), PREEMPTED, RISK),
+        (PREEMPTED, Sign(Cause.REBALANCE), None, None),
+        (NEAR, Sign(Cause.REBALANCE), None, None),
+        (RISK, None, None, RISK),
+    ],
+)
+def test_notices(known: Notice | None, sign: Sign | None, given: Notice | None, withdrawn: Notice | None) -> None:
+    change = notice.observe(known, seen(sign), 120.0, 1000.0)
+    assert (change.given, change.withdrawn) == (given, withdrawn)
+
+
+def test_a_machine_at_risk_is_never_at_its_end() -> None:
+    """Its deadline moves on long before anybody would stop for it; no other deadline does."""
+    assert notice.prolong(RISK, 1000.0) == notice.prolong(None, 1000.0) == notice.prolong(PREEMPTED, 1119.0) == Change()
+    assert notice.prolong(RISK, 2800.0) == Change(Notice(Cause.REBALANCE, 6400, 2800.0), RISK)
+
+
+def test_maintenance_weeks_ahead_is_none_yet() -> None:
+    assert notice.scheduled(1000.0 + 2 * 86400, 1000.0) is None
+    assert notice.scheduled(4600.0, 1000.0) == Sign(Cause.MAINTENANCE, 4600.0)
+
+
+def test_shutdown_never_gives_more_time_than_the_notice_before_it() -> None:
+    assert notice.shutdown(None, 25, 1000).deadline == 1025
+    assert notice.shutdown(Notice(Cause.PREEMPTED, 1010, 900), 25, 1000).deadline == 1010

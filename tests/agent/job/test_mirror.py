@@ -1,0 +1,614 @@
+"""A copy of a checkpoint is whole or not there, in the bucket and on the disk, wherever its helper is killed.
+
+The kills are enumerated: before, in the middle of and after every request of an upload, and of a download.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotkeeper.contract import uploads
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.generation import DocState, FetchOrder, JobRun, MirrorRun
+from spotkeeper.contract.uploads import MirrorFile, MirrorList, list_name, part_names
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.objects import check_key
+from spotkeeper.train.agent_link.control import Commit
+from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
+from spotkeeper.train.core import beneath
+from spotkeeper_agent.cloud.storage import MissingError, Readable, StorageError, Stored
+from spotkeeper_agent.core.events import Fetched, MirrorThere
+from spotkeeper_agent.job import mirror_transfer
+from spotkeeper_agent.job.mirror_transfer import (
+    FOLDER,
+    CheckpointDownload,
+    CheckpointUpload,
+    NoCopyError,
+    Pace,
+    RottenError,
+    Source,
+)
+from tests.agent.fakes import JOB, Fake, Machine, document, source, wait_until
+
+Make = Callable[..., Machine]
+PART = 1000
+FAST = 1e12
+FILES = {"state.bin": 2500, "skeleton.pkl": 700, "empty": 0}
+
+
+@pytest.fixture(autouse=True)
+def _no_nicer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it works in the tests' own thread, which has more to do, and begins processes, after it."""
+    monkeypatch.setattr(mirror_transfer, "NICE", os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def content(name: str, size: int, commit: Commit) -> bytes:
+    seed = hashlib.sha256(f"{name} {commit}".encode()).digest()
+    return (seed * (size // len(seed) + 1))[:size]
+
+
+def checkpoint(ckpt: Path, commit: Commit, slots: tuple[int, ...] = (0,)) -> Manifest:
+    """Make one; ``slots``: the nodes that write."""
+    home = ckpt / str(commit)
+    home.mkdir(parents=True)
+    sums = []
+    for name, size in FILES.items():
+        data = content(name, size, commit)
+        (home / name).write_bytes(data)
+        sums.append(FileSum(name, size, hashlib.sha256(data).hexdigest()))
+    gang = tuple(RankPlace(node, node, slot, True) for node, slot in enumerate(slots))
+    manifest = Manifest(commit, len(slots), gang, tuple(sums), {"torch": "2"}, 1.5)
+    store.publish(home, manifest)
+    return manifest
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@dataclass
+class Shelf:
+    """A bucket in memory. ``die``: called before and after each request's effect, and in the middle of a body."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    sent: list[str] = field(default_factory=list)
+    die: Callable[[], None] = lambda: None
+
+    def read(self, name: str) -> Iterator[bytes]:
+        self.die()
+        if name not in self.objects:
+            raise MissingError(f"{name}: it does not exist")
+        data = self.objects[name]
+        yield data[: len(data) // 2]
+        self.die()
+        yield data[len(data) // 2 :]
+        self.die()
+
+    def find(self, name: str) -> Stored | None:
+        self.die()
+        data = self.objects.get(name)
+        return None if data is None else Stored(len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+    def send(self, name: str, body: Readable) -> Stored:
+        self.die()
+        data = body.read(len(body) // 2)
+        self.die()
+        while piece := body.read(300):
+            data += piece
+        self.sent.append(name)
+        self.objects[name] = data
+        self.die()
+        found = self.find(name)
+        assert found is not None
+        return found
+
+    def create(self, name: str, data: bytes) -> bool:
+        self.die()
+        new = name not in self.objects
+        if new:
+            self.sent.append(name)
+            self.objects[name] = data
+        self.die()
+        return new
+
+
+class Executioner:
+    """Kills at the n-th moment; counts them."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.count = at, 0
+
+    def __call__(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            raise Killed
+
+
+def upload(shelf: Shelf, ckpt: Path, commit: Commit, node: int = 0, *, replicated: bool = True) -> MirrorThere:
+    """As an agent that has just been started."""
+    made = CheckpointUpload(shelf, JOB, node, Source(ckpt, commit, node, replicated=replicated), FAST, PART)  # type: ignore[arg-type]
+    try:
+        return made.work()
+    finally:
+        made.close()
+
+
+def download(shelf: Shelf, ckpt: Path, commit: Commit, node: int = 0) -> Fetched:
+    ckpt.mkdir(exist_ok=True)
+    return CheckpointDownload(shelf, JOB, commit, node, ckpt).work()  # type: ignore[arg-type]
+
+
+def listed(shelf: Shelf, commit: Commit, node: int = 0) -> MirrorList | None:
+    data = shelf.objects.get(list_name(JOB, str(commit), node))
+    return None if data is None else msgspec.json.decode(data, type=MirrorList)
+
+
+def same(a: Path, b: Path) -> bool:
+    names = {path.name for path in a.iterdir()}
+    return names == {path.name for path in b.iterdir()} and all(
+        (a / name).read_bytes() == (b / name).read_bytes() for name in names
+    )
+
+
+COMMIT = Commit(3, 40)
+
+
+@pytest.fixture
+def ckpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # no power fails here, and disks are slow
+    checkpoint(tmp_path / "ckpt", COMMIT)
+    return tmp_path / "ckpt"
+
+
+# ---------------------------------------------------------------- there and back
+
+
+def test_there_and_back_it_is_the_same_to_the_last_byte(ckpt: Path, tmp_path: Path) -> None:
+    shelf = Shelf()
+    assert upload(shelf, ckpt, COMMIT) == MirrorThere(COMMIT, True)
+    assert shelf.sent[-1] == list_name(JOB, "3-40", 0), "a list that is there is whole"
+    home = f"jobs/{JOB}/ckpt/3-40/0"
+    assert set(shelf.objects) == {
+        *(f"{home}/state.bin.part-{number:05d}" for number in range(3)),
+        f"{home}/skeleton.pkl",
+        f"{home}/empty",
+        f"{home}.json",
+    }
+    assert b"".join(shelf.objects[name] for name in shelf.sent[:3]) == (ckpt / "3-40/state.bin").read_bytes()
+    blank = tmp_path / "blank"
+    assert download(shelf, blank, COMMIT) == Fetched(COMMIT)
+    assert same(ckpt / "3-40", blank / "3-40")
+    assert store.newest(blank).commit == COMMIT and not (blank / FOLDER).exists()
+
+
+def test_all_names_are_names_that_every_store_takes_and_the_function_knows_whose_they_are() -> None:
+    file = MirrorFile("__0_0.distcp", 5 * uploads.PART_BYTES, "")
+    for name in (*part_names(JOB, "3-40", 12, file), list_name(JOB, "3-40", 12)):
+        check_key(name)
+        assert name.startswith(paths.copies(JOB)) and paths.copy_of(name) == "3-40"
+    assert len(part_names(JOB, "3-40", 12, file)) == 5
+
+
+def test_what_retention_deletes_meanwhile_is_copied_all_the_same(ckpt: Path, tmp_path: Path) -> None:
+    shelf, taken = Shelf(), Source(ckpt, COMMIT, 0, replicated=True)
+    checkpoint(ckpt, Commit(3, 50))
+    assert store.prune(ckpt, 1) == [COMMIT]
+    made = CheckpointUpload(shelf, JOB, 0, taken, FAST, PART)  # type: ignore[arg-type]
+    assert made.work().complete
+    made.close()
+    assert download(shelf, tmp_path / "blank", COMMIT) == Fetched(COMMIT)
+
+
+# ---------------------------------------------------------------- killed at every moment of every request
+
+
+def test_an_upload_that_is_killed_anywhere_shows_no_half_and_is_gone_on_with(ckpt: Path, tmp_path: Path) -> None:
+    for at in count(1):
+        shelf, die = Shelf(), Executioner(at)
+        shelf.die = die
+        try:
+            upload(shelf, ckpt, COMMIT)
+        except Killed:
+            pass
+        else:
+            break
+        shelf.die = lambda: None
+        if listed(shelf, COMMIT) is not None:
+            assert download(shelf, tmp_path / f"half{at}", COMMIT) == Fetched(COMMIT)
+        before = set(shelf.objects)
+        shelf.sent.clear()
+        assert upload(shelf, ckpt, COMMIT).complete
+        assert not before & set(shelf.sent), "what has arrived is not sent again"
+        assert download(shelf, tmp_path / f"whole{at}", COMMIT) == Fetched(COMMIT)
+    assert at > 25, "before, in the middle of and after each request"
+
+
+def test_a_download_that_is_killed_anywhere_leaves_nothing_that_counts_and_is_gone_on_with(
+    ckpt: Path, tmp_path: Path
+) -> None:
+    shelf = Shelf()
+    upload(shelf, ckpt, COMMIT)
+    for at in count(1):
+        blank = tmp_path / f"blank{at}"
+        shelf.die = Executioner(at)
+        try:
+            download(shelf, blank, COMMIT)
+        except Killed:
+            assert store.complete(blank) == [] and store.scan(blank) == []
+        else:
+            break
+        shelf.die = lambda: None
+        assert download(shelf, blank, COMMIT) == Fetched(COMMIT)
+        assert same(ckpt / "3-40", blank / "3-40")
+    assert at > 15
+
+
+def test_a_download_that_is_killed_between_two_writes_is_gone_on_with(
+    ckpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its publication: COMMIT is written, the folder gets its name."""
+    shelf = Shelf()
+    upload(shelf, ckpt, COMMIT)
+    for number, (module, name) in enumerate(((os, "fsync"), (os, "replace"), (Path, "rename"), (store, "sync_folder"))):
+        blank = tmp_path / f"blank{number}"
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(module, name, _killed)
+            download(shelf, blank, COMMIT)
+        assert store.newest(blank).commit in (None, COMMIT)
+        assert download(shelf, blank, COMMIT) == Fetched(COMMIT)
+        assert same(ckpt / "3-40", blank / "3-40")
+
+
+def _killed(*_: object) -> None:
+    raise Killed
+
+
+def test_a_download_follows_no_link_that_a_job_has_left(ckpt: Path, tmp_path: Path) -> None:
+    """A link at the folder of the fetch had the agent overwrite its own code, or delete it."""
+    shelf = Shelf()
+    upload(shelf, ckpt, COMMIT)
+    ours, theirs = tmp_path / "ours", tmp_path / "job/ckpt"
+    (ours / "3-40").mkdir(parents=True)
+    (ours / "code.py").write_text("code")
+    theirs.mkdir(parents=True)
+    for name in (".fetch", "3-40", "3-41"):
+        (theirs / name).symlink_to(ours)
+    assert download(shelf, theirs, COMMIT) == Fetched(COMMIT)
+    assert same(ckpt / "3-40", theirs / "3-40")
+    (theirs / "3-40/COMMIT").unlink()
+    beneath.remove(theirs, store.QUARANTINE)
+    (theirs / store.QUARANTINE).symlink_to(ours)
+    with pytest.raises(OSError):
+        download(shelf, theirs, COMMIT)
+    assert sorted(path.name for path in ours.iterdir()) == ["3-40", "code.py"]
+    assert list((ours / "3-40").iterdir()) == [] and (ours / "code.py").read_text() == "code"
+
+
+# ---------------------------------------------------------------- what is damaged
+
+
+def _truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _flipped(data: bytes) -> bytes:
+    return data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
+
+
+def _grown(data: bytes) -> bytes:
+    return data + b"\0"
+
+
+@pytest.mark.parametrize("harm", [_truncated, _flipped, _grown, None], ids=["truncated", "flipped", "grown", "gone"])
+def test_every_object_that_is_damaged_is_found_and_nothing_of_it_is_taken(
+    ckpt: Path, tmp_path: Path, harm: Callable[[bytes], bytes] | None
+) -> None:
+    whole = Shelf()
+    upload(whole, ckpt, COMMIT)
+    for number, (name, data) in enumerate(whole.objects.items()):
+        if not data and harm is not _grown and harm is not None:
+            continue
+        rest = {other: bytes_ for other, bytes_ in whole.objects.items() if other != name}
+        shelf = Shelf(rest | ({name: harm(data)} if harm else {}))
+        blank = tmp_path / str(number) / "ckpt"
+        blank.mkdir(parents=True)
+        with pytest.raises(NoCopyError):
+            download(shelf, blank, COMMIT)
+        assert store.complete(blank) == []
+
+
+def test_a_copy_that_was_damaged_on_the_way_is_fetched_again(ckpt: Path, tmp_path: Path) -> None:
+    shelf = Shelf()
+    upload(shelf, ckpt, COMMIT)
+    name = f"jobs/{JOB}/ckpt/3-40/0/skeleton.pkl"
+    good, tries = shelf.objects[name], count()
+    read = shelf.read
+    shelf.read = lambda asked: iter([_flipped(good)]) if asked == name and not next(tries) else read(asked)  # type: ignore[method-assign]
+    assert download(shelf, tmp_path / "blank", COMMIT) == Fetched(COMMIT)
+
+
+def test_a_list_that_lies_about_its_place_or_its_files_is_none(ckpt: Path, tmp_path: Path) -> None:
+    shelf = Shelf()
+    upload(shelf, ckpt, COMMIT)
+    whole = listed(shelf, COMMIT)
+    assert whole is not None
+    other = checkpoint(tmp_path / "other", Commit(9, 9))
+    lies = [
+        msgspec.structs.replace(whole, commit=other.to_bytes().decode()),
+        msgspec.structs.replace(whole, files=(MirrorFile("../x", 0, hashlib.sha256().hexdigest()),)),
+        msgspec.structs.replace(whole, commit="{}"),
+        msgspec.structs.replace(whole, files=whole.files[:1]),
+    ]
+    for number, lie in enumerate(lies):
+        shelf.objects[list_name(JOB, "3-40", 0)] = msgspec.json.encode(lie)
+        with pytest.raises(NoCopyError):
+            download(shelf, tmp_path / f"blank{number}", COMMIT)
+        assert not (tmp_path / "x").exists()
+
+
+def test_what_rotted_on_the_disk_is_not_copied(ckpt: Path) -> None:
+    state = ckpt / "3-40/state.bin"
+    state.write_bytes(_flipped(state.read_bytes()))
+    shelf = Shelf()
+    with pytest.raises(RottenError, match=r"state.bin of 3-40 does not match its hash"):
+        upload(shelf, ckpt, COMMIT)
+    assert listed(shelf, COMMIT) is None
+
+
+def test_what_arrived_otherwise_than_it_was_sent_is_sent_again(ckpt: Path) -> None:
+    """So is what lies there from an upload of other bytes, be it as long."""
+    shelf = Shelf()
+    name = f"jobs/{JOB}/ckpt/3-40/0/skeleton.pkl"
+    shelf.objects[name] = bytes(FILES["skeleton.pkl"])
+    upload(shelf, ckpt, COMMIT)
+    assert shelf.objects[name] == (ckpt / "3-40/skeleton.pkl").read_bytes()
+    find = shelf.find
+    shelf.find = lambda asked: Stored(FILES["skeleton.pkl"], "0" * 32) if asked == name else find(asked)  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="or others than were sent"):
+        upload(shelf, ckpt, COMMIT)
+
+
+def test_a_store_that_knows_no_md5_of_a_part_is_believed_its_size(ckpt: Path, tmp_path: Path) -> None:
+    shelf = Shelf()
+    upload(shelf, ckpt, COMMIT)
+    find = shelf.find
+    shelf.find = lambda name: (found := find(name)) and Stored(found.size, "")  # type: ignore[method-assign]
+    shelf.sent.clear()
+    assert upload(shelf, ckpt, COMMIT).complete and shelf.sent == []
+
+
+def test_a_list_is_never_replaced(ckpt: Path) -> None:
+    shelf = Shelf()
+    upload(shelf, ckpt, COMMIT)
+    first = shelf.objects[list_name(JOB, "3-40", 0)]
+    made = CheckpointUpload(shelf, JOB, 0, Source(ckpt, COMMIT, 0, replicated=True), FAST, 2 * PART)  # type: ignore[arg-type]
+    assert made.work().complete
+    made.close()
+    assert shelf.objects[list_name(JOB, "3-40", 0)] == first
+
+
+def test_a_damaged_checkpoint_of_the_same_name_on_the_disk_is_put_aside(ckpt: Path, tmp_path: Path) -> None:
+    shelf = Shelf()
+    upload(shelf, ckpt, COMMIT)
+    (ckpt / "3-40/state.bin").write_bytes(b"")
+    assert download(shelf, ckpt, COMMIT) == Fetched(COMMIT)
+    assert store.newest(ckpt).commit == COMMIT
+    assert [path.name for path in (ckpt / store.QUARANTINE).iterdir()] == ["1.3-40"]
+
+
+# ---------------------------------------------------------------- sharded state, pace, being broken off
+
+
+def test_of_sharded_state_the_last_one_to_finish_knows_that_all_is_there(tmp_path: Path) -> None:
+    shelf = Shelf()
+    for node in (0, 1, 2):
+        checkpoint(tmp_path / str(node), COMMIT, (0, 1, 2))
+    told = [upload(shelf, tmp_path / str(node), COMMIT, node, replicated=False).complete for node in (2, 0, 1)]
+    assert told == [False, False, True]
+    for node in (0, 1, 2):
+        known = listed(shelf, COMMIT, node)
+        assert known is not None and known.whole == (0, 1, 2)
+        assert download(shelf, tmp_path / f"blank{node}", COMMIT, node) == Fetched(COMMIT)
+
+
+def test_the_pace_is_what_was_allowed_in_sum() -> None:
+    """By what it asks to be waited for, not by a clock on a wall."""
+    waits: list[float] = []
+
+    class Counting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return False
+
+    pace = Pace(1000.0, Counting())
+    for _ in range(10):
+        pace.take(500)
+    assert 4.9 < waits[-1] <= 5.0, "5,000 bytes at 1,000 a second"
+
+
+def test_what_matters_more_breaks_it_off_at_its_next_piece(ckpt: Path) -> None:
+    shelf = Shelf()
+    made = CheckpointUpload(shelf, JOB, 0, Source(ckpt, COMMIT, 0, replicated=True), FAST, PART)  # type: ignore[arg-type]
+    seen = count()
+    shelf.die = lambda: made.stop.set() if next(seen) == 5 else None
+    with pytest.raises(StorageError, match="broken off"):
+        made.work()
+    assert listed(shelf, COMMIT) is None
+    there = set(shelf.sent)
+    made.stop.clear()
+    assert made.work().complete
+    assert len(shelf.sent) == len(set(shelf.sent)) and there
+    made.close()
+
+
+def test_a_disk_that_is_given_up_is_held_by_nothing_though_the_bucket_does_not_answer(ckpt: Path) -> None:
+    """At every moment of an upload: closed, it reads nothing more, and shows no half."""
+    for at in count(1):
+        shelf, seen = Shelf(), count(1)
+        made = CheckpointUpload(shelf, JOB, 0, Source(ckpt, COMMIT, 0, replicated=True), FAST, PART)  # type: ignore[arg-type]
+
+        def give_up(made: CheckpointUpload = made, seen: Iterator[int] = seen, at: int = at) -> None:
+            if next(seen) == at:
+                made.close()
+
+        shelf.die = give_up
+        try:
+            made.work()
+        except StorageError as error:
+            assert "broken off" in str(error)
+        if next(seen) <= at:
+            break
+        assert not open_below(ckpt)
+
+
+def open_below(folder: Path) -> list[str]:
+    """What this process has open there."""
+    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [str(link) for link in links if str(link).startswith(str(folder))]
+
+
+# ---------------------------------------------------------------- the agent
+
+WRITES = '''
+"""Has a checkpoint on its disk, and trains on."""
+import os, pathlib, time
+from spotkeeper.train.agent_link.control import Commit, Control, RunResult, RunPhase, AgentRequest, write_result
+run, gen = os.environ["SPOTKEEPER_RUN"], int(os.environ["SPOTKEEPER_GEN"])
+control = Control.open(run + "/ctl")
+for path in pathlib.Path(os.environ["SPOTKEEPER_CKPT"]).glob("*/COMMIT"):
+    control.committed(Commit.parse(path.parent.name))
+for step in range(10**9):
+    time.sleep(0.02)
+    control.state = RunPhase.TRAINING
+    control.step_s = 0.02
+    control.stepped(step)
+    if control.requested is AgentRequest.SAVE_STOP:
+        write_result(run, RunResult("stopped", gen, step, None))
+        raise SystemExit(0)
+'''
+
+
+def writes(vm: Machine, **fields: object) -> JobRun:
+    sha256 = source(vm.fake, {"train.py": WRITES})
+    many = MirrorRun(3600.0, 1e9)
+    return JobRun(  # type: ignore[arg-type]
+        name="job", command=("train.py",), source_sha256=sha256, python=vm.light_python(), mirror=many, **fields
+    )
+
+
+def begin(fake: Fake, vm: Machine, run: JobRun) -> Path:
+    """Boot, with a disk that has a checkpoint; its folder."""
+    ckpt = vm.attach_disk() / JOB / "ckpt"
+    checkpoint(ckpt, COMMIT)
+    vm.stand_by(run)
+    vm.start()
+    fake.wait_sync(vm.uid)
+    vm.serve(document(4, 4, (vm.member(disk=True),)), run, disk=0)
+    return ckpt
+
+
+def test_the_agent_copies_a_checkpoint_though_it_is_killed_at_every_request(
+    fake: Fake, machine: Make, tmp_path: Path
+) -> None:
+    """SIGKILL before the bucket has taken it, or after: each upload in turn, and the list both ways."""
+    vm = machine()
+    kills = {"state.bin": [503], "skeleton.pkl": [200], "empty": [503], "0.json": [503, 200]}
+    down = threading.Event()
+
+    def status(name: str) -> int:
+        left = kills.get(name.rpartition("/")[2], []) if "/ckpt/" in name else []
+        if not left or vm.agent is None:
+            return 200
+        vm.agent.kill()
+        down.set()
+        return left.pop(0)
+
+    fake.storage_status = status
+    ckpt = begin(fake, vm, writes(vm))
+    for _ in range(5):
+        assert down.wait(60)
+        down.clear()
+        assert vm.agent is not None
+        vm.agent.wait()
+        vm.start()
+    assert fake.wait_fact(vm.uid, Kind.MIRRORED).value == "3-40"
+    shelf = Shelf({name: data for name, data in fake.objects.items() if "/ckpt/" in name})
+    assert download(shelf, tmp_path / "blank", COMMIT) == Fetched(COMMIT)
+    assert same(ckpt / "3-40", tmp_path / "blank/3-40")
+
+
+def test_a_notice_and_a_stop_come_before_any_copy(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    fake.storage_status = lambda name: 503 if "/ckpt/" in name else 200
+    run = writes(vm)
+    begin(fake, vm, run)
+    fake.wait(lambda: any("/ckpt/" in name for name in fake.sent))
+    doc = document(5, 4, (vm.member(disk=True),), DocState.SAVE_STOP, deadline=time.time() + 20)
+    vm.serve(doc, run, disk=0)
+    fake.wait_fact(vm.uid, Kind.RELEASED, 4)
+    fake.storage_status = lambda name: 200
+    fake.sent.clear()
+    fake.instance(vm.uid, vm.name, preempted="TRUE")
+    vm.serve(document(6, 5, (vm.member(disk=True),)), run, disk=0)
+    fake.wait_fact(vm.uid, Kind.NOTICE)
+    wait_until(lambda: vm.log().count('"job.start"') == 2, 40)
+    seen = len(fake.syncs)
+    fake.wait(lambda: len(fake.syncs) > seen + 3)
+    assert not [name for name in fake.sent if "/ckpt/" in name]
+    fake.instance(vm.uid, vm.name, preempted="FALSE")
+    assert fake.wait_fact(vm.uid, Kind.MIRRORED).value == "3-40"
+
+
+def test_the_agent_fetches_what_it_is_told_before_it_trains_though_it_is_killed(
+    fake: Fake, machine: Make, tmp_path: Path
+) -> None:
+    vm = machine()
+    shelf = Shelf()
+    checkpoint(tmp_path / "ckpt", COMMIT)
+    upload(shelf, tmp_path / "ckpt", COMMIT)
+    last = f"jobs/{JOB}/ckpt/3-40/0/empty"
+    fake.objects |= {name: data for name, data in shelf.objects.items() if name != last}
+    ckpt = vm.attach_disk() / JOB / "ckpt"
+    run = writes(vm)
+    vm.stand_by(run, disk=0, fetch=FetchOrder("3-40", 0))
+    vm.start()
+    wait_until(lambda: (ckpt / FOLDER / "3-40" / "state.bin").exists() or Kind.UNMIRRORED in said(fake), 30)
+    vm.kill()
+    assert store.scan(ckpt) == []
+    fake.objects[last] = shelf.objects[last]
+    with fake.changed:
+        fake.facts.clear()
+    vm.start()
+    fake.wait_fact(vm.uid, Kind.FETCHED)
+    assert fake.wait_fact(vm.uid, Kind.CHECKPOINT).value == "3-40"
+    assert same(tmp_path / "ckpt/3-40", ckpt / "3-40")
+
+
+def said(fake: Fake) -> set[Kind]:
+    return {fact.kind for _, fact in fake.facts}
+
+
+def test_a_copy_that_is_no_more_is_said_so_and_another_one_fetched(fake: Fake, machine: Make, tmp_path: Path) -> None:
+    vm = machine()
+    shelf, older = Shelf(), Commit(3, 30)
+    checkpoint(tmp_path / "ckpt", older)
+    upload(shelf, tmp_path / "ckpt", older)
+    fake.objects |= shelf.objects
+    vm.attach_disk()
+    run = writes(vm)
+    vm.stand_by(run, disk=0, fetch=FetchOrder("3-40", 0))
+    vm.start()
+    assert fake.wait_fact(vm.uid, Kind.UNMIRRORED).value == "3-40"
+    vm.stand_by(run, disk=0, fetch=FetchOrder("3-30", 0))
+    assert fake.wait_fact(vm.uid, Kind.FETCHED).value == "3-30"

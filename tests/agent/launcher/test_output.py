@@ -1,0 +1,85 @@
+"""The process that carries a worker's output: somebody kills it, and the job goes on and its log with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from spotkeeper_agent.core import settings
+from tests.agent.fakes import wait_until
+
+ROOT = Path(__file__).parents[3]
+
+WORKER = """
+import os, signal, sys
+from pathlib import Path
+from spotkeeper_agent.launcher import output
+from spotkeeper_agent.launcher.process import become_subreaper
+from tests.agent.fakes import alive, children_of, wait_until
+
+def output_worker():
+    parents = [child for child in children_of(os.getpid()) if output.is_output_worker(child)]
+    return next((child for parent in parents for child in children_of(parent)), None)
+
+become_subreaper()  # as the launcher, which inherits the output worker
+output.bound()
+log = Path(sys.argv[1])
+for number in range(3):
+    victim = wait_until(output_worker)
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: not alive(victim))
+    print("line", number, "x" * 100_000, flush=True)  # more than a pipe holds
+    wait_until(lambda: log.read_text().count("x\\n") == number + 1)  # a killed output worker loses what it holds
+print("the last line", flush=True)
+"""
+
+
+def test_an_output_worker_that_is_killed_is_replaced_and_no_print_fails(tmp_path: Path) -> None:
+    """Each print raised BrokenPipeError, and the job had crashed."""
+    log = tmp_path / "log"
+    env = os.environ | {"PYTHONPATH": f"{settings.job_path()}:{ROOT}"}
+    with log.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", WORKER, str(log)],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env=env,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr.decode()
+    wait_until(lambda: log.read_text().endswith("the last line\n"))
+    lines = log.read_text().splitlines()
+    assert [line[:6] for line in lines] == ["line 0", "line 1", "line 2", "the la"]
+    assert all(len(line) == len("line 0 ") + 100_000 for line in lines[:3])
+
+
+LOUD = """
+import os, subprocess, sys
+from spotkeeper_agent.launcher import output
+output.KEPT_BYTES = 1 << 20
+output.bound()
+try:
+    os.wait()
+except ChildProcessError:
+    print("no child but its own")
+for number in range(16):
+    os.write(1, b"%07d\\n" % number * (1 << 17))
+subprocess.run(["sh", "-c", "echo from a child; echo an error >&2"])
+print("the last line", flush=True)
+"""
+
+
+def test_a_job_that_prints_a_gigabyte_a_second_is_kept_short_while_it_prints(tmp_path: Path) -> None:
+    """Nobody looks here: a log that is cut every 15 s had filled the memory before the first look."""
+    out, err = tmp_path / "stdout.log", tmp_path / "stderr.log"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        env = os.environ | {"PYTHONPATH": str(settings.job_path())}
+        subprocess.run([sys.executable, "-c", LOUD], stdout=stdout, stderr=stderr, env=env, check=True)
+    wait_until(lambda: out.read_bytes().endswith(b"the last line\n") and err.read_text())
+    assert out.stat().st_size > 16 << 20
+    assert out.stat().st_blocks * 512 <= 3 << 20
+    assert out.read_bytes().endswith(b"0000015\n" * 1000 + b"from a child\nthe last line\n")
+    assert err.read_text() == "an error\n"

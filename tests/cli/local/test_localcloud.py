@@ -1,0 +1,253 @@
+"""`spotkeeper local` against a real one-machine cloud: up, found again, hurt, down, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from spotkeeper.cli.local import localcloud
+from spotkeeper.cli.stack import note_upkeep
+from spotkeeper.clock import Clock
+from spotkeeper.local.core import procs
+from spotkeeper.local.core.world import Config
+from spotkeeper.local.lifecycle.cloud import LocalCloud
+from spotkeeper.local.lifecycle.folder import LocalCloudError
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Shell:
+    """Commands as a user gives them, in a working folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")}
+        return subprocess.run(
+            [sys.executable, "-m", "spotkeeper.cli.main", *argv],
+            cwd=self.folder, env=env, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    def json(self, *argv: str) -> Any:
+        done = self(*argv, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("here"))
+    up = shell.json("local", "up")
+    assert up["stack"] == "local"
+    assert up["changes"]["create"] > 20
+    yield shell
+    left = shell.json("local", "down")
+    assert left == {"vms": 0, "disks": 0, "processes": 0}
+    assert not (shell.folder / ".spotkeeper" / "local").exists()
+
+
+def test_up_again_changes_nothing(shell: Shell) -> None:
+    again = shell("local", "up", "--scale", "4", "--json")
+    changes = json.loads(again.stdout)["changes"]
+    assert again.stderr.startswith("--scale 4 is ignored, since this cloud already runs")
+    assert {what for what, count in changes.items() if count} == {"same"}
+
+
+def test_up_says_what_a_researcher_needs_and_every_resource_on_request(shell: Shell) -> None:
+    short = shell("local", "up")
+    assert short.returncode == 0, short.stderr
+    assert len(short.stdout.splitlines()) == 1 and "unchanged (--verbose lists them)" in short.stdout
+    assert "reconcileUrl" in shell("local", "up", "--verbose").stdout
+
+
+def test_the_next_step_is_a_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Path(localcloud._example()).is_file() and Path(localcloud._example()).is_absolute()
+    monkeypatch.chdir(localcloud.STACK_FILE.parents[2])
+    assert localcloud._example() == "examples/gpt/job.yaml"
+
+
+def test_a_stack_file_of_ones_own_is_taken_and_kept(shell: Shell, tmp_path: Path) -> None:
+    own = tmp_path / "Pulumi.mine.yaml"
+    own.write_text(localcloud.STACK_FILE.read_text().replace("size: 8", "size: 3"))
+    try:
+        assert shell.json("local", "up", "--stack-file", str(own))["changes"].get("update")
+        again = shell.json("local", "up")["changes"]
+        assert {what for what, count in again.items() if count} == {"same"}, "a later up takes the same file"
+    finally:
+        (shell.folder / ".spotkeeper" / "local" / "Pulumi.local.yaml").unlink()
+        shell.json("local", "up")
+    wrong = shell("local", "up", "--stack-file", str(tmp_path / "none.yaml"))
+    assert wrong.returncode == 2 and "no such stack file" in wrong.stderr
+
+
+def test_a_break_during_up_says_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "cloud"
+    monkeypatch.setattr("spotkeeper.local.deploy.up", breaks)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            localcloud.up(folder, localcloud.UpOptions())
+        told = capsys.readouterr().err
+        assert f"the cloud in {folder} is partly up: 0 VMs and 0 disks exist" in told
+        assert f"try: spotkeeper local up --folder {folder}, or to end it: spotkeeper local down --yes" in told
+    finally:
+        LocalCloud.attach(folder).down(purge=True)
+
+
+def test_the_cloud_is_found_from_a_folder_below(shell: Shell) -> None:
+    below = shell.folder / "a" / "b"
+    below.mkdir(parents=True, exist_ok=True)
+    assert json.loads(Shell(below)("status", "--json").stdout) == []
+    assert Shell(below).json("local", "status")["vms"]
+
+
+def test_status_says_what_stands(shell: Shell) -> None:
+    found = shell.json("local", "status")
+    assert [vm["name"] for vm in found["vms"]] == ["sk-local-floor-s0"]
+    assert len(found["zones"]) == 3
+    assert "sk-local-floor-s0" in shell("local", "status").stdout
+
+
+def test_capacity_is_set_and_given_back(shell: Shell) -> None:
+    zone = "us-central1-b"
+    shell.json("local", "capacity", zone, "0")
+    (found,) = [one for one in shell.json("local", "status")["zones"] if one["zone"] == zone]
+    assert (found["capacity"], found["overridden"]) == (0, True)
+    shell.json("local", "capacity", zone, "market")
+    (found,) = [one for one in shell.json("local", "status")["zones"] if one["zone"] == zone]
+    assert not found["overridden"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("preempt", "nobody"), 1, "no such VM"),
+        (("capacity", "us-east9-z", "1"), 1, "no such zone"),
+        (("capacity", "us-central1-a", "some"), 2, "must be a number of spot VMs, or market"),
+        (("status", "--folder", "elsewhere"), 3, "no cloud here"),
+    ],
+)
+def test_what_cannot_be_done_is_said(shell: Shell, argv: tuple[str, ...], code: int, words: str) -> None:
+    done = shell("local", *argv)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_tick_from_the_shell_makes_a_jobs_machines(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text("import time\ntime.sleep(600)\n")
+    (shell.folder / "job.yaml").write_text("name: one\ncommand: [train.py]\nsource: .\nstatic: never\n")
+    (shell.folder / ".spotkeeperignore").write_text("*\n!train.py\n")
+    job = shell.json("submit", "job.yaml")["job"]
+    for _ in range(3):  # grants, record, calls: the function may be doing the same beside us
+        shell.json("reconcile", "--once")
+    names = [vm["name"] for vm in shell.json("local", "status")["vms"]]
+    assert any(name.startswith(f"sk-local-{job}-n0000-a") for name in names)
+    assert shell("cancel", "one", "--yes").returncode == 0
+
+
+def test_a_cloud_whose_keeper_and_control_plane_were_killed_says_what_helps(shell: Shell) -> None:
+    folder = shell.folder / ".spotkeeper" / "local"
+    before = [(vm["name"], vm["id"]) for vm in shell.json("local", "status")["vms"] if "floor" in vm["name"]]
+    for name in ("keeper.pid", "server.pid"):
+        done = shell("status")
+        assert (name == "keeper.pid") == ("lost its keeper" not in done.stderr), done.stderr
+        os.kill(int((folder / name).read_text().split()[0]), 9)
+    done = shell("status")
+    assert done.returncode == 0, "jobs are read from the bucket, which needs no cloud"
+    assert "is not running" in done.stderr and f"try: spotkeeper local up --folder {folder}" in done.stderr
+    done = shell("local", "status")
+    assert done.returncode == 1 and "is not running" in done.stderr and "spotkeeper local up" in done.stderr
+    shell.json("local", "up")
+    assert "try:" not in shell("status").stderr
+    after = shell.json("local", "status")["vms"]
+    assert [(vm["name"], vm["id"]) for vm in after if "floor" in vm["name"]] == before
+    assert [vm["status"] for vm in after if "floor" in vm["name"]] == ["RUNNING"]
+
+
+def test_an_allocation_that_came_to_harm_is_made_anew(shell: Shell) -> None:
+    import sqlite3
+
+    assert shell("repair", "allocation").returncode == 4, "it is well, or was never written"
+    with sqlite3.connect(shell.folder / ".spotkeeper" / "local" / "bucket.sqlite") as bucket:
+        bucket.execute("INSERT OR REPLACE INTO objects VALUES ('stack/allocation', ?, 1000000)", (b"{",))
+    assert "spotkeeper repair allocation" in shell("status").stderr
+    assert shell.json("repair", "allocation")["ver"] >= 1
+    assert "allocation" not in shell("status").stderr
+
+
+def test_the_commands_that_help_a_cloud_name_its_folder_as_a_shell_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my cloud; it's $HOME"
+    folder.mkdir()
+    config = Config("0" * 8, 1, Clock(0.0, 0.0, 1.0).to_env())
+    (folder / "cloud.json").write_bytes(msgspec.json.encode(config))
+    (folder / "state.sqlite").write_text("no books " * 99)
+    said: list[str] = []
+    note_upkeep(folder)
+    said.append(capsys.readouterr().err)
+    for call in (LocalCloud.status, LocalCloud.left_over):
+        with pytest.raises(LocalCloudError) as caught:
+            call(LocalCloud.attach(folder))
+        said.append(str(caught.value))
+    for text in said:
+        command = text[text.rindex("spotkeeper local") :]
+        assert shlex.split(command)[-2:] == ["--folder", str(folder)]
+
+
+@pytest.mark.parametrize("scale", ["0", "-1", "nan"])
+def test_a_clock_that_cannot_run_starts_no_cloud(tmp_path: Path, scale: str) -> None:
+    done = Shell(tmp_path)("local", "up", "--scale", scale)
+    assert (done.returncode, done.stderr) == (2, f"error: scale {float(scale)}: want a number above 0\n")
+    assert Shell(tmp_path)("local", "status").returncode == 3
+
+
+@pytest.mark.parametrize("scale", ["121", "100000", "inf"])
+def test_a_clock_that_no_notice_survives_is_refused_with_the_reason(tmp_path: Path, scale: str) -> None:
+    done = Shell(tmp_path)("local", "up", "--scale", scale)
+    assert (done.returncode, "must be at most 120; at 120 a notice of 120 s is one real second" in done.stderr) == (
+        2,
+        True,
+    )
+    assert not (tmp_path / ".spotkeeper").exists()
+
+
+def test_without_a_cloud_here_the_message_says_how_to_start_one(tmp_path: Path) -> None:
+    done = Shell(tmp_path)("local", "status")
+    assert done.returncode == 3
+    assert "spotkeeper local up" in done.stderr
+
+
+@pytest.mark.parametrize("harmed", ["bucket.sqlite", "cloud.json"])
+def test_a_cloud_that_cannot_destroy_its_stack_any_more_ends_by_force(tmp_path: Path, harmed: str) -> None:
+    """With a damaged bucket `down` failed at every try, and a folder removed by hand left its processes."""
+    folder = tmp_path / ".spotkeeper" / "local"
+    cloud = LocalCloud.up(folder)
+    mark = procs.mark(procs.CLOUD, cloud.config.uid)
+    try:
+        assert folder.stat().st_mode & 0o077 == 0, "other users of this machine have no business in jobs' variables"
+        (folder / harmed).write_bytes(b"no database" * 1000)
+        assert procs.marked(mark)
+        done = Shell(tmp_path)("local", "down")
+        assert done.returncode in (1, 3) and f"local down --force --folder {folder}" in done.stderr
+        done = Shell(tmp_path)("local", "down", "--force")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert not folder.exists() and not procs.marked(mark)
+    finally:
+        procs.kill_all(mark)

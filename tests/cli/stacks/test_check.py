@@ -1,0 +1,195 @@
+"""`spotkeeper check`: a stack file and the job files it names, all that is wrong at once, without a cloud."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotkeeper.cli.stacks import check as checking
+from spotkeeper.cli.stacks import stackfile
+from tests.cli.conftest import Cli
+
+ROOT = Path(__file__).resolve().parents[3]
+STACK = """config:
+  gcp:project: acme-train
+  spotkeeper:cloud: gcp
+  spotkeeper:region: us-east1
+  spotkeeper:image: projects/acme-images/global/images/train-1
+  spotkeeper:job_identity: trainer@acme-train.iam.gserviceaccount.com
+  spotkeeper:secrets: [wandb]
+  spotkeeper:jobs: [jobs/vit.yaml, jobs/gpt.yaml]
+  spotkeeper:pools:
+    - name: burst
+      kind: spot
+      size: 8
+      max_on_demand: 2
+      zones: [us-east1-b]
+      machine: {type: a2-highgpu-1g}
+      disk: {size_gb: 100}
+"""
+JOB = "name: NAME\ncommand: [train.py]\nsource: .\nnodes: 4\n"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a stack and two jobs, all right."""
+    (tmp_path / "infra/stacks").mkdir(parents=True)
+    (tmp_path / "infra/stacks/Pulumi.dev.yaml").write_text(STACK)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/train.py").write_text("print(1)\n")
+    for name in ("vit", "gpt"):
+        (tmp_path / f"jobs/{name}.yaml").write_text(JOB.replace("NAME", name))
+    monkeypatch.setattr(stackfile, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(checking, "CHECKOUT", tmp_path)
+    return tmp_path
+
+
+def change(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_a_stack_that_is_right_is_said_with_its_pools_and_what_they_may_cost(cli: Cli, checkout: Path) -> None:
+    done = cli("check", "dev")
+    assert (done.code, done.err) == (0, "")
+    # 8 x 1.469; of them 2 on-demand: 6 x 1.469 + 2 x 3.673
+    assert "burst (spot): up to 8 x a2-highgpu-1g, $11.75 an hour as spot, at most $16.16\n" in done.out
+    assert "job jobs/vit.yaml\n" in done.out
+
+
+def test_json_says_the_same(cli: Cli, checkout: Path) -> None:
+    told = json.loads(cli("check", checkout / "infra/stacks/Pulumi.dev.yaml", "--json").out)
+    assert (told["stack"], told["ok"], told["problems"], told["jobs"]) == (
+        "dev",
+        True,
+        [],
+        ["jobs/vit.yaml", "jobs/gpt.yaml"],
+    )
+    assert told["pools"][0] | {"machine": ""} == {
+        "name": "burst", "kind": "spot", "machine": "", "machines": 8, "on_demand": 2,
+        "usd_hour_spot": 11.75, "usd_hour_most": 16.16,
+    }  # fmt: skip
+
+
+def test_everything_wrong_with_stack_and_jobs_comes_at_once_with_file_and_line(cli: Cli, checkout: Path) -> None:
+    change(checkout / "infra/stacks/Pulumi.dev.yaml", "kind: spot", "kind: spto")
+    change(checkout / "jobs/gpt.yaml", "nodes: 4", "nods: 4")
+    done = cli("check", "dev")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        'error: Pulumi.dev.yaml:11: pools[0].kind: "spto": not one of spot, static (did you mean spot?)',
+        "error: jobs/gpt.yaml:4: nods: unknown key (did you mean nodes?)",
+    ]
+
+
+def test_a_stack_whose_machines_another_ones_rights_would_reach_is_refused(cli: Cli, checkout: Path) -> None:
+    (checkout / "infra/stacks/Pulumi.dev-gpu.yaml").write_text(STACK)
+    for name, other in (("dev", "dev-gpu"), ("dev-gpu", "dev")):
+        done = cli("check", name)
+        assert done.code == 2
+        assert (
+            f'Pulumi.{name}.yaml:2: gcp:project: "acme-train": is also the project of the stack {other} (' in done.err
+        )
+    change(checkout / "infra/stacks/Pulumi.dev-gpu.yaml", "acme-train\n", "acme-test\n")
+    assert cli("check", "dev").code == 0
+
+
+def test_json_has_the_problems_apart(cli: Cli, checkout: Path) -> None:
+    change(checkout / "infra/stacks/Pulumi.dev.yaml", "us-east1-b", "us-east1-x")
+    done = cli("check", "dev", "--json")
+    assert (done.code, done.err) == (2, "error: 1 problem\n")
+    told = json.loads(done.out)
+    assert not told["ok"]
+    assert told["problems"] == [
+        {
+            "file": "Pulumi.dev.yaml", "line": 14, "path": "pools[0].zones[0]", "value": '"us-east1-x"',
+            "message": "is not a zone of us-east1", "nearest": "us-east1-d",
+        }
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        ("nodes: 9", "jobs/gpt.yaml:4: nodes: 9: more than pool burst may hold (8)"),
+        (
+            "nodes: 2\npools: [brust]",
+            'jobs/gpt.yaml:5: pools[0]: "brust": the stack dev has no such pool (did you mean burst?)',
+        ),
+        ("name: vit", 'jobs/gpt.yaml:4: name: "vit": is also the name in jobs/vit.yaml: choose another'),
+        (
+            "grace_s: 116",
+            "jobs/gpt.yaml:4: grace_s: 116.0: is above 115: a machine of burst has 120 s of notice",
+        ),
+        (
+            "secrets: {K: gcp-secret://projects/acme-train/secrets/wandbb/versions/1}",
+            "jobs/gpt.yaml:4: secrets.K: is not among the stack's secrets, which its jobs may read: "
+            "projects/acme-train/secrets/wandbb (did you mean projects/acme-train/secrets/wandb?)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_file_is_judged_by_the_stack_it_is_for(cli: Cli, checkout: Path, job: str, told: str) -> None:
+    change(checkout / "jobs/gpt.yaml", "nodes: 4", job)
+    if job.startswith("name"):
+        change(checkout / "jobs/gpt.yaml", "name: gpt\n", "")
+        told = told.replace(":4:", ":3:")
+    assert cli("check", "dev").err == f"error: {told}\n"
+
+
+def test_a_pool_without_notice_leaves_a_job_30_s(cli: Cli, checkout: Path) -> None:
+    change(checkout / "infra/stacks/Pulumi.dev.yaml", "      size: 8", "      size: 8\n      notice_s: 0")
+    change(checkout / "jobs/vit.yaml", "nodes: 4", "grace_s: 26")
+    assert "vit.yaml:4: grace_s: 26.0: is above 25: a machine of burst has 30 s of notice" in cli("check", "dev").err
+
+
+def test_a_job_file_that_is_not_there_is_said_with_the_nearest(cli: Cli, checkout: Path) -> None:
+    change(checkout / "infra/stacks/Pulumi.dev.yaml", "jobs/gpt.yaml", "jobs/gtp.yaml")
+    assert cli("check", "dev").err == "error: jobs/gtp.yaml: no such file (did you mean gpt.yaml?)\n"
+
+
+def test_no_such_stack(cli: Cli, checkout: Path) -> None:
+    done = cli("check", "dve")
+    assert done.code == 3
+    assert "no stack dve" in done.err and "(did you mean dev?)" in done.err
+
+
+@pytest.mark.parametrize("stack", ["local", "example-gcp", "example-aws"])
+def test_the_stacks_that_come_with_it_are_right(cli: Cli, stack: str) -> None:
+    assert cli("check", stack).code == 0
+
+
+def test_what_was_copied_and_not_changed_is_named(cli: Cli, checkout: Path) -> None:
+    told = cli("check", "dev").out
+    assert "example values to replace: gcp:project, spotkeeper:image, spotkeeper:job_identity" in told
+    file = checkout / "infra/stacks/Pulumi.dev.yaml"
+    file.write_text(file.read_text().replace("acme", "initech"))
+    assert "example" not in cli("check", "dev").out
+    assert json.loads(cli("check", "dev", "--json").out)["examples"] == []
+
+
+@pytest.mark.parametrize("cloud", ["gcp", "aws"])
+def test_every_line_of_an_example_that_is_somebodys_says_acme(cloud: str) -> None:
+    """Which is how people find what is theirs to change."""
+    text = (ROOT / f"infra/stacks/Pulumi.example-{cloud}.yaml").read_text()
+    theirs = [line for line in text.splitlines() if any(word in line for word in checking.EXAMPLES[1:])]
+    assert theirs and all("acme" in line for line in theirs)
+
+
+def test_it_needs_no_engine_and_no_cloud() -> None:
+    """Neither Pulumi nor a client of a cloud is imported, and there is nothing to log in to."""
+    program = (
+        "import sys\n"
+        "from spotkeeper.cli.main import run\n"
+        "assert run(['check', 'example-gcp']) == 0\n"
+        "heavy = {'torch', 'obstore', 'requests', 'boto3', 'pulumi', 'pulumi_gcp', 'pulumi_aws', 'jinja2'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    )
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,141 @@
+"""What editors are given: each field with its words, each shipped file fits, and what is misspelt does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from spotkeeper.cli.stacks import stackfile
+from spotkeeper.contract.parse import schema as job_schema
+from tests.cli.conftest import Cli
+from tests.infra.settings import stackfiles
+from tests.infra.settings.test_wrong import FOLDER, LEADS_TO
+
+ROOT = Path(__file__).resolve().parents[3]
+STACKS = sorted((ROOT / "infra/stacks").glob("Pulumi.*.yaml"))
+JOBS = sorted((ROOT / "examples").glob("*/job.yaml"))
+# In these parts of the lists, what is wrong is a key's name or a value's kind: an editor underlines it.
+BY_KIND = ("# unknown keys: the nearest name, what there is, or why there is none", "# kinds of values")
+
+
+@pytest.fixture(scope="module")
+def stack() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(stackfile.schema_of("stack")))
+
+
+@pytest.fixture(scope="module")
+def job() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(stackfile.schema_of("job")))
+
+
+def wrong(cloud: str) -> Iterator[tuple[str, bool]]:
+    """(changes, whether their kind is wrong)."""
+    by_kind = False
+    for line in (FOLDER / f"{cloud}.txt").read_text().splitlines():
+        if line.startswith("#"):
+            by_kind = line in BY_KIND
+        elif line:
+            yield line.partition(LEADS_TO)[0], by_kind
+
+
+def written(plain: dict[str, Any]) -> dict[str, Any]:
+    """Settings as a stack file says them."""
+    project = {"gcp:project": "acme-train"} if plain.get("cloud") != "aws" else {}
+    return {"config": project | {f"spotkeeper:{key}": value for key, value in plain.items()}}
+
+
+@pytest.mark.parametrize("file", STACKS, ids=lambda file: file.name)
+def test_the_stack_files_that_come_with_it_fit(stack: jsonschema.Draft202012Validator, file: Path) -> None:
+    stack.validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize("file", JOBS, ids=lambda file: file.parent.name)
+def test_the_job_files_that_come_with_it_fit(job: jsonschema.Draft202012Validator, file: Path) -> None:
+    job.validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize("cloud", ["gcp", "aws"])
+def test_what_is_wrong_by_its_name_or_kind_is_underlined(stack: jsonschema.Draft202012Validator, cloud: str) -> None:
+    assert stack.is_valid(written(stackfiles.plain(cloud)))
+    for line, by_kind in wrong(cloud):
+        changes = {key: value for key, value in yaml.safe_load("{" + line + "}").items() if not key.startswith("$")}
+        if by_kind:
+            assert not stack.is_valid(written(stackfiles.plain(cloud, changes))), line
+
+
+@pytest.mark.parametrize("path", ["pools.1.placement", "limits.usd_per_hour", "bucket.name", "budget", "limits"])
+def test_an_empty_value_of_a_stack_file_is_underlined(stack: jsonschema.Draft202012Validator, path: str) -> None:
+    plain = stackfiles.plain("gcp", {"limits.machines": 4, "bucket.on_destroy": "retain", path: "here"})
+    *parents, last = path.split(".")
+    at: Any = plain
+    for word in parents:
+        at = at[int(word) if word.isdigit() else word]
+    del at[last]
+    assert stack.is_valid(written(plain)) or last == "limits"
+    at[last] = None
+    assert not stack.is_valid(written(plain))
+
+
+@pytest.mark.parametrize("field", ["max_usd", "deadline", "checkpoint", "max_on_demand"])
+def test_an_empty_value_of_a_job_file_is_underlined(job: jsonschema.Draft202012Validator, field: str) -> None:
+    fields = {"name": "first", "command": ["train.py"]}
+    assert job.is_valid(fields) and not job.is_valid({**fields, field: None})
+    assert not job.is_valid({**fields, "checkpoint": {"mirror": None}})
+
+
+def test_each_cloud_names_who_pays(stack: jsonschema.Draft202012Validator) -> None:
+    for cloud, key in (("gcp", "gcp:project"), ("aws", "spotkeeper:account")):
+        document = written(stackfiles.plain(cloud))
+        del document["config"][key]
+        assert key in next(stack.iter_errors(document)).message
+
+
+@pytest.mark.parametrize(
+    "made", [stackfile.stack_schema(), job_schema.schema(job_schema.Document.JOB)], ids=["stack", "job"]
+)
+def test_every_field_has_its_words(made: dict[str, Any]) -> None:
+    parts = [made, made.get("properties", {}).get("config", {}), *made["$defs"].values()]
+    silent = [
+        name for part in parts for name, field in part.get("properties", {}).items() if "description" not in field
+    ]
+    assert silent == []
+
+
+def test_an_editor_completes_regions_machines_and_words() -> None:
+    made = stackfile.stack_schema()
+    region = made["properties"]["config"]["properties"]["spotkeeper:region"]  # type: ignore[index]
+    assert {"us-central1", "us-east-1"} <= set(region["anyOf"][0]["enum"])
+    machine = made["$defs"]["Machine"]["properties"]["type"]  # type: ignore[index]
+    assert {"a2-highgpu-1g", "p4d.24xlarge"} <= set(machine["anyOf"][0]["enum"])
+    disk = made["$defs"]["DataDisk"]["properties"]["on_destroy"]  # type: ignore[index]
+    assert (disk["enum"], disk["default"]) == (["delete", "protect", "retain"], "delete")
+
+
+@pytest.mark.parametrize("document", ["job", "stack", "state"])
+def test_schema_prints_a_schema(cli: Cli, document: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(cli("schema", document).out))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("kind: spot", "kind: spto"),
+        ("spotkeeper:zones", "spotkeeper:zone"),
+        ("gcp:project", "gcp:projekt"),
+        ("{lease_minutes: 120", "{lease_minute: 120"),
+    ],
+)
+def test_the_schema_of_a_stack_is_that_of_what_one_writes(cli: Cli, old: str, new: str) -> None:
+    """The stack files that come with it fit, and what `spotkeeper plan` would refuse by its type does not."""
+    valid = jsonschema.Draft202012Validator(json.loads(cli("schema", "stack").out))
+    for name in ("example-gcp", "local"):
+        file = (ROOT / "infra" / "stacks" / f"Pulumi.{name}.yaml").read_text()
+        assert old in file
+        assert valid.is_valid(yaml.safe_load(file.replace(old, new) if old else file)) == (not old)

@@ -1,0 +1,120 @@
+"""Why the last generation failed, in a line or a few, from the logs that its machines left."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spotkeeper.client import lookup
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import Node, Outcome, Record
+from spotkeeper.contract.uploads import LogPart, join_log
+from spotkeeper.reconcile.store import paths
+from spotkeeper_agent.launcher.stacks import TEXT
+
+JOB = "abcd2345"
+STACKS = """
+--- 2026-11-21 16:00:00: stacks, of each thread the innermost call first
+local rank 0 (pid 7): works, in old.py:1 in first (sleeping)
+
+--- 2026-11-21 16:10:00: stacks, of each thread the innermost call first
+local rank 0 (pid 7): {where} (sleeping)
+Current thread 0x1 (most recent call first):
+  File "train.py", line 41 in load
+"""
+
+
+def store(**logs: bytes) -> Any:
+    kept = {paths.log(JOB, int(name[1:]), 3): data for name, data in logs.items()}
+    return SimpleNamespace(get=kept.get)
+
+
+def stacks(where: str) -> bytes:
+    said = LogPart("node 0 stdout", b"loss 3\n", 0, "/run/x/3/logs/stdout.log")
+    return join_log([said, LogPart("node 0 stacks", STACKS.format(where=where).encode(), 0, f"/run/x/3/{TEXT}")])
+
+
+def record(**more: Any) -> Record:
+    return Record(JOB, "u", "first", "", 0.0, gen=more.pop("gen", 4), nodes=(Node(), Node()), **more)
+
+
+def crash(cause: str, **more: Any) -> Entry:
+    return Entry(1.0, "crash.g3", Event.CRASH, gen=3, node=1, cause=cause, **more)
+
+
+def test_of_a_job_that_hung_each_workers_place_is_told_the_guilty_ones_first() -> None:
+    logs = store(r0=stacks("waits for its peers, in c10d.py:9"), r1=stacks("waits for no peer, in train.py:41 in load"))
+    log, failed = lookup._crash_log(logs, record(), (crash("hang"),))
+    assert log == ()
+    assert failed == (
+        "generation 3 hung; its workers' innermost calls:",
+        "  node 1, local rank 0 (pid 7): waits for no peer, in train.py:41 in load (sleeping)",
+        "  node 0, local rank 0 (pid 7): waits for its peers, in c10d.py:9 (sleeping)",
+    )
+    held = Entry(2.0, "hold.3", Event.HOLD, gen=3, node=1, cause="failure")
+    assert lookup._crash_log(logs, record(gen=3), (crash("hang"), held)) == (log, failed), "and where it holds for that"
+
+
+def test_a_job_that_trains_again_still_says_why_it_failed() -> None:
+    said = join_log(
+        [LogPart("node 1 stderr", b"Traceback\n  x\nValueError: no label\n\n", 0, "/run/x/3/logs/stderr.log")]
+    )
+    log, failed = lookup._crash_log(store(r1=said), record(), (crash("crash"),))
+    assert (log, failed) == ((), ("generation 3 failed, node 1: ValueError: no label",))
+    log, failed = lookup._crash_log(store(r1=said), record(gen=3), (crash("crash"),))
+    assert (log[-1], failed) == ("ValueError: no label", ()), "where it stands, its log's end does"
+
+
+@pytest.mark.parametrize("cause", ["hang", "crash"])
+def test_without_a_log_or_after_a_good_end_nothing_is_said(cause: str) -> None:
+    assert lookup._crash_log(store(), record(), (crash(cause),)) == ((), ())
+    over = record(outcome=Outcome.SUCCEEDED)
+    assert lookup._crash_log(store(r1=stacks("x")), over, (crash(cause),)) == ((), ())
+
+
+CHAIN = """a warning of a library, before
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/src/train.py", line 9, in load
+[rank0]: KeyError: 'label'
+
+[rank0]: During handling of the above exception, another exception occurred:
+
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/src/train.py", line 41, in main
+[rank0]: ValueError: no label
+[rank0]: in shard 7
+[rank0]:[W1121 16:00:00] Warning: destroy_process_group() was not called
+"""
+
+
+def log_of(errors: str) -> bytes:
+    torchrun = LogPart("node 1 (vm) torchrun", b"failed (exitcode: 1) local_rank: 0\n" * 9, 0, "/run/x/3/torchrun.log")
+    said = LogPart("node 1 (vm) stdout", b"loss 3\n" * 9, 0, "/run/x/3/logs/stdout.log")
+    return join_log([torchrun, said, LogPart("node 1 (vm) stderr", errors.encode(), 0, "/run/x/3/logs/stderr.log")])
+
+
+def test_a_traceback_stands_alone_whole_and_with_what_led_to_it() -> None:
+    """Neither torchrun's own words before it, nor what the job printed, nor a warning of before."""
+    log, _ = lookup._crash_log(store(r1=log_of(CHAIN)), record(gen=3), (crash("crash"),))
+    assert log == ("--- node 1 (vm) stderr", *CHAIN.splitlines()[1:])
+    _, (line,) = lookup._crash_log(store(r1=log_of(CHAIN)), record(), (crash("crash"),))
+    assert line == "generation 3 failed, node 1: ValueError: no label", "and not the warning that came last"
+
+
+def test_of_two_tracebacks_that_have_nothing_to_do_with_each_other_the_last_is_shown() -> None:
+    caught = "Traceback (most recent call last):\n  x\nOSError: gone on without it\n"
+    log, _ = lookup._crash_log(store(r1=log_of(caught + CHAIN)), record(gen=3), (crash("crash"),))
+    assert log == ("--- node 1 (vm) stderr", *CHAIN.splitlines()[1:])
+
+
+def test_a_long_traceback_loses_its_middle_and_says_so() -> None:
+    deep = ["Traceback (most recent call last):", *(f"  frame {n}" for n in range(98)), "RecursionError: too deep"]
+    log, _ = lookup._crash_log(store(r1=log_of("\n".join(deep))), record(gen=3), (crash("crash"),))
+    assert (log[1], log[-1]) == (deep[0], deep[-1]) and "  ... 60 lines left out" in log and len(log) == 42
+
+
+def test_without_a_traceback_all_that_was_said_last_is_shown() -> None:
+    log, _ = lookup._crash_log(store(r1=log_of("Killed\n")), record(gen=3), (crash("crash"),))
+    assert log[-2:] == ("--- node 1 (vm) stderr", "Killed") and "loss 3" in log and len(log) == 12

@@ -1,0 +1,44 @@
+"""The earlier job of a name, on a stack on which many have ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotkeeper.client import lookup
+from spotkeeper.contract.record import Outcome, Phase, Record
+from spotkeeper.reconcile.store.store import ObjectStore
+
+
+def ended(store: ObjectStore, job: str, name: str, created: float) -> None:
+    uid = "6f0f9a52-4a0d-4c5e-8d1b-0d8f4d1f1a11"
+    end = Record(job, uid, name, "", created, nonce="n", phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
+    assert store.create_record(end)
+    store.put_tomb(job, created)
+
+
+def test_the_newest_that_is_over_counts_and_one_that_is_not_before_it(store: ObjectStore) -> None:
+    ended(store, "zzzzzzz1", "first", 10.0)
+    ended(store, "aaaaaaa1", "first", 20.0)
+    ended(store, "mmmmmmm1", "other", 30.0)
+    assert lookup.earlier(store, "first") == "aaaaaaa1"
+    assert lookup.earlier(store, "none") is None
+    store.put_name("first", "bbbbbbb1")
+    assert lookup.earlier(store, "first") == "bbbbbbb1"
+
+
+def test_a_record_that_makes_no_sense_is_passed_over(store: ObjectStore) -> None:
+    ended(store, "zzzzzzz1", "first", 10.0)
+    store.put("jobs/aaaaaaa1/rec", b"{")
+    store.put_tomb("aaaaaaa1", 11.0)
+    assert lookup.earlier(store, "first") == "zzzzzzz1"
+    assert [one.job for one in lookup.all_jobs(store, finished=True).unreadable] == ["aaaaaaa1"]
+
+
+def test_so_many_are_looked_at_and_no_more(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        ended(store, f"jjjjjjj{number}", "first", float(number))
+    monkeypatch.setattr(lookup, "MOST_ENDED", 3)
+    assert lookup.earlier(store, "first") == "jjjjjjj4", "those that ended last"
+    ended(store, "kkkkkkk1", "other", 9.0)
+    monkeypatch.setattr(lookup, "MOST_ENDED", 1)
+    assert lookup.earlier(store, "first") is None

@@ -1,0 +1,131 @@
+"""A notification reaches the function with the caller's token, and never stands in the way of a command."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotkeeper.contract.stack import TICK_PATH, TickNote
+from spotkeeper.reconcile.store.store import ObjectStore
+from tests.cli.conftest import Cli
+from tests.contract.samples import STACK
+
+
+class Function(HTTPServer):
+    """Answers as told and remembers each request."""
+
+    status = 200
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Function
+
+    def do_POST(self) -> None:
+        self.server.calls.append((self.path, self.headers.get("Authorization", "")))
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def function(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Function]:
+    with Function() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        store.put("stack/pools.json", msgspec.json.encode(msgspec.structs.replace(STACK, function_url=server.url)))
+        monkeypatch.setenv("SPOTKEEPER_TOKEN", "token-of-mine")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_submission_notifies_the_function_with_the_token(
+    cli: Cli, function: Function, store: ObjectStore, folder: Path
+) -> None:
+    done = cli("submit", folder / "job.yaml")
+    assert (done.code, done.err) == (0, "")
+    (job,) = store.active_jobs()
+    assert function.calls == [(f"/v1/notify/{job}", "Bearer token-of-mine")]
+    assert "token-of-mine" not in done.out
+    cli("submit", folder / "job.yaml")
+    assert len(function.calls) == 1  # nothing is new
+
+
+def test_a_function_that_refuses_is_only_mentioned(cli: Cli, function: Function, folder: Path) -> None:
+    function.status = 403
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 0
+    assert "the next tick starts the job" in done.err
+
+
+def test_a_function_that_is_gone_is_only_mentioned(
+    cli: Cli, store: ObjectStore, folder: Path, function: Function
+) -> None:
+    gone = msgspec.structs.replace(STACK, function_url="http://127.0.0.1:9")
+    store.put("stack/pools.json", msgspec.json.encode(gone))
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 0
+    assert "the next tick starts the job" in done.err
+
+
+@pytest.mark.parametrize("words", [("submit", "job.yaml"), ("pause", "first"), ("status",), ("status", "first")])
+def test_nobody_is_promised_a_tick_where_none_succeeds(
+    cli: Cli,
+    store: ObjectStore,
+    folder: Path,
+    function: Function,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(folder)
+    now = time.time()
+    monkeypatch.setenv("SPOTKEEPER_CLOCK", f"{now}:{now}:1")
+    if words[0] != "submit":
+        assert cli("submit", "job.yaml").code == 0
+    function.status = 503
+    note = TickNote(now - 2760.0, failing=now - 2700.0, failed=now - 60.0, reason="[Errno 24] Too many open files")
+    store.put(TICK_PATH, msgspec.json.encode(note))
+    done = cli(*words)
+    told = (done.out + done.err).replace("\n", " ")
+    assert "no tick succeeded for 45 minutes: [Errno 24] Too many open files" in told
+    assert done.code == 0 and "the next tick" not in told
+
+
+def test_on_aws_it_is_signed_as_whoever_is_logged_in(
+    cli: Cli, function: Function, store: ObjectStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IAM looks at the signature before the function runs: a token of identity would be refused there."""
+    here = msgspec.structs.replace(STACK, cloud="aws", region="eu-west-1", function_url=f"{function.url}/")
+    store.put("stack/pools.json", msgspec.json.encode(here))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "SPOTKEEPER_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 0 and "the next tick starts the job" in done.err and function.calls == []
+    (tmp_path / "credentials").write_text("[default]\naws_access_key_id = AKIAME\naws_secret_access_key = x\n")
+    (folder / "other.yaml").write_text((folder / "job.yaml").read_text().replace("name: first", "name: second"))
+    before = set(store.active_jobs())
+    assert cli("submit", folder / "other.yaml").err == ""
+    ((path, signed),) = function.calls
+    (job,) = set(store.active_jobs()) - before
+    assert path == f"/v1/notify/{job}" and signed.startswith("AWS4-HMAC-SHA256 Credential=AKIAME/")
+    assert "/eu-west-1/lambda/aws4_request" in signed

@@ -1,0 +1,701 @@
+"""Every wrong job file and stack document ends in a message that says what, where and what to do."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.parse.check import JOB_VALIDATORS
+from spotkeeper.contract.parse.check_run import JobContext
+from spotkeeper.contract.parse.jobfile import read_job
+from spotkeeper.contract.parse.problem import SpecError
+from spotkeeper.contract.parse.typed import load_yaml
+from spotkeeper.contract.stack import Price, StackState, StaticMachine
+from tests.contract.samples import PRICES, STACK, ZONES, check_job, pool
+from tests.contract.stack_rules import POOL_VALIDATORS, check_stack
+
+NOW = 1_800_000_000.0  # 2027-01-15T08:00Z
+
+GOOD = "name: first\ncommand: [/opt/train.py]\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job's folder with a script and a file that is no folder."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print()\n")
+    (tmp_path / "notes.txt").write_text("x\n")
+    return tmp_path
+
+
+def complaint(folder: Path, text: str, stack: StackState = STACK) -> str:
+    file = folder / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        read_job(file, stack, NOW)
+    return str(caught.value)
+
+
+def test_a_good_job_is_well(folder: Path) -> None:
+    text = GOOD + (
+        "source: code\nnodes: {min: 2, max: 4}\npools: [workers]\nenv: {LR: '0.1'}\n"
+        "deadline: 6h\ncheckpoint: {interval_s: 60, keep: 3}\n"
+    )
+    (folder / "job.yaml").write_text(text)
+    spec = read_job(folder / "job.yaml", STACK, NOW)
+    assert spec.size().min == 2
+    assert spec.command == ("/opt/train.py",)
+
+
+@pytest.mark.parametrize("words", ["-m, my.package", "/opt/train.py"])
+def test_a_job_without_source_runs_what_the_machines_have(folder: Path, words: str) -> None:
+    (folder / "job.yaml").write_text(f"name: first\ncommand: [{words}]\n")
+    assert read_job(folder / "job.yaml", STACK, NOW).source is None
+
+
+LONG = "x" * 5000
+UNREAD = "job.yaml:3: secrets: nobody can read them: stack prod gives jobs no identity (job_identity)"
+BY_REFERENCE = "want where a secret is, not its value: gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
+OFFERED = ", ".join(name for name in JobSpec.__struct_fields__ if name != "source_sha256")
+JOB_CASES = [
+    # --- YAML itself
+    ("", "job.yaml: empty, want a mapping with name, command, nodes, pools, ..."),
+    ("- a\n", 'job.yaml:1: ["a"]: want a mapping with name, command, nodes, pools, ...'),
+    ("name: a: b\n", "job.yaml:1: a ':' where no mapping can be: indent the line as its neighbours, or quote it"),
+    (
+        "name: a\ncheckpoint:\n    keep: 2\n  interval_s: 3\n",
+        "job.yaml:4: does not line up with the lines above: indent it as its neighbours, or quote it",
+    ),
+    ('name: "a\ncommand: b\n', "job.yaml:3: a quote is opened and not closed"),
+    ("name: @x\n", "job.yaml:1: a text cannot begin with '@': put it in quotes"),
+    ("name: [a, b]]\n", "job.yaml:1: ] closes what was not opened"),
+    ("name: {a: 1\ncommand: c\n", "job.yaml:2: a mapping is begun with { and not closed: a } is missing before this"),
+    ("name: first\n\tcommand: [a]\n", "job.yaml:2: a tab cannot indent YAML: use spaces"),
+    ("name: first\ncommand: [a\n", "job.yaml:3: a list is begun with [ and not closed: a ] is missing before this"),
+    (GOOD + "name: other\n", "job.yaml:3: name: given twice (first in line 1): remove one"),
+    ("name: &n first\ncommand: [*n]\n", "job.yaml:2: aliases (*name) are not read: write the value out"),
+    (
+        GOOD + "seed: 010\n",
+        "job.yaml:3: seed: 010: another number to other readers of YAML: without the zero, or in quotes",
+    ),
+    (
+        f"name: first\ncommand: [/opt/train.py, {'x' * 140_000}]\n",
+        "job.yaml:2: command[1]: is 140,000 bytes long, and no system takes more than 131,071",
+    ),
+    (
+        'name: first\ncommand: ["/opt/a.py\\n"]\n',
+        'job.yaml:2: command[0]: "/opt/a.py\\n": has blanks around the script\'s name (did you mean /opt/a.py?)',
+    ),
+    (
+        "name: first\ncommand: [-m]\n",
+        'job.yaml:2: command: ["-m"]: wants a module after "-m", such as my.package',
+    ),
+    (
+        "name: first\ncommand: [-m, --help]\n",
+        'job.yaml:2: command: ["-m", "--help"]: wants a module after "-m", such as my.package',
+    ),
+    (
+        "name: first\ncommand: [-c, 'print()']\n",
+        'job.yaml:2: command[0]: "-c": is an option, want the script\'s name, or -m and a module',
+    ),
+    (GOOD + "python: -c\n", 'job.yaml:3: python: "-c": want one interpreter, such as python3 or /opt/venv/bin/python'),
+    (
+        GOOD + "deadline: 9999999d\n",
+        'job.yaml:3: deadline: "9999999d": is more than ten years away: leave it out for a job without a deadline',
+    ),
+    (GOOD + "nodes: !!int 3\n", "job.yaml:3: tags (!name) are not read: remove it"),
+    (GOOD + "seed: 0o9\n", 'job.yaml:3: seed: "0o9": want a whole number'),
+    (GOOD + f"grace_s: {'1' * 5000}\n", "job.yaml:3: grace_s: inf: want a finite number"),
+    (GOOD + f"nodes: 0x{'f' * 5000}\n", "job.yaml:3: nodes: Infinity: want a whole number or a mapping with min, max"),
+    (
+        GOOD + 'env: {A: "\\ud800"}\n',
+        "job.yaml:3: env.A: holds half a character (a lone surrogate): remove it",
+    ),
+    (
+        'name: first\ncommand: [train.py, "\\ud800"]\nsource: code\n',
+        "job.yaml:2: command[1]: holds half a character (a lone surrogate): remove it",
+    ),
+    (GOOD + 'source: "code\\0"\n', 'job.yaml:3: source: "code\\u0000": cannot be a folder: embedded null byte'),
+    (
+        GOOD + f"source: {'x' * 300}\n",
+        f'job.yaml:3: source: "{"x" * 56}...: cannot be a folder: File name too long',
+    ),
+    (GOOD + "---\nname: b\n", "job.yaml:3: a second document begins here (---): a file has one"),
+    (GOOD + "1: a\n", "job.yaml:1: 1: a key must be a text: put it in quotes"),
+    # --- keys
+    ("nme: first\ncommand: [/opt/train.py]\n", "job.yaml:1: nme: unknown key (did you mean name?)"),
+    (GOOD + "checkpiont: {keep: 2}\n", "job.yaml:3: checkpiont: unknown key (did you mean checkpoint?)"),
+    (GOOD + "secret: {A: b}\n", "job.yaml:3: secret: unknown key (did you mean secrets?)"),
+    (GOOD + "source_sha: ab\n", f"job.yaml:3: source_sha: unknown key, want one of {OFFERED}"),
+    (GOOD + "max-on-demand: 1\n", "job.yaml:3: max-on-demand: unknown key (did you mean max_on_demand?)"),
+    (GOOD + "nodes: {mn: 1, max: 2}\n", "job.yaml:3: nodes.mn: unknown key (did you mean min?)"),
+    (
+        GOOD + "checkpoint: {every: 3}\n",
+        "job.yaml:3: checkpoint.every: unknown key, want one of replicated, interval_s, keep, mirror",
+    ),
+    (GOOD + "retry: {crash: 3}\n", "job.yaml:3: retry.crash: unknown key (did you mean crashes?)"),
+    ("command: [/opt/train.py]\n", "job.yaml:1: name: missing, want a text"),
+    ("name: first\n", "job.yaml:1: command: missing, want a list of texts with at least 1"),
+    (GOOD + "nodes: {min: 1}\n", "job.yaml:3: nodes.max: missing, want a whole number"),
+    # --- types
+    ("name: 12\ncommand: [/opt/train.py]\n", "job.yaml:1: name: 12: want a text: put it in quotes"),
+    ("name:\ncommand: [/opt/train.py]\n", "job.yaml:1: name: empty, want a text"),
+    (GOOD + "max_usd:\n", "job.yaml:3: max_usd: empty, want a number, or leave it out"),
+    (
+        GOOD + "checkpoint: {mirror: }\n",
+        "job.yaml:3: checkpoint.mirror: empty, want a mapping with every_min, mb_s, keep, or leave it out",
+    ),
+    (
+        "name: first\ncommand: train.py --lr 1\n",
+        'job.yaml:2: command: "train.py --lr 1": want a list of texts with at least 1,'
+        ' such as ["train.py", "--lr", "1"]',
+    ),
+    ("name: first\ncommand: []\n", "job.yaml:2: command: []: too short, want a list of texts with at least 1"),
+    (GOOD + "nodes: two\n", 'job.yaml:3: nodes: "two": want a whole number or a mapping with min, max'),
+    (GOOD + "nodes: 1.5\n", "job.yaml:3: nodes: 1.5: want a whole number or a mapping with min, max"),
+    (GOOD + "nodes: true\n", "job.yaml:3: nodes: true: want a whole number or a mapping with min, max"),
+    (GOOD + "nodes:\n  min: 1\n  max: '2'\n", 'job.yaml:5: nodes.max: "2": want a whole number, without quotes'),
+    (GOOD + "env: [A]\n", 'job.yaml:3: env: ["A"]: want a mapping of names to texts'),
+    (GOOD + "env: {LR: 0.1}\n", "job.yaml:3: env.LR: 0.1: want a text: put it in quotes"),
+    (GOOD + "env: {FLAG: false}\n", "job.yaml:3: env.FLAG: false: want a text: put it in quotes"),
+    (GOOD + "spread: maybe\n", 'job.yaml:3: spread: "maybe": want true or false'),
+    (GOOD + "pools: workers\n", 'job.yaml:3: pools: "workers": want a list of texts, such as ["workers"]'),
+    (GOOD + "seed: '7'\n", 'job.yaml:3: seed: "7": want a whole number, without quotes'),
+    # --- values
+    (
+        GOOD + "policy: ballanced\n",
+        'job.yaml:3: policy: "ballanced": not one of balanced, on-demand, shuffle, spot (did you mean balanced?)',
+    ),
+    (GOOD + "launcher: zygot\n", 'job.yaml:3: launcher: "zygot": not one of exec, zygote (did you mean zygote?)'),
+    (GOOD + "static: yes\n", 'job.yaml:3: static: "yes": not one of never, use'),
+    (GOOD + "nodes: 0\n", "job.yaml:3: nodes: 0: must be at least 1"),
+    (GOOD + "nodes: {min: 0, max: 2}\n", "job.yaml:3: nodes.min: 0: must be at least 1"),
+    (GOOD + "nodes: 10001\n", "job.yaml:3: nodes: 10001: must be at most 10000"),
+    (GOOD + "nproc: 0\n", "job.yaml:3: nproc: 0: must be at least 1"),
+    (GOOD + "checkpoint: {keep: 1}\n", "job.yaml:3: checkpoint.keep: 1: must be at least 2"),
+    (GOOD + "checkpoint: {interval_s: 0}\n", "job.yaml:3: checkpoint.interval_s: 0: must be more than 0"),
+    (GOOD + "checkpoint: {interval_s: .inf}\n", "job.yaml:3: checkpoint.interval_s: inf: want a finite number"),
+    (GOOD + "hold_days: -1\n", "job.yaml:3: hold_days: -1: must be at least 0"),
+    (GOOD + "hold_days: 366\n", "job.yaml:3: hold_days: 366: must be at most 365"),
+    (
+        GOOD + "warm: [torch, my-package]\n",
+        'job.yaml:3: warm[1]: "my-package": want the name of a module, such as transformers',
+    ),
+    (
+        GOOD + "warm: [transformers]\nlauncher: exec\n",
+        "job.yaml:3: warm: needs `launcher: zygote`: exec imports everything anew",
+    ),
+    (GOOD + "grace_s: 601\n", "job.yaml:3: grace_s: 601: must be at most 600"),
+    (
+        GOOD + "requirements: notes.txt\n",
+        'job.yaml:3: requirements: "notes.txt": is a file of `source`, and there is none: add `source: .`',
+    ),
+    (
+        GOOD + "source: code\nrequirements: ../notes.txt\n",
+        'job.yaml:4: requirements: "../notes.txt": want a file of `source`, named as from there',
+    ),
+    (
+        GOOD + "source: .\nrequirements: note.txt\n",
+        'job.yaml:4: requirements: "note.txt": no such file in `source` (.) (did you mean notes.txt?)',
+    ),
+    (
+        GOOD + "source: code\nrequirements: pyproject.toml\n",
+        'job.yaml:4: requirements: "pyproject.toml": want a requirements file (.txt) or uv.lock '
+        "(did you mean uv.lock?)",
+    ),
+    (
+        GOOD + "source: code\nrequirements: uv.lock\n",
+        'job.yaml:4: requirements: "uv.lock": no such file in `source` (code)',
+    ),
+    (GOOD + "retry: {crashes: -1}\n", "job.yaml:3: retry.crashes: -1: must be at least 0"),
+    (GOOD + "seed: 4294967296\n", "job.yaml:3: seed: 4294967296: must be less than 4294967296"),
+    # --- names, command, interpreter
+    (
+        "name: My Job\ncommand: [/opt/train.py]\n",
+        'job.yaml:1: name: "My Job": want a letter, then letters, digits and -, at most 40, all lower case'
+        " (did you mean my-job?)",
+    ),
+    (
+        "name: 1st\ncommand: [/opt/train.py]\n",
+        'job.yaml:1: name: "1st": want a letter, then letters, digits and -, at most 40, all lower case'
+        " (did you mean st?)",
+    ),
+    (
+        "name: first\ncommand: [train.py --lr 1]\n",
+        'job.yaml:2: command: ["train.py --lr 1"]: is one text with spaces, want one entry per word: '
+        "['train.py', '--lr', '1']",
+    ),
+    (
+        "name: first\ncommand: [/opt/train.py, '&&', eval.py]\n",
+        'job.yaml:2: command[1]: "&&": no shell runs the command: put the steps into a script',
+    ),
+    (
+        "name: first\ncommand: [python3, train.py]\n",
+        'job.yaml:2: command[0]: "python3": want the script: `python:` names the interpreter (did you mean train.py?)',
+    ),
+    (
+        "name: first\ncommand: [torchrun, --nproc-per-node=8, train.py]\n",
+        'job.yaml:2: command[0]: "torchrun": want the script: Spotkeeper runs torchrun itself (did you mean train.py?)',
+    ),
+    (
+        "name: first\ncommand: [accelerate, launch, train.py]\nsource: code\n",
+        'job.yaml:2: command[0]: "accelerate": want the script: Spotkeeper runs torchrun itself, and its processes are '
+        "accelerate's (did you mean train.py?)",
+    ),
+    (
+        "name: first\ncommand: [poetry, run, train.py]\nsource: code\n",
+        'job.yaml:2: command[0]: "poetry": no such file in `source` (code)',
+    ),
+    ("name: first\ncommand: ['']\n", "job.yaml:2: command[0]: is empty, want the script's name"),
+    (
+        GOOD + "python: python3 -O\n",
+        'job.yaml:3: python: "python3 -O": want one interpreter, such as python3 or /opt/venv/bin/python',
+    ),
+    # --- environment and secrets
+    (
+        GOOD + "env: {lr: '1'}\n",
+        "job.yaml:3: env.lr: want a name of A-Z, 0-9 and _, at most 64, no digit first (did you mean LR?)",
+    ),
+    (
+        GOOD + "env: {'A B': '1'}\n",
+        'job.yaml:3: env["A B"]: want a name of A-Z, 0-9 and _, at most 64, no digit first (did you mean A_B?)',
+    ),
+    (
+        GOOD + "env: {SPOTKEEPER_RUN: x}\n",
+        "job.yaml:3: env.SPOTKEEPER_RUN: names that begin with SPOTKEEPER_ are set by Spotkeeper",
+    ),
+    (GOOD + "env: {MASTER_ADDR: x}\n", "job.yaml:3: env.MASTER_ADDR: is set by torchrun: remove it"),
+    (
+        GOOD + f"env: {{DATA: {LONG}}}\n",
+        "job.yaml:3: env.DATA: has 5000 bytes, at most 4096: put it into a file of `source`",
+    ),
+    (GOOD + 'env: {DATA: "a\\0b"}\n', "job.yaml:3: env.DATA: contains a NUL character"),
+    (
+        GOOD + "env: {WANDB_API_KEY: abc}\n",
+        "job.yaml:3: env.WANDB_API_KEY: looks like a secret, which no job file may hold: `secrets` names one",
+    ),
+    (GOOD + "secrets: {HF_TOKEN: 'hf_x y'}\n", f"job.yaml:3: secrets.HF_TOKEN: {BY_REFERENCE}\n{UNREAD}"),
+    (GOOD + "secrets: {B: gcp-secret://projects/p/secrets/hf}\n", f"job.yaml:3: secrets.B: {BY_REFERENCE}\n{UNREAD}"),
+    (
+        GOOD + "secrets: {A: 'gcp-secret://projects/p/secrets/../../versions/latest'}\n",
+        f"job.yaml:3: secrets.A: {BY_REFERENCE}\n{UNREAD}",
+    ),
+    (GOOD + "secrets: {HF_TOKEN: gcp-secret://projects/p/secrets/hf/versions/latest}\n", UNREAD),
+    (
+        GOOD + "secrets: {A: 'aws-secret://arn:aws:secretsmanager:eu-west-1:123456789012:secret:hf-AbCdEf'}\n",
+        f"job.yaml:3: secrets.A: is in another cloud than the stack (gcp)\n{UNREAD}",
+    ),
+    (
+        GOOD + "env: {A: x}\nsecrets: {A: gcp-secret://projects/p/secrets/hf/versions/7}\n",
+        "job.yaml:4: secrets.A: is in `env` too: keep one\n" + UNREAD.replace(":3:", ":4:"),
+    ),
+    # --- combinations
+    (GOOD + "nodes: {min: 3, max: 2}\n", "job.yaml:3: nodes.min: 3: is above nodes.max (2)"),
+    (
+        GOOD + "nodes: {min: 1, max: 2}\ncheckpoint: {replicated: false}\n",
+        "job.yaml:3: nodes: sharded state (checkpoint.replicated: false) wants one number: no part may be missing",
+    ),
+    (
+        GOOD + "stop: signal\n",
+        "job.yaml:3: stop: signal wants `static: never`, for its checkpoints stay on its own disks",
+    ),
+    (
+        GOOD + "stop: signal\nstatic: never\nnodes: {min: 1, max: 2}\n",
+        "job.yaml:3: stop: signal wants one number of nodes: only the library can divide its batches anew",
+    ),
+    (
+        GOOD + "stop: signal\nstatic: never\ncheckpoint: {mirror: {}}\n",
+        "job.yaml:3: stop: signal leaves nothing to copy for checkpoint.mirror, which knows what the library saves",
+    ),
+    (
+        GOOD + "deadline: tomorrow\n",
+        'job.yaml:3: deadline: "tomorrow": want a span (90m, 6h, 2d) or a time with its zone (2026-12-24T18:00Z)',
+    ),
+    (
+        GOOD + "deadline: 2027-02-01 10:00\n",
+        'job.yaml:3: deadline: "2027-02-01 10:00": a time needs its zone (2027-02-01T10:00Z for UTC)',
+    ),
+    (
+        GOOD + "deadline: 2027-02-01\n",
+        'job.yaml:3: deadline: "2027-02-01": a time needs its zone (2027-02-01T00:00Z for UTC)',
+    ),
+    (GOOD + "work: soon\n", 'job.yaml:3: work: "soon": want a length of time: 90m, 6h, 2d'),
+    (GOOD + "max_wait: 9999999d\n", 'job.yaml:3: max_wait: "9999999d": is more than ten years'),
+    (GOOD + "max_usd: 0.01\n", "job.yaml:3: max_usd: 0.01: is below what one start costs (about $0.17 by list prices)"),
+    (
+        GOOD + "deadline: 2020-01-01T00:00Z\n",
+        'job.yaml:3: deadline: "2020-01-01T00:00Z": is in the past; '
+        "now is 2027-01-15 08:00 UTC, and 6h, 2d are from now",
+    ),
+    (
+        GOOD + "work: 10\n",
+        "job.yaml:3: work: 10: want a text: 40h, 90m, 2d: how long it trains if nothing happens; "
+        "unset: as its first steps tell",
+    ),
+    (GOOD + "max_on_demand: 2\n", "job.yaml:3: max_on_demand: 2: is above the number of nodes (1)"),
+    (
+        GOOD + "policy: on-demand\nmax_on_demand: 0\n",
+        "job.yaml:4: max_on_demand: 0: forbids what `policy: on-demand` asks for: remove one",
+    ),
+    (
+        GOOD + "policy: spot\nmax_on_demand: 1\n",
+        "job.yaml:4: max_on_demand: 1: allows what `policy: spot` forbids: remove one",
+    ),
+    (GOOD + "source_sha256: abc\n", 'job.yaml:3: source_sha256: "abc": is filled in by submit: remove it'),
+    # --- the source folder
+    (
+        GOOD + "source: cod\n",
+        'job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
+    ),
+    (
+        GOOD + "source: notes.txt\n",
+        'job.yaml:3: source: "notes.txt": is a file, want the folder that holds the script',
+    ),
+    (
+        GOOD + "source: /\n",
+        'job.yaml:3: source: "/": would send a whole home or root folder: name the project\'s folder',
+    ),
+    (
+        "name: first\ncommand: [tran.py]\nsource: code\n",
+        'job.yaml:2: command[0]: "tran.py": no such file in `source` (code) (did you mean train.py?)',
+    ),
+    (
+        "name: first\ncommand: [code/train.py]\n",
+        'job.yaml:2: command[0]: "code/train.py": lies beside the job file, but no `source` sends it: add `source: .`',
+    ),
+    *(
+        (
+            f"name: first\ncommand: [{script}, --lr, '1']\n",
+            f'job.yaml:2: command[0]: "{script}": no `source` sends it: add `source: .`, or name the script by its '
+            "absolute path on the machines",
+        )
+        for script in ("train.py", "tools/run", "../train.py", "~/train.py")
+    ),
+    # --- against the stack
+    (
+        GOOD + "pools: [worker]\n",
+        'job.yaml:3: pools[0]: "worker": the stack prod has no such pool (did you mean workers?)',
+    ),
+    (
+        GOOD + "pools: [xyz]\n",
+        'job.yaml:3: pools[0]: "xyz": the stack prod has no such pool (it has workers, always, gpus)',
+    ),
+    (GOOD + "pools: [workers, workers]\n", 'job.yaml:3: pools[1]: "workers": is named twice'),
+    (GOOD + "nodes: 5\npools: [workers]\n", "job.yaml:3: nodes: 5: more than pool workers may hold (4)"),
+    (
+        GOOD + "nodes: {min: 1, max: 9}\n",
+        "job.yaml:3: nodes.max: 9: more than pools workers, always, gpus may hold (7)",
+    ),
+    (
+        GOOD + "nodes: 7\nspread: true\n",
+        "job.yaml:3: nodes: 7: it needs 6 dynamic machines, and the stack may have 5 (limits.machines)",
+    ),
+    (
+        GOOD + "static: never\npools: [always]\n",
+        'job.yaml:3: static: "never": rules out every pool under `pools`: all of them are static',
+    ),
+    (
+        GOOD + "policy: on-demand\npools: [gpus]\n",
+        'job.yaml:3: policy: "on-demand": no on-demand machine is allowed in pool gpus',
+    ),
+    (
+        GOOD + "policy: on-demand\npools: [workers]\nnodes: 4\n",
+        'job.yaml:3: policy: "on-demand": of the 4 machines it cannot do without 2 may be on-demand or static'
+        " (max_on_demand)",
+    ),
+    (GOOD + "nproc: 16\npools: [gpus]\n", "job.yaml:3: nproc: 16: a machine of gpus has 8 devices"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), JOB_CASES, ids=[case[1][9:60] for case in JOB_CASES])
+def test_wrong_job_file(folder: Path, text: str, message: str) -> None:
+    assert complaint(folder, text) == message
+
+
+@pytest.mark.parametrize("form", ["command: {}", "command: ['{}']"])
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("train.py --lr 1", ["train.py", "--lr", "1"]),
+        ("python train.py", ["train.py"]),
+        ("/opt/venv/bin/python3.11 -u train.py --lr 1", ["train.py", "--lr", "1"]),
+        ("python -m my.package --lr 1", ["-m", "my.package", "--lr", "1"]),
+        ("torchrun --nproc-per-node 8 train.py", ["train.py"]),
+        ("bash run.sh", None),
+        ("cd code && python train.py", None),
+    ],
+)
+def test_what_is_advised_for_a_command_is_accepted(
+    folder: Path, form: str, line: str, advice: list[str] | None
+) -> None:
+    found = re.search(r"(\[[^]]*\])$", complaint(folder, f"name: first\n{form.format(line)}\nsource: code\n"))
+    assert (ast.literal_eval(found[1]) if found else None) == advice
+    if advice:
+        spec = load_yaml(f"name: first\ncommand: {json.dumps(advice)}\nsource: code\n", JobSpec)
+        assert check_job(spec, STACK, folder=folder, now=NOW) is spec
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_their_kind(folder: Path) -> None:
+    text = "nme: a\ncommand: x\nnodes: 0\n"
+    assert complaint(folder, text).splitlines() == [
+        "job.yaml:1: nme: unknown key (did you mean name?)",
+        'job.yaml:2: command: "x": want a list of texts with at least 1, such as ["x"]',
+        "job.yaml:3: nodes: 0: must be at least 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        (  # types, what fields mean together, the source folder, and the stack
+            "name: First\ncommand: [trian.py]\nsource: code\nnodes: {min: 9, max: 8}\nnproc: two\npools: [worker]\n"
+            "policy: spot\nmax_on_demand: 2\nspred: true\nenv: {LR: 0.1, lr: '1'}\ncheckpoint: {keep: 1}\n",
+            [
+                'job.yaml:5: nproc: "two": want a whole number',
+                "job.yaml:9: spred: unknown key (did you mean spread?)",
+                "job.yaml:10: env.LR: 0.1: want a text: put it in quotes",
+                "job.yaml:11: checkpoint.keep: 1: must be at least 2",
+                'job.yaml:1: name: "First": want a letter, then letters, digits and -, at most 40, all lower case '
+                "(did you mean first?)",
+                "job.yaml:4: nodes.min: 9: is above nodes.max (8)",
+                "job.yaml:10: env.lr: want a name of A-Z, 0-9 and _, at most 64, no digit first (did you mean LR?)",
+                "job.yaml:8: max_on_demand: 2: allows what `policy: spot` forbids: remove one",
+                'job.yaml:2: command[0]: "trian.py": no such file in `source` (code) (did you mean train.py?)',
+                'job.yaml:6: pools[0]: "worker": the stack prod has no such pool (did you mean workers?)',
+            ],
+        ),
+        (  # what only a wrong field could tell is not guessed: the source that was meant, the number of nodes
+            "name: first\ncommand: [train.py]\nsorce: code\nnodes: many\nmax_on_demand: 5\n",
+            [
+                "job.yaml:3: sorce: unknown key (did you mean source?)",
+                'job.yaml:4: nodes: "many": want a whole number or a mapping with min, max',
+            ],
+        ),
+        (
+            "name: first\ncommand: [train.py]\nsource: cod\npools: [7]\n"
+            "policy: on-demand\nmax_on_demand: 0\nnodes: 0\n",
+            [
+                "job.yaml:4: pools[0]: 7: want a text: put it in quotes",
+                "job.yaml:7: nodes: 0: must be at least 1",
+                "job.yaml:6: max_on_demand: 0: forbids what `policy: on-demand` asks for: remove one",
+                'job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
+            ],
+        ),
+        ("[1, 2]\n", ["job.yaml:1: [1, 2]: want a mapping with name, command, nodes, pools, ..."]),
+    ],
+    ids=["all", "unknown", "partly", "none"],
+)
+def test_a_field_that_makes_no_sense_hides_nothing_of_the_others(folder: Path, text: str, messages: list[str]) -> None:
+    assert complaint(folder, text).splitlines() == messages
+
+
+def test_a_gang_that_no_zone_can_hold(folder: Path) -> None:
+    apart = msgspec.structs.replace(
+        STACK,
+        pools=(
+            pool("a", zones=ZONES[:1], prices={ZONES[0]: Price(on_demand=3.0)}, max_machines=2),
+            pool("b", zones=ZONES[1:2], prices={ZONES[1]: Price(on_demand=3.0)}, max_machines=1, max_on_demand=1),
+        ),
+    )
+    message = "job.yaml:3: nodes: 3: no zone may hold as many (us-central1-a: 2): add `spread: true` or ask for less"
+    assert complaint(folder, GOOD + "nodes: 3\n", apart) == message
+    spec = load_yaml(GOOD + "nodes: 3\nspread: true\n", JobSpec)
+    assert check_job(spec, apart).spread
+
+
+def test_a_stack_that_gives_jobs_an_identity_takes_secrets() -> None:
+    spec = load_yaml(GOOD + "secrets: {HF_TOKEN: gcp-secret://projects/p/secrets/hf/versions/latest}\n", JobSpec)
+    stack = msgspec.structs.replace(STACK, job_identity="trainer@p.iam.gserviceaccount.com")
+    assert check_job(spec, stack).secrets == spec.secrets
+
+
+def test_secret_values_are_never_repeated(folder: Path) -> None:
+    for text in (f"env: {{DATA: {LONG}}}", "secrets: {A: 'hunter2 x'}", "env: {MY_PASSWORD: hunter2}"):
+        message = complaint(folder, GOOD + text + "\n")
+        assert "hunter2" not in message
+        assert "xxxx" not in message
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "{path}: no such file"),
+        (lambda path: path.mkdir(), "{path}: is a folder, want a file"),
+        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "{path}: not a text file (UTF-8)"),
+        (lambda path: path.write_bytes(b"#" * 1_000_001), "{path}: larger than 1000 kB: not a job or stack file"),
+        (lambda path: path.symlink_to("/dev/zero"), "{path}: larger than 1000 kB: not a job or stack file"),
+    ],
+    ids=["missing", "folder", "binary", "huge", "endless"],
+)
+def test_files_that_are_none(tmp_path: Path, make: object, message: str) -> None:
+    path = tmp_path / "job.yaml"
+    make(path)  # type: ignore[operator]
+    with pytest.raises(SpecError) as caught:
+        read_job(path, None, NOW)
+    assert str(caught.value) == message.format(path=path)
+
+
+def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    with pytest.raises(SpecError, match=r"jobs\.yaml: no such file \(did you mean job\.yaml\?\)"):
+        read_job(tmp_path / "jobs.yaml", None, NOW)
+
+
+def test_deep_nesting_is_an_error_and_no_crash() -> None:
+    with pytest.raises(SpecError, match="nested too deep"):
+        load_yaml("[" * 5000 + "]" * 5000, JobSpec, where="job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("no", "no"), ("on", "on"), ("12:30", "12:30"), ("2026-01-01", "2026-01-01"), ("1_000", "1_000"), ("0o17", 15)],
+)
+def test_scalars_mean_what_they_say(text: str, value: object) -> None:
+    """YAML 1.1 would make False, True, 750, a date, 1000 and a text of them."""
+    from spotkeeper.contract.parse.yamltext import read
+
+    assert read(f"a: {text}\n")[0] == {"a": value}
+
+
+# --- stack/pools.json ----------------------------------------------------------------
+
+
+def stack_complaint(state: StackState) -> str:
+    with pytest.raises(SpecError) as caught:
+        check_stack(state)
+    return str(caught.value)
+
+
+def with_pool(**over: object) -> StackState:
+    return msgspec.structs.replace(STACK, pools=(pool("workers", **over),))
+
+
+def on_aws(**over: object) -> StackState:
+    given = {"subnets": dict.fromkeys(ZONES, "subnet-1"), "template_versions": {"spot": "3", "on-demand": "1"}}
+    return msgspec.structs.replace(with_pool(**(given | over)), cloud="aws")
+
+
+NO_C = {zone: PRICES[zone] for zone in ZONES[:2]}
+STACK_CASES = [
+    (
+        msgspec.structs.replace(STACK, stack="Prod_1"),
+        'stack: "Prod_1": want a letter, then letters, digits and -, at most 24, all lower case',
+    ),
+    (
+        msgspec.structs.replace(STACK, pools=(pool("a"), pool("a"))),
+        'pools[1].name: "a": another pool has this name',
+    ),
+    (
+        msgspec.structs.replace(STACK, pools=(pool("a_b"),)),
+        'pools[0].name: "a_b": want a letter, then letters, digits and -, at most 24, all lower case',
+    ),
+    (
+        with_pool(zones=("us-central1-a", "us-central1-a"), prices={ZONES[0]: PRICES[ZONES[0]]}),
+        'pools[0].zones[1]: "us-central1-a": is named twice',
+    ),
+    (
+        with_pool(zones=("us-central1-a", "us-east1-b"), prices={ZONES[0]: Price(3.0), "us-east1-b": Price(3.0)}),
+        'pools[0].zones[1]: "us-east1-b": is not a zone of us-central1 (did you mean us-central1-a?)',
+    ),
+    (with_pool(prices=NO_C), "pools[0].prices.us-central1-c: missing, want the prices of this zone"),
+    (
+        with_pool(zones=ZONES[:2]),
+        "pools[0].prices.us-central1-c: is not a zone of this pool (did you mean us-central1-b?)",
+    ),
+    (
+        with_pool(prices={**PRICES, ZONES[1]: Price(on_demand=1.0, spot=2.0)}),
+        "pools[0].prices.us-central1-b.spot: 2.0: is above the on-demand price",
+    ),
+    (
+        with_pool(placement={"us-central1-x": "p"}),
+        "pools[0].placement.us-central1-x: is not a zone of this pool (did you mean us-central1-c?)",
+    ),
+    (with_pool(max_on_demand=5), "pools[0].max_on_demand: 5: is above max_machines (4)"),
+    (with_pool(templates={"on-demand": "t"}), "pools[0].templates.spot: missing, want the template's link"),
+    (
+        with_pool(templates={"spot": "t"}),
+        "pools[0].templates.on-demand: missing, but max_on_demand is above 0",
+    ),
+    (
+        with_pool(templates={"spot": "t", "on-demand": "t", "ondemand": "t"}),
+        "pools[0].templates.ondemand: is no model (did you mean on-demand?)",
+    ),
+    (
+        with_pool(machines=(StaticMachine("n", ZONES[0]),)),
+        "pools[0].machines: 1: only a static pool has machines",
+    ),
+    (
+        with_pool(kind="static", max_on_demand=0, max_machines=2, machines=(StaticMachine("n", ZONES[0]),)),
+        "pools[0].machines: has 1 entries, but max_machines is 2",
+    ),
+    (
+        with_pool(kind="static", max_on_demand=0, max_machines=1, machines=(StaticMachine("n", "us-central1-f"),)),
+        'pools[0].machines[0].zone: "us-central1-f": is not a zone of this pool (did you mean us-central1-c?)',
+    ),
+    (
+        on_aws(subnets=dict.fromkeys(ZONES[:2], "subnet-1")),
+        "pools[0].subnets.us-central1-c: missing, want the subnet of this zone",
+    ),
+    (
+        on_aws(template_versions={"spot": "3"}),
+        "pools[0].template_versions.on-demand: missing, want the version of its launch template",
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "message"), STACK_CASES, ids=[case[1][:50] for case in STACK_CASES])
+def test_wrong_stack_document(state: StackState, message: str) -> None:
+    assert stack_complaint(state) == message
+
+
+def test_the_stack_used_here_is_well() -> None:
+    assert check_stack(STACK) is STACK
+
+
+TYPE_CASES = [
+    ('{"stack": "s"}', "cloud: missing, want one of aws, gcp"),
+    ('{"stack": "s", "cloud": "azure"}', 'cloud: "azure": not one of aws, gcp'),
+    ('{"stack": "s", "pools": [{"name": "a", "disc_gb": 5}]}', "pools[0].disc_gb: unknown key (did you mean disk_gb?)"),
+    ('{"stack": "s", "pools": [{"nproc": 0}]}', "pools[0].nproc: 0: must be at least 1"),
+    ('{"stack": "s", "pools": [{"zones": []}]}', "pools[0].zones: []: too short, want a list of texts with at least 1"),
+    (
+        '{"stack": "s", "pools": [{"prices": {"z": {"ondemand": 1}}}]}',
+        "pools[0].prices.z.ondemand: unknown key (did you mean on-demand?)",
+    ),
+    (
+        '{"stack": "s", "pools": [{"kind": "spott"}]}',
+        'pools[0].kind: "spott": not one of spot, static (did you mean spot?)',
+    ),
+    ('{"stack": "s", "lease_minutes": 0}', "lease_minutes: 0: must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), TYPE_CASES, ids=[case[1][:50] for case in TYPE_CASES])
+def test_stack_document_of_wrong_types(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_yaml(text, StackState)
+    assert message in [str(one) for one in caught.value.problems]
+
+
+def test_every_validator_has_a_case(folder: Path) -> None:
+    """A validator that no case above makes complain is one that nobody has seen work."""
+    seen: set[str] = set()
+    for text, _ in JOB_CASES:
+        with contextlib.suppress(SpecError):
+            context = JobContext(load_yaml(text, JobSpec), STACK, folder, NOW)
+            seen |= {validator.__name__ for validator in JOB_VALIDATORS if list(validator(context))}
+    for state, _ in STACK_CASES:
+        seen |= {v.__name__ for v in POOL_VALIDATORS for one in state.pools if list(v(one, state))}
+    assert seen == {validator.__name__ for validator in (*JOB_VALIDATORS, *POOL_VALIDATORS)}
+
+
+def test_there_are_enough_cases() -> None:
+    messages = [message for _, message in (*JOB_CASES, *STACK_CASES, *TYPE_CASES)]
+    assert len(set(messages)) == len(messages) >= 60

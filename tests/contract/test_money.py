@@ -1,0 +1,111 @@
+"""What a deadline can hold is said at submit, with the earliest that holds and its price."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.market import PriceRun, Prices
+from spotkeeper.contract.parse import check
+from spotkeeper.contract.parse.check_run import JobContext
+from spotkeeper.contract.stack import Model, PoolState
+from tests.contract.samples import STACK
+
+NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
+
+
+def told(**fields: object) -> list[str]:
+    spec = JobSpec("job", ("train.py",), **fields)  # type: ignore[arg-type]
+    return [problem.message for problem in check.feasible(spec, STACK.pools, NOW)]
+
+
+def test_a_deadline_that_cannot_be_held_is_told_with_the_earliest_one_and_its_price() -> None:
+    (message,) = told(work="40h", deadline="39h", nodes=2)
+    assert message == (
+        "cannot be held: `work` is 40h and a start takes 10 min, so the earliest is 2027-01-17 00:10 UTC"
+        " (`deadline: 40.2h`), for about $241.00 on-demand"
+    )
+
+
+@pytest.mark.parametrize("deadline", ["41h", "2027-01-17T00:10Z", None])
+def test_one_that_can_be_held_is_not(deadline: str | None) -> None:
+    assert told(work="40h", deadline=deadline) == []
+
+
+def test_what_is_told_as_the_earliest_is_held() -> None:
+    """Also where the clock stands between two minutes, and where nobody tells how long it trains."""
+    for work in ("40h", "7m", None):
+        spec = JobSpec("job", ("train.py",), work=work, deadline="2m")
+        (problem,) = check.feasible(spec, STACK.pools, NOW + 31.0)
+        day, time, span = re.findall(r"earliest is (\S+) (\S+) UTC \(`deadline: (.*?)`\)", problem.message)[0]
+        for deadline in (f"{day}T{time}Z", span):
+            assert not list(check.feasible(replace(spec, deadline=deadline), STACK.pools, NOW + 31.0)), deadline
+
+
+def test_nothing_is_said_of_work_that_is_not_known() -> None:
+    assert told(deadline="1h") == []
+    assert "a start alone takes 10 min" in told(deadline="5m")[0]
+
+
+FEW = (replace(STACK.pools[0], max_on_demand=1),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pools", "words"),
+    [
+        ({"policy": "spot", "deadline": "9h", "work": "4h"}, STACK.pools, "`policy: spot` buys no on-demand machine"),
+        ({"deadline": "9h", "work": "4h", "nodes": 2}, FEW, "1 of its 2 machines may be on-demand or static"),
+        ({"deadline": "9h", "work": "4h", "nodes": 2, "max_on_demand": 0}, FEW, "0 of its 2 machines"),
+        ({"deadline": "9h"}, STACK.pools, "whether it can be held shows when its first steps tell"),
+        ({"max_price": 0.5}, STACK.pools, "(the lowest is $1.000), so it has on-demand machines, if any, until one"),
+        ({"max_price": 0.5, "policy": "spot"}, STACK.pools, "(the lowest is $1.000), so it waits until one falls"),
+        (
+            {"max_usd": 7.0, "work": "4h", "nodes": 2},
+            STACK.pools,
+            "is less than `work` costs at the lowest price ($8.00)",
+        ),
+        ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "says nothing under `policy: on-demand`"),
+    ],
+)
+def test_what_may_come_otherwise_than_meant_is_a_caution(
+    fields: dict[str, object], pools: tuple[PoolState, ...], words: str
+) -> None:
+    (line,) = check.cautions_of(JobSpec("job", ("train.py",), **fields), pools)  # type: ignore[arg-type]
+    assert words in line
+
+
+@pytest.mark.parametrize(("told", "limit", "notes"), [(0.4, 0.5, 0), (0.4, 0.3, 1), (1.5, 1.2, 1)])
+def test_a_price_that_the_cloud_told_today_counts_and_not_the_list_s(told: float, limit: float, notes: int) -> None:
+    prices = {"workers": Prices("workers", NOW, NOW, (PriceRun(NOW, told),))}
+    spec = JobSpec("job", ("train.py",), max_price=limit, pools=("workers",))
+    assert len(list(check.cautions(spec, STACK, prices, NOW))) == notes
+    stale = list(check.cautions(spec, STACK, prices, NOW + 25 * 3600.0))
+    assert bool(stale) == (limit < 1.0), "one that is a day old counts no more"
+
+
+@pytest.mark.parametrize(
+    ("caps", "words"),
+    [
+        ({"max_machines": 2}, "it needs 3 dynamic machines, and the stack may have 2 (limits.machines)"),
+        ({"max_usd_hour": 2.5}, "its dynamic machines cost $3.00 an hour at least, and the stack may spend $2.5"),
+        ({"max_machines": 3, "max_usd_hour": 3.0}, ""),
+    ],
+)
+def test_a_job_that_the_stacks_limits_never_let_begin_is_refused(caps: dict[str, object], words: str) -> None:
+    """One of its four machines is a static machine."""
+    job = JobContext(JobSpec("job", ("/x/train.py",), nodes=4), replace(STACK, **caps))
+    found = [problem.message for problem in check.job_problems(job)]
+    assert len(found) == bool(words) and all(words in message for message in found)
+
+
+def test_of_what_holds_or_is_not_known_there_is_none() -> None:
+    plain = JobSpec("job", ("train.py",), nodes=3, deadline="9h", work="4h", max_wait="30m", max_price=2.0)
+    assert not list(check.cautions_of(plain, STACK.pools)) and not list(check.cautions_of(plain, ()))
+
+
+def test_no_machine_is_sold_where_no_pool_sells_it() -> None:
+    assert check.cheapest(STACK.pools, Model.ON_DEMAND) == 3.0
+    assert check.cheapest((), Model.SPOT) is None

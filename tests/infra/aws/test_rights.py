@@ -1,0 +1,384 @@
+"""Who may do what on AWS: policies as data, asked the questions that a reviewer, and an intruder, would ask."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from infra.aws.rights import (
+    LOOK,
+    clock_rights,
+    document,
+    function_rights,
+    job_rights,
+    machine_rights,
+    submitter_rights,
+    trust,
+)
+from infra.aws.storage import bucket_rules
+from infra.settings.model import Settings
+from infra.settings.read import from_config
+from spotkeeper.contract.facts import Fact, Kind
+from spotkeeper.local.deploy.config import read_config
+from spotkeeper.reconcile.clouds.ec2 import api
+from spotkeeper.reconcile.store import paths
+from tests.infra.aws.judge import Ask, allowed, denied
+from tests.infra.conftest import STACKS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")
+STACK = "example-aws"
+EC2 = "arn:aws:ec2:us-east-1:123456789012"
+BUCKET = f"arn:aws:s3:::sk-123456789012-{STACK}"
+QUEUE = f"arn:aws:sqs:us-east-1:123456789012:sk-{STACK}-dead"
+CALL = f"arn:aws:lambda:us-east-1:123456789012:function:sk-{STACK}"
+SUBNETS, GROUP = ("subnet-0aa", "subnet-0bb"), "sg-0cc"
+OURS = {"aws:ResourceTag/sk-stack": STACK, "aws:ResourceTag/sk-job": "abcd2345"}
+PULUMIS = {"aws:ResourceTag/sk-stack": STACK}
+MARKED = {"aws:RequestTag/sk-stack": STACK, "aws:RequestTag/sk-job": "abcd2345"}
+LAUNCH = MARKED | {
+    "ec2:InstanceType": "g5.12xlarge",
+    "ec2:InstanceProfile": f"arn:aws:iam::123456789012:instance-profile/sk-{STACK}-vm",
+    "ec2:MetadataHttpTokens": "required",
+    "ec2:LaunchTemplate": f"{EC2}:launch-template/lt-0123456789abcdef0",
+}
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    return from_config(read_config(STACKS / f"Pulumi.{STACK}.yaml"), STACK)
+
+
+@pytest.fixture(scope="module")
+def function(settings: Settings) -> str:
+    return document(function_rights(settings, SUBNETS, GROUP))
+
+
+@pytest.fixture(scope="module")
+def node(settings: Settings) -> str:
+    return document(machine_rights(settings))
+
+
+def may(policy: str, action: str, resource: str, context: Mapping[str, str] | None = None) -> bool:
+    return allowed(policy, Ask(action, resource, context or {}))
+
+
+def actions_of(policy: str) -> set[str]:
+    return {action for each in json.loads(policy)["Statement"] for action in each["Action"]}
+
+
+# --- the function --------------------------------------------------------------------------
+
+
+def test_the_function_may_what_its_adapter_calls_and_no_more(function: str) -> None:
+    own = {action for action in actions_of(function) if action.partition(":")[0] in ("ec2", "iam")}
+    assert own == set(api.ACTIONS)
+    assert set(LOOK) == set(api.READS)
+    assert {action.partition(":")[0] for action in actions_of(function)} == {"ec2", "iam", "logs", "s3", "sqs"}
+    assert not any("*" in action for action in actions_of(function))
+
+
+@pytest.mark.parametrize(
+    ("resource", "context"),
+    [
+        (f"{EC2}:instance/*", LAUNCH),
+        (f"{EC2}:volume/*", MARKED | {"ec2:Encrypted": "true"}),
+        (f"{EC2}:network-interface/*", MARKED),
+        (f"{EC2}:spot-instances-request/*", MARKED),
+        (f"{EC2}:launch-template/lt-0123456789abcdef0", PULUMIS),
+        ("arn:aws:ec2:us-east-1::image/ami-0123", {"ec2:IsLaunchTemplateResource": "true"}),
+        (f"{EC2}:subnet/subnet-0bb", {}),
+        ("arn:aws:ec2:us-east-1:999999999999:subnet/subnet-0bb", {}),  # which another account shares
+        (f"{EC2}:security-group/sg-0cc", {}),
+        (f"{EC2}:placement-group/sk-{STACK}-burst-1a", PULUMIS),
+    ],
+)
+def test_a_launch_needs_each_of_these(function: str, resource: str, context: dict[str, str]) -> None:
+    """EC2 asks IAM for every thing that a launch touches."""
+    assert may(function, "ec2:RunInstances", resource, context)
+
+
+@pytest.mark.parametrize(
+    ("resource", "context"),
+    [
+        pytest.param(f"{EC2}:instance/*", {**LAUNCH, "aws:RequestTag/sk-stack": "prod"}, id="another stack's mark"),
+        pytest.param(f"{EC2}:instance/*", {k: v for k, v in LAUNCH.items() if "sk-job" not in k}, id="no job"),
+        pytest.param(f"{EC2}:instance/*", {**LAUNCH, "ec2:InstanceType": "p5.48xlarge"}, id="a type of no pool"),
+        pytest.param(f"{EC2}:instance/*", {**LAUNCH, "ec2:InstanceProfile": "arn:aws:iam::1:instance-profile/admin"},
+                     id="another identity"),
+        pytest.param(f"{EC2}:instance/*", {**LAUNCH, "ec2:MetadataHttpTokens": "optional"}, id="version 1"),
+        pytest.param(f"{EC2}:instance/*", {k: v for k, v in LAUNCH.items() if "Template" not in k}, id="no template"),
+        pytest.param(f"{EC2}:volume/*", MARKED | {"ec2:Encrypted": "false"}, id="a bare disk"),
+        pytest.param(f"{EC2}:launch-template/lt-0999", {"aws:ResourceTag/sk-stack": "prod"}, id="another's template"),
+        pytest.param(f"{EC2}:launch-template/lt-0999", {}, id="a template of nobody"),
+        pytest.param("arn:aws:ec2:us-east-1::image/ami-0666", {"ec2:IsLaunchTemplateResource": "false"},
+                     id="another image"),
+        pytest.param(f"{EC2}:subnet/subnet-0public", {}, id="another subnet"),
+        pytest.param(f"{EC2}:security-group/sg-0open", {}, id="another group"),
+        pytest.param(f"{EC2}:key-pair/mine", {}, id="a key to log in"),
+        pytest.param(f"{EC2}:placement-group/sk-prod-burst-1a", {"aws:ResourceTag/sk-stack": "prod"},
+                     id="another's group"),
+        pytest.param(f"{EC2}:placement-group/sk-{STACK}-b-burst-1a", {"aws:ResourceTag/sk-stack": f"{STACK}-b"},
+                     id="the group of a stack whose name begins as ours"),
+    ],
+)  # fmt: skip
+def test_a_launch_of_anything_else_is_refused(function: str, resource: str, context: dict[str, str]) -> None:
+    assert not may(function, "ec2:RunInstances", resource, context)
+
+
+ENDS = [
+    *(("ec2:TerminateInstances", f"{EC2}:instance/i-0123"), ("ec2:DeleteVolume", f"{EC2}:volume/vol-0123")),
+    *(("ec2:DetachVolume", f"{EC2}:volume/vol-0123"), ("ec2:AttachVolume", f"{EC2}:instance/i-0123")),
+    ("ec2:DeleteSnapshot", "arn:aws:ec2:us-east-1::snapshot/snap-0123"),
+]
+
+
+@pytest.mark.parametrize(("action", "resource"), ENDS)
+def test_what_reconcile_made_it_may_end_and_what_pulumi_made_it_may_not(
+    function: str, action: str, resource: str
+) -> None:
+    assert may(function, action, resource, OURS)
+    assert not may(function, action, resource, PULUMIS), "a static machine, or its disk"
+    assert not may(function, action, resource, {**OURS, "aws:ResourceTag/sk-stack": "prod"})
+    assert not may(function, action, resource)
+
+
+def test_disks_are_made_encrypted_and_under_the_stacks_mark(function: str) -> None:
+    make, volume, snapshot = "ec2:CreateVolume", f"{EC2}:volume/*", "arn:aws:ec2:us-east-1::snapshot/snap-0123"
+    assert may(function, make, volume, MARKED | {"ec2:Encrypted": "true"})
+    assert not may(function, make, volume, MARKED | {"ec2:Encrypted": "false"})
+    assert not may(function, make, volume, {"ec2:Encrypted": "true"})
+    assert may(function, make, snapshot, OURS) and not may(function, make, snapshot), "another's data"
+    assert may(function, "ec2:CreateSnapshot", f"{EC2}:volume/vol-0123", OURS)
+    assert not may(function, "ec2:CreateSnapshot", f"{EC2}:volume/vol-0123", PULUMIS)
+
+
+def test_marks_are_given_at_birth_only(function: str) -> None:
+    """Whoever could mark another's machine could then end it."""
+    tag, machine = "ec2:CreateTags", f"{EC2}:instance/i-0123"
+    for made_by in ("RunInstances", "CreateVolume", "CreateSnapshot"):
+        assert may(function, tag, machine, MARKED | {"ec2:CreateAction": made_by})
+    assert not may(function, tag, machine, MARKED)
+    assert not may(function, tag, machine, {"aws:RequestTag/sk-stack": "prod", "ec2:CreateAction": "RunInstances"})
+
+
+def test_an_image_that_a_parameter_names_may_be_looked_up_and_no_other_parameter_read(settings: Settings) -> None:
+    """EC2 resolves it with the rights of whoever launches: without them no machine of the stack ever starts."""
+    burst, *others = settings.dynamic()
+    pools = (replace(burst, image="resolve:ssm:/acme/train:7"), *others)
+    policy = document(function_rights(replace(settings, pools=pools), SUBNETS, GROUP))
+    ssm = "arn:aws:ssm:us-east-1:123456789012:parameter"
+    for action in ("ssm:GetParameter", "ssm:GetParameters"):
+        assert may(policy, action, f"{ssm}/acme/train")
+        assert not may(policy, action, f"{ssm}/acme/password")
+    public = replace(settings, pools=(replace(burst, image="resolve:ssm:/aws/service/debian/12:3"), *others))
+    theirs = "arn:aws:ssm:us-east-1::parameter/aws/service/debian/12"
+    assert may(document(function_rights(public, SUBNETS, GROUP)), "ssm:GetParameters", theirs)
+
+
+def test_where_all_pools_are_static_no_machine_may_be_launched(settings: Settings) -> None:
+    policy = document(function_rights(replace(settings, pools=settings.static()), SUBNETS, GROUP))
+    assert not {"ec2:RunInstances", "iam:PassRole"} & actions_of(policy)
+
+
+def test_only_the_machines_identity_may_be_handed_out_and_to_machines_only(function: str) -> None:
+    role = "arn:aws:iam::123456789012:role/sk-example-aws"
+    assert may(function, "iam:PassRole", f"{role}-vm", {"iam:PassedToService": "ec2.amazonaws.com"})
+    assert not may(function, "iam:PassRole", f"{role}-vm", {"iam:PassedToService": "lambda.amazonaws.com"})
+    assert not may(function, "iam:PassRole", f"{role}-fn", {"iam:PassedToService": "ec2.amazonaws.com"})
+
+
+def written() -> dict[str, str]:
+    """A path of every kind that the function knows of (``reconcile/paths``), by the name of what makes it."""
+    values = {"sha256": "a" * 64, "what": Fact("uid", "boot", 0, 1, 1, Kind.HELLO)}
+    by_type = {"str": "abcd2345", "int": 1, "float": 1.0}
+    out = {"ALLOCATION": paths.ALLOCATION}
+    for name, make in inspect.getmembers(paths, inspect.isfunction):
+        if make.__module__ == paths.__name__ and not name.startswith("_") and name not in ("bundle", "copy_of"):
+            asked = inspect.signature(make).parameters.values()
+            given = {each.name: values.get(each.name, by_type.get(str(each.annotation))) for each in asked}
+            out[name] = make(**given)
+    return out
+
+
+def test_the_function_may_write_every_document_that_it_knows(function: str) -> None:
+    found = written()
+    assert len(found) > 25
+    for name, path in found.items():
+        key = f"{path}x" if path.endswith("/") else path
+        for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
+            assert may(function, action, f"{BUCKET}/{key}"), (name, key)
+    assert may(function, "s3:ListBucket", BUCKET)
+    assert not may(function, "s3:GetObject", "arn:aws:s3:::another/stack/allocation")
+
+
+def test_the_function_writes_nothing_that_a_machine_runs_or_that_people_declare(function: str) -> None:
+    sha = "a" * 64
+    for key in (paths.bundle(sha), f"boot/{sha}.sh", f"function/{sha}.zip"):
+        assert not may(function, "s3:PutObject", f"{BUCKET}/{key}"), "it would be root on every machine"
+    for key in (paths.STACK, paths.DRAIN):
+        assert may(function, "s3:GetObject", f"{BUCKET}/{key}") and not may(function, "s3:PutObject", f"{BUCKET}/{key}")
+
+
+# --- machines ------------------------------------------------------------------------------
+
+
+def test_a_machine_reads_what_it_runs_and_writes_what_its_job_leaves(node: str) -> None:
+    job, sha = "abcd2345", "a" * 64
+    for key in (paths.bundle(sha), f"boot/{sha}.sh", paths.source(job, sha)):
+        assert may(node, "s3:GetObject", f"{BUCKET}/{key}") and not may(node, "s3:PutObject", f"{BUCKET}/{key}")
+    for key in (paths.log(job, 0, 1), paths.output_file(job, 0, "a/b"), f"{paths.copies(job)}1-10/x"):
+        for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"):
+            assert may(node, action, f"{BUCKET}/{key}"), key
+    for key in (
+        paths.record(job),
+        paths.ALLOCATION,
+        paths.STACK,
+        paths.spec(job),
+        paths.progress(job),
+        paths.facts(job) + "x",
+    ):
+        assert not may(node, "s3:PutObject", f"{BUCKET}/{key}") and not may(node, "s3:GetObject", f"{BUCKET}/{key}")
+
+
+def test_a_machine_writes_nothing_among_the_documents_of_a_job(node: str) -> None:
+    """A fact below ``logs/`` is another node's word to whoever takes the last part of a name for the fact."""
+    for folder in (paths.facts("abcd2345"), paths.requests("abcd2345"), paths.ledger("abcd2345")):
+        for mine in ("logs", "ckpt", "out", "source"):
+            for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
+                assert not may(node, action, f"{BUCKET}/{folder}x/{mine}/1"), (folder, mine)
+
+
+def test_a_machine_is_told_what_is_missing_and_lists_nothing_else(node: str) -> None:
+    """S3 asks for the right to list before it says 404; of a read there is no prefix to compare."""
+    assert may(node, "s3:ListBucket", BUCKET)
+    assert may(node, "s3:ListBucket", BUCKET, {"s3:prefix": "jobs/abcd2345/ckpt/"})
+    assert not may(node, "s3:ListBucket", BUCKET, {"s3:prefix": ""})
+    assert not may(node, "s3:ListBucket", BUCKET, {"s3:prefix": "stack/"})
+
+
+def test_a_machine_reports_through_the_url_only(node: str) -> None:
+    """Invoked directly, a request would say of itself who sent it (``reconcile/service/aws_lambda``)."""
+    assert may(node, "lambda:InvokeFunctionUrl", CALL, {"lambda:FunctionUrlAuthType": "AWS_IAM"})
+    assert may(node, "lambda:InvokeFunction", CALL, {"lambda:InvokedViaFunctionUrl": "true"})
+    assert not may(node, "lambda:InvokeFunction", CALL)
+    assert not may(node, "lambda:InvokeFunction", CALL, {"lambda:InvokedViaFunctionUrl": "false"})
+
+
+def test_a_machine_can_do_nothing_to_machines(node: str) -> None:
+    assert {action.partition(":")[0] for action in actions_of(node)} == {"lambda", "s3", "sts"}
+    assert not any("*" in action for action in actions_of(node))
+
+
+def test_machines_lend_jobs_the_role_that_the_stack_names_and_no_other(settings: Settings, node: str) -> None:
+    assert may(node, "sts:AssumeRole", "arn:aws:iam::123456789012:role/trainer")
+    assert not may(node, "sts:AssumeRole", "arn:aws:iam::123456789012:role/admin")
+    nobody = document(machine_rights(replace(settings, job_identity="")))
+    assert "sts:AssumeRole" not in actions_of(nobody)
+
+
+def test_jobs_are_given_the_secrets_that_are_named(settings: Settings) -> None:
+    policy = document(job_rights(settings))
+    secret = "arn:aws:secretsmanager:us-east-1:123456789012:secret:"  # noqa: S105
+    assert may(policy, "secretsmanager:GetSecretValue", f"{secret}huggingface-Ab12Cd")
+    assert not may(policy, "secretsmanager:GetSecretValue", f"{secret}payroll-Ab12Cd")
+    by_arn = document(job_rights(replace(settings, secrets=(f"{secret}x-Ab12Cd", f"{secret}hub-token"))))
+    for whole in ("x-Ab12Cd", "hub-token-Ab12Cd"):  # a name may end as if AWS's six characters were there
+        assert may(by_arn, "secretsmanager:GetSecretValue", f"{secret}{whole}")
+    assert not may(by_arn, "secretsmanager:GetSecretValue", f"{secret}hub-tokens-Ab12Cd")
+
+
+def test_a_submitter_creates_jobs_and_nothing_that_a_machine_runs_or_people_declare(settings: Settings) -> None:
+    policy, job, sha = document(submitter_rights(settings)), "abcd2345", "a" * 64
+    new, name, source = {"s3:if-none-match": "*"}, paths.name("vit"), paths.source(job, sha)
+    made = (
+        paths.spec(job),
+        paths.spec(job, sha),
+        paths.record(job),
+        paths.request(job, "1"),
+        paths.active(job),
+        name,
+        source,
+    )
+    for key in made:
+        assert may(policy, "s3:GetObject", f"{BUCKET}/{key}") and may(policy, "s3:PutObject", f"{BUCKET}/{key}", new), (
+            key
+        )
+        assert may(policy, "s3:PutObject", f"{BUCKET}/{key}") == (key == source), "a source goes up in parts"
+        assert may(policy, "s3:DeleteObject", f"{BUCKET}/{key}") == (key == name), key
+    for key in (paths.lease(job), paths.progress(job), f"{paths.facts(job)}x", f"{paths.ledger(job)}1",
+                paths.log(job, 0, 1), f"{paths.copies(job)}1-2/x", paths.STACK, paths.ALLOCATION, paths.DRAIN,
+                paths.bundle(sha), f"boot/{sha}.sh", paths.prices("burst"),
+                paths.static_hello("sk-a-floor-s0", "b"), paths.tomb(job), paths.quarantine(sha), "new"):  # fmt: skip
+        assert not may(policy, "s3:PutObject", f"{BUCKET}/{key}", new), key
+        assert not may(policy, "s3:DeleteObject", f"{BUCKET}/{key}"), key
+        assert may(policy, "s3:GetObject", f"{BUCKET}/{key}"), "status, report and logs read all of it"
+    assert may(policy, "s3:ListBucket", BUCKET) and not may(policy, "s3:ListBucket", "arn:aws:s3:::another")
+    assert may(policy, "lambda:InvokeFunctionUrl", CALL, {"lambda:FunctionUrlAuthType": "AWS_IAM"})
+    assert may(policy, "lambda:InvokeFunction", CALL, {"lambda:InvokedViaFunctionUrl": "true"})
+    assert not may(policy, "lambda:InvokeFunction", CALL), "invoked directly, a request would say who sent it"
+    assert {action.partition(":")[0] for action in actions_of(policy)} == {"lambda", "s3"}
+
+
+def test_a_customer_key_is_used_by_way_of_ec2_alone(settings: Settings) -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+    policy = document(function_rights(replace(settings, kms_key=key), SUBNETS, GROUP))
+    by_ec2 = {"kms:ViaService": "ec2.us-east-1.amazonaws.com"}
+    for action in ("Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext", "ReEncryptFrom", "ReEncryptTo"):
+        assert may(policy, f"kms:{action}", key, by_ec2)
+        assert not may(policy, f"kms:{action}", key) and not may(policy, f"kms:{action}", f"{key}0", by_ec2)
+    grant = {**by_ec2, "kms:GrantIsForAWSResource": "true"}
+    assert may(policy, "kms:CreateGrant", key, grant) and not may(policy, "kms:CreateGrant", key, by_ec2)
+
+
+# --- schedule, trust, bucket ------------------------------------------------------------------
+
+
+def test_the_schedule_may_tick(settings: Settings) -> None:
+    policy = document(clock_rights(settings))
+    assert actions_of(policy) == {"lambda:InvokeFunction", "sqs:SendMessage"}
+    assert may(policy, "lambda:InvokeFunction", CALL) and may(policy, "sqs:SendMessage", QUEUE)
+    assert not may(policy, "lambda:InvokeFunction", f"{CALL}-another")
+
+
+def test_each_role_is_one_services_own() -> None:
+    """The name of a machine's session is its id for as long as nobody but EC2 begins such a session."""
+    for service in ("ec2", "lambda"):
+        assert json.loads(document([trust(service)]))["Statement"] == [
+            {
+                "Sid": "Be",
+                "Effect": "Allow",
+                "Action": ["sts:AssumeRole"],
+                "Principal": {"Service": f"{service}.amazonaws.com"},
+            }
+        ]
+    clock = json.loads(document([trust("scheduler", "123456789012")]))["Statement"][0]
+    assert clock["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
+
+
+def test_nobody_speaks_to_the_bucket_in_the_open_or_writes_a_record_blindly(settings: Settings) -> None:
+    rules = document(bucket_rules(settings))
+    tls = {"aws:SecureTransport": "true"}
+    record = f"{BUCKET}/{paths.record('abcd2345')}"
+    assert denied(rules, Ask("s3:GetObject", f"{BUCKET}/stack/allocation", {"aws:SecureTransport": "false"}))
+    assert not denied(rules, Ask("s3:GetObject", f"{BUCKET}/stack/allocation", tls))
+    for key in (record, f"{BUCKET}/{paths.ALLOCATION}"):
+        assert denied(rules, Ask("s3:PutObject", key, tls))
+        assert not denied(rules, Ask("s3:PutObject", key, {**tls, "s3:if-match": "etag"}))
+        assert not denied(rules, Ask("s3:PutObject", key, {**tls, "s3:if-none-match": "*"}))
+    for mine in (paths.progress("abcd2345"), paths.output_file("abcd2345", 0, "rec")):
+        assert not denied(rules, Ask("s3:PutObject", f"{BUCKET}/{mine}", tls)), "no document of that kind"
+
+
+def test_policies_fit(settings: Settings) -> None:
+    """Of 50 pools in 6 zones. A role's inline policies may have 10,240 characters together, a bucket's 20,480."""
+    burst = next(pool for pool in settings.dynamic() if pool.name == "burst")
+    kinds = [replace(burst.machine, type=f"m7i-flex.{size}xlarge") for size in range(50)]
+    many = replace(settings, pools=tuple(replace(burst, name=f"p{i}", machine=kind) for i, kind in enumerate(kinds)))
+    subnets = [f"subnet-{i:017x}" for i in range(6)]
+    assert len(document(function_rights(many, subnets, "sg-0123456789abcdef0"))) <= 10_240
+    assert len(document(machine_rights(settings))) <= 10_240
+    assert len(document(bucket_rules(settings))) <= 20_480

@@ -1,0 +1,25 @@
+"""The wait for fresh rights: once where it is made, again where they change, and never in an `up` without a change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infra import shared
+from infra.shared import SettledProvider
+
+PROPS: dict[str, Any] = {"rights": ["bd roles/storage.objectViewer"], "seconds": 120}
+
+
+def test_it_waits_where_rights_are_fresh_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(shared.time, "sleep", waited.append)
+    provider = SettledProvider()
+    made = provider.create(PROPS)
+    assert waited == [120]
+    assert not provider.diff(made.id, PROPS, {**PROPS, "seconds": 90}).changes, "a patience is no right"
+    more = {**PROPS, "rights": [*PROPS["rights"], "fn look"]}
+    assert provider.diff(made.id, PROPS, more).changes
+    provider.update(made.id, PROPS, more)
+    assert waited == [120, 120]

@@ -1,0 +1,376 @@
+"""A wrong stack file is refused before anything is declared, with what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from infra import settings as package
+from infra.settings import aws, checks, gcp, model
+from infra.settings import pool as pool_model
+from infra.settings import read as reading
+from infra.settings.model import Settings
+from infra.settings.pool import Machine
+from infra.settings.read import from_config, parse
+from spotkeeper.contract.parse.problem import SpecError
+from spotkeeper.local.deploy.config import read_config
+from tests.infra.conftest import ROOT, STACKS
+from tests.infra.settings import reference, stackfiles
+
+
+def read(changes: dict[str, Any] | None = None, stack: str = "dev", project: str = "acme-train") -> Settings:
+    return stackfiles.read("gcp", changes, stack, project)
+
+
+def pool(**changes: Any) -> dict[str, Any]:
+    return {f"pools.1.{key.replace('__', '.')}": value for key, value in changes.items()}
+
+
+def test_all_problems_come_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        read({**pool(max_on_demand=9, disk__type="ssd"), "alerts.email": "x"})
+    assert len(caught.value.problems) == 3
+
+
+def test_a_field_of_a_wrong_type_hides_no_combination_that_cannot_work() -> None:
+    """Nor is anything said that follows only from its absence: nobody knows what it would have been."""
+    first = pool(max_on_demand=9) | {"pools.0.size": "two", "limits.lease_minutes": "long", "alerts.email": "x"}
+    with pytest.raises(SpecError) as caught:
+        read({**first, "bucket": {"on_destroy": 3}, "image": 7, "fallbak": {}}, stack="production")
+    assert sorted(found.path for found in caught.value.problems) == [
+        "alerts.email",
+        "bucket.on_destroy",
+        "fallbak",
+        "image",
+        "limits.lease_minutes",
+        "pools[0].size",
+        "pools[1].max_on_demand",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stack", "project", "message"),
+    [
+        ("Dev", "acme-train", 'stack: "Dev": want a letter'),
+        ("s" * 25, "acme-train", "stack:"),
+        ("dev", "", "gcp:project: missing, want the project's id"),
+        ("dev", "acme", 'gcp:project: "acme": is no project id'),
+        ("production", "acme-train", 'bucket.on_destroy: "delete": a destroy of production would lose data'),
+    ],
+)
+def test_stack_and_project_are_checked_too(stack: str, project: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(stack=stack, project=project)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_production_stack_needs_its_data_kept_or_a_clear_word() -> None:
+    kept = {"bucket.on_destroy": "protect", "pools.0.disk.on_destroy": "retain"}
+    assert read(kept, stack="prod-eu").bucket.on_destroy == "protect"
+    assert read({"allow_data_loss": True}, stack="prod-eu").allow_data_loss
+
+
+def test_zones_that_are_left_out_are_those_of_the_region() -> None:
+    settings = read()
+    assert settings.zones == ("us-east1-b", "us-east1-c", "us-east1-d")
+    assert settings.pools[1].zones == settings.zones
+    assert settings.pools[0].zones == ("us-east1-b",)
+
+
+def test_processes_per_node_follow_the_accelerators() -> None:
+    assert read(pool(machine__type="a2-highgpu-8g")).pools[1].machine.processes() == 8
+    assert read(pool(machine__type="n2-standard-8")).pools[1].machine.processes() == 1
+    assert read(pool(machine__nproc=3)).pools[1].machine.processes() == 3
+    added = {"type": "n1-standard-8", "accelerator": {"type": "nvidia-tesla-t4", "count": 4}}
+    assert read(pool(machine=added)).pools[1].machine.processes() == 4
+
+
+def test_added_accelerators_are_in_the_price() -> None:
+    added = {"type": "n1-standard-8", "accelerator": {"type": "nvidia-tesla-t4", "count": 2}}
+    price = read(pool(machine=added)).pools[1].price("us-east1-b")
+    assert price is not None and price.on_demand == pytest.approx(0.380 + 2 * 0.350)
+
+
+@pytest.mark.parametrize("name", ["local", "example-gcp", "example-aws"])
+def test_the_stack_files_of_the_checkout_are_right(name: str) -> None:
+    endpoint = "http://127.0.0.1:9" if name == "local" else None
+    settings = from_config(read_config(STACKS / f"Pulumi.{name}.yaml", endpoint), "demo")
+    assert [pool.kind for pool in settings.pools][:2] == ["static", "spot"]
+
+
+def test_the_example_stack_puts_one_kind_of_gpu_into_a_gang() -> None:
+    """A job takes nodes of every pool unless it names some."""
+    settings = from_config(read_config(STACKS / "Pulumi.example-gcp.yaml"), "demo")
+    assert len({pool.machine.type for pool in settings.pools}) == 1
+
+
+TOP = "config:\n  gcp:project: local\n  spotkeeper:cloud: gcp\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Pulumi.dev.yaml: empty, want a mapping with config"),
+        ("config: hello\n", 'Pulumi.dev.yaml:1: config: "hello": want a mapping of names to'),
+        ("config:\n\tgcp:project: local\n", "Pulumi.dev.yaml:2: a tab cannot indent YAML: use spaces"),
+        (TOP + "  gcp:project: other\n", 'Pulumi.dev.yaml:4: config["gcp:project"]: given twice (first in line 2)'),
+        (TOP + "  cloud: gcp\n", "Pulumi.dev.yaml: spotkeeper:cloud: given twice, with and without its namespace"),
+    ],
+)
+def test_a_file_that_is_no_stack_file_is_said_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "Pulumi.dev.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        read_config(file)
+    assert message in str(caught.value)
+
+
+def test_a_stack_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"Pulumi\.dev\.yaml: no such file"):
+        read_config(tmp_path / "Pulumi.dev.yaml")
+
+
+def test_a_key_without_namespace_is_the_projects_and_a_date_is_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "Pulumi.dev.yaml"
+    file.write_text("config:\n  region: us-east1\n  spotkeeper:labels: {since: 2026-01-01}\n")
+    config = read_config(file)
+    assert config["spotkeeper:region"] == "us-east1"
+    assert config["spotkeeper:labels"] == '{"since": "2026-01-01"}'
+
+
+def test_a_misspelt_namespace_is_told() -> None:
+    with pytest.raises(SpecError, match=r"spotkeper:limits: unknown key \(did you mean spotkeeper:limits\?\)"):
+        from_config({"spotkeper:limits": "{}"}, "dev")
+
+
+@pytest.mark.parametrize("written", ["gpc:project", "gcp:projct", "gcp:Project"])
+def test_a_misspelt_project_is_told(written: str) -> None:
+    config = {"spotkeeper:cloud": "gcp", written: "acme-train"}
+    with pytest.raises(SpecError, match=rf"{written}: unknown key \(did you mean gcp:project\?\)"):
+        from_config(config, "dev")
+
+
+@pytest.mark.parametrize("key", ["gcp:zone", "google-native:project", "aws:profile"])
+def test_a_providers_own_key_is_its_own(key: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        from_config({"spotkeeper:cloud": "gcp", "gcp:project": "acme-train", key: "x"}, "dev")
+    assert key not in str(caught.value)
+
+
+EMPTY = {
+    "region": "region: missing, want a text",
+    "image": "image: missing, want a text",
+    "limits": "limits: empty, want a mapping with lease_minutes, boot_deadline_s, max_run_hours, machines, ...",
+    "budget": "budget: empty, want a mapping with monthly, billing_account, currency, alert_at, or leave it out",
+}
+
+
+@pytest.mark.parametrize("key", EMPTY)
+def test_a_key_without_a_value_is_told_as_the_engine_and_as_a_reader_of_the_file_have_it(
+    key: str, tmp_path: Path
+) -> None:
+    """The engine hands over "" for it, whatever the key is."""
+    file = tmp_path / "Pulumi.dev.yaml"
+    file.write_text(f"config:\n  spotkeeper:{key}:\n")
+    assert read_config(file)[f"spotkeeper:{key}"] == ""
+    with pytest.raises(SpecError) as caught:
+        from_config(read_config(file), "dev")
+    assert EMPTY[key] in str(caught.value).splitlines()
+
+
+CAPS = ("pools.1.placement", "pools.1.max_on_demand", "limits.usd_per_hour", "limits.machines")
+
+
+@pytest.mark.parametrize("path", CAPS)
+def test_a_cap_without_a_value_is_no_missing_cap(path: str) -> None:
+    plain = stackfiles.plain("gcp", {path: "here"})
+    *parents, last = path.split(".")
+    at: Any = plain
+    for word in parents:
+        at = at[int(word) if word.isdigit() else word]
+    at[last] = None
+    with pytest.raises(SpecError, match=rf"{last}: empty, want .*, or leave it out\Z"):
+        parse(plain, stack="dev", project="acme-train")
+
+
+JUNK: tuple[Any, ...] = ([], {}, 0, -1, "x", 1e308, "\ud800", [None], {"": 1}, "::/0", 10**30, {"us-east1-b": {}})
+
+
+@pytest.mark.parametrize("cloud", ["gcp", "aws"])
+def test_whatever_a_field_holds_is_told_and_never_a_trace(cloud: str) -> None:
+    """Each field, and each mapping around fields, with some of what a slip of the hand can make of it."""
+    paths = {path[:end] for path, *_ in reference.rows() for end in (*_dots(path), len(path))}
+    for number, path in enumerate(sorted(paths)):
+        for junk in (JUNK[number % len(JUNK)], JUNK[(number + 5) % len(JUNK)]):
+            with contextlib.suppress(SpecError):  # some of it is right somewhere
+                stackfiles.read(cloud, {path.replace("pools[]", "pools.1"): junk})
+
+
+def _dots(path: str) -> list[int]:
+    return [at for at, letter in enumerate(path) if letter == "."]
+
+
+# --- both clouds -------------------------------------------------------------------------
+
+
+def test_what_is_left_out_is_filled_in_as_the_cloud_has_it() -> None:
+    on_gcp = stackfiles.read("gcp", {"limits.max_run_hours": 24, "pools.1.placement": {}})
+    on_aws = stackfiles.read("aws", {"pools.1.placement": {}})
+    for settings, disk, strategy in ((on_gcp, "pd-balanced", "compact"), (on_aws, "gp3", "cluster")):
+        static, spot = settings.pools
+        assert (static.disk.type, static.boot_disk.type, spot.disk.type, spot.boot_disk.type) == (disk,) * 4
+        assert spot.placement is not None and spot.placement.strategy == strategy
+        assert static.image == spot.image == settings.image
+        assert settings.network.cidr == model.OWN_RANGE
+    assert on_gcp.endpoints.compute == "https://compute.googleapis.com/compute/v1"
+    assert on_aws.endpoints.compute == "https://ec2.us-east-1.amazonaws.com"
+    assert (on_gcp.bucket_name(), on_aws.bucket_name()) == ("sk-acme-train-dev", "sk-123456789012-dev")
+    assert (on_gcp.pools[1].max_run_s(), on_gcp.pools[0].max_run_s()) == (86400, None), "static machines are always on"
+
+
+def test_a_pool_may_differ_from_its_stack() -> None:
+    image = "projects/acme-images/global/images/gpu-1"
+    changes = {"limits.max_run_hours": 24, "pools.1.max_run_hours": 6, "pools.1.image": image}
+    static, spot = stackfiles.read("gcp", changes).pools
+    assert (spot.max_run_s(), spot.image) == (6 * 3600, image)
+    assert static.image != image
+
+
+def test_an_existing_network_is_given_no_range() -> None:
+    for network in (
+        {"from_stack": "acme/net/prod"},
+        {
+            "vpc": "projects/acme-net/global/networks/shared",
+            "subnets": {"us-east1": "projects/acme-net/regions/us-east1/subnetworks/train"},
+        },
+    ):
+        settings = stackfiles.read("gcp", {"network": network})
+        assert settings.network.exists() and settings.network.cidr == ""
+
+
+@pytest.mark.parametrize("cloud", ["gcp", "aws"])
+def test_a_region_beside_ours_must_be_the_same(cloud: str) -> None:
+    """A provider's own region would be where it makes what names none."""
+    plain = {f"spotkeeper:{key}": value for key, value in stackfiles.plain(cloud).items()}
+    config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in plain.items()}
+    config |= {"gcp:project": "acme-train", f"{cloud}:region": config["spotkeeper:region"]}
+    assert from_config(config, "dev").cloud == cloud
+    with pytest.raises(SpecError, match=rf'{cloud}:region: "elsewhere": differs from spotkeeper:region: leave it out'):
+        from_config({**config, f"{cloud}:region": "elsewhere"}, "dev")
+
+
+def test_texts_are_not_read_as_json() -> None:
+    """An account's number, as Pulumi hands it over, is a text like any other."""
+    plain = {f"spotkeeper:{key}": value for key, value in stackfiles.plain("aws").items()}
+    config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in plain.items()}
+    assert from_config(config, "dev").account == "123456789012"
+
+
+# --- the model, and what is made from it -------------------------------------------------
+
+
+def structs() -> list[type[msgspec.Struct]]:
+    found = [one for module in (model, pool_model) for one in vars(module).values()]
+    mine = [one for one in found if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+    return list(dict.fromkeys(one for one in mine if one.__module__.startswith(package.__name__)))
+
+
+def attributes(cloud: str) -> set[str]:
+    """Every attribute that the cloud's program reads of anything."""
+    files = [
+        *(ROOT / "infra").glob("*.py"),
+        *(ROOT / "infra" / cloud).glob("*.py"),
+        *(ROOT / "infra/drain").glob("*.py"),
+    ]
+    files += [Path(module.__file__ or "") for module in (checks, reading, model, pool_model)]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize(
+    ("cloud", "refused"),
+    [("gcp", gcp.OF_AWS | gcp.POOL_OF_AWS), ("aws", aws.OF_GCP | aws.POOL_OF_GCP)],
+)
+def test_a_field_is_read_by_the_clouds_program_or_refused_on_that_cloud(cloud: str, refused: dict[str, Any]) -> None:
+    """A field that nobody reads would be a promise that nobody keeps."""
+    read = attributes(cloud)
+    silent = {name for struct in structs() for name in struct.__struct_fields__ if name not in read}
+    assert silent <= {path.rsplit(".", 1)[-1] for path in refused}
+
+
+@pytest.mark.parametrize(
+    ("other", "refused"), [("aws", gcp.OF_AWS | gcp.POOL_OF_AWS), ("gcp", aws.OF_GCP | aws.POOL_OF_GCP)]
+)
+def test_what_one_cloud_refuses_says_so_in_its_words(other: str, refused: dict[str, Any]) -> None:
+    words = {path.removeprefix("pools[]."): words for path, _, _, words in reference.rows()}
+    for path in refused:
+        of_it = [text for name, text in words.items() if name == path or name.startswith(f"{path}.")]
+        assert of_it and all(text.startswith(f"{other}: ") for text in of_it), path
+
+
+def test_machines_that_boot_slowly_are_given_longer() -> None:
+    assert stackfiles.read("gcp").boot_deadline_s() == 480
+    assert stackfiles.read("aws").boot_deadline_s() == 900, "its burst is of p4d.24xlarge"
+    assert stackfiles.read("aws", {"limits.boot_deadline_s": 300}).boot_deadline_s() == 300
+    assert stackfiles.read("aws", {"pools.1.machine": {"type": "g5.xlarge"}}).boot_deadline_s() == 480
+    slow = [kind for kind in ("p5.48xlarge", "p6-b300.48xlarge", "trn1.32xlarge", "g6.xlarge", "n1-standard-8")
+            if Machine(kind).boots_slowly()]  # fmt: skip
+    assert slow == ["p5.48xlarge", "p6-b300.48xlarge", "trn1.32xlarge"]
+
+
+def test_the_page_for_operators_has_every_field() -> None:
+    """Changed a field? `python -m tests.infra.settings.reference` writes the table anew."""
+    assert reference.written(reference.PAGE.read_text()) == reference.table()
+
+
+def test_the_projects_file_knows_every_key_and_no_other() -> None:
+    """Pulumi takes what is not in it, but shows no description of it, and `pulumi config set` no type."""
+    project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    fields = {field.encode_name: field for field in msgspec.inspect.type_info(Settings).fields}
+    assert project.keys() == fields.keys() - {"stack", "project"}
+    required = {name for name in fields if fields[name].required and name not in ("stack", "project")}
+    assert {key for key, known in project.items() if "must be set" in known.get("description", "")} == required
+    assert all(project[key]["default"] == type(project[key]["default"])() for key in required)
+
+
+@pytest.mark.parametrize("key", ["cloud", "region", "image", "pools"])
+def test_a_key_that_must_be_set_and_is_spelt_wrong_is_told_as_the_one_that_is_meant(key: str) -> None:
+    """The engine hands over its empty default beside it."""
+    flat = read_config(ROOT / "infra/stacks/Pulumi.example-gcp.yaml")
+    empty = "[]" if key == "pools" else ""
+    with pytest.raises(SpecError) as caught:
+        from_config({**flat, f"spotkeeper:{key}": empty, f"spotkeeper:{key}x": flat[f"spotkeeper:{key}"]}, "demo")
+    assert [f"{found.path}: {found.message}" for found in caught.value.problems] == [f"{key}x: unknown key"]
+    with pytest.raises(SpecError, match=f"{key}: missing, want "):
+        from_config({**flat, f"spotkeeper:{key}": empty}, "demo")
+
+
+def test_no_key_that_is_refused_with_a_reason_is_one_of_ours() -> None:
+    ours = {name for struct in structs() if struct is not pool_model.Accelerator for name in struct.__struct_fields__}
+    assert not checks.ELSEWHERE.keys() & ours
+
+
+def test_settings_import_neither_pulumi_nor_a_cloud() -> None:
+    program = "import sys, infra.settings.read; print(sorted({m.split('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(ast.literal_eval(done.stdout))
+    assert "infra" in loaded
+    assert not loaded & {"pulumi", "pulumi_gcp", "pulumi_aws", "boto3", "obstore", "requests", "torch", "jinja2"}
+
+
+@pytest.mark.parametrize("kind", ["a4-highgpu-8g", "a3-ultragpu-8g", "n4-standard-8", "c4-standard-8"])
+def test_a_machine_that_has_hyperdisk_alone_gets_it(kind: str) -> None:
+    prices = {"us-east1-b": {"on-demand": 9.0, "spot": 3.0}}
+    made = read(pool(machine={"type": kind}, zones=["us-east1-b"], prices=prices)).pools[1]
+    assert {made.disk.type, made.boot_disk.type} == {"hyperdisk-balanced"}
+    other = read(pool(machine={"type": "c3-standard-8"})).pools[1]
+    assert {other.disk.type, other.boot_disk.type} == {"pd-balanced"}

@@ -1,0 +1,81 @@
+"""Two processes in one folder: the second one gets an error that names the first, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotkeeper.cli.main import run
+from spotkeeper.local.demo.__main__ import main
+from spotkeeper.local.lifecycle.folder import BusyError, only_one
+
+HOLD = """
+import sys
+from pathlib import Path
+from spotkeeper.local.lifecycle.folder import only_one
+with only_one(Path(sys.argv[1]), "the first", ""):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_second_demo_says_who_runs_and_leaves_the_firsts_cloud_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "demo"
+    (folder / "cloud").mkdir(parents=True)
+    (folder / "cloud" / "cloud.json").write_text("the first's")
+    with only_one(folder, "make demo", ""):
+        before = files(tmp_path)
+        assert main(["--folder", str(folder)]) == 2
+        assert files(tmp_path) == before
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"(pid {os.getpid()})" in said
+    assert f"kill {os.getpid()}" in said
+    assert "make demo ARGS=--folder=" in said
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_local_up_and_down_refuse_beside_another(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "local"
+    folder.mkdir()
+    if command == "down":
+        monkeypatch.setattr(
+            "spotkeeper.cli.local.localcloud.attach", lambda folder: type("Cloud", (), {"folder": folder})
+        )
+    with only_one(folder, "spotkeeper local up", ""):
+        assert run(["local", command, "--folder", str(folder)]) == 4
+    assert f"spotkeeper local up is at work in {folder} (pid {os.getpid()})" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+def test_the_lock_outlives_the_folder_and_ends_with_its_holder(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        folder.mkdir()
+        folder.rmdir()
+        with (
+            pytest.raises(BusyError, match=rf"the first is at work in .* \(pid {first.pid}\)"),
+            only_one(folder, "", ""),
+        ):
+            pass
+    finally:
+        first.kill()
+        first.communicate()
+    with only_one(folder, "the next", ""):
+        assert (tmp_path / "demo.lock").read_text().split()[0] == str(os.getpid())

@@ -1,0 +1,675 @@
+"""The EC2 adapter over HTTP against the strict stand-in, which botocore's own service model judges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.clock import Clock
+from spotkeeper.contract import names
+from spotkeeper.contract.cloud import (
+    Action,
+    AttachDisk,
+    CreateDisk,
+    CreateSnapshot,
+    DeleteDisk,
+    DeleteSnapshot,
+    DeleteVm,
+    DetachDisk,
+    InsertVm,
+    ResultKind,
+    VmStatus,
+)
+from spotkeeper.contract.market import Chances, Guess, PriceRun
+from spotkeeper.contract.stack import Interface, Model
+from spotkeeper.reconcile.clouds.ec2 import api, errors
+from spotkeeper.reconcile.clouds.ec2.api import Api
+from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
+from spotkeeper.reconcile.clouds.ec2.errors import classify, detail_of
+from spotkeeper.reconcile.clouds.ec2.listing import PAGE
+from tests.reconcile.clouds.ec2.region import JOB, POOL, STACK, UID, A, B, Region, insert, region
+from tests.reconcile.clouds.ec2.standin import protocol
+from tests.reconcile.clouds.ec2.standin.site import Delays, Fault
+from tests.reconcile.clouds.ec2.standin.things import Snapshot, Vol, Volume
+from tests.reconcile.clouds.gce.test_gce import silent_server
+
+DISK = names.disk_name("demo", JOB, 0, 1)
+COPY = names.disk_name("demo", JOB, 0, 2)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Region]:
+    with region(monkeypatch) as found:
+        yield found
+
+
+class TestLaunches:
+    def test_a_launch_says_all_that_differs_from_its_template(self, here: Region) -> None:
+        vm = here.machine(node=7, attempt=3)
+        (asked,) = here.asked("RunInstances")
+        key = names.idempotency_key(UID, "insert", 7, 3, A)
+        assert (asked["ClientToken"], asked["MinCount"], asked["MaxCount"]) == (key, 1, 1)
+        assert asked["LaunchTemplate"] == {"LaunchTemplateId": "lt-spot", "Version": "3"}
+        assert asked["Placement"] == {"AvailabilityZone": A, "GroupName": "sk-demo-gpu-a"}
+        assert asked["SubnetId"] == "subnet-a"
+        assert set(asked) == {
+            "ClientToken",
+            "LaunchTemplate",
+            "MaxCount",
+            "MinCount",
+            "Placement",
+            "SubnetId",
+            "TagSpecifications",
+        }
+        ours = {
+            "Name": "sk-demo-abcd2345-n0007-a3",
+            "sk-stack": "demo",
+            "sk-pool": "gpu",
+            "sk-job": JOB,
+            "sk-node": "7",
+            "sk-attempt": "3",
+        }
+        instance = here.instance(vm)
+        assert instance.tags == {**POOL.tags, **ours}, "complete from the start: an agent reads them"
+        assert instance.boot == dict.fromkeys(("volume", "network-interface", "spot-instances-request"), ours)
+        assert (vm.name, vm.uid, vm.zone, vm.status) == (ours["Name"], instance.id, A, VmStatus.RUNNING)
+        assert (vm.pool, vm.job, vm.node, vm.attempt, vm.model) == ("gpu", JOB, 7, 3, Model.SPOT)
+        assert vm.address == instance.address and vm.created == instance.launched
+
+    def test_on_demand_has_its_own_template_and_no_spot_request(self, here: Region) -> None:
+        vm = here.machine(model=Model.ON_DEMAND, zone=B)
+        assert vm.model is Model.ON_DEMAND and vm.zone == B
+        assert set(here.instance(vm).boot) == {"volume", "network-interface"}
+        assert here.asked("RunInstances")[0]["Placement"] == {"AvailabilityZone": B}, "no group is declared there"
+
+    def test_network_cards_name_the_subnet_and_groups_themselves(self, here: Region) -> None:
+        """EC2 refuses a subnet beside interfaces, and so does the stand-in."""
+        cards = tuple(Interface(n, 0 if n == 0 else 1, "efa" if n == 0 else "efa-only") for n in range(4))
+        pool = replace(
+            POOL,
+            interfaces=cards,
+            security_groups=("sg-1",),
+            templates={"on-demand": "lt-efa"},
+            template_versions={"on-demand": "1"},
+        )
+        ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
+        assert ec2.perform(insert(model=Model.ON_DEMAND), 30).kind is ResultKind.ACCEPTED
+        (asked,) = here.asked("RunInstances")
+        assert "SubnetId" not in asked
+        nics = asked["NetworkInterfaces"]
+        assert isinstance(nics, list) and [nic["NetworkCardIndex"] for nic in nics] == [0, 1, 2, 3]
+        assert nics[3] == {
+            "NetworkCardIndex": 3,
+            "DeviceIndex": 1,
+            "InterfaceType": "efa-only",
+            "SubnetId": "subnet-a",
+            "Groups": ["sg-1"],
+            "DeleteOnTermination": True,
+        }
+
+    @pytest.mark.parametrize("change", [{"pool": "none"}, {"pool": "floor"}])
+    def test_what_no_template_offers_is_not_asked_for(self, here: Region, change: dict[str, str]) -> None:
+        assert here.kind(replace(insert(), **change)) is ResultKind.PERMANENT
+        assert not here.service.asked
+
+    def test_one_token_is_one_machine(self, here: Region) -> None:
+        assert [here.kind(insert()) for _ in range(3)] == [ResultKind.ACCEPTED] * 3
+        assert len(here.site.instances) == 1
+        assert here.kind(insert(attempt=2)) is ResultKind.ACCEPTED
+        assert len(here.site.instances) == 2
+
+    def test_another_request_under_a_token_is_no_machine_of_this_attempt(self, here: Region) -> None:
+        """A template that was declared anew between two rounds: the attempt is given up, not the job."""
+        here.kind(insert())
+        pool = replace(POOL, template_versions={"spot": "2", "on-demand": "1"})
+        ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
+        here.site.templates["lt-spot"].versions["2"] = here.site.templates["lt-spot"].versions["3"]
+        result = ec2.perform(insert(), 30)
+        assert result.kind is ResultKind.DEAD_KEY and "IdempotentParameterMismatch" in result.detail
+
+    @pytest.mark.parametrize("strict", [False, True])
+    @pytest.mark.parametrize("later_s", [0.0, 30.0, 7200.0])
+    def test_a_token_whose_machine_is_gone_is_dead(self, here: Region, strict: bool, later_s: float) -> None:
+        """While it goes, when it is gone, and when EC2 lists it no more."""
+        here.site.strict_tokens = strict
+        vm = here.machine()
+        here.kind(DeleteVm(vm.name, vm.uid, A))
+        here.pass_(later_s)
+        assert here.kind(insert()) is ResultKind.DEAD_KEY
+
+    def test_a_lost_answer_is_asked_for_again_under_the_same_token(self, here: Region) -> None:
+        here.site.faults.append(Fault("RunInstances", done=True))
+        assert here.kind(insert()) is ResultKind.ACCEPTED
+        assert len(here.asked("RunInstances")) == 2 and len(here.site.instances) == 1
+        here.site.faults.append(Fault("RunInstances", "InternalError", 500))
+        assert here.kind(insert(node=1)) is ResultKind.ACCEPTED
+        assert len(here.site.instances) == 2
+
+    def test_what_stays_lost_is_ambiguous_and_a_refusal_is_not_repeated(self, here: Region) -> None:
+        here.site.faults.append(Fault("RunInstances", times=2))
+        assert here.kind(insert()) is ResultKind.AMBIGUOUS
+        here.site.faults.append(Fault("RunInstances", "InsufficientInstanceCapacity", 500))
+        before = len(here.asked("RunInstances"))
+        assert here.kind(insert()) is ResultKind.CAPACITY, "though it is an HTTP 500"
+        assert len(here.asked("RunInstances")) == before + 1
+
+    def test_capacity_is_by_zone_and_quotas_by_model(self, here: Region) -> None:
+        here.site.market.capacity = lambda zone, spot: 0 if zone == A else None
+        assert here.kind(insert()) is ResultKind.CAPACITY
+        assert here.kind(insert(zone=B)) is ResultKind.ACCEPTED
+        here.site.market.spot_quota, here.site.market.on_demand_quota = 1, 0
+        assert here.kind(insert(node=1, zone=B)) is ResultKind.QUOTA
+        assert here.kind(insert(node=2, zone=B, model=Model.ON_DEMAND)) is ResultKind.QUOTA
+
+    def test_a_launch_that_fails_later_is_told_by_the_listing(self, here: Region) -> None:
+        here.kind(insert())
+        (instance,) = here.site.instances.values()
+        here.site.fail(instance, "Client.InternalError", "Client.InternalError: Client error on launch")
+        listing = here.look()
+        (result,) = listing.results
+        assert listing.vms == () and result.kind is ResultKind.PERMANENT and "on launch" in result.detail
+        assert "kms_key" in result.detail
+        assert result.action == replace(insert(), uid="") and result.at == instance.launched
+
+    def test_an_interruption_is_no_word_about_a_launch(self, here: Region) -> None:
+        vm = here.machine()
+        here.site.interrupt(here.instance(vm), 0.0)
+        here.engine.run(here.engine.t + 60.0)
+        listing = here.look()
+        assert listing.vms == () and listing.results == ()
+
+    def test_a_placement_group_that_up_has_just_made_holds_no_job(self, here: Region) -> None:
+        here.site.groups.clear()
+        result = here.do(insert())
+        assert result.kind is ResultKind.THROTTLED and "InvalidPlacementGroup.Unknown" in result.detail
+        here.site.groups.add("sk-demo-gpu-a")
+        assert here.kind(insert()) is ResultKind.ACCEPTED
+
+    def test_spot_in_an_account_without_its_role_says_which_command_makes_it(self, here: Region) -> None:
+        here.site.spot_role = False
+        assert here.kind(insert(model=Model.ON_DEMAND)) is ResultKind.ACCEPTED
+        result = here.do(insert(node=1))
+        assert result.kind is ResultKind.PERMANENT
+        assert "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com" in result.detail
+
+    def test_launches_meet_ec2s_own_bucket(self, here: Region) -> None:
+        kinds = [here.kind(insert(node=node)) for node in range(7)]
+        assert kinds == [ResultKind.ACCEPTED] * 5 + [ResultKind.THROTTLED] * 2
+        here.pass_(1.0)
+        assert here.kind(insert(node=6)) is ResultKind.ACCEPTED
+
+
+class TestDisks:
+    def test_a_disk_is_made_once_and_known_by_name(self, here: Region) -> None:
+        disk = here.disk()
+        assert (disk.name, disk.zone, disk.job, disk.node, disk.number) == (DISK, A, JOB, 0, 1)
+        assert disk.ready and disk.users == ()
+        assert here.kind(CreateDisk(JOB, UID, 0, 1, "gpu", A)) is ResultKind.ACCEPTED
+        assert len(here.site.volumes) == 1
+        asked = here.asked("CreateVolume")[0]
+        assert (asked["Size"], asked["VolumeType"], asked["Encrypted"], asked["AvailabilityZone"]) == (
+            50,
+            "gp3",
+            True,
+            A,
+        )
+        assert asked["ClientToken"] == names.idempotency_key(UID, "disk", 0, 1, A)
+        (volume,) = here.site.volumes.values()
+        assert volume.tags == {"Name": DISK, "sk-stack": "demo", "sk-pool": "gpu", "sk-job": JOB, "sk-node": "0"}
+
+    def test_a_pools_own_speed_and_key(self, here: Region) -> None:
+        pool = replace(POOL, disk_iops=6000, disk_mbps=500, disk_key="arn:aws:kms:k")
+        ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
+        assert ec2.perform(CreateDisk(JOB, UID, 0, 1, "gpu", A), 30).kind is ResultKind.ACCEPTED
+        (asked,) = here.asked("CreateVolume")
+        assert (asked["Iops"], asked["Throughput"], asked["KmsKeyId"]) == (6000, 500, "arn:aws:kms:k")
+
+    def test_it_is_attached_late_and_to_one_machine(self, here: Region) -> None:
+        disk = here.disk()
+        here.kind(insert())
+        (instance,) = here.site.instances.values()
+        attach = AttachDisk(DISK, names.vm_name("demo", JOB, 0, 1), instance.id, A)
+        assert here.kind(attach) is ResultKind.IN_USE, "not before it runs"
+        listing = here.pass_(6.0)
+        vm = listing.vms[0]
+        assert here.kind(attach) is ResultKind.ACCEPTED
+        listing = here.look()
+        assert listing.disks[0].users == (vm.name,) and listing.vms[0].disks == (DISK,), "held from the first moment"
+        other = here.machine(node=1)
+        assert here.kind(AttachDisk(disk.name, other.name, other.uid, A)) is ResultKind.IN_USE, "one writer"
+        assert here.kind(DeleteDisk(DISK, A)) is ResultKind.IN_USE
+        assert here.kind(DetachDisk(DISK, other.name, other.uid, A)) is ResultKind.ACCEPTED, "it was not attached there"
+        assert here.look().disks[0].users == (vm.name,)
+        assert here.kind(DetachDisk(DISK, vm.name, vm.uid, A)) is ResultKind.ACCEPTED
+        assert here.look().disks[0].users == (vm.name,), "until it is off"
+        assert here.pass_(3.0).disks[0].users == ()
+        assert here.kind(DetachDisk(DISK, vm.name, vm.uid, A)) is ResultKind.ACCEPTED, "is off"
+        assert all("Force" not in asked for asked in here.asked("DetachVolume"))
+        assert here.kind(DeleteDisk(DISK, A)) is ResultKind.ACCEPTED
+        assert here.look().disks == ()
+        assert here.kind(DeleteDisk(DISK, A)) is ResultKind.ACCEPTED, "was gone"
+
+    def test_a_machine_that_goes_holds_its_disk_until_it_is_gone(self, here: Region) -> None:
+        here.disk()
+        vm = here.machine()
+        here.kind(AttachDisk(DISK, vm.name, vm.uid, A))
+        here.pass_(3.0)
+        assert here.kind(DeleteVm(vm.name, vm.uid, A)) is ResultKind.ACCEPTED
+        listing = here.look()
+        assert listing.vms[0].status is VmStatus.STOPPING and listing.disks[0].users == (vm.name,)
+        assert here.kind(DeleteVm(vm.name, vm.uid, A)) is ResultKind.ACCEPTED
+        listing = here.pass_(25.0)
+        assert listing.vms == () and listing.disks[0].users == ()
+
+    def test_another_zones_machine_cannot_have_it(self, here: Region) -> None:
+        here.disk()
+        vm = here.machine(zone=B)
+        result = here.do(AttachDisk(DISK, vm.name, vm.uid, A))
+        assert result.kind is ResultKind.PERMANENT and "ZoneMismatch" in result.detail
+
+    def test_a_token_whose_disk_is_gone_is_dead_when_that_is_sure(self, here: Region) -> None:
+        """A number is burnt for a proof only: there may be data under it."""
+        here.disk()
+        (volume,) = here.site.volumes.values()
+        here.site.drop_volume(volume)
+        again = CreateDisk(JOB, UID, 0, 1, "gpu", A)
+        assert here.kind(again) is ResultKind.ACCEPTED, "it may only not be visible yet"
+        here.pass_(300.0)
+        assert here.kind(again) is ResultKind.DEAD_KEY
+        here.site.faults.append(Fault("DescribeVolumes", "RequestLimitExceeded", 503))
+        assert here.kind(again) is ResultKind.THROTTLED, "nothing is proven"
+
+    def test_a_disk_that_failed_is_removed_and_its_number_burnt(self, here: Region) -> None:
+        here.kind(CreateDisk(JOB, UID, 0, 1, "gpu", A))
+        (volume,) = here.site.volumes.values()
+        volume.state = Vol.ERROR
+        assert here.look().disks == ()
+        assert here.kind(CreateDisk(JOB, UID, 0, 1, "gpu", A)) is ResultKind.DEAD_KEY
+        assert not here.site.volumes
+
+    def test_another_size_under_its_token(self, here: Region) -> None:
+        """A pool that was declared anew: a disk that is there, with its data, is what was wanted."""
+        again = CreateDisk(JOB, UID, 0, 1, "gpu", A)
+        here.disk()
+        ec2 = open_ec2(replace(STACK, pools=(replace(POOL, disk_gb=99),)), here.engine, here.endpoint)  # type: ignore[arg-type]
+        assert ec2.perform(again, 30).kind is ResultKind.ACCEPTED
+        (volume,) = here.site.volumes.values()
+        here.site.drop_volume(volume)
+        assert ec2.perform(again, 30).kind is ResultKind.DEAD_KEY
+
+    def test_a_zone_move_by_snapshot(self, here: Region) -> None:
+        here.disk()
+        (source,) = here.site.volumes.values()
+        source.contents = "trained"
+        shot = CreateSnapshot(JOB, UID, 0, 1, A, 2)
+        assert here.kind(shot) is ResultKind.ACCEPTED
+        assert here.kind(shot) is ResultKind.ACCEPTED and len(here.site.snapshots) == 1, "a snapshot has no token"
+        listing = here.look()
+        (seen,) = listing.snapshots
+        assert (seen.name, seen.job, seen.node, seen.number, seen.ready) == (COPY, JOB, 0, 2, False)
+        fill = CreateDisk(JOB, UID, 0, 2, "gpu", B, snapshot=COPY)
+        assert here.kind(fill) is ResultKind.IN_USE, "it takes time"
+        assert here.pass_(31.0).snapshots[0].ready
+        assert here.kind(fill) is ResultKind.ACCEPTED
+        listing = here.pass_(3.0)
+        there = next(disk for disk in listing.disks if disk.zone == B)
+        assert (there.name, there.number, there.ready) == (COPY, 2, True)
+        assert next(v for v in here.site.volumes.values() if v.zone == B).contents == "trained"
+        assert (
+            here.kind(DeleteDisk(DISK, A)) is ResultKind.ACCEPTED
+            and here.kind(DeleteSnapshot(COPY)) is ResultKind.ACCEPTED
+        )
+        listing = here.look()
+        assert [disk.zone for disk in listing.disks] == [B] and listing.snapshots == ()
+        assert here.kind(DeleteSnapshot(COPY)) is ResultKind.ACCEPTED
+
+    def test_of_two_snapshots_of_one_name_the_first_counts_and_both_go(self, here: Region) -> None:
+        """Two rounds at once may make one each."""
+        here.disk()
+        here.kind(CreateSnapshot(JOB, UID, 0, 1, A, 2))
+        here.pass_(31.0)
+        (first,) = here.site.snapshots.values()
+        here.site.add_snapshot(Snapshot("snap-0ff", first.volume, 50, dict(first.tags), here.engine.t, 0.0))
+        listing = here.look()
+        assert len(listing.snapshots) == 1 and listing.snapshots[0].ready
+        here.kind(CreateDisk(JOB, UID, 0, 2, "gpu", B, snapshot=COPY))
+        assert here.asked("CreateVolume")[-1]["SnapshotId"] == first.id
+        here.kind(DeleteSnapshot(COPY))
+        assert not here.site.snapshots
+
+    def test_a_snapshot_that_failed_is_made_again(self, here: Region) -> None:
+        here.disk()
+        here.kind(CreateSnapshot(JOB, UID, 0, 1, A, 2))
+        (failed,) = here.site.snapshots.values()
+        failed.state = "error"
+        assert here.look().snapshots == ()
+        here.pass_(20.0)
+        assert here.kind(CreateSnapshot(JOB, UID, 0, 1, A, 2)) is ResultKind.ACCEPTED
+        assert [shot.state for shot in here.site.snapshots.values()] == ["pending"]
+
+    def test_what_is_not_visible_yet_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with region(monkeypatch, delays=Delays(seen=(5.0, 5.0))) as here:
+            assert here.kind(insert()) is ResultKind.ACCEPTED
+            (instance,) = here.site.instances.values()
+            assert here.look().vms == ()
+            assert here.kind(insert()) is ResultKind.ACCEPTED and len(here.site.instances) == 1
+            assert here.kind(AttachDisk(DISK, "vm", instance.id, A)) is ResultKind.IN_USE
+            here.kind(CreateDisk(JOB, UID, 0, 1, "gpu", A))
+            assert here.kind(AttachDisk(DISK, "vm", instance.id, A)) is ResultKind.IN_USE
+            assert len(here.pass_(6.0).vms) == 1
+
+
+class TestListing:
+    def test_all_zones_in_one_question_each(self, here: Region) -> None:
+        here.machine()
+        here.machine(node=1, zone=B)
+        here.service.asked.clear()
+        listing = here.look()
+        assert {vm.zone for vm in listing.vms} == {A, B} == listing.answered
+        assert sorted(name for name, _ in here.service.asked) == [
+            "DescribeInstances",
+            "DescribeSnapshots",
+            "DescribeVolumes",
+        ]
+        for _, asked in here.service.asked:
+            assert asked["Filters"] == [{"Name": "tag:sk-stack", "Values": ["demo"]}] and asked["MaxResults"] == PAGE
+
+    def test_all_pages_are_read(self, here: Region) -> None:
+        here.site.throttling = False
+        for node in range(7):
+            here.kind(insert(node=node))
+        here.service.pages = 3
+        assert len(here.look().vms) == 7
+
+    def test_an_outage_of_a_zone_hides_that_zone_only(self, here: Region) -> None:
+        here.machine()
+        here.machine(node=1, zone=B)
+        here.site.dark = {B}
+        listing = here.look()
+        assert listing.answered == {A} and [vm.zone for vm in listing.vms] == [A]
+        assert here.kind(insert(node=2, zone=B)) is ResultKind.AMBIGUOUS
+        here.site.dark = {A, B}
+        assert here.look().answered == frozenset()
+        here.site.dark = set()
+        assert len(here.look().vms) == 2
+
+    @pytest.mark.parametrize("operation", ["DescribeInstances", "DescribeVolumes"])
+    def test_a_throttled_look_is_not_made_worse(self, here: Region, operation: str) -> None:
+        here.machine()
+        here.site.faults.append(Fault(operation, "RequestLimitExceeded", 503, times=9))
+        here.service.asked.clear()
+        assert here.look().answered == frozenset()
+        assert len(here.asked(operation)) == 1
+
+    def test_snapshots_that_cannot_be_seen_blind_the_look(self, here: Region) -> None:
+        here.machine()
+        here.site.faults.append(Fault("DescribeSnapshots", "InternalError", 500, times=9))
+        assert here.look().answered == frozenset()
+
+    def test_a_static_node_and_strangers(self, here: Region) -> None:
+        machine = here.static_machine()
+        here.machine()
+        stranger = here.instance(here.machine(node=1))
+        stranger.tags["sk-node"] = "4"  # its name says another
+        other = here.instance(here.machine(node=2))
+        other.tags["sk-stack"] = "other"
+        static, ours = sorted(here.look().vms, key=lambda vm: vm.job)
+        assert (static.name, static.job, static.model, static.pool) == ("sk-demo-floor-s0", "", Model.STATIC, "floor")
+        assert static.uid == machine.id and ours.node == 0
+
+    def test_boot_volumes_and_the_floors_disks_are_no_rank_disks(self, here: Region) -> None:
+        here.disk()
+        (mine,) = here.site.volumes.values()
+        for name in ("sk-demo-abcd2345-n0000-a1", "sk-demo-floor-s0-data", "x"):
+            here.site.add_volume(
+                Volume(here.site.id("vol"), A, 8, "gp3", {**mine.tags, "Name": name}, "", here.engine.t, 0.0)
+            )
+        assert [disk.name for disk in here.pass_(5.0).disks] == [DISK]
+
+    def test_a_holder_that_nobody_lists_holds_all_the_same(self, here: Region) -> None:
+        here.disk()
+        vm = here.machine()
+        here.kind(AttachDisk(DISK, vm.name, vm.uid, A))
+        here.instance(vm).tags.clear()
+        listing = here.look()
+        assert listing.vms == () and listing.disks[0].users == (vm.uid,)
+
+    def test_a_look_from_behind_is_no_loss(self, here: Region) -> None:
+        """Listings are eventually consistent: who was there and is not, and is not dead, is asked for by its id."""
+        vm = here.machine()
+        real = here.service._verbs["DescribeInstances"]
+
+        def behind(params: dict[str, object]) -> dict[str, object]:
+            by_id = params["Filters"][0]["Name"] == "instance-id"  # type: ignore[index]
+            return real(params) if by_id else {"Reservations": []}
+
+        here.service._verbs["DescribeInstances"] = behind
+        assert [one.uid for one in here.look().vms] == [vm.uid]
+        assert [one.uid for one in here.look().vms] == [vm.uid]
+        here.site.end(here.instance(vm))
+        assert here.look().vms == ()
+
+    @pytest.mark.parametrize(
+        ("state", "status"),
+        [
+            ("pending", VmStatus.PENDING),
+            ("running", VmStatus.RUNNING),
+            ("shutting-down", VmStatus.STOPPING),
+            ("stopping", VmStatus.STOPPING),
+            ("stopped", VmStatus.DEAD),
+            ("new-word", VmStatus.PENDING),
+        ],
+    )
+    def test_states(self, state: str, status: VmStatus) -> None:
+        from spotkeeper.reconcile.clouds.ec2.schema import InstanceIn, State
+
+        assert InstanceIn("i-1", State(state)).status is status
+
+    def test_every_state_of_ec2s_is_known(self) -> None:
+        from spotkeeper.reconcile.clouds.ec2.schema import STATUS
+
+        assert set(STATUS) == set(protocol.model().shape_for("InstanceStateName").enum)
+
+    def test_an_address_that_is_none_of_ours_does_not_count(self, here: Region) -> None:
+        vm = here.machine()
+        here.instance(vm).address = "169.254.169.254"
+        (seen,) = here.look().vms
+        assert (seen.status, seen.address) == (VmStatus.PENDING, "")
+
+    def test_one_machine_by_its_id_also_when_it_has_ended(self, here: Region) -> None:
+        vm = here.machine()
+        assert here.ec2.find(vm.uid, 5) == replace(vm, disks=())
+        here.site.end(here.instance(vm))
+        assert here.look().vms == ()
+        found = here.ec2.find(vm.uid, 5)
+        assert found is not None and (found.name, found.status) == (vm.name, VmStatus.DEAD)
+        assert here.ec2.find("i-0fedcba9876543210", 5) is None
+
+
+class TestHints:
+    def test_prices_by_zone_as_they_changed(self, here: Region) -> None:
+        now = here.engine.t
+        here.site.market.prices = [
+            (A, now - 900_000, "0.20"),
+            (A, now - 3600, "0.25"),
+            (A, now - 1800, "0.250"),
+            (B, now - 7200, "0.4"),
+            (A, now - 60, "none"),
+            (B, now - 30, "-1"),
+        ]
+        runs = here.ec2.price_history("gpu", 5)
+        expected = (
+            PriceRun(now - 900_000, 0.20, A),
+            PriceRun(now - 7200, 0.4, B),
+            PriceRun(now - 3600, 0.25, A),
+        )
+        assert runs == expected
+        (asked,) = here.asked("DescribeSpotPriceHistory")
+        assert (asked["InstanceTypes"], asked["ProductDescriptions"]) == (["g6.xlarge"], ["Linux/UNIX"])
+
+    def test_no_word_is_unknown(self, here: Region) -> None:
+        assert here.ec2.price_history("gpu", 5) is None, "EC2 tells none"
+        assert here.ec2.price_history("none", 5) is None
+        here.site.faults += [
+            Fault("DescribeSpotPriceHistory", "UnauthorizedOperation", 403),
+            Fault("GetSpotPlacementScores", times=2),
+        ]
+        assert here.ec2.price_history("gpu", 5) is None
+        here.site.market.scores = {"x-az1": 9}
+        assert here.ec2.chances("gpu", 5) is None
+        assert here.ec2.chances("none", 5) is None
+
+    def test_scores_name_zones_by_id_and_the_account_names_them(self, here: Region) -> None:
+        here.site.market.scores = {"x-az1": 9, "x-az2": 3, "x-az9": 10}
+        assert here.ec2.chances("gpu", 5) == Chances(here.engine.t, {A: Guess(0.3), B: Guess(0.9)})
+        here.ec2.chances("gpu", 5)
+        assert len(here.asked("DescribeAvailabilityZones")) == 1
+        asked = here.asked("GetSpotPlacementScores")[0]
+        assert (asked["TargetCapacity"], asked["SingleAvailabilityZone"], asked["RegionNames"]) == (8, True, ["us-x1"])
+        here.site.market.scores = {"x-az9": 10}
+        assert here.ec2.chances("gpu", 5) is None
+
+
+REFUSALS = {
+    ResultKind.CAPACITY: (
+        *("InsufficientInstanceCapacity", "SpotMaxPriceTooLow", "Unsupported", "InsufficientFreeAddressesInSubnet"),
+    ),
+    ResultKind.QUOTA: (
+        *("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded", "VolumeLimitExceeded"),
+    ),
+    ResultKind.THROTTLED: (
+        *("RequestLimitExceeded", "Throttling", "InvalidLaunchTemplateId.NotFound", "InvalidSubnetID.NotFound"),
+        *("InvalidLaunchTemplateId.VersionNotFound", "InvalidGroup.NotFound"),
+    ),
+    ResultKind.PERMANENT: (
+        *("UnsupportedOperation", "UnauthorizedOperation", "InvalidAMIID.NotFound", "InvalidParameterValue"),
+        *("AuthFailure", "OptInRequired", "SomethingNew"),
+    ),
+    ResultKind.DEAD_KEY: ("IdempotentParameterMismatch", "IdempotentInstanceTerminated"),
+    ResultKind.AMBIGUOUS: ("InternalError", "Unavailable", "RequestExpired"),
+    ResultKind.IN_USE: ("VolumeInUse", "IncorrectState"),
+}  # fmt: skip
+
+
+class TestForgetting:
+    def test_a_terminated_machine_loses_its_tags_before_it_is_forgotten(self, here: Region) -> None:
+        """EC2: "tags are gradually disassociated". What is not known for ours is nobody's, and its token is used up."""
+        vm = here.machine()
+        here.site.stop(here.instance(vm), ("Server.SpotInstanceTermination", "taken"), 1.0)
+        here.engine.run(here.engine.t + 5.0)
+        here.instance(vm).tags.clear()
+        listing = here.look()
+        assert (listing.vms, listing.ran, listing.results) == ((), (), ()) and listing.answered == {A, B}
+        assert here.ec2.find(vm.uid, 5) is None
+        assert here.kind(insert()) is ResultKind.DEAD_KEY
+
+
+class TestErrors:
+    @pytest.mark.parametrize(("kind", "code"), [(kind, code) for kind, codes in REFUSALS.items() for code in codes])
+    def test_codes(self, here: Region, kind: ResultKind, code: str) -> None:
+        here.site.faults.append(Fault("RunInstances", code, 400, times=2))
+        result = here.do(insert())
+        assert result.kind is kind and code in result.detail
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            "Value (arn:aws:iam::123456789012:instance-profile/sk-demo-vm) for parameter iamInstanceProfile.arn is "
+            "invalid. Invalid IAM Instance Profile ARN",
+            'IAM Instance Profile "arn:aws:iam::1:instance-profile/sk-demo-vm" has no associated IAM Roles',
+        ],
+    )
+    def test_a_profile_that_was_made_a_moment_ago_holds_no_job(self, here: Region, said: str) -> None:
+        """EC2 learns of it within two minutes; a hold would let the first job of a new stack wait for half an hour."""
+        here.site.faults.append(Fault("RunInstances", "InvalidParameterValue", 400, said=said))
+        assert here.kind(insert()) is ResultKind.THROTTLED
+        assert here.kind(insert()) is ResultKind.ACCEPTED, "by the same token"
+
+    def test_a_gang_too_large_to_be_copied_at_once_is_copied_one_after_the_other(self, here: Region) -> None:
+        """A limit on "snapshots that you can have in the pending state" is no reason to give the move up."""
+        here.disk()
+        here.site.faults.append(Fault("CreateSnapshot", "PendingSnapshotLimitExceeded", 400))
+        copy = CreateSnapshot(JOB, UID, 0, 1, A, 2)
+        assert here.kind(copy) is ResultKind.THROTTLED
+        assert here.kind(copy) is ResultKind.ACCEPTED
+
+    def test_words_before_status_and_status_before_nothing(self) -> None:
+        assert classify("InsufficientInstanceCapacity", 500) is ResultKind.CAPACITY
+        assert classify("Anything", 503) is ResultKind.AMBIGUOUS
+        assert classify("Anything", 429) is ResultKind.THROTTLED
+        assert all(isinstance(kind, ResultKind) for kind in errors.CODES.values())
+
+    def test_details_are_one_short_line(self) -> None:
+        assert len(detail_of("C", "a\nb\r\n" + "x" * 999)) == 300 and "\n" not in detail_of("C", "a\nb")
+
+    def test_a_request_that_ec2s_model_refuses_is_permanent(self, here: Region) -> None:
+        pool = replace(POOL, templates={"spot": "lt"}, template_versions={"spot": 3})  # type: ignore[dict-item]
+        ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
+        assert ec2.perform(insert(), 30).kind is ResultKind.PERMANENT
+        assert not here.service.asked
+
+    def test_a_server_that_hangs_or_drips_is_cut_at_the_deadline(self, here: Region) -> None:
+        with silent_server(drip=False) as hanging, silent_server(drip=True) as dripping:
+            for endpoint in (hanging, dripping):
+                started = time.monotonic()
+                ec2 = open_ec2(STACK, Clock(), endpoint.removesuffix("/compute/v1"))
+                assert ec2.perform(DeleteVm("v", "i-0123456789abcdef0", A), 1.0).kind is ResultKind.AMBIGUOUS
+                assert time.monotonic() - started < 20.0, "that it ends at all: the machine may be busy"
+
+    @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff", b"<x/>", b"<DescribeInstancesResponse/>"])
+    @pytest.mark.parametrize("status", [200, 502])
+    def test_a_middlemans_page_is_no_answer(
+        self, here: Region, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes
+    ) -> None:
+        here.machine()
+        monkeypatch.setattr(here.service, "handle", lambda _: (status, body))
+        assert here.look().answered == frozenset(), "an empty list would be a lost fleet"
+        assert here.kind(insert(node=1)) is ResultKind.AMBIGUOUS
+
+    def test_nobody_listens(self, here: Region) -> None:
+        there = open_ec2(STACK, Clock(), "http://127.0.0.1:1")
+        assert there.perform(insert(), 2).kind is ResultKind.AMBIGUOUS
+        assert there.list("demo").answered == frozenset()
+
+    def test_no_session_crosses_an_open_line(self) -> None:
+        with pytest.raises(ValueError, match="plain http"):
+            Api("us-x1", "http://ec2.example").open()
+
+
+def every_action(here: Region) -> None:
+    """Each verb, and each call that one may be made of."""
+    vm = here.machine()
+    here.disk()
+    attach = (AttachDisk(DISK, vm.name, vm.uid, A), DetachDisk(DISK, vm.name, vm.uid, A))
+    move: tuple[Action, ...] = (CreateSnapshot(JOB, UID, 0, 1, A, 2), CreateDisk(JOB, UID, 0, 2, "gpu", B, COPY))
+    rest = (DeleteSnapshot(COPY), DeleteDisk(COPY, B), DeleteDisk(DISK, A), DeleteVm(vm.name, vm.uid, A))
+    for action in (*attach, *move, *rest):
+        assert here.kind(action) is ResultKind.ACCEPTED
+        here.pass_(31.0)
+    here.pass_(60.0)
+    here.do(InsertVm(JOB, UID, 0, 1, "gpu", A, Model.SPOT))
+    here.ec2.price_history("gpu", 5)
+    here.ec2.chances("gpu", 5)
+
+
+def test_every_call_is_among_the_rights_and_every_right_is_for_a_call(here: Region) -> None:
+    every_action(here)
+    made = {f"ec2:{name}" for name, _ in here.service.asked}
+    assert made | set(api.WITH_THEM) == set(api.ACTIONS)
+    assert all("DryRun" not in params for _, params in here.service.asked)
+
+
+def test_no_sdk_is_imported_before_the_first_call() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; import spotkeeper.reconcile.service.aws_lambda, spotkeeper.reconcile.service.http\n"
+        "import spotkeeper.reconcile.clouds.ec2.cloud\n"
+        "assert not {'boto3', 'botocore'} & set(sys.modules)\n"
+        "import spotkeeper.reconcile.clouds.gce.cloud; assert 'botocore' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

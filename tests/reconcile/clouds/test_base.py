@@ -1,0 +1,105 @@
+"""What the clouds' adapters share: each action is one verb, no answer is an exception, a look makes do with less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+import msgspec
+import pytest
+
+from spotkeeper.clock import Clock
+from spotkeeper.contract.cloud import (
+    Action,
+    AttachDisk,
+    CreateDisk,
+    CreateSnapshot,
+    DeleteDisk,
+    DeleteSnapshot,
+    DeleteVm,
+    DetachDisk,
+    InsertVm,
+    ResultKind,
+)
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.clouds.base import ListError, Looked, Meaning, look, perform
+from spotkeeper.reconcile.clouds.http_client import NoAnswerError
+
+VERBS: dict[str, Action] = {
+    "insert_vm": InsertVm("j", "u", 0, 1, "gpu", "a", Model.SPOT),
+    "delete_vm": DeleteVm("v", "1", "a"),
+    "create_disk": CreateDisk("j", "u", 0, 0, "gpu", "a"),
+    "attach_disk": AttachDisk("d", "v", "1", "a"),
+    "detach_disk": DetachDisk("d", "v", "1", "a"),
+    "delete_disk": DeleteDisk("d", "a"),
+    "create_snapshot": CreateSnapshot("j", "u", 0, 0, "a"),
+    "delete_snapshot": DeleteSnapshot("d"),
+}
+
+
+class Recorder:
+    """A cloud whose verbs answer as they are told; ``made``: which were asked for, with what."""
+
+    def __init__(self, answer: Meaning | Exception) -> None:
+        self.made: list[tuple[str, Action]] = []
+        self._answer = answer
+
+    def __getattr__(self, verb: str) -> Callable[[Action, float], Meaning]:
+        def make(action: Action, _ends: float) -> Meaning:
+            self.made.append((verb, action))
+            if isinstance(self._answer, Exception):
+                raise self._answer
+            return self._answer
+
+        return make
+
+
+@pytest.mark.parametrize(("verb", "action"), VERBS.items(), ids=VERBS)
+def test_each_action_is_one_verb(verb: str, action: Action) -> None:
+    cloud = Recorder((ResultKind.CAPACITY, "none left"))
+    result = perform(cloud, action, 5, Clock())
+    assert cloud.made == [(verb, action)]
+    assert (result.action, result.kind, result.detail) == (action, ResultKind.CAPACITY, "none left")
+
+
+def test_no_action_was_forgotten_here() -> None:
+    assert {type(action) for action in VERBS.values()} == set(get_args(Action))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (NoAnswerError("silence"), "silence"),
+        (ListError("half a list"), "half a list"),
+        (msgspec.DecodeError("no JSON"), "an answer of another form: no JSON"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text"), "an answer of another form: "),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_may_or_may_not_have_happened_is_ambiguous(error: Exception, told: str) -> None:
+    result = perform(Recorder(error), VERBS["delete_vm"], 5, Clock())
+    assert result.kind is ResultKind.AMBIGUOUS and result.detail.startswith(told)
+
+
+def refused(throttled: bool = False) -> Looked[int]:
+    raise ListError("no", throttled)
+
+
+def of_zone(zone: str) -> list[int]:
+    if zone == "b":
+        raise ListError("b is away")
+    return [ord(zone)]
+
+
+def test_one_answer_for_all_zones_is_enough() -> None:
+    whole = Looked((1, 2), frozenset("ab"))
+    assert look("things", lambda: whole, lambda _: pytest.fail("was asked again"), "ab") == whole
+
+
+def test_zones_are_asked_for_themselves_and_the_silent_one_proves_nothing() -> None:
+    assert look("things", refused, of_zone, "abc") == Looked((ord("a"), ord("c")), frozenset("ac"))
+
+
+def test_a_cloud_that_is_asked_too_much_is_left_alone() -> None:
+    nothing: Looked[int] = Looked((), frozenset())
+    assert look("things", lambda: refused(True), lambda _: pytest.fail("was asked again"), "abc") == nothing

@@ -1,0 +1,74 @@
+"""When machines that are gone were on, in each cloud's own words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from spotkeeper.contract import names
+from spotkeeper.contract.cloud import MachineTimes
+from spotkeeper.reconcile.clouds.ec2 import schema
+from spotkeeper.reconcile.clouds.ec2.schema import InstanceIn, Placed, State, Tag
+from spotkeeper.reconcile.clouds.gce import schema as gce_wire
+from spotkeeper.reconcile.clouds.gce.errors import OperationErrors
+from spotkeeper.reconcile.clouds.gce.schema import OperationIn
+
+VM = "sk-prod-abcd2345-n0001-a2"
+LINK = f"https://compute.googleapis.com/compute/v1/projects/p/zones/z-a/instances/{VM}"
+T = 1_795_255_200.0  # 2026-11-21T10:00:00Z
+
+
+def operation(kind: str, at: str, link: str = LINK, error: OperationErrors | None = None) -> OperationIn:
+    return OperationIn(operation_type=kind, target_link=link, end_time=at, error=error, status="DONE")
+
+
+def test_compute_engines_operations_tell_both_ends() -> None:
+    found = (
+        operation("insert", "2026-11-21T10:00:00Z"),
+        operation("delete", "2026-11-21T11:00:00Z"),
+        operation("compute.instances.preempted", "2026-11-21T10:59:00Z"),
+    )
+    assert gce_wire.to_ran(found, "prod", "z-a") == (MachineTimes(VM, "z-a", T, T + 3540.0),)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        operation("delete", ""),  # under way
+        operation("delete", "2026-11-21T11:00:00Z", LINK.replace("prod", "test")),
+        operation("delete", "2026-11-21T11:00:00Z", LINK.replace(VM, "by-hand")),
+        operation("delete", "2026-11-21T11:00:00Z", error=OperationErrors()),
+        operation("insert", "2026-11-21T10:00:00Z"),  # it runs
+    ],
+)
+def test_what_tells_of_no_end_of_ours_is_passed_over(other: OperationIn) -> None:
+    assert gce_wire.to_ran([other], "prod", "z-a") == ()
+
+
+def instance(state: str = "terminated", reason: str = "") -> InstanceIn:
+    tags = (Tag(names.LABEL_STACK, "prod"), Tag("Name", VM))
+    return InstanceIn(
+        "i-1",
+        state=State(state),
+        tags=tags,
+        placement=Placed("us-east-1a"),
+        launch_time=datetime.fromtimestamp(T, UTC),
+        state_transition_reason=reason,
+    )
+
+
+@pytest.mark.parametrize("by", ["User", "Service"])  # a call, and an interruption
+def test_ec2_tells_when_a_machine_began_to_go_down(by: str) -> None:
+    ended = instance(reason=f"{by} initiated (2026-11-21 11:00:00 GMT)")
+    assert schema.to_ran(ended, "prod") == MachineTimes(VM, "us-east-1a", T, T + 3600.0)
+
+
+@pytest.mark.parametrize("reason", ["", "Server.SpotInstanceTermination", "Service initiated"])
+def test_ec2_may_tell_no_time(reason: str) -> None:
+    assert schema.to_ran(instance(reason=reason), "prod") == MachineTimes(VM, "us-east-1a", T, 0.0)
+
+
+def test_what_runs_and_what_is_not_ours_did_not_end() -> None:
+    assert schema.to_ran(instance("running"), "prod") is None
+    assert schema.to_ran(instance(), "test") is None

@@ -1,0 +1,119 @@
+"""A lease saves money only: it is renewed while its round runs, and a silent holder is nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from spotkeeper.reconcile.controller.lease import BEAT_S, SHORT_S, WHOLE_S, Lease, in_thread
+from spotkeeper.reconcile.store.objects import UnavailableError
+from tests.reconcile.memory import MemoryStore
+
+JOB = "abcd2345"
+
+
+class Clock:
+    scale = 1.0
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+
+class Beats:
+    """``every`` by hand."""
+
+    def __init__(self) -> None:
+        self.works: list[Callable[[], object]] = []
+
+    def __call__(self, seconds: float, work: Callable[[], object]) -> Callable[[], None]:
+        assert seconds == BEAT_S
+        self.works.append(work)
+        return self.works.clear
+
+
+def test_a_beating_lease_is_short_and_lasts_as_long_as_its_round() -> None:
+    store, clock, beats = MemoryStore(), Clock(), Beats()
+    mine = Lease(store, JOB, clock, beats)
+    other = Lease(store, JOB, clock, beats)
+    assert mine.take()
+    with mine.renewed():
+        for _ in range(10):
+            clock.at += SHORT_S - 1.0
+            beats.works[0]()
+            assert not other.take()
+            assert store.read_due(JOB) == clock.at + SHORT_S, "by then its holder has spoken, or is no more"
+        mine.due = 5000.0
+    assert not beats.works
+    assert store.read_due(JOB) == 5000.0
+    assert other.take()
+
+
+def test_a_holder_that_stopped_beating_is_nobody() -> None:
+    store, clock, beats = MemoryStore(), Clock(), Beats()
+    dead, other = Lease(store, JOB, clock, beats), Lease(store, JOB, clock, beats)
+    assert dead.take()
+    clock.at += SHORT_S + 0.1
+    due = store.read_due(JOB)
+    assert due is not None and due <= clock.at
+    assert other.take()
+    assert not dead.take(), "a late beat takes nothing back"
+
+
+def test_without_a_beat_it_outlives_the_platform_s_limit() -> None:
+    store, clock = MemoryStore(), Clock()
+    silent, other = Lease(store, JOB, clock, None), Lease(store, JOB, clock, None)
+    assert silent.take()
+    clock.at += WHOLE_S - 1.0
+    assert not other.take()
+    clock.at += 1.1
+    assert other.take()
+
+
+def test_it_is_given_back_when_the_round_raises() -> None:
+    store, clock, beats = MemoryStore(), Clock(), Beats()
+    mine = Lease(store, JOB, clock, beats)
+    assert mine.take()
+    with pytest.raises(RuntimeError), mine.renewed():
+        raise RuntimeError
+    assert not beats.works
+    assert Lease(store, JOB, clock, beats).take()
+
+
+class Deaf(MemoryStore):
+    """A bucket that refuses to give leases back: one object is written once a second at the most."""
+
+    def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
+        raise UnavailableError("429")
+
+
+def test_a_round_that_is_done_is_done_whether_or_not_its_lease_can_be_given_back() -> None:
+    store, clock, beats = Deaf(), Clock(), Beats()
+    mine = Lease(store, JOB, clock, beats)
+    assert mine.take()
+    with mine.renewed():
+        pass
+    assert not beats.works
+    with pytest.raises(RuntimeError), mine.renewed():
+        raise RuntimeError
+    clock.at += SHORT_S + 0.1
+    assert Lease(store, JOB, clock, beats).take(), "it ends by itself"
+
+
+def test_the_thread_survives_a_bucket_that_does_not_answer_and_ends_when_told() -> None:
+    beaten = threading.Semaphore(0)
+
+    def work() -> None:
+        beaten.release()
+        raise UnavailableError("no answer")
+
+    before = threading.active_count()
+    stop = in_thread(0.001, work)
+    assert beaten.acquire(timeout=10)
+    assert beaten.acquire(timeout=10)
+    stop()
+    assert threading.active_count() == before

@@ -1,0 +1,143 @@
+"""A rebuilt stack/allocation names every grant that may be in use; a round that read the old one writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotkeeper.contract.allocation import Grant
+from spotkeeper.contract.job import RequestKind
+from spotkeeper.contract.record import Phase
+from spotkeeper.reconcile.controller.reconcile_job import Round
+from spotkeeper.reconcile.controller.repair import RepairError, rebuild_allocation
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from tests.reconcile.world import JOB, World, stack
+
+OTHER = "wxyz2345"
+
+
+def site(tmp_path: Path, **more: object) -> tuple[World, ObjectStore]:
+    store = open_store(f"sqlite://{tmp_path}/b.db")
+    world = World(store=store, the_stack=stack(static=1), **more)  # type: ignore[arg-type]
+    store.put(paths.STACK, msgspec.json.encode(world.stack))
+    world.run(10)
+    return world, store
+
+
+def keys(grants: tuple[Grant, ...]) -> set[tuple[str, int, int, str]]:
+    return {(grant.job, grant.node, grant.attempt, grant.resource) for grant in grants}
+
+
+@pytest.mark.parametrize("moment", range(0, 240, 7))
+def test_at_any_moment_no_grant_is_missing_and_all_goes_on(tmp_path: Path, moment: int) -> None:
+    """Two jobs, a static machine, a loss, a notice, a cancelled job: whatever is under way when it breaks."""
+    world, store = site(tmp_path, nodes=2)
+    world.submit()
+    world.submit(OTHER)
+    for second in range(moment):
+        world.step()
+        if second == 60:
+            world.preempt(0, notice_s=60)
+        if second == 100 and world.record(OTHER).nodes[0].cur is not None:
+            world._remove(world.member(0, OTHER))
+        if second == 150:
+            world.request(RequestKind.CANCEL)
+    before = store.read_allocation().value.grants
+    store.put(paths.ALLOCATION, b"\x00 not an allocation")
+    world.run(moment % 5)
+    made = rebuild_allocation(store, world, world.t)
+    assert store.read_allocation().value == made
+    pending = {(g.job, g.node, g.attempt) for g in before} - {(g.job, g.node, g.attempt) for g in made.grants}
+    for job, node, attempt in pending:  # of no intent: nothing can have come of it
+        nodes = world.record(job).nodes
+        assert attempt > nodes[node].top or world.record(job).phase in (Phase.END, Phase.DONE)
+        assert not any((m.vm.job, m.vm.node, m.vm.attempt) == (job, node, attempt) for m in world.machines.values())
+    world.run(150)
+    world.until(lambda: world.training(OTHER), 600)
+    world.run(100)
+    live = {
+        (record.job, index, slot.attempt)
+        for record in (world.record(JOB), world.record(OTHER))
+        for index, node in enumerate(record.nodes)
+        for slot in (node.cur, node.next)
+        if slot is not None
+    }
+    assert {(g.job, g.node, g.attempt) for g in store.read_allocation().value.grants} == live, (
+        "none too few, none for ever"
+    )
+
+
+def test_a_round_that_read_the_old_allocation_writes_no_intent(tmp_path: Path) -> None:
+    """It holds a grant that nobody sees any more: its record was written once more, so its own write fails."""
+    world, store = site(tmp_path, nodes=1)
+    world.submit()
+    world.until(world.training, 200)
+    world._remove(world.member(0))
+    stalled = Round(store, world, JOB, world, world.options)
+    real = store.cas_record
+
+    def repaired_first(record: object, token: str) -> str | None:
+        store.cas_record = real  # type: ignore[method-assign]
+        store.put(paths.ALLOCATION, b"{")
+        rebuild_allocation(store, world, world.t)
+        return real(record, token)  # type: ignore[arg-type]
+
+    store.cas_record = repaired_first  # type: ignore[method-assign, assignment]
+    top = world.record().nodes[0].top
+    assert stalled.run().ended.value == "lost"
+    assert world.record().nodes[0].top == top
+    assert all(grant.attempt <= top for grant in store.read_allocation().value.grants), "that grant is gone, unused"
+    world.until(lambda: world.training() and world.record().gen == 2, 300)
+
+
+def test_a_static_node_that_has_not_given_its_word_stays_granted(tmp_path: Path) -> None:
+    """The record names it no more; only the ledger does. Granted to another job, it would train for two."""
+    world, store = site(tmp_path, nodes=1, pools=("fix",))
+    world.submit()
+    world.until(world.training, 200)
+    agent = world.member(0).agent
+    assert agent is not None
+    agent.hung = True
+    world.request(RequestKind.CANCEL)
+    world.run(130)
+    assert world.record().phase is Phase.DONE
+    before = keys(store.read_allocation().value.grants)
+    assert len(before) == 1
+    store.put(paths.ALLOCATION, b"[]")
+    assert keys(rebuild_allocation(store, world, world.t).grants) == before
+    agent.hung = False
+    world.run(130)
+    assert store.read_allocation().value.grants == ()
+
+
+def test_machines_of_a_job_whose_record_cannot_be_read_keep_their_slots(tmp_path: Path) -> None:
+    world, store = site(tmp_path, nodes=1, static="never")
+    world.submit()
+    world.until(world.training, 200)
+    before = keys(store.read_allocation().value.grants)
+    store.put(paths.record(JOB), b"{")
+    store.put(paths.ALLOCATION, b"{")
+    for path in store.list(f"jobs/{JOB}/ledger/"):  # and the ledger has gone the same way: the cloud still lists it
+        store.delete(path)
+    assert keys(rebuild_allocation(store, world, world.t).grants) == before
+
+
+def test_what_it_refuses(tmp_path: Path) -> None:
+    world, store = site(tmp_path, nodes=1)
+    world.submit()
+    world.until(world.training, 200)
+    with pytest.raises(RepairError, match="is well"):
+        rebuild_allocation(store, world, world.t)
+    good = store.get(paths.ALLOCATION)
+    assert good is not None
+    store.put(paths.ALLOCATION, good.replace(b'"v":1', b'"v":2', 1))
+    with pytest.raises(RepairError, match="format 2"):
+        rebuild_allocation(store, world, world.t)
+    store.put(paths.ALLOCATION, b"{")
+    world.blind.add("z-c")
+    with pytest.raises(RepairError, match="no answer from z-c"):
+        rebuild_allocation(store, world, world.t)
+    assert store.get(paths.ALLOCATION) == b"{"

@@ -1,0 +1,295 @@
+"""A job goes on from its newest checkpoint or says why it cannot: an older one is never taken without a word.
+
+A node's checkpoints lie on its own disk, or on the static machine's that it trained on. Where a gang comes back
+after all of its machines were given up, a machine that costs nothing is no bargain if it holds the past.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from spotkeeper.contract.cloud import VmStatus
+from spotkeeper.contract.job import Checkpoint, Nodes, RequestKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Phase
+from tests.reconcile.decide.gang.test_resize import refused, resized, trained
+from tests.reconcile.world import JOB, Commit, Drive, Machine, World, stack
+
+
+def paused(world: World) -> None:
+    world.request(RequestKind.PAUSE)
+    world.until(lambda: world.record().phase is Phase.HOLD)
+    world.run(90)
+
+
+def paused_without_its_node(world: World) -> Machine:
+    """The static machine on which it trained alone is gone for good while it pauses."""
+    paused(world)
+    (machine,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    machine.status, machine.agent = VmStatus.DEAD, None
+    return machine
+
+
+def beside_a_stale_node() -> World:
+    """A job of one node on its own disk; an idle static machine has an older checkpoint of it."""
+    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
+    world.run(70)
+    (machine,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    machine.status, machine.agent = VmStatus.DEAD, None
+    world.until(lambda: world.training() and world.record().gen > 1 and len(world.record().members) == 2, 900)
+    resized(world, 1)
+    assert world.record().members == (0,)
+    machine.status, machine.boot = VmStatus.RUNNING, "again"
+    world.run(70)
+    assert machine.agent is not None
+    return world
+
+
+def resumed(world: World) -> None:
+    """It trains again, from the newest commit that there ever was."""
+    newest = world.newest
+    world.request(RequestKind.RESUME)
+    world.until(world.training, 1200)
+    world.run(5)
+    assert world.started[-1][1] == newest
+
+
+def test_a_static_node_with_an_older_checkpoint_is_no_way_to_go_on() -> None:
+    """Node 0 trained on alone, on its own disk; the node that node 1 had left held the checkpoint of that day."""
+    world = beside_a_stale_node()
+    paused(world)
+    resumed(world)
+
+
+def test_a_static_node_that_never_saw_the_job_is_none_either() -> None:
+    world = World(nodes=1, the_stack=stack(static=1))
+    machine = next(machine for machine in world.machines.values() if not machine.vm.job)
+    machine.up_at = world.t + 200  # not up yet: the job begins on a machine of its own
+    world.submit()
+    world.until(world.training, 300)
+    world.run(200)
+    assert machine.agent is not None
+    paused(world)
+    resumed(world)
+    assert world.record().nodes[0].cur.machine is None  # type: ignore[union-attr]
+
+
+def test_whoever_knows_that_the_newest_is_lost_says_so_and_it_goes_on_without() -> None:
+    world = trained(World(nodes=1, the_stack=stack(static=1)))
+    paused_without_its_node(world)
+    world.request(RequestKind.RESUME)
+    world.run(300)
+    assert not world.training()
+    assert "--go-back" in world.record().reason
+    lost = world.newest
+    world.request(RequestKind.RESUME, go_back=True)
+    assert "refused" not in refused(world)
+    world.until(world.training, 600)
+    world.run(5)
+    assert world.started[-1][1] is None, "it begins anew"
+    world.run(60)
+    assert world.newest is not None and lost is not None and world.newest > lost
+    paused(world)
+    resumed(world)
+
+
+def forgotten(world: World) -> None:
+    """Every copy of every checkpoint is damaged: no disk holds any that is complete."""
+    for drive in world.drives.values():
+        drive.held.clear()
+
+
+def test_a_hold_for_a_checkpoint_names_the_remedy_and_tries_ever_more_seldom() -> None:
+    """Each try boots machines for nothing: only a person, or a disk that comes back, can change it."""
+    world = trained(World(nodes=1))
+    paused(world)
+    forgotten(world)
+    world.request(RequestKind.RESUME)
+    waits = []
+    for _ in range(8):
+        world.until(lambda: world.record().phase is Phase.HOLD, 1200)
+        assert world.record().reason.endswith("To go on without it: spotkeeper resume job-abcd2345 --go-back")
+        until = world.record().hold_until
+        assert until is not None
+        waits.append(until - world.t)
+        world.run(90)
+        world.t = until - 1
+        world.until(lambda: world.record().phase is Phase.RUN, 120)
+    assert [round(b / a) for a, b in itertools.pairwise(waits)][:3] == [2, 2, 2]
+    assert waits[-1] == waits[-2] == 86400.0
+    world.request(RequestKind.RESUME, go_back=True)
+    assert "refused" not in refused(world)
+    world.until(world.training, 600)
+
+
+def test_to_go_back_is_taken_while_the_job_regroups() -> None:
+    """A pause, every copy damaged, a resume: it boots machines, and its user knows better. Where it begins is told."""
+    world = trained(World(nodes=1))
+    paused(world)
+    forgotten(world)
+    world.request(RequestKind.RESUME)
+    world.run(60)
+    assert world.record().phase is Phase.RUN and not world.training()
+    world.request(RequestKind.RESUME, go_back=True)
+    assert "refused" not in refused(world)
+    world.until(world.training, 100)
+    without = f"without checkpoint {world.record().given_up}"
+    assert world.events(Event.RESUME)[-1].detail == f"{without} if that cannot be had"
+    assert world.events(Event.GENERATION)[-1].detail == f"1 node, {without}, anew, from step 0"
+
+
+def out_of_reach(world: World, node: int) -> None:
+    """Another machine holds the disk of this node, and never lets go."""
+    (machine,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    (drive,) = (drive for drive in world.drives.values() if drive.disk.job and drive.disk.node == node)
+    drive.user = machine.vm.uid
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_to_go_back_helps_where_the_disk_with_the_newest_is_out_of_reach(nodes: int) -> None:
+    world = trained(World(nodes=nodes, the_stack=stack(static=1), static="never"))
+    paused(world)
+    newest = world.newest
+    assert newest is not None
+    for (_, _), drive in world.drives.items():
+        if drive.disk.node == 1 and drive.disk.job:
+            drive.held[JOB] = [commit for commit in drive.held[JOB] if commit <= (1, 20)]
+    out_of_reach(world, 0)
+    world.request(RequestKind.RESUME)
+    world.run(900)
+    assert not world.training()
+    world.request(RequestKind.RESUME, go_back=True)
+    assert "refused" not in refused(world)
+    world.until(world.training, 900)
+    world.run(100)
+    origin = world.started[-1][1]
+    assert (origin is None) if nodes == 1 else (origin is not None and origin < newest)
+    words = "anew, from step 0" if origin is None else f"from {origin[0]}-{origin[1]}"
+    assert world.events(Event.GENERATION)[-1].detail.endswith(f", {words}")
+    assert world.newest is not None and world.newest > newest
+
+
+def test_nobody_gives_up_what_nobody_was_asked_for() -> None:
+    """A job that trains is not told to go back: the word is refused, and changes nothing."""
+    world = trained(World(nodes=1))
+    world.request(RequestKind.RESUME, go_back=True)
+    assert "waits for no checkpoint" in refused(world)
+    assert world.record().given_up == ""
+    assert world.training()
+    paused(world)
+    resumed(world)
+
+
+def test_to_go_back_is_no_request_to_lose_what_can_be_had() -> None:
+    """Said of a pause: its own disk has the newest, and an idle static machine an older one."""
+    world = beside_a_stale_node()
+    paused(world)
+    newest = world.newest
+    world.request(RequestKind.RESUME, go_back=True)
+    world.until(world.training, 1200)
+    world.run(5)
+    assert world.started[-1][1] == newest
+
+
+def test_a_gang_whose_newest_checkpoint_is_on_a_static_node_stays_in_its_zone() -> None:
+    world = trained(World(nodes=1, the_stack=stack(static=1)))
+    machine = paused_without_its_node(world)
+    world.request(RequestKind.RESUME)
+    world.run(60)
+    world.request(RequestKind.MOVE, zone="z-b")
+    assert f"on static machine {machine.vm.name}" in refused(world)
+    world.run(900)
+    assert world.record().move is None
+
+
+def test_a_rank_whose_node_another_rank_has_goes_on_elsewhere() -> None:
+    """Both have the newest checkpoint. The node was node 0's; after a pause the highest node takes it first."""
+    world = World(nodes=2, the_stack=stack(static=1))
+    (machine,) = world.machines.values()
+    machine.status = VmStatus.DEAD  # it comes up late
+    trained(world)
+    machine.status = VmStatus.RUNNING
+    world.run(100)
+    world.preempt(0, 60.0)
+    world.until(lambda: world.training() and world.record().gen > 1, 600)
+    assert [node.machine is not None for node in world.record().nodes] == [True, False]
+    world.run(70)
+    paused(world)
+    resumed(world)
+    assert len(world.record().members) == 2
+    told = [entry.detail for entry in world.events(Event.REFUSED)]
+    assert not any("it alone has" in words for words in told)
+
+
+def test_of_a_sharded_checkpoint_a_node_has_a_part() -> None:
+    world = trained(World(nodes=2, the_stack=stack(static=1), checkpoint=Checkpoint(replicated=False)))
+    machine = paused_without_its_node(world)
+    world.request(RequestKind.RESUME)
+    world.run(60)
+    assert f"static machine {machine.vm.name}: node 1's part of the newest checkpoint is there" in world.record().reason
+
+
+def rot(world: World, *drives: Drive) -> Commit:
+    """The newest commit that the function knows of is damaged there, and all that came after it. That commit."""
+    progress = world.store.read_progress(JOB)
+    assert progress is not None and progress.commit_gen is not None and progress.commit_step is not None
+    known = progress.commit_gen, progress.commit_step
+    for drive in drives:
+        while max(drive.held[JOB]) >= known:
+            drive.damage(JOB)
+        assert known in drive.damaged[JOB]
+    return known
+
+
+def test_a_checkpoint_that_rotted_on_every_disk_costs_the_steps_since_the_older_one_and_is_told() -> None:
+    world = trained(World(nodes=2))
+    world.run(200)
+    paused(world)
+    lost = rot(world, *world.drives.values())
+    older = max(next(iter(world.drives.values())).held[JOB])
+    world.request(RequestKind.RESUME)
+    world.until(world.training, 1200)
+    world.run(5)
+    assert world.started[-1][1] == older < lost
+    told = [entry.detail for entry in world.events(Event.DAMAGED)]
+    assert told.count("{}-{}".format(*lost)) == 2
+    assert "without checkpoint {}-{}, from {}-{}".format(*lost, *older) in world.events(Event.GENERATION)[-1].detail
+    world.run(120)
+    paused(world)
+    resumed(world)
+
+
+def test_a_checkpoint_that_rotted_on_one_disk_is_had_from_the_other() -> None:
+    world = trained(World(nodes=2))
+    world.run(200)
+    paused(world)
+    rot(world, next(iter(world.drives.values())))
+    resumed(world)
+    assert world.record().given_up == ""
+
+
+def test_what_rotted_on_one_disk_is_waited_for_where_the_other_cannot_be_had() -> None:
+    world = trained(World(nodes=2))
+    world.run(200)
+    paused(world)
+    first, second = world.drives.values()
+    rot(world, first)
+    second.broken = True
+    world.request(RequestKind.RESUME)
+    world.run(1200)
+    assert not world.training()
+    assert world.record().given_up == ""
+
+
+def test_a_part_of_sharded_state_that_rotted_is_no_use_to_the_others() -> None:
+    world = trained(World(nodes=2, checkpoint=Checkpoint(replicated=False)))
+    world.run(200)
+    paused(world)
+    first, second = world.drives.values()
+    lost = rot(world, first)
+    second.held[JOB] = list(first.held[JOB])  # where they begin is the library's agreement, and not the world's
+    world.request(RequestKind.RESUME)
+    world.until(world.training, 1200)
+    assert world.record().given_up == "{}-{}".format(*lost)

@@ -1,0 +1,204 @@
+"""A resize adds nodes, or ends those whose loss costs least once all have saved and stopped: no step lost, nothing
+left over.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.job import Checkpoint, Nodes, RequestKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Phase
+from spotkeeper.contract.stack import Model
+from tests.reconcile.world import World, stack
+
+
+def trained(world: World) -> World:
+    world.run(10)  # a static machine says hello
+    world.submit()
+    world.until(world.training, 300)
+    world.run(70)
+    return world
+
+
+def resized(world: World, nodes: int) -> None:
+    world.request(RequestKind.RESIZE, nodes=nodes)
+    world.until(lambda: world.training() and len(world.record().members) == nodes, 600)
+
+
+def refused(world: World) -> str:
+    return world.events(Event.REQUEST)[-1].detail
+
+
+def test_the_highest_ranks_end_and_no_step_is_lost() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    steps = max(agent.step_no for agent in world.agents())
+    resized(world, 1)
+    assert world.record().members == (0,)
+    assert world.started[-1][1] is not None
+    assert world.started[-1][1][1] >= steps, "it goes on from where all had stopped"
+    world.run(180)
+    assert [machine.vm.node for machine in world.dynamic()] == [0]
+    assert [key for key, drive in world.drives.items() if drive.disk.node > 0] == [], "the parked nodes' disks are gone"
+    assert [grant.node for grant in world.memory.allocation[0].grants] == [0]
+
+
+def test_ranks_that_come_back_have_new_numbers_and_one_stop_takes_them_all_in() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    resized(world, 1)
+    world.run(180)
+    before = world.record()
+    resized(world, 3)
+    record = world.record()
+    assert record.members == (0, 1, 2)
+    assert record.gen == before.gen + 1
+    for index in (1, 2):
+        assert record.nodes[index].top > before.nodes[index].top - 1
+        assert record.nodes[index].cur is not None
+        assert record.nodes[index].cur.attempt == before.nodes[index].top + 1
+        assert record.nodes[index].disk == before.nodes[index].disk_top, "a number that was never used"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "to", "why"),
+    [(2, 1, "its job file says nodes: 2"), (Nodes(1, 3), 4, "not within"), (Nodes(1, 3), 3, "has 3 already")],
+)
+def test_what_the_job_file_does_not_allow_is_refused(nodes: int | Nodes, to: int, why: str) -> None:
+    world = trained(World(nodes=nodes))
+    before = world.record().gen
+    world.request(RequestKind.RESIZE, nodes=to)
+    assert why in refused(world)
+    world.run(60)
+    assert (world.record().gen, world.training()) == (before, True)
+
+
+def test_sharded_state_keeps_its_size() -> None:
+    world = trained(World(nodes=Nodes(1, 2), checkpoint=Checkpoint(replicated=False)))
+    world.request(RequestKind.RESIZE, nodes=1)
+    assert "sharded" in refused(world)
+
+
+def test_a_job_that_holds_goes_on_in_its_new_size() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    world.request(RequestKind.PAUSE)
+    world.until(lambda: world.record().phase is Phase.HOLD)
+    world.request(RequestKind.RESIZE, nodes=2)
+    world.request(RequestKind.RESUME)
+    world.until(world.training, 600)
+    assert world.record().members == (0, 1)
+
+
+def test_a_rank_that_is_to_go_is_not_replaced_when_it_is_lost() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    inserts = len(world.inserts())
+    world.preempt(2)
+    resized(world, 2)
+    world.run(120)
+    assert len(world.inserts()) <= inserts + 1
+    assert len(world.dynamic()) == 2
+
+
+def test_a_static_node_of_a_parked_rank_is_given_back() -> None:
+    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=2)))
+    assert world.record().nodes[1].cur.machine is not None  # type: ignore[union-attr]
+    resized(world, 1)
+    world.run(120)
+    assert [grant.node for grant in world.memory.allocation[0].grants] == [0]
+    assert not [fact for fact in world.store.list_facts("abcd2345") if fact.kind is Kind.HELLO and fact.node == 1]
+
+
+def test_who_alone_holds_the_newest_checkpoint_is_not_parked() -> None:
+    """The disk of the node that stays fails at the last save: the resize is given up, and says so."""
+    world = trained(World(nodes=Nodes(1, 2)))
+    for drive in world.drives.values():
+        drive.broken = drive.disk.node == 0
+    agent = world.member(0).agent
+    assert agent is not None
+    world.request(RequestKind.RESIZE, nodes=1)
+    assert world.record().parked == (1,)
+    agent.say(Kind.FULL, world.record().gen)
+    world.run(120)
+    assert world.training()
+    assert world.record().members == (0, 1)
+    assert "given up" in refused(world)
+
+
+# -- whom a smaller job gives up
+
+
+def members_after(world: World, nodes: int) -> tuple[int, ...]:
+    resized(world, nodes)
+    assert world.started[-1][1] is not None
+    world.run(180)
+    kept = {machine.vm.node for machine in world.dynamic()}
+    assert kept <= set(world.record().members), "nothing of the others is left"
+    return world.record().members
+
+
+def test_the_dearest_machine_goes_first_and_its_rank_comes_back_blank() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    world.capacity = {(zone, Model.SPOT): 2 for zone in ("z-a", "z-b", "z-c")}
+    world.preempt(0)
+    world.until(lambda: world.training() and len(world.record().members) == 3, 600)
+    models = [node.cur.model for node in world.record().nodes if node.cur]
+    assert models == [Model.ON_DEMAND, Model.SPOT, Model.SPOT]
+    assert members_after(world, 2) == (1, 2)
+    assert world.record().parked == (0,)
+    world.capacity = {}
+    before = world.record().nodes[0]
+    assert members_after(world, 3) == (0, 1, 2)
+    after = world.record().nodes[0]
+    assert after.cur is not None and after.cur.attempt > before.top - 1 and after.disk == before.disk_top
+    assert world.record().parked == ()
+
+
+def test_a_static_node_is_paid_in_any_case_and_stays() -> None:
+    world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
+    machine = next(at for at, node in enumerate(world.record().nodes) if node.cur and node.cur.machine)
+    assert members_after(world, 1) == (machine,)
+
+
+def test_who_goes_anyway_goes_first_then_who_is_slow() -> None:
+    world = trained(World(nodes=Nodes(1, 4)))
+    agent = world.member(1).agent
+    assert agent is not None
+    agent.say(Kind.LAGS, world.record().gen, "0-180")
+    world.run(20)
+    assert members_after(world, 3) == (0, 2, 3)
+    world.capacity = {(zone, model): 0 for zone in ("z-a", "z-b", "z-c") for model in Model}
+    world.preempt(0, notice_s=900)
+    world.run(20)
+    assert members_after(world, 2) == (2, 3)
+
+
+def test_a_vacant_rank_costs_nothing() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    world.capacity = {(zone, model): 0 for zone in ("z-a", "z-b", "z-c") for model in Model}
+    world.preempt(1)
+    world.until(lambda: world.training() and world.record().members == (0, 2), 600)
+    gen = world.record().gen
+    world.request(RequestKind.RESIZE, nodes=2)
+    world.run(120)
+    assert (world.record().gen, world.record().members, world.record().parked) == (gen, (0, 2), (1,))
+
+
+def test_who_alone_holds_the_newest_checkpoint_stays_where_another_can_go() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    for node in (0, 1):
+        agent = world.member(node).agent
+        assert agent is not None
+        agent.say(Kind.FULL, world.record().gen)
+        for drive in world.drives.values():
+            drive.broken = drive.broken or drive.disk.node == node
+    world.run(30)
+    assert members_after(world, 1) == (2,)
+
+
+def test_a_record_of_before_parks_the_highest() -> None:
+    world = trained(World(nodes=Nodes(1, 3)))
+    record = msgspec.structs.replace(world.record(), size=2)
+    assert (record.filled(), record.wanted()) == ((0, 1), 2)
+    assert msgspec.structs.replace(record, parked=(0,)).filled() == (1, 2)
+    assert msgspec.structs.replace(record, size=None).filled() == (0, 1, 2)

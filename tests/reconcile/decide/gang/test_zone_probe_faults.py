@@ -1,0 +1,170 @@
+"""What befalls a gang that leaves its zone for money's sake: it never stands still for it, and nothing is left over."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotkeeper.contract.cloud import Action, CreateDisk, CreateSnapshot, InsertVm, ResultKind
+from spotkeeper.contract.job import Nodes, RequestKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.market import PriceRun
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide import Times
+from tests.reconcile.decide.gang.test_resize import trained
+from tests.reconcile.decide.gang.test_zone_probe import (
+    ELSEWHERE,
+    HOME,
+    NEXT,
+    models,
+    moved,
+    on_demand,
+    probes,
+    while_probing,
+)
+from tests.reconcile.world import ZONES, World, stack
+
+SPOT, ON_DEMAND = Model.SPOT, Model.ON_DEMAND
+
+
+def priced(world: World, home: float, others: float = 0.3) -> None:
+    """Dollars an hour of spot; on-demand is 1."""
+    world.prices["pool"] = tuple(PriceRun(0.0, home if zone == HOME else others, zone) for zone in ZONES)
+
+
+def on_spot(**more: object) -> World:
+    world = World(**({"nodes": 1} | more))
+    priced(world, 0.3)
+    return trained(world)
+
+
+def asked(world: World, model: Model) -> list[float]:
+    return [at for at, action, _ in world.made if isinstance(action, InsertVm) and action.model is model]
+
+
+def test_a_move_that_is_cancelled_beside_a_notice_takes_no_machine_of_the_other_zone_for_a_successor() -> None:
+    world = on_demand(nodes=1)
+    world.until(lambda: world.record().move is not None, 900)
+    world.preempt(0, 120.0)
+    world.run(1)
+    world.request(RequestKind.MOVE, zone=HOME)
+    world.until(lambda: world.record().move is None, 30)
+    world.until(world.training, 600)
+    assert {machine.vm.zone for machine in world.dynamic()} == {world.record().zone}
+
+
+def test_policy_spot_buys_no_on_demand_where_spot_costs_more() -> None:
+    world = on_spot(policy="spot")
+    priced(world, 1.4, 1.4)
+    world.run(4500)
+    assert asked(world, ON_DEMAND) == [] and world.training()
+
+
+@pytest.mark.parametrize("full", ["pool", "job", "caps", "sold out"])
+def test_dear_spot_is_left_for_another_zone_where_on_demand_is_not_to_be_had(full: str) -> None:
+    world = on_spot(
+        **({"max_on_demand": 0} if full == "job" else {}),
+        the_stack=stack(max_on_demand=0) if full == "pool" else stack(),
+    )
+    world.prices.clear()
+    priced(world, 1.4)
+    if full == "caps":
+        world.stack = world.memory.stack = stack(max_machines=1)
+    if full == "sold out":
+        world.capacity |= {(zone, ON_DEMAND): 0 for zone in ZONES}
+    world.run(4500)
+    if full == "caps":  # neither has room
+        assert world.training() and [node.replace_reason for node in world.record().nodes] == [None]
+    else:
+        assert models(world) == {SPOT} and world.record().zone in ELSEWHERE
+
+
+def test_on_demand_that_is_sold_out_is_not_asked_for_in_every_round() -> None:
+    world = on_spot(nodes=2)
+    world.capacity |= {(zone, ON_DEMAND): 0 for zone in ZONES}
+    gen = world.record().gen
+    priced(world, 1.4, 1.4)
+    world.run(4500)
+    times = Times()
+    assert 1 <= len(asked(world, ON_DEMAND)) <= 2 * (4500 / times.cold_s + 1)
+    assert world.record().gen == gen and world.training()
+
+
+def test_looks_leave_launches_for_machines_that_are_needed() -> None:
+    """Spot is there in the other zones and not worth it, so each is looked at again and again."""
+    world = World(nodes=1, times=Times(launches_node=6, launches_job=0))
+    priced(world, 0.3, 0.97)
+    trained(world)
+    world.capacity[HOME, SPOT] = 0
+    world.preempt(0)
+    world.until(lambda: world.training() and models(world) == {ON_DEMAND}, 900)
+    world.run(2400)
+    assert probes(world), "else this proves nothing"
+    world.preempt(0)
+    world.until(world.training, 400)
+
+
+def test_no_gang_stops_for_a_move_while_its_own_zone_does_not_answer() -> None:
+    world = while_probing(nodes=1)
+    gen = world.record().gen
+    world.blind = {HOME}
+    world.run(240)
+    assert world.record().move is None and world.record().gen == gen and world.training()
+    world.blind = set()
+    world.until(lambda: moved(world) != [] or len(world.dynamic()) == 1, 300)
+
+
+def test_one_machine_that_is_refused_sends_the_other_home_too() -> None:
+    """Of two probes, one is left: it is not taken for one that was sent alone."""
+    world = on_demand(nodes=2, boot_s=90.0)
+    world.capacity |= {(NEXT, SPOT): 1, (ZONES[2], SPOT): 0}
+    world.until(lambda: bool(probes(world)), 600)
+    world.run(60)
+    assert {machine.vm.zone for machine in world.dynamic()} == {HOME}
+
+
+def test_a_zone_s_machines_that_are_gone_when_the_disks_arrive_leave_nothing_over() -> None:
+    world = on_demand(nodes=2)
+    world.shot_s = 60.0
+    world.until(lambda: world.record().move is not None, 900)
+    for machine in world.dynamic():
+        if machine.vm.zone == NEXT:
+            world._remove(machine)
+    world.capacity[NEXT, SPOT] = 0
+    world.until(lambda: world.record().move is None and world.training(), 2400)
+    world.run(300)
+    assert len(world.dynamic()) == 2 and len(world.drives) == 2 and not world.shots
+
+
+@pytest.mark.parametrize("what", [CreateDisk, CreateSnapshot])
+@pytest.mark.parametrize("kind", [ResultKind.PERMANENT, ResultKind.QUOTA])
+def test_a_gang_whose_disks_cannot_be_copied_goes_on_at_home_and_tries_ever_more_seldom(
+    what: type, kind: ResultKind
+) -> None:
+    world = on_demand(nodes=2)
+    perform = world._perform
+
+    def refusing(action: Action) -> tuple[ResultKind, str]:
+        copy = isinstance(action, CreateSnapshot) or (isinstance(action, CreateDisk) and action.snapshot)
+        return (kind, "SSD_TOTAL_GB") if copy and isinstance(action, what) else perform(action)
+
+    world._perform = refusing
+    world.until(lambda: world.record().move is not None, 900)
+    world.until(lambda: world.training() and world.record().move is None, 600)
+    world.run(4 * 3600)
+    assert world.record().zone == HOME and world.training() and not world.shots
+    assert sum(" -> " in told for told in moved(world)) <= 6
+
+
+def test_a_job_that_became_smaller_has_not_lost_what_its_other_nodes_cost() -> None:
+    """Three nodes on spot for half of on-demand's price, with a step that takes as long as one node's."""
+    world = World(nodes=Nodes(1, 3))
+    world.step_s, world.loop_steps = 1.0, 4 * 3600
+    priced(world, 0.5, 0.5)
+    trained(world)
+    world.run(3 * 3600)
+    world.request(RequestKind.RESIZE, nodes=1)
+    world.until(lambda: world.training() and len(world.record().members) == 1, 300)
+    world.run(120)
+    world.preempt(0)
+    world.until(world.training, 300)
+    assert models(world) == {SPOT}, world.events(Event.INTENT)[-1].detail

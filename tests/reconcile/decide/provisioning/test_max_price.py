@@ -1,0 +1,37 @@
+"""A job that waits because its `max_price` is below what spot costs says so, in `status` and in its events."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.market import PriceRun
+from tests.reconcile.world import ZONES, World, stack
+
+WHY = "waiting: max_price is $0.1, and the cheapest spot machine in its pools costs $0.30 an hour"
+
+
+@pytest.mark.parametrize("policy", ["spot", "balanced", "shuffle"])
+def test_the_reason_names_both_prices(policy: str) -> None:
+    world = World(policy=policy, max_price=0.1, the_stack=stack(max_on_demand=0))
+    world.submit()
+    world.run(60)
+    assert world.record().reason == WHY
+    assert [entry.detail for entry in world.events(Event.REFUSED)] == [WHY]
+
+
+def test_it_is_the_price_that_the_cloud_tells() -> None:
+    world = World(policy="spot", max_price=0.35)
+    world.prices["pool"] = tuple(PriceRun(0.0, 0.9, zone) for zone in ZONES)
+    world.submit()
+    world.run(60)
+    assert world.record().reason.endswith("costs $0.90 an hour")
+    world.prices["pool"] = tuple(PriceRun(0.0, 0.2, zone) for zone in ZONES)
+    world.until(world.training, 2 * 3600)
+
+
+def test_on_demand_is_bought_whatever_spot_costs() -> None:
+    world = World(max_price=0.1)
+    world.submit()
+    world.until(world.training, 300)
+    assert world.record().reason == ""

@@ -1,0 +1,183 @@
+"""A static machine that idles costs the same without a job: who begins takes it before anything is bought."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.contract.cloud import VmStatus
+from spotkeeper.contract.job import Nodes, RequestKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.stack import Model, Price, StackState
+from tests.reconcile.decide.gang.test_resize import resized, trained
+from tests.reconcile.world import JOB, ZONES, World, stack
+
+SECOND = "bcde2345"
+
+
+def dear_at_home(static: int = 1) -> StackState:
+    """The nodes are in z-a, where spot costs more than elsewhere."""
+    plain = stack(static=static)
+    pools = tuple(replace(pool, prices={**pool.prices, "z-a": Price(on_demand=1.0, spot=0.9)}) for pool in plain.pools)
+    return replace(plain, pools=pools)
+
+
+def full(world: World) -> World:
+    for zone in ZONES:
+        world.capacity |= {(zone, Model.SPOT): 0, (zone, Model.ON_DEMAND): 0}
+    return world
+
+
+def wants(world: World, job: str = JOB) -> list[tuple[Model | None, str | None]]:
+    return [(entry.model, entry.zone) for entry in world.events(Event.INTENT, job=job)]
+
+
+def test_an_idle_node_is_taken_though_spot_is_cheaper_in_another_zone() -> None:
+    """Its grant and the zone are not one write: between them the node is no longer free, but ours."""
+    world = World(nodes=1, the_stack=dear_at_home())
+    world.run(10)
+    world.submit()
+    world.until(world.training)
+    assert wants(world) == [(Model.STATIC, "z-a")]
+
+
+def test_a_gang_with_too_few_nodes_still_begins_in_their_zone() -> None:
+    world = World(nodes=2, the_stack=dear_at_home())
+    world.run(10)
+    world.submit()
+    world.until(world.training)
+    assert sorted(wants(world)) == [(Model.SPOT, "z-a"), (Model.STATIC, "z-a")]
+
+
+def test_a_gang_that_went_elsewhere_comes_back_to_a_node_that_is_free_by_now() -> None:
+    world = full(World(nodes=1, the_stack=stack(static=1), steps=100, max_on_demand=0))
+    world.run(10)
+    world.submit()
+    world.until(world.training)
+    world.submit(SECOND)
+    world.run(30)
+    assert world.record(SECOND).zone != "z-a"
+    world.until(lambda: world.training(SECOND), 240)
+    assert wants(world, SECOND)[-1] == (Model.STATIC, "z-a")
+
+
+def test_nodes_that_are_too_few_do_not_call_a_gang_back_to_a_zone_that_refused_the_rest() -> None:
+    """Once it has a node there it is bound to it; where it is now there may be room for all of it sooner."""
+    world = full(World(nodes=2, the_stack=stack(static=1), max_on_demand=0))
+    world.submit()  # before the node says hello
+    before = world.record().zone
+    assert before != "z-a"
+    world.run(120)
+    assert world.record().zone == before and all(model is Model.SPOT for model, _ in wants(world))
+
+
+def test_a_job_that_waits_says_for_what_though_another_has_the_node() -> None:
+    """A node that is taken is no cap of a pool; and a job that waits for capacity remembers since when."""
+    world = full(World(nodes=1, the_stack=stack(static=1)))
+    world.run(10)
+    world.submit()
+    world.until(world.training)
+    for number, (spec, reason) in enumerate(
+        (
+            ({"max_on_demand": 0}, "waiting for spot capacity in any zone: the job's own max_on_demand is 0"),
+            ({"policy": "on-demand", "max_on_demand": 0}, "waiting: the job's own max_on_demand is 0"),
+            ({"policy": "spot", "max_on_demand": 0}, "waiting for capacity in any zone"),
+            ({"pools": ("fix",)}, "waiting for a static machine: all are in use or down"),
+        ),
+        start=2,
+    ):
+        job = f"bcde234{number}"
+        world.spec = replace(world.spec, **{"max_on_demand": None, "policy": "balanced", "pools": (), **spec})
+        world.submit(job)
+        world.run(30)
+        assert world.record(job).reason == reason
+        assert (world.record(job).dry_since is None) is ("pools" in spec)
+
+
+def taken(world: World, since: int) -> list[tuple[int | None, Model | None]]:
+    """What was wanted after the first few, and not refused."""
+    refused = {(entry.node, entry.attempt) for entry in world.events(Event.REFUSED)}
+    wanted = world.events(Event.INTENT)[since:]
+    return sorted((e.node, e.model) for e in wanted if (e.node, e.attempt) not in refused)  # type: ignore[type-var]
+
+
+def beside_an_idle_node(nodes: int) -> World:
+    """An elastic job of so many nodes; the node that it trained on was down, and idles since it is back."""
+    world = trained(World(nodes=Nodes(1, 4), the_stack=stack(static=1)))
+    (machine,) = (machine for machine in world.machines.values() if not machine.vm.job)
+    machine.status, machine.agent = VmStatus.DEAD, None
+    world.until(lambda: world.training() and world.record().gen > 1 and len(world.record().members) == 4, 900)
+    resized(world, nodes)
+    machine.status, machine.boot = VmStatus.RUNNING, "again"
+    world.run(100)
+    assert all(node.cur is None or node.cur.machine is None for node in world.record().nodes)
+    return world
+
+
+def test_ranks_that_come_back_take_the_node_that_idles() -> None:
+    """The round that takes the resize in sees the node, though no node was vacant when it began to read."""
+    world = beside_an_idle_node(2)
+    before = len(world.events(Event.INTENT))
+    resized(world, 4)
+    assert taken(world, before) == [(2, Model.SPOT), (3, Model.STATIC)]
+
+
+@pytest.mark.parametrize("notice_s", [None, 20.0, 120.0])
+def test_who_loses_its_machine_takes_the_node_that_idles(notice_s: float | None) -> None:
+    """Spot is gone everywhere, with and without a notice: one node may leave its disk, the other keeps the newest."""
+    world = beside_an_idle_node(2)
+    before, newest, gen = len(world.events(Event.INTENT)), world.newest, world.record().gen
+    for zone in ZONES:
+        world.capacity[zone, Model.SPOT] = 0
+    for node in (0, 1):
+        world.preempt(node, notice_s)
+    world.until(lambda: world.training() and world.record().gen > gen and len(world.record().members) == 2, 600)
+    assert sorted(model for _, model in taken(world, before)) == [Model.ON_DEMAND, Model.STATIC]
+    world.run(5)
+    assert newest is not None and world.started[-1][1] is not None and world.started[-1][1] >= newest
+
+
+def test_a_rank_alone_with_the_newest_checkpoint_is_not_sent_to_a_node_without_it() -> None:
+    world = beside_an_idle_node(1)
+    before, gen = len(world.events(Event.INTENT)), world.record().gen
+    world.preempt(0, 60.0)
+    world.until(lambda: world.training() and world.record().gen > gen, 600)
+    assert taken(world, before) == [(0, Model.SPOT)]
+
+
+def test_a_rank_on_demand_goes_to_a_node_that_idles_by_now() -> None:
+    """Another job had it; spot stays sold out."""
+    world = full(World(nodes=1, the_stack=stack(static=1)))
+    world.run(10)
+    world.submit()
+    world.until(world.training)
+    world.spec = replace(world.spec, nodes=2)
+    world.capacity["z-a", Model.ON_DEMAND] = 9
+    world.submit(SECOND)
+    world.until(lambda: world.training(SECOND))
+    assert {m.vm.model for m in world.dynamic()} == {Model.ON_DEMAND}
+    world.request(RequestKind.CANCEL)
+    world.until(lambda: any(r.cur and r.cur.machine for r in world.record(SECOND).nodes), 3600)
+    world.until(lambda: world.training(SECOND))
+    assert sorted(world.member(node, SECOND).vm.model for node in (0, 1)) == [Model.ON_DEMAND, Model.STATIC]
+
+
+def test_pools_at_their_caps_are_told_as_such() -> None:
+    world = World(nodes=2, the_stack=stack(max_machines=1))
+    world.submit()
+    world.run(30)
+    assert world.record().reason == "waiting: the stack's pools are at their caps, or the stack at its limits"
+
+
+def test_spot_that_is_sold_out_is_told_though_others_have_all_on_demand_machines() -> None:
+    """No cap keeps this job from spot: it waits for the market, and may go to another zone."""
+    world = full(World(nodes=1, the_stack=stack(max_on_demand=1)))
+    world.capacity["z-a", Model.ON_DEMAND] = 9
+    world.submit()
+    world.until(world.training)
+    world.submit(SECOND)
+    world.run(30)
+    assert world.record(SECOND).reason == "waiting for spot capacity in any zone: the pools' max_on_demand are in use"
+    assert world.record(SECOND).dry_since is not None
+    world.capacity["z-b", Model.SPOT] = 1
+    world.until(lambda: world.training(SECOND), 600)

@@ -1,0 +1,91 @@
+"""Spot is gone everywhere and comes back in one zone alone: the job finds it, wherever it has asked in vain before."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.contract.stack import Model
+from tests.sim.world import ZONES, Job, World, small_stack
+
+JOB = "abcdefgh"
+
+
+def dry(world: World, *zones: str) -> None:
+    for zone in zones:
+        world.cloud.limits[zone, Model.SPOT] = 0
+
+
+def found(world: World, job: Job) -> str:
+    """The zone in which it trains; capacity has come back in one that it did not ask last."""
+    back = next(zone for zone in ZONES if zone != world.record(JOB).zone)
+    del world.cloud.limits[back, Model.SPOT]
+    assert world.until(lambda: job.training, 3600.0), [entry.zone for entry in world.store.list_ledger(JOB)]
+    assert world.violations == [] and world.record(JOB).zone == back
+    return back
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hours", "policy"), [(1, 3.0, "balanced"), (1, 0.5, "spot"), (3, 0.5, "spot"), (3, 1.0, "shuffle")]
+)
+def test_a_job_that_has_not_begun_asks_every_zone_again(nodes: int, hours: float, policy: str) -> None:
+    """It asked the last zone for ever: what the others had refused long ago was cold again with each refusal."""
+    world = World(stack=small_stack(nodes))
+    dry(world, *ZONES)
+    job = world.submit(JOB, nodes=nodes, policy=policy)
+    world.run(hours * 3600.0)
+    assert not job.training
+    assert world.record(JOB).reason.startswith("waiting for capacity in any zone"), "it is bound to none yet"
+    found(world, job)
+
+
+def test_a_job_that_has_trained_moves_to_where_spot_has_come_back() -> None:
+    world = World(stack=small_stack(2))
+    job = world.submit(JOB, nodes=2)
+    assert world.until(lambda: job.training, 1800.0)
+    dry(world, *ZONES)
+    for machine in list(world.cloud.of(JOB)):
+        world.preempt(machine, -1.0)
+    world.run(2 * 3600.0)
+    assert not job.training
+    found(world, job)
+
+
+def test_a_job_whose_zone_is_taken_out_of_its_pool_says_so_and_moves_at_once() -> None:
+    """Its machines stay until they are lost; then nothing is to be had there, however long it waits."""
+    world = World(stack=small_stack(2))
+    job = world.submit(JOB, nodes=2)
+    assert world.until(lambda: job.training, 1800.0)
+    home, (pool,) = world.record(JOB).zone, world.stack.pools
+    zones = tuple(zone for zone in pool.zones if zone != home)
+    prices = {zone: pool.prices[zone] for zone in zones}
+    world.store.stack = replace(world.stack, pools=(replace(pool, zones=zones, prices=prices),))
+    world.run(600.0)
+    assert job.training, "what runs there goes on"
+    for machine in list(world.cloud.of(JOB)):
+        world.preempt(machine, -1.0)
+    reasons: set[str] = set()
+    assert world.until(lambda: bool(reasons.add(world.record(JOB).reason)) or not job.training, 300.0)
+    assert world.until(lambda: bool(reasons.add(world.record(JOB).reason)) or world.record(JOB).zone in zones, 200.0)
+    assert f"waiting: zone {home} was removed from the job's pools, so it moves as soon as it can" in reasons
+    assert world.until(lambda: job.training, 600.0) and world.violations == []
+
+
+def test_an_on_demand_fallback_ends_with_a_move_to_another_zone() -> None:
+    """The gang had moved to where spot was to be had, and bought on-demand there to the end of the fallback."""
+    world = World(stack=small_stack(2, on_demand=2))
+    job = world.submit(JOB, nodes=2)
+    assert world.until(lambda: job.training, 1800.0)
+    home = world.record(JOB).zone
+    assert home is not None
+    for model in (Model.SPOT, Model.ON_DEMAND):
+        world.cloud.limits[home, model] = 0
+    for machine in list(world.cloud.of(JOB)):
+        world.preempt(machine, -1.0)
+    world.run(60.0)
+    assert world.until(lambda: world.record(JOB).fallback_until > world.engine.t, 600.0), "the zone has no spot"
+    until = world.record(JOB).fallback_until
+    assert world.until(lambda: job.training, 3600.0) and world.record(JOB).zone != home
+    assert world.engine.t < until, "the fallback would last"
+    assert {node.cur.model for node in world.record(JOB).nodes if node.cur} == {Model.SPOT}
+    assert world.violations == []

@@ -1,0 +1,266 @@
+"""A job's forecast: bands, the rule replayed on the shipped market, own history, what is assumed. Virtual time."""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.market import HOUR_S, Observation
+from spotkeeper.contract.stack import Model, PoolState, Price, StackState
+from spotkeeper.replay.model import Case, PlayedOutcome, play
+from spotkeeper.replay.recording import SHIPPED, RecordedZone, Recording, read_folder
+from spotkeeper.report.forecast.band import Band, Values, band, weigh
+from spotkeeper.report.forecast.forecast import Library, cost_usd, forecast, markdown, outlook, replays, rows
+from spotkeeper.report.forecast.player import Chooser, Shop
+from spotkeeper.report.forecast.recordings import RecordingPart, Task, halves, outcomes, own_recording, parts
+
+ZONES = ("r1-a", "r1-b")
+RESTART_H = 1 / 6
+
+
+def task(*, on_demand: int = 100, zones: int = 2, work_h: float = 6.0, deadline_h: float | None = None,
+         spot: float = 1.0, **spec: Any) -> Task:  # fmt: skip
+    names = ZONES[:zones]
+    pool = PoolState(
+        name="burst", kind="spot", machine_type="m", zones=names, nproc=1, max_machines=100, max_on_demand=on_demand,
+        disk_gb=1, disk_type="d", prices=dict.fromkeys(names, Price(4.0, spot)),
+    )  # fmt: skip
+    job = JobSpec(**{"name": "j", "command": ("train.py",), "deadline": "1h" if deadline_h else None, **spec})
+    stack = StackState("s", "gcp", "", "r1", "", (pool,))
+    return Task(job, Shop.of(job, stack, pool), (spot,) * zones, 4.0, work_h, RESTART_H, deadline_h)
+
+
+def part(*zones: str, hours: float = 1.0, gang: int = 1) -> RecordingPart:
+    """``"1101"`` by zone: up or not, by tick."""
+    series = [tuple(int(mark) * gang for mark in zone) for zone in zones]
+    made = tuple(RecordedZone(f"r1-{n}", "r1", up, (0.25,) * len(up)) for n, up in enumerate(series))
+    return RecordingPart("c.m r1", Recording("c", "m", hours, gang, made))
+
+
+def one(job: Task, *zones: str) -> Any:
+    return next(iter(outcomes(job, part(*zones), 1)))
+
+
+# -- bands
+
+
+def test_a_band_is_the_shortest_that_holds_enough_of_every_market_alike() -> None:
+    values = Values(tuple((float(value), 0.1) for value in (*range(9), 100)), 0.8)
+    found = band(values)
+    assert (found.low, found.mid) == (0.0, pytest.approx(13.6))
+    assert found.high == found.mid  # 0 to 7 holds 80 %; the mean stretches it
+    crowd = weigh([[5.0] * 1000, [1.0], [2.0]])
+    assert band(crowd).mid == pytest.approx(8 / 3)
+
+
+def test_few_markets_make_wider_bands_and_a_known_one_narrower() -> None:
+    few, many = weigh([[0.0]] * 2), weigh([[0.0]] * 50)
+    assert few.level == 1.0
+    assert 0.8 < many.level < 0.82
+    assert weigh([[0.0]] * 2, [[1.0]]).level == 0.8
+    assert band(weigh([[0.0], [4.0]], [[2.0] * 3])).mid == 2.0  # its own market counts as much as both others
+
+
+def test_a_band_needs_outcomes() -> None:
+    with pytest.raises(ValueError, match="outcomes"):
+        band(weigh([]))
+
+
+# -- the replayed rule
+
+
+def test_spot_that_never_goes_costs_its_start_and_its_work() -> None:
+    out = one(task(nodes=3), "1" * 30, "1" * 30)
+    assert (out.preemptions, out.on_demand_h) == (0, 0)
+    assert cost_usd(task(nodes=3), out) == pytest.approx(3 * (6.0 + RESTART_H))
+
+
+def test_where_spot_is_rare_the_job_is_on_demand_and_as_dear() -> None:
+    rare = Recording("c", "m", 0.1, 1, (RecordedZone("r1-0", "r1", (0,) * 150 + (1,) * 10, (0.25,) * 160),))
+    (out,) = outcomes(task(zones=1), RecordingPart("x", rare), 1)
+    assert out.spot_h == 0
+    assert out.cost == pytest.approx(4.0 * (6.0 + RESTART_H), rel=0.01)  # refusals beside it
+
+
+def test_a_gang_that_may_not_be_on_demand_waits_and_moves_to_the_other_zone() -> None:
+    out = one(task(on_demand=0), "1111" + "0" * 16, "0000" + "1" * 16)
+    assert out.on_demand_h == 0
+    assert (out.preemptions > 0) == (out.launches > 1)
+
+
+@pytest.mark.parametrize(("policy", "share"), [("spot", 1.0), ("on-demand", 0.0)])
+def test_the_job_s_own_policy_is_replayed(policy: str, share: float) -> None:
+    out = one(task(policy=policy), "1101" * 8, "1011" * 8)
+    assert out.spot_h / (out.spot_h + out.on_demand_h) == share
+
+
+def test_spot_above_the_job_s_max_price_is_not_bought() -> None:
+    assert one(task(max_price=0.5), "1" * 30, "1" * 30).spot_h == 0
+
+
+def test_a_deadline_is_held_where_on_demand_is_to_be_had() -> None:
+    library = Library(parts(read_folder(SHIPPED)))
+    made = forecast(task(deadline_h=9.0), library)
+    assert made.expected.late == 0.0
+    assert made.expected.finish_h.high <= 9.0
+
+
+def test_a_gang_that_may_not_be_on_demand_is_late_on_spot_and_buys_none() -> None:
+    """Its deadline has no safety net: nothing is bought that it cannot have."""
+    job = task(on_demand=0, deadline_h=8.0)
+    out = one_at_first(job, "0" * 8 + "1" * 40, "0" * 8 + "1" * 40)
+    assert (out.on_demand_h, out.spot_h > 6.0, out.finish_h > 8.0) == (0.0, True, True)
+    assert forecast(job, Library(parts(read_folder(SHIPPED)))).expected.late not in (None, 0.0)
+
+
+@pytest.mark.parametrize(("policy", "on_demand"), [("spot", 100), ("balanced", 0)])
+def test_who_may_not_be_on_demand_is_told_what_its_column_is_for(policy: str, on_demand: int, library: Library) -> None:
+    job = task(on_demand=on_demand, deadline_h=8.0, policy=policy)
+    (line,) = [line for line in forecast(job, library).assumptions if line.startswith("on-demand: ")]
+    assert line.endswith("so none is bought; its column shows the cost for comparison")
+
+
+def begun(job: Task, ups: str, hours: float = 0.5) -> PlayedOutcome:
+    """The job begun at the first tick of one zone."""
+    made = part(ups, hours=hours)
+    case = Case("x", made.recording, 0, 0, job.terms(hours))
+    return play(case, Chooser(job.spec, job.shop))
+
+
+@pytest.mark.parametrize(("max_wait", "waited_h"), [("2h", 2.0), (None, 0.0)])
+def test_on_demand_waits_for_max_wait(max_wait: str | None, waited_h: float) -> None:
+    out = begun(task(zones=1, max_wait=max_wait), "0" * 40)
+    assert (out.waited_h, out.spot_h) == (waited_h, 0.0)
+
+
+def test_a_fallback_ends_where_spot_has_come_back() -> None:
+    out = begun(task(zones=1, work_h=20.0), "0" * 8 + "1" * 72)
+    assert 4.0 <= out.on_demand_h <= 6.0
+    assert out.spot_h > 10.0
+
+
+def test_a_gang_on_demand_finds_spot_in_another_zone_by_a_look_and_stays_where_none_is() -> None:
+    """It moves to the other zone long before spot comes back to its own; the look is billed."""
+    out = one_at_first(task(work_h=20.0), "1" * 6 + "0" * 74, "0" * 6 + "1" * 74)
+    assert out.on_demand_h <= 2.0 and out.spot_h > 18.0
+    stays = one_at_first(task(work_h=20.0), "1" * 6 + "0" * 74, "0" * 80)
+    assert stays.spot_h == pytest.approx(3.0) and stays.on_demand_h > 17.0
+
+
+def one_at_first(job: Task, *zones: str, hours: float = 0.5) -> PlayedOutcome:
+    made = part(*zones, hours=hours)
+    return play(Case("x", made.recording, 0, 0, job.terms(hours)), Chooser(job.spec, job.shop))
+
+
+# -- the whole
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library(parts(read_folder(SHIPPED)))
+
+
+def test_a_forecast_says_what_it_expects_beside_on_demand_and_what_it_assumes(library: Library) -> None:
+    made = forecast(task(nodes=3, max_usd=1.0), library, ("prices: of a test",))
+    ours, whole = made.expected, made.on_demand
+    assert whole.usd == Band(*[3 * 4.0 * (6.0 + RESTART_H)] * 3)
+    assert ours.usd.low <= ours.usd.mid <= ours.usd.high
+    assert 0.0 < made.saves < 0.75
+    assert (round(ours.over_budget or 0.0, 9), whole.over_budget) == (1.0, 1.0)
+    assert made.replays == replays(task(), library) * len(library.parts)
+    assert made.assumptions[0] == "prices: of a test"
+    assert {"market", "prices", "capacity", "start", "work", "on-demand", "not included", "band"} == {
+        line.partition(":")[0] for line in made.assumptions
+    }
+    assert [row[0] for row in rows(made)] == ["cost", "done after", "preemptions", "share on spot", "over its max_usd"]
+
+
+def test_the_same_job_has_the_same_forecast(library: Library) -> None:
+    assert forecast(task(), library) == forecast(task(), library)
+
+
+def test_jobs_of_months_are_begun_less_often(library: Library) -> None:
+    assert replays(task(work_h=2000.0), library) < replays(task(work_h=10.0), library)
+
+
+def test_a_library_without_spot_is_refused() -> None:
+    with pytest.raises(ValueError, match="no recorded market"):
+        forecast(task(), Library(()))
+
+
+def test_bands_hold_most_of_what_comes_to_pass_in_regions_that_were_left_out(library: Library) -> None:
+    """The whole of it, on more markets, is measured by bench/market/forecast.py."""
+    jobs = task(zones=1, work_h=12.0), task(on_demand=0, work_h=12.0)
+    shares = []
+    for job in jobs:
+        played = [tuple(outcomes(job, region, 8)) for region in library.parts]
+        for at, truth in enumerate(played):
+            told = outlook(job, [*played[:at], *played[at + 1 :]])
+            shares.append(mean(told.usd.holds(cost_usd(job, out)) for out in truth))
+            shares.append(mean(told.finish_h.holds(out.finish_h) for out in truth))
+    assert 0.65 < mean(shares) < 0.95
+
+
+def test_markdown_lets_no_name_be_more_than_text(library: Library) -> None:
+    made = replace(forecast(task(work_h=1.0), library), job="x`](http://a)|@all")
+    text = markdown(made)
+    assert "`x'](http://a)¦@all`" in text
+    assert text.count("| cost |") == 1
+
+
+# -- what is replayed
+
+
+def test_regions_in_which_spot_never_was_are_no_parts() -> None:
+    assert parts([part("0" * 50, "0" * 50).recording]) == ()
+    assert [found.name for found in parts([part("0" * 50, "1" * 50).recording])] == ["c.m r1"]
+
+
+def test_halves_of_a_part_are_its_hours() -> None:
+    both = halves(part("1100"))
+    assert both is None  # in the second half spot never was
+    first, second = halves(part("1010")) or pytest.fail("both halves have spot")
+    assert (first.recording.ticks, second.recording.ticks) == (2, 2)
+
+
+@pytest.mark.parametrize(("nodes", "spot"), [(4, True), (16, False)])
+def test_a_small_gang_needs_fewer_machines_than_were_watched(nodes: int, spot: bool) -> None:
+    full = RecordedZone("r1-0", "r1", (4,) * 27 + (16,) * 3, (0.25,) * 30)
+    watched = RecordingPart("x", Recording("c", "m", 1.0, 16, (full,)))
+    (out,) = outcomes(task(nodes=nodes, zones=1), watched, 1)
+    assert (out.on_demand_h == 0) == spot
+
+
+# -- own history
+
+
+def observation(machine: str, event: Event, hour: float, zone: str = "r1-a", cause: str = "") -> Observation:
+    return Observation(machine, event, (1000 + hour) * HOUR_S, zone, Model.SPOT, cause)
+
+
+def test_own_history_is_what_machines_lived_through() -> None:
+    told = (
+        observation("a", Event.ADMITTED, 0.0),
+        observation("a", Event.LOSS, 60.0, cause="loss"),
+        observation("b", Event.ADMITTED, 62.0),
+        observation("b", Event.GONE, 72.0),
+        observation("c", Event.REFUSED, 5.0, "r1-b", "capacity"),
+    )
+    found = own_recording("burst", "r1", told)
+    assert found is not None
+    assert [zone.name for zone in found.zones] == ["r1-a", "r1-b"]
+    ups = [sum(up) * found.tick_h for up in found.up]
+    assert ups[0] == pytest.approx(70.0)  # the hour in which nothing is known of any zone is left out
+    assert found.ticks * found.tick_h == pytest.approx(71.0)
+    assert ups[1] == 0
+
+
+@pytest.mark.parametrize("hours", [0.0, 10.0])
+def test_a_short_history_says_nothing(hours: float) -> None:
+    told = (observation("a", Event.ADMITTED, 0.0), observation("a", Event.GONE, hours)) if hours else ()
+    assert own_recording("burst", "r1", told) is None

@@ -1,0 +1,59 @@
+"""Durations, money, losses and counts as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotkeeper.contract.ledger import Event
+from spotkeeper.report.job.view import job_view
+from spotkeeper.report.text.render import job_table
+from spotkeeper.report.text.words import count, duration, loss_word, saved, usd
+from tests.contract.samples import STACK
+from tests.report.ledgers import (
+    HOUR,
+    NOTICED,
+    a_record,
+    entry,
+    intent,
+    printed,
+)
+
+LOSSES = {2.113: "2.1130", -0.5: "-0.5000", 0.0: "0.0000", 0.0123456: "0.01235", 1e-5: "1e-05", 1.23456e-5: "1.235e-05"}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_small_loss_is_not_shown_as_none(loss: float) -> None:
+    assert loss_word(loss) == LOSSES[loss]
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(0.01234, "$0.01"), (1.0, "$1.00"), (9.151, "$9.15"), (-1234.5, "-$1,234.50")]
+)
+def test_money_is_rounded_to_what_matters(amount: float, text: str) -> None:
+    assert usd(amount) == text
+
+
+@pytest.mark.parametrize(("percent", "text"), [(70.6, "71 % saved"), (-0.4, "0 % saved"), (-9.2, "9 % more")])
+def test_what_was_not_saved_is_said_so(percent: float, text: str) -> None:
+    assert saved(percent) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"), [(1, "crash", "1 crash"), (2, "crash", "2 crashes"), (0, "VM", "0 VMs")]
+)
+def test_one_and_many(number: int, noun: str, text: str) -> None:
+    assert count(number, noun) == text
+
+
+def test_what_was_not_saved_reads_alike_in_the_table() -> None:
+    dear = (intent(0.0, 0, 1, price=3.3), *NOTICED[1:4], entry(Event.END, HOUR + 5))
+    view = job_view(a_record(), None, dear, STACK, now=2 * HOUR)
+    assert saved(view.money.saved_percent or 0.0) == "10 % more"
+    assert "10 % more" in printed(job_table([view]))
+
+
+@pytest.mark.parametrize(
+    ("seconds_", "text"), [(None, "-"), (0.4, "0s"), (59.4, "59s"), (200, "3m20s"), (7500, "2h05m"), (273600, "3d04h")]
+)
+def test_durations(seconds_: float | None, text: str) -> None:
+    assert duration(seconds_) == text

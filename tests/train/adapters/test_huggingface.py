@@ -1,0 +1,38 @@
+"""A plain script for Hugging Face's trainer with one line more: preempted, it ends with the bits of one left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.train.adapters.plain import Case, fails, left_alone, preempted, restarted_after_its_end
+
+pytest.importorskip("transformers", reason="transformers is not installed: `make adapters` runs these")
+
+SCRIPT = "huggingface_script.py"
+CASES = [
+    Case(stop=1),
+    Case(stop=12),  # of 12 in an epoch: its evaluation comes before the stop
+    Case(stop=13),
+    Case(stop=7, world=2),
+    Case(("--accumulate", "5"), stop=4, world=2),
+    Case(("--val-every", "5"), stop=5),
+    Case(("--workers", "2"), stop=15),
+    Case(("--by-init",), stop=14),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_preempted_is_as_left_alone(tmp_path: Path, case: Case) -> None:
+    assert preempted(tmp_path / "preempted", SCRIPT, case) == left_alone(tmp_path / "alone", SCRIPT, case)
+
+
+def test_after_its_end_only_what_follows_is_done_again(tmp_path: Path) -> None:
+    left, said = restarted_after_its_end(tmp_path / "again", SCRIPT, Case(("--weights-only",)))
+    assert left == left_alone(tmp_path / "alone", SCRIPT, Case(("--weights-only",)))
+    assert "nothing left to do" in said
+
+
+def test_a_callback_that_comes_too_late_is_refused(tmp_path: Path) -> None:
+    assert "when it is made" in fails(tmp_path / "late", SCRIPT, Case(("--late",)))

@@ -1,0 +1,47 @@
+"""A plain Lightning script with one line more: preempted, it ends with the bits of one that was left alone.
+
+The scripts have what makes resuming hard: augmentation, dropout, BatchNorm, schedulers by step and by metric,
+validations. What they note on the way (epochs, validations and their figures) happens as often as it would have.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.train.adapters.plain import Case, fails, left_alone, preempted, restarted_after_its_end
+
+pytest.importorskip("lightning", reason="Lightning is not installed: `make adapters` runs these")
+
+SCRIPT = "lightning_script.py"
+CASES = [
+    Case(stop=1),
+    Case(stop=12),  # of 12 in an epoch: before its validation
+    Case(stop=13),
+    Case(stop=35),
+    Case(stop=7, world=2),
+    Case(("--accumulate", "5"), stop=4, world=2),
+    Case(("--val-every", "5"), stop=5),
+    Case(("--workers", "2"), stop=15),
+    Case(("--asks-total",), stop=15),
+    Case(("--averaged",), stop=14),
+    Case(("--iterable",), stop=15),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_preempted_is_as_left_alone(tmp_path: Path, case: Case) -> None:
+    assert preempted(tmp_path / "preempted", SCRIPT, case) == left_alone(tmp_path / "alone", SCRIPT, case)
+
+
+def test_after_its_end_only_what_follows_is_done_again(tmp_path: Path) -> None:
+    left, said = restarted_after_its_end(tmp_path / "again", SCRIPT, Case())
+    assert left == left_alone(tmp_path / "alone", SCRIPT, Case())
+    assert "nothing left to do" in said
+
+
+def test_ranks_that_would_train_alone_are_refused(tmp_path: Path) -> None:
+    """Lightning's default, one device, takes no notice of torchrun."""
+    said = fails(tmp_path / "alone", SCRIPT, Case(("--unaware",), world=2))
+    assert "2 processes were started, but this trainer counts 1: Trainer(strategy=" in said

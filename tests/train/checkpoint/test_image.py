@@ -1,0 +1,113 @@
+"""State to bytes and back: every kind of tensor, tied ones once, and what cannot be saved."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import torch
+
+from spotkeeper.train.checkpoint.durable import PAGE
+from spotkeeper.train.checkpoint.image import Image, RunState, lay_out, pack, thaw, unpack
+
+TENSORS = {
+    "float32": torch.randn(3, 5),
+    "bfloat16": torch.randn(7).bfloat16(),
+    "float8": torch.randn(4).to(torch.float8_e4m3fn),
+    "complex64": torch.randn(2, 2, dtype=torch.complex64),
+    "bool": torch.tensor([True, False, True]),
+    "int64": torch.arange(6).view(2, 3),
+    "uint8": torch.arange(256).to(torch.uint8),
+    "scalar": torch.tensor(3.25, dtype=torch.float64),
+    "empty": torch.empty(0, 4),
+    "transposed": torch.randn(4, 6).t(),
+    "strided": torch.randn(20)[::3],
+    "expanded": torch.randn(1, 3).expand(5, 3),
+    "conjugated": torch.randn(3, dtype=torch.complex64).conj(),
+    "negated": torch.randn(3, dtype=torch.complex64).conj().imag,
+}
+
+
+def round_trip(state: RunState) -> RunState:
+    image = Image(state)
+    memory = memoryview(bytearray(b"\xee" * image.size))
+    image.copy_to(memory)
+    return thaw(memory, image.stretches)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_kind_of_tensor(name: str) -> None:
+    tensor = TENSORS[name]
+    back = round_trip(RunState({"a": tensor}, [tensor], ()))
+    for found in (back.model["a"], back.rest[0]):  # type: ignore[index]
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+        plain = (found.float(), tensor.float()) if name == "float8" else (found, tensor)
+        assert torch.equal(*plain)
+
+
+def test_what_is_not_a_tensor_comes_back_as_it_was() -> None:
+    rest = {"lr": 1e-3, "betas": (0.9, 0.99), "order": collections.OrderedDict(b=1, a=2), "none": None}
+    back = round_trip(RunState(None, rest, (b"one", b"", b"three")))
+    assert (back.model, back.rest, back.local) == (None, rest, (b"one", b"", b"three"))
+
+
+def test_tied_tensors_are_written_once() -> None:
+    weight = torch.nn.Parameter(torch.randn(100, 100))
+    once = Image(RunState({"a": weight}, None, ())).size
+    twice = Image(RunState({"a": weight, "b": weight, "c": weight.detach()}, None, ())).size
+    other = Image(RunState({"a": weight, "b": weight.t()}, None, ())).size
+    assert twice == once < other
+
+
+def test_two_that_only_share_memory_are_two() -> None:
+    base = torch.arange(10.0)
+    back: Any = round_trip(RunState({"head": base[:5], "tail": base[5:], "all": base}, None, ())).model
+    assert [part.tolist() for part in back.values()] == [base[:5].tolist(), base[5:].tolist(), base.tolist()]
+
+
+def test_the_rest_does_not_look_into_the_image() -> None:
+    """An optimizer keeps the tensors it loads; the memory is staged into again."""
+    image = Image(RunState({"a": torch.ones(4)}, {"m": torch.ones(4)}, ()))
+    memory = memoryview(bytearray(image.size))
+    image.copy_to(memory)
+    back: Any = thaw(memory, image.stretches)
+    memory[:] = bytes(len(memory))
+    assert back.rest["m"].tolist() == [1.0] * 4
+    assert back.model["a"].tolist() == [0.0] * 4, "the model's are copied by load_state_dict"
+
+
+def test_a_model_loads_what_was_saved_of_another_of_its_kind() -> None:
+    model, other = (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)) for _ in range(2))
+    model(torch.randn(8, 3))
+    back: Any = round_trip(RunState(model.state_dict(), None, ())).model
+    assert back._metadata == model.state_dict()._metadata
+    other.load_state_dict(back)
+    assert [part.tolist() for part in other.state_dict().values()] == [p.tolist() for p in model.state_dict().values()]
+
+
+def test_small_parts_travel_as_bytes() -> None:
+    part: Any = {"rng": torch.get_rng_state(), "buffers": {"mean": torch.randn(3)}, "scaler": None, "n": 3}
+    back = unpack(pack(part))
+    assert back["n"] == 3 and back["scaler"] is None
+    assert torch.equal(back["rng"], part["rng"])
+    assert torch.equal(back["buffers"]["mean"], part["buffers"]["mean"])
+
+
+@pytest.mark.parametrize("state", [0, 1, PAGE - 1, PAGE, PAGE + 1])
+def test_files_begin_on_a_page(state: int) -> None:
+    first, second = lay_out(state, 10)
+    assert first.offset == 0 and second.offset % PAGE == 0
+    assert second.offset >= state
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.eye(3).to_sparse(), "sparse"),
+        (torch.empty(3, device="meta"), "meta"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(tensor: torch.Tensor, kind: str) -> None:
+    with pytest.raises(TypeError, match=rf"cannot save a {kind} tensor of shape \(3"):
+        Image(RunState({"a": tensor}, None, ()))

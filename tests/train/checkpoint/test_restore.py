@@ -1,0 +1,84 @@
+"""What a peer sends is believed only if its hash holds: a flipped bit would live on in every later checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from spotkeeper.train.agent_link.control import Commit, Fault
+from spotkeeper.train.checkpoint import client
+from spotkeeper.train.checkpoint.image import Image, RunState
+from spotkeeper.train.checkpoint.store import SKELETON, STATE, FileSum, Manifest
+from spotkeeper.train.checkpoint.strategy import restore
+
+SENT = RunState({"weight": torch.arange(5000.0)}, {"lr": 0.1}, (b"one", b"two"))
+
+
+class Peer:
+    """Rank 0 of two, blank; rank 1 holds a checkpoint and sends it in pieces, as ``flip`` leaves it."""
+
+    rank, world, local_rank, node = 0, 2, 0, 0
+
+    def __init__(self, flip: Callable[[int, bytearray], None]) -> None:
+        image = Image(SENT)
+        memory = bytearray(image.size)
+        image.copy_to(memoryview(memory))
+        parts = [(part.name, bytes(memory[part.offset : part.offset + part.bytes])) for part in image.stretches]
+        sums = tuple(FileSum(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in parts)
+        self.manifest = Manifest(Commit(1, 5), 2, (), sums, {}, 0.0)
+        self.parts = [bytearray(data) for _, data in parts]
+        for number, data in enumerate(self.parts):
+            flip(number, data)
+        self.answers = [[b"", str(self.manifest.commit).encode()], [b"", self.manifest.to_bytes()]]
+
+    def gather(self, blob: bytes) -> list[bytes]:
+        assert blob == b""
+        return self.answers.pop(0)
+
+    def highest(self, value: int) -> Callable[[], int]:
+        raise AssertionError("not asked here")
+
+    def send(self, view: memoryview, to: int) -> None:
+        raise AssertionError("a blank rank has nothing to send")
+
+    def receive(self, view: memoryview, source: int, landed: Callable[[memoryview], None]) -> None:
+        assert source == 1
+        data = self.parts.pop(0)
+        for at in range(0, len(data), 4096):
+            view[at : at + 4096] = data[at : at + 4096]
+            landed(view[at : at + 4096])
+
+
+def test_a_whole_copy_is_taken() -> None:
+    restored, skipped = restore(Peer(lambda *_: None), None, None, None)
+    assert restored is not None and not skipped
+    assert restored.source == "rank 1" and restored.manifest.commit == Commit(1, 5)
+    assert torch.equal(restored.state.model["weight"], SENT.model["weight"])  # type: ignore[index]
+    assert (restored.state.rest, restored.state.local) == (SENT.rest, SENT.local)
+
+
+@pytest.mark.parametrize(("part", "name"), [(0, STATE), (1, SKELETON)])
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_copy_with_one_flipped_bit_is_refused(part: int, name: str, at: int) -> None:
+    def flip(number: int, data: bytearray) -> None:
+        if number == part:
+            data[at] ^= 1
+
+    with pytest.raises(RuntimeError, match=rf"{name} of 1-5 arrived damaged from rank 1; start again"):
+        restore(Peer(flip), None, None, None)
+
+
+def test_a_copy_comes_whole_though_this_nodes_saver_has_gone(tmp_path: Path) -> None:
+    saver = client.start(tmp_path / "saver")
+    trainer = client.Client.connect(tmp_path / "saver")
+    hello = trainer.hello(tmp_path / "ckpt", 2, 2)
+    saver.kill()
+    saver.wait()
+    restored, _ = restore(Peer(lambda *_: None), tmp_path / "ckpt", trainer, hello)
+    assert restored is not None and restored.lost is not None
+    assert restored.lost.fault is Fault.SAVER_LOST and restored.source == "rank 1"
+    assert torch.equal(restored.state.model["weight"], SENT.model["weight"])  # type: ignore[index]

@@ -1,0 +1,174 @@
+"""Checkpoints of sharded state: by whom they are written, when they count, and in which gangs they can be taken up."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import load as dcp_load
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from spotkeeper.train.agent_link.control import Commit
+from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.reshard import _Claim, _sources
+from spotkeeper.train.core.shards import METADATA
+from tests.train.checkpoint.sharding import SAVED, Life, live, module
+from tests.train.gangs import Event, Gang, Job, finals, run_to_end
+from tests.train.jobs import _digest as digest
+
+NEWEST = Commit(0, SAVED)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """(folder, state) of two ranks on one machine."""
+    return _made(tmp_path_factory.mktemp("one"), nodes=1)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """(folder, state) of two machines with a rank each."""
+    return _made(tmp_path_factory.mktemp("two"), nodes=2)
+
+
+def _made(root: Path, nodes: int) -> tuple[Path, str]:
+    told = live(Life(2, nodes, root / "ckpt", root / "out", train=True))
+    assert [each.get("commit") for each in told] == [str(NEWEST), str(NEWEST) if nodes == 2 else "None"], told
+    return root / "ckpt", told[0]["state"]
+
+
+def taken_up(life: Life) -> list[dict[str, Any]]:
+    told = live(life)
+    assert not any("error" in each for each in told), told
+    return told
+
+
+def test_each_machine_has_its_ranks_parts_and_knows_all_files(two: tuple[Path, str]) -> None:
+    for node, other in ((0, 1), (1, 0)):
+        folder = two[0] / f"node{node}"
+        manifest = store.read(folder, NEWEST)
+        store.verify(folder, manifest)
+        assert {file.name for file in manifest.files} == {f"__{node}_0.distcp", f"skeleton.{node}.pkl", METADATA}
+        assert {file.name for file in manifest.others} == {f"__{other}_0.distcp", f"skeleton.{other}.pkl"}
+
+
+def test_one_rank_takes_up_what_two_have_written(one: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(one[0], tmp_path / "ckpt")
+    (told,) = taken_up(Life(1, 1, tmp_path / "ckpt", tmp_path / "out"))
+    assert (told["step"], told["state"]) == (SAVED, one[1])
+    assert "2 ranks then, 1 now: reseeded" in told["log"]
+
+
+def test_a_machine_without_a_disk_and_disks_that_came_to_others_are_served_by_peers(
+    two: tuple[Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(two[0] / "node0", tmp_path / "ckpt/node2")
+    shutil.copytree(two[0] / "node1", tmp_path / "ckpt/node0")
+    third = taken_up(Life(3, 3, tmp_path / "ckpt", tmp_path / "third"))
+    assert [told["state"] for told in third] == [two[1]] * 3
+    assert "(rank 0, 2, 2 ranks then, 3 now: reseeded)" in third[1]["log"]
+    shutil.copytree(two[0] / "node0", tmp_path / "swapped/node1")
+    shutil.copytree(two[0] / "node1", tmp_path / "swapped/node0")
+    swapped = taken_up(Life(2, 2, tmp_path / "swapped", tmp_path / "out"))
+    assert [told["state"] for told in swapped] == [two[1]] * 2
+    assert "resumed from 0-3 (rank 1)" in swapped[0]["log"]
+
+
+def test_killed_between_the_parts_and_their_commit_it_is_complete_all_the_same(
+    two: tuple[Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(two[0], tmp_path / "ckpt")
+    for number, lacking in enumerate(((0, 1), (1,))):  # nobody was told to publish, or one of them
+        for node in lacking:
+            _uncommit(tmp_path / f"ckpt/node{node}")
+        told = taken_up(Life(2, 2, tmp_path / "ckpt", tmp_path / f"out{number}"))
+        assert [(each["state"], each["commit"]) for each in told] == [(two[1], str(NEWEST))] * 2
+        for node in (0, 1):
+            newest = store.newest(tmp_path / f"ckpt/node{node}").manifest
+            assert newest is not None and newest.commit == NEWEST and len(newest.others) == 2
+
+
+def _uncommit(folder: Path) -> None:
+    """As it is when a saver has written its part and heard nothing more."""
+    store.publish_part(folder / str(NEWEST), replace(store.read(folder, NEWEST), others=()))
+    (folder / str(NEWEST) / store.COMMIT).unlink()
+    assert store.newest(folder).commit != NEWEST
+
+
+@pytest.mark.parametrize(
+    ("claims", "world", "source", "lacking"),
+    [
+        ({0: _Claim(2, "a", [0], True), 1: _Claim(2, "a", [1], True)}, 2, (0, 1), []),
+        ({0: _Claim(2, "a", [1], True), 1: _Claim(2, "a", [0], True)}, 2, (1, 0), []),
+        ({0: _Claim(2, "a", [0, 1], True), 1: _Claim(2, "a", [0, 1], True)}, 2, (0, 1), []),
+        ({at: _Claim(4, "a", [0, 1, 2, 3], True) for at in (0, 1)}, 2, (0, 1, 0, 1), []),
+        ({2: _Claim(2, "a", [0, 1], False)}, 3, (2, 2), []),
+        ({1: _Claim(3, "a", [1], True)}, 3, None, [0, 2]),
+        ({0: _Claim(2, "a", [0], False), 1: _Claim(2, "b", [1], False)}, 2, None, [1]),
+    ],
+    ids=["own", "swapped", "one folder", "fewer", "blank peers", "missing", "parts of two saves"],
+)
+def test_who_answers_for_which_part(
+    claims: dict[int, _Claim], world: int, source: tuple[int, ...] | None, lacking: list[int]
+) -> None:
+    found = _sources(claims, world)
+    assert found[1] == lacking
+    assert source is None or found[0] == source
+
+
+def test_a_part_that_is_missing_is_told_and_nothing_begins_anew_without_a_word(
+    two: tuple[Path, str], tmp_path: Path
+) -> None:
+    (told,) = live(Life(1, 1, shutil.copytree(two[0] / "node0", tmp_path / "ckpt"), tmp_path / "out"))
+    assert "checkpoint 0-3 was complete, and the part of rank 1 is on none of these machines" in told["error"]
+
+
+def test_a_damaged_part_costs_all_the_same_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(two[0], tmp_path / "ckpt")
+    older = max(commit for commit in store.complete(tmp_path / "ckpt/node0") if commit < NEWEST)
+    path = tmp_path / "ckpt/node1" / str(NEWEST) / "__1_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    told = taken_up(Life(2, 2, tmp_path / "ckpt", tmp_path / "out"))
+    assert [each["step"] for each in told] == [older.step] * 2
+    assert "skipped checkpoint 0-3: __1_0.distcp does not match its hash in COMMIT" in told[1]["log"]
+    for node in (0, 1):  # by its sizes it holds, so it would cost one that does its place
+        folder = tmp_path / f"ckpt/node{node}"
+        assert max(store.complete(folder)) == older
+        assert store.damaged(folder, older) == [NEWEST], "put aside on both"
+
+
+def test_torchs_own_tools_read_it(two: tuple[Path, str], tmp_path: Path) -> None:
+    for node in (0, 1):
+        shutil.copytree(two[0] / f"node{node}" / str(NEWEST), tmp_path / "all", dirs_exist_ok=True)
+    dcp_to_torch_save(tmp_path / "all", tmp_path / "all.pt")
+    content = torch.load(tmp_path / "all.pt")
+    names = [name for name, _ in module().named_parameters()]
+    moments = [content["optimizer"]["state"][name] for name in names]
+    state = [
+        {name: content["model"][name] for name in names},
+        {at: {key: each[key] for key in ("step", "exp_avg", "exp_avg_sq")} for at, each in enumerate(moments)},
+    ]
+    assert digest(state) == two[1]
+    plain = module()
+    into = {"model": dict(plain.named_parameters())}
+    dcp_load(into, storage_reader=FileSystemReader(tmp_path / "all"), no_dist=True)
+    assert digest([{name: param.detach() for name, param in plain.named_parameters()}]) == digest([state[0]])
+
+
+def test_under_the_agent_a_killed_gang_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    """Two machines with their savers: the one rank is killed once a save is complete, in the middle of the run."""
+    job = Job(tmp_path / "out", kind="fsdp", events=(Event(3, 1, "save"), Event(6, 1, "kill")))
+    with Gang(tmp_path / "gang", job, nodes=2, env={"SPOTKEEPER_REPLICATED": "0"}) as gang:
+        assert gang.run(1)[1].code != 0
+        assert [ended.code for ended in gang.run(2)] == [0, 0], gang.log(0, 2)
+        begun = store.complete(gang.disk(0))
+        assert begun == store.complete(gang.disk(1)) and begun[0] == Commit(2, job.steps)
+        assert "resumed from 1-" in gang.log(1, 2)
+    assert finals(job) == run_to_end(tmp_path / "alone", job, nodes=2)

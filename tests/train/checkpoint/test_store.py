@@ -1,0 +1,200 @@
+"""Which checkpoint is the newest that holds, whatever happened to the others."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotkeeper.train.agent_link.control import Commit
+from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE, FileSum, Manifest, RankPlace
+from spotkeeper.train.core import beneath
+
+
+def make(folder: Path, commit: Commit) -> Path:
+    """A complete checkpoint of a few bytes."""
+    home = folder / str(commit)
+    home.mkdir(parents=True)
+    sums = []
+    for name in (STATE, SKELETON):
+        data = f"{name} of {commit}".encode() * 50
+        (home / name).write_bytes(data)
+        sums.append(FileSum(name, len(data), hashlib.sha256(data).hexdigest()))
+    store.publish(home, Manifest(commit, 1, (RankPlace(0, 0, 0, True),), tuple(sums), {"torch": "2"}, 1.5))
+    return home
+
+
+def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
+    make(tmp_path, Commit(3, 14))
+    manifest = store.read(tmp_path, Commit(3, 14))
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    assert (manifest.commit, manifest.world, manifest.saved_at) == (Commit(3, 14), 1, 1.5)
+
+
+def test_newest_is_by_generation_then_step(tmp_path: Path) -> None:
+    for commit in (Commit(1, 900), Commit(2, 20), Commit(2, 100)):
+        make(tmp_path, commit)
+    assert store.newest(tmp_path).commit == Commit(2, 100)
+    assert store.newest(tmp_path).skipped == ()
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert store.newest(tmp_path / "never-made").commit is None
+    (tmp_path / "quarantine").mkdir()
+    (tmp_path / "latest").write_text("1-1\n")
+    assert store.newest(tmp_path) == store.NewestCheckpoint(None, ())
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "half-written": (lambda home: (home / COMMIT).unlink(), "no COMMIT: the save was not finished"),
+    "empty COMMIT": (lambda home: (home / COMMIT).write_bytes(b""), "COMMIT is not readable"),
+    "flipped COMMIT": (lambda home: flip(home / COMMIT, 150), "COMMIT"),
+    "COMMIT without a hash": (lambda home: (home / COMMIT).write_text("{}"), "COMMIT is not readable"),
+    "truncated": (lambda home: (home / STATE).write_bytes(b"s"), "state.bin has 1 bytes, COMMIT says"),
+    "missing": (lambda home: (home / SKELETON).unlink(), "skeleton.pkl: No such file"),
+    "flipped": (lambda home: flip(home / STATE, 70), "state.bin does not match its hash"),
+    "renamed": (
+        lambda home: home.rename(home.with_name("2-11")),
+        "COMMIT belongs to 2-10, and stands in",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_newest_is_skipped_with_its_reason(tmp_path: Path, damage: str) -> None:
+    make(tmp_path, Commit(1, 5))
+    harm, why = DAMAGE[damage]
+    harm(make(tmp_path, Commit(2, 10)))
+    newest = store.newest(tmp_path)
+    assert newest.commit == Commit(1, 5)
+    assert len(newest.skipped) == 1
+    assert why in newest.skipped[0].why
+    assert newest.skipped[0].name in ("2-10", "2-11")
+
+
+def test_what_was_whole_once_and_is_no_more_is_known_here_or_put_aside(tmp_path: Path) -> None:
+    """Not what was never finished: nobody counts on that."""
+    make(tmp_path, Commit(1, 5))
+    assert store.damaged(tmp_path, Commit(1, 5)) == []
+    (make(tmp_path, Commit(2, 20)) / COMMIT).unlink()
+    (make(tmp_path, Commit(2, 10)) / STATE).write_bytes(b"s")
+    make(tmp_path, Commit(2, 9))
+    store.quarantine(tmp_path, Commit(2, 9))  # whose hash did not match, when it was read
+    assert store.damaged(tmp_path, Commit(1, 5)) == [Commit(2, 10), Commit(2, 9)]
+    assert store.damaged(tmp_path, Commit(2, 9)) == [Commit(2, 10)]
+    store.quarantine_incomplete(tmp_path)
+    assert store.damaged(tmp_path, Commit(1, 5)) == [Commit(2, 10)], "only the last two are kept to be looked at"
+    assert store.damaged(tmp_path / "none", None) == []
+
+
+def test_a_folder_that_the_disk_cannot_read_any_more_is_skipped_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended every generation at its start, and kept the agent from mounting the disk."""
+    make(tmp_path, Commit(1, 5))
+    make(tmp_path, Commit(2, 10))
+    real = beneath._open
+
+    def failing(path: Any, *words: Any, **named: Any) -> int:
+        if "2-10" in str(path):
+            raise OSError(errno.EUCLEAN, os.strerror(errno.EUCLEAN), str(path))
+        return real(path, *words, **named)
+
+    monkeypatch.setattr(beneath, "_open", failing)
+    newest = store.newest(tmp_path, hashes=False)
+    assert newest.commit == Commit(1, 5)
+    assert "Structure needs cleaning" in newest.skipped[0].why
+    assert store.complete(tmp_path) == [Commit(1, 5)] and store.partial(tmp_path) == []
+    assert store.damaged(tmp_path, None) == [Commit(1, 5)]
+    assert [each.name for each in store.quarantine_incomplete(tmp_path)] == ["2-10"]
+
+
+def test_every_flipped_bit_of_commit_is_noticed(tmp_path: Path) -> None:
+    home = make(tmp_path, Commit(2, 10))
+    good = (home / COMMIT).read_bytes()
+    whole = store.read(tmp_path, Commit(2, 10))
+    for at in range(len(good)):
+        flip(home / COMMIT, at)
+        with contextlib.suppress(ValueError):
+            assert store.read(tmp_path, Commit(2, 10)) == whole, f"byte {at}"  # white space may differ
+        (home / COMMIT).write_bytes(good)
+
+
+def test_sizes_are_enough_for_a_report_but_not_for_a_load(tmp_path: Path) -> None:
+    make(tmp_path, Commit(1, 5))
+    flip(make(tmp_path, Commit(1, 6)) / STATE, 3)
+    assert store.newest(tmp_path, hashes=False).commit == Commit(1, 6)
+    assert store.newest(tmp_path).commit == Commit(1, 5)
+    manifest = store.read(tmp_path, Commit(1, 6))
+    with pytest.raises(ValueError, match=r"state\.bin does not match its hash"):
+        store.read_into(tmp_path, manifest, STATE, memoryview(bytearray(manifest.files[0].bytes)))
+
+
+def test_a_write_that_the_disk_takes_in_part_is_a_full_disk_and_no_commit(tmp_path: Path) -> None:
+    """A disk that fills up, like this limit, takes the first bytes without a word: half a COMMIT was published."""
+    make(tmp_path, Commit(1, 5))
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from spotkeeper.train.checkpoint import store; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); "
+        "store.replace(Path(sys.argv[1]), bytes(150))"
+    )
+    target = tmp_path / "1-5" / COMMIT
+    done = subprocess.run([sys.executable, "-c", code, target], capture_output=True, text=True, check=False)
+    assert "File too large" in done.stderr
+    assert store.newest(tmp_path).commit == Commit(1, 5), "the older one stays as it was"
+
+
+@pytest.mark.parametrize("name", ["007-5", "7-05", "\u00b2-1", "\u0667-1", "7-5 ", "-7-5", "7--5", "+7-5", "7_0-5"])
+def test_a_name_that_is_not_ours_is_no_checkpoint(tmp_path: Path, name: str) -> None:
+    """``007-5`` was taken for ``7-5``, which could then not be moved away: no generation could save there again."""
+    (tmp_path / name).mkdir()
+    make(tmp_path, Commit(1, 5))
+    assert store.scan(tmp_path) == [Commit(1, 5)]
+    assert store.quarantine_incomplete(tmp_path) == []
+
+
+def test_quarantine_keeps_the_last_few(tmp_path: Path) -> None:
+    for step in range(4):
+        (make(tmp_path, Commit(1, step)) / COMMIT).unlink()
+        assert [each.name for each in store.quarantine_incomplete(tmp_path)] == [f"1-{step}"]
+    assert sorted(path.name for path in (tmp_path / "quarantine").iterdir()) == ["3.1-2", "4.1-3"]
+    assert store.empty_quarantine(tmp_path) and not store.empty_quarantine(tmp_path)
+
+
+def test_the_agent_asks_without_torch(tmp_path: Path) -> None:
+    make(tmp_path, Commit(4, 2))
+    code = (
+        "import sys; from spotkeeper.train.checkpoint import client, store; "
+        "print(store.newest(sys.argv[1], hashes=False).commit); "
+        "assert not {'torch', 'numpy', 'msgspec'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], check=True, capture_output=True, text=True)
+    assert done.stdout == "4-2\n"
+
+
+def test_a_removal_that_was_cut_off_is_no_checkpoint_that_was_never_finished(tmp_path: Path) -> None:
+    """A saver killed in the middle of dropping an old one left a folder without COMMIT, and the next one said so."""
+    for step in (1, 2, 3):
+        make(tmp_path, Commit(1, step))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beneath, "remove", lambda *_: False)  # killed before the first file went
+        assert store.prune(tmp_path, 2) == [Commit(1, 1)]
+    assert store.quarantine_incomplete(tmp_path) == []
+    assert store.complete(tmp_path) == [Commit(1, 3), Commit(1, 2)]
+    store.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1-2", "1-3", "latest"]
