@@ -69,9 +69,7 @@ def prepare_workers() -> None:
     if _Shield.flag is None:
         _Shield.flag = RawValue(ctypes.c_byte, 0)
         _wrap_loaders()
-        atexit.register(
-            end_workers
-        )  # runs before multiprocessing's own hook, which waits for each worker without limit
+        atexit.register(end_workers)  # before multiprocessing's own hook, which waits for each worker without limit
 
 
 def shield_workers() -> None:
@@ -165,7 +163,6 @@ class StopSignals:
     def __init__(self, control: Control, world: int, *, managed: bool) -> None:
         self._control = control
         self._world = world
-        self._pid = os.getpid()
         self._launched = "TORCHELASTIC_RUN_ID" in os.environ
         self._interrupted_at = 0.0
         self._before: dict[int, Any] = {}
@@ -182,12 +179,20 @@ class StopSignals:
             if before in (signal.SIG_DFL, signal.default_int_handler):
                 self._before[number] = before
                 signal.signal(number, self._handle)
+        if self._before:
+            _INSTALLED.add(self)
+            _prepare_forks()
         if signal.SIGTERM in self._before:
             shield_workers()
 
     def restore(self) -> None:
         """Restore the former handlers at the end of a loop."""
         unshield_workers()
+        _INSTALLED.discard(self)
+        self.restore_handlers()
+
+    def restore_handlers(self) -> None:
+        """Restore the former handlers in this process alone: a fork of the trainer shares the workers' shield."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:
                 with contextlib.suppress(ValueError):  # another thread closes the loop
@@ -200,9 +205,6 @@ class StopSignals:
         return self._control.requested is AgentRequest.SAVE_STOP
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # a fork of the trainer takes the signal's default action
-            _usual(number, frame)
-            return
         now = time.monotonic()
         again = self._interrupted_at and not (self._launched and now - self._interrupted_at < _TWICE_S)
         if number == signal.SIGINT and again:
@@ -230,8 +232,29 @@ def _print(line: str) -> None:
         os.write(2, line.encode())
 
 
-def _usual(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGINT:
-        signal.default_int_handler(number, frame)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+_INSTALLED: weakref.WeakSet[StopSignals] = weakref.WeakSet()  # those whose handlers are installed
+_MASK = threading.local()  # .before: the forking thread's signal mask
+
+
+@functools.cache
+def _prepare_forks() -> None:
+    """Give forks of the trainer the former handlers; the script ends its own processes as without a run.
+
+    In a fork, CPython forgets signals that arrive before its own bookkeeping ends, so they stay blocked until then.
+    """
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_in_child)
+
+
+def _block() -> None:
+    _MASK.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS if _INSTALLED else ())
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASK.before)
+
+
+def _restore_in_child() -> None:
+    for installed in list(_INSTALLED):
+        installed.restore_handlers()
+    _INSTALLED.clear()
+    _unblock()
