@@ -142,10 +142,10 @@ def _copies(draft: Draft) -> Iterator[Action]:
     for index, node in enumerate(draft.nodes):
         if node.cur is not None or node.copy is None or draft.queries.disk(index, node.copy, move.zone) is not None:
             continue
-        snapshot = draft.queries.snapshots.get((index, node.copy))  # of this move; those of older moves are stale
+        snapshot = draft.queries.snapshots.get((index, node.copy))  # this move's; older moves' are stale
         source = draft.queries.disk(index, node.disk, record.zone or "")
         if snapshot is None:
-            here = [vm for vm in draft.queries.vms_of(index) if vm.zone == record.zone]  # only these can have the disk
+            here = [vm for vm in draft.queries.vms_of(index) if vm.zone == record.zone]  # these may use the disk
             if source is not None and not source.users and not here:
                 yield CreateSnapshot(record.job, record.uid, index, node.disk, source.zone, node.copy)
         elif snapshot.ready:
@@ -208,7 +208,7 @@ def stale(draft: Draft) -> tuple[Fact, ...]:
 
     Attempts with a machine or a grant may still report FREED or DROPPED.
     """
-    if draft.snapshot.blind:  # a static machine's report may be all that can release its grant
+    if draft.snapshot.blind:  # only a static machine's report can release its grant
         return ()
     out = []
     granted = {(grant.node, grant.attempt) for grant in draft.queries.own_grants()}

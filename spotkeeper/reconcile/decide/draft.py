@@ -27,7 +27,7 @@ from spotkeeper.reconcile.select.offers import Runs, Selection, time_of_day
 HOUR_S, DAY_S = 3600.0, 86_400.0
 NO_HOLD: dict[str, Any] = {"hold": None, "hold_until": None, "hold_ends": None, "hold_late": None}
 OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool, Runs | None, frozenset[str], float]
-KEPT_LOSSES = 32  # loss times kept in the record, for select()
+KEPT_LOSSES = 32  # number of loss times that the record keeps for select()
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Draft:
         self.before = record
         self.record = self._head = replace(record, nodes=())
         self.nodes: list[Node] = list(record.nodes)
-        self.on_demand = sum(map(_on_demand, self.nodes))  # slots of that model, and grants wanted for more
+        self.on_demand = sum(map(_on_demand, self.nodes))  # on-demand slots plus wanted grants
         self.snapshot = snapshot
         self.queries = Queries(record, snapshot)
         self.times = snapshot.times
         self.now = snapshot.now
         self.entries: list[Entry] = []
         self.wanted: list[Grant] = []
-        self.tally = Tally(snapshot.allocation.grants)  # and what this pass wants
+        self.tally = Tally(snapshot.allocation.grants)  # plus the grants that this pass wants
         self._members: tuple[tuple[int, Slot], ...] | None = None
-        self.offers: dict[OffersKey, Selection] = {}  # what select() said in this pass
-        self.whys: dict[str, str] = {}  # and why, by offer
+        self.offers: dict[OffersKey, Selection] = {}  # select()'s results in this pass
+        self.whys: dict[str, str] = {}  # its reasons, by offer
 
     @cached_property
     def types(self) -> dict[str, str]:
@@ -173,7 +173,7 @@ class Draft:
 
     def members(self) -> tuple[tuple[int, Slot], ...]:
         """Return the members of the newest generation that still have the machine with which it began."""
-        if self._members is None:  # every step needs it, and in most passes it does not change
+        if self._members is None:  # cached: every step reads it, few passes change it
             slots = ((index, self.nodes[index].cur) for index in self.record.members if index < len(self.nodes))
             self._members = tuple((n, slot) for n, slot in slots if slot and slot.state is SlotState.MEMBER)
         return self._members
@@ -294,7 +294,7 @@ class Draft:
             **NO_HOLD,
         )
         if self.record.gen:
-            self.set(stop_since=self.now)  # waits for machines and disks begin now
+            self.set(stop_since=self.now)  # timeouts for machines and disks start now
         self.log(Event.RESUME, f"v{self.record.ver + 1}", cause=cause, detail=detail)
 
     def count_loss(self, index: int, slot: Slot) -> None:

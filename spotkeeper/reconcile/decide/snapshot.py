@@ -44,36 +44,36 @@ BROKEN = (VmStatus.DEAD, VmStatus.REPAIRING)  # listed, but nothing of the job r
 class Times(Struct, frozen=True):
     """Time limits and counts of the protocol, virtual seconds. The defaults suit a real cloud."""
 
-    cold_s: float = 180.0  # until a refused offer may be requested again (as Karpenter's)
-    margin_s: float = 10.0  # between the end of a save and a notice's deadline
-    save_s: float = 20.0  # a save, until one is measured
+    cold_s: float = 180.0  # before a refused offer may be requested again (Karpenter's default)
+    margin_s: float = 10.0  # a save ends this long before a notice's deadline
+    save_s: float = 20.0  # assumed duration of a save until one is measured
     stop_s: float = 60.0  # a stop without a notice may take this long beyond the save
-    stopping_s: float = 25.0  # until a machine found stopping without a notice is gone: GCE gives it 30 s
-    roll_s: float = 45.0  # to answer a roll call; less than a tick, which alone ends it for a job on one machine
-    silence_s: float = 120.0  # without progress (two reports); then a roll call, which costs two writes
-    lone_share: float = 0.75  # of silence_s, for a job on one machine: no other member reports its silence
-    free_s: float = 20.0  # a superseded machine may take this long to unmount before it is deleted
-    disk_s: float = 300.0  # a gang waits this long for all of its disks, then the newest reported commit suffices
-    static_s: float = 120.0  # for the hello of a granted static machine
+    stopping_s: float = 25.0  # assumed life of a machine found stopping without a notice: GCE gives it 30 s
+    roll_s: float = 45.0  # to answer a roll call; below a tick, since only a tick ends that of a one-machine job
+    silence_s: float = 120.0  # without progress (two missed reports) before a roll call, which costs two writes
+    lone_share: float = 0.75  # of silence_s, for a one-machine job, which has no other member to report its silence
+    free_s: float = 20.0  # a replaced machine may take this long to unmount before it is deleted
+    disk_s: float = 300.0  # a gang waits this long for all of its disks, then settles for the newest reported commit
+    static_s: float = 120.0  # a granted static machine must say hello within this time
     dry_s: float = 300.0  # a gang waits this long for capacity, then moves to another zone
-    copy_s: float = 300.0  # for the disks to follow to another zone by snapshots, beside a start
-    gang_s: float = 600.0  # machines of a gang wait this long for the rest, then they are given back
-    on_demand_s: float = 1800.0  # of an on-demand fallback, before spot is tried again
+    copy_s: float = 300.0  # assumed time to copy disks to another zone by snapshots, on top of a start
+    gang_s: float = 600.0  # a gang's machines wait this long for the rest, then are released
+    on_demand_s: float = 1800.0  # length of an on-demand fallback
     window_s: float = 3600.0  # in which losses count towards a fallback
-    losses: int = 3  # that start one, beyond one per node
-    short_life_s: float = 600.0  # a spot machine that lived shorter was not worth its restart
-    short_lives: int = 3  # in a row, which start a fallback too
+    losses: int = 3  # losses that start a fallback, plus one per node
+    short_life_s: float = 600.0  # a spot machine that lived shorter was not worth the restart
+    short_lives: int = 3  # consecutive short lives that start a fallback too
     shrink_s: float = 60.0  # an elastic job waits this long for missing nodes before it goes on smaller
-    settle_s: float = 60.0  # a generation is left alone this long before a replacement reason disturbs it
-    hold_s: float = 1800.0  # of a hold that retries by itself
-    sure_s: float = 3600.0  # between the round that finds a hold over and the one that ends the job with its disks
-    soon_s: float = 2.0  # after which a cloud is expected to have moved on
-    swaps_hour: int = 2  # of stragglers, for the whole job
-    launches_node: int = 12  # machines for a node within an hour; more is a fault, not the market
-    launches_job: int = 3  # and for the whole job: this many a node beyond that
-    breaker_s: float = 120.0  # without replacements after too many nodes vanish at once
-    breaker_window_s: float = 60.0  # "at once"
-    work_s: float = 0.0  # a boot's own work on a scaled clock
+    settle_s: float = 60.0  # a new generation trains at least this long before a voluntary replacement
+    hold_s: float = 1800.0  # before a hold retries by itself
+    sure_s: float = 3600.0  # two rounds this far apart must find a hold over before the job ends
+    soon_s: float = 2.0  # before an unfinished cloud operation is checked again
+    swaps_hour: int = 2  # stragglers replaced per hour, for the whole job
+    launches_node: int = 12  # machines per node and hour; more means a fault, not the market
+    launches_job: int = 3  # machines per hour for the whole job: launches_node plus this many per node
+    breaker_s: float = 120.0  # pause of replacements after too many nodes vanish at once
+    breaker_window_s: float = 60.0  # nodes that vanish within this time vanish "at once"
+    work_s: float = 0.0  # extra time for a boot's real work on a scaled clock
 
     def silence(self, members: int) -> float:
         """Return how long a gang of this size may report no progress before a roll call, virtual seconds."""
@@ -93,7 +93,7 @@ class Times(Struct, frozen=True):
         return replace(self, **{name: getattr(self, name) + real_s * extra for name, real_s in REAL_S.items()})
 
 
-REAL_S = {  # real seconds that each waits for real work
+REAL_S = {  # real seconds of real work within each time
     "margin_s": 1.0,
     "save_s": 1.0,
     "stop_s": 10.0,
@@ -116,19 +116,19 @@ class Snapshot:
     now: float  # virtual unix seconds
     facts: tuple[Fact, ...] = ()
     requests: tuple[JobRequest, ...] = ()
-    files: Mapping[str, JobSpec] = field(default_factory=dict)  # job files that asks bring, by their hash
-    results: tuple[Result, ...] = ()  # of calls made in this round; the listing carries those of earlier ones
+    files: Mapping[str, JobSpec] = field(default_factory=dict)  # job files that requests bring, by hash
+    results: tuple[Result, ...] = ()  # of this round's calls; earlier calls' results are in the listing
     allocation: Allocation = field(default_factory=Allocation)
     hellos: tuple[StaticHello, ...] = ()
     market: tuple[OfferHistory, ...] = ()
     progress: Progress | None = None
     save_s: float | None = None  # measured, virtual seconds
     step_s: float | None = None  # the usual time of a step, virtual seconds
-    left_s: float | None = None  # of the work, by steps and their measured time, virtual seconds
-    begin_s: float | None = None  # from a generation to its first step, as measured, virtual seconds
+    left_s: float | None = None  # remaining work: steps times measured step time, virtual seconds
+    begin_s: float | None = None  # measured time from a generation to its first step, virtual seconds
     draining: bool = False
-    blind: bool = False  # the allocation cannot be read (`allocation` is empty then): nothing is granted or given back
-    grants_first: bool = True  # False after a lost race for the allocation: what was decided must not wait for it
+    blind: bool = False  # the allocation is unreadable (`allocation` is empty): nothing is granted or released
+    grants_first: bool = True  # False after a lost write race for the allocation: decisions do not wait for new grants
     times: Times = field(default_factory=Times)
 
 
@@ -244,7 +244,7 @@ class Queries:
         return found
 
     def said(self, node: int, slot: Slot, kind: Kind, gen: int | None = None) -> list[Fact]:
-        if kind not in self._kinds:  # in a quiet gang most kinds have no fact
+        if kind not in self._kinds:  # fast path: most kinds have no fact
             return []
         return [f for f in self.by(node, slot) if f.kind is kind and (gen is None or f.gen == gen)]
 

@@ -15,7 +15,7 @@ from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
 
-MOST = 10  # that a job's file may ask for
+MOST = 10  # the largest `keep` that a job file may set
 
 
 def step(draft: Draft) -> None:

@@ -20,7 +20,7 @@ from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import machine_health, slots
 
 FATAL = 93  # the exit code for "a restart cannot help"
-_BAD = (WorkerState.ELSEWHERE, WorkerState.SILENT)  # answers of ranks that the others wait for
+_BAD = (WorkerState.ELSEWHERE, WorkerState.SILENT)  # answers of processes that block the others
 
 
 def step(draft: Draft) -> None:
@@ -108,11 +108,11 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
                     slots.lose(draft, index, "silence")
         return
     if any(draft.queries.gone(index, slot) for index, slot in draft.members()):
-        return  # it answered and then went: slots handles the loss
+        return  # it answered and was lost afterwards: slots handles the loss
     if roll.exits or any(codes.values()):
-        if why := _going(draft):  # a machine that goes down ends the job's processes first, and still answers
+        if why := _going(draft):  # a machine that shuts down ends the job's processes first but still answers
             draft.halt(draft.now, why)
-        elif again := machine_health.repeated_host_faults(draft):  # the machine's doing, not the crash budget's
+        elif again := machine_health.repeated_host_faults(draft):  # hardware faults do not use the crash budget
             for index in again:
                 slots.lose(draft, index, machine_health.HOST)
         else:
@@ -210,7 +210,7 @@ def _judge(draft: Draft, roll: Roll, ended: frozenset[int]) -> None:
     elif any(answer.word is WorkerState.BUSY for answer in answers.values()):
         draft.set(roll=None, roll_at=draft.now, busy_at=draft.now)
     elif all(index in answers or index in ended for index in members) or draft.now > roll.since + draft.times.roll_s:
-        _crash(draft, *_verdict(draft, reported, answers), HANG)  # an older agent never answers with stacks
+        _crash(draft, *_verdict(draft, reported, answers), HANG)  # agents of older versions never answer
 
 
 def _answer(draft: Draft, index: int, roll: Roll) -> StacksAnswer | None:

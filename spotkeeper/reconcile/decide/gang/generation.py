@@ -43,16 +43,16 @@ def _begin(draft: Draft, ready: list[int]) -> None:
     commit = location.newest(draft)
     lost = mirrors.lost(draft, ready)
     if lost and draft.now < max(_waits(draft, ready)) + draft.times.disk_s:
-        return  # a disk may come back late
+        return  # the missing disk may still appear
     done = lost and not mirrors.helps(draft, ready)
     if commit is not None and (done or (location.behind(draft, ready) and location.ruined(draft, ready))):
-        draft.set(given_up=location.text(commit))  # there is no other way, so no user has to decide
+        draft.set(given_up=location.text(commit))  # no copy of it is left, so no user has to decide
     if mirrors.awaited(draft, ready):
         return
     if not location.behind(draft, ready):
         _publish(draft, ready)
     elif len(ready) == draft.size() and draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:
-        wait = min(DAY_S, draft.times.hold_s * 2**draft.record.hold_count)  # each try boots the gang, for a bill
+        wait = min(DAY_S, draft.times.hold_s * 2**draft.record.hold_count)  # each retry boots and bills the whole gang
         draft.hold(Hold.CLOUD, _lacking(draft, ready), until=draft.now + wait)
 
 

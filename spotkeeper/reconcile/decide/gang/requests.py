@@ -20,8 +20,8 @@ from spotkeeper.reconcile.decide.draft import DAY_S, Draft
 from spotkeeper.reconcile.decide.gang import resize, zone_move
 from spotkeeper.reconcile.decide.job import limits
 
-KEPT = 64  # ids of requests that the record remembers
-SHORT = 12  # digits of a hash in the ledger; the objects are found by them
+KEPT = 64  # number of handled request ids that the record remembers
+SHORT = 12  # hash digits shown in the ledger: enough to find the object
 
 
 def step(draft: Draft) -> None:
@@ -100,7 +100,7 @@ def held(draft: Draft) -> None:
     elif record.hold_ends is not None and draft.now >= record.hold_ends:
         _over(draft)
     elif record.hold_late is not None:
-        draft.set(hold_late=None)  # the clock that found the hold over was ahead
+        draft.set(hold_late=None)  # an earlier round's clock was ahead: the hold is not over
 
 
 def _over(draft: Draft) -> None:

@@ -18,7 +18,7 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.snapshot import admitted
 
-COPIES_S = 3600.0  # longest wait for the disks: the waiting machines are paid for
+COPIES_S = 3600.0  # longest wait for the disk copies, while machines wait and bill
 FINAL = (ResultKind.PERMANENT, ResultKind.QUOTA, ResultKind.DEAD_KEY)  # refusals that a retry does not change
 
 
@@ -106,7 +106,7 @@ def _refused(draft: Draft) -> str:
     """
     zone = draft.record.move.zone if draft.record.move is not None else ""
     if not any(node.next is not None and node.next.zone == zone for node in draft.nodes):
-        return ""  # another reason: home has nothing better
+        return ""  # no machine waits there: the current zone ran dry, so staying gains nothing
     if draft.record.move is not None and draft.now > draft.record.move.since + COPIES_S:
         return f"the disks have not followed within {COPIES_S / 60:.0f} min"
     copies = {(index, node.copy) for index, node in enumerate(draft.nodes) if not copied(draft, index, node)}
@@ -156,7 +156,7 @@ def _arrive(draft: Draft) -> None:
         for node in draft.nodes
     )
     took = Moved(draft.now, max(0.0, draft.now - move.since))
-    until = min(draft.record.fallback_until, draft.now)  # the fallback was for losses in the old zone
+    until = min(draft.record.fallback_until, draft.now)  # losses in the old zone had started the fallback
     draft.set(move=None, zone=move.zone, nodes=nodes, fallback_until=until, moved=took)
     for index, node in enumerate(draft.nodes):
         if node.next is not None and node.next.zone == move.zone:

@@ -24,10 +24,10 @@ from spotkeeper.reconcile.decide.provisioning import offers, reservations
 from spotkeeper.reconcile.decide.snapshot import admitted
 from spotkeeper.reconcile.select.offers import Selection
 
-PROBE_EVERY_S = 1800.0  # between two probes of a zone; as ``rule.Rule.probe_every_h``
+PROBE_EVERY_S = 1800.0  # interval of a zone's probes; equals ``rule.Rule.probe_every_h``
 POLICIES = ("balanced", "spot")
-SELDOM = 6  # times that interval doubles at most
-STAY = 10.0  # times as long as its last move took, a gang stays: swinging prices must not keep it moving
+SELDOM = 6  # number of times the interval may double
+STAY = 10.0  # minimum stay in a zone, in durations of the last move, so that price swings do not cause repeated moves
 
 
 def settle(draft: Draft) -> None:
@@ -41,7 +41,7 @@ def settle(draft: Draft) -> None:
         _give_back(draft, probing)
     elif all(slot.state is not SlotState.INTENT for slot in slots):
         zone, key = slots[0].zone, progress.key(slots[0])
-        answered = {zone, draft.record.zone} <= draft.queries.answered  # otherwise the disks could not follow yet
+        answered = {zone, draft.record.zone} <= draft.queries.answered  # moving the disks needs both zones
         whole = len(probing) == draft.size()
         if whole and answered and any(choice.offer.key() == key for choice in _found(draft, frozenset({key})).choices):
             _take(draft, zone, probing)

@@ -30,10 +30,10 @@ from spotkeeper.contract.record import Node, Phase, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.draft import HOUR_S, Draft
 
-SHARE = 0.2  # of the nodes; fewer may have failed independently
+SHARE = 0.2  # of the nodes: a smaller share may have failed independently
 AT_LEAST = 2
-SPARE = 0.5  # of the launches that an hour allows, for probes and backups; the rest is for losses
-NOTED = 0.01  # share by which the cost of an hour must change to be written to the record
+SPARE = 0.5  # share of the hourly launches that probes and backups may use; the rest replaces lost machines
+NOTED = 0.01  # the record is updated when the hourly cost changes by more than this share
 
 
 # -- launches
@@ -183,7 +183,7 @@ def spent(draft: Draft) -> float:
     limits = draft.before.limits
     hours = max(0.0, draft.now - limits.spent_at) / 3600.0 if limits.spent_at else 0.0
     rate = _rate(draft, draft.before.nodes) if limits.usd_hour is None else limits.usd_hour
-    return max(0.0, draft.record.limits.spent + hours * rate)  # less this pass's refused launches
+    return max(0.0, draft.record.limits.spent + hours * rate)  # refused launches were subtracted
 
 
 def _rate(draft: Draft, nodes: Sequence[Node]) -> float:
@@ -195,7 +195,7 @@ def _rate(draft: Draft, nodes: Sequence[Node]) -> float:
     if draft.record.phase is Phase.RUN:
         slots += _leaving(draft, nodes)
     some = {(slot.pool, slot.zone, slot.model): slot for slot in slots}
-    prices = {key: price(draft, slot) for key, slot in some.items()}  # of 10,000 nodes' machines a few kinds
+    prices = {key: price(draft, slot) for key, slot in some.items()}  # 10,000 nodes have few kinds
     return sum(prices[slot.pool, slot.zone, slot.model] for slot in slots)
 
 

@@ -23,7 +23,7 @@ from spotkeeper.reconcile.select.offers import FAR_H, HOUR_S, MoveCost, Runs
 from spotkeeper.reconcile.select.rule import Work
 
 LEAST_LEFT_S = 60.0
-REPORTS_S = 60.0  # virtual, between two reports of progress
+REPORTS_S = 60.0  # interval of progress reports, virtual seconds
 
 
 def work(draft: Draft) -> Work | None:
@@ -36,7 +36,7 @@ def work(draft: Draft) -> Work | None:
         with contextlib.suppress(ValueError):
             whole = span_s(spec.work)
     left, done = draft.snapshot.left_s, _done_s(draft)
-    if left is None:  # without a report it counts as just begun
+    if left is None:  # without a report, assume that all work is left
         left = whole
     if left is None:
         return None if done is None else Work(FAR_H, None, 0.0, done / HOUR_S, _excess_h(draft, done))
@@ -114,8 +114,8 @@ def waits_since(draft: Draft) -> float:
 class LostWork(Struct, frozen=True):
     """The work lost by a stop: steps, and the times of a step and a save, virtual seconds. None: unknown."""
 
-    step: int | None = None  # from which the generation continues
-    again: int | None = None  # steps done before the stop and repeated after it
+    step: int | None = None  # the step at which the generation continues
+    again: int | None = None  # steps done before the stop that are repeated
     step_s: float | None = None
     save_s: float | None = None
 

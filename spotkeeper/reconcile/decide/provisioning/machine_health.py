@@ -19,8 +19,8 @@ MAX_RUN = "max run"  # causes of attempts
 STRAGGLER_SWAP = "swap of a straggler"
 HOST = "host"
 STRAGGLER = "straggler"  # a replacement reason
-SPREAD = 0.1  # of a run: the nodes' turns lie within it
-MOST = 0.5  # of a run: no machine is replaced earlier
+SPREAD = 0.1  # share of maxRunDuration over which the nodes' replacements are spread
+MOST = 0.5  # share of maxRunDuration before which no machine is replaced
 
 # -- planned ends
 

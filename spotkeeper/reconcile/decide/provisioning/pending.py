@@ -27,7 +27,7 @@ from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.snapshot import admitted
 from spotkeeper.reconcile.select.offers import time_of_day
 
-SELDOM = 8  # times gang_s between two tries, at most
+SELDOM = 8  # longest time between two tries, as a multiple of gang_s
 
 # -- why a node has no machine
 
@@ -157,7 +157,7 @@ def give_back(draft: Draft) -> None:
     if not vacant or draft.snapshot.draining:
         return
     there = len(vacant) < draft.size()
-    if (record.short_since is not None) is not there:  # a change of zone does not end it: the machines are paid for
+    if (record.short_since is not None) is not there:  # a change of zone keeps it: the machines still bill
         draft.set(short_since=draft.now if there else None)
     slots = (node.cur for node in draft.nodes)
     count = sum(slot is not None and admitted(slot) and slot.model is not Model.STATIC for slot in slots)

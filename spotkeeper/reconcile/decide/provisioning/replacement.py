@@ -67,7 +67,7 @@ def _serves(draft: Draft, node: Node) -> bool:
 def needed(node: Node) -> bool:
     """Whether the node's admitted machine has a notice, a planned end or a replacement reason."""
     cur = node.cur
-    return cur is not None and (node.replace_reason is not None or goes(cur)) and admitted(cur)  # rare first
+    return cur is not None and (node.replace_reason is not None or goes(cur)) and admitted(cur)  # rarest first
 
 
 def _moves_there(draft: Draft, slot: Slot | None) -> bool:
@@ -103,7 +103,7 @@ def _stop(draft: Draft) -> None:
     needs = [node for node in draft.nodes if needed(node)]
     deadlines = [at for node in needs if (at := _deadline(draft, node)) is not None]
     if record.stop:
-        if deadlines:  # a stop without hurry becomes urgent
+        if deadlines:  # an unhurried stop gets a deadline
             draft.halt(max(draft.now, min(deadlines)), "notice")
         return
     standing = [node for node in needs if node.next is not None and node.next.state is SlotState.ADMITTED]
@@ -151,7 +151,7 @@ def _promote(draft: Draft) -> None:
             continue
         if location.may_follow(draft, index, following.machine):
             draft.promote(index, following.cause or "notice")
-        else:  # it does not have what was saved meanwhile
+        else:  # it lacks the checkpoint saved meanwhile
             slots.drop_next(draft, index)
 
 

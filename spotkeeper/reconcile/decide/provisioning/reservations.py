@@ -70,7 +70,7 @@ def _idle_zone(draft: Draft) -> str | None:
     """
     record, nodes = draft.record, draft.nodes
     live = [one for one in draft.queries.own_grants() if one.node < len(nodes) and one.attempt > nodes[one.node].top]
-    ours = {grant.resource for grant in live}  # granted in this round and not taken yet
+    ours = {grant.resource for grant in live}  # granted, but no slot uses them yet
     machines = offers.static(draft, None)
     zones = [o.zone for o in machines if resource(o) in ours or draft.tally.room(draft.snapshot.stack, o)]
     if record.zone in zones or not zones:
@@ -145,7 +145,7 @@ def fill(draft: Draft, index: int, which: str) -> bool:
     allowed = location.may_take if which == "cur" else location.may_follow
     home = [offer for offer in options if allowed(draft, index, offer.machine)]
     if location.covered(draft) and which == "cur":
-        options = [*home, *(offer for offer in options if offer not in home)]  # others fetch it from the bucket
+        options = [*home, *(offer for offer in options if offer not in home)]  # others download the checkpoint
     elif home or not location.given_up(draft):
         options = home
     return _take(draft, index, which, options)
@@ -169,7 +169,7 @@ def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str
         if found is not None:
             _intent(draft, index, which, attempt, found, cause or _cause(draft.nodes[index], which, found), why)
             return False
-        draft.put(index, top=attempt)  # the offer is gone: burn the number
+        draft.put(index, top=attempt)  # the granted offer is gone: skip this attempt number
         attempt += 1
     for offer in options:
         if draft.tally.room(draft.snapshot.stack, offer):
