@@ -18,7 +18,7 @@ from spotkeeper.contract.stack import Model
 
 
 class VmStatus(str, Enum):
-    """PENDING is listed but proves nothing (a stockout lists a VM for seconds); only RUNNING counts."""
+    """The state of a listed machine. PENDING proves nothing: a stockout lists a machine for seconds."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -49,15 +49,15 @@ class Disk(Struct, frozen=True, gc=False):
     job: str
     node: int
     number: int
-    users: tuple[str, ...] = ()  # names of VMs that hold it
+    users: tuple[str, ...] = ()  # names of the VMs that it is attached to
     ready: bool = True
 
 
-NAMED = 8  # disks that a message names
+NAMED = 8  # number of disks that a message names
 
 
 def disks_kept(names: Iterable[str]) -> str:
-    """Return the text on kept disks for the ledger and alarms; "" without disks."""
+    """Return the ledger's and alarms' text about kept disks; "" if there are none."""
     known = sorted(names)
     if not known:
         return ""
@@ -74,7 +74,7 @@ class DiskSnapshot(Struct, frozen=True):
 
 
 class MachineTimes(Struct, frozen=True, gc=False):
-    """When a machine that is no longer listed was on, by the cloud; 0: unknown. Only for the ledger."""
+    """When the cloud started and ended a machine that it no longer lists; 0: unknown. For the ledger only."""
 
     name: str
     zone: str
@@ -83,13 +83,13 @@ class MachineTimes(Struct, frozen=True, gc=False):
 
 
 class Listing(Struct, frozen=True):
-    """The cloud's machines and disks. Absence proves something only in zones that answered."""
+    """The cloud's machines and disks. A machine counts as absent only if its zone answered."""
 
     vms: tuple[Vm, ...]
     disks: tuple[Disk, ...]
     snapshots: tuple[DiskSnapshot, ...] = ()
     answered: frozenset[str] = frozenset()
-    results: tuple[Result, ...] = ()  # of operations that ended since (found by their idempotency key)
+    results: tuple[Result, ...] = ()  # of operations that ended since the call (found by their idempotency key)
     ran: tuple[MachineTimes, ...] = ()  # machines that ended recently, as far as known
 
 
@@ -104,7 +104,7 @@ class InsertVm(Struct, frozen=True, tag=True):
 
 
 class DeleteVm(Struct, frozen=True, tag=True):
-    """Delete a machine by its unique id, since a healthy machine may have its name by now."""
+    """Delete a machine by its unique id: a newer machine may have the same name."""
 
     name: str
     uid: str
@@ -146,7 +146,7 @@ class CreateSnapshot(Struct, frozen=True, tag=True):
     node: int
     number: int  # of the disk
     zone: str
-    copy: int = 0  # number of the disk that the move creates from it; it names the snapshot
+    copy: int = 0  # number of the disk to create from the snapshot; part of the snapshot's name
 
 
 class DeleteSnapshot(Struct, frozen=True, tag=True):
@@ -157,16 +157,16 @@ Action = Union[InsertVm, DeleteVm, CreateDisk, AttachDisk, DetachDisk, DeleteDis
 
 
 class ResultKind(str, Enum):
-    """What a cloud's answer means, whatever the provider calls it."""
+    """What the answer to a cloud call means, and what follows; the same for every provider."""
 
     ACCEPTED = "accepted"
-    CAPACITY = "capacity"  # another offer
-    QUOTA = "quota"  # long back-off, tell the user
-    THROTTLED = "throttled"  # stop calling, keep the intents
-    DEAD_KEY = "dead_key"  # this idempotency key's VM is gone: attempt + 1
-    IN_USE = "in_use"  # wait, list again
-    AMBIGUOUS = "ambiguous"  # timeout, 5xx: the next round lists and repeats
-    PERMANENT = "permanent"  # hold, one alarm
+    CAPACITY = "capacity"  # no machine available: try another offer
+    QUOTA = "quota"  # over the account's quota: back off for long, tell the user
+    THROTTLED = "throttled"  # too many calls: stop calling, keep the intents
+    DEAD_KEY = "dead_key"  # the machine of this idempotency key is gone: use the next attempt number
+    IN_USE = "in_use"  # the object is in use: wait, list again
+    AMBIGUOUS = "ambiguous"  # timeout or 5xx: the next round lists, then repeats the call
+    PERMANENT = "permanent"  # a retry cannot help: hold the job, raise one alarm
 
 
 class Result(Struct, frozen=True):
@@ -192,16 +192,16 @@ class Offer(Struct, frozen=True):
 
 
 class Cloud(Protocol):
-    """A cloud. Every call has a deadline; only a lost answer to a call with EC2's token is retried."""
+    """A cloud. Every call has a deadline. Only EC2 calls with a client token are retried when their answer is lost."""
 
     def list(self, stack: str) -> Listing:
-        """List all zones of the stack by label. A zone that fails is left out of ``answered``."""
+        """List the stack's machines and disks, found by label. A zone that fails is missing from ``answered``."""
 
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
-        """Past and present spot prices of the pool. None: unknown, for whatever reason; never raises."""
+        """Return the pool's spot prices over time; None if they are unknown for any reason. Never raises."""
 
     def perform(self, action: Action, deadline_s: float) -> Result:
-        """Make one call; never raises for an answer of the cloud."""
+        """Make one call and return its result. Never raises for an answer of the cloud."""
 
 
 @runtime_checkable
@@ -209,7 +209,7 @@ class Guesses(Protocol):
     """A cloud that estimates the availability of its spot machines."""
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """The cloud's estimate for all machines of the pool at once. None: unknown, for whatever reason."""
+        """Return the cloud's estimates for starting all of the pool's machines at once; None if they are unknown."""
 
 
 def chances_of(cloud: Cloud, pool: str, deadline_s: float) -> Chances | None:

@@ -13,16 +13,16 @@ from msgspec import Struct
 
 
 class Kind(str, Enum):
-    """What an agent can report. ``gen`` is the generation it is about (0 before the first)."""
+    """What an agent reports. A fact's ``gen`` is the generation that the report concerns (0: before the first)."""
 
-    HELLO = "hello"  # value: "0". This boot is up and asks to be admitted
-    NOTICE = "notice"  # value: deadline, whole virtual unix seconds
-    REPRIEVE = "reprieve"  # value: the deadline of the notice that was withdrawn
+    HELLO = "hello"  # value: "0". The machine has booted and asks to be admitted
+    NOTICE = "notice"  # value: deadline, whole virtual unix seconds. The cloud will take the machine
+    REPRIEVE = "reprieve"  # value: the withdrawn notice's deadline
     RELEASED = "released"  # value: newest committed step. Its processes of `gen` have stopped after a save-and-stop
     FREED = "freed"  # value: disk number or "0". Disk unmounted; the agent will not touch it again
-    EXIT = "exit"  # value: exit code. The job's process of `gen` ended by itself (0: done)
-    FAILED = "failed"  # value: :class:`Failure`. When its first worker failed, and whether because of a peer
-    HERE = "here"  # value: the document version that called the roll
+    EXIT = "exit"  # value: exit code. The job's processes of `gen` ended by themselves (0: done)
+    FAILED = "failed"  # value: :class:`Failure`. When the machine's first worker failed, and whether because of a peer
+    HERE = "here"  # value: the document version of the roll call that this answers
     ATTACHED = "attached"  # value: disk number or "0" (a static machine's own). Mounted; CHECKPOINT came before
     CHECKPOINT = "checkpoint"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
     DAMAGED = "damaged"  # value: "<gen>-<step>" of a newer checkpoint there that was complete once
@@ -33,15 +33,15 @@ class Kind(str, Enum):
     SAVED = "saved"  # value: which time. A save succeeded after FULL or UNSAVED
     UNLOOPED = "unlooped"  # value: "0". The job succeeded, called attach() and never looped: nothing is saved
     MIRRORED = "mirrored"  # value: "<gen>-<step>" of a checkpoint whose copy in the bucket is complete
-    FETCHED = "fetched"  # value: as before. The copy that ``Record.fetch`` names is on the mounted disk
-    UNMIRRORED = "unmirrored"  # value: as before. That copy is damaged or gone
+    FETCHED = "fetched"  # value: "<gen>-<step>". The copy that ``Record.fetch`` names is on the mounted disk
+    UNMIRRORED = "unmirrored"  # value: "<gen>-<step>". The copy that ``Record.fetch`` names is damaged or gone
     PREFLIGHT_FAILED = "preflight-failed"  # value: a key of :data:`PREFLIGHT_CHECKS`. Training continues
-    STALL = "stall"  # value: step. No step for many times the median
+    STALL = "stall"  # value: step. No step finished for many times the median step time
     LAGS = "lags"  # value: "<which time>-<percent>". Its own step time, in percent of the median node's
-    KEEPS_UP = "keepsup"  # value: which time. LAGS is over
+    KEEPS_UP = "keepsup"  # value: which time. The machine no longer lags
     HARDWARE_FAULT = "hardware-fault"  # value: :class:`Sign`, which a crash in `gen` left on the machine
-    HUNG = "hung"  # value: :class:`Hung`. No step for so long that it counts as a hang
-    STACKS = "stacks"  # value: :class:`StacksAnswer`. Its workers' stacks are in its log, as a roll call asked
+    HUNG = "hung"  # value: :class:`Hung`. No step for so long that the job counts as hung
+    STACKS = "stacks"  # value: :class:`StacksAnswer`. A roll call's answer: the workers' stacks are in the log
 
 
 # Checks that :attr:`Kind.PREFLIGHT_FAILED` may name, and the words for them.
@@ -86,16 +86,16 @@ class Fact(Struct, frozen=True, gc=False):
 
 # -- values of facts
 
-HANG = "hang"  # of a roll call, and of the crash that follows
+HANG = "hang"  # cause of a roll call, and of the crash that may follow
 _HUNG = re.compile(r"(\d{1,15})-(\d{1,12})\Z")
 _ANSWER = re.compile(r"(\d{1,12})-([a-z]+)-(\d{1,4})\Z")
 _FAILURE = re.compile(r"(own|peer)-(\d{1,15})-(\d{1,4})\Z")
 
 
 class Failure(Struct, frozen=True):
-    """When a machine's first worker failed: the value of FAILED, which comes with an EXIT.
+    """The first failure of a worker on a machine: the value of FAILED, sent along with EXIT.
 
-    ``follows``: it failed because a peer was gone. ``at_ms``: by that machine's clock, real unix milliseconds.
+    ``follows``: it failed because a peer was gone. ``at_ms``: real unix milliseconds by that machine's clock.
     """
 
     follows: bool
@@ -103,7 +103,7 @@ class Failure(Struct, frozen=True):
     local_rank: int = 0
 
     def order(self) -> tuple[bool, int]:
-        """Return a sort key: the smallest is the root cause, as machines' clocks agree within milliseconds."""
+        """Return a sort key; the smallest is the root cause. Machines' clocks agree within milliseconds."""
         return self.follows, self.at_ms
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Failure(Struct, frozen=True):
 
 
 class Hung(Struct, frozen=True):
-    """This machine made no step after ``step`` since ``since`` (whole virtual unix seconds): the value of HUNG."""
+    """The value of HUNG: the machine finished no step since ``step`` at ``since`` (whole virtual unix seconds)."""
 
     step: int
     since: int
@@ -131,10 +131,10 @@ class Hung(Struct, frozen=True):
 
 
 class WorkerState(str, Enum):
-    """What a worker does; of a machine's workers the first state in this order counts.
+    """What a worker of a job that seems hung does. A machine reports the first of these that any worker is in.
 
     BUSY: the script announced a long step, or works where no step is expected: no hang. ELSEWHERE: it waits for no
-    peer, so the others wait for it. SILENT: it handles no signal, so it hangs below Python. DEVICE: it waits for its
+    peer, so it blocks the others. SILENT: it handles no signal, so it hangs below Python. DEVICE: it waits for its
     device. WAITS: it waits for its peers. UNKNOWN: its stacks are not available.
     """
 
@@ -147,7 +147,10 @@ class WorkerState(str, Enum):
 
 
 class StacksAnswer(Struct, frozen=True):
-    """To the roll call of document version ``ver``: the value of STACKS. ``local_rank``: the worker that counts."""
+    """The answer to the roll call of document version ``ver``: the value of STACKS.
+
+    ``local_rank``: the worker whose state is reported.
+    """
 
     ver: int
     word: WorkerState
@@ -167,8 +170,8 @@ class StacksAnswer(Struct, frozen=True):
 class Sign(str, Enum):
     """A sign of broken hardware that a crash may leave.
 
-    All but NETWORK are about the machine that found them. Every survivor of a gang prints NETWORK too when a peer
-    dies, so it counts only if a single machine has it.
+    All but NETWORK concern the machine that found them. NETWORK counts only if a single machine has it: when a peer
+    dies, every survivor prints it.
     """
 
     MEMORY = "memory"

@@ -1,4 +1,4 @@
-"""The job file a researcher writes, and what a user may request of a running job."""
+"""The job file that a user writes, and the requests that a user may make of a running job."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from msgspec import UNSET, Meta, Struct
 from spotkeeper.contract.stack import PoolState, StackState
 
 HOLD_DAYS = 14.0
-# How long a start takes if the job has not shown it yet: the machine's boot, its data disk, Python and torch, the first
-# batch. No boot times by cloud or machine type are published; starts of training jobs on new machines are reported as
-# "typically over 10 minutes", and comparisons of policies assume 4 to 20, most often 12. If it is too long, a job waits
-# less for spot; if it is too short, a deadline is missed.
+# Assumed time of a start before any is measured: the machine's boot, its data disk, Python and torch, the first batch.
+# No boot times by cloud or machine type are published; starts of training jobs on new machines are reported as
+# "typically over 10 minutes", and comparisons of policies assume 4 to 20, most often 12. Too long a value makes jobs
+# wait less for spot; too short a value makes them miss deadlines.
 START_S = 600.0
 
 
 def _about(text: str) -> Meta:
-    """What an editor shows beside the field (JSON Schema), and what its reader reads here."""
+    """Describe a field: editors (JSON Schema) and messages show the text."""
     return Meta(description=text)
 
 
 def _unoffered(text: str) -> Meta:
-    """A field that nobody is to write in a job file: messages and editors do not offer it."""
+    """Describe a field that users do not write: messages and editors do not offer it."""
     return Meta(description=text, extra={"offered": False})
 
 
 class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many machines. ``min < max`` lets the job go on smaller and grow again."""
+    """Number of machines. With ``min < max`` the job shrinks when machines are missing, and grows again."""
 
     min: Annotated[int, Meta(ge=1, le=10_000, description="it trains with so many at least")]
     max: Annotated[int, Meta(ge=1, le=10_000, description="and with so many at most")]
 
 
 class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
-    """Copies of committed checkpoints in the stack's bucket, for when no disk has one any more. Unset: none."""
+    """Copies of committed checkpoints in the stack's bucket, used when no disk has the checkpoint. Unset: none."""
 
     every_min: Annotated[float, Meta(ge=1, le=10_000, description="minutes from one copy to the next")] = 60.0
     mb_s: Annotated[float, Meta(gt=0, description="megabytes a second that an upload takes at most")] = 50.0
@@ -47,7 +47,7 @@ class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is saved, how often, and how much of it is kept."""
+    """How checkpoints are saved, how often, and how many are kept."""
 
     replicated: Annotated[bool, _about("true (DDP): every node holds a full copy; false (FSDP): sharded")] = True
     interval_s: Annotated[float, Meta(gt=0, description="unset: from measured stall and observed losses")] | None = None
@@ -56,13 +56,13 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
-    """The crash budget: failures of the user's own code. Preemptions never count."""
+    """The crash budget: failures of the user's code. Preemptions never count."""
 
     crashes: Annotated[int, Meta(ge=0, le=1000, description="so many in its life, then it holds")] = 3
 
 
 class Hang(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a job hangs: its stacks are logged, and it is restarted at the cost of a crash."""
+    """When a job counts as hung. Its stacks are logged, and it restarts; the crash budget counts it as a crash."""
 
     factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take so many times the usual one")] = 30.0
     floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes that no step is too long for")] = 10.0
@@ -72,9 +72,9 @@ class Hang(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """``job.yaml``; also ``jobs/<job>/spec.json`` (``spec-<sha256>.json`` where a resume brought another).
+    """``job.yaml``; also ``jobs/<job>/spec.json`` (``spec-<sha256>.json`` if a resume brought another).
 
-    What fields mean together: ``spotkeeper.contract.parse.check``.
+    ``spotkeeper.contract.parse.check`` has the rules across fields.
     """
 
     name: Annotated[str, _about("a-z, 0-9 and -, at most 40 characters; one unfinished job may have it")]
@@ -135,11 +135,11 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UnknownError(Exception):
-    """The code read a field of a job file that is invalid there."""
+    """A rule read a field that is invalid in the job file."""
 
 
 class PartialJob(JobSpec, frozen=True):
-    """A job file of which some fields make no sense. They are ``UNSET``; to read one is an :class:`UnknownError`."""
+    """A job file with invalid fields: they are ``UNSET``, and reading one raises :class:`UnknownError`."""
 
     def __getattribute__(self, name: str) -> object:
         value: object = super().__getattribute__(name)
@@ -149,7 +149,7 @@ class PartialJob(JobSpec, frozen=True):
 
 
 def spec_sha256(spec: JobSpec) -> str:
-    """Return the hash that identifies a job's content: all fields, with the source by its hash, not by its path."""
+    """Return the hash of a job's content: all fields, but the source by its hash instead of its path."""
     body = msgspec.json.encode(msgspec.structs.replace(spec, source=None), order="sorted")
     return hashlib.sha256(body).hexdigest()
 
@@ -157,7 +157,7 @@ def spec_sha256(spec: JobSpec) -> str:
 def spec_json(spec: JobSpec) -> bytes:
     """Encode a job file for the bucket, without fields that have their default.
 
-    So a function that is older than the submitting command reads every job that uses no new field.
+    A function older than the submitting command can then read every job that uses no new field.
     """
     return msgspec.json.encode(_said(spec))
 
@@ -193,10 +193,10 @@ def span_s(text: str) -> float:
 
 
 def deadline_at(text: str, submitted: float) -> float:
-    """A deadline (``6h``, ``90m``, ``2d``, or a time with its zone) in unix seconds; ``submitted`` likewise.
+    """Return a deadline (``6h``, ``90m``, ``2d``, or a time with its zone) in unix seconds; ``submitted`` likewise.
 
     Raises:
-        ValueError: neither, or a time without a zone.
+        ValueError: the text has another form, is a time without a zone, or a span longer than ten years.
     """
     span = _SPAN.match(text.strip())
     if span:
@@ -214,12 +214,12 @@ def deadline_at(text: str, submitted: float) -> float:
 
 
 def start_s(boot_s: float | None, begin_s: float | None, save_s: float) -> float:
-    """Virtual seconds that a start costs, from the request for a machine to the next step, as far as measured.
+    """Return how long a start takes, from the request for a machine to the next step, virtual seconds.
 
     Args:
-        boot_s: from the request to the hello, as machines of the pool needed it; None: none has booted yet.
-        begin_s: from a generation to its first step, as this job needed it last; None: it has not begun yet.
-        save_s: what a save takes, before machines are changed.
+        boot_s: measured time from the request to the hello in this pool; None: no machine has booted yet.
+        begin_s: measured time from this job's last generation to its first step; None: no generation yet.
+        save_s: duration of the save before machines are changed.
     """
     if boot_s is None or begin_s is None:
         return max(START_S, (boot_s or 0.0) + (begin_s or 0.0) + save_s)
@@ -237,12 +237,12 @@ class RequestKind(str, Enum):
     PAUSE = "pause"
     RESUME = "resume"
     RESIZE = "resize"
-    MOVE = "move"  # zone
-    SWAP = "swap"  # node: replace it with a fresh machine
+    MOVE = "move"  # move the gang to a zone
+    SWAP = "swap"  # replace a node's machine with a new one
 
 
 class JobRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """``jobs/<job>/requests/<id>``: Only reconcile writes the record; users request."""
+    """``jobs/<job>/requests/<id>``: a user's request. Only reconcile writes the record."""
 
     id: str
     kind: RequestKind
@@ -251,5 +251,5 @@ class JobRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     nodes: int | None = None
     zone: str | None = None
     node: int | None = None
-    spec_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None  # of a resume: the job file from now on
-    go_back: bool = False  # of a resume: without the newest checkpoint, where no machine to be had holds it
+    spec_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None  # of RESUME: the new job file
+    go_back: bool = False  # of RESUME: continue without the newest checkpoint if no available machine has it

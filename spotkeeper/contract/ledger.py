@@ -12,33 +12,33 @@ from spotkeeper.contract.stack import Model
 class Event(str, Enum):
     SUBMITTED = "submitted"
     INTENT = "intent"  # an attempt was decided: zone, model, pool, price, cause
-    ADMITTED = "admitted"  # its agent said hello and it is listed
+    ADMITTED = "admitted"  # the machine is listed and its agent said hello
     REFUSED = "refused"  # the cloud had no capacity (or quota)
     GENERATION = "generation"  # `gen` was published
-    FIRST = "first"  # the processes of `gen` are in their loop: their first report has come
+    FIRST = "first"  # the processes of `gen` reported their first step
     STOP = "stop"  # members were told to save and stop
     NOTICE = "notice"
     REPRIEVE = "reprieve"
-    ENDING = "ending"  # a machine's longest run (maxRunDuration) ends before long: planned, and no preemption
+    ENDING = "ending"  # a machine's maxRunDuration ends soon: a planned end, not a preemption
     LOSS = "loss"  # a node's machine is gone
-    PROMOTED = "promoted"  # next became cur
-    GONE = "gone"  # a superseded attempt is gone from the listing: billing ends
+    PROMOTED = "promoted"  # a node's successor (`next`) became its machine (`cur`)
+    GONE = "gone"  # a replaced machine is no longer listed: billing ends
     CRASH = "crash"
     ROLL = "roll"
     FALLBACK = "fallback"  # on-demand for a limited time, with the reason
     MOVE = "move"
-    FULL = "full"  # a node's disk had no room for a checkpoint: training goes on, the older one stays
-    UNSAVED = "unsaved"  # a checkpoint could not be saved for another reason: the same, and the next save tries again
-    DAMAGED = "damaged"  # a checkpoint on a node's disk that was whole is so no more
+    FULL = "full"  # a node's disk had no space for a checkpoint: training goes on, the older one stays
+    UNSAVED = "unsaved"  # a save failed for another reason: training goes on, and the next save tries again
+    DAMAGED = "damaged"  # a complete checkpoint on a node's disk was damaged
     MIRRORED = "mirrored"  # a copy of a checkpoint is complete in the bucket
-    UNMIRRORED = "unmirrored"  # a copy in the bucket cannot be had: it is damaged, or gone
-    FETCH = "fetch"  # no disk has what the job goes on from: it is fetched from the bucket
+    UNMIRRORED = "unmirrored"  # a copy in the bucket is damaged or gone
+    FETCH = "fetch"  # no disk has the checkpoint to continue from: it is downloaded from the bucket
     PREFLIGHT_FAILED = "preflight-failed"  # preflight found an error on a machine at boot; training goes on
     SAVED = "saved"  # a later save of that node succeeded
-    UNLOOPED = "unlooped"  # the job's script ended well and saved nothing: it called attach() and never looped
-    LAG = "lag"  # a node's machine holds the others up: its own time of a step is far above the middle one's
-    KEEPS_UP = "keepsup"  # it does no more
-    LIMIT = "limit"  # a limit on spending or launches is reached: no machine is requested until it allows one
+    UNLOOPED = "unlooped"  # the script succeeded and saved nothing: it called attach() but ran no loop
+    LAG = "lag"  # a node's machine slows the others down: its own step time is far above the median node's
+    KEEPS_UP = "keepsup"  # the machine no longer lags
+    LIMIT = "limit"  # a limit on spending or launches is reached: no machine is requested for now
     HOLD = "hold"
     RESUME = "resume"
     SHELL = "shell"  # a person opened a shell on a machine
@@ -47,12 +47,12 @@ class Event(str, Enum):
     DONE = "done"
 
 
-# How causes begin that nobody announced: what was not saved by then is trained again.
+# Causes of stops without a save begin with one of these: the steps since the last checkpoint are repeated.
 SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk", "host")
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """One event. Readers take the first entry of an ``id``, since a crash may write a second GONE later."""
+    """One event. Readers use the first entry of each ``id``: after a crash, a second GONE may follow."""
 
     at: float  # virtual unix seconds
     id: str  # deterministic per event, so that a repeated round writes it once
@@ -64,13 +64,13 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     zone: str | None = None
     model: Model | None = None
     price: float | None = None  # USD per hour
-    on_demand: float | None = None  # of INTENT: what the same machine cost on-demand by the stack's list, USD per hour
+    on_demand: float | None = None  # of INTENT: the same machine's on-demand list price, USD per hour
     cause: str | None = None
     detail: str = ""
-    started: float | None = None  # when the cloud created the machine (billing begins), where a listing told
-    step: int | None = None  # of GENERATION: the one it goes on from
-    again: int | None = None  # of GENERATION: steps before the stop that are done again, as far as it is known
+    started: float | None = None  # when the cloud created the machine (billing begins); None: unknown
+    step: int | None = None  # of GENERATION: the step at which it continues
+    again: int | None = None  # of GENERATION: steps done before the stop that are repeated; None: unknown
     step_s: float | None = None  # of GENERATION: the usual time of a step, virtual seconds
-    save_s: float | None = None  # of GENERATION: what a save takes, as it was measured last, virtual seconds
-    by: str = ""  # of SUBMITTED and SHELL: who did
-    ended: float | None = None  # of GONE: when the machine was off (billing ends), where the cloud told
+    save_s: float | None = None  # of GENERATION: last measured duration of a save, virtual seconds
+    by: str = ""  # of SUBMITTED and SHELL: the user
+    ended: float | None = None  # of GONE: when the machine ended (billing ends); None: unknown

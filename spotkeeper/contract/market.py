@@ -16,13 +16,13 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.stack import Model
 
 HOUR_S = 3600.0
-FRESH_S = 24 * HOUR_S  # a price told longer ago chooses nothing any more; for the past it still counts
+FRESH_S = 24 * HOUR_S  # older prices and guesses count as unknown for decisions; reports on the past still use them
 
 
 class PriceRun(Struct, frozen=True, array_like=True):
-    """From ``start`` (virtual unix seconds) until the next run a spot machine costs ``usd`` an hour.
+    """A spot price of ``usd`` per machine-hour from ``start`` (virtual unix seconds) until the next run.
 
-    ``zone`` "": in all of the region, as Compute Engine tells prices; EC2 tells them by zone.
+    ``zone`` "": the whole region, since Compute Engine publishes prices by region; EC2 publishes them by zone.
     """
 
     start: float
@@ -31,13 +31,14 @@ class PriceRun(Struct, frozen=True, array_like=True):
 
 
 class Guess(Struct, frozen=True, omit_defaults=True):
-    """What a cloud itself says of its spot machines in one zone, each from 0 (bad) to 1. None: it does not say, which
-    is never zero. Priors, and no more: they are compared with its guesses of other zones, not believed as they are.
+    """A cloud's own estimates for its spot machines in one zone, each from 0 (bad) to 1; None: not published.
+
+    They serve only as priors: a zone's estimates are compared with those of other zones, not taken literally.
 
     Attributes:
-        had: as many as were asked about are to be had now (GCE's obtainability, a tenth of EC2's score).
-        lasts: for how much of an hour most of them would run (GCE's estimated uptime, which ends at an hour).
-        kept: of those that ended lately, the share that the cloud had not taken (GCE's preemption history).
+        had: the requested number of machines is available now (GCE's obtainability, a tenth of EC2's score).
+        lasts: the share of an hour that most of them would run (GCE's estimated uptime, at most an hour).
+        kept: the share of recently ended machines that the cloud had not preempted (GCE's preemption history).
     """
 
     had: float | None = None
@@ -46,15 +47,14 @@ class Guess(Struct, frozen=True, omit_defaults=True):
 
 
 class Chances(Struct, frozen=True):
-    """A pool's guesses by zone, as its cloud made them ``at`` (virtual unix seconds). A zone that is missing is
-    unknown."""
+    """A cloud's guesses for a pool by zone, made ``at`` (virtual unix seconds). Missing zones are unknown."""
 
     at: float
     by_zone: dict[str, Guess]
 
 
 class Network(Struct, frozen=True):
-    """``market/networks/<machine type>/<zone>``: what the newest gang measured between its machines, Gbit/s."""
+    """``market/networks/<machine type>/<zone>``: bandwidth between machines, as the newest gang measured it, Gbit/s."""
 
     machine_type: str
     zone: str
@@ -63,17 +63,16 @@ class Network(Struct, frozen=True):
 
 
 class Prices(Struct, frozen=True, omit_defaults=True):
-    """``market/prices/<pool>``: what the cloud tells of a pool's spot machines: prices in the stack's region, guesses.
+    """``market/prices/<pool>``: a pool's spot prices in the stack's region, and the cloud's guesses.
 
-    ``asked`` is the time of the last question, answered or not; ``told`` that of the last answer. No runs
-    means unknown, never zero.
+    ``asked``: time of the last query; ``told``: time of the last answer. No runs means unknown prices, never zero.
     """
 
     pool: str
     asked: float
     told: float = 0.0
     runs: tuple[PriceRun, ...] = ()  # by time
-    guesses: Chances | None = None  # where the cloud makes any
+    guesses: Chances | None = None  # None: the cloud publishes none
 
     def guess(self, now: float, zone: str) -> Guess | None:
         """Return the cloud's estimate for a zone; None if it is unknown or too old."""
@@ -107,11 +106,10 @@ class Prices(Struct, frozen=True, omit_defaults=True):
 
 
 class Watch(Struct, frozen=True, array_like=True):
-    """What was seen of spot in a zone, in short (``reconcile.select.zone_history``). Times: hours of the virtual
-    clock."""
+    """Spot observations of a zone, condensed (``reconcile.select.zone_history``). Times are virtual hours."""
 
     zone: str
-    up: bool | None = None  # at ``seen_h``; None: nobody has looked
+    up: bool | None = None  # whether spot was available at ``seen_h``; None: never probed
     seen_h: float = 0.0
     since_h: float = 0.0
     losses: float = 0.0
@@ -121,7 +119,7 @@ class Watch(Struct, frozen=True, array_like=True):
 
 
 class Alive(Struct, frozen=True, array_like=True):
-    """A spot machine whose end was not observed yet."""
+    """A spot machine that still runs, as far as observed."""
 
     machine: str
     zone: str
@@ -129,49 +127,49 @@ class Alive(Struct, frozen=True, array_like=True):
 
 
 class MarketPast(Struct, frozen=True, omit_defaults=True):
-    """``market/past/<pool>``: all hours before ``hour``, folded into one small object, the older the fainter.
+    """``market/past/<pool>``: all hours before ``hour`` condensed into one small object; older hours weigh less.
 
-    Whoever folds the same hours writes the same; what is told of an hour after that is left out.
+    Condensing the same hours again gives the same object; later reports about a condensed hour are ignored.
     """
 
     pool: str
     hour: int
     zones: tuple[Watch, ...] = ()
     alive: tuple[Alive, ...] = ()
-    boots_s: tuple[float, ...] = ()  # of the newest machines: from the order to the hello, or to the backup's
+    boots_s: tuple[float, ...] = ()  # of the newest machines: from the request to the first hello, also of a backup
 
 
 class Observation(Struct, frozen=True, array_like=True):
-    """One event of one machine's life. A machine is known by its attempt, whose number never returns.
+    """One event in a machine's life: a shortened ledger entry, so that writing an event twice adds nothing.
 
-    It is the ledger's entry in short, so that an event which is written down twice is the same twice.
+    The attempt number identifies the machine; it is never reused.
     """
 
     machine: str  # <job>-n<node>-a<attempt>
     event: Event  # ADMITTED, REFUSED, NOTICE, REPRIEVE, LOSS, GONE
     at: float
-    zone: str = ""  # of GONE the ledger tells neither zone nor model
+    zone: str = ""  # GONE entries have neither zone nor model
     model: Model | None = None
     cause: str = ""
     started: float | None = None
 
 
 class MarketHour(Struct, frozen=True):
-    """``market/hours/<pool>/<hour>``: what the pool's machines lived through in one hour, all jobs together."""
+    """``market/hours/<pool>/<hour>``: the events of the pool's machines in one hour, over all jobs."""
 
     observations: tuple[Observation, ...] = ()
 
 
 class Fate(str, Enum):
-    """What became of a machine that had joined.
+    """How the life of an admitted machine ended.
 
     =========== ==================================================================================
-    KEPT        the job had it for as long as it wanted, or gave it up itself (also for its silence)
-    ANNOUNCED   the cloud took it, or was about to: a notice stood when it was lost or given up
-    UNANNOUNCED the cloud took it, and no notice stood
+    KEPT        it still runs, or the job released it (also because it was silent)
+    ANNOUNCED   it was lost or released while a preemption notice was in force
+    UNANNOUNCED it was lost without a notice
     =========== ==================================================================================
 
-    The last two are what "preemption" means everywhere, where the machine was a spot machine.
+    For a spot machine, ANNOUNCED and UNANNOUNCED count as preemptions.
     """
 
     KEPT = "kept"
@@ -185,9 +183,9 @@ NEVER_JOINED = "never joined"
 
 
 def fate(story: Iterable[tuple[Event, str]]) -> Fate:
-    """Return what became of one machine, from its events with their causes, in order of time.
+    """Return the fate of one machine from its events and their causes, in order of time.
 
-    The first proof of a loss decides. A withdrawn notice does not count.
+    The first LOSS decides. A withdrawn notice does not count.
     """
     noticed = False
     for event, cause in story:
@@ -203,18 +201,18 @@ def fate(story: Iterable[tuple[Event, str]]) -> Fate:
 
 
 class MachineLife(Struct, frozen=True):
-    """One machine's life, as far as it is known. Times are virtual unix seconds."""
+    """One machine's life. Times are virtual unix seconds."""
 
     machine: str
     zone: str
     model: Model
     fate: Fate
-    began: float | None = None  # when it ran; None: before the history that was read
-    ended: float | None = None  # when it was found lost, or given back; None: it is there
+    began: float | None = None  # when it started to run; None: before the first observation
+    ended: float | None = None  # when it was found lost or was released; None: it still runs
 
 
 def lives(observations: Iterable[Observation]) -> tuple[MachineLife, ...]:
-    """Return the lives of machines that joined, by their beginning, from observations in order of time."""
+    """Return the lives of admitted machines, by their first observation, from observations in order of time."""
     stories: dict[str, list[Observation]] = {}
     for observation in observations:
         stories.setdefault(observation.machine, []).append(observation)

@@ -1,8 +1,8 @@
-"""The selection protocol, version 1, between a policy and its judge: one JSON object per line.
+"""The selection protocol, version 1, between a policy and the simulator that judges it: one JSON object per line.
 
-Hours everywhere, money in on-demand hours of the gang. Only ``hello`` and ``tick`` get an answer. A policy knows
-its own progress, what runs, prices, what its own launches and probes came to, and how each zone looked once an
-hour in the 48 h before the job: never the future, never a zone that it did not ask for.
+Times are hours; money is in on-demand hours of the gang. Only ``hello`` and ``tick`` get an answer. A policy sees
+its progress, its machines, prices, the results of its own launches and probes, and each zone's hourly availability in
+the 48 h before the job. It never sees the future or the state of a zone that it did not try.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ SPOT = "spot:"
 
 
 class Terms(Struct, frozen=True):
-    """What a job is, and what things cost it. ``deadline_h`` None: none, and a waiting hour costs ``delay_price``."""
+    """A job's work, deadline and costs. ``deadline_h`` None: no deadline, and an hour's delay costs ``delay_price``."""
 
     work_h: float
     deadline_h: float | None
-    horizon_h: float  # the deadline; without one, when on-demand is forced
+    horizon_h: float  # the deadline; without one, the time at which on-demand is forced
     restart_h: float  # billed start-up of every launch
-    move_h: float  # more of it in another zone
-    move_price: float  # and to be paid in another region
-    attempt_h: float  # more of it for each refused attempt
-    probe_h: float  # spot that a successful probe is billed
+    move_h: float  # further start-up in another zone
+    move_price: float  # further cost in another region
+    attempt_h: float  # further start-up per refused attempt
+    probe_h: float  # spot time billed for a successful probe
     delay_price: float
     tick_h: float
     on_demand_price: float = 1.0
 
 
 class PolicyZone(Struct, frozen=True):
-    """A zone, and ``[hours before the start, up?]`` of it, oldest first."""
+    """A zone; ``history`` lists ``[hours before the start, whether spot was available]``, oldest first."""
 
     id: str
     region: str
@@ -54,7 +54,7 @@ class Start(Struct, frozen=True, tag_field="type", tag="start"):
 
 
 class On(Struct, frozen=True):
-    """What runs. ``pending_h`` of its start-up are still to come."""
+    """The running launch. ``pending_h``: what remains of its start-up."""
 
     kind: Literal["spot", "od"]
     zone: str
@@ -63,7 +63,7 @@ class On(Struct, frozen=True):
 
 
 class Tick(Struct, frozen=True, tag_field="type", tag="tick"):
-    """The state at a tick's beginning; ``home`` is the zone that has the checkpoint."""
+    """The state at the beginning of a tick. ``home``: the zone that has the checkpoint."""
 
     tick: int
     now_h: float
@@ -73,7 +73,7 @@ class Tick(Struct, frozen=True, tag_field="type", tag="tick"):
     event: Literal["start", "tick", "preempted"]
     on: On | None
     home: str
-    spot_price: Mapping[str, float | None]  # None: not known
+    spot_price: Mapping[str, float | None]  # None: unknown
     tried: dict[str, bool] = {}
     probed: dict[str, bool] = {}
     preemptions: int = 0
@@ -96,7 +96,7 @@ class Ready(Struct, frozen=True, tag_field="type", tag="ready"):
 
 
 class PolicyAnswer(Struct, frozen=True, rename={"attempts": "try"}):
-    """``attempts`` in order: the first that works runs until the next tick; what is left out is stopped."""
+    """``attempts`` are tried in order; the first that starts runs until the next tick. Other launches are stopped."""
 
     attempts: tuple[str, ...] = ()
     probe: tuple[str, ...] = ()

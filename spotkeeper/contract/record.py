@@ -1,7 +1,7 @@
-"""A job's record: the one document of its decisions, compare-and-swapped.
+"""A job's record: the single document of its decisions, written by compare-and-swap.
 
-Nothing here copies the cloud's state. A slot's INTENT says what was decided, ADMITTED and MEMBER what was accepted;
-only a listing tells whether a VM runs. Counters (``top``, ``disk_top``, ``gen``, ``ver``) only rise.
+It copies no state of the cloud: INTENT says what was decided, ADMITTED and MEMBER what was accepted, and only a
+listing tells whether a machine runs. Counters (``top``, ``disk_top``, ``gen``, ``ver``) only increase.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from spotkeeper.contract.stack import Model
 BACKUP = "backup"  # the cause of an attempt: a second machine beside one that boots slowly
 PROBE = "probe"  # the cause of an attempt: a machine beside one that trains, to learn whether an offer has capacity
 
-# Times that a round stamps by its own clock, virtual unix seconds. If that was ahead, a past time counts as now, and a
-# planned one stays as far away as it was (``reconcile/store/clock_skew.py``). Others are plain floats.
+# Times that a round takes from its own clock, virtual unix seconds. If that clock was ahead, a later round treats a
+# past time as now and keeps the distance of a planned time (``reconcile/store/clock_skew.py``). Other times are floats.
 Past = Annotated[float, Meta(extra={"clock": "past"})]
 Until = Annotated[float, Meta(extra={"clock": "until"})]
 
@@ -29,10 +29,10 @@ class Phase(str, Enum):
     ====== ==================================== =============================
     state  meaning                              leaves to
     ====== ==================================== =============================
-    RUN    reconcile keeps its nodes filled     HOLD, END
-    HOLD   machines given up, disks kept        RUN (asked or healed), END (asked, or its time is up)
-    END    outcome known, things being deleted  DONE when all zones are clean
-    DONE   nothing is left; this is a tombstone -
+    RUN    reconcile gives each node a machine  HOLD, END
+    HOLD   machines deleted, disks kept         RUN (a resume or a retry), END (a cancel, or its time is up)
+    END    outcome known, resources deleted     DONE when all zones are clean
+    DONE   nothing left but this record         -
     ====== ==================================== =============================
     """
 
@@ -49,19 +49,19 @@ class Outcome(str, Enum):
 
 
 class Hold(str, Enum):
-    """Why a job holds, and what ends the hold.
+    """Why a job is on hold, and what ends the hold.
 
     ======== ============================================== ===================================
     reason   meaning                                        left by
     ======== ============================================== ===================================
-    PAUSE    somebody asked for it                          resume
-    CLOUD    the cloud refuses what no other offer avoids,  resume, or by itself: it tries again
-             or no machine to be had holds a checkpoint     rarely
-    CAPACITY a part of a gang is to be had, and not the     resume, or by itself: it tries again,
-             rest                                           ever more seldom
+    PAUSE    a user paused it                               resume
+    CLOUD    the cloud refuses every offer, or no available resume, or by itself: it retries rarely
+             machine has the checkpoint
+    CAPACITY only some of a gang's machines are available   resume, or by itself: it retries at growing
+                                                            intervals
     FAILURE  the job's own code: exit 93, or the crash      resume, with a fresh crash budget; it
              budget is used up                              ends after ``hold_days``
-    SPEND    it has spent its ``max_usd``                   resume, which allows as much again;
+    SPEND    it has spent its ``max_usd``                   resume, which allows the same amount again;
                                                             it ends after ``hold_days``
     ======== ============================================== ===================================
 
@@ -76,7 +76,7 @@ class Hold(str, Enum):
 
 
 class SlotState(str, Enum):
-    """INTENT (decided, the VM may not exist) -> ADMITTED (said hello, is listed) -> MEMBER (in the generation)."""
+    """INTENT (requested, may not exist yet) -> ADMITTED (is listed and said hello) -> MEMBER (in the generation)."""
 
     INTENT = "intent"
     ADMITTED = "admitted"
@@ -84,94 +84,95 @@ class SlotState(str, Enum):
 
 
 class Slot(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One attempt of a node: zone, model and pool are fixed here, before any call."""
+    """One attempt at a machine for a node. Its zone, model and pool are fixed before any call to the cloud."""
 
     attempt: int
     state: SlotState
     pool: str
     zone: str
     model: Model
-    since: Past  # when it came into this state
-    machine: str | None = None  # the static machine's name, where the model is static
+    since: Past  # since when it is in this state
+    machine: str | None = None  # the static machine's name; None: a machine of a pool
     uid: str | None = None  # the cloud's unique instance id, from ADMITTED on
     boot: str | None = None
     address: str | None = None
     cause: str | None = None  # why this attempt was requested: "start", "notice", "loss", "swap to spot", ...
-    notice: float | None = None  # deadline of a standing notice; taken from facts, cleared by a reprieve
-    cut: bool = False  # that deadline is a guess: the machine was found stopping without a notice
-    ends: float | None = None  # when its longest run (maxRunDuration) ends: noted shortly before
-    disk: bool = False  # its disk was attached when the newest generation began: it writes checkpoints
-    has_newest: bool = False  # and the newest commit of that time was on it
-    hardware_faults: int = 0  # crashes that left a sign of broken hardware on this machine
-    past: tuple[str, ...] = ()  # boots of this machine that were admitted before; their hellos no longer count
+    notice: float | None = None  # deadline of the notice in force, from facts; None after a reprieve
+    cut: bool = False  # the machine was found stopping without a notice, so that deadline is a guess
+    ends: float | None = None  # when its maxRunDuration ends; set shortly before
+    disk: bool = False  # its disk was attached when the newest generation began, so it writes checkpoints
+    has_newest: bool = False  # its disk had the newest commit when the newest generation began
+    hardware_faults: int = 0  # number of crashes with a sign of broken hardware on this machine
+    past: tuple[str, ...] = ()  # boots of this machine admitted before: their hellos no longer count
 
 
 class Node(Struct, frozen=True, omit_defaults=True, gc=False):
-    """``cur`` trains (or will); ``next`` stands by without the node's disk."""
+    """A node's machines: ``cur`` trains or will train; ``next`` stands by without the node's disk."""
 
-    top: int = 0
-    disk: int = 0  # number of the disk that is the node's now
-    disk_top: int = 0
+    top: int = 0  # the highest attempt number used
+    disk: int = 0  # number of the node's current disk
+    disk_top: int = 0  # the highest disk number used
     cur: Slot | None = None
     next: Slot | None = None
-    # For a swap: "spot" (return to it, or to an idle node), "on-demand" (spot costs more), "user", "straggler"
+    # Why to replace `cur`: "spot" (back to spot or to an idle static machine), "on-demand" (spot costs more), "user",
+    # "straggler"
     replace_reason: str | None = None
-    copy: int | None = None  # number of the disk that a zone move is filling
-    refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the current need arose
-    refused_at: Past = 0.0  # when the newest of them was refused; they count until they have cooled down
-    quota: str = ""  # what the cloud said, if the newest of them was refused for the account's quota
-    bad: int = 0  # machines in a row that could not mount the node's disk
+    copy: int | None = None  # number of the disk to which a zone move copies the node's data
+    refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the node needed a machine
+    refused_at: Past = 0.0  # time of the newest refusal; all of them expire `cold_s` later
+    quota: str = ""  # the cloud's message, if the newest refusal was for the account's quota
+    bad: int = 0  # consecutive machines that could not mount the node's disk
     zone: str | None = None  # where the node's disk is or will be
-    cause: str = "start"  # why cur is vacant, for the next intent
+    cause: str = "start"  # why `cur` is vacant: the cause of the next intent
     vacant_since: Past = 0.0
-    launches: int = 0  # machines asked for since ``Limits.hour``, less those that were refused
-    machine: str | None = None  # the static machine that has its checkpoints; None: its own disk has them
-    wrote: int = 0  # the newest generation in which it wrote checkpoints there
-    newest_generation: int = 0  # the newest generation at whose beginning the newest commit was there
+    launches: int = 0  # machines requested since ``Limits.hour``, without refused requests
+    machine: str | None = None  # the static machine that has its checkpoints; None: the node's disk has them
+    wrote: int = 0  # the newest generation in which it wrote checkpoints to that location
+    newest_generation: int = 0  # the newest generation that began with the newest commit in that location
 
     @property
     def probing(self) -> bool:
-        """Whether ``next`` is a probe, which learns whether its offer has capacity, and no successor."""
+        """Whether ``next`` is a probe, which only tests whether its offer has capacity, instead of a successor."""
         return self.next is not None and self.next.cause == PROBE
 
 
 class Move(Struct, frozen=True):
-    """The whole gang moves to another zone with copies of its disks."""
+    """A move of the whole gang to another zone, with copies of its disks."""
 
     zone: str
     since: Past
 
 
 class Roll(Struct, frozen=True):
-    """A roll call: every member must answer this version of the document."""
+    """A roll call: every member must answer version ``ver`` of the generation document."""
 
     ver: int
     since: Past
     cause: str  # "exit", "stall", "silence", "hang"
-    exits: bool = False  # a process of the generation had ended: answered by all, it counts as a crash
+    exits: bool = False  # a process of the generation had ended: if all members answer, that counts as a crash
 
 
 class Budget(Struct, frozen=True, omit_defaults=True):
-    """Separate counts: a preemption never consumes the crash budget."""
+    """Counts of crashes and of preemptions; a preemption never uses the crash budget."""
 
     crashes: int = 0
     preemptions: int = 0
-    loss_times: tuple[Past, ...] = ()  # of the last losses, newest last (bounded), for select()
+    loss_times: tuple[Past, ...] = ()  # of the last losses, newest last, at most 32, for select()
     crashed_gen: int = -1  # the newest generation whose crash was counted
-    short_lives: int = 0  # consecutive spot machines whose life was shorter than a restart is worth
+    short_lives: int = 0  # consecutive spot machines that lived too short to be worth a restart
 
 
 class Limits(Struct, frozen=True, omit_defaults=True):
-    """What the limits on spending and launches remember (``reconcile/decide/job/limits.py``)."""
+    """State of the limits on spending and launches (``reconcile/decide/job/limits.py``)."""
 
-    hour: Past = 0.0  # since when launches are counted
-    unexplained: int = 0  # nodes that vanished, not by preemption, since ``unexplained_since``
+    hour: Past = 0.0  # start of the hour in which launches are counted
+    unexplained: int = 0  # machines that vanished without a preemption since ``unexplained_since``
     unexplained_since: Past = 0.0
-    closed_until: Until = 0.0  # the breaker: no replacement before
-    spent: float = 0.0  # USD until ``spent_at``, as estimated
+    closed_until: Until = 0.0  # the circuit breaker: no replacement before this time
+    spent: float = 0.0  # estimated cost until ``spent_at``, USD
     spent_at: Past = 0.0
-    usd_hour: float | None = None  # what its machines cost since then, an hour
-    forgiven: float = 0.0  # what had been spent when a user resumed it at its limit
+    usd_hour: float | None = None  # cost of its machines since then, USD per hour
+    forgiven: float = 0.0  # the sum spent when a user resumed it at its ``max_usd``: the limit counts from there
     swaps: tuple[Past, ...] = ()  # when stragglers were swapped within the last hour
 
 
@@ -184,7 +185,7 @@ class ZoneProbe(Struct, frozen=True, array_like=True):
 
 
 class Moved(Struct, frozen=True, array_like=True):
-    """A completed move: when, and how many seconds it took."""
+    """A completed zone move: when it ended and how many seconds it took."""
 
     at: Past
     s: float
@@ -194,15 +195,15 @@ class Mirrored(Struct, frozen=True):
     """A complete copy of a checkpoint in the bucket (``contract.uploads``)."""
 
     commit: str  # "<gen>-<step>"
-    node: int  # whose part was complete last; of replicated state, the one that has it
-    at: float  # when the function heard of it, virtual unix seconds
+    node: int  # sharded: the node whose part was complete last; replicated: the node that uploaded it
+    at: float  # when the function received the report, virtual unix seconds
 
 
 class Fetch(Struct, frozen=True):
-    """The copy that these nodes' machines must download before the next generation begins."""
+    """A copy in the bucket that these nodes' machines must download before the next generation."""
 
     commit: str
-    source: int | None  # as in ``Mirrored.node``; None: each node its own part
+    source: int | None  # the node whose copy to download; None: each node downloads its own part
     nodes: tuple[int, ...]
 
 
@@ -215,51 +216,51 @@ class Record(Struct, frozen=True, omit_defaults=True):
     spec_sha256: str  # of the job file in force (``job.spec_sha256``)
     created: float
     ver: int = 0
-    nonce: str = ""  # of the last writer: it shows that a write without an answer has won
+    nonce: str = ""  # of the last write: after a lost answer, it shows whether the write succeeded
     phase: Phase = Phase.RUN
     outcome: Outcome | None = None
-    reason: str = ""  # why it holds, or how it ended, for people
+    reason: str = ""  # why it waits, is on hold or ended, for users
     gen: int = 0  # 0: no generation yet
     gen_since: Past = 0.0
-    stop: bool = False  # members must save and stop; stays set while any node waits
+    stop: bool = False  # members must save and stop; stays set while any node waits for a machine
     stop_since: Past = 0.0
     stop_deadline: Until | None = None
     roll: Roll | None = None
     move: Move | None = None
-    zone: str | None = None  # the gang's zone, unless `spread`
-    machine_type: str = ""  # of its last generation's dynamic machines, most of them, where the stack has several
+    zone: str | None = None  # the gang's zone; None with `spread`
+    machine_type: str = ""  # of most dynamic machines in the last generation, if the stack has several types
     nodes: tuple[Node, ...] = ()
     members: tuple[int, ...] = ()  # node numbers in the generation's order; members[0] is the master
     port_base: int = 20000
     budget: Budget = Budget()
-    fallback_until: Until = 0.0  # on-demand until then, if above now
-    requests_done: tuple[str, ...] = ()  # ids of requests already taken in (bounded)
+    fallback_until: Until = 0.0  # end of the on-demand fallback; past: none
+    requests_done: tuple[str, ...] = ()  # ids of the last 64 handled requests
     keep_disks: bool = False
-    hold: Hold | None = None  # why it holds, while it does
-    hold_ends: float | None = None  # when this hold ends the job and its disks; None: never
-    hold_late: Past | None = None  # when a round found that time passed; its clock may have been ahead
-    pause: str = ""  # why it will hold as soon as its members have saved and stopped
-    hold_until: Until | None = None  # when a hold that ends by itself tries again; None: until a user resumes
-    hold_count: int = 0  # in a row, without a generation in between
-    roll_at: Past = 0.0  # when the last roll call was closed
-    busy_at: Past = 0.0  # when the last one for a hang found a node that is only slow
-    dry_since: Past | None = None  # since when the gang's zone has had no offer
-    short_since: Past | None = None  # since when some of its machines wait for others without capacity
+    hold: Hold | None = None  # why it is on hold; None: it is not
+    hold_ends: float | None = None  # when the job ends if it is still on hold, and its disks are deleted; None: never
+    hold_late: Past | None = None  # when a first round found ``hold_ends`` past; a second confirms, as clocks may err
+    pause: str = ""  # why the job goes on hold once its members have saved and stopped; "": it does not
+    hold_until: Until | None = None  # when a hold retries by itself; None: it waits for a resume
+    hold_count: int = 0  # consecutive holds without a generation in between
+    roll_at: Past = 0.0  # when the last roll call ended
+    busy_at: Past = 0.0  # when the last roll call for a hang found a node that is only slow
+    dry_since: Past | None = None  # since when the gang's zone has no offer
+    short_since: Past | None = None  # since when some of its machines wait for the rest
     limits: Limits = Limits()
     spec_replaced: bool = False  # a resume brought another job file, stored under `spec_sha256`
-    given_up: str = ""  # the newest commit when a user chose to continue without it, as "<gen>-<step>"
-    mirror: tuple[Mirrored, ...] = ()  # what may be fetched from the bucket, newest first
-    mirror_top: str = ""  # the newest copy that was ever in ``mirror``: a deleted one does not come back
-    told: str = ""  # the newest checkpoint that a machine had on its disk, where copies are made: reports do not last
-    fetch: Fetch | None = None  # while a generation waits for it
-    probes: tuple[ZoneProbe, ...] = ()  # in other zones, the last of each kind
-    moved: Moved | None = None  # to the gang's zone, the last time
-    size: int | None = None  # how many nodes a resize asked for
-    parked: tuple[int, ...] = ()  # those that are not; (): the highest
-    outbox: tuple[Entry, ...] = ()  # ledger entries of the change that made this version; written before the next
+    given_up: str = ""  # the newest commit when the job continued without it, as "<gen>-<step>"; "": never
+    mirror: tuple[Mirrored, ...] = ()  # complete copies in the bucket, newest first
+    mirror_top: str = ""  # the newest copy ever listed in ``mirror``: late reports do not add deleted ones again
+    told: str = ""  # with copies in the bucket: the newest checkpoint reported from a disk, as facts are deleted
+    fetch: Fetch | None = None  # the copy that a generation waits for
+    probes: tuple[ZoneProbe, ...] = ()  # the last probes of other zones
+    moved: Moved | None = None  # the last move to the gang's zone
+    size: int | None = None  # number of nodes after the last resize; None: all
+    parked: tuple[int, ...] = ()  # nodes without a machine after a resize; (): the highest-numbered ones
+    outbox: tuple[Entry, ...] = ()  # ledger entries of this version's change, written before the next change
 
     def spec_key(self) -> str:
-        """Return the key of the job file in force: a hash, or "" for the submitted file."""
+        """Return the key of the current job file: its hash after a resume with another file, else ""."""
         return self.spec_sha256 if self.spec_replaced else ""
 
     def go_back(self) -> str:
@@ -267,11 +268,11 @@ class Record(Struct, frozen=True, omit_defaults=True):
         return f"spotkeeper resume {self.name} --go-back"
 
     def wanted(self) -> int:
-        """Return how many nodes get a machine. The others are parked: without machine, with their counters."""
+        """Return the number of nodes that get a machine. The others are parked: they keep only their counters."""
         return len(self.nodes) if self.size is None else min(self.size, len(self.nodes))
 
     def filled(self, count: int | None = None) -> tuple[int, ...]:
-        """Return the nodes that get a machine. ``count``: the number of all nodes, if this record has none yet."""
+        """Return the nodes that get a machine. ``count``: the number of nodes, if the record lists none yet."""
         every = range(len(self.nodes) if count is None else count)
         if self.parked or self.size is None:
             return tuple(index for index in every if index not in self.parked)
