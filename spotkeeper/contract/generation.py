@@ -1,7 +1,7 @@
-"""The generation document, and what an agent and the function exchange.
+"""The generation document, and the messages between an agent and the function.
 
-One endpoint serves agents: ``POST /v1/sync``. The identity token tells which machine it is, the record which node; the
-body only has facts about the machine itself.
+Agents use one endpoint, ``POST /v1/sync``. The identity token identifies the machine, and the record assigns it a node;
+the body only contains facts about the machine itself.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from msgspec import Meta, Struct
 
 from spotkeeper.contract.facts import Kind
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]  # above that, readers of JSON disagree about a number
+Count = Annotated[int, Meta(ge=0, le=2**53)]  # JSON parsers disagree about larger integers
 Amount = Annotated[float, Meta(ge=0)]
 BootId = Annotated[str, Meta(pattern="^[-a-z0-9]{1,64}$")]
 JobId = Annotated[str, Meta(pattern="^[a-z0-9]{8}$")]
-MAX_OLD_JOBS = 32  # jobs asked about in one sync
+MAX_OLD_JOBS = 32  # number of jobs that one sync may ask about
 
 
 class DocState(str, Enum):
-    """RUN train in this generation; SAVE_STOP save, stop, wait; ROLL_CALL as RUN, and answer; DONE stop for good."""
+    """What members must do.
+
+    RUN: train in this generation. SAVE_STOP: save, stop and wait. ROLL_CALL: train, and answer the roll call. DONE:
+    stop for good.
+    """
 
     RUN = "run"
     SAVE_STOP = "save_stop"
@@ -36,11 +40,11 @@ class Member(Struct, frozen=True, omit_defaults=True):
     boot: str
     address: str
     nproc: int
-    disk: bool = True  # False: its disk is not attached yet, so it writes no checkpoint
+    disk: bool = True  # False: its disk is not attached yet, so it writes no checkpoints
 
 
 class Generation(Struct, frozen=True, omit_defaults=True):
-    """A pure view of the record. An agent acts only on a higher ``ver``."""
+    """The generation document, derived from the record. Agents ignore it unless its ``ver`` is higher than before."""
 
     job: str
     uid: str
@@ -51,31 +55,31 @@ class Generation(Struct, frozen=True, omit_defaults=True):
     master: str
     port: int
     run_id: str
-    deadline: float | None = None  # of a save_stop, virtual unix seconds
+    deadline: float | None = None  # of SAVE_STOP, virtual unix seconds
     replicated: bool = True
     mean_life_s: float | None = None  # observed mean time between losses of the job, for the save interval
-    stacks: bool = False  # of a roll call: write all workers' stacks and report where they are
+    stacks: bool = False  # of ROLL_CALL: log all workers' stacks and report their states
 
 
 class Role(str, Enum):
-    """What a machine is by the record."""
+    """A machine's role according to the record."""
 
-    MEMBER = "member"  # in the document
-    STANDBY = "standby"  # admitted or expected, not in the document: warm up, wait
-    SUPERSEDED = "superseded"  # stop, unmount, say freed, power off (a static machine: say dropped, go idle)
+    MEMBER = "member"  # in the generation
+    STANDBY = "standby"  # admitted or expected, not in the generation: warm up, wait
+    SUPERSEDED = "superseded"  # replaced: stop, unmount, report FREED, power off (static: report DROPPED, go idle)
     IDLE = "idle"  # a static machine without a job
-    UNKNOWN = "unknown"  # not (yet) in any record: sync again
+    UNKNOWN = "unknown"  # in no record, maybe not yet: sync again
 
 
 class MirrorRun(Struct, frozen=True, omit_defaults=True):
-    """How committed checkpoints are copied to the bucket. ``every_s`` is virtual, ``bytes_s`` real."""
+    """How checkpoints are copied to the bucket. ``every_s``: virtual seconds; ``bytes_s``: bytes per real second."""
 
     every_s: float
     bytes_s: float
 
 
 class HangRun(Struct, frozen=True, omit_defaults=True):
-    """When a job counts as hung (``job.Hang``). Times are virtual."""
+    """When a job counts as hung (``job.Hang``). Times are virtual seconds."""
 
     factor: float
     floor_s: float
@@ -83,41 +87,41 @@ class HangRun(Struct, frozen=True, omit_defaults=True):
 
 
 class JobRun(Struct, frozen=True, omit_defaults=True):
-    """What a node needs to run the job; the same for all nodes and generations of a spec."""
+    """What a node needs to run the job; the same for all nodes and generations of a job file."""
 
     name: str
-    command: tuple[str, ...]  # script and arguments; argv, never a shell line
+    command: tuple[str, ...]  # script and its arguments; no shell
     source_sha256: str | None  # object jobs/<job>/source/<sha256>, a tar
     env: dict[str, str] = {}
     python: str = "python3"
-    requirements: str = ""  # a file of the source that says what environment the job wants; "": none of its own
+    requirements: str = ""  # requirements file in the source; "": none
     nproc: int = 1
     launcher: str = "zygote"  # or "exec"
-    warm: tuple[str, ...] = ()  # what the zygote imports beside torch
-    stop: str = "library"  # or "signal": it saves by itself on SIGTERM, within grace_s
+    warm: tuple[str, ...] = ()  # modules that the zygote imports besides torch
+    stop: str = "library"  # or "signal": the script saves on SIGTERM, within grace_s
     grace_s: float = 25.0
-    interval_s: float | None = None  # None: set from measured stall and observed losses
+    interval_s: float | None = None  # None: chosen from the measured stall and observed losses
     keep: int = 2
     seed: int = 0
-    max_world: int | None = None  # processes of the job at its largest, where it may change its size
-    mirror: MirrorRun | None = None  # None: nothing is copied
-    secrets: dict[str, str] = {}  # variable -> where its value is; the machine reads it, as the job's identity
-    hang: HangRun | None = None  # None: no job counts as hung
+    max_world: int | None = None  # the job's largest world size, if it is elastic
+    mirror: MirrorRun | None = None  # None: no copies
+    secrets: dict[str, str] = {}  # variable -> reference; the machine reads the value with the job's identity
+    hang: HangRun | None = None  # None: the job never counts as hung
 
 
 class FactIn(Struct, frozen=True, forbid_unknown_fields=True):
     kind: Kind
     gen: Count = 0
     value: str = "0"
-    attempt: Count | None = None  # a static machine dropping an older attempt names it
+    attempt: Count | None = None  # of DROPPED: the older attempt that a static machine dropped
 
 
 class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """``jobs/<job>/progress``, from the lowest member, once a minute."""
+    """``jobs/<job>/progress``: the report that the first member sends once a minute."""
 
     gen: Count
     step: Count
-    at: Amount  # virtual unix seconds; as stored: when this step was first reported, or the upload last
+    at: Amount  # virtual unix seconds; as stored: when this step was first reported, or the upload last reported
     samples_per_s: Amount | None = None
     step_s: Amount | None = None  # median, real seconds
     loss: float | None = None
@@ -125,29 +129,29 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     commit_step: Count | None = None
     save_s: Amount | None = None  # measured time from save to durable, real seconds
     total_steps: Count | None = None
-    uploading_s: Amount | None = None  # the job has succeeded and has been uploading its output for so long
+    uploading_s: Amount | None = None  # the job succeeded, and its output has been uploading for this long
     gbit_s: Amount | None = None  # bandwidth between the gang's machines, measured once at its first start
-    begin_s: Amount | None = None  # as stored: from a generation to its first step, the last that made one, virtual
+    begin_s: Amount | None = None  # as stored: time from the last generation to its first step, virtual seconds
 
 
 class Sync(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What an agent sends. ``ver``: the document version it has (0: none).
+    """An agent's request. ``ver``: the newest document version that it has; 0: none.
 
-    Defaults are left out, so a function that does not know a newer field yet accepts the rest.
+    Fields with their default are omitted, so an older function that does not know a new field accepts the request.
     """
 
     boot: BootId
     ver: Count = 0
-    job: JobId | None = None  # the job it works for by its own state; a hint that is checked
+    job: JobId | None = None  # the job that the agent works for by its local state; the function checks it
     facts: tuple[FactIn, ...] = ()
     progress: Progress | None = None
-    pending: bool = False  # it waits for an answer to its report, and syncs often
-    old_jobs: Annotated[tuple[JobId, ...], Meta(max_length=MAX_OLD_JOBS)] = ()  # on a static machine's disk
-    again: bool = False  # its last report got no answer: the function may have died before acting on it
+    pending: bool = False  # it waits for the result of its report, and syncs often
+    old_jobs: Annotated[tuple[JobId, ...], Meta(max_length=MAX_OLD_JOBS)] = ()  # with files on a static machine's disk
+    again: bool = False  # its last report got no answer: the function may have failed before acting on it
 
 
 class FetchOrder(Struct, frozen=True, omit_defaults=True):
-    """Download this copy of a checkpoint to the disk. ``source``: the node whose copy it is."""
+    """An order to download a copy of a checkpoint to the disk. ``source``: the node that uploaded the copy."""
 
     commit: str
     source: int
@@ -158,13 +162,13 @@ class SyncReply(Struct, frozen=True, omit_defaults=True):
     job: str | None = None
     node: int | None = None
     attempt: int | None = None
-    disk: int | None = None  # number of the node's disk, where one is to be mounted
-    doc: Generation | None = None  # None: nothing newer than `ver`
-    run: JobRun | None = None  # with every doc, and for a standby
+    disk: int | None = None  # number of the disk to mount; None: none
+    doc: Generation | None = None  # None: no newer document than `ver`
+    run: JobRun | None = None  # with every `doc`, and for STANDBY
     lease_minutes: int = 120
-    bundle: str = ""  # sha256 of the agents' bundle, "" if unknown
-    over: bool = False  # the job has ended and its disks go: a static machine deletes what it has of it
-    ended: tuple[str, ...] = ()  # of those in ``old_jobs``: the same
-    mirrored: str | None = None  # the newest copy of a checkpoint in the bucket, where the job has copies made
-    mirrored_at: float | None = None  # since when it is there, virtual unix seconds
-    fetch: FetchOrder | None = None  # what this machine must download before it trains
+    bundle: str = ""  # sha256 of the agent's bundle; "": unknown
+    over: bool = False  # the job ended and its disks are deleted: a static machine deletes the job's files
+    ended: tuple[str, ...] = ()  # jobs in `old_jobs` whose files a static machine must delete
+    mirrored: str | None = None  # the newest copy of a checkpoint in the bucket; None: none
+    mirrored_at: float | None = None  # when that copy was complete, virtual unix seconds
+    fetch: FetchOrder | None = None  # the copy to download before training

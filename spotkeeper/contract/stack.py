@@ -1,7 +1,7 @@
-"""Documents of a stack: ``stack/pools.json``, what Pulumi declared; ``stack/tick``, how the last ticks ended.
+"""Documents of a stack: ``stack/pools.json``, the pools that Pulumi declared; ``stack/tick``, the last ticks' results.
 
-The Pulumi program writes pools.json as one bucket object, so resizing a pool updates one object and rebuilds nothing.
-All times are virtual.
+The Pulumi program writes pools.json as one bucket object, so resizing a pool updates only that object. All times are
+virtual.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 TICK_PATH = "stack/tick"
-RENEWED_S = 300.0  # while all is well: a write for each tick would cost $0.22 a month, this costs $0.04
-MAY_FAIL = 2  # ticks in a row, before the command reports it
-LATE = 3  # ticks that may be late beyond a renewal, before a silent function counts as failing
+RENEWED_S = 300.0  # interval of notes of success: one per tick would cost $0.22 a month, this costs $0.04
+MAY_FAIL = 2  # consecutive ticks that may fail before the command reports it
+LATE = 3  # ticks that a note may be overdue before the function counts as failing
 MAX_REASON = 300
 
 
@@ -28,7 +28,7 @@ class Model(str, Enum):
 
 
 class StaticMachine(Struct, frozen=True, forbid_unknown_fields=True):
-    """An always-on, on-demand machine that Pulumi owns, with its own retained disk."""
+    """An always-on, on-demand machine that Pulumi declares, with its own disk, which outlives it."""
 
     name: str
     zone: str
@@ -45,7 +45,7 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True, rename={"on_demand"
 
 
 class Interface(Struct, frozen=True, forbid_unknown_fields=True):
-    """EC2: one network interface that a launch names; ``kind`` in EC2's words."""
+    """A network interface of an EC2 launch; ``kind`` is EC2's interface type."""
 
     card: Annotated[int, Meta(ge=0)]
     device: Annotated[int, Meta(ge=0)]
@@ -59,7 +59,7 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     zones: Annotated[tuple[str, ...], Meta(min_length=1)]
     nproc: Annotated[int, Meta(ge=1, le=64)]  # processes per node: GPUs, or 1
     max_machines: Annotated[int, Meta(ge=0, le=10_000)]
-    max_on_demand: Annotated[int, Meta(ge=0, le=10_000)]  # how many of them may be on-demand at once
+    max_on_demand: Annotated[int, Meta(ge=0, le=10_000)]  # on-demand machines at once
     disk_gb: Annotated[int, Meta(ge=1, le=65_536)]
     disk_type: str
     prices: dict[str, Price]  # by zone
@@ -67,53 +67,53 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     placement: dict[str, str] = {}  # zone -> placement policy's self link, or the group's name on EC2
     machines: tuple[StaticMachine, ...] = ()
     disk_usd_gb_month: Annotated[float, Meta(ge=0)] | None = None  # a data disk's price; None: unknown
-    # EC2 alone. A launch names either a subnet, and its template the security groups, or whole interfaces: EC2 refuses
-    # a subnet beside interfaces, also where those are the template's. So a template of ours has no interfaces.
+    # EC2 only. A launch names either a subnet, with the security groups in its template, or whole interfaces. EC2
+    # refuses a subnet together with interfaces, even the template's, so templates contain no interfaces.
     subnets: dict[str, str] = {}  # zone -> subnet id
-    interfaces: tuple[Interface, ...] = ()  # of a pool with EFA; (): one plain interface
+    interfaces: tuple[Interface, ...] = ()  # for a pool with EFA; (): one plain interface
     security_groups: tuple[str, ...] = ()  # of those interfaces
-    disk_iops: Annotated[int, Meta(ge=1)] | None = None  # None: what its type has of itself
+    disk_iops: Annotated[int, Meta(ge=1)] | None = None  # None: the disk type's default
     disk_mbps: Annotated[int, Meta(ge=1)] | None = None  # MiB/s
-    disk_key: str = ""  # KMS key of data disks; "": the account's own
-    # By number: a call that is repeated makes the same machine, whatever has been declared meanwhile.
+    disk_key: str = ""  # KMS key of data disks; "": the account's default key
+    # A fixed version number, so that a repeated call makes the same machine after a newer `pulumi up`.
     template_versions: dict[str, str] = {}  # model -> version of its launch template
-    tags: dict[str, str] = {}  # of every machine, beside those that say which it is: what agents read
+    tags: dict[str, str] = {}  # for every machine, in addition to those that identify it; agents read them
 
     def dearest(self, model: Model) -> float:
-        """USD an hour of one machine, in the zone where it costs most: a grant does not say which."""
+        """Return a machine's USD per hour in the most expensive zone: a grant names no zone."""
         known = (price.of(model) for price in self.prices.values())
         return max((usd for usd in known if usd is not None), default=0.0)
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a job falls back to on-demand, and for how long. Durations in virtual seconds."""
+    """When a job falls back to on-demand machines, and for how long. Durations are virtual seconds."""
 
-    losses: Annotated[int, Meta(ge=1)] = 3  # this many beyond one per node, within the window
+    losses: Annotated[int, Meta(ge=1)] = 3  # losses within the window, plus one per node, that start a fallback
     window_s: Annotated[float, Meta(gt=0)] = 3600.0
-    short_life_s: Annotated[float, Meta(ge=0)] = 600.0  # a spot machine that lived shorter was not worth its restart
-    short_lives: Annotated[int, Meta(ge=1)] = 3  # in a row
-    on_demand_s: Annotated[float, Meta(gt=0)] = 1800.0  # then spot is tried again
+    short_life_s: Annotated[float, Meta(ge=0)] = 600.0  # a spot machine that lived shorter was not worth the restart
+    short_lives: Annotated[int, Meta(ge=1)] = 3  # consecutive short lives that start a fallback
+    on_demand_s: Annotated[float, Meta(gt=0)] = 1800.0  # length of a fallback
 
 
 class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     stack: str
     cloud: Literal["gcp", "aws"]
-    project: str  # on AWS the account's id
+    project: str  # on AWS the account id
     region: str
     bucket: str
     pools: tuple[PoolState, ...]
     function_url: str = ""
-    node_identity: str = ""  # the nodes' service account by its e-mail, or their role by its ARN: who may say hello
+    node_identity: str = ""  # email of the nodes' service account, or ARN of their role: only it may say hello
     bundle_sha256: str = ""
     lease_minutes: Annotated[int, Meta(ge=1)] = 120
     boot_deadline_s: Annotated[int, Meta(ge=1)] = 480
     fallback: Fallback = Fallback()
     max_run_s: Annotated[int, Meta(ge=1)] | None = None
-    job_identity: str = ""  # whom jobs are on its machines; "": nobody
-    max_machines: Annotated[int, Meta(ge=1)] | None = None  # dynamic ones of all pools; None: as many as the pools say
-    max_usd_hour: Annotated[float, Meta(gt=0)] | None = None  # what they may cost together, by list price
-    tick_minutes: Annotated[int, Meta(ge=1)] = 1  # between two ticks of the schedule
-    ssh: bool = False  # whether the stack file lets anybody open a shell on its machines
+    job_identity: str = ""  # service account or role that jobs run as; "": none
+    max_machines: Annotated[int, Meta(ge=1)] | None = None  # dynamic machines in all pools; None: the pools' sum
+    max_usd_hour: Annotated[float, Meta(gt=0)] | None = None  # their total cost at list prices, USD per hour
+    tick_minutes: Annotated[int, Meta(ge=1)] = 1  # interval of the schedule's ticks
+    ssh: bool = False  # whether the stack file allows shells on its machines
 
     def pool(self, name: str) -> PoolState | None:
         return next((pool for pool in self.pools if pool.name == name), None)
@@ -126,8 +126,11 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
 class TickNote(Struct, frozen=True):
     """The result of the last ticks. The function writes it when it changes, and every ``RENEWED_S``.
 
-    ``succeeded``: the time of the last success, or of one up to ``RENEWED_S`` older. ``failing``: since when all ticks
-    have failed; ``failed`` and ``reason``: of the last failure that was noted.
+    Attributes:
+        succeeded: time of the last success, at most ``RENEWED_S`` too early.
+        failing: since when every tick has failed; None: the last tick succeeded.
+        failed: time of the last noted failure.
+        reason: why that tick failed.
     """
 
     succeeded: float = 0.0
@@ -137,7 +140,10 @@ class TickNote(Struct, frozen=True):
 
 
 def tick_note(note: TickNote | None, now: float, reason: str) -> TickNote | None:
-    """The note to write after a tick; None: the one that is there says as much. ``reason``: why it failed, or ""."""
+    """Return the note to write after a tick; None if the stored one is still right.
+
+    ``reason``: why the tick failed; "" if it succeeded.
+    """
     if not reason:
         fresh = note is not None and note.failing is None and 0 <= now - note.succeeded < RENEWED_S
         return None if fresh else TickNote(succeeded=now)
@@ -148,10 +154,9 @@ def tick_note(note: TickNote | None, now: float, reason: str) -> TickNote | None
 
 
 def tick_silence(note: TickNote | None, now: float, tick_minutes: int, log: str = "its log") -> str:
-    """``no tick succeeded for 12 minutes: the cloud answered in no zone``; "" while ticks succeed, or nothing is known.
+    """Return a warning such as ``no tick succeeded for 12 minutes: the cloud answered in no zone``.
 
-    Args:
-        log: where a function that says nothing may have said more.
+    "" while ticks succeed or nothing is known. ``log``: where the user finds the function's log.
     """
     every_s = 60.0 * tick_minutes
     if note is None:

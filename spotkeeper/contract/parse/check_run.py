@@ -1,7 +1,7 @@
-"""Rules on what a job runs: command, source folder, interpreter, packages, variables and secrets.
+"""Rules on a job's command, source folder, interpreter, packages, variables and secrets.
 
-Holds the context that every rule of a job file is checked in; ``check.py`` has the other rules and calls these.
-Messages never repeat values of variables: people paste secrets there.
+``check.py`` has the other rules, calls these and passes the :class:`JobContext`. Messages never repeat values of
+variables: users paste secrets there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from spotkeeper.contract.parse.hints import SHELL_WORDS, argv, runner
 from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 from spotkeeper.contract.stack import PoolState, StackState
 
-WORD_BYTES = 131_071  # of one argument: Linux's MAX_ARG_STRLEN, less its NUL
+WORD_BYTES = 131_071  # longest argument: Linux's MAX_ARG_STRLEN without the NUL
 ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,63}\Z")
 ENV_VALUE_BYTES = 4096
 RESERVED_PREFIX = "SPOTKEEPER_"
-# Set by torchrun for every process: a value from the job file would break the rendezvous.
+# torchrun sets these for every process: a value from the job file would break the rendezvous.
 TORCHRUN_SETS = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
@@ -40,21 +40,21 @@ _SECRETS = {
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a job is checked against. None: not known here, so not checked."""
+    """A job and what its rules are checked against. None: unknown, so not checked."""
 
     spec: JobSpec
     stack: StackState | None = None
-    folder: Path | None = None  # the job file's
+    folder: Path | None = None  # the job file's folder
     now: float | None = None  # unix seconds
-    starts: Callable[[JobSpec], float] = lambda _: START_S  # how long a start of the job takes, seconds
+    starts: Callable[[JobSpec], float] = lambda _: START_S  # duration of a start of the job, seconds
 
     def pools(self) -> tuple[PoolState, ...]:
-        """The pools of the stack that the job may use."""
+        """Return the pools of the stack that the job may use."""
         return () if self.stack is None else pools_of(self.spec, self.stack)
 
 
 def command_words(job: JobContext) -> Iterator[Problem]:
-    """An argv, not a shell line; the script itself, not what runs it."""
+    """The command is a list of words instead of a shell line, and begins with the script instead of its runner."""
     command = job.spec.command
     if _sentence(command):
         such = f": {list(words)}" if (words := argv(command[0])) else ""
@@ -131,7 +131,7 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
 
 
 def _unsent(folder: Path, command: tuple[str, ...]) -> Iterator[Problem]:
-    """Without a source the job runs in an empty folder: only a module (``-m``) or an absolute path can be there."""
+    """Without `source` the job runs in an empty folder: the command must be a module (``-m``) or an absolute path."""
     script = command[0]
     if _named(folder, script):
         yield problem("command[0]", "lies beside the job file, but no `source` sends it: add `source: .`", script)
@@ -173,10 +173,10 @@ def requirements(job: JobContext) -> Iterator[Problem]:
 
 
 def _named(folder: Path, script: str) -> bool:
-    """Whether this is a file of the folder, named as from there."""
+    """Whether this is a path, relative to the folder, of an existing file."""
     try:
         return not script.startswith("/") and (folder / script).is_file()
-    except OSError:  # too long for a name, or in a folder that cannot be read
+    except OSError:  # the name is too long, or its folder is unreadable
         return False
 
 
@@ -195,7 +195,7 @@ def env_names(job: JobContext) -> Iterator[Problem]:
 
 
 def env_values(job: JobContext) -> Iterator[Problem]:
-    """Values are never repeated in a message: people paste secrets here."""
+    """Values are short and without NUL. Messages never repeat them: users paste secrets here."""
     for name, value in job.spec.env.items():
         size = len(value.encode(errors="surrogatepass"))
         if size > ENV_VALUE_BYTES:
@@ -214,7 +214,7 @@ def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
         if name in job.spec.env:
             yield problem(join("secrets", name), "is in `env` too: keep one")
         cloud = next((cloud for cloud, pattern in _SECRETS.items() if pattern.match(reference)), None)
-        if cloud is None:  # the value is not repeated: people paste secrets here
+        if cloud is None:  # the message does not repeat the value: users paste secrets here
             want = "gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
             yield problem(join("secrets", name), f"want where a secret is, not its value: {want}")
         elif job.stack is not None and cloud != job.stack.cloud:
@@ -222,6 +222,6 @@ def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
 
 
 def secrets_have_a_reader(job: JobContext) -> Iterator[Problem]:
-    """Refused rather than dropped: a job whose variable never comes would fail on every machine."""
+    """The stack gives jobs an identity that can read the secrets: without it, the job would fail on every machine."""
     if job.spec.secrets and job.stack is not None and not job.stack.job_identity:
         yield problem("secrets", f"nobody can read them: stack {job.stack.stack} gives jobs no identity (job_identity)")

@@ -1,7 +1,4 @@
-"""What people write and what they mean: other tools' words, and shell lines where a command is a list of words.
-
-Used for "did you mean" only; nothing else is read by these words.
-"""
+"""Suggestions for "did you mean": field names of other tools, and shell lines in place of a list of words."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ import shlex
 from collections.abc import Collection
 from pathlib import PurePosixPath
 
-# Words of SkyPilot, dstack, Determined, SageMaker, torchrun, Kubernetes and the clouds. Of several meanings the first
-# that fits the place counts. A word without a close match is left out: dstack's max_duration and SageMaker's max_run
-# end a job, and no field here does.
+# Words of SkyPilot, dstack, Determined, SageMaker, torchrun, Kubernetes and the clouds -> fields or values. The first
+# that is valid in its place is suggested. Words without an equivalent are missing: dstack's max_duration and
+# SageMaker's max_run end a job, and no field here does that.
 MEANT: dict[str, tuple[str, ...]] = {
     "accelerator": ("pools",), "accelerators": ("pools",), "attempts": ("retry",), "auto": ("balanced",),
     "bid": ("max_price",), "budget": ("max_usd",), "budget_usd": ("max_usd",),
@@ -40,7 +37,7 @@ MEANT: dict[str, tuple[str, ...]] = {
 
 
 def meant(word: str, options: Collection[str]) -> str | None:
-    """Which of ``options`` a ``word`` of another tool stands for, or None. Case, ``-`` and ``_`` do not matter."""
+    """Return the option that another tool's word stands for, or None. Ignores case and ``-`` versus ``_``."""
     folded = word.lower().replace("-", "_")
     found = (folded, *MEANT.get(folded, ()))
     return next((ours for ours in found if ours in options), None)
@@ -61,12 +58,12 @@ _RUNNERS = {
 
 
 def runner(word: str) -> str | None:
-    """Why a word that runs scripts (``torchrun``) is not the script; None: it does not."""
+    """Return why a word such as ``torchrun`` cannot be the script; None if it can."""
     return _RUNNERS.get(PurePosixPath(word).name.rstrip("0123456789."))
 
 
 def argv(line: str) -> tuple[str, ...]:
-    """A shell line as an accepted command, without what runs the script; empty if none is possible."""
+    """Return a shell line as a valid `command`, without ``python`` or ``torchrun``; () if that is impossible."""
     try:
         words = shlex.split(line)
     except ValueError:

@@ -1,6 +1,6 @@
-"""What is wrong with a document, and where: one line a problem, that a person can act on.
+"""Problems of a document: one line each, with the place and the remedy.
 
-Validators everywhere give :class:`Problem`, and readers raise them all at once as one :class:`SpecError`::
+Every validator yields :class:`Problem` values; readers raise all of them in one :class:`SpecError`::
 
     job.yaml:7: nodes.mn: unknown key (did you mean min?)
 """
@@ -19,7 +19,7 @@ _SHOWN = 60  # characters of a wrong value that a message repeats
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem in a document: where it is, what was found (as text, or None), what to do."""
+    """A problem in a document: its place, the value found there (as text, or None) and the remedy."""
 
     path: str
     message: str
@@ -43,12 +43,12 @@ class SpecError(ValueError):
 
 
 def problem(path: str, message: str, value: object = None, hint: str | None = None) -> Problem:
-    """A problem for validators elsewhere; ``value`` is shown as JSON, shortened."""
+    """Return a problem; ``value`` is shown as JSON, shortened."""
     return Problem(path, message, None if value is None else shown(value), hint)
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option somebody who wrote ``word`` most likely meant, or None."""
+    """Return the option closest to ``word``, or None if none is close."""
     found = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
     if found:
         return found[0]
@@ -58,7 +58,7 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
 
 
 def shown(value: object) -> str:
-    """A value as a message repeats it: JSON, at most 60 characters, one line."""
+    """Return a value for a message: one line of JSON, at most 60 characters."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
@@ -67,7 +67,7 @@ def shown(value: object) -> str:
 
 
 def join(path: str, key: str | int) -> str:
-    """``path`` + ``key`` as written in messages: ``pools[1].zones``, ``env["a b"]``."""
+    """Return ``path`` extended by ``key``, as messages write it: ``pools[1].zones``, ``env["a b"]``."""
     if isinstance(key, int):
         return f"{path}[{key}]"
     if not _PLAIN_KEY.match(key):
@@ -76,7 +76,7 @@ def join(path: str, key: str | int) -> str:
 
 
 def located(error: SpecError, source: str, lines: Mapping[str, int]) -> SpecError:
-    """The same problems with the file's name and the line of each path (or of its nearest parent)."""
+    """Return the error with the file's name and each problem's line, or that of its nearest parent."""
     return SpecError(replace(p, source=source, line=_line(p.path, lines)) for p in error.problems)
 
 

@@ -1,8 +1,7 @@
-"""JSON Schema of the job file, for editors, and of the document that a stack is known by, for other tools.
+"""JSON Schemas of the job file, for editors, and of ``stack/pools.json``, for other tools.
 
-``# yaml-language-server: $schema=job.schema.json`` at the top of a job file makes an
-editor complete and check it. The schema says types and ranges; what fields mean
-together is only checked by ``spotkeeper submit``.
+``# yaml-language-server: $schema=job.schema.json`` at the top of a job file makes an editor complete and check it. The
+schema has types and ranges; only ``spotkeeper submit`` checks rules across fields.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from spotkeeper.contract.stack import StackState
 
 
 class Document(str, Enum):
-    """What ``spotkeeper schema`` can print."""
+    """The schemas that ``spotkeeper schema`` can print."""
 
     JOB = "job"
     STATE = "state"  # `stack/pools.json`, which Pulumi writes
@@ -28,7 +27,7 @@ _TYPES: dict[Document, type[JobSpec] | type[StackState]] = {Document.JOB: JobSpe
 
 
 def schema(document: Document) -> dict[str, object]:
-    """The schema (draft 2020-12) of a job file, or of ``stack/pools.json``."""
+    """Return the JSON Schema (draft 2020-12) of a document."""
     body = described(msgspec.json.schema(_TYPES[document]))
     if document is Document.JOB:
         body = by_hand(body)
@@ -36,7 +35,7 @@ def schema(document: Document) -> dict[str, object]:
 
 
 def described(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with each field's words at the field, where editors look: msgspec leaves them in a branch or type."""
+    """Move each description to its field, where editors look for it; msgspec puts it at a branch or type."""
     types: dict[str, Any] = schema.get("$defs", {})
     for one in types.values():
         for field in one.get("properties", {}).values():
@@ -50,7 +49,7 @@ def described(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_hand(schema: dict[str, Any]) -> dict[str, Any]:
-    """Of what people write: there a value that is left empty is a slip, and no way to say "none"."""
+    """Remove null from optional fields: in a file that a user writes, an empty value is a mistake."""
     for one in schema.get("$defs", {}).values():
         for field in one.get("properties", {}).values():
             kinds = [part for part in field.get("anyOf", ()) if part != {"type": "null"}]

@@ -1,13 +1,10 @@
-"""Plain values (dicts, lists, texts, numbers) as a typed document, with errors a person can act on.
-
-Reads YAML and JSON into strict ``msgspec`` structs and reports every problem of type, range and spelling at once, one
-line each::
+"""Read YAML and JSON into strict ``msgspec`` structs, with one line per problem of type, range or spelling::
 
     job.yaml:7: nodes.mn: unknown key (did you mean min?)
     job.yaml:9: policy: "ballanced": not one of balanced, spot, on-demand, shuffle (did you mean balanced?)
 
-``check.py`` (jobs) and ``infra/settings`` (stacks) check what fields mean together and report through the same
-``SpecError``. Nothing here touches the network or guesses a value.
+``check.py`` (jobs) and ``infra/settings`` (stacks) check rules across fields and raise the same ``SpecError``. This
+module uses no network and guesses no values.
 """
 
 from __future__ import annotations
@@ -30,14 +27,14 @@ from spotkeeper.contract.parse.problem import Problem, SpecError, join, located,
 
 T = TypeVar("T")
 
-MAX_BYTES = 1_000_000  # a job or stack file; a source tree given by mistake is larger
+MAX_BYTES = 1_000_000  # largest job or stack file; anything larger is a mistake
 
 
 def convert(obj: object, type: type[T]) -> T:
-    """Plain values (what a YAML, JSON or Pulumi configuration reader gave) as a ``type``.
+    """Convert plain values (from a YAML, JSON or Pulumi configuration reader) to a ``type``.
 
     Raises:
-        SpecError: everything that does not fit, all at once.
+        SpecError: with every problem.
     """
     if problems := problems_of(obj, type):
         raise SpecError(problems)
@@ -49,23 +46,23 @@ def convert(obj: object, type: type[T]) -> T:
 
 
 def load(path: Path, type: type[T]) -> T:
-    """A file of YAML or JSON as a ``type``.
+    """Read a YAML or JSON file as a ``type``.
 
     Raises:
-        SpecError: the file is missing, unreadable, no YAML, or does not fit.
+        SpecError: the file is missing, unreadable, no YAML, or invalid.
     """
     return load_yaml(read_text(path), type, where=path.name)
 
 
 def read_text(path: Path) -> str:
-    """A file's text.
+    """Return a file's text.
 
     Raises:
-        SpecError: it cannot be read, and why.
+        SpecError: the file cannot be read; the message says why.
     """
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)  # a link to a device has no end
+            data = file.read(MAX_BYTES + 1)  # bounded: a link to a device would never end
         if len(data) > MAX_BYTES:
             size = f"larger than {MAX_BYTES // 1000} kB: not a job or stack file"
             raise SpecError([Problem("", size, source=str(path))])
@@ -82,10 +79,10 @@ def read_text(path: Path) -> str:
 
 
 def load_yaml(text: str, type: type[T], where: str = "") -> T:
-    """YAML (or JSON) text as a ``type``; ``where`` is the file's name, for messages.
+    """Read YAML (or JSON) text as a ``type``; ``where`` is the file's name, for messages.
 
     Raises:
-        SpecError: syntax (with its line), duplicate keys, or what does not fit.
+        SpecError: a syntax error (with its line), a duplicate key, or invalid values.
     """
     from spotkeeper.contract.parse.yamltext import read
 
@@ -97,10 +94,11 @@ def load_yaml(text: str, type: type[T], where: str = "") -> T:
 
 
 def problems_of(obj: object, type: type[T], *, by_hand: bool = False) -> list[Problem]:
-    """Everything about plain values that is not a ``type``.
+    """Return every reason why plain values are not a valid ``type``.
 
     Args:
-        by_hand: a person wrote it, so an empty value is a slip; a program that writes null means "none".
+        by_hand: whether a user wrote the document: then an empty value is a mistake. In a program's output, null
+            means "none".
     """
     want = inspect.type_info(type)
     return [*_check(obj, want, ""), *(_blanks(obj, want, "") if by_hand else ())]
@@ -174,7 +172,7 @@ _KINDS: tuple[tuple[tuple[type, ...], tuple[type, ...]], ...] = (
 
 
 def _fits(obj: object, want: inspect.Type) -> bool:
-    """Whether the plain kind of ``obj`` is right, before any range."""
+    """Whether ``obj`` has the right basic type; ranges are not checked."""
     if isinstance(want, inspect.Metadata):
         return _fits(obj, want.type)
     if isinstance(obj, bool) and isinstance(want, inspect.IntType | inspect.FloatType):
@@ -183,7 +181,7 @@ def _fits(obj: object, want: inspect.Type) -> bool:
 
 
 def _check_union(obj: object, want: inspect.UnionType, path: str) -> Iterator[Problem]:
-    """The problems of the option that fits best."""
+    """Yield the problems of the union's option with the fewest problems."""
     tried = [list(_check(obj, option, path)) for option in want.types if _fits(obj, option)]
     yield from min(tried, key=len) if tried else [_wrong(obj, want, path)]
 
@@ -218,7 +216,7 @@ def _check_dict(obj: Mapping[object, object], want: inspect.DictType, path: str)
 
 
 def _blanks(obj: object, want: inspect.Type, path: str) -> Iterator[Problem]:
-    """Optional fields that a person left empty: the name of a limit without its value sets no limit."""
+    """Yield optional fields that a user left empty: an empty limit would silently set no limit."""
     match want:
         case inspect.Metadata():
             yield from _blanks(obj, want.type, path)
@@ -244,7 +242,7 @@ def _may_be_none(want: inspect.Type) -> bool:
 
 
 def _offered(field: inspect.Field) -> bool:
-    """Whether messages may name the field to a person who writes a document."""
+    """Whether messages may suggest the field to a user."""
     return not (isinstance(field.type, inspect.Metadata) and (field.type.extra or {}).get("offered") is False)
 
 
@@ -298,7 +296,7 @@ def _check_text(obj: str, want: inspect.StrType, path: str) -> Iterator[Problem]
         yield Problem(path, f"does not match {want.pattern}", shown(obj))
 
 
-_WORDS: dict[type, tuple[str, str]] = {  # of one, of several
+_WORDS: dict[type, tuple[str, str]] = {  # singular, plural
     inspect.StrType: ("a text", "texts"),
     inspect.IntType: ("a whole number", "whole numbers"),
     inspect.FloatType: ("a number", "numbers"),
@@ -309,7 +307,7 @@ _WORDS: dict[type, tuple[str, str]] = {  # of one, of several
 
 
 def describe(want: inspect.Type) -> str:
-    """What a type asks for, in words: ``a whole number``, ``a list of texts``."""
+    """Return a type in words: ``a whole number``, ``a list of texts``."""
     words = _WORDS.get(type(want), ("another value", ""))[0]
     match want:
         case inspect.Metadata():

@@ -1,8 +1,8 @@
-"""YAML text to plain values, with the line of every key, and without YAML's surprises.
+"""Read YAML text into plain values and record the line of every key.
 
-Scalars follow YAML 1.2's core schema: ``no`` and ``on`` are texts, ``12:30`` is not 750,
-a date stays a text. A key given twice and an alias are errors: the first hides a value,
-the second makes a small file arbitrarily large. So is ``010``, which is eight to Pulumi's reader.
+Scalars follow YAML 1.2's core schema: ``no``, ``on``, ``12:30`` and dates are texts. Duplicate keys are errors, as one
+value would be lost; so are aliases, which can make a small file arbitrarily large, and ``010``, which Pulumi's reader
+takes for eight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _INT = re.compile(r"[-+]?[0-9]+\Z")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+\Z")
 _BASED = re.compile(r"0(x[0-9a-fA-F]+|o[0-7]+)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
-# What the parser says -> what to do about it.
+# A pattern of the parser's messages -> the message with a remedy.
 _SYNTAX: tuple[tuple[str, str], ...] = (
     (r"\\t", "a tab cannot indent YAML: use spaces"),
     ("mapping values are not allowed", "a ':' where no mapping can be: indent the line as its neighbours, or quote it"),
@@ -30,7 +30,7 @@ _SYNTAX: tuple[tuple[str, str], ...] = (
     ("could not find expected ':'", "a key has no ':' behind it"),
     ("another document", "a second document begins here (---): a file has one"),
 )
-_DIGITS = 300  # a longer number is infinite: no field has room for it, and Python refuses to print it
+_DIGITS = 300  # longer integers become infinite: no field accepts them, and Python refuses to print them
 _WORDS: dict[str, object] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -41,13 +41,13 @@ _WORDS: dict[str, object] = {
 
 
 def read(text: str, source: str = "", *, texts: str = "") -> tuple[object, dict[str, int]]:
-    """The one document of ``text``, and the line (from 1) of every path in it.
+    """Return the single document of ``text``, and the line (from 1) of every path in it.
 
     Args:
-        texts: a top-level key below which every value is a text as it is written: ``3e-4`` stays ``3e-4``.
+        texts: a top-level key; the values of its list stay texts, such as ``3e-4``.
 
     Raises:
-        SpecError: no YAML, several documents, a tag, an alias, a key given twice.
+        SpecError: no YAML, several documents, a tag, an alias, a duplicate key.
     """
     try:
         node = yaml.compose(text, Loader=_NoAlias)
@@ -64,7 +64,7 @@ def read(text: str, source: str = "", *, texts: str = "") -> tuple[object, dict[
 
 
 def _quote(node: yaml.Node | None, key: str) -> None:
-    """Take every plain value below a top-level key for a text, as if it were quoted; an empty one stays empty."""
+    """Treat the values of a top-level key's list as quoted texts; empty values stay empty."""
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(name, yaml.ScalarNode) and name.value == key:
             for item in value.value if isinstance(value, yaml.SequenceNode) else ():
@@ -73,7 +73,7 @@ def _quote(node: yaml.Node | None, key: str) -> None:
 
 
 class _NoAlias(yaml.SafeLoader):
-    """Composes nodes only; values are made below."""
+    """A loader that refuses aliases and tags. It only composes nodes; :func:`_value` makes values of them."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
