@@ -34,15 +34,15 @@ def _unoffered(text: str) -> Meta:
 class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
     """Number of machines. With ``min < max`` the job shrinks when machines are missing, and grows again."""
 
-    min: Annotated[int, Meta(ge=1, le=10_000, description="it trains with so many at least")]
-    max: Annotated[int, Meta(ge=1, le=10_000, description="and with so many at most")]
+    min: Annotated[int, Meta(ge=1, le=10_000, description="fewest machines to train with")]
+    max: Annotated[int, Meta(ge=1, le=10_000, description="most machines to train with")]
 
 
 class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
     """Copies of committed checkpoints in the stack's bucket, used when no disk has the checkpoint. Unset: none."""
 
     every_min: Annotated[float, Meta(ge=1, le=10_000, description="minutes from one copy to the next")] = 60.0
-    mb_s: Annotated[float, Meta(gt=0, description="megabytes a second that an upload takes at most")] = 50.0
+    mb_s: Annotated[float, Meta(gt=0, description="largest upload rate, megabytes per second")] = 50.0
     keep: Annotated[int, Meta(ge=1, le=10, description="complete copies kept in the bucket")] = 2
 
 
@@ -50,7 +50,7 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     """How checkpoints are saved, how often, and how many are kept."""
 
     replicated: Annotated[bool, _about("true (DDP): every node holds a full copy; false (FSDP): sharded")] = True
-    interval_s: Annotated[float, Meta(gt=0, description="unset: from measured stall and observed losses")] | None = None
+    interval_s: Annotated[float, Meta(gt=0, description="unset: chosen from measured stall and losses")] | None = None
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
     mirror: Annotated[Mirror, _about("copies of checkpoints in the stack's bucket; unset: none")] | None = None
 
@@ -58,16 +58,16 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
     """The crash budget: failures of the user's code. Preemptions never count."""
 
-    crashes: Annotated[int, Meta(ge=0, le=1000, description="so many in its life, then it holds")] = 3
+    crashes: Annotated[int, Meta(ge=0, le=1000, description="survived crashes; the next one puts it on hold")] = 3
 
 
 class Hang(Struct, frozen=True, forbid_unknown_fields=True):
     """When a job counts as hung. Its stacks are logged, and it restarts; the crash budget counts it as a crash."""
 
-    factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take so many times the usual one")] = 30.0
-    floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes that no step is too long for")] = 10.0
+    factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take this many times the usual one")] = 30.0
+    floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes that any step may take")] = 10.0
     idle_min: Annotated[
-        float, Meta(ge=1, le=1e6, description="minutes without processor time before, between and after loops")
+        float, Meta(ge=1, le=1e6, description="minutes without CPU use that the script may spend outside its loops")
     ] = 60.0
 
 
@@ -77,57 +77,55 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     ``spotkeeper.contract.parse.check`` has the rules across fields.
     """
 
-    name: Annotated[str, _about("a-z, 0-9 and -, at most 40 characters; one unfinished job may have it")]
-    command: Annotated[tuple[str, ...], Meta(min_length=1, description="script and its arguments, never a shell line")]
-    nodes: Annotated[int, Meta(ge=1, le=10_000, description="how many machines, or {min, max}")] | Nodes = 1
-    pools: Annotated[tuple[str, ...], _about("where machines may come from; empty: every pool of the stack")] = ()
+    name: Annotated[str, _about("a-z, 0-9 and -, at most 40 characters; unique among unfinished jobs")]
+    command: Annotated[tuple[str, ...], Meta(min_length=1, description="script and its arguments as a list; no shell")]
+    nodes: Annotated[int, Meta(ge=1, le=10_000, description="number of machines, or {min, max}")] | Nodes = 1
+    pools: Annotated[tuple[str, ...], _about("pools to take machines from; empty: every pool of the stack")] = ()
     source: Annotated[str | None, _about("folder sent to the machines, relative to the job file")] = None
     python: Annotated[str, _about("interpreter on the machines, with torch installed")] = "python3"
     requirements: Annotated[
-        str | None, _about("requirements.txt or uv.lock of `source`: installed once, onto the node's disk; unset: none")
+        str | None, _about("requirements.txt or uv.lock in `source`, installed once on the node's disk; unset: none")
     ] = None
-    nproc: Annotated[int, Meta(ge=1, le=64, description="processes per machine; unset: what the pool says")] | None = (
-        None
-    )
+    nproc: Annotated[int, Meta(ge=1, le=64, description="processes per machine; unset: the pool's value")] | None = None
     env: Annotated[dict[str, str], _about("variables of the job's processes; no secrets")] = {}
     secrets: Annotated[dict[str, str], _about("variable -> gcp-secret://... or aws-secret://...")] = {}
     checkpoint: Checkpoint = Checkpoint()
     retry: Retry = Retry()
-    hang: Annotated[Hang | Literal["off"], _about("when the job is taken for hung; off: never")] = Hang()
+    hang: Annotated[Hang | Literal["off"], _about("when the job counts as hung; off: never")] = Hang()
     policy: Annotated[Literal["balanced", "spot", "on-demand", "shuffle"], _about("what to buy, and when")] = "balanced"
     deadline: Annotated[str | None, _about("2026-12-24T18:00Z, or 6h, 90m, 2d from submission")] = None
     work: Annotated[
-        str | None, _about("40h, 90m, 2d: how long it trains if nothing happens; unset: as its first steps tell")
+        str | None, _about("40h, 90m, 2d: training time without interruptions; unset: estimated from its first steps")
     ] = None
     max_wait: Annotated[
-        str | None, _about("30m, 6h: how long it waits for spot before on-demand; unset: the policy's choice")
+        str | None, _about("30m, 6h: longest wait for spot before on-demand; unset: the policy decides")
     ] = None
     max_price: (
-        Annotated[float, Meta(gt=0, description="USD an hour that a spot machine may cost; never above on-demand's")]
+        Annotated[float, Meta(gt=0, description="highest spot price, USD per hour; never above on-demand's price")]
         | None
     ) = None
     static: Annotated[Literal["use", "never"], _about("whether to take the stack's static machines")] = "use"
     stragglers: Annotated[
-        Literal["report", "replace"], _about("machines that hold the others up: show them, or swap them too")
+        Literal["report", "replace"], _about("machines that slow the others down: report them, or also replace them")
     ] = "report"
     spread: Annotated[bool, _about("whether machines may be in different zones")] = False
     launcher: Annotated[Literal["zygote", "exec"], _about("zygote: warm, fast; exec: plain torchrun")] = "zygote"
     stop: Annotated[
-        Literal["library", "signal"], _about("how it is told to save and stop; signal: SIGTERM, to a script of its own")
+        Literal["library", "signal"], _about("how the script is told to save and stop; signal: SIGTERM, no library")
     ] = "library"
     warm: Annotated[
-        tuple[str, ...], _about("modules to import once on each machine, before training starts: [transformers]")
+        tuple[str, ...], _about("modules that each machine imports once, before training starts: [transformers]")
     ] = ()
     grace_s: Annotated[float, Meta(ge=1, le=600, description="seconds between SIGTERM and SIGKILL")] = 25.0
-    keep_disks: Annotated[bool, _about("keep the nodes' disks when the job has ended")] = False
+    keep_disks: Annotated[bool, _about("keep the nodes' disks after the job ends")] = False
     hold_days: Annotated[
-        float, Meta(ge=0, le=365, description="how long a job that failed keeps its disks for `resume`; 0: not at all")
+        float, Meta(ge=0, le=365, description="days that a failed job keeps its disks for `resume`; 0: none")
     ] = HOLD_DAYS
-    max_on_demand: Annotated[int, Meta(ge=0, description="how many machines may be on-demand at once")] | None = None
+    max_on_demand: Annotated[int, Meta(ge=0, description="on-demand machines at once, at most")] | None = None
     max_usd: (
-        Annotated[float, Meta(gt=0, description="the job holds when it has spent this much on machines")] | None
+        Annotated[float, Meta(gt=0, description="the job goes on hold after spending this much on machines")] | None
     ) = None
-    seed: Annotated[int, Meta(ge=0, lt=2**32, description="of the order of samples, and of random numbers")] = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**32, description="seed of the sample order and of random numbers")] = 0
     source_sha256: Annotated[str | None, _unoffered("filled in by submit")] = None
 
     def size(self) -> Nodes:
