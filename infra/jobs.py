@@ -34,7 +34,6 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract.job import JobSpec, RequestKind, spec_sha256
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.parse.problem import SpecError
-from spotkeeper.contract.record import Phase
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import open_store
 
@@ -172,7 +171,7 @@ def _cancel(props: dict[str, Any]) -> None:
         target = target_of(props)
         store = target.store()
         held = store.read_record(str(props.get("submitted", "")))
-        if held is None or held.value.phase in (Phase.END, Phase.DONE):
+        if held is None or held.value.over:
             return
         ledger.send_request(
             store, held.value, ledger.new_request(RequestKind.CANCEL, target.clock.now(), getpass.getuser())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract.ledger import Entry
-from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.record import Record
 from spotkeeper.contract.uploads import LogPart, split_log
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.interface import Store
@@ -51,7 +51,7 @@ def log_data(store: Store, record: Record, node: int, gen: int | None = None) ->
 
 def no_log(record: Record, what: str, otherwise: str = "") -> CliError:
     """Return the error for a missing log; ``otherwise`` is the remedy if the job has ended."""
-    if record.phase not in (Phase.END, Phase.DONE):
+    if not record.over:
         return CliError(f"{record.name}: {what} yet", Exit.MISSING, "a log appears once something is printed")
     return CliError(f"{record.name}: {what}: nothing was printed", Exit.MISSING, otherwise)
 

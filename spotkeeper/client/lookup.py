@@ -259,7 +259,7 @@ def refuse_over(record: Record) -> None:
     Raises:
         CliError: the job has ended, so it takes no request.
     """
-    if record.phase in (Phase.END, Phase.DONE):
+    if record.over:
         outcome = record.outcome.value if record.outcome else "over"
         raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)
 

@@ -113,7 +113,7 @@ def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | 
     if job is None:
         return None
     held = store.read_record(job)
-    if held is not None and held.value.phase in (Phase.END, Phase.DONE):
+    if held is not None and held.value.over:
         store.delete_name(spec.name, job)
         return None
     return _refuse_other(store, job, held, spec, digest)
@@ -127,7 +127,7 @@ def check_name(store: Store, spec: JobSpec) -> None:
     """
     job = store.read_name(spec.name)
     held = store.read_record(job) if job is not None else None
-    if job is not None and (held is None or held.value.phase not in (Phase.END, Phase.DONE)):
+    if job is not None and (held is None or not held.value.over):
         _refuse_other(store, job, held, spec, spec_sha256(spec))
 
 

@@ -259,6 +259,11 @@ class Record(Struct, frozen=True, omit_defaults=True):
     parked: tuple[int, ...] = ()  # nodes without a machine after a resize; (): the highest-numbered ones
     outbox: tuple[Entry, ...] = ()  # ledger entries of this version's change, written before the next change
 
+    @property
+    def over(self) -> bool:
+        """Whether the job's outcome is known; it needs no machines any more."""
+        return self.phase in (Phase.END, Phase.DONE)
+
     def spec_key(self) -> str:
         """Return the key of the current job file: its hash after a resume with another file, else ""."""
         return self.spec_sha256 if self.spec_replaced else ""

@@ -245,7 +245,7 @@ class Run:
         def ended() -> bool:
             record = self.record()
             assert record.hold is not Hold.FAILURE, f"it failed and holds: {record.reason}"
-            return record.phase in (Phase.END, Phase.DONE)
+            return record.over
 
         self.until("the job to be over", ended, seconds)
         self.until("all that the job had to be gone", lambda: self.record().phase is Phase.DONE)

@@ -165,9 +165,8 @@ BROKE = (
     Mutant(
         "the tombstone is dropped at the end",
         calls(
-            "    if draft.record.phase in (Phase.END, Phase.DONE):\n        return True\n    if index",
-            "    if draft.record.phase in (Phase.END, Phase.DONE):\n"
-            "        return draft.record.phase is Phase.END\n    if index",
+            "    if draft.record.over:\n        return True\n    if index",
+            "    if draft.record.over:\n        return draft.record.phase is Phase.END\n    if index",
         ),
         STALE_CANCEL,
         "L2",

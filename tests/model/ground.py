@@ -13,7 +13,7 @@ from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.cloud import InsertVm, Listing, Result, ResultKind
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.job import Checkpoint, JobSpec, Mirror, Nodes, Retry
-from spotkeeper.contract.record import Node, Phase, Record
+from spotkeeper.contract.record import Node, Record
 from spotkeeper.contract.stack import Model, PoolState, Price, StackState, StaticMachine
 from spotkeeper.reconcile.controller.steps import Pass, Todo
 from spotkeeper.reconcile.decide import Draft, Snapshot, calls
@@ -251,11 +251,11 @@ class Ground:
         papers = self.papers[ref.papers]
         snapshot = Snapshot(
             stack=self.stack,
-            spec=self.spec if record.phase in (Phase.RUN, Phase.HOLD) else None,
+            spec=self.spec if not record.over else None,
             listing=self.listings[ref.listing],
             now=clock(ref.moment),
             facts=tuple(sorted(papers.facts, key=lambda f: f.key())),
-            requests=papers.requests if record.phase in (Phase.RUN, Phase.HOLD) else (),
+            requests=papers.requests if not record.over else (),
             results=ref.results,
             allocation=self.allocations[ref.allocation],
             hellos=hello(ref.machine, self.story.zones[0]),

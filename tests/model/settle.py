@@ -194,7 +194,7 @@ class Settler:
         return ""
 
     def _job(self, world: World, job: int, record: Record) -> str:
-        if record.phase in (Phase.END, Phase.DONE):
+        if record.over:
             left = _things(world, job, disks=not record.keep_disks)
             return (
                 ""

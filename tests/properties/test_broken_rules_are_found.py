@@ -64,7 +64,7 @@ def slots_given_back_too_early(patch: pytest.MonkeyPatch) -> None:
 def successors_are_deleted(patch: pytest.MonkeyPatch) -> None:
     def superfluous(draft: Draft, index: int, attempt: int, vm: Vm) -> bool:
         cur = draft.nodes[index].cur if index < len(draft.nodes) else None
-        return draft.record.phase in (Phase.END, Phase.DONE) or cur is None or attempt != cur.attempt
+        return draft.record.over or cur is None or attempt != cur.attempt
 
     patch.setattr(calls, "_superfluous", superfluous)
 
@@ -72,7 +72,7 @@ def successors_are_deleted(patch: pytest.MonkeyPatch) -> None:
 def only_older_attempts_are_deleted(patch: pytest.MonkeyPatch) -> None:
     def superfluous(draft: Draft, index: int, attempt: int, vm: Vm) -> bool:
         cur = draft.nodes[index].cur if index < len(draft.nodes) else None
-        return draft.record.phase in (Phase.END, Phase.DONE) or (cur is not None and attempt < cur.attempt)
+        return draft.record.over or (cur is not None and attempt < cur.attempt)
 
     patch.setattr(calls, "_superfluous", superfluous)
 

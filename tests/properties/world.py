@@ -475,7 +475,7 @@ class World:
         self.advance(1)  # asks are taken in by their time, and this one is the last
         for job in self.jobs:
             self.request(job, RequestKind.RESUME)
-        while waiting := [job for job in self.jobs if self.record(job).phase in (Phase.RUN, Phase.HOLD)]:
+        while waiting := [job for job in self.jobs if not self.record(job).over]:
             self.until(lambda waiting=waiting: any(map(self.trains_or_ended, waiting)), "training")  # type: ignore[misc]
             for job in waiting:
                 if self.training(job):
@@ -488,7 +488,7 @@ class World:
         assert self.clean(), "something came back"
 
     def trains_or_ended(self, job: str) -> bool:
-        return self.training(job) or self.record(job).phase in (Phase.END, Phase.DONE)
+        return self.training(job) or self.record(job).over
 
     def clean(self) -> bool:
         return not (self.plane.vms() or self.plane.disks() or self.plane.snapshots() or self.grants)

@@ -135,7 +135,7 @@ class Checks:
     def delete(self, machine: Machine) -> None:
         """S3: superseded first, deleted second."""
         held = self.world.store.read_record(machine.vm.job)
-        if held is None or held.value.phase in (Phase.END, Phase.DONE) or machine.vm.node >= len(held.value.nodes):
+        if held is None or held.value.over or machine.vm.node >= len(held.value.nodes):
             return
         if any(slot.uid == machine.uid for slot in live(held.value.nodes[machine.vm.node])):
             self.world.violate("S3", f"{machine.vm.name} is deleted, and the record counts on it")
@@ -149,7 +149,7 @@ class Checks:
         """S7: the job has ended, or a newer disk is in its place; and never the only one with the newest commit."""
         disk = drive.disk
         held = self.world.store.read_record(disk.job)
-        if held is None or held.value.phase in (Phase.END, Phase.DONE):
+        if held is None or held.value.over:
             return
         job = self.world.jobs[disk.job]
         others = [d.newest for d in self.world.cloud.drives.values() if d is not drive and d.disk.job == disk.job]

@@ -20,7 +20,7 @@ from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract import codec
 from spotkeeper.contract.facts import Kind
-from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.record import Record
 from spotkeeper.contract.uploads import MirrorList, list_name, part_names, part_size
 from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
 from spotkeeper.reconcile.store import paths
@@ -102,7 +102,7 @@ def _on_disks(store: Store, record: Record) -> Iterator[CheckpointView]:
 
 
 def _gone(record: Record) -> bool:
-    return record.phase in (Phase.END, Phase.DONE) and not record.keep_disks
+    return record.over and not record.keep_disks
 
 
 def _committed(store: Store, record: Record) -> Commit | None:

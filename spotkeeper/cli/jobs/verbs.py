@@ -281,7 +281,7 @@ def _finish(
 
 
 def _outcome(record: Record) -> str:
-    if record.phase in (Phase.END, Phase.DONE):
+    if record.over:
         return record.outcome.value if record.outcome else "over"
     if record.phase is Phase.HOLD:
         return "on hold; its machines are deleted, its checkpoints kept"
@@ -345,7 +345,7 @@ def _refuse_refused(store: Store, record: Record, asked: JobRequest) -> None:
     """
     _check_taken(store, record, asked)
     who = f"{record.name} ({record.job})"
-    over = record.phase in (Phase.END, Phase.DONE) and asked.kind is not RequestKind.CANCEL
+    over = record.over and asked.kind is not RequestKind.CANCEL
     on_hold = record.phase is Phase.HOLD and asked.kind not in (RequestKind.CANCEL, RequestKind.PAUSE)
     if over or on_hold:
         raise CliError(f"{who}: {_outcome(record)}: {record.reason}", Exit.FAILED, f"spotkeeper status {record.name}")

@@ -32,7 +32,7 @@ from spotkeeper.client.target import (
     named_folder,
 )
 from spotkeeper.contract.job import RequestKind
-from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.record import Record
 from spotkeeper.reconcile.store.interface import Store
 from spotkeeper.report.job.lines import title
 
@@ -250,7 +250,7 @@ def losers(target: Target) -> Iterator[str]:
 
 
 def _ends(store: Store, record: Record) -> bool:
-    over = record.phase in (Phase.END, Phase.DONE)
+    over = record.over
     return over or any(ask.kind is RequestKind.CANCEL for ask in store.list_requests(record.job))
 
 

@@ -166,7 +166,7 @@ class Chaos:
         record = self.read()
         if record is None:
             raise ChaosError(f"job {self.job} has no record")
-        if record.phase in (Phase.END, Phase.DONE):
+        if record.over:
             raise ChaosError(f"the job ended ({record.reason or record.outcome}) before the last fault")
         if record.hold is Hold.FAILURE:
             raise ChaosError(f"the job failed and holds: {record.reason}")

@@ -102,7 +102,7 @@ def place(record: Record, stack: StackState, who: Speaker, grant: Grant | None =
             return SpeakerPlace(node, attempt, slot if ours else None, slot is record.nodes[node].cur)
     # A grant above `top` is for an intent about to be written, also when a hold ends: a static machine that were
     # superseded now would drop an attempt that has not begun.
-    over = attempt <= record.nodes[node].top or record.phase in (Phase.END, Phase.DONE)
+    over = attempt <= record.nodes[node].top or record.over
     return SpeakerPlace(node, attempt) if over else None
 
 
@@ -239,7 +239,7 @@ def reply(
         return SyncReply(Role.UNKNOWN, lease_minutes=stack.lease_minutes, bundle=stack.bundle_sha256)
     slot = where.slot
     fresh = record.ver > sync.ver
-    over = record.phase in (Phase.END, Phase.DONE) and not record.keep_disks
+    over = record.over and not record.keep_disks
     wants_run = spec is not None and slot is not None and (fresh or what is Role.STANDBY)
     return SyncReply(
         role=what,

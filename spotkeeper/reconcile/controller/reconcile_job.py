@@ -276,7 +276,7 @@ class Round:
         self, stack: StackState, facts: tuple[Fact, ...], allocation: Versioned[Allocation] | None, record: Record
     ) -> Snapshot:
         progress = self.store.read_progress(self.job)
-        requests = self.store.list_requests(self.job) if record.phase in (Phase.RUN, Phase.HOLD) else ()
+        requests = self.store.list_requests(self.job) if not record.over else ()
         return Snapshot(
             stack=stack,
             spec=self._spec(record),
@@ -298,7 +298,7 @@ class Round:
         )
 
     def _spec(self, record: Record) -> JobSpec | None:
-        return self.store.read_spec(self.job, record.spec_key()) if record.phase in (Phase.RUN, Phase.HOLD) else None
+        return self.store.read_spec(self.job, record.spec_key()) if not record.over else None
 
     def _files(self, record: Record, requests: tuple[JobRequest, ...]) -> dict[str, JobSpec]:
         """Read the job files that requests name, by hash. An unreadable one is left out, so its request is refused."""

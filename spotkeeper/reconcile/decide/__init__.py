@@ -65,11 +65,11 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
 def _decide(draft: Draft) -> None:
     requests.step(draft)
     requests.held(draft)
-    if draft.record.phase in (Phase.RUN, Phase.HOLD):
+    if not draft.record.over:
         mirrors.step(draft)
     if draft.record.phase is Phase.RUN:
         _running(draft)
-    if draft.record.phase in (Phase.END, Phase.DONE):
+    if draft.record.over:
         requests.finish(draft)
     elif not draft.changed:
         reservations.burn(draft)

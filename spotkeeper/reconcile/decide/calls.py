@@ -57,7 +57,7 @@ def _delete_vms(draft: Draft) -> Iterator[Action]:
 
 
 def _superfluous(draft: Draft, index: int, attempt: int, vm: Vm) -> bool:
-    if draft.record.phase in (Phase.END, Phase.DONE):
+    if draft.record.over:
         return True
     if index >= len(draft.nodes):
         return True
@@ -174,7 +174,7 @@ def _delete_disks(draft: Draft) -> Iterator[Action]:
 def _disk_over(draft: Draft, index: int, number: int, disk: Disk) -> bool:
     """Whether a disk is obsolete: its number is at most ``disk_top``, and neither the node nor a move needs it."""
     record = draft.record
-    if record.phase in (Phase.END, Phase.DONE):
+    if record.over:
         return not record.keep_disks and not draft.queries.vms_of(index)
     if index >= len(draft.nodes):
         return False
@@ -195,7 +195,7 @@ def _delete_snapshots(draft: Draft) -> Iterator[Action]:
     record = draft.record
     for (index, number), snapshot in draft.queries.snapshots.items():
         node = draft.nodes[index] if index < len(draft.nodes) else Node()
-        serving = record.move is not None and number == node.copy and record.phase in (Phase.RUN, Phase.HOLD)
+        serving = record.move is not None and number == node.copy and not record.over
         if not serving:
             yield DeleteSnapshot(snapshot.name)
 

@@ -53,7 +53,7 @@ def test_at_any_moment_no_grant_is_missing_and_all_goes_on(tmp_path: Path, momen
     pending = {(g.job, g.node, g.attempt) for g in before} - {(g.job, g.node, g.attempt) for g in made.grants}
     for job, node, attempt in pending:  # of no intent: nothing can have come of it
         nodes = world.record(job).nodes
-        assert attempt > nodes[node].top or world.record(job).phase in (Phase.END, Phase.DONE)
+        assert attempt > nodes[node].top or world.record(job).over
         assert not any((m.vm.job, m.vm.node, m.vm.attempt) == (job, node, attempt) for m in world.machines.values())
     world.run(150)
     world.until(lambda: world.training(OTHER), 600)

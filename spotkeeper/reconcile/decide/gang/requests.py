@@ -34,7 +34,7 @@ def step(draft: Draft) -> None:
         draft.set(requests_done=_kept((*done, request.id), {each.id for each in waiting}))
         detail = f"refused: {refused}" if refused else f"by {request.by}" if request.by else ""
         draft.log(Event.REQUEST, request.id, node=request.node, cause=request.kind.value, detail=detail)
-        if draft.record.phase in (Phase.END, Phase.DONE):
+        if draft.record.over:
             return
 
 
@@ -45,7 +45,7 @@ def _kept(done: tuple[str, ...], waiting: set[str]) -> tuple[str, ...]:
 
 def _take(draft: Draft, request: JobRequest) -> str:
     """Carry out a request. Returns "" or in one line why it is refused."""
-    if draft.record.phase in (Phase.END, Phase.DONE):
+    if draft.record.over:
         return "the job has ended"
     return _TAKERS[request.kind](draft, request)
 

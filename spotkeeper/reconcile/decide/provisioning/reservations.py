@@ -252,7 +252,7 @@ def _gone(draft: Draft, grant: Grant) -> Entry:
 def _over(draft: Draft, grant: Grant) -> bool:
     """Whether a grant's attempt is over and its machine gone, released (static) or removed from the stack (static)."""
     live = [s.attempt for nodes in (draft.before.nodes, draft.nodes) for s in live_slots(nodes, grant.node)]
-    ended = draft.before.phase in (Phase.END, Phase.DONE)
+    ended = draft.before.over
     if grant.attempt in live or (grant.attempt > _written_top(draft, grant) and not ended):
         return False
     facts = draft.queries.facts.get((grant.node, grant.attempt), ())
