@@ -40,7 +40,7 @@ def run(argv: list[str] | None = None) -> int:
 def _expected(error: Exception) -> int | None:
     """Print an expected error and return its exit code; None for a bug."""
     from spotkeeper.contract.parse.problem import SpecError
-    from spotkeeper.reconcile.store.interface import CorruptError
+    from spotkeeper.reconcile.store.documents import CorruptError
     from spotkeeper.reconcile.store.objects import StoreError
 
     match error:

@@ -13,8 +13,9 @@ from spotkeeper.client.target import Target, attach, folder_option
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.parse.problem import SpecError
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.store import Store
 
 if TYPE_CHECKING:
     from spotkeeper.contract.parse.jobfile import Overrides

@@ -10,7 +10,7 @@ from spotkeeper.contract.ledger import Entry
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.uploads import LogPart, split_log
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import last_crash
 from spotkeeper_agent.launcher.output import KEPT_BYTES
 from spotkeeper_agent.launcher.stacks import TEXT

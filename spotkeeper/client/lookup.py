@@ -25,8 +25,9 @@ from spotkeeper.contract.record import Outcome, Phase, Record
 from spotkeeper.contract.stack import StackState, tick_silence
 from spotkeeper.reconcile.controller.alarm import read_note
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import CLOUD, JobView, Site, job_view, last_crash
 
 TOMBS = paths.tomb("00000000").removesuffix("00000000")

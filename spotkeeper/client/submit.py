@@ -27,7 +27,8 @@ from spotkeeper.contract.job import JobSpec, spec_sha256
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.names import new_job_id
 from spotkeeper.contract.record import Hold, Node, Phase, Record
-from spotkeeper.reconcile.store.interface import CorruptError, Store, Versioned
+from spotkeeper.reconcile.store.documents import CorruptError, Versioned
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume_with
 
 PORT_FIRST = 20_000

@@ -14,7 +14,7 @@ from spotkeeper.clock import Clock
 if TYPE_CHECKING:
     from spotkeeper.contract.stack import StackState
     from spotkeeper.local.lifecycle.cloud import LocalCloud
-    from spotkeeper.reconcile.store.interface import Store
+    from spotkeeper.reconcile.store.store import Store
     from spotkeeper.report.job.view import Site
 
 LOCAL = Path(".spotkeeper") / "local"  # where a one-machine cloud lives, unless --folder says otherwise

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from spotkeeper.cli.main import run
-from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from spotkeeper.reconcile.store.store import Store, open_store
 from tests.contract.samples import STACK
 
 
@@ -25,7 +25,7 @@ Cli = Callable[..., Done]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     url = f"sqlite://{tmp_path}/bucket.sqlite"
     monkeypatch.setenv("SPOTKEEPER_STACK", "prod")
     monkeypatch.setenv("SPOTKEEPER_BUCKET", url)

@@ -8,7 +8,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Node, Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.contract.uploads import LogPart
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 
 JOB = "abcdefgh"
 
@@ -18,7 +18,7 @@ def slot(**over: object) -> Slot:
     return msgspec.structs.replace(base, **over)
 
 
-def a_job(store: ObjectStore, **over: object) -> Record:
+def a_job(store: Store, **over: object) -> Record:
     record = Record(
         job=JOB,
         uid="6f0f9a52-4a0d-4c5e-8d1b-0d8f4d1f1a11",
@@ -44,7 +44,7 @@ def stdout(start: int, text: bytes, node: int = 0) -> LogPart:
 HEAD = f"--- node 0 (sk-prod-{JOB}-n0000-a1) stdout\n"
 
 
-def failed(store: ObjectStore) -> Record:
+def failed(store: Store) -> Record:
     """A job that holds because its own code failed, with the log of the node that did."""
     record = a_job(store, phase=Phase.HOLD, hold=Hold.FAILURE, reason="node 1 exited with 93", hold_ends=9e9)
     store.append_ledger(JOB, Entry(at=9.0, id="hold.v3", event=Event.HOLD, gen=2, node=1, cause="failure"))

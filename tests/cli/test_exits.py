@@ -9,7 +9,7 @@ import pytest
 
 from spotkeeper.cli.main import app
 from spotkeeper.reconcile.store.objects import UnavailableError
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import a_job
 
@@ -93,9 +93,7 @@ def test_without_any_stack_the_stack_is_missing(cli: Cli, nowhere: Path, argv: t
 
 
 @pytest.mark.parametrize("argv", OF_BUCKETS, ids=" ".join)
-def test_the_bucket_of_another_stack_is_left_alone(
-    cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]
-) -> None:
+def test_the_bucket_of_another_stack_is_left_alone(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]) -> None:
     assert cli("submit", folder / "job.yaml").code == 0
     before = store.list("")
     done = cli(*words(argv, folder), "--stack", "other")
@@ -105,7 +103,7 @@ def test_the_bucket_of_another_stack_is_left_alone(
 
 
 @pytest.mark.parametrize("argv", OF_BUCKETS, ids=" ".join)
-def test_a_bucket_without_a_stack_is_missing(cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]) -> None:
+def test_a_bucket_without_a_stack_is_missing(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]) -> None:
     store.delete("stack/pools.json")
     done = cli(*words(argv, folder))
     assert (done.code, done.out) == (3, "")
@@ -114,22 +112,20 @@ def test_a_bucket_without_a_stack_is_missing(cli: Cli, store: ObjectStore, folde
 
 @pytest.mark.parametrize("more", ["", "--json"])
 @pytest.mark.parametrize("argv", OF_JOBS, ids=" ".join)
-def test_a_job_that_is_none_is_missing(
-    cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...], more: str
-) -> None:
+def test_a_job_that_is_none_is_missing(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...], more: str) -> None:
     done = cli(*words(argv, folder), *more.split())
     assert (done.code, done.out) == (3, "")
     assert "first: no such job" in done.err
 
 
 @pytest.mark.parametrize("argv", ALL, ids=" ".join)
-def test_a_wrong_option_is_the_callers(cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]) -> None:
+def test_a_wrong_option_is_the_callers(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]) -> None:
     assert cli(*words(argv, folder), "--nosuch").code == 2
 
 
 @pytest.mark.parametrize("argv", [("submit",), ("resume", "first"), ("render",)], ids=" ".join)
 def test_a_job_file_that_is_missing_or_wrong_is_the_callers(
-    cli: Cli, store: ObjectStore, folder: Path, argv: tuple[str, ...]
+    cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]
 ) -> None:
     assert cli("submit", folder / "job.yaml").code == 0
     for name, text in (("absent.yaml", None), ("wrong.yaml", "name: 3\n"), ("binary.yaml", "\0\1")):
@@ -155,12 +151,12 @@ def test_a_job_file_that_is_missing_or_wrong_is_the_callers(
     ],
 )
 def test_a_shell_without_a_login_is_told_so(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, words_: str, says: tuple[str, ...]
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, words_: str, says: tuple[str, ...]
 ) -> None:
     def unreachable(*_: object) -> None:
         raise UnavailableError(words_)
 
-    monkeypatch.setattr(ObjectStore, "read_stack", unreachable)
+    monkeypatch.setattr(Store, "read_stack", unreachable)
     done = cli("status")
     assert (done.code, done.out) == (1, "")
     assert all(part in done.err for part in says), done.err
@@ -180,7 +176,7 @@ def test_a_shell_without_a_login_is_told_so(
 )
 def test_errors_have_words_and_a_code(
     cli: Cli,
-    store: ObjectStore,
+    store: Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     argv: list[str],

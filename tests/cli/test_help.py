@@ -13,7 +13,7 @@ from typer.models import CommandInfo
 
 from spotkeeper.cli.local.commands import app as local_app
 from spotkeeper.cli.main import JOBS, STACKS, app, run
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import a_job
 
@@ -90,7 +90,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stderr.strip() == "[]"
 
 
-def test_status_loads_only_what_it_shows(store: ObjectStore) -> None:
+def test_status_loads_only_what_it_shows(store: Store) -> None:
     a_job(store)
     program = (
         "import sys\n"

@@ -14,7 +14,7 @@ from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.drill import DrillView, PhaseView
 from spotkeeper.report.job.hold import HoldView
 from spotkeeper.report.job.recovery import Recovery
@@ -34,7 +34,7 @@ def document(done: Done, code: int = 0) -> Any:
 
 
 @pytest.fixture
-def ended(store: ObjectStore) -> ObjectStore:
+def ended(store: Store) -> Store:
     a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED, reason="all processes exited with 0")
     store.append_ledger(JOB, Entry(at=1.0, id="a", event=Event.SUBMITTED))
     store.append_ledger(JOB, Entry(at=2.0, id="b", event=Event.END, cause="succeeded", detail='"quoted"\n'))
@@ -42,17 +42,17 @@ def ended(store: ObjectStore) -> ObjectStore:
     return store
 
 
-def test_logs(cli: Cli, ended: ObjectStore) -> None:
+def test_logs(cli: Cli, ended: Store) -> None:
     assert document(cli("logs", "first", "--json")) == {"job": JOB, "node": 0, "gen": 2, "text": TEXT}
 
 
-def test_logs_that_are_followed_are_a_line_for_each_piece(cli: Cli, ended: ObjectStore) -> None:
+def test_logs_that_are_followed_are_a_line_for_each_piece(cli: Cli, ended: Store) -> None:
     done = cli("logs", "first", "--follow", "--json")
     assert (done.code, done.err) == (0, "")
     assert [json.loads(line) for line in done.out.split("\n")[:-1]] == [{"job": JOB, "node": 0, "gen": 2, "text": TEXT}]
 
 
-def test_watch(cli: Cli, ended: ObjectStore) -> None:
+def test_watch(cli: Cli, ended: Store) -> None:
     done = cli("watch", "first", "--json")
     assert (done.code, done.err) == (0, "")
     *events, view = [json.loads(line) for line in done.out.split("\n")[:-1]]
@@ -60,7 +60,7 @@ def test_watch(cli: Cli, ended: ObjectStore) -> None:
     assert view["outcome"] == "succeeded"
 
 
-def test_a_document_has_every_field_whatever_its_value(cli: Cli, store: ObjectStore) -> None:
+def test_a_document_has_every_field_whatever_its_value(cli: Cli, store: Store) -> None:
     """A program that reads `.preemptions` of a job that had none is to find 0, and no hole."""
     a_job(store)
     intent = Entry(0.0, "i", Event.INTENT, node=0, attempt=1, pool="workers", zone="us-central1-a", model=Model.SPOT)
@@ -75,7 +75,7 @@ def test_a_document_has_every_field_whatever_its_value(cli: Cli, store: ObjectSt
         assert not view_of_a_part.__struct_config__.omit_defaults
 
 
-def test_submit_and_watch_prints_what_watch_does(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_submit_and_watch_prints_what_watch_does(cli: Cli, store: Store, folder: Path) -> None:
     job = document(cli("submit", folder / "job.yaml", "--json"))["job"]
     held = store.read_record(job)
     assert held is not None
@@ -94,7 +94,7 @@ def test_render_of_a_stack_and_of_a_job(cli: Cli, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("failed", [(), (JOB,)])
-def test_reconcile(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, failed: tuple[str, ...]) -> None:
+def test_reconcile(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, failed: tuple[str, ...]) -> None:
     """A round that was cut off is told in the document, and is no success."""
     monkeypatch.setattr(reconcile, "tick", lambda target: reconcile.ShellTick(2, ("orphaned",), failed))
     done = cli("reconcile", "--once", "--json")
@@ -103,7 +103,7 @@ def test_reconcile(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
     assert ("rounds failed: abcdefgh" in done.err) == bool(failed)
 
 
-def test_repair(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repair(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Allocation(3, "n", (Grant(JOB, 0, 1, "slot:workers"),))
     monkeypatch.setattr(reconcile, "repair_allocation", lambda target: made)
     assert document(cli("repair", "allocation", "--json"))["grants"][0]["job"] == JOB
@@ -125,7 +125,7 @@ def test_repair(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_an_error_leaves_standard_output_empty(cli: Cli, ended: ObjectStore, argv: tuple[str, ...], code: int) -> None:
+def test_an_error_leaves_standard_output_empty(cli: Cli, ended: Store, argv: tuple[str, ...], code: int) -> None:
     """Nobody is logged in here, so the cloud does not answer."""
     done = cli(*argv, "--json")
     assert (done.code, done.out) == (code, "")

@@ -6,17 +6,17 @@ import pytest
 
 from spotkeeper.client import lookup
 from spotkeeper.contract.record import Outcome, Phase, Record
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 
 
-def ended(store: ObjectStore, job: str, name: str, created: float) -> None:
+def ended(store: Store, job: str, name: str, created: float) -> None:
     uid = "6f0f9a52-4a0d-4c5e-8d1b-0d8f4d1f1a11"
     end = Record(job, uid, name, "", created, nonce="n", phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
     assert store.create_record(end)
     store.put_tomb(job, created)
 
 
-def test_the_newest_that_is_over_counts_and_one_that_is_not_before_it(store: ObjectStore) -> None:
+def test_the_newest_that_is_over_counts_and_one_that_is_not_before_it(store: Store) -> None:
     ended(store, "zzzzzzz1", "first", 10.0)
     ended(store, "aaaaaaa1", "first", 20.0)
     ended(store, "mmmmmmm1", "other", 30.0)
@@ -26,7 +26,7 @@ def test_the_newest_that_is_over_counts_and_one_that_is_not_before_it(store: Obj
     assert lookup.earlier(store, "first") == "bbbbbbb1"
 
 
-def test_a_record_that_makes_no_sense_is_passed_over(store: ObjectStore) -> None:
+def test_a_record_that_makes_no_sense_is_passed_over(store: Store) -> None:
     ended(store, "zzzzzzz1", "first", 10.0)
     store.put("jobs/aaaaaaa1/rec", b"{")
     store.put_tomb("aaaaaaa1", 11.0)
@@ -34,7 +34,7 @@ def test_a_record_that_makes_no_sense_is_passed_over(store: ObjectStore) -> None
     assert [one.job for one in lookup.all_jobs(store, finished=True).unreadable] == ["aaaaaaa1"]
 
 
-def test_so_many_are_looked_at_and_no_more(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_are_looked_at_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         ended(store, f"jjjjjjj{number}", "first", float(number))
     monkeypatch.setattr(lookup, "MOST_ENDED", 3)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from spotkeeper.contract.stack import TICK_PATH, TickNote
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.contract.samples import STACK
 
@@ -45,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def function(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Function]:
+def function(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Function]:
     with Function() as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -57,7 +57,7 @@ def function(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fu
 
 
 def test_a_submission_notifies_the_function_with_the_token(
-    cli: Cli, function: Function, store: ObjectStore, folder: Path
+    cli: Cli, function: Function, store: Store, folder: Path
 ) -> None:
     done = cli("submit", folder / "job.yaml")
     assert (done.code, done.err) == (0, "")
@@ -75,9 +75,7 @@ def test_a_function_that_refuses_is_only_mentioned(cli: Cli, function: Function,
     assert "the next tick starts the job" in done.err
 
 
-def test_a_function_that_is_gone_is_only_mentioned(
-    cli: Cli, store: ObjectStore, folder: Path, function: Function
-) -> None:
+def test_a_function_that_is_gone_is_only_mentioned(cli: Cli, store: Store, folder: Path, function: Function) -> None:
     gone = msgspec.structs.replace(STACK, function_url="http://127.0.0.1:9")
     store.put("stack/pools.json", msgspec.json.encode(gone))
     done = cli("submit", folder / "job.yaml")
@@ -88,7 +86,7 @@ def test_a_function_that_is_gone_is_only_mentioned(
 @pytest.mark.parametrize("words", [("submit", "job.yaml"), ("pause", "first"), ("status",), ("status", "first")])
 def test_nobody_is_promised_a_tick_where_none_succeeds(
     cli: Cli,
-    store: ObjectStore,
+    store: Store,
     folder: Path,
     function: Function,
     monkeypatch: pytest.MonkeyPatch,
@@ -109,7 +107,7 @@ def test_nobody_is_promised_a_tick_where_none_succeeds(
 
 
 def test_on_aws_it_is_signed_as_whoever_is_logged_in(
-    cli: Cli, function: Function, store: ObjectStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, function: Function, store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """IAM looks at the signature before the function runs: a token of identity would be refused there."""
     here = msgspec.structs.replace(STACK, cloud="aws", region="eu-west-1", function_url=f"{function.url}/")

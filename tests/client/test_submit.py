@@ -20,7 +20,7 @@ from spotkeeper.contract.record import Hold, Outcome, Phase, Record
 from spotkeeper.reconcile.controller import tick
 from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
 from spotkeeper.reconcile.store.objects import StoreError
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import STACK, Cli
 
 
@@ -30,7 +30,7 @@ def submitted(cli: Cli, file: Path) -> str:
     return str(json.loads(done.out)["job"])
 
 
-def test_what_a_submission_writes(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_what_a_submission_writes(cli: Cli, store: Store, folder: Path) -> None:
     job = submitted(cli, folder / "job.yaml")
     held = store.read_record(job)
     assert held is not None
@@ -48,7 +48,7 @@ def test_what_a_submission_writes(cli: Cli, store: ObjectStore, folder: Path) ->
     assert store.list_ledger(job) == ()
 
 
-def test_the_same_again_is_the_same_job(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_the_same_again_is_the_same_job(cli: Cli, store: Store, folder: Path) -> None:
     first = submitted(cli, folder / "job.yaml")
     (folder / "code" / "train.py").touch()  # times are no content
     done = cli("submit", folder / "job.yaml")
@@ -57,7 +57,7 @@ def test_the_same_again_is_the_same_job(cli: Cli, store: ObjectStore, folder: Pa
     assert store.active_jobs() == (first,)
 
 
-def test_other_content_under_the_name_of_a_running_job_is_refused(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_other_content_under_the_name_of_a_running_job_is_refused(cli: Cli, store: Store, folder: Path) -> None:
     job = submitted(cli, folder / "job.yaml")
     (folder / "code" / "train.py").write_text("print(2)\n")
     done = cli("submit", folder / "job.yaml")
@@ -71,7 +71,7 @@ def test_other_content_under_the_name_of_a_running_job_is_refused(cli: Cli, stor
 
 
 def test_a_job_that_holds_is_the_same_job_and_other_content_is_refused_with_the_remedy(
-    cli: Cli, store: ObjectStore, folder: Path
+    cli: Cli, store: Store, folder: Path
 ) -> None:
     job = submitted(cli, folder / "job.yaml")
     held = store.read_record(job)
@@ -102,7 +102,7 @@ def test_a_job_that_holds_is_the_same_job_and_other_content_is_refused_with_the_
     ]
 
 
-def test_the_name_of_a_finished_job_is_free(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_the_name_of_a_finished_job_is_free(cli: Cli, store: Store, folder: Path) -> None:
     first = submitted(cli, folder / "job.yaml")
     held = store.read_record(first)
     assert held is not None
@@ -115,14 +115,14 @@ def test_the_name_of_a_finished_job_is_free(cli: Cli, store: ObjectStore, folder
 
 def before_the_record(patch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
     """A submission's last write, its record's, is late: that happens once before it."""
-    real, todo = ObjectStore.create_record, [what]
+    real, todo = Store.create_record, [what]
 
-    def late(self: ObjectStore, record: Record) -> bool:
+    def late(self: Store, record: Record) -> bool:
         if todo:
             todo.pop()()
         return real(self, record)
 
-    patch.setattr(ObjectStore, "create_record", late)
+    patch.setattr(Store, "create_record", late)
 
 
 @contextmanager
@@ -133,14 +133,12 @@ def dying_at(verb: str) -> Iterator[None]:
         raise StoreError("cut off")
 
     with pytest.MonkeyPatch.context() as cut:
-        cut.setattr(ObjectStore, verb, dies)
+        cut.setattr(Store, verb, dies)
         yield
 
 
 @pytest.mark.parametrize("verb", ["put_spec", "put_source", "put_name", "set_active", "create_record"])
-def test_a_crash_at_any_write_is_mended_by_submitting_again(
-    cli: Cli, store: ObjectStore, folder: Path, verb: str
-) -> None:
+def test_a_crash_at_any_write_is_mended_by_submitting_again(cli: Cli, store: Store, folder: Path, verb: str) -> None:
     with dying_at(verb):
         done = cli("submit", folder / "job.yaml")
     assert (done.code, done.err) == (1, "error: the bucket: cut off\n")
@@ -155,7 +153,7 @@ def test_a_crash_at_any_write_is_mended_by_submitting_again(
 
 @pytest.mark.parametrize("verb", ["put_spec", "put_source", "put_name", "create_record"])
 def test_what_a_submission_leaves_that_nobody_finishes_is_deleted_after_a_day(
-    cli: Cli, store: ObjectStore, folder: Path, verb: str
+    cli: Cli, store: Store, folder: Path, verb: str
 ) -> None:
     with dying_at(verb):
         assert cli("submit", folder / "job.yaml").code == 1
@@ -170,7 +168,7 @@ def test_what_a_submission_leaves_that_nobody_finishes_is_deleted_after_a_day(
 
 
 def test_a_submission_that_wakes_up_when_it_was_given_up_runs_nothing(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_the_record(monkeypatch, lambda: _tick(store, tick.GIVEN_UP_S + 100.0))
     done = cli("submit", folder / "job.yaml")
@@ -179,9 +177,7 @@ def test_a_submission_that_wakes_up_when_it_was_given_up_runs_nothing(
     assert store.read_name("first") is None
 
 
-def test_a_job_that_has_run_is_not_given_up_though_its_record_was_deleted(
-    cli: Cli, store: ObjectStore, folder: Path
-) -> None:
+def test_a_job_that_has_run_is_not_given_up_though_its_record_was_deleted(cli: Cli, store: Store, folder: Path) -> None:
     job = submitted(cli, folder / "job.yaml")
     store.append_ledger(job, Entry(at=2.0, id="g1", event=Event.GENERATION))
     store.delete(f"jobs/{job}/rec")
@@ -215,22 +211,22 @@ class Later:
         return self.at
 
 
-def _tick(store: ObjectStore, later_s: float) -> None:
+def _tick(store: Store, later_s: float) -> None:
     tick.tick(store, Nothing(), Later(later_s), RoundOptions(settle_s=0.0, parallel=1))
 
 
-def folders(store: ObjectStore) -> set[str]:
+def folders(store: Store) -> set[str]:
     return {path.split("/")[1] for path in store.list("jobs/")}
 
 
-def done_records(store: ObjectStore) -> set[str]:
+def done_records(store: Store) -> set[str]:
     """Jobs of which nothing is there but the record of their end."""
     jobs = folders(store)
     return {job for job in jobs if store.list(f"jobs/{job}/") == (f"jobs/{job}/rec",)}
 
 
 def test_two_shells_that_submit_the_same_have_one_job(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other: list[str] = []
     with monkeypatch.context() as meanwhile:
@@ -240,7 +236,7 @@ def test_two_shells_that_submit_the_same_have_one_job(
 
 
 def test_a_job_that_is_cancelled_while_it_is_submitted_never_runs(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cancel comes after everything but the record: a record written after it would run, and have no name."""
     said: list[str] = []
@@ -256,7 +252,7 @@ def test_a_job_that_is_cancelled_while_it_is_submitted_never_runs(
     assert submitted(cli, folder / "job.yaml") in store.active_jobs()
 
 
-def test_a_wrong_job_file_writes_nothing(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_a_wrong_job_file_writes_nothing(cli: Cli, store: Store, folder: Path) -> None:
     before = store.list("")
     (folder / "job.yaml").write_text("name: first\ncommand: [train.py]\nsource: cod\nnodes: 99\n")
     done = cli("submit", folder / "job.yaml")
@@ -284,21 +280,21 @@ def test_a_wrong_job_file_is_told_though_there_is_no_stack(
     assert third.startswith("error: no stack") and remedy.startswith("  try: ")
 
 
-def test_check_writes_nothing(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_check_writes_nothing(cli: Cli, store: Store, folder: Path) -> None:
     before = store.list("")
     done = cli("submit", folder / "job.yaml", "--check")
     assert (done.code, done.out.strip()) == (0, f"{folder}/job.yaml: job file is valid (first, 1 file to send)")
     assert store.list("") == before
 
 
-def test_a_stack_that_is_being_destroyed_takes_no_jobs(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_a_stack_that_is_being_destroyed_takes_no_jobs(cli: Cli, store: Store, folder: Path) -> None:
     store.put("stack/drain", b"")
     done = cli("submit", folder / "job.yaml")
     assert done.code == 4
     assert "is being destroyed" in done.err
 
 
-def test_jobs_of_a_stack_get_blocks_of_ports_of_their_own(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_jobs_of_a_stack_get_blocks_of_ports_of_their_own(cli: Cli, store: Store, folder: Path) -> None:
     bases = set()
     for name in ("one", "two", "three"):
         (folder / "job.yaml").write_text(f"name: {name}\ncommand: [train.py]\nsource: code\n")
@@ -319,7 +315,7 @@ def test_every_block_of_ports_is_below_the_ephemeral_ones() -> None:
 
 @pytest.mark.parametrize("harm", [b"{", b"\xff\xfe", b'{"v":2}', b"[]", b""])
 def test_a_record_of_another_job_that_makes_no_sense_is_no_obstacle(
-    cli: Cli, store: ObjectStore, folder: Path, harm: bytes
+    cli: Cli, store: Store, folder: Path, harm: bytes
 ) -> None:
     broken = submitted(cli, folder / "job.yaml")
     store.put(f"jobs/{broken}/rec", harm)
@@ -339,7 +335,7 @@ def test_a_record_of_another_job_that_makes_no_sense_is_no_obstacle(
 
 
 def test_an_allocation_or_stack_that_makes_no_sense_is_told_with_what_helps(
-    cli: Cli, store: ObjectStore, folder: Path
+    cli: Cli, store: Store, folder: Path
 ) -> None:
     job = submitted(cli, folder / "job.yaml")
     store.put("stack/allocation", b"{")
@@ -355,6 +351,6 @@ def test_an_allocation_or_stack_that_makes_no_sense_is_told_with_what_helps(
     assert done.code == 1 and "pulumi up --refresh" in done.err
 
 
-def test_only_the_allocation_can_be_repaired(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_only_the_allocation_can_be_repaired(cli: Cli, store: Store, folder: Path) -> None:
     submitted(cli, folder / "job.yaml")
     assert cli("repair", "record").code == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.client import find_target
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 
 
@@ -40,7 +40,7 @@ def test_the_bucket_that_is_advised_is_accepted(cli: Cli, monkeypatch: pytest.Mo
 
 
 def test_a_bucket_without_a_stack_or_with_a_wrong_address(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.delete("stack/pools.json")
     assert cli("status").code == 3

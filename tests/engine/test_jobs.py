@@ -11,7 +11,7 @@ import pytest
 
 from spotkeeper.local import deploy
 from spotkeeper.local.deploy import DeployError, DeployEvent, DeployOp
-from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from spotkeeper.reconcile.store.store import Store, open_store
 from tests.contract.samples import STACK
 from tests.engine.conftest import needs_pulumi
 from tests.infra.cloud import Cloud, serve
@@ -27,7 +27,7 @@ def cloud() -> Iterator[Cloud]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Of the one-machine cloud; the provider is a process of the engine's, so the environment names it."""
     url = f"sqlite://{tmp_path}/bucket.sqlite"
     for name, value in {"STACK": "local", "BUCKET": url, "CLOCK": "0:0:1", "TOKEN": ""}.items():
@@ -55,7 +55,7 @@ def config(folder: Path, *jobs: Path) -> Path:
 
 
 def test_up_submits_a_job_once_and_refuses_to_change_it_while_it_runs(
-    cloud: Cloud, store: ObjectStore, job: Path, tmp_path: Path
+    cloud: Cloud, store: Store, job: Path, tmp_path: Path
 ) -> None:
     job.write_text("name: first\ncommand: [/bin/true]\n")
 

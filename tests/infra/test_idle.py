@@ -14,7 +14,7 @@ from infra.idle import UnpricedError
 from spotkeeper.cli.stacks.stackfile import read_stack_file
 from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
 from spotkeeper.reconcile.controller.tick import tick
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.infra.conftest import ROOT, STACKS, Declared
 from tests.scale.burst import stack_of
 from tests.scale.test_tick import Clock, Cloud
@@ -60,7 +60,7 @@ def test_rarer_ticks_cost_less() -> None:
 
 def test_a_tick_with_nothing_to_do_asks_the_bucket_no_more_than_is_reckoned_with() -> None:
     shelf = Shelf()
-    store = ObjectStore(shelf)
+    store = Store(shelf)
     stack = stack_of(4)
     store.put("stack/pools.json", msgspec.json.encode(stack))
     cloud, clock, options = Cloud(), Clock(), RoundOptions(settle_s=0.0, parallel=1)

@@ -24,7 +24,7 @@ from spotkeeper.local import deploy
 from spotkeeper.local.deploy import DeployError, DeployOp
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.reconcile.store import credentials
-from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from spotkeeper.reconcile.store.store import Store, open_store
 from tests.contract.samples import STACK
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import STACKS, run_program
@@ -39,7 +39,7 @@ class Repository:
     """A checkout with one job file, and the bucket of the one-machine cloud that it is submitted to."""
 
     root: Path
-    store: ObjectStore
+    store: Store
 
     def write(self, lr: str = "0.1", name: str = "first") -> None:
         text = f"# {name}\nname: {name}\ncommand: [train.py, --lr, '{lr}']\nsource: code\nnodes: 2\n"

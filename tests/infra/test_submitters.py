@@ -27,7 +27,7 @@ from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import BucketRefusedError, Deadline
 from spotkeeper.reconcile.store.objects_sqlite import SqliteObjects
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.contract.samples import STACK
 from tests.infra.aws.judge import Ask, allowed
 from tests.infra.test_access import AWS, config
@@ -103,16 +103,16 @@ def rights(request: pytest.FixtureRequest) -> Rights:
 
 
 @pytest.fixture
-def theirs(tmp_path: Path, rights: Rights, request: pytest.FixtureRequest) -> ObjectStore:
+def theirs(tmp_path: Path, rights: Rights, request: pytest.FixtureRequest) -> Store:
     """The bucket as a submitter has it. Google asks for the right to delete where an object is replaced."""
     gcp = "gcp" in request.node.callspec.id
-    return ObjectStore(Guarded(tmp_path / "b.sqlite", rights, replaces=gcp))
+    return Store(Guarded(tmp_path / "b.sqlite", rights, replaces=gcp))
 
 
 @pytest.fixture
-def ours(tmp_path: Path) -> ObjectStore:
+def ours(tmp_path: Path) -> Store:
     """The bucket as the function has it."""
-    store = ObjectStore(SqliteObjects(tmp_path / "b.sqlite"))
+    store = Store(SqliteObjects(tmp_path / "b.sqlite"))
     store.put(paths.STACK, msgspec.json.encode(STACK))
     return store
 
@@ -121,7 +121,7 @@ def spec(**more: object) -> JobSpec:
     return JobSpec(name="vit", command=("train.py",), **more)  # type: ignore[arg-type]
 
 
-def end(store: ObjectStore, job: str, phase: Phase = Phase.END) -> None:
+def end(store: Store, job: str, phase: Phase = Phase.END) -> None:
     held = store.read_record(job)
     assert held is not None
     over = msgspec.structs.replace(held.value, phase=phase, outcome=Outcome.SUCCEEDED, ver=1, nonce="n")
@@ -143,12 +143,12 @@ class NoCloud:
         return None
 
 
-def tick(store: ObjectStore) -> None:
+def tick(store: Store) -> None:
     sweep.tick(store, NoCloud(), Time(), RoundOptions(settle_s=0.0))  # type: ignore[arg-type]
 
 
 def test_a_job_is_submitted_once_and_again_and_its_name_is_used_again(
-    theirs: ObjectStore, ours: ObjectStore, tmp_path: Path
+    theirs: Store, ours: Store, tmp_path: Path
 ) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print(1)\n")
@@ -162,7 +162,7 @@ def test_a_job_is_submitted_once_and_again_and_its_name_is_used_again(
     assert again.new and again.job != first.job
 
 
-def test_a_submission_that_was_cut_off_is_finished_or_given_up(theirs: ObjectStore, ours: ObjectStore) -> None:
+def test_a_submission_that_was_cut_off_is_finished_or_given_up(theirs: Store, ours: Store) -> None:
     theirs.set_active("cutoff00", T0)
     theirs.put_spec("cutoff00", spec())
     assert theirs.put_name("vit", "cutoff00")
@@ -176,7 +176,7 @@ def test_a_submission_that_was_cut_off_is_finished_or_given_up(theirs: ObjectSto
     assert "givenup0" not in ours.active_jobs()
 
 
-def test_who_comes_second_with_a_name_leaves_nothing_behind(theirs: ObjectStore, ours: ObjectStore) -> None:
+def test_who_comes_second_with_a_name_leaves_nothing_behind(theirs: Store, ours: Store) -> None:
     taken = ours.put_name
 
     def late(name: str, job: str) -> bool:
@@ -191,7 +191,7 @@ def test_who_comes_second_with_a_name_leaves_nothing_behind(theirs: ObjectStore,
     assert ours.active_jobs() == () and ours.read_spec(job) is None and ours.read_name("vit") == "quicker0"
 
 
-def test_every_request_and_other_files_for_a_job_that_holds(theirs: ObjectStore, ours: ObjectStore) -> None:
+def test_every_request_and_other_files_for_a_job_that_holds(theirs: Store, ours: Store) -> None:
     job = submit(theirs, spec(), None, T0).job
     held = ours.read_record(job)
     assert held is not None
@@ -207,9 +207,7 @@ def test_every_request_and_other_files_for_a_job_that_holds(theirs: ObjectStore,
     ]  # fmt: skip
 
 
-def test_nothing_that_the_function_wrote_is_a_submitters_to_change(
-    theirs: ObjectStore, ours: ObjectStore, rights: Rights
-) -> None:
+def test_nothing_that_the_function_wrote_is_a_submitters_to_change(theirs: Store, ours: Store, rights: Rights) -> None:
     job = submit(theirs, spec(), None, T0).job
     held = theirs.read_record(job)
     assert held is not None
@@ -242,7 +240,7 @@ def test_nothing_that_the_function_wrote_is_a_submitters_to_change(
     assert json.loads(ours.get(paths.active(job)) or b"0") == T0
 
 
-def test_a_damaged_document_is_read_over_by_who_may_not_set_it_aside(theirs: ObjectStore, ours: ObjectStore) -> None:
+def test_a_damaged_document_is_read_over_by_who_may_not_set_it_aside(theirs: Store, ours: Store) -> None:
     job = submit(theirs, spec(), None, T0).job
     ours.put(f"{paths.ledger(job)}0000000000000001.bad", b"{")
     assert theirs.list_ledger(job) == ()

@@ -35,7 +35,7 @@ from spotkeeper.local.demo.watcher import Watcher
 from spotkeeper.local.lifecycle.cloud import LeftOver, LocalCloud
 from spotkeeper.local.lifecycle.folder import LocalCloudError
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.events import describe
 from spotkeeper.report.job.view import JobView
 

@@ -17,7 +17,7 @@ from spotkeeper.contract.record import Node, Record
 from spotkeeper.contract.stack import Model, PoolState, Price, StackState, StaticMachine
 from spotkeeper.reconcile.controller.steps import Pass, Todo
 from spotkeeper.reconcile.decide import Draft, Snapshot, calls
-from spotkeeper.reconcile.store.interface import OfferHistory
+from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.model import rules
 from tests.model.story import Story
 from tests.model.values import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.record import Record
-from spotkeeper.reconcile.store.interface import Versioned
+from spotkeeper.reconcile.store.documents import Versioned
 from tests.model.values import NOW, World
 
 

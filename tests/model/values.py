@@ -21,7 +21,7 @@ from spotkeeper.contract.job import JobRequest
 from spotkeeper.contract.record import Budget, Limits, Moved, Node, Record, Slot
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
-from spotkeeper.reconcile.store.interface import StaticHello
+from spotkeeper.reconcile.store.documents import StaticHello
 
 STACK, POOL, STATIC_POOL = "m", "p", "s"
 JOBS = ("abcd2345", "efgh2345")

@@ -1,4 +1,4 @@
-"""The bucket in memory, under the shipped ``ObjectStore``: conditional writes as S3 and GCS have them, with hooks
+"""The bucket in memory, under the shipped ``Store``: conditional writes as S3 and GCS have them, with hooks
 around every call, lost answers and throttling.
 
 ``watch`` is told of every version of a record, so that what may only rise is seen at the very write.

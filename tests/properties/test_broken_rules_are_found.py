@@ -23,7 +23,7 @@ from spotkeeper.reconcile.decide.provisioning import reservations
 from spotkeeper.reconcile.decide.snapshot import Queries
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import encode_versioned
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.properties.actors import MAKES, Plan, no_threads
 from tests.properties.test_random_stories import look
 from tests.properties.world import JOBS, World
@@ -41,10 +41,10 @@ def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def record_without_a_condition(patch: pytest.MonkeyPatch) -> None:
-    def cas(self: ObjectStore, record: Record, token: str) -> str:
+    def cas(self: Store, record: Record, token: str) -> str:
         return self._objects.put(paths.record(record.job), encode_versioned(record))
 
-    patch.setattr(ObjectStore, "cas_record", cas)
+    patch.setattr(Store, "cas_record", cas)
 
 
 def no_cap(patch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import StoreError
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.properties.actors import UNDISTURBED, Actor, Plan, hook
 from tests.properties.bucket import Bucket
 from tests.properties.guests import Guest
@@ -94,7 +94,7 @@ class World:
         self.plane = Plane(self.time)
         self.plane.host.on_power = self._power
         self.bucket = Bucket(watch=self._written)
-        self.store = ObjectStore(self.bucket)
+        self.store = Store(self.bucket)
         self.line = Line(self.plane, on_call=self._called)
         self.stack = self._declare()
         self.bucket.create("stack/pools.json", msgspec.json.encode(self.stack))

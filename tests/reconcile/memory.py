@@ -1,4 +1,4 @@
-"""The bucket as dictionaries: ``interface.Store`` for tests that are about decisions, not about storage."""
+"""The bucket as dictionaries: ``store.Store`` for tests that are about decisions, not about storage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
-from spotkeeper.reconcile.store.interface import StaticHello, Versioned
+from spotkeeper.reconcile.store.documents import StaticHello, Versioned
 from spotkeeper.reconcile.store.objects import Deadline
 
 

@@ -44,7 +44,8 @@ from spotkeeper.reconcile.controller.intake import accept
 from spotkeeper.reconcile.controller.reconcile_job import RoundOptions, run_round
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.decide import Times
-from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.store import Store
 from tests.reconcile.memory import MemoryStore
 
 ZONES = ("z-a", "z-b", "z-c")

@@ -33,7 +33,7 @@ from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.service.http import HttpApp
 from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
 from spotkeeper.reconcile.store.documents import decode, decode_versioned
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.properties.actors import Inline
 from tests.scale.bucket import Bucket, DeadError
 from tests.scale.virtual import Hub
@@ -159,7 +159,7 @@ class Burst:
         self.cloud = Cloud(self.hub, nodes)
         self.outcome = Outcome(nodes)
         record, allocation = starting(nodes, self.hub.now())
-        store = ObjectStore(self.bucket)
+        store = Store(self.bucket)
         store.put("stack/pools.json", msgspec.json.encode(stack_of(nodes)))
         store.put_spec(JOB, JobSpec("scale", ("train.py",), nodes))
         store.set_active(JOB)
@@ -183,7 +183,7 @@ class Burst:
     # -- the platform: instances, their places, a queue before them
 
     def _instance(self) -> Instance:
-        runtime = Runtime(FunctionSettings(STACK, "sim", clock=self.hub), ObjectStore(self.bucket), self.cloud)  # type: ignore[arg-type]
+        runtime = Runtime(FunctionSettings(STACK, "sim", clock=self.hub), Store(self.bucket), self.cloud)  # type: ignore[arg-type]
         runtime.monotonic = self.hub.now
         runtime._verifier = Believed()  # type: ignore[assignment]
         runtime._options = rounds.RoundOptions(sleep=self.hub.sleep, every=self._beat)

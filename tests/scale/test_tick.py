@@ -18,7 +18,7 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller.reconcile_job import Ended, RoundOptions
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.store.objects import BEGIN_S, REQUEST_S, Deadline
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.scale.burst import STACK, ZONE, stack_of
 from tests.security.cases_store import Shelf
 
@@ -61,9 +61,9 @@ def name(number: int) -> str:
     return "".join("abcdefghij"[int(digit)] for digit in f"{number:08d}")
 
 
-def site(jobs: int, ended: int = 0) -> tuple[Shelf, ObjectStore]:
+def site(jobs: int, ended: int = 0) -> tuple[Shelf, Store]:
     shelf = Shelf()
-    store = ObjectStore(shelf)
+    store = Store(shelf)
     store.put("stack/pools.json", msgspec.json.encode(stack_of(4 * jobs)))
     record = Record("x", "u", "n", "", 1.0, nonce="first")
     for number in range(jobs + ended):
@@ -76,9 +76,9 @@ def site(jobs: int, ended: int = 0) -> tuple[Shelf, ObjectStore]:
     return shelf, store
 
 
-def training(jobs: int, now: float) -> tuple[ObjectStore, Cloud]:
+def training(jobs: int, now: float) -> tuple[Store, Cloud]:
     """So many jobs of one node each, in whose rounds nothing is to be done."""
-    store, cloud = ObjectStore(Shelf()), Cloud()
+    store, cloud = Store(Shelf()), Cloud()
     store.put("stack/pools.json", msgspec.json.encode(stack_of(jobs)))
     vms, disks, grants = [], [], []
     for number in range(jobs):

@@ -17,7 +17,7 @@ from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import encode_versioned
 from spotkeeper.reconcile.store.objects import Blob, ConflictError, Deadline, StoreError, UnavailableError
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.security.cases_identity import Cases
 from tests.security.site import JOB as OURS
 from tests.security.site import OTHER, Shot, Site, sync
@@ -89,7 +89,7 @@ class Shelf:
 def shelved(site: Site) -> Iterator[Shelf]:
     """The site on a real object store's layer, with all of its documents."""
     shelf = Shelf()
-    store = ObjectStore(shelf)
+    store = Store(shelf)
     memory = site.store
     store.put(paths.STACK, msgspec.json.encode(site.stack))
     for job, (record, _) in memory.records.items():
@@ -129,7 +129,7 @@ def heals(site: Site, shelf: Shelf) -> None:
         assert site.ask(again)[0] == 200 and site.ask(tick)[0] == 200
     finally:
         site.world.t = site.now
-    held = ObjectStore(shelf).read_record(OURS)
+    held = Store(shelf).read_record(OURS)
     assert held is not None and held.value.nodes[0].cur is not None
     assert held.value.nodes[0].cur.notice == float(int(site.now) + 600)
 
@@ -237,7 +237,7 @@ def deleted(site: Site) -> Cases:
                 shelf.things.pop(key, None)
             for shot in (news(site), Shot(b"{}", site.clock_token(), "/v1/tick")):
                 assert site.ask(shot)[0] in (200, 503)
-            other = ObjectStore(shelf).read_record(OTHER)
+            other = Store(shelf).read_record(OTHER)
             assert other is None or job == OTHER or other.value.phase is Phase.RUN
 
     for job in (OURS, OTHER):

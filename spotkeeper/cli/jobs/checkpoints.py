@@ -24,7 +24,8 @@ from spotkeeper.contract.record import Record
 from spotkeeper.contract.uploads import MirrorList, list_name, part_names, part_size
 from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.store import Store
 
 PROOF = "COMMIT"  # the file that marks a checkpoint as complete
 BUCKET = "the bucket"

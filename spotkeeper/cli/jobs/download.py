@@ -27,7 +27,7 @@ from spotkeeper.contract import codec
 from spotkeeper.contract.record import Outcome, Phase, Record
 from spotkeeper.contract.uploads import Output, OutputFile
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import OutputView
 from spotkeeper.train.checkpoint.store import file_hash
 

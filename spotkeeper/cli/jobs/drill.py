@@ -16,7 +16,8 @@ from spotkeeper.client.target import Target
 from spotkeeper.contract import names
 from spotkeeper.contract.record import Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model, StackState
-from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.drill import DrillStep, DrillView, Evidence, Targets, Victim, drill_view, patience_s, witness
 
 EVERY_S = 0.5  # real

@@ -19,7 +19,8 @@ from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.market import Network, Prices
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.stack import PoolState, Price, StackState
-from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.forecast.compare import GangShape, Networks, measured
 from spotkeeper.report.money.money import attempts
 

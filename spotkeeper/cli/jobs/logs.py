@@ -19,7 +19,7 @@ from spotkeeper.client.target import Target
 from spotkeeper.contract.names import vm_name
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.uploads import LogPart
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume
 
 EVERY_S = 1.0  # real

@@ -8,7 +8,7 @@ from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.target import Target
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.money.account import Account, account, totals
 

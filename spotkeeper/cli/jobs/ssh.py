@@ -36,7 +36,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.names import session_document, vm_name
 from spotkeeper.contract.record import Record, Slot
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 
 PLUGIN = "session-manager-plugin"
 INSTALL = {

@@ -19,7 +19,8 @@ from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.target import Target
 from spotkeeper.contract.record import Hold, Outcome, Phase, Record
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
 
 if TYPE_CHECKING:

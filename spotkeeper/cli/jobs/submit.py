@@ -16,7 +16,7 @@ from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.parse.jobfile import Overrides
 from spotkeeper.contract.parse.problem import Problem, SpecError
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume
 from spotkeeper.report.text.words import count
 

@@ -29,7 +29,7 @@ from spotkeeper.contract.parse.jobfile import Overrides
 from spotkeeper.contract.parse.problem import nearest
 from spotkeeper.contract.record import Phase, Record, SlotState
 from spotkeeper.contract.stack import Model, StackState
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume_with as command_with
 
 EVERY_S = 1.0  # real

@@ -33,7 +33,7 @@ from spotkeeper.client.target import (
 )
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Record
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.lines import title
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from spotkeeper.contract.names import vm_name
 from spotkeeper.contract.record import Phase, Record, SlotState
 from spotkeeper.contract.stack import Model, PoolState, StackState
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 
 PROBE = Path(__file__).with_name("live_probe.py")
 EVERY_S = 1.0  # real

@@ -38,7 +38,7 @@ from spotkeeper.local.demo.watcher import Watcher
 from spotkeeper.local.deploy.result import Printer, summary
 from spotkeeper.local.lifecycle.cloud import LeftOver, LocalCloud
 from spotkeeper.local.lifecycle.folder import BusyError, only_one
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.lines import event_line
 from spotkeeper.report.job.recovery import preemptions
 from spotkeeper.report.job.view import JobView, Site

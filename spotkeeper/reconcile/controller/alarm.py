@@ -15,8 +15,9 @@ from spotkeeper.contract import codec
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.redact import redact
 from spotkeeper.contract.stack import TICK_PATH, TickNote, tick_note
-from spotkeeper.reconcile.store.interface import CorruptError, NewerError, Store, Versioned
+from spotkeeper.reconcile.store.documents import CorruptError, NewerError, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.store import Store
 
 TICK, TICK_FAILED = "tick", "tick_failed"  # ``event`` of the line that each tick ends with
 log = logging.getLogger("spotkeeper.reconcile")

@@ -17,7 +17,7 @@ from spotkeeper.contract.names import JOB_NAME
 from spotkeeper.contract.record import Outcome, Phase, Record
 from spotkeeper.reconcile.decide.snapshot import parse_commit
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 
 AT_ONCE = 8
 MOST = 400  # objects deleted in one call: a round has other things to do

@@ -21,8 +21,9 @@ from spotkeeper.contract.market import Network
 from spotkeeper.contract.record import Phase, Record, SlotState
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.controller.document import Speaker, SpeakerPlace, place
-from spotkeeper.reconcile.store.interface import CorruptError, StaticHello, Store
+from spotkeeper.reconcile.store.documents import CorruptError, StaticHello
 from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.store import Store
 
 MAX_FACTS = 32  # of one sync; an honest agent has a handful
 MAX_SAVE_S = 3600.0  # real; stop deadlines depend on it, and one machine must not postpone them for ever

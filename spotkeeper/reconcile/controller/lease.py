@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 from spotkeeper.clock import Now
-from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.store import Store
 
 WHOLE_S = 75.0  # without a beat: the function's timeout and 15 s
 SHORT_S = 4.0  # with one

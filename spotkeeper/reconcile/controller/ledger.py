@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Record
 from spotkeeper.reconcile.select import market
-from spotkeeper.reconcile.store.interface import Store
+from spotkeeper.reconcile.store.store import Store
 
 log = logging.getLogger("spotkeeper.reconcile")
 # Events for people: the stack's alarms look for ``event`` and ``reason`` in the log (``infra/*/alerts.py``).

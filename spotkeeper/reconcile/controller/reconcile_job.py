@@ -32,8 +32,9 @@ from spotkeeper.reconcile.controller.steps import READS, Pass, ReadStep, Todo
 from spotkeeper.reconcile.decide import Decision, Snapshot, Times
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store import clock_skew
-from spotkeeper.reconcile.store.interface import CorruptError, OfferHistory, Store, Versioned
+from spotkeeper.reconcile.store.documents import CorruptError, OfferHistory, Versioned
 from spotkeeper.reconcile.store.objects import AGAIN_S, NEVER, Deadline, StoreError
+from spotkeeper.reconcile.store.store import Store
 
 log = logging.getLogger("spotkeeper.reconcile")
 

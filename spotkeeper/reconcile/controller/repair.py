@@ -26,7 +26,8 @@ from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import CorruptError, NewerError, Store
+from spotkeeper.reconcile.store.documents import CorruptError, NewerError
+from spotkeeper.reconcile.store.store import Store
 
 TRIES = 10  # of a record that rounds write at the same time
 TOMBS = paths.tomb("00000000").removesuffix("00000000")

@@ -23,7 +23,7 @@ from spotkeeper.contract.cloud import Action, Result
 from spotkeeper.contract.job import JobRequest
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.reconcile.decide import Decision, Snapshot, decide
-from spotkeeper.reconcile.store.interface import OfferHistory
+from spotkeeper.reconcile.store.documents import OfferHistory
 
 
 class ReadStep(str, Enum):

@@ -26,8 +26,9 @@ from spotkeeper.reconcile.controller.cleanup import bury, withdraw
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, RoundOptions, RoundResult, run_round
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import CorruptError, Store, Versioned
+from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.objects import BEGIN_S, StoreError
+from spotkeeper.reconcile.store.store import Store
 
 T = TypeVar("T")
 TICK_EVERY_S = 60.0

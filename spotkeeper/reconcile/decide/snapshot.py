@@ -34,7 +34,7 @@ from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest, JobSpec
 from spotkeeper.contract.record import Record, Slot, SlotState
 from spotkeeper.contract.stack import Fallback, Model, StackState
-from spotkeeper.reconcile.store.interface import OfferHistory, StaticHello
+from spotkeeper.reconcile.store.documents import OfferHistory, StaticHello
 
 T = TypeVar("T")
 Commit = tuple[int, int]  # generation, step

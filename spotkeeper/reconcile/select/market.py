@@ -23,8 +23,9 @@ from spotkeeper.contract.stack import Model, PoolState, StackState
 from spotkeeper.reconcile.select import zone_history
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
-from spotkeeper.reconcile.store.interface import OfferHistory, Store, Versioned
+from spotkeeper.reconcile.store.documents import OfferHistory, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.store import Store
 
 ASK_S = 2.0  # real seconds for all questions of a read
 ASKERS = 4  # pools asked in parallel

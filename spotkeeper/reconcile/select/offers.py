@@ -27,7 +27,7 @@ from spotkeeper.contract.market import Guess
 from spotkeeper.contract.stack import Model, PoolState, StackState
 from spotkeeper.reconcile.select.rule import RULE, Go, JobState, Plan, Rule, SpotZone, Work, guessed, plan, weigh
 from spotkeeper.reconcile.select.zone_history import Track, common
-from spotkeeper.reconcile.store.interface import OfferHistory
+from spotkeeper.reconcile.store.documents import OfferHistory
 
 HOUR_S = 3600.0
 FAR_H = 24.0  # the work left, if unknown

@@ -13,7 +13,7 @@ from spotkeeper.contract.stack import Model, PoolState, Price, StackState
 from spotkeeper.reconcile.select.offers import HERE, HOUR_S, MoveCost, Need, Runs, Selection, select
 from spotkeeper.reconcile.select.rule import RULE, Rule, Work
 from spotkeeper.reconcile.select.zone_history import Track
-from spotkeeper.reconcile.store.interface import OfferHistory
+from spotkeeper.reconcile.store.documents import OfferHistory
 
 POOL = "market"
 JOB = JobSpec("job", ("train",))

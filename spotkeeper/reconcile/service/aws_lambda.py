@@ -149,7 +149,7 @@ class LambdaApp(HttpApp):
     def _hinted_by(self, event: dict[str, Any]) -> Ticked:
         """Handle an event. Errors are raised to Lambda, which puts a failed event aside; the schedule repeats."""
         from spotkeeper.reconcile.controller import alarm
-        from spotkeeper.reconcile.store.interface import CorruptError
+        from spotkeeper.reconcile.store.documents import CorruptError
 
         visit = self.visit()
         try:

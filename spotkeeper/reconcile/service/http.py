@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.controller.document import Speaker
     from spotkeeper.reconcile.controller.intake import Accepted
     from spotkeeper.reconcile.service.auth import Caller, Who
-    from spotkeeper.reconcile.store.interface import Store
+    from spotkeeper.reconcile.store.store import Store
 
 _OURS = re.compile(r"/v1/(?:sync|tick|event|health|notify/[a-z0-9]{8})\Z")
 BOOT = re.compile(r"[-a-z0-9]{1,64}\Z")
@@ -208,7 +208,7 @@ class HttpApp(Rounds):
 
     def _tick(self, request: Request, visit: Visit) -> Ticked:
         from spotkeeper.reconcile.controller import alarm
-        from spotkeeper.reconcile.store.interface import CorruptError
+        from spotkeeper.reconcile.store.documents import CorruptError
 
         _nothing(self._hinted(request, visit))
         try:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from spotkeeper.contract.record import Record
     from spotkeeper.contract.stack import StackState
     from spotkeeper.reconcile.controller.reconcile_job import RoundResult
-    from spotkeeper.reconcile.store.interface import Store, Versioned
+    from spotkeeper.reconcile.store.documents import Versioned
+    from spotkeeper.reconcile.store.store import Store
 
 T = TypeVar("T")
 TICK = ""  # the flight of a tick; no job has this id

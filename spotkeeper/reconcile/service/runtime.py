@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
     from spotkeeper.reconcile.controller.tick import TickResult
     from spotkeeper.reconcile.service.auth import Verifier
-    from spotkeeper.reconcile.store.interface import Store
+    from spotkeeper.reconcile.store.store import Store
 
 T = TypeVar("T")
 STACK_TTL_S = 5.0  # real seconds for which answers use the stack as last read; rounds read it again
@@ -203,7 +203,7 @@ class Runtime:
 
         Agents are thus answered until it is repaired; rounds read it again, and decide nothing.
         """
-        from spotkeeper.reconcile.store.interface import CorruptError
+        from spotkeeper.reconcile.store.documents import CorruptError
 
         with self._lock:
             last = self._stack

@@ -6,20 +6,22 @@ thousands of agents ask about one record; it still asks the bucket every time wh
 
 from __future__ import annotations
 
+import re
 import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from spotkeeper.contract import codec
 from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.market import Guess, Watch
 from spotkeeper.contract.record import Record
-from spotkeeper.reconcile.store.interface import CorruptError, NewerError
-from spotkeeper.reconcile.store.objects import Blob
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.store.objects import Blob, StoreError
 
 T = TypeVar("T")
 
@@ -29,6 +31,85 @@ UNPACKED_BYTES = 64 << 20
 ZLIB = b"\x78"  # the first byte of a zlib stream; a JSON document begins with a brace
 KEPT_BYTES = 8 << 20  # as encoded; decoded they take about ten times as much
 QUARANTINE_BYTES = 4096  # of what makes no sense, that people are shown
+
+
+class CorruptError(StoreError):
+    """An object exists and is unreadable: it was edited by hand or damaged.
+
+    Spotkeeper decides nothing from it and does not delete it. ``token``: of the object as read, for a repair;
+    ``said``: the beginning of its content.
+    """
+
+    def __init__(self, message: str, path: str = "", token: str = "", said: str = "") -> None:
+        super().__init__(message)
+        self.path, self.token, self.said = path, token, said
+
+    @property
+    def remedy(self) -> str:
+        """Return what a person can do about it, in one line."""
+        name = re.sub(r"\Aspec-[0-9a-f]{64}", "spec", self.path.rpartition("/")[2])
+        return _REMEDIES.get(self.path) or _JOB_REMEDIES.get(name, "delete the object")
+
+
+class NewerError(CorruptError):
+    """A document in a format newer than this program knows. It is intact, and left alone."""
+
+    @property
+    def remedy(self) -> str:
+        return "bring the stack up with the Spotkeeper that wrote it (pulumi up), or use that version here"
+
+
+_JOB_REMEDIES = {
+    "rec": "repair the object, or delete it: the next tick then ends the job, deletes its VMs and keeps its disks",
+    "progress": "delete the object: the job's lowest member writes it again within a minute",
+    "spec.json": "repair the object: it is the job file as submitted, in JSON",
+}
+_REMEDIES = {
+    "stack/allocation": "spotkeeper repair allocation (rebuilds it from the jobs' ledgers, records and the cloud)",
+    "stack/pools.json": "have it written again: pulumi up --refresh (on this machine: spotkeeper local up)",
+}
+
+
+class Versioned(Struct, Generic[T], frozen=True):
+    """A document as read, with the token that a compare-and-swap of it needs."""
+
+    value: T
+    token: str
+
+
+class StaticHello(Struct, frozen=True):
+    """The document ``static/<node>/<boot>``: a static machine is up and has no job."""
+
+    machine: str
+    uid: str  # unique instance id, from the identity token
+    boot: str
+    zone: str
+    at: float  # virtual unix seconds of the first hello of this boot
+
+
+class OfferHistory(Struct, frozen=True, omit_defaults=True):
+    """The newest observations of an offer, which ``market.read`` collects from ``market/``. Advisory."""
+
+    pool: str
+    zone: str
+    model: Model
+    refused_at: float = 0.0  # for capacity, virtual unix seconds; 0: never
+    quota_at: float = 0.0  # refused for the account's quota, which says nothing about capacity
+    launched_at: float = 0.0
+    lost_at: float = 0.0
+    price: float | None = None  # USD per machine-hour, where a market tells more than the stack file
+    guess: Guess | None = None  # of spot: the cloud's own
+    watch: Watch | None = None  # of a spot offer: how it was there, and how long
+    boot_s: float | None = None  # from the order to the hello, the median of the pool's machines
+    slow_boot_s: float | None = None  # the 95th percentile of the same; None: too few machines of the pool have booted
+
+    @property
+    def denied_at(self) -> float:
+        """Return when it was last refused, for any reason, virtual unix seconds; 0: never."""
+        return max(self.refused_at, self.quota_at)
+
+
+# --- encoding
 
 
 class _Document(Struct, frozen=True):

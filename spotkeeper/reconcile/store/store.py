@@ -1,4 +1,4 @@
-"""The bucket of one stack, document by document: ``interface.Store`` over an object layer.
+"""The bucket of one stack, document by document, over an object layer.
 
 Distinguishes a lost answer from a lost race; decides nothing. ``documents.py`` encodes documents, ``paths.py`` names
 them, and ``objects_*.py`` have the differences between S3, GCS and SQLite.
@@ -29,7 +29,10 @@ from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
 from spotkeeper.reconcile.store.documents import (
     QUARANTINE_BYTES,
+    CorruptError,
     Recent,
+    StaticHello,
+    Versioned,
     cut,
     decode,
     decode_many,
@@ -37,7 +40,6 @@ from spotkeeper.reconcile.store.documents import (
     encode_many,
     encode_versioned,
 )
-from spotkeeper.reconcile.store.interface import HOURS_KEPT, CorruptError, StaticHello, Versioned
 from spotkeeper.reconcile.store.objects import Blob, BucketRefusedError, ConflictError, Deadline, Objects, StoreError
 
 T = TypeVar("T")
@@ -45,6 +47,7 @@ Nonced = TypeVar("Nonced", Record, Allocation)
 
 MANY = "many-"  # begins the name of an object that holds several entries of the ledger
 MARKET_TRIES = 5
+HOURS_KEPT = 90 * 24  # of the market's history
 QUARANTINE_KEPT = 200
 
 log = logging.getLogger(__name__)
@@ -81,23 +84,34 @@ def open_objects(url: str, endpoint: str | None = None, brief: bool = False) -> 
     raise ValueError(f"SPOTKEEPER_BUCKET={url!r}: want gs://<bucket>, s3://<bucket> or sqlite:///<absolute path>")
 
 
-def open_store(url: str, endpoint: str | None = None, brief: bool = False) -> ObjectStore:
+def open_store(url: str, endpoint: str | None = None, brief: bool = False) -> Store:
     """Open the typed store at the address in ``SPOTKEEPER_BUCKET``; see :func:`open_objects`."""
-    return ObjectStore(open_objects(url, endpoint, brief))
+    return Store(open_objects(url, endpoint, brief))
 
 
-class ObjectStore:
-    """Implements ``interface.Store`` and its rules over an object store."""
+class Store:
+    """The bucket of one stack.
+
+    * A *token* is what the backend compares (ETag, generation, row version); callers do not interpret it.
+    * Documents of ``cas_*`` carry a fresh ``nonce``: after "precondition failed" the object is read again, and with
+      this nonce the write succeeded and only its answer was lost.
+    * A *create-only* write leaves an existing object untouched and returns ``False``.
+    * Any other failure raises :class:`StoreError`; no method retries for longer than a few seconds.
+    """
 
     def __init__(self, objects: Objects, recent: Recent | None = None) -> None:
         self._objects = objects
         self._recent = recent or Recent()
 
-    def until(self, deadline: Deadline) -> ObjectStore:
-        objects = self._objects.until(deadline)
-        return self if objects is self._objects else ObjectStore(objects, self._recent)
+    def until(self, deadline: Deadline) -> Store:
+        """Return this store for one request: after the deadline, a new call raises :class:`StoreError`.
 
-    # -- the record
+        A call that has begun may take ``objects.CALL_S`` longer.
+        """
+        objects = self._objects.until(deadline)
+        return self if objects is self._objects else Store(objects, self._recent)
+
+    # -- the record of a job: jobs/<job>/rec
 
     def read_record(self, job: str) -> Versioned[Record] | None:
         held = self._read_versioned(paths.record(job), Record)
@@ -107,63 +121,75 @@ class ObjectStore:
         return held
 
     def create_record(self, record: Record) -> bool:
+        """Create a record, create-only. True also if the existing object has this record's nonce."""
         return self._create_versioned(paths.record(record.job), record) is not None
 
     def cas_record(self, record: Record, token: str) -> str | None:
+        """Replace the record that was read with ``token``. Returns the new token; None if another writer was first."""
         return self._replace_versioned(paths.record(record.job), record, token)
 
-    # -- facts
+    # -- facts: jobs/<job>/facts/<key>, the key is the content
 
     def list_facts(self, job: str) -> tuple[Fact, ...]:
+        """Return all facts of a job in the order of their keys. Invalid keys are skipped."""
         folder = paths.facts(job)
         # The whole rest of the path: what machines may write lies deeper (``_read_all``) and is no fact.
         keys = (path.removeprefix(folder) for path in self._objects.list(folder))
         return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
 
     def facts_of(self, job: str, uid: str) -> tuple[Fact, ...]:
+        """Return the facts of one machine. This lists one page, however large the gang."""
         folder = paths.facts(job)
         keys = (path.removeprefix(folder) for path in self._objects.list(folder, f"{uid}."))
         return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
 
     def put_fact(self, job: str, fact: Fact) -> bool:
+        """Store a fact, create-only. True if it is new."""
         return self._create(paths.fact(job, fact), b"") is not None
 
     def delete_facts(self, job: str, facts: tuple[Fact, ...]) -> None:
+        """Delete these facts. A missing fact is no error."""
         self._objects.delete_many([paths.fact(job, fact) for fact in facts])
 
-    # -- allocation
+    # -- stack/allocation
 
     def read_allocation(self) -> Versioned[Allocation]:
+        """Read the allocation; an empty one with the token ``""`` if none exists yet."""
         return self._read_versioned(paths.ALLOCATION, Allocation) or Versioned(Allocation(), "")
 
     def cas_allocation(self, allocation: Allocation, token: str) -> str | None:
+        """Replace the allocation, as :meth:`cas_record` does; the token ``""`` means create."""
         if not token:
             return self._create_versioned(paths.ALLOCATION, allocation)
         return self._replace_versioned(paths.ALLOCATION, allocation, token)
 
-    # -- asks
+    # -- requests: jobs/<job>/requests/<id>
 
     def list_requests(self, job: str) -> tuple[JobRequest, ...]:
+        """By time, then id."""
         return tuple(
             sorted(self._read_all(paths.requests(job), JobRequest), key=lambda request: (request.at, request.id))
         )
 
     def put_request(self, job: str, request: JobRequest) -> bool:
+        """Create-only."""
         return self._create(paths.request(job, request.id), msgspec.json.encode(request)) is not None
 
     def delete_request(self, job: str, request_id: str) -> None:
         self._objects.delete(paths.request(job, request_id))
 
-    # -- active jobs
+    # -- active/<job>
 
     def active_jobs(self) -> tuple[str, ...]:
         found = (path.removeprefix(paths.ACTIVE) for path in self._objects.list(paths.ACTIVE))
         return tuple(job for job in found if JOB_ID.match(job))
 
     def set_active(self, job: str, since: float | None = None) -> None:
+        """Create a job's marker in ``active/``, create-only. ``since``: when a submission began."""
         self._create(paths.active(job), b"" if since is None else msgspec.json.encode(since))
 
     def active_since(self, job: str) -> float | None:
+        """Return when the job's submission began; None if the marker does not say or is missing."""
         blob = self._objects.get(paths.active(job))
         try:
             return decode(blob.data, float, paths.active(job)) if blob is not None and blob.data else None
@@ -173,9 +199,10 @@ class ObjectStore:
     def clear_active(self, job: str) -> None:
         self._objects.delete(paths.active(job))
 
-    # -- lease
+    # -- jobs/<job>/lease: {nonce, until, due}. Saves money, carries no safety
 
     def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
+        """Take a job's lease. True if it was free, expired, or already had this nonce."""
         path = paths.lease(job)
         try:
             held = self._read(path, _Lease)
@@ -191,23 +218,27 @@ class ObjectStore:
         return self._replace(path, msgspec.json.encode(mine), held.token) is not None
 
     def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
+        """Release a lease and note when the next round is due without new reports. No error if it has another nonce."""
         path = paths.lease(job)
         held = self._read(path, _Lease)
         if held is not None and held.value.nonce == nonce:
             self._replace(path, msgspec.json.encode(_Lease(due=due)), held.token)
 
     def read_due(self, job: str) -> float | None:
+        """Return when the next round is due, as :meth:`drop_lease` noted; during a round, when the lease expires."""
         held = self._read(paths.lease(job), _Lease)
         if held is None:
             return None
         return held.value.until if held.value.nonce else held.value.due
 
-    # -- ledger
+    # -- jobs/<job>/ledger/<time>.<id>
 
     def append_ledger(self, job: str, entry: Entry) -> bool:
+        """Append an entry, create-only by (time, id). Readers take the first entry of an id."""
         return self._create(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) is not None
 
     def append_all(self, job: str, entries: Sequence[Entry]) -> None:
+        """Append several entries at once, as :meth:`append_ledger` does."""
         if len(entries) == 1:
             self.append_ledger(job, entries[0])
         elif entries:  # one object for all entries of one write of the record
@@ -216,26 +247,31 @@ class ObjectStore:
             self._create(paths.entry(job, entries[0].at, name), encode_many(entries))
 
     def list_ledger(self, job: str) -> tuple[Entry, ...]:
+        """By time, then id."""
         found = {(entry.at, entry.id): entry for entry in self._read_all(paths.ledger(job), Entry)}
         return tuple(entry for _, entry in sorted(found.items()))
 
     # -- documents written by others
 
     def read_stack(self) -> StackState | None:
+        """Read ``stack/pools.json``; None if it does not exist."""
         return self._value(paths.STACK, StackState)
 
     def draining(self) -> bool:
+        """Whether ``stack/drain`` exists: the stack is being destroyed, and no machine may be inserted."""
         return self._objects.get(paths.DRAIN) is not None
 
     def read_spec(self, job: str, sha256: str = "") -> JobSpec | None:
         return self._value(paths.spec(job, sha256), JobSpec)
 
     def put_spec(self, job: str, spec: JobSpec, sha256: str = "") -> None:
+        """Store a job file, create-only. Raises :class:`StoreError` if another job file is there."""
         path = paths.spec(job, sha256)
         if self._create(path, spec_json(spec), own=True) is None:
             raise StoreError(f"{path}: another job file is there, and is never replaced")
 
     def put_source(self, job: str, sha256: str, tar: bytes) -> None:
+        """Store a source tar, create-only: an existing object has the same hash, which agents verify."""
         path = paths.source(job, sha256)
         if path not in self.list(path):
             self._objects.put(path, tar)
@@ -246,12 +282,13 @@ class ObjectStore:
     def put_progress(self, job: str, progress: Progress) -> None:
         self._objects.put(paths.progress(job), msgspec.json.encode(progress))
 
-    # -- static machines and market
+    # -- static/<node>/<boot>; market/..., which is advisory and never needed for a decision
 
     def list_static_hellos(self) -> tuple[StaticHello, ...]:
         return tuple(self._read_all(paths.STATIC, StaticHello, deep=True))
 
     def put_static_hello(self, hello: StaticHello) -> bool:
+        """Store a static machine's hello, create-only. Hellos of its older boots are deleted."""
         mine = paths.static_hello(hello.machine, hello.boot)
         new = self._create(mine, msgspec.json.encode(hello)) is not None
         for path in self._objects.list(paths.static_machine(hello.machine)) if new else ():
@@ -260,10 +297,12 @@ class ObjectStore:
         return new
 
     def read_prices(self, pools: tuple[str, ...]) -> dict[str, Versioned[Prices]]:
+        """Return ``market/prices/<pool>`` by pool. Pools without prices are left out."""
         blobs = zip(pools, self._objects.get_many([paths.prices(pool) for pool in pools]), strict=True)
         return {pool: self._advisory(paths.prices(pool), blob, Prices(pool, 0.0)) for pool, blob in blobs if blob}
 
     def cas_prices(self, prices: Prices, token: str) -> str | None:
+        """Replace a pool's prices. Returns the new token; None if another writer was first. Token ``""``: create."""
         path, data = paths.prices(prices.pool), msgspec.json.encode(prices)
         return self._replace(path, data, token, own=False) if token else self._create(path, data)
 
@@ -271,9 +310,11 @@ class ObjectStore:
         return tuple(self._read_all(paths.NETWORKS, Network, deep=True))
 
     def put_network(self, network: Network) -> None:
+        """Store a measured bandwidth. It overwrites the older one."""
         self._objects.put(paths.network(network.machine_type, network.zone), msgspec.json.encode(network))
 
     def read_observations(self, pools: tuple[str, ...], hours: tuple[int, ...]) -> dict[str, tuple[Observation, ...]]:
+        """Return the observations of these pools in these hours (since 1970), by pool, in order of time."""
         wanted = [(pool, hour) for pool in pools for hour in sorted(hours)]
         blobs = self._objects.get_many([paths.market_hour(pool, hour) for pool, hour in wanted])
         out: dict[str, tuple[Observation, ...]] = dict.fromkeys(pools, ())
@@ -283,6 +324,10 @@ class ObjectStore:
         return out
 
     def add_observations(self, pool: str, hour: int, observations: tuple[Observation, ...]) -> bool:
+        """Add observations that ``market/hours/<pool>/<hour>`` lacks. False if another writer interfered.
+
+        The first writer of a new hour deletes hours older than ``HOURS_KEPT``.
+        """
         path = paths.market_hour(pool, hour)
         for _ in range(MARKET_TRIES):
             blob = self._objects.get(path)
@@ -316,7 +361,7 @@ class ObjectStore:
             self._set_aside(path, blob)
             return Versioned(blank, blob.tag)
 
-    # -- tombs, names, quarantine
+    # -- tomb/<job>, names/<name>, quarantine/<hash>
 
     def put_tomb(self, job: str, at: float) -> None:
         self._objects.put(paths.tomb(job), msgspec.json.encode(at))
@@ -325,6 +370,7 @@ class ObjectStore:
         return self._value(paths.tomb(job), float)
 
     def read_name(self, name: str) -> str | None:
+        """Return the id of the job that has this name, or None."""
         path = paths.name(name)
         blob = self._objects.get(path)
         if blob is None:
@@ -335,41 +381,48 @@ class ObjectStore:
         return job
 
     def put_name(self, name: str, job: str) -> bool:
-        # Job ids are random, so a name that points to this id was written by us.
+        """Create-only. Job ids are random, so a name that points to this id was written by us."""
         return self._create(paths.name(name), job.encode(), own=True) is not None
 
     def delete_name(self, name: str, job: str) -> None:
+        """Delete a name, if it belongs to this job."""
         if self.read_name(name) == job:
             self._objects.delete(paths.name(name))
 
     def quarantine(self, text: str) -> None:
+        """Store unreadable content by its hash, limited in size and number."""
         data = text.encode("utf-8", "backslashreplace")[:QUARANTINE_BYTES]
         if len(self._objects.list(paths.QUARANTINE)) < QUARANTINE_KEPT:
             self._create(paths.quarantine(hashlib.sha256(data).hexdigest()), data)
 
-    # -- by path
+    # -- anything else (sources, bundles, logs), by its path in the bucket
 
     def get(self, path: str) -> bytes | None:
         blob = self._objects.get(path)
         return blob.data if blob else None
 
     def get_all(self, paths: tuple[str, ...]) -> tuple[bytes | None, ...]:
+        """Read several small objects at once, in the order of the paths. None for a missing one."""
         return tuple(blob.data if blob else None for blob in self._objects.get_many(list(paths)))
 
     def part(self, path: str, start: int, size: int) -> bytes | None:
+        """Read up to ``size`` bytes of a large object from ``start``, which is less than its size."""
         return self._objects.part(path, start, size)
 
     def put(self, path: str, data: bytes) -> None:
         self._objects.put(path, data)
 
     def delete(self, path: str) -> None:
+        """Delete an object. A missing one is no error."""
         self._objects.delete(path)
 
     def list(self, prefix: str) -> tuple[str, ...]:
+        """Return the paths under a prefix, sorted."""
         folder = prefix[: prefix.rfind("/") + 1]
         return tuple(path for path in self._objects.list(folder) if path.startswith(prefix))
 
     def newest(self, folder: str, most: int) -> tuple[str, ...]:
+        """Return the ``most`` paths of a folder that were written last, newest first."""
         return tuple(self._objects.newest(folder, most))
 
     # -- how documents are read and written

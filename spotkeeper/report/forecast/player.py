@@ -20,7 +20,7 @@ from spotkeeper.reconcile.decide.snapshot import Times
 from spotkeeper.reconcile.select.offers import HOUR_S, MoveCost, Need, Runs, Selection, select
 from spotkeeper.reconcile.select.rule import Work
 from spotkeeper.reconcile.select.zone_history import Track
-from spotkeeper.reconcile.store.interface import OfferHistory
+from spotkeeper.reconcile.store.documents import OfferHistory
 
 BEGIN_S = 1e6 * HOUR_S  # the time at which a replay begins, on the clock that the policy sees
 AS_IT_IS = PolicyAnswer((KEEP,))

@@ -15,16 +15,14 @@ from spotkeeper.client.pack import pack
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.uploads import Output, OutputFile
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job
 
 FILES = {"model.pt": b"weights" * 1000, "runs/epoch=3.ckpt": b"x" * 100, "empty": b""}
 
 
-def leave(
-    store: ObjectStore, node: int, files: dict[str, bytes], *, gen: int = 2, left_out: tuple[str, ...] = ()
-) -> None:
+def leave(store: Store, node: int, files: dict[str, bytes], *, gen: int = 2, left_out: tuple[str, ...] = ()) -> None:
     """As an agent does at the end of its job."""
     listed = []
     for number, (path, data) in enumerate(files.items()):
@@ -33,7 +31,7 @@ def leave(
     store.put(paths.output_list(JOB, node), msgspec.json.encode(Output(gen, tuple(listed), left_out)))
 
 
-def ended(store: ObjectStore, outcome: Outcome = Outcome.SUCCEEDED, **over: object) -> None:
+def ended(store: Store, outcome: Outcome = Outcome.SUCCEEDED, **over: object) -> None:
     a_job(store, phase=Phase.DONE, outcome=outcome, **over)
     store.clear_active(JOB)
     store.delete_name("first", JOB)
@@ -49,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_ended_job_is_found_by_name_and_fetched_whole(
-    cli: Cli, store: ObjectStore, here: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "PART", 1000)  # bytes: a file takes several requests
     ended(store)
@@ -66,7 +64,7 @@ def test_an_ended_job_is_found_by_name_and_fetched_whole(
     assert json.loads(cli("status", JOB, "--json").out)["output"] == {"files": 4, "bytes": 7109}
 
 
-def test_what_it_fetched_is_not_sent_along_with_the_next_job(cli: Cli, store: ObjectStore, here: Path) -> None:
+def test_what_it_fetched_is_not_sent_along_with_the_next_job(cli: Cli, store: Store, here: Path) -> None:
     (here / "train.py").write_text("print(1)\n")
     before = pack(here).sha256
     ended(store)
@@ -75,7 +73,7 @@ def test_what_it_fetched_is_not_sent_along_with_the_next_job(cli: Cli, store: Ob
     assert pack(here).sha256 == before
 
 
-def test_a_second_time_fetches_only_what_is_missing_or_another(cli: Cli, store: ObjectStore, here: Path) -> None:
+def test_a_second_time_fetches_only_what_is_missing_or_another(cli: Cli, store: Store, here: Path) -> None:
     ended(store)
     leave(store, 0, FILES)
     first = json.loads(cli("download", "first", "models", "--json").out)
@@ -96,7 +94,7 @@ def test_a_second_time_fetches_only_what_is_missing_or_another(cli: Cli, store: 
     assert (here / "models/0/model.pt").read_bytes() == FILES["model.pt"]
 
 
-def test_a_file_is_whole_or_not_there(cli: Cli, store: ObjectStore, here: Path) -> None:
+def test_a_file_is_whole_or_not_there(cli: Cli, store: Store, here: Path) -> None:
     ended(store)
     leave(store, 0, FILES)
     store.put(paths.output_file(JOB, 0, "f0"), b"torn")
@@ -106,7 +104,7 @@ def test_a_file_is_whole_or_not_there(cli: Cli, store: ObjectStore, here: Path) 
 
 
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "", ".", "link/evil", "a\0b"])
-def test_no_path_leads_out(cli: Cli, store: ObjectStore, here: Path, path: str) -> None:
+def test_no_path_leads_out(cli: Cli, store: Store, here: Path, path: str) -> None:
     ended(store)
     leave(store, 0, {"good": b"1", path: b"evil"})
     (here / "models/0").mkdir(parents=True)
@@ -116,7 +114,7 @@ def test_no_path_leads_out(cli: Cli, store: ObjectStore, here: Path, path: str) 
     assert not (here / "evil").exists() and not (here / "models/0/good").exists()
 
 
-def test_one_rank_alone_and_one_that_left_nothing(cli: Cli, store: ObjectStore, here: Path) -> None:
+def test_one_rank_alone_and_one_that_left_nothing(cli: Cli, store: Store, here: Path) -> None:
     ended(store)
     leave(store, 1, {"model.pt": b"1"})
     assert cli("download", "first", "--node", 1).code == 0
@@ -126,7 +124,7 @@ def test_one_rank_alone_and_one_that_left_nothing(cli: Cli, store: ObjectStore, 
     assert cli("download", "first", "--node", 2).code == Exit.MISSING
 
 
-def test_an_end_that_was_cut_short_mixes_with_no_later_one(cli: Cli, store: ObjectStore, here: Path) -> None:
+def test_an_end_that_was_cut_short_mixes_with_no_later_one(cli: Cli, store: Store, here: Path) -> None:
     ended(store, gen=3)
     leave(store, 0, {"model.pt": b"older"}, gen=2)
     leave(store, 1, {"model.pt": b"newer"}, gen=3)
@@ -134,7 +132,7 @@ def test_an_end_that_was_cut_short_mixes_with_no_later_one(cli: Cli, store: Obje
     assert not (here / "first-output/0").exists()
 
 
-def test_nothing_is_told_with_its_reason(cli: Cli, store: ObjectStore) -> None:
+def test_nothing_is_told_with_its_reason(cli: Cli, store: Store) -> None:
     a_job(store)
     done = cli("download", "first")
     assert (
@@ -151,21 +149,21 @@ def test_nothing_is_told_with_its_reason(cli: Cli, store: ObjectStore) -> None:
         ({"outcome": Outcome.CANCELLED, "reason": "cancelled by ann"}, "it did not succeed (cancelled by ann)"),
     ],
 )
-def test_an_ended_job_that_left_nothing(cli: Cli, store: ObjectStore, over: dict[str, object], words: str) -> None:
+def test_an_ended_job_that_left_nothing(cli: Cli, store: Store, over: dict[str, object], words: str) -> None:
     ended(store, **over)
     done = cli("download", "first")
     assert done.code == Exit.MISSING and words in done.err
     assert "output:" not in cli("status", JOB).out
 
 
-def test_a_job_that_holds_says_how_to_go_on(cli: Cli, store: ObjectStore) -> None:
+def test_a_job_that_holds_says_how_to_go_on(cli: Cli, store: Store) -> None:
     a_job(store, phase=Phase.HOLD, hold=Hold.FAILURE, reason="node 0 exited with 1")
     done = cli("download", "first")
     assert done.code == Exit.MISSING and "on hold (node 0 exited with 1)" in done.err
     assert "try: spotkeeper resume first" in done.err
 
 
-def test_a_list_that_makes_no_sense_is_named(cli: Cli, store: ObjectStore) -> None:
+def test_a_list_that_makes_no_sense_is_named(cli: Cli, store: Store) -> None:
     ended(store)
     store.put(paths.output_list(JOB, 1), b'{"gen": "x"}')
     done = cli("download", "first")

@@ -24,7 +24,7 @@ from spotkeeper.contract.record import Node, Outcome, Phase
 from spotkeeper.local.lifecycle.cloud import LocalCloud
 from spotkeeper.reconcile.clouds.gce.api import Api as GceApi
 from spotkeeper.reconcile.clouds.gce.api import GivenToken
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.drill import DrillStep, DrillView, Evidence, Targets, Victim, drill_view, misses
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job, slot
@@ -44,7 +44,7 @@ def victim(**over: object) -> Victim:
 # -- whom
 
 
-def test_the_highest_rank_on_spot_is_taken_where_nobody_says(store: ObjectStore) -> None:
+def test_the_highest_rank_on_spot_is_taken_where_nobody_says(store: Store) -> None:
     record = a_job(store)  # node 1 is on demand
     store.put_progress(JOB, Progress(gen=2, step=40, at=1.0, commit_gen=2, commit_step=30))
     found = choose(store, STACK, record, None, announced=True, now=5.0)
@@ -66,16 +66,14 @@ def test_the_highest_rank_on_spot_is_taken_where_nobody_says(store: ObjectStore)
         ({}, 7, "nodes 0 to 1"),
     ],
 )
-def test_who_cannot_be_taken_is_left_alone(
-    store: ObjectStore, over: dict[str, object], node: int | None, word: str
-) -> None:
+def test_who_cannot_be_taken_is_left_alone(store: Store, over: dict[str, object], node: int | None, word: str) -> None:
     record = a_job(store, **over)
     with pytest.raises(CliError, match=word):
         choose(store, STACK, record, node, announced=True, now=5.0)
 
 
 def test_a_terminal_is_asked_and_nothing_happens_without_a_yes(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[Victim] = []
     monkeypatch.setattr(drilling, "preempt", lambda target, state, one: taken.append(one))
@@ -88,9 +86,7 @@ def test_a_terminal_is_asked_and_nothing_happens_without_a_yes(
     assert "nothing is saved yet" in done.err and "nothing was changed" in done.err
 
 
-def test_a_missed_target_is_the_exit_code_and_named(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missed_target_is_the_exit_code_and_named(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job ends while it is drilled: phases are missing, whatever else went well."""
     a_job(store)
 
@@ -111,7 +107,7 @@ def test_a_missed_target_is_the_exit_code_and_named(
 
 
 def test_whoever_stops_watching_a_drill_is_told_that_the_machine_is_gone_all_the_same(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> DrillView:
         raise KeyboardInterrupt
@@ -124,9 +120,7 @@ def test_whoever_stops_watching_a_drill_is_told_that_the_machine_is_gone_all_the
     assert "is preempted anyway" in (err := capsys.readouterr().err) and "spotkeeper watch first" in err
 
 
-def test_without_a_terminal_a_drill_says_at_once_what_it_took(
-    store: ObjectStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_a_drill_says_at_once_what_it_took(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     one = victim()
     view = drill_view(one, Evidence(a_job(store), (), (), None, one.at), {}, Targets())
     with drilling.shown(as_json=False) as show:

@@ -24,7 +24,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import HOUR_S, Observation, PriceRun, Prices
 from spotkeeper.contract.record import Outcome, Phase
 from spotkeeper.contract.stack import Model, Price
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.forecast import forecast as report
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job
@@ -50,7 +50,7 @@ def said(document: str) -> str:
     return "\n".join(json.loads(document)["assumptions"])
 
 
-def test_a_stack_s_own_pool_and_prices(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_a_stack_s_own_pool_and_prices(cli: Cli, store: Store, folder: Path) -> None:
     done = cli("forecast", job(folder, "work: 5h"), "--json")
     made = json.loads(done.out)
     assert (done.code, made["work_h"], made["pool"]) == (0, 5.0, "workers")
@@ -60,7 +60,7 @@ def test_a_stack_s_own_pool_and_prices(cli: Cli, store: ObjectStore, folder: Pat
 
 @pytest.mark.parametrize(("told_h", "usd"), [(None, "$1.00"), (-25.0, "$1.00"), (-1.0, "$0.70")])
 def test_prices_that_nobody_told_today_are_the_lists_and_said(
-    told_h: float | None, usd: str, cli: Cli, store: ObjectStore, folder: Path
+    told_h: float | None, usd: str, cli: Cli, store: Store, folder: Path
 ) -> None:
     if told_h is not None:
         at = time.time() + told_h * HOUR_S
@@ -70,7 +70,7 @@ def test_prices_that_nobody_told_today_are_the_lists_and_said(
     assert ("reported none for us-central1-a, us-central1-b, us-central1-c within a day" in words) == (usd == "$1.00")
 
 
-def test_a_table_and_markdown_say_the_same(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_a_table_and_markdown_say_the_same(cli: Cli, store: Store, folder: Path) -> None:
     file = job(folder, "work: 5h")
     table, markdown = cli("forecast", file).out, cli("forecast", file, "--markdown").out
     for word in ("cost", "done after", "preemptions", "share on spot", "80 % band"):
@@ -110,9 +110,7 @@ def test_a_deadline_without_a_safety_net_is_told_as_submit_tells_it(cli: Cli, fo
     assert "may be missed" not in said(held.out)
 
 
-def test_a_deadline_that_cannot_be_held_says_the_earliest_and_its_price(
-    cli: Cli, store: ObjectStore, folder: Path
-) -> None:
+def test_a_deadline_that_cannot_be_held_says_the_earliest_and_its_price(cli: Cli, store: Store, folder: Path) -> None:
     done = cli("forecast", job(folder, "deadline: 3h"), "--work", "10h")
     assert done.code == 2
     assert "the earliest is" in done.err and "on-demand" in done.err and "$" in done.err
@@ -128,7 +126,7 @@ def test_a_deadline_that_cannot_be_held_says_the_earliest_and_its_price(
     ],
 )
 def test_what_cannot_be_forecast_says_why(
-    more: str, options: tuple[str, ...], words: str, cli: Cli, store: ObjectStore, folder: Path
+    more: str, options: tuple[str, ...], words: str, cli: Cli, store: Store, folder: Path
 ) -> None:
     done = cli("forecast", job(folder, more), *options)
     assert done.code != 0
@@ -136,7 +134,7 @@ def test_what_cannot_be_forecast_says_why(
 
 
 def test_an_earlier_job_of_the_name_tells_how_long_it_trains(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put_name("first", "abcdefgh")
     store.put_progress("abcdefgh", Progress(1, 10, 1.0, step_s=2.0, total_steps=9000))
@@ -148,7 +146,7 @@ def test_an_earlier_job_of_the_name_tells_how_long_it_trains(
     assert json.loads(cli("forecast", job(folder), "--json").out)["work_h"] == 100.0
 
 
-def test_a_job_of_the_name_that_is_over_tells_it_too(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_a_job_of_the_name_that_is_over_tells_it_too(cli: Cli, store: Store, folder: Path) -> None:
     """Its name is free again, and what it told is there until it is forgotten."""
     over(store)
     store.put_progress(JOB, Progress(1, 10, 1.0, step_s=2.0, total_steps=9000))
@@ -158,7 +156,7 @@ def test_a_job_of_the_name_that_is_over_tells_it_too(cli: Cli, store: ObjectStor
     assert f"step: 2.000 s on 1 x n2-standard-8, as the job {JOB} of this name reported" in told
 
 
-def over(store: ObjectStore, name: str = "first") -> None:
+def over(store: Store, name: str = "first") -> None:
     """A job that succeeded, as its burial leaves it."""
     a_job(store, name=name, phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
     store.clear_active(JOB)
@@ -168,7 +166,7 @@ def over(store: ObjectStore, name: str = "first") -> None:
 
 @pytest.mark.parametrize(("nodes", "step_s", "work_h"), [(2, 2.0, 5.0), (1, 4.0, 10.0), (4, 1.0, 2.5)])
 def test_an_earlier_job_of_other_machines_is_taken_for_what_it_was(
-    nodes: int, step_s: float, work_h: float, cli: Cli, store: ObjectStore, folder: Path
+    nodes: int, step_s: float, work_h: float, cli: Cli, store: Store, folder: Path
 ) -> None:
     """It ran on two: one has the arithmetic of both to do, and four have half of it each."""
     over(store)
@@ -187,7 +185,7 @@ def test_an_earlier_job_of_other_machines_is_taken_for_what_it_was(
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_start_takes_what_an_earlier_job_of_the_name_and_the_pools_machines_took(
-    finished: bool, cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    finished: bool, cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One number where nobody measured, and the measured one for the forecast and for what a deadline can hold."""
     monkeypatch.setenv("SPOTKEEPER_CLOCK", f"0:{3000 * HOUR_S}:1")
@@ -211,7 +209,7 @@ def test_a_start_takes_what_an_earlier_job_of_the_name_and_the_pools_machines_to
 
 
 def test_the_stack_s_own_history_is_replayed(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTKEEPER_CLOCK", f"0:{3000 * HOUR_S}:1")
     for hour, event in ((2000, Event.ADMITTED), (2100, Event.GONE)):
@@ -235,7 +233,7 @@ def test_a_job_that_is_to_be_on_demand_is_forecast_where_it_may_be(folder: Path)
         assert forecasting.pool_of(spec, stack, []).name == wanted
 
 
-def test_recordings_in_which_spot_never_was_are_told(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_recordings_in_which_spot_never_was_are_told(cli: Cli, store: Store, folder: Path) -> None:
     zones = [{"zone": "us-east-1a", "capacity": [0] * 100}]
     recording = {"collection": "c", "market": "m", "gap_seconds": 600, "gang": 1, "zones": zones}
     (folder / "never.json").write_text(json.dumps(recording))

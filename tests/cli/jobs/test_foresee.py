@@ -8,7 +8,7 @@ import pytest
 
 from spotkeeper.cli.jobs.foresee import warnings
 from spotkeeper.contract.parse.jobfile import read_job
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.contract.samples import STACK
 
@@ -96,7 +96,7 @@ def test_more_processes_than_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", [("--check",), ()])
-def test_submit_prints_them_and_goes_on(cli: Cli, store: ObjectStore, folder: Path, check: tuple[str, ...]) -> None:
+def test_submit_prints_them_and_goes_on(cli: Cli, store: Store, folder: Path, check: tuple[str, ...]) -> None:
     (folder / "code" / "train.py").write_text("import spotkeeper\nspotkeeper.attach(model)\n")
     done = cli("submit", folder / "job.yaml", *check)
     assert done.code == 0

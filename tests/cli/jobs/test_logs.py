@@ -10,12 +10,12 @@ import pytest
 from spotkeeper.cli.jobs.logs import follow
 from spotkeeper.contract.record import Outcome, Phase
 from spotkeeper.contract.uploads import join_log
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import HEAD, JOB, a_job, failed, stdout
 
 
-def test_logs(cli: Cli, store: ObjectStore) -> None:
+def test_logs(cli: Cli, store: Store) -> None:
     a_job(store)
     store.put(f"jobs/{JOB}/logs/0/1.log", b"old\n")
     store.put(f"jobs/{JOB}/logs/0/10.log", b"new\n")
@@ -35,7 +35,7 @@ def test_logs(cli: Cli, store: ObjectStore) -> None:
     assert cli("logs", "first", "--node", "all").err == "error: first: no node has a log: nothing was printed\n"
 
 
-def test_logs_of_all_ranks_and_how_to_read_the_whole_of_them(cli: Cli, store: ObjectStore) -> None:
+def test_logs_of_all_ranks_and_how_to_read_the_whole_of_them(cli: Cli, store: Store) -> None:
     a_job(store)
     for node in (0, 1):
         store.put(f"jobs/{JOB}/logs/{node}/2.log", join_log([stdout(2048 * node, b"said\n", node)]))
@@ -51,7 +51,7 @@ def test_logs_of_all_ranks_and_how_to_read_the_whole_of_them(cli: Cli, store: Ob
     assert cli("logs", "first", "--node", "every").code == 2
 
 
-def test_logs_of_a_job_that_holds_say_so_and_end(cli: Cli, store: ObjectStore) -> None:
+def test_logs_of_a_job_that_holds_say_so_and_end(cli: Cli, store: Store) -> None:
     failed(store)
     for more, said in (((), ()), (("--follow",), ("generation 2, which failed:",))):
         done = cli("logs", "first", "--node", "1", *more)
@@ -64,9 +64,7 @@ def test_logs_of_a_job_that_holds_say_so_and_end(cli: Cli, store: ObjectStore) -
     assert "holds" not in cli("logs", "first", "--node", "1", "--json").err
 
 
-def test_a_followed_log_says_which_generation_speaks(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_followed_log_says_which_generation_speaks(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after a resume the newest log is still that of the crash."""
     failed(store)
     cli("resume", "first")

@@ -13,7 +13,7 @@ from spotkeeper.client.errors import Exit
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Outcome, Phase
 from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job
 
@@ -21,7 +21,7 @@ A = "us-central1-a"
 
 
 @pytest.fixture
-def ended(store: ObjectStore) -> ObjectStore:
+def ended(store: Store) -> Store:
     """One machine for an hour, of which a minute was its boot; and one that never joined."""
     a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED, reason="all processes exited with 0")
     where = {"pool": "workers", "zone": A, "model": Model.SPOT, "price": 1.0}
@@ -42,7 +42,7 @@ def ended(store: ObjectStore) -> ObjectStore:
     return store
 
 
-def test_the_account_of_a_job(cli: Cli, ended: ObjectStore) -> None:
+def test_the_account_of_a_job(cli: Cli, ended: Store) -> None:
     view = json.loads(cli("report", "first", "--json").out)
     assert (view["user"], view["never_joined"]) == ("ada", 1)
     assert view["goodput"] == pytest.approx(3540 / (3600 + 510))
@@ -56,7 +56,7 @@ def test_the_account_of_a_job(cli: Cli, ended: ObjectStore) -> None:
     assert [row["ended"] for row in rows] == ["succeeded", "never joined"]
 
 
-def test_the_sums_of_a_stack(cli: Cli, ended: ObjectStore) -> None:
+def test_the_sums_of_a_stack(cli: Cli, ended: Store) -> None:
     sums = json.loads(cli("report", "--all", "--json").out)
     assert [row["key"] for row in sums["users"]] == ["ada"]
     assert [row["key"] for row in sums["months"]] == ["1970-01"]
@@ -66,20 +66,18 @@ def test_the_sums_of_a_stack(cli: Cli, ended: ObjectStore) -> None:
     assert [row["by"] for row in rows] == ["job", "user", "month"]
 
 
-def test_a_stack_without_jobs_has_no_sums(cli: Cli, store: ObjectStore) -> None:
+def test_a_stack_without_jobs_has_no_sums(cli: Cli, store: Store) -> None:
     assert "has had no jobs" in cli("report", "--all").out
     assert json.loads(cli("report", "--all", "--json").out)["total"]["usd"] == 0
 
 
 @pytest.mark.parametrize("argv", [(), ("first", "--all"), ("first", "--csv", "--json")])
-def test_what_makes_no_sense_is_refused(cli: Cli, ended: ObjectStore, argv: tuple[str, ...]) -> None:
+def test_what_makes_no_sense_is_refused(cli: Cli, ended: Store, argv: tuple[str, ...]) -> None:
     done = cli("report", *argv)
     assert (done.code, done.out) == (Exit.USAGE, "")
 
 
-def test_who_submits_is_written_down(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_submits_is_written_down(cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "grace")
     job = json.loads(cli("submit", folder / "job.yaml", "--json").out)["job"]
     assert json.loads(cli("report", job, "--json").out)["user"] == "grace"

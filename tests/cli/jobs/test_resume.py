@@ -14,13 +14,13 @@ import pytest
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Hold, Outcome, Phase, Record
 from spotkeeper.reconcile.store.objects import StoreError
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 
 HOLDS = {"phase": Phase.HOLD, "hold": Hold.FAILURE, "reason": "node 0 exited with 1", "hold_ends": 9e9}
 
 
-def held(cli: Cli, store: ObjectStore, folder: Path, **over: Any) -> Record:
+def held(cli: Cli, store: Store, folder: Path, **over: Any) -> Record:
     """The record of a submitted job that holds, or is in another state."""
     job = json.loads(cli("submit", folder / "job.yaml", "--json").out)["job"]
     found = store.read_record(job)
@@ -36,7 +36,7 @@ def edit(folder: Path, text: str = "") -> None:
         (folder / "job.yaml").write_text(text)
 
 
-def test_other_files_are_stored_by_content_and_the_ask_names_them(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_other_files_are_stored_by_content_and_the_ask_names_them(cli: Cli, store: Store, folder: Path) -> None:
     record = held(cli, store, folder)
     submitted = store.read_spec(record.job)
     edit(folder, "name: first\ncommand: [train.py, --lr, '0.1']\nsource: code\nnodes: 2\n")
@@ -60,7 +60,7 @@ def test_other_files_are_stored_by_content_and_the_ask_names_them(cli: Cli, stor
 
 
 def test_a_deadline_is_judged_from_the_submission_for_work_that_is_done_need_not_be_done_again(
-    cli: Cli, store: ObjectStore, folder: Path
+    cli: Cli, store: Store, folder: Path
 ) -> None:
     now = time.time()
     held(cli, store, folder, created=now - 30 * 3600)
@@ -73,7 +73,7 @@ def test_a_deadline_is_judged_from_the_submission_for_work_that_is_done_need_not
         assert ("counted from its submission, has passed" in done.err) == bool(code)
 
 
-def test_the_files_it_has_are_a_plain_resume(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_the_files_it_has_are_a_plain_resume(cli: Cli, store: Store, folder: Path) -> None:
     record = held(cli, store, folder)
     before = store.list("")
     done = cli("resume", "first", folder / "job.yaml")
@@ -83,7 +83,7 @@ def test_the_files_it_has_are_a_plain_resume(cli: Cli, store: ObjectStore, folde
     assert set(store.list("")) - set(before) == {f"jobs/{record.job}/requests/{request.id}"}
 
 
-def test_a_paused_job_takes_other_files(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_a_paused_job_takes_other_files(cli: Cli, store: Store, folder: Path) -> None:
     record = held(cli, store, folder, hold=Hold.PAUSE, reason="paused", hold_ends=None)
     edit(folder)
     assert "with other files (source)" in cli("resume", "first", folder / "job.yaml").out
@@ -107,7 +107,7 @@ def test_a_paused_job_takes_other_files(cli: Cli, store: ObjectStore, folder: Pa
     ],
 )
 def test_a_job_that_does_not_hold_takes_none(
-    cli: Cli, store: ObjectStore, folder: Path, over: dict[str, Any], told: str, remedy: str
+    cli: Cli, store: Store, folder: Path, over: dict[str, Any], told: str, remedy: str
 ) -> None:
     record = held(cli, store, folder, **over)
     edit(folder)
@@ -130,7 +130,7 @@ def test_a_job_that_does_not_hold_takes_none(
     ],
 )
 def test_what_its_disks_hold_fast_is_refused_before_anything_is_written(
-    cli: Cli, store: ObjectStore, folder: Path, text: str, why: str
+    cli: Cli, store: Store, folder: Path, text: str, why: str
 ) -> None:
     record = held(cli, store, folder)
     edit(folder, text + "command: [train.py]\nsource: code\n")
@@ -141,7 +141,7 @@ def test_what_its_disks_hold_fast_is_refused_before_anything_is_written(
     assert store.list("") == before
 
 
-def test_a_wrong_job_file_is_told_with_its_lines(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_a_wrong_job_file_is_told_with_its_lines(cli: Cli, store: Store, folder: Path) -> None:
     held(cli, store, folder)
     edit(folder, "name: first\ncommand: [trane.py]\nsource: code\nnodes: 2\n")
     before = store.list("")
@@ -152,7 +152,7 @@ def test_a_wrong_job_file_is_told_with_its_lines(cli: Cli, store: ObjectStore, f
 
 @pytest.mark.parametrize("verb", ["put_source", "put_spec", "put_request"])
 def test_a_resume_that_is_cut_off_leaves_the_old_files_in_force_and_is_done_again(
-    cli: Cli, store: ObjectStore, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = held(cli, store, folder)
     edit(folder)
@@ -161,7 +161,7 @@ def test_a_resume_that_is_cut_off_leaves_the_old_files_in_force_and_is_done_agai
         raise StoreError("cut off")
 
     with monkeypatch.context() as cut:
-        cut.setattr(ObjectStore, verb, dies)
+        cut.setattr(Store, verb, dies)
         done = cli("resume", "first", folder / "job.yaml")
     assert (done.code, done.err) == (1, "error: the bucket: cut off\n")
     after = store.read_record(record.job)
@@ -171,7 +171,7 @@ def test_a_resume_that_is_cut_off_leaves_the_old_files_in_force_and_is_done_agai
     assert request.spec_sha256 is not None and store.read_spec(record.job, request.spec_sha256) is not None
 
 
-def test_once_it_has_other_files_they_are_what_submit_compares_with(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_once_it_has_other_files_they_are_what_submit_compares_with(cli: Cli, store: Store, folder: Path) -> None:
     record = held(cli, store, folder)
     old = (folder / "code" / "train.py").read_text()
     edit(folder)

@@ -15,7 +15,7 @@ from spotkeeper.client.errors import Exit
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Node, Outcome, Phase
 from spotkeeper.contract.stack import Model, StackState
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job, slot
 from tests.contract.samples import STACK
@@ -24,7 +24,7 @@ FOLDER = "/var/lib/spotkeeper/src/none"
 
 
 @pytest.fixture
-def calls(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def calls(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Programs that write down their arguments and exit with 7; the stack file lets people in."""
     let_in(store, STACK)
     programs, told = tmp_path / "bin", tmp_path / "told"
@@ -37,11 +37,11 @@ def calls(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return told
 
 
-def let_in(store: ObjectStore, state: StackState) -> None:
+def let_in(store: Store, state: StackState) -> None:
     store.put("stack/pools.json", msgspec.json.encode(replace(state, ssh=True)))
 
 
-def test_on_google_cloud_it_goes_through_the_proxy(cli: Cli, store: ObjectStore, calls: Path) -> None:
+def test_on_google_cloud_it_goes_through_the_proxy(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store)
     done = cli("ssh", "first", "--node", "1", "--", "nvidia-smi", "-q", "a b")
     assert done.code == 7, "the exit code is the command's"
@@ -51,7 +51,7 @@ def test_on_google_cloud_it_goes_through_the_proxy(cli: Cli, store: ObjectStore,
     ]  # fmt: skip
 
 
-def test_without_a_command_it_is_a_login_shell_with_a_terminal(cli: Cli, store: ObjectStore, calls: Path) -> None:
+def test_without_a_command_it_is_a_login_shell_with_a_terminal(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store)
     done = cli("ssh", "first", "--node", "0")
     *_, terminal, command = calls.read_text().splitlines()
@@ -59,7 +59,7 @@ def test_without_a_command_it_is_a_login_shell_with_a_terminal(cli: Cli, store: 
     assert FOLDER in done.err and f"/run/spotkeeper/{JOB}" in done.err
 
 
-def test_on_aws_it_is_a_session_of_the_stacks_document(cli: Cli, store: ObjectStore, calls: Path) -> None:
+def test_on_aws_it_is_a_session_of_the_stacks_document(cli: Cli, store: Store, calls: Path) -> None:
     let_in(store, replace(STACK, cloud="aws", project="123456789012", region="us-east-1"))
     a_job(store, nodes=(Node(cur=replace(slot(), uid="i-0123456789abcdef0")),))
     command = ("sh", "-c", 'echo "it\'s" {{ 1 }}')
@@ -73,7 +73,7 @@ def test_on_aws_it_is_a_session_of_the_stacks_document(cli: Cli, store: ObjectSt
     assert shlex.split(text)[-3:] == list(command)
 
 
-def test_a_static_machine_is_found_by_its_own_name(cli: Cli, store: ObjectStore, calls: Path) -> None:
+def test_a_static_machine_is_found_by_its_own_name(cli: Cli, store: Store, calls: Path) -> None:
     static = replace(slot(), model=Model.STATIC, machine="sk-prod-always-s0")
     a_job(store, nodes=(Node(cur=static),), members=(0,))
     assert cli("ssh", "first").code == 7
@@ -81,7 +81,7 @@ def test_a_static_machine_is_found_by_its_own_name(cli: Cli, store: ObjectStore,
 
 
 def test_each_start_is_an_event_that_says_who_and_where(
-    cli: Cli, store: ObjectStore, calls: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "whoami", lambda: "ada")
     a_job(store)
@@ -96,7 +96,7 @@ def test_each_start_is_an_event_that_says_who_and_where(
 
 
 def test_where_the_start_cannot_be_logged_there_is_no_shell(
-    cli: Cli, store: ObjectStore, calls: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from spotkeeper.reconcile.store.objects import StoreError
 
@@ -104,12 +104,12 @@ def test_where_the_start_cannot_be_logged_there_is_no_shell(
         raise StoreError("403")
 
     a_job(store)
-    monkeypatch.setattr(ObjectStore, "append_ledger", refuse)
+    monkeypatch.setattr(Store, "append_ledger", refuse)
     done = cli("ssh", "first", "--node", "0")
     assert done.code == Exit.FAILED and not calls.exists()
 
 
-def test_a_stack_file_that_lets_nobody_in_is_named(cli: Cli, store: ObjectStore) -> None:
+def test_a_stack_file_that_lets_nobody_in_is_named(cli: Cli, store: Store) -> None:
     a_job(store)
     done = cli("ssh", "first", "--node", "0")
     assert done.code == Exit.REFUSED
@@ -120,7 +120,7 @@ def test_a_stack_file_that_lets_nobody_in_is_named(cli: Cli, store: ObjectStore)
 
 @pytest.mark.parametrize(("cloud", "missing"), [("gcp", ["gcloud"]), ("aws", ["aws", ssh.PLUGIN])])
 def test_a_program_that_is_missing_is_named_with_where_to_have_it(
-    cli: Cli, store: ObjectStore, calls: Path, cloud: str, missing: list[str]
+    cli: Cli, store: Store, calls: Path, cloud: str, missing: list[str]
 ) -> None:
     let_in(store, replace(STACK, cloud=cloud))
     a_job(store)
@@ -132,7 +132,7 @@ def test_a_program_that_is_missing_is_named_with_where_to_have_it(
     assert not [entry for entry in store.list_ledger(JOB) if entry.event is Event.SHELL]
 
 
-def test_a_node_without_a_machine_is_refused(cli: Cli, store: ObjectStore, calls: Path) -> None:
+def test_a_node_without_a_machine_is_refused(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store, nodes=(Node(cur=slot()), Node(cur=replace(slot(), uid=None)), Node()))
     for node in ("1", "2"):
         done = cli("ssh", "first", "--node", node)
@@ -143,18 +143,18 @@ def test_a_node_without_a_machine_is_refused(cli: Cli, store: ObjectStore, calls
     assert cli("ssh", "first").code == 7, "the only one that has one"
 
 
-def test_of_several_machines_one_must_be_named(cli: Cli, store: ObjectStore, calls: Path) -> None:
+def test_of_several_machines_one_must_be_named(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store)
     done = cli("ssh", "first")
     assert done.code == Exit.REFUSED and "choose one with --node" in done.err and "machine: 0, 1" in done.err
 
 
-def test_a_job_that_is_over_has_no_machine(cli: Cli, store: ObjectStore, calls: Path) -> None:
+def test_a_job_that_is_over_has_no_machine(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
     assert cli("ssh", "first").code != 7 and not calls.exists()
 
 
-def test_as_json_it_says_how_and_opens_nothing(cli: Cli, store: ObjectStore, calls: Path) -> None:
+def test_as_json_it_says_how_and_opens_nothing(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store)
     found = json.loads(cli("ssh", "first", "--node", "0", "--json").out)
     assert found["machine"]["name"] == f"sk-prod-{JOB}-n0000-a1" and found["argv"][:3] == ["gcloud", "compute", "ssh"]

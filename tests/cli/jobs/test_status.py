@@ -13,12 +13,12 @@ from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobSpec, span_s
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Budget, Hold, Outcome, Phase
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job
 
 
-def test_status_of_a_job(cli: Cli, store: ObjectStore) -> None:
+def test_status_of_a_job(cli: Cli, store: Store) -> None:
     a_job(store)
     store.put_progress(JOB, Progress(gen=2, step=40, at=1.0, loss=2.5, samples_per_s=100.0, total_steps=300))
     done = cli("status", "first")
@@ -41,7 +41,7 @@ def test_status_of_a_job(cli: Cli, store: ObjectStore) -> None:
     ],
 )
 def test_status_and_report_say_how_it_stands_with_the_deadline(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, deadline: str | None, over: dict[str, Any], line: str
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, deadline: str | None, over: dict[str, Any], line: str
 ) -> None:
     monkeypatch.setattr(Clock, "now", lambda _: 2200.0)
     record = a_job(store, **over)
@@ -55,7 +55,7 @@ def test_status_and_report_say_how_it_stands_with_the_deadline(
         assert told == (None if deadline is None else span_s(deadline) - 2200.0)
 
 
-def test_status_shows_the_end_of_the_log_of_a_job_that_crashed(cli: Cli, store: ObjectStore) -> None:
+def test_status_shows_the_end_of_the_log_of_a_job_that_crashed(cli: Cli, store: Store) -> None:
     a_job(store, phase=Phase.HOLD, reason="4 crashes", budget=Budget(crashes=4))
     store.append_ledger(JOB, Entry(at=50.0, id="crash.g2", event=Event.CRASH, gen=2, node=1, cause="crash"))
     store.put(f"jobs/{JOB}/logs/1/2.log", b"\n".join(b"line %d" % n for n in range(30)) + b"\nZeroDivisionError\n")
@@ -70,7 +70,7 @@ def test_status_shows_the_end_of_the_log_of_a_job_that_crashed(cli: Cli, store: 
 @pytest.mark.parametrize("command", ["status", "watch"])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_logs_lines_are_whole_however_long(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, command: str, terminal: bool
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, command: str, terminal: bool
 ) -> None:
     line = '  File "/srv/' + "a-long-folder/" * 20 + 'train.py", line 7, in <module>'
     a_job(store, phase=Phase.HOLD, hold=Hold.FAILURE, hold_ends=9e9, budget=Budget(crashes=4))
@@ -82,7 +82,7 @@ def test_a_logs_lines_are_whole_however_long(
     assert sum("boom" in each for each in lines) == 1, "it is told once"
 
 
-def test_a_crash_that_was_got_over_is_not_shown(cli: Cli, store: ObjectStore) -> None:
+def test_a_crash_that_was_got_over_is_not_shown(cli: Cli, store: Store) -> None:
     """The last generation's is, for it may come again; not one of which others have come and gone since."""
     a_job(store, gen=3)
     store.append_ledger(JOB, Entry(at=50.0, id="crash.g1", event=Event.CRASH, gen=1, node=0))
@@ -93,7 +93,7 @@ def test_a_crash_that_was_got_over_is_not_shown(cli: Cli, store: ObjectStore) ->
     assert "generation 2 failed, node 0: RuntimeError: again" in cli("status", "first").out
 
 
-def test_status_lists_unfinished_jobs_and_all_of_them_on_request(cli: Cli, store: ObjectStore) -> None:
+def test_status_lists_unfinished_jobs_and_all_of_them_on_request(cli: Cli, store: Store) -> None:
     assert "no unfinished job in prod" in cli("status").out
     a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
     store.clear_active(JOB)

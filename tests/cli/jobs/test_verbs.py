@@ -18,7 +18,7 @@ from spotkeeper.contract.job import JobSpec, Nodes, RequestKind, spec_json
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Move, Node, Outcome, Phase, Record
 from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli, Done
 from tests.cli.local.test_ending import at_a_terminal
 from tests.cli.records import JOB, a_job, slot
@@ -31,7 +31,7 @@ LOSES = [
 
 @pytest.mark.parametrize(("argv", "told"), [case[1:] for case in LOSES], ids=[case[0] for case in LOSES])
 def test_what_loses_something_is_refused_without_a_terminal(
-    cli: Cli, store: ObjectStore, argv: tuple[str, ...], told: str
+    cli: Cli, store: Store, argv: tuple[str, ...], told: str
 ) -> None:
     a_job(store)
     done = cli(*argv)
@@ -44,7 +44,7 @@ def test_what_loses_something_is_refused_without_a_terminal(
 @pytest.mark.parametrize("agreed", [True, False])
 @pytest.mark.parametrize(("argv", "told"), [case[1:] for case in LOSES], ids=[case[0] for case in LOSES])
 def test_what_loses_something_is_asked_at_a_terminal(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], told: str, agreed: bool
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], told: str, agreed: bool
 ) -> None:
     a_job(store)
     at_a_terminal(monkeypatch, lambda *_, **__: agreed)
@@ -53,14 +53,14 @@ def test_what_loses_something_is_asked_at_a_terminal(
     assert (done.code, len(store.list_requests(JOB))) == ((0, 1) if agreed else (Exit.REFUSED, 0))
 
 
-def test_a_drill_is_refused_without_a_terminal(cli: Cli, store: ObjectStore) -> None:
+def test_a_drill_is_refused_without_a_terminal(cli: Cli, store: Store) -> None:
     a_job(store)
     done = cli("drill", "first", "--no-notice")
     assert done.code == Exit.REFUSED
     assert "spotkeeper drill first --node 0 --no-notice --yes" in done.err
 
 
-def test_a_move_names_a_zone_of_the_jobs_pools(cli: Cli, store: ObjectStore) -> None:
+def test_a_move_names_a_zone_of_the_jobs_pools(cli: Cli, store: Store) -> None:
     a_job(store)
     store.put_spec(JOB, JobSpec("first", ("train.py",)))
     refused = cli("move", "first", "us-central1-x")
@@ -70,7 +70,7 @@ def test_a_move_names_a_zone_of_the_jobs_pools(cli: Cli, store: ObjectStore) -> 
     assert (request.kind, request.zone) == (RequestKind.MOVE, "us-central1-b")
 
 
-def test_a_move_to_where_the_job_is_is_refused_unless_it_ends_another(cli: Cli, store: ObjectStore) -> None:
+def test_a_move_to_where_the_job_is_is_refused_unless_it_ends_another(cli: Cli, store: Store) -> None:
     record = a_job(store, zone="us-central1-a")
     store.put_spec(JOB, JobSpec("first", ("train.py",)))
     refused = cli("move", "first", "us-central1-a")
@@ -82,7 +82,7 @@ def test_a_move_to_where_the_job_is_is_refused_unless_it_ends_another(cli: Cli, 
 
 
 def test_what_the_function_refuses_at_once_is_told_without_wait(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_job(store, zone="us-central1-a")
     store.put_spec(JOB, JobSpec("first", ("train.py",)))
@@ -115,7 +115,7 @@ def test_what_the_function_refuses_at_once_is_told_without_wait(
     ],
 )
 def test_a_wait_says_what_ends_it(
-    store: ObjectStore, capsys: pytest.CaptureFixture[str], kind: RequestKind, of: dict[str, object], word: str
+    store: Store, capsys: pytest.CaptureFixture[str], kind: RequestKind, of: dict[str, object], word: str
 ) -> None:
     over = replace(a_job(store), phase=Phase.DONE, outcome=Outcome.CANCELLED)
     held = store.read_record(JOB)
@@ -135,7 +135,7 @@ class Typed(io.StringIO):
     [("y\n", 0, False), ("YES\n", 0, False), ("\n", 4, False), ("n\n", 4, False), ("", 4, False), ("x\ny\n", 0, True)],
 )
 def test_a_question_is_answered_by_y_or_n(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, asked_again: bool
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, asked_again: bool
 ) -> None:
     a_job(store)
     monkeypatch.setattr("sys.stdin", Typed(typed))
@@ -145,7 +145,7 @@ def test_a_question_is_answered_by_y_or_n(
     assert code == 0 or done.err.endswith("error: nothing was changed\n")
 
 
-def test_a_swap_names_a_machine_that_can_be_replaced(cli: Cli, store: ObjectStore) -> None:
+def test_a_swap_names_a_machine_that_can_be_replaced(cli: Cli, store: Store) -> None:
     a_job(store, nodes=(Node(cur=slot()), Node(cur=slot(model=Model.STATIC, machine="floor-s0"))))
     assert "node 1 is a static machine" in cli("swap", "first", "--node", "1").err
     beyond = cli("swap", "first", "--node", "7")
@@ -155,16 +155,14 @@ def test_a_swap_names_a_machine_that_can_be_replaced(cli: Cli, store: ObjectStor
     assert (request.kind, request.node) == (RequestKind.SWAP, 0)
 
 
-def test_of_several_machines_a_swap_wants_one_named(cli: Cli, store: ObjectStore) -> None:
+def test_of_several_machines_a_swap_wants_one_named(cli: Cli, store: Store) -> None:
     a_job(store)
     done = cli("swap", "first")
     assert done.code == Exit.REFUSED
     assert "nodes that can be swapped: 0, 1" in done.err
 
 
-def follow(
-    store: ObjectStore, before: Record, kind: RequestKind, *steps: Callable[[Record], Record], **of: object
-) -> Record:
+def follow(store: Store, before: Record, kind: RequestKind, *steps: Callable[[Record], Record], **of: object) -> Record:
     """Wait for a request while a function writes the record anew at every look."""
     asked = new_request(kind, 1.0, "me", **of)
     store.put_request(JOB, asked)
@@ -180,7 +178,7 @@ def follow(
     return after
 
 
-def test_waiting_ends_when_the_record_shows_it(store: ObjectStore) -> None:
+def test_waiting_ends_when_the_record_shows_it(store: Store) -> None:
     before = a_job(store)
     spot = replace(before.nodes[0], cur=replace(slot(), attempt=9))
     assert follow(store, before, RequestKind.SWAP, lambda r: replace(r, nodes=(spot, r.nodes[1])), node=0).gen == 2
@@ -201,7 +199,7 @@ def test_waiting_ends_when_the_record_shows_it(store: ObjectStore) -> None:
     assert follow(store, before, RequestKind.CANCEL, *ends).phase is Phase.DONE
 
 
-def test_waiting_ends_with_the_reason_when_it_is_refused_or_overtaken(store: ObjectStore) -> None:
+def test_waiting_ends_with_the_reason_when_it_is_refused_or_overtaken(store: Store) -> None:
     before = a_job(store)
     asked = new_request(RequestKind.MOVE, 1.0, "me", zone="us-central1-b")
     held = store.read_record(JOB)
@@ -227,7 +225,7 @@ def submitted(done: Done) -> list[str]:
     return [one["name"] for one in (answer if isinstance(answer, list) else [answer])]
 
 
-def test_arguments_and_a_name_make_a_variant_of_a_job(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_arguments_and_a_name_make_a_variant_of_a_job(cli: Cli, store: Store, folder: Path) -> None:
     file = folder / "job.yaml"
     assert submitted(cli("submit", file, "--json")) == ["first"]
     assert submitted(cli("submit", file, "--name", "hot", "--json", "--", "--lr", "3e-4", "--json")) == ["hot"]
@@ -242,7 +240,7 @@ def test_arguments_and_a_name_make_a_variant_of_a_job(cli: Cli, store: ObjectSto
     assert (wrong.code, '--name: "No Name": want' in wrong.err) == (Exit.USAGE, True)
 
 
-def test_several_files_are_all_checked_before_any_is_submitted(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_several_files_are_all_checked_before_any_is_submitted(cli: Cli, store: Store, folder: Path) -> None:
     file, other = folder / "job.yaml", folder / "second.yaml"
     other.write_text("name: second\ncommand: [train.py]\nnodes: none\n")
     wrong = cli("submit", file, other)
@@ -258,7 +256,7 @@ def test_several_files_are_all_checked_before_any_is_submitted(cli: Cli, store: 
     assert spec is not None and spec.command[-1] == "3e-4", "as it was written"
 
 
-def test_a_resume_of_a_variant_takes_its_arguments(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_a_resume_of_a_variant_takes_its_arguments(cli: Cli, store: Store, folder: Path) -> None:
     file = folder / "job.yaml"
     submitted(cli("submit", file, "--json", "--", "--lr", "1"))
     job = store.read_name("first") or ""
@@ -270,7 +268,7 @@ def test_a_resume_of_a_variant_takes_its_arguments(cli: Cli, store: ObjectStore,
     assert "need the job file" in cli("resume", "first", "--", "--lr", "2").err
 
 
-def test_a_resume_of_a_job_with_another_name_says_so_and_takes_it(cli: Cli, store: ObjectStore, folder: Path) -> None:
+def test_a_resume_of_a_job_with_another_name_says_so_and_takes_it(cli: Cli, store: Store, folder: Path) -> None:
     file = folder / "job.yaml"
     submitted(cli("submit", file, "--name", "wide", "--json"))
     held = store.read_record(store.read_name("wide") or "")
@@ -282,7 +280,7 @@ def test_a_resume_of_a_job_with_another_name_says_so_and_takes_it(cli: Cli, stor
     assert json.loads(done.out)["changed"] == ["command"]
 
 
-def test_waiting_ends_when_the_job_ended_before_the_request_was_taken_in(store: ObjectStore) -> None:
+def test_waiting_ends_when_the_job_ended_before_the_request_was_taken_in(store: Store) -> None:
     before = a_job(store)
     held = store.read_record(JOB)
     assert held is not None
@@ -294,7 +292,7 @@ def test_waiting_ends_when_the_job_ended_before_the_request_was_taken_in(store: 
 
 
 @pytest.mark.parametrize("kind", ["cancel", "pause", "resume"])
-def test_requests_are_left_for_the_next_round(cli: Cli, store: ObjectStore, kind: str) -> None:
+def test_requests_are_left_for_the_next_round(cli: Cli, store: Store, kind: str) -> None:
     phase = Phase.HOLD if kind == "resume" else Phase.RUN
     a_job(store, phase=phase)
     done = cli(kind, "first", *(["--yes"] if kind == "cancel" else []))
@@ -306,7 +304,7 @@ def test_requests_are_left_for_the_next_round(cli: Cli, store: ObjectStore, kind
     assert held is not None and held.value.phase is phase  # only reconcile writes the record
 
 
-def test_a_resize_names_a_size_that_the_job_file_allows(cli: Cli, store: ObjectStore) -> None:
+def test_a_resize_names_a_size_that_the_job_file_allows(cli: Cli, store: Store) -> None:
     a_job(store)
     store.put_spec(JOB, JobSpec("first", ("train.py",), nodes=Nodes(1, 4)))
     done = cli("resize", "first", "3")
@@ -330,7 +328,7 @@ def test_a_resize_names_a_size_that_the_job_file_allows(cli: Cli, store: ObjectS
     ],
 )
 def test_what_is_so_already_is_refused_at_once(
-    cli: Cli, store: ObjectStore, phase: Phase, words: tuple[str, ...], why: str
+    cli: Cli, store: Store, phase: Phase, words: tuple[str, ...], why: str
 ) -> None:
     """Taken in, it would be refused in the ledger, where nobody looks."""
     a_job(store, phase=phase, reason="out of luck", size=2)
@@ -340,28 +338,28 @@ def test_what_is_so_already_is_refused_at_once(
     assert store.list_requests(JOB) == ()
 
 
-def test_a_request_behind_another_is_left_for_the_round_to_judge(cli: Cli, store: ObjectStore) -> None:
+def test_a_request_behind_another_is_left_for_the_round_to_judge(cli: Cli, store: Store) -> None:
     a_job(store)
     assert cli("pause", "first").code == 0
     assert cli("resume", "first").code == 0  # the pause is not taken in yet
     assert [request.kind for request in store.list_requests(JOB)] == [RequestKind.PAUSE, RequestKind.RESUME]
 
 
-def test_to_go_back_is_a_word_of_its_own(cli: Cli, store: ObjectStore) -> None:
+def test_to_go_back_is_a_word_of_its_own(cli: Cli, store: Store) -> None:
     a_job(store)
     assert cli("resume", "first", "--go-back", "--yes").code == 0
     (request,) = store.list_requests(JOB)
     assert (request.kind, request.go_back) == (RequestKind.RESUME, True)
 
 
-def test_a_job_that_is_over_takes_no_request(cli: Cli, store: ObjectStore) -> None:
+def test_a_job_that_is_over_takes_no_request(cli: Cli, store: Store) -> None:
     a_job(store, phase=Phase.END, outcome=Outcome.CANCELLED)
     done = cli("pause", "first")
     assert (done.code, done.err) == (4, f"error: first ({JOB}) is over: cancelled\n")
     assert store.list_requests(JOB) == ()
 
 
-def test_cancel_withdraws_a_submission_that_was_cut_off(cli: Cli, store: ObjectStore) -> None:
+def test_cancel_withdraws_a_submission_that_was_cut_off(cli: Cli, store: Store) -> None:
     store.put_name("first", JOB)
     store.set_active(JOB)
     assert cli("cancel", "first").out == f"first ({JOB}): cancelled its unfinished submission\n"

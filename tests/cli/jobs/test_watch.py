@@ -14,14 +14,14 @@ from spotkeeper.client.errors import Exit
 from spotkeeper.client.lookup import resume_waits
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Outcome, Phase
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job, failed
 
 
 def test_watch_prints_each_event_once_and_ends_with_the_job(
-    cli: Cli, store: ObjectStore, capsys: pytest.CaptureFixture[str]
+    cli: Cli, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from spotkeeper.client.lookup import view_of
 
@@ -50,7 +50,7 @@ ALT_SCREEN = re.compile("\x1b\\[\\?1049h(.*?)\x1b\\[\\?1049l", re.DOTALL)
 @pytest.mark.parametrize("end", ["over", "ctrl-c"])
 @pytest.mark.parametrize("height", [12, 24])
 def test_a_watch_leaves_its_last_view_in_the_scrollback_once_and_nothing_else(
-    store: ObjectStore,
+    store: Store,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     height: int,
@@ -92,7 +92,7 @@ def test_a_watch_leaves_its_last_view_in_the_scrollback_once_and_nothing_else(
         assert frame.count("\n") < height and f"generation {number} trains" in frame, "the newest event is in view"
 
 
-def test_watch_fails_with_a_job_that_holds_because_it_failed(cli: Cli, store: ObjectStore) -> None:
+def test_watch_fails_with_a_job_that_holds_because_it_failed(cli: Cli, store: Store) -> None:
     record = failed(store)
     done = cli("watch", "first")
     assert done.code == 1
@@ -115,13 +115,13 @@ def test_watch_fails_with_a_job_that_holds_because_it_failed(cli: Cli, store: Ob
     assert not resume_waits(store, taken)
 
 
-def test_a_watched_job_that_somebody_cancelled_needs_no_advice(cli: Cli, store: ObjectStore) -> None:
+def test_a_watched_job_that_somebody_cancelled_needs_no_advice(cli: Cli, store: Store) -> None:
     a_job(store, phase=Phase.END, outcome=Outcome.CANCELLED, reason="cancelled by me")
     done = cli("watch", "first")
     assert (done.code, done.err) == (1, f"error: first ({JOB}) was cancelled\n")
 
 
-def test_watch_fails_with_a_job_that_failed(cli: Cli, store: ObjectStore) -> None:
+def test_watch_fails_with_a_job_that_failed(cli: Cli, store: Store) -> None:
     a_job(store, phase=Phase.END, outcome=Outcome.FAILED, reason="exit 93")
     done = cli("watch", "first")
     assert done.code == 1

@@ -16,7 +16,7 @@ from spotkeeper.contract.record import Hold, Node, Outcome, Phase, Record
 from spotkeeper.local import deploy
 from spotkeeper.local.core.world import Config
 from spotkeeper.local.lifecycle.cloud import LocalCloud
-from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from spotkeeper.reconcile.store.store import Store, open_store
 from tests.cli.conftest import Cli
 from tests.contract.samples import STACK
 
@@ -52,11 +52,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def bucket(folder: Path) -> ObjectStore:
+def bucket(folder: Path) -> Store:
     return open_store(f"sqlite://{folder / 'bucket.sqlite'}")
 
 
-def put(store: ObjectStore, made: Record) -> None:
+def put(store: Store, made: Record) -> None:
     store.set_active(made.job, made.created)
     assert store.create_record(made)
 

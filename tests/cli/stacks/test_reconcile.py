@@ -15,15 +15,13 @@ from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
 from spotkeeper.reconcile.controller.tick import TickResult
 from spotkeeper.reconcile.service.runtime import Deadlined
 from spotkeeper.reconcile.store.objects import REQUEST_S
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 
 NOBODY = "http://127.0.0.1:1/compute/v1"
 
 
-def test_it_works_as_the_function_does(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_works_as_the_function_does(cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
     assert cli("submit", folder / "job.yaml").code == 0
     made: list[tuple[Any, RoundOptions]] = []
@@ -42,7 +40,7 @@ def test_it_works_as_the_function_does(
     assert options.deadline.left() <= REQUEST_S
 
 
-def test_what_it_had_no_time_for_is_told(cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_had_no_time_for_is_told(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
     monkeypatch.setattr(sweep, "tick", lambda *_: TickResult(3, late=("abcd2345", "wxyz2345")))
     done = cli("reconcile", "--once")
@@ -50,7 +48,7 @@ def test_what_it_had_no_time_for_is_told(cli: Cli, store: ObjectStore, monkeypat
 
 
 def test_what_every_round_meets_is_told_once(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
     for name in ("one", "two", "three"):
@@ -69,7 +67,7 @@ def test_what_every_round_meets_is_told_once(
 
 @pytest.mark.parametrize("argv", [("reconcile", "--once"), ("repair", "allocation")])
 def test_who_is_not_logged_in_is_told_so_and_no_tick_is_made(
-    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
 ) -> None:
     """Looks without a token come back empty: the tick would have seemed to be made."""
     monkeypatch.delenv("SPOTKEEPER_COMPUTE_ENDPOINT", raising=False)
@@ -82,7 +80,7 @@ def test_who_is_not_logged_in_is_told_so_and_no_tick_is_made(
 
 
 def test_a_stack_on_aws_is_asked_with_the_users_own_keys(
-    cli: Cli, store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = json.loads(store.get("stack/pools.json") or b"")
     store.put("stack/pools.json", json.dumps(stack | {"cloud": "aws", "region": "us-east-1"}).encode())

@@ -34,7 +34,7 @@ from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from spotkeeper.reconcile.store.store import Store, open_store
 from spotkeeper.report.job.view import job_view
 from spotkeeper.report.money.money import Attempt, attempts, money
 from tests.local.client import SPOT, Api, vm_body
@@ -100,7 +100,7 @@ class Run:
     """A job of two nodes with simulated agents, which send a hello and report progress."""
 
     cloud: LocalCloud
-    store: ObjectStore
+    store: Store
     options: RoundOptions = field(default_factory=lambda: RoundOptions(settle_s=0.0))
     looks: list[float] = field(default_factory=list)
 

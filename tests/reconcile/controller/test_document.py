@@ -15,7 +15,7 @@ from spotkeeper.contract.record import Budget, Node, Outcome, Phase, Record, Rol
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller.document import Speaker, generation, job_run, reply
 from spotkeeper.reconcile.controller.intake import MAX_FACTS, WHY, accept, ended
-from spotkeeper.reconcile.store.interface import CorruptError, Versioned
+from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.job.view import job_view
 from tests.reconcile.memory import MemoryStore

@@ -13,13 +13,13 @@ from spotkeeper.contract.record import Phase
 from spotkeeper.reconcile.controller.reconcile_job import Round
 from spotkeeper.reconcile.controller.repair import RepairError, rebuild_allocation
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from spotkeeper.reconcile.store.store import Store, open_store
 from tests.reconcile.world import JOB, World, stack
 
 OTHER = "wxyz2345"
 
 
-def site(tmp_path: Path, **more: object) -> tuple[World, ObjectStore]:
+def site(tmp_path: Path, **more: object) -> tuple[World, Store]:
     store = open_store(f"sqlite://{tmp_path}/b.db")
     world = World(store=store, the_stack=stack(static=1), **more)  # type: ignore[arg-type]
     store.put(paths.STACK, msgspec.json.encode(world.stack))

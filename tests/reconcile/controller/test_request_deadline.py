@@ -29,7 +29,7 @@ from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
 from spotkeeper.reconcile.store import objects_obstore
 from spotkeeper.reconcile.store.objects import AGAIN_S, CALL_S, LOOK_S, PLATFORM_S, REQUEST_S, Deadline, StoreError
 from spotkeeper.reconcile.store.objects_obstore import BRIEF, ObstoreObjects
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.reconcile.world import JOB, World
 from tests.scale.burst import STACK, ZONE, stack_of
 
@@ -190,7 +190,7 @@ class SlowBucket:
         self.time, self.latency_s, self.requests, self.slow = time, latency_s, 0, False
         for verb in ("get", "put", "delete", "list"):
             monkeypatch.setattr(objects_obstore.obstore, verb, self._slowly(getattr(obstore, verb)))
-        self.store = ObjectStore(ObstoreObjects(obstore.store.MemoryStore()))
+        self.store = Store(ObstoreObjects(obstore.store.MemoryStore()))
 
     def _slowly(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:

@@ -20,7 +20,7 @@ from spotkeeper.reconcile.controller.intake import accept
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, run_round
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import Versioned
+from spotkeeper.reconcile.store.documents import Versioned
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import CorruptError
 from tests.reconcile.world import JOB, Drive, Machine, World

@@ -16,15 +16,14 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller.reconcile_job import Ended, run_round
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.documents import encode_versioned
-from spotkeeper.reconcile.store.interface import CorruptError, Versioned
-from spotkeeper.reconcile.store.store import ObjectStore, open_store
+from spotkeeper.reconcile.store.documents import CorruptError, Versioned, encode_versioned
+from spotkeeper.reconcile.store.store import Store, open_store
 from tests.reconcile.world import JOB, World, stack
 
 OTHER = "wxyz2345"
 
 
-def two_jobs(tmp_path: Path) -> tuple[World, ObjectStore]:
+def two_jobs(tmp_path: Path) -> tuple[World, Store]:
     """Two jobs that train, in a real bucket."""
     store = open_store(f"sqlite://{tmp_path}/b.db")
     world = World(nodes=1, store=store, the_stack=stack(static=1), static="never")

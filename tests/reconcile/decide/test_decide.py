@@ -30,7 +30,7 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Node, Phase, Record, Roll, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Decision, Snapshot, Times, decide
-from spotkeeper.reconcile.store.interface import OfferHistory
+from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.reconcile.world import JOB, STACK, ZONES, stack
 
 NOW = 10_000.0

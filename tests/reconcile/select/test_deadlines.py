@@ -16,7 +16,7 @@ from spotkeeper.contract.stack import Model, Price
 from spotkeeper.reconcile.controller.reconcile_job import _left_s
 from spotkeeper.reconcile.select.offers import MoveCost, Need, Runs, select, time_of_day
 from spotkeeper.reconcile.select.rule import Work
-from spotkeeper.reconcile.store.interface import OfferHistory
+from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.reconcile.world import ZONES, World, stack
 
 NOW_H = 500.0

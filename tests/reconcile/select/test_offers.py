@@ -12,7 +12,7 @@ from spotkeeper.contract.stack import Model, PoolState, Price
 from spotkeeper.reconcile.decide.provisioning.offers import static_offers
 from spotkeeper.reconcile.select.offers import Need, select
 from spotkeeper.reconcile.select.rule import Work
-from spotkeeper.reconcile.store.interface import OfferHistory, StaticHello
+from spotkeeper.reconcile.store.documents import OfferHistory, StaticHello
 from tests.reconcile.world import stack
 
 NOW = 1000.0

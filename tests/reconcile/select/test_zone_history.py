@@ -13,7 +13,7 @@ from spotkeeper.contract.stack import Model, PoolState, Price, StackState
 from spotkeeper.reconcile.select import market, zone_history
 from spotkeeper.reconcile.select.offers import Need, select
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import OfferHistory
+from spotkeeper.reconcile.store.documents import OfferHistory
 from spotkeeper.replay.recording import SHIPPED, read
 from tests.reconcile.memory import MemoryStore
 from tests.reconcile.world import World, stack

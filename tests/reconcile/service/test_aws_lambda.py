@@ -28,9 +28,9 @@ from spotkeeper.reconcile.service.aws_lambda import LambdaApp
 from spotkeeper.reconcile.service.request_body import RequestRefusedError
 from spotkeeper.reconcile.service.runtime import Runtime, settings_from_env
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import CorruptError, Store
+from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects_obstore import ObstoreObjects
-from spotkeeper.reconcile.store.store import ObjectStore
+from spotkeeper.reconcile.store.store import Store
 from tests.reconcile import s3
 from tests.reconcile.clouds.ec2.region import POOL, STACK, A, Region, region
 from tests.reconcile.clouds.ec2.standin.site import Delays
@@ -190,7 +190,7 @@ def on_s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with begun(monkeypatch, ObjectStore(ObstoreObjects(obstore.store.MemoryStore()))) as found:
+    with begun(monkeypatch, Store(ObstoreObjects(obstore.store.MemoryStore()))) as found:
         yield found
 
 

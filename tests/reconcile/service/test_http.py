@@ -763,7 +763,7 @@ class TestTickNote:
         def full(*_: object) -> None:
             raise UnavailableError("full")
 
-        monkeypatch.setattr("spotkeeper.reconcile.store.store.ObjectStore.put", full)
+        monkeypatch.setattr("spotkeeper.reconcile.store.store.Store.put", full)
         assert ask(app, "POST", "/v1/tick", b"{}", clock_token())[0] == 200
 
     def test_rounds_that_all_fail_are_a_failed_tick(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import multiprocessing
 import threading
@@ -28,8 +29,7 @@ from spotkeeper.contract.record import Node, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.store import documents, paths
 from spotkeeper.reconcile.store import store as store_module
-from spotkeeper.reconcile.store.documents import encode_versioned
-from spotkeeper.reconcile.store.interface import HOURS_KEPT, StaticHello, Store
+from spotkeeper.reconcile.store.documents import StaticHello, encode_versioned
 from spotkeeper.reconcile.store.objects import (
     BadKeyError,
     Blob,
@@ -42,8 +42,9 @@ from spotkeeper.reconcile.store.objects import (
 )
 from spotkeeper.reconcile.store.objects_obstore import DELETES, ObstoreObjects, open_bucket
 from spotkeeper.reconcile.store.objects_sqlite import SqliteObjects
-from spotkeeper.reconcile.store.store import CorruptError, ObjectStore, open_objects, open_store
+from spotkeeper.reconcile.store.store import HOURS_KEPT, CorruptError, Store, open_objects, open_store
 from tests.reconcile import gcs, s3
+from tests.reconcile.memory import MemoryStore
 
 JOB = "abcd2345"
 UID = "0b5e9a52-8f0c-4b3e-9f9b-0f3b9a6f2f11"
@@ -83,8 +84,8 @@ def objects(
 
 
 @pytest.fixture
-def store(objects: Callable[[], Objects]) -> ObjectStore:
-    return ObjectStore(objects())
+def store(objects: Callable[[], Objects]) -> Store:
+    return Store(objects())
 
 
 def held(bucket: Objects, key: str) -> tuple[bytes, str] | None:
@@ -259,7 +260,7 @@ def increment_in_process(path: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["logs", "ckpt", "out", "source"])
-def test_what_machines_may_write_is_no_document_wherever_it_lies(store: ObjectStore, written: str) -> None:
+def test_what_machines_may_write_is_no_document_wherever_it_lies(store: Store, written: str) -> None:
     """Their right to ``jobs/*/logs/*`` is also one to ``jobs/<job>/facts/x/logs/<whatever another node might say>``."""
     said = Fact("6666666666666666666", "boot-1", 1, 1, 1, Kind.EXIT, "0")
     store.put(f"{paths.facts(JOB)}x/{written}/{said.key()}", b"")
@@ -356,7 +357,7 @@ def test_other_addresses_are_refused(url: str) -> None:
 
 
 class TestStore:
-    def test_record(self, store: ObjectStore) -> None:
+    def test_record(self, store: Store) -> None:
         assert store.read_record(JOB) is None
         slot = Slot(1, SlotState.INTENT, "gpu", "us-x1-a", Model.SPOT, 5.0)
         full = record(nodes=(Node(top=1, cur=slot),), members=(0,))
@@ -369,7 +370,7 @@ class TestStore:
         assert store.cas_record(record(ver=1, nonce="n3"), held.token) is None
         assert store.cas_record(record(ver=2, nonce="n4"), token) is not None
 
-    def test_allocation(self, store: ObjectStore) -> None:
+    def test_allocation(self, store: Store) -> None:
         held = store.read_allocation()
         assert held.token == "" and held.value == Allocation()
         token = store.cas_allocation(Allocation(ver=1, nonce="a", grants=(Grant(JOB, 0, 1, "slot:gpu"),)), "")
@@ -378,7 +379,7 @@ class TestStore:
         assert store.cas_allocation(Allocation(ver=2, nonce="c"), token)
         assert store.cas_allocation(Allocation(ver=2, nonce="d"), token) is None
 
-    def test_facts(self, store: ObjectStore) -> None:
+    def test_facts(self, store: Store) -> None:
         fact = Fact("123", "b-1", 3, 2, 1, Kind.HELLO)
         assert store.put_fact(JOB, fact)
         assert not store.put_fact(JOB, fact)
@@ -392,14 +393,14 @@ class TestStore:
         with pytest.raises(BadKeyError):
             store.put_fact(JOB, Fact("../..", "b", 0, 0, 0, Kind.HELLO))
 
-    def test_asks_by_time(self, store: ObjectStore) -> None:
+    def test_asks_by_time(self, store: Store) -> None:
         late, early = JobRequest("a1", RequestKind.CANCEL, 9.0), JobRequest("z1", RequestKind.PAUSE, 2.0)
         assert store.put_request(JOB, late) and store.put_request(JOB, early) and not store.put_request(JOB, early)
         assert store.list_requests(JOB) == (early, late)
         store.delete_request(JOB, "z1")
         assert store.list_requests(JOB) == (late,)
 
-    def test_an_ask_that_makes_no_sense_stops_nothing(self, store: ObjectStore) -> None:
+    def test_an_ask_that_makes_no_sense_stops_nothing(self, store: Store) -> None:
         good = JobRequest("a1", RequestKind.CANCEL, 9.0)
         store.put_request(JOB, good)
         store.put(paths.requests(JOB) + "bad", b'{"id":"bad","kind":"explode","at":1}')
@@ -407,7 +408,7 @@ class TestStore:
         (aside,) = store.list("quarantine/")
         assert b"explode" in (store.get(aside) or b"")
 
-    def test_active_and_names_and_tombs(self, store: ObjectStore) -> None:
+    def test_active_and_names_and_tombs(self, store: Store) -> None:
         store.set_active(JOB)
         store.set_active(JOB)
         assert store.active_jobs() == (JOB,)
@@ -424,7 +425,7 @@ class TestStore:
         store.put_tomb(JOB, 12.5)
         assert store.read_tomb(JOB) == 12.5
 
-    def test_lease(self, store: ObjectStore) -> None:
+    def test_lease(self, store: Store) -> None:
         assert store.read_due(JOB) is None
         assert store.take_lease(JOB, "a", 100.0, 60.0)
         assert store.take_lease(JOB, "a", 110.0, 60.0), "ours"
@@ -440,7 +441,7 @@ class TestStore:
         assert store.read_due(JOB) is None
 
     @pytest.mark.parametrize("count", [1, 2, 32, 3000])
-    def test_events_of_one_write_are_one_object_and_are_read_once(self, store: ObjectStore, count: int) -> None:
+    def test_events_of_one_write_are_one_object_and_are_read_once(self, store: Store, count: int) -> None:
         entries = tuple(Entry(10.0, f"intent.r{n}.a1", Event.INTENT, node=n, attempt=1) for n in range(count))
         early = Entry(9.5, "submitted", Event.SUBMITTED)
         assert store.append_ledger(JOB, early)
@@ -451,7 +452,7 @@ class TestStore:
         partial = count > 1  # the process that remembered half of them wrote an object of its own
         assert len(store.list(paths.ledger(JOB))) == 2 + partial
 
-    def test_two_large_changes_of_one_moment_are_both_kept(self, store: ObjectStore) -> None:
+    def test_two_large_changes_of_one_moment_are_both_kept(self, store: Store) -> None:
         said = [
             tuple(Entry(10.0, f"{kind.value}.r{n}", kind, node=n) for n in range(50))
             for kind in (Event.LOSS, Event.GONE)
@@ -460,7 +461,7 @@ class TestStore:
             store.append_all(JOB, entries)
         assert len(store.list_ledger(JOB)) == 100
 
-    def test_ledger_writes_an_event_once(self, store: ObjectStore) -> None:
+    def test_ledger_writes_an_event_once(self, store: Store) -> None:
         first = Entry(10.0, "intent-0-1", Event.INTENT, node=0, attempt=1)
         second = Entry(9.5, "submitted", Event.SUBMITTED)
         assert store.append_ledger(JOB, first) and store.append_ledger(JOB, second)
@@ -469,7 +470,7 @@ class TestStore:
         assert store.append_ledger(JOB, odd)
         assert store.list_ledger(JOB) == (second, first, odd)
 
-    def test_documents(self, store: ObjectStore) -> None:
+    def test_documents(self, store: Store) -> None:
         assert store.read_stack() is None and store.read_spec(JOB) is None and store.read_progress(JOB) is None
         spec = JobSpec("train", ("train.py",), nodes=3)
         store.put_spec(JOB, spec)
@@ -484,7 +485,7 @@ class TestStore:
         store.put(paths.DRAIN, b"")
         assert store.draining()
 
-    def test_static_hellos_of_an_older_boot_go(self, store: ObjectStore) -> None:
+    def test_static_hellos_of_an_older_boot_go(self, store: Store) -> None:
         first = StaticHello("sk-s-p-s0", "77", "boot-1", "us-x1-a", 1.0)
         other = StaticHello("sk-s-p-s1", "78", "boot-9", "us-x1-a", 1.0)
         newer = StaticHello("sk-s-p-s0", "77", "boot-2", "us-x1-a", 2.0)
@@ -493,20 +494,20 @@ class TestStore:
         assert store.put_static_hello(newer)
         assert set(store.list_static_hellos()) == {other, newer}
 
-    def test_market(self, store: ObjectStore) -> None:
+    def test_market(self, store: Store) -> None:
         one = Observation("j-n0-a1", Event.ADMITTED, 3600.0, "us-x1-a", Model.SPOT, "start", 3590.0)
         two = Observation("j-n0-a1", Event.LOSS, 3700.0, "us-x1-a", Model.SPOT, "loss")
         assert store.add_observations("gpu", 1, (two, two)) and store.add_observations("gpu", 1, (one, two))
         assert store.read_observations(("gpu", "cpu"), (0, 1)) == {"gpu": (one, two), "cpu": ()}
         assert store.list(paths.market_hours("gpu")) == (paths.market_hour("gpu", 1),)
 
-    def test_market_hours_are_kept_for_90_days(self, store: ObjectStore) -> None:
+    def test_market_hours_are_kept_for_90_days(self, store: Store) -> None:
         for hour in (1, 2, 1 + HOURS_KEPT, 2 + HOURS_KEPT):
             assert store.add_observations("gpu", hour, (Observation("j-n0-a1", Event.GONE, hour * 3600.0),))
         kept = (2, 1 + HOURS_KEPT, 2 + HOURS_KEPT)
         assert store.list(paths.market_hours("gpu")) == tuple(paths.market_hour("gpu", hour) for hour in kept)
 
-    def test_prices_are_compared_and_swapped(self, store: ObjectStore) -> None:
+    def test_prices_are_compared_and_swapped(self, store: Store) -> None:
         first = Prices("gpu", 5.0, 5.0, (PriceRun(1.0, 0.25),))
         token = store.cas_prices(first, "")
         assert token and store.cas_prices(first, "") is None
@@ -514,7 +515,7 @@ class TestStore:
         held = store.read_prices(("gpu", "cpu"))
         assert {pool: one.value for pool, one in held.items()} == {"gpu": Prices("gpu", 6.0)}
 
-    def test_a_market_that_makes_no_sense_is_unknown_and_written_anew(self, store: ObjectStore) -> None:
+    def test_a_market_that_makes_no_sense_is_unknown_and_written_anew(self, store: Store) -> None:
         store.put(paths.market_hour("gpu", 1), b"[]")
         store.put(paths.prices("gpu"), b'{"pool": 3}')
         assert store.read_observations(("gpu",), (1,)) == {"gpu": ()}
@@ -524,7 +525,7 @@ class TestStore:
         assert store.add_observations("gpu", 1, (Observation("j-n0-a1", Event.GONE, 3600.0),))
         assert len(store.read_observations(("gpu",), (1,))["gpu"]) == 1
 
-    def test_quarantine_is_capped(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_quarantine_is_capped(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("spotkeeper.reconcile.store.store.QUARANTINE_KEPT", 3)
         for number in range(6):
             store.quarantine(f"{number}" + "x" * 10_000)
@@ -548,7 +549,7 @@ class TestStore:
             (paths.name("train"), b"../../x", "names/train"),
         ],
     )
-    def test_corrupt_documents_are_named(self, store: ObjectStore, path: str, data: bytes, says: str) -> None:
+    def test_corrupt_documents_are_named(self, store: Store, path: str, data: bytes, says: str) -> None:
         store.put(path, data)
         read = {
             paths.record(JOB): lambda: store.read_record(JOB),
@@ -560,7 +561,7 @@ class TestStore:
         with pytest.raises(CorruptError, match=says):
             read()
 
-    def test_a_document_without_a_nonce_is_not_written(self, store: ObjectStore) -> None:
+    def test_a_document_without_a_nonce_is_not_written(self, store: Store) -> None:
         with pytest.raises(StoreError, match="nonce"):
             store.create_record(record(nonce=""))
 
@@ -586,7 +587,7 @@ class Unsteady:
 
 def test_a_lost_answer_to_our_own_write_is_a_win(tmp_path: Path) -> None:
     objects = Unsteady(SqliteObjects(tmp_path / "b.db"))
-    store = ObjectStore(objects)
+    store = Store(objects)
     objects.lose = True
     assert store.create_record(record())
     held = store.read_record(JOB)
@@ -611,7 +612,7 @@ def nodes(count: int) -> Record:
 
 def test_a_large_record_is_packed_and_a_small_one_can_be_read_by_people(tmp_path: Path) -> None:
     objects = SqliteObjects(tmp_path / "b.db")
-    store = ObjectStore(objects)
+    store = Store(objects)
     for count in (3, 10_000):
         document = nodes(count)
         objects.delete(paths.record(JOB))
@@ -619,7 +620,7 @@ def test_a_large_record_is_packed_and_a_small_one_can_be_read_by_people(tmp_path
         blob = objects.get(paths.record(JOB))
         assert blob is not None and len(blob.data) < 1_000_000
         assert (blob.data[:1] == b"{") is (count == 3)
-        assert ObjectStore(objects).read_record(JOB).value == document
+        assert Store(objects).read_record(JOB).value == document
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, -1, -5])
@@ -627,11 +628,11 @@ def test_a_packed_record_that_is_cut_short_is_corrupt(tmp_path: Path, cut: int) 
     objects = SqliteObjects(tmp_path / "b.db")
     objects.put(paths.record(JOB), encode_versioned(nodes(1000))[:cut])
     with pytest.raises(CorruptError):
-        ObjectStore(objects).read_record(JOB)
+        Store(objects).read_record(JOB)
 
 
 def test_a_document_that_unpacks_to_too_much_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ObjectStore(SqliteObjects(tmp_path / "b.db"))
+    store = Store(SqliteObjects(tmp_path / "b.db"))
     store.put(paths.record(JOB), zlib.compress(encode_versioned(record()) + b" " * 10_000))
     assert store.read_record(JOB).value == record()
     monkeypatch.setattr(documents, "UNPACKED_BYTES", 5_000)
@@ -643,7 +644,7 @@ def test_a_record_is_decoded_once_a_version_and_never_served_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = SqliteObjects(tmp_path / "b.db")
-    reader, writer = ObjectStore(objects), ObjectStore(SqliteObjects(tmp_path / "b.db"))
+    reader, writer = Store(objects), Store(SqliteObjects(tmp_path / "b.db"))
     decoded: list[str] = []
     real = store_module.decode_versioned
     monkeypatch.setattr(store_module, "decode_versioned", lambda *a: (decoded.append(a[2]), real(*a))[1])
@@ -663,7 +664,7 @@ def test_a_record_is_decoded_once_a_version_and_never_served_stale(
 def test_a_document_that_is_forgotten_while_it_is_asked_about_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ObjectStore(SqliteObjects(tmp_path / "b.db"))
+    store = Store(SqliteObjects(tmp_path / "b.db"))
     assert store.create_record(record())
     first = store.read_record(JOB)
     real = SqliteObjects.refresh
@@ -694,7 +695,7 @@ def test_google_sends_a_version_that_is_known_no_second_time_and_gets_no_token_o
 
 def test_documents_that_are_forgotten_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "KEPT_BYTES", 1000)
-    store = ObjectStore(SqliteObjects(tmp_path / "b.db"))
+    store = Store(SqliteObjects(tmp_path / "b.db"))
     jobs = [f"abcd234{n}" for n in range(8)]
     for job in jobs:
         assert store.create_record(msgspec.structs.replace(record(), job=job))
@@ -703,11 +704,12 @@ def test_documents_that_are_forgotten_are_read_again(tmp_path: Path, monkeypatch
     assert len(store._recent._entries) < len(jobs)
 
 
-def test_the_protocol_is_met(tmp_path: Path) -> None:
-    store: Store = open_store(f"sqlite://{tmp_path}/b.db")
-    assert isinstance(store, ObjectStore)
-    missing = [name for name in vars(Store) if not name.startswith("_") and not hasattr(store, name)]
-    assert missing == []
+def test_the_store_of_the_tests_has_the_same_methods() -> None:
+    def methods(of: type) -> dict[str, int]:
+        found = {name: value for name, value in vars(of).items() if inspect.isfunction(value) and name[0] != "_"}
+        return {name: len(inspect.signature(value).parameters) for name, value in found.items()}
+
+    assert dict(methods(Store).items() - methods(MemoryStore).items()) == {"newest": 3}
 
 
 @pytest.mark.parametrize("job", ["", "ABCD2345", "../x", "abcd234", "abcd23456", "abcd234\n"])
@@ -732,7 +734,7 @@ def test_every_path_is_a_key() -> None:
 
 def test_a_stored_job_says_no_more_than_its_file(tmp_path: Path) -> None:
     """A function that is older than the shell that submits refuses fields that it does not know."""
-    store = ObjectStore(SqliteObjects(tmp_path / "b.sqlite"))
+    store = Store(SqliteObjects(tmp_path / "b.sqlite"))
     spec = JobSpec("first", ("train.py",), nodes=Nodes(1, 2), checkpoint=Checkpoint(keep=7), seed=3)
     store.put_spec("abcdefgh", spec)
     assert json.loads(store.get(paths.spec("abcdefgh")) or b"") == {

@@ -18,7 +18,7 @@ from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job import limits, progress
 from spotkeeper.reconcile.select.offers import Need, RankedOffer, Runs, Selection, select
-from spotkeeper.reconcile.store.interface import StaticHello
+from spotkeeper.reconcile.store.documents import StaticHello
 
 REPLACED_BY = {"spot": (Model.SPOT,), "on-demand": (Model.ON_DEMAND,)}
 

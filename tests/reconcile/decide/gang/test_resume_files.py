@@ -13,7 +13,7 @@ from spotkeeper.reconcile.controller.reconcile_job import run_round
 from spotkeeper.reconcile.decide.gang.requests import file_refusal
 from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.interface import CorruptError
+from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.store import open_store
 from tests.reconcile.world import JOB, CrashError, World, stack
 

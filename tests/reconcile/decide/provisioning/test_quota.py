@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.select.offers import Need, select
-from spotkeeper.reconcile.store.interface import OfferHistory
+from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.reconcile.world import World, stack
 
 SAID = "QUOTA_EXCEEDED Quota 'PREEMPTIBLE_NVIDIA_H100_GPUS' exceeded. Limit: 8.0 in region us-central1."
