@@ -74,7 +74,7 @@ for batch in run.steps(torch.utils.data.DataLoader(torch.ones(4800, 1000), 6), e
 
 
 @dataclass(frozen=True)
-class Seen:
+class GangStep:
     """What a control file says of a generation; times in unix seconds."""
 
     step: int
@@ -85,7 +85,7 @@ class Seen:
     save_s: float
 
     @classmethod
-    def of(cls, vm: Machine, gen: int) -> Seen | None:
+    def of(cls, vm: Machine, gen: int) -> GangStep | None:
         """Read a control file; None if the generation has not begun."""
         try:
             with Control.open(vm.run_folder / JOB / str(gen) / "ctl") as control:
@@ -125,14 +125,14 @@ class Gang:
         for vm in self.members:
             vm.serve(doc, self.run, disk=0 if vm.uid in self.disks else None)
 
-    def began(self) -> list[Seen]:
+    def began(self) -> list[GangStep]:
         """The members' control files, once each has done a step."""
 
-        def found() -> list[Seen] | None:
-            seen = [one for vm in self.members if (one := Seen.of(vm, self.gen)) is not None]
+        def found() -> list[GangStep] | None:
+            seen = [one for vm in self.members if (one := GangStep.of(vm, self.gen)) is not None]
             return seen if len(seen) == len(self.members) else None
 
-        seen: list[Seen] = wait_until(found, PATIENCE_S)
+        seen: list[GangStep] = wait_until(found, PATIENCE_S)
         return seen
 
     def steady(self) -> None:
@@ -140,7 +140,7 @@ class Gang:
         start = max(seen.step for seen in self.began())
 
         def well() -> bool:
-            seen = [(vm, Seen.of(vm, self.gen)) for vm in self.members]
+            seen = [(vm, GangStep.of(vm, self.gen)) for vm in self.members]
             saved = any(one is not None and one.commit is not None for vm, one in seen if vm.uid in self.disks)
             return saved and all(one is not None and one.step > start + STEADY for _, one in seen)
 
@@ -224,7 +224,7 @@ def _sharded_pause(one: Gang, spares: list[Machine]) -> tuple[float, float, floa
     return pause, max(seen.save_s for seen in before), moved
 
 
-def _stopped(one: Gang) -> list[Seen]:
+def _stopped(one: Gang) -> list[GangStep]:
     """Give the last member a notice; all save and stop."""
     victim = one.members[-1]
     one.fake.instance(victim.uid, victim.name, preempted="TRUE")
@@ -232,11 +232,11 @@ def _stopped(one: Gang) -> list[Seen]:
     one.tell(DocState.SAVE_STOP)
     for vm in one.members:
         one.fake.wait_fact(vm.uid, Kind.RELEASED, one.gen, PATIENCE_S)
-    seen = [Seen.of(vm, one.gen) for vm in one.members]
+    seen = [GangStep.of(vm, one.gen) for vm in one.members]
     return [each for each in seen if each is not None]
 
 
-def _pause_s(before: list[Seen], after: list[Seen]) -> float:
+def _pause_s(before: list[GangStep], after: list[GangStep]) -> float:
     """Seconds of the pause.
 
     Raises:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pulumi
 import pulumi_aws as aws
 
@@ -37,7 +35,26 @@ from infra.shared import Component
 from spotkeeper.contract.names import session_document
 
 
-class AwsIdentity(Component):
+class AwsRoles(Component):
+    """A component with roles; ``key`` ends a role's name, and names its policy."""
+
+    def _role(self, key: str, title: str, trusted: Statement) -> aws.iam.Role:
+        called = naming.account(self.settings.stack, key)
+        return aws.iam.Role(
+            f"role-{key}",
+            name=called,
+            description=f"{title} ({self.settings.stack})",
+            assume_role_policy=document([trusted]),
+            tags=self.tags(called),
+            opts=self.child,
+        )
+
+    def _bind(self, key: str, role: pulumi.Input[str], policy: pulumi.Input[str]) -> aws.iam.RolePolicy:
+        called = naming.account(self.settings.stack, key)
+        return aws.iam.RolePolicy(f"rights-{key}", name=called, role=role, policy=policy, opts=self.child)
+
+
+class AwsIdentity(AwsRoles):
     """The roles ``machine``, ``function``, ``clock`` (schedule), the machines' ``profile``, and ``bindings`` (rights).
 
     Submitters assume a role of the stack, which limits their rights; a policy added to their own role would not.
@@ -52,9 +69,11 @@ class AwsIdentity(Component):
             "machines", name=naming.account(settings.stack, MACHINE), role=self.machine.name,
             tags=self.tags(naming.account(settings.stack, MACHINE)), opts=self.child,
         )  # fmt: skip
-        ids = pulumi.Output.all(list(network.subnets.values()), network.group)
+        ids = pulumi.Output.all(subnets=list(network.subnets.values()), group=network.group)
         self.bindings: list[pulumi.Resource] = [
-            self._bind(FUNCTION, self.function.name, ids.apply(_function_policy(settings))),
+            self._bind(
+                FUNCTION, self.function.name, ids.apply(lambda found: document(function_rights(settings, **found)))
+            ),
             self._bind(MACHINE, self.machine.name, document(machine_rights(settings))),
             self._bind(CLOCK, self.clock.name, document(clock_rights(settings))),
         ]
@@ -90,32 +109,8 @@ class AwsIdentity(Component):
             opts=pulumi.ResourceOptions(parent=self, depends_on=after),
         )
 
-    def _role(self, key: str, title: str, trusted: Statement) -> aws.iam.Role:
-        called = naming.account(self.settings.stack, key)
-        return aws.iam.Role(
-            f"role-{key}",
-            name=called,
-            description=f"{title} ({self.settings.stack})",
-            assume_role_policy=document([trusted]),
-            tags=self.tags(called),
-            opts=self.child,
-        )
 
-    def _bind(self, key: str, role: pulumi.Input[str], policy: pulumi.Input[str]) -> aws.iam.RolePolicy:
-        called = naming.account(self.settings.stack, key)
-        return aws.iam.RolePolicy(f"rights-{key}", name=called, role=role, policy=policy, opts=self.child)
-
-
-def _function_policy(settings: Settings) -> Callable[[Sequence[object]], str]:
-    def policy(ids: Sequence[object]) -> str:
-        subnets, group = ids
-        assert isinstance(subnets, Sequence)
-        return document(function_rights(settings, [str(each) for each in subnets], str(group)))
-
-    return policy
-
-
-class AwsShells(Component):
+class AwsShells(AwsRoles):
     """Shells through Session Manager for the users that ``ssh`` in the stack file lists.
 
     They assume a role of the stack, which starts sessions with the stack's document on the stack's machines only. The
@@ -125,7 +120,6 @@ class AwsShells(Component):
 
     def __init__(self, settings: Settings, identity: AwsIdentity, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("Access", settings, opts)
-        called = naming.account(settings.stack, SHELL)
         logs = aws.cloudwatch.LogGroup(
             "session-logs",
             name=session_log(settings.stack),
@@ -142,24 +136,11 @@ class AwsShells(Component):
             tags=self.tags(session_document(settings.stack)),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[logs]),
         )
-        role = aws.iam.Role(
-            "role-sh",
-            name=called,
-            description=f"Spotkeeper shells ({settings.stack})",
-            assume_role_policy=document([trust_people(settings.ssh)]),
-            tags=self.tags(called),
-            opts=self.child,
-        )
-        node = naming.account(settings.stack, MACHINE)
+        role = self._role(SHELL, "Spotkeeper shells", trust_people(settings.ssh))
         self.parts += [
             logs,
             sessions,
-            self._bind("rights-sh", called, role.name, shell_rights(settings)),
-            self._bind("rights-vm-ssh", f"{node}-ssh", identity.machine.name, shell_machine_rights(settings)),
+            self._bind(SHELL, role.name, document(shell_rights(settings))),
+            self._bind(f"{MACHINE}-ssh", identity.machine.name, document(shell_machine_rights(settings))),
         ]
         self.register_outputs({})
-
-    def _bind(
-        self, key: str, called: str, role: pulumi.Input[str], rights: tuple[Statement, ...]
-    ) -> aws.iam.RolePolicy:
-        return aws.iam.RolePolicy(key, name=called, role=role, policy=document(rights), opts=self.child)

@@ -8,8 +8,8 @@ running machine, so that a replacement boots while its predecessor shuts down.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import pulumi
 import pulumi_aws as aws
@@ -176,52 +176,31 @@ class AwsPools(Component):
         )
 
     def _states(self) -> pulumi.Output[list[PoolState]]:
-        templates = [each for found in self.templates.values() for each in found.values()]
+        templates = self.templates.items()
         late = pulumi.Output.all(
-            pulumi.Output.all(*(each.id for each in templates)),
-            pulumi.Output.all(*(each.latest_version for each in templates)),
-            pulumi.Output.all(**self._network.subnets),
-            self._network.group,
-            self._function.url,
+            ids={pool: {model: each.id for model, each in found.items()} for pool, found in templates},
+            versions={pool: {model: each.latest_version for model, each in found.items()} for pool, found in templates},
+            subnets=self._network.subnets,
+            group=self._network.group,
+            url=self._function.url,
         )
-        return late.apply(lambda found: self._known(*found))
+        return late.apply(lambda found: [self._state(pool, found) for pool in self.settings.pools])
 
-    def _known(
-        self, ids: Sequence[str], versions: Sequence[float], subnets: Mapping[str, str], group: str, url: str
-    ) -> list[PoolState]:
-        """Return the pools' states; ``ids`` and ``versions`` (floats, from Pulumi) are in the templates' order."""
-        keys = [(pool, model) for pool, found in self.templates.items() for model in found]
-        template_ids = dict(zip(keys, ids, strict=True))
-        numbers = {key: str(int(version)) for key, version in zip(keys, versions, strict=True)}
-        return [self._state(pool, template_ids, numbers, subnets, group, url) for pool in self.settings.pools]
-
-    def _state(
-        self,
-        pool: Pool,
-        ids: Mapping[tuple[str, str], str],
-        versions: Mapping[tuple[str, str], str],
-        subnets: Mapping[str, str],
-        group: str,
-        url: str,
-    ) -> PoolState:
-        kinds = tuple(self.templates.get(pool.name, ()))
+    def _state(self, pool: Pool, found: Mapping[str, Any]) -> PoolState:
         zones = pool.zones if pool.placement else ()
-        state = pool_state(
-            self.settings,
-            pool,
-            {model: ids[pool.name, model] for model in kinds},
-            {zone: naming.placement_group(self.settings.stack, pool.name, zone) for zone in zones},
-        )
+        groups = {zone: naming.placement_group(self.settings.stack, pool.name, zone) for zone in zones}
+        state = pool_state(self.settings, pool, found["ids"].get(pool.name), groups)
         if pool.kind == STATIC:
             return state
         cards = interfaces(pool)
         return replace(
             state,
-            template_versions={model: versions[pool.name, model] for model in kinds},
-            subnets={zone: subnets[zone] for zone in pool.zones},
+            # Pulumi gives a version as a float.
+            template_versions={model: str(int(number)) for model, number in found["versions"][pool.name].items()},
+            subnets={zone: found["subnets"][zone] for zone in pool.zones},
             interfaces=cards,
-            security_groups=(group,) if cards else (),
-            tags=machine_tags(self.settings, pool, self._scripts.sha256, self._bundle_sha256, url),
+            security_groups=(found["group"],) if cards else (),
+            tags=machine_tags(self.settings, pool, self._scripts.sha256, self._bundle_sha256, found["url"]),
         )
 
 

@@ -27,8 +27,8 @@ _DOCUMENTATION = (
 class GcpAlerts(Component):
     """The component that mails missed ticks, events in the function's log, and thresholds of the budget."""
 
-    def __init__(self, settings: Settings, triggers: GcpTriggers, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("Alerts", settings, opts)
+    def __init__(self, settings: Settings, triggers: GcpTriggers) -> None:
+        super().__init__("Alerts", settings)
         self._triggers = triggers
         self._mail = self._channel(settings.alerts.email) if settings.alerts.email else None
         if self._mail is not None:

@@ -31,14 +31,8 @@ PREEMPTED = 'protoPayload.methodName="compute.instances.preempted"'
 class GcpFunction(Component):
     """The function; ``url`` is the address that agents report to, ``access`` the rights to call it."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        storage: GcpStorage,
-        identity: GcpIdentity,
-        opts: pulumi.ResourceOptions | None = None,
-    ) -> None:
-        super().__init__("Function", settings, opts)
+    def __init__(self, settings: Settings, storage: GcpStorage, identity: GcpIdentity) -> None:
+        super().__init__("Function", settings)
         images = self._images()
         self.function = gcp.cloudfunctionsv2.Function(
             "function",
@@ -160,15 +154,8 @@ def drain_args(settings: Settings, storage: GcpStorage) -> GcpDrainArgs:
 class GcpTriggers(Component):
     """The schedule and the route of preemption events. A destroy deletes them first, or ticks would launch machines."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        function: GcpFunction,
-        identity: GcpIdentity,
-        drained: Drained,
-        opts: pulumi.ResourceOptions | None = None,
-    ) -> None:
-        super().__init__("Triggers", settings, opts)
+    def __init__(self, settings: Settings, function: GcpFunction, identity: GcpIdentity, drained: Drained) -> None:
+        super().__init__("Triggers", settings)
         self._function, self._identity, self._drain = function, identity, drained.drain
         self.tick = self._schedule()
         self.push = self._preemption_route()

@@ -160,8 +160,8 @@ def logins_of(stack: str) -> str:
 class GcpIdentity(Component):
     """The service accounts ``machine``, ``function``, ``clock`` (schedule) and ``build``, with their rights."""
 
-    def __init__(self, settings: Settings, network: GcpNetwork, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("Identity", settings, opts)
+    def __init__(self, settings: Settings, network: GcpNetwork) -> None:
+        super().__init__("Identity", settings)
         accounts = {key: self._account(key, title) for key, title in ACCOUNTS.items()}
         self.machine, self.function = accounts[MACHINE], accounts[FUNCTION]
         self.clock, self.build = accounts[CLOCK], accounts[BUILD]
@@ -279,8 +279,8 @@ class GcpShells(Component):
     above those of services.
     """
 
-    def __init__(self, settings: Settings, identity: GcpIdentity, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("Access", settings, opts)
+    def __init__(self, settings: Settings, identity: GcpIdentity) -> None:
+        super().__init__("Access", settings)
         stack = settings.stack
         custom = identity.role(Role("shell", f"Spotkeeper {stack}: find machines to log in to", SHELL))
         for who in settings.ssh:

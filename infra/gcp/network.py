@@ -50,8 +50,8 @@ class Card:
 class GcpNetwork(Component):
     """The network; ``subnetwork`` has the machines, ``cards`` maps a pool to its machines' additional network cards."""
 
-    def __init__(self, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("Network", settings, opts)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("Network", settings)
         network, self.subnetwork = self._existing() if settings.network.exists() else self._own()
         self._firewall(network)
         self.cards = self._gpu_cards()

@@ -37,9 +37,8 @@ class GcpPools(Component):
         function: GcpFunction,
         placement: PlacementGroups,
         disks: Disks,
-        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("Pools", network.settings, opts)
+        super().__init__("Pools", network.settings)
         self._scripts, self._bundle_sha256 = scripts, bundle_sha256
         self._network, self._identity, self._storage = network, identity, storage
         self._function, self._placement, self._disks = function, placement, disks

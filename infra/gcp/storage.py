@@ -98,15 +98,8 @@ def _below(objects: str, name: str, sign: str) -> str:
 class GcpStorage(Component):
     """The ``bucket``, with the objects ``bundle`` (the agent's) and ``source`` (the function's)."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        bundle: Archive,
-        source: Archive,
-        identity: GcpIdentity,
-        opts: pulumi.ResourceOptions | None = None,
-    ) -> None:
-        super().__init__("Storage", settings, opts)
+    def __init__(self, settings: Settings, bundle: Archive, source: Archive, identity: GcpIdentity) -> None:
+        super().__init__("Storage", settings)
         self.bucket = self._bucket()
         self.bundle = self._archive("bundle", f"bundles/{bundle.sha256}.tar", bundle)
         self.source = self._archive("source", f"function/{source.sha256}.zip", source)

@@ -23,12 +23,12 @@ from pulumi_policy.proxy import UnknownValueError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from infra.policy.resource import DeclaredResource
 from infra.policy.rules import RULES, Rule
-from infra.policy.seen import Seen
 
 
-def seen(of: ResourceValidationArgs | PolicyResource) -> Seen:
-    return Seen(
+def declared(of: ResourceValidationArgs | PolicyResource) -> DeclaredResource:
+    return DeclaredResource(
         type=of.resource_type,
         name=of.name,
         inputs=of.props,
@@ -42,11 +42,11 @@ def policies(rule: Rule) -> list[Policy]:
     level = EnforcementLevel.MANDATORY if rule.mandatory else EnforcementLevel.ADVISORY
 
     def of_one(args: ResourceValidationArgs, report: ReportViolation) -> None:
-        for message in rule.of_one(seen(args), UnknownValueError):
+        for message in rule.of_one(declared(args), UnknownValueError):
             report(message, None)
 
     def of_all(args: StackValidationArgs, report: ReportViolation) -> None:
-        for found, message in rule.of_all([seen(each) for each in args.resources], UnknownValueError):
+        for found, message in rule.of_all([declared(each) for each in args.resources], UnknownValueError):
             report(f"{found.name}: {message}", None)
 
     made: list[Policy] = []

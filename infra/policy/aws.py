@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from infra.policy.seen import PolicyStatement, Seen, at, each, on, statements
+from infra.policy.resource import (
+    DeclaredResource,
+    PolicyStatement,
+    Told,
+    at,
+    bucket_stays,
+    disk_stays,
+    each,
+    on,
+    statements,
+)
 
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 INSTANCE = "aws:ec2/instance:Instance"
@@ -43,52 +53,56 @@ _RESOURCELESS = re.compile(
 )
 
 
-def no_public_address(seen: Seen) -> Iterator[str]:
-    if on(seen.at("associatePublicIpAddress")):
+def no_public_address(resource: DeclaredResource) -> Iterator[str]:
+    if on(resource.at("associatePublicIpAddress")):
         yield "associatePublicIpAddress: want false"
-    for index, card in enumerate(seen.each("networkInterfaces")):
+    for index, card in enumerate(resource.each("networkInterfaces")):
         if on(at(card, "associatePublicIpAddress")):
             yield f'networkInterfaces[{index}].associatePublicIpAddress: want "false"'
 
 
-def no_public_subnet(seen: Seen) -> Iterator[str]:
-    if on(seen.at("mapPublicIpOnLaunch")):
+def no_public_subnet(resource: DeclaredResource) -> Iterator[str]:
+    if on(resource.at("mapPublicIpOnLaunch")):
         yield "mapPublicIpOnLaunch: want false: every machine in it would have a public address"
 
 
-def no_address(seen: Seen) -> Iterator[str]:
+def no_address(resource: DeclaredResource) -> Iterator[str]:
     yield "a public address is reserved, and bills"
 
 
-def no_nat(seen: Seen) -> Iterator[str]:
+def no_nat(resource: DeclaredResource) -> Iterator[str]:
     yield "a NAT bills by the hour and by the gigabyte: IPv6 and a gateway endpoint reach what machines need"
 
 
-def no_open_port(seen: Seen) -> Iterator[str]:
-    ranges = [*seen.each("cidrIpv4"), *seen.each("cidrIpv6")]
-    for rule in seen.each("ingress"):
+def no_open_port(resource: DeclaredResource) -> Iterator[str]:
+    ranges = [*resource.each("cidrIpv4"), *resource.each("cidrIpv6")]
+    for rule in resource.each("ingress"):
         ranges += [*each(at(rule, "cidrBlocks")), *each(at(rule, "ipv6CidrBlocks"))]
-    if seen.type.endswith(":SecurityGroupRule") and seen.at("type") == "ingress":
-        ranges += [*seen.each("cidrBlocks"), *seen.each("ipv6CidrBlocks")]
+    if resource.type.endswith(":SecurityGroupRule") and resource.at("type") == "ingress":
+        ranges += [*resource.each("cidrBlocks"), *resource.each("ipv6CidrBlocks")]
     for source in ranges:
         if str(source) in ("0.0.0.0/0", "::/0"):
             yield f"lets {source} in"
 
 
-def imds(seen: Seen) -> Iterator[str]:
-    if seen.type == INSTANCE and seen.at("launchTemplate") is not None and seen.at("metadataOptions") is None:
+def imds(resource: DeclaredResource) -> Iterator[str]:
+    if (
+        resource.type == INSTANCE
+        and resource.at("launchTemplate") is not None
+        and resource.at("metadataOptions") is None
+    ):
         return  # the launch template sets the options
-    if seen.at("metadataOptions.httpTokens") != "required":
+    if resource.at("metadataOptions.httpTokens") != "required":
         yield "metadataOptions.httpTokens: want required (IMDSv2): without it a job's request forger is the machine"
-    hops = seen.at("metadataOptions.httpPutResponseHopLimit")
+    hops = resource.at("metadataOptions.httpPutResponseHopLimit")
     if isinstance(hops, int | float) and hops > 1:
         yield f"metadataOptions.httpPutResponseHopLimit: {hops:g}: want 1, or containers of jobs are the machine"
 
 
-def machines_end(seen: Seen) -> Iterator[str]:
+def machines_end(resource: DeclaredResource) -> Iterator[str]:
     """Check that shutdown terminates a machine, static machines excepted, and that spot requests are one-time."""
-    market, end = seen.at("instanceMarketOptions"), seen.at("instanceInitiatedShutdownBehavior")
-    if end != "terminate" and (market is not None or not re.search(r"-static(-|\Z)", str(seen.at("name")))):
+    market, end = resource.at("instanceMarketOptions"), resource.at("instanceInitiatedShutdownBehavior")
+    if end != "terminate" and (market is not None or not re.search(r"-static(-|\Z)", str(resource.at("name")))):
         yield "instanceInitiatedShutdownBehavior: want terminate: a machine that powers off must not go on billing"
     if market is None:
         return
@@ -97,43 +111,43 @@ def machines_end(seen: Seen) -> Iterator[str]:
             yield f"instanceMarketOptions.spotOptions.{field}: {found}: want {want}"
 
 
-def no_price_cap(seen: Seen) -> Iterator[str]:
-    if seen.at("instanceMarketOptions.spotOptions.maxPrice") is not None:
+def no_price_cap(resource: DeclaredResource) -> Iterator[str]:
+    if resource.at("instanceMarketOptions.spotOptions.maxPrice") is not None:
         path = "instanceMarketOptions.spotOptions.maxPrice"
         yield f"{path}: leave it out: on-demand is the cap, a lower one only loses machines"
 
 
-def no_standing_request(seen: Seen) -> Iterator[str]:
+def no_standing_request(resource: DeclaredResource) -> Iterator[str]:
     yield "a standing request launches machines that nobody counts: reconcile asks for each"
 
 
-def encrypted_template(seen: Seen) -> Iterator[str]:
-    for index, mapping in enumerate(seen.each("blockDeviceMappings")):
+def encrypted_template(resource: DeclaredResource) -> Iterator[str]:
+    for index, mapping in enumerate(resource.each("blockDeviceMappings")):
         if at(mapping, "ebs") is not None and not on(at(mapping, "ebs.encrypted")):
             yield f"blockDeviceMappings[{index}].ebs.encrypted: want true"
 
 
-def encrypted_instance(seen: Seen) -> Iterator[str]:
-    if seen.at("rootBlockDevice") is not None and not on(seen.at("rootBlockDevice.encrypted")):
+def encrypted_instance(resource: DeclaredResource) -> Iterator[str]:
+    if resource.at("rootBlockDevice") is not None and not on(resource.at("rootBlockDevice.encrypted")):
         yield "rootBlockDevice.encrypted: want true"
-    for index, disk in enumerate(seen.each("ebsBlockDevices")):
+    for index, disk in enumerate(resource.each("ebsBlockDevices")):
         if not on(at(disk, "encrypted")):
             yield f"ebsBlockDevices[{index}].encrypted: want true"
 
 
-def encrypted_volume(seen: Seen) -> Iterator[str]:
-    if not on(seen.at("encrypted")):
+def encrypted_volume(resource: DeclaredResource) -> Iterator[str]:
+    if not on(resource.at("encrypted")):
         yield "encrypted: want true"
 
 
-def pinned(seen: Seen) -> Iterator[str]:
-    image = str(seen.at("imageId") or seen.at("ami") or "")
+def pinned(resource: DeclaredResource) -> Iterator[str]:
+    image = str(resource.at("imageId") or resource.at("ami") or "")
     if re.match(r"resolve:ssm:[^:]+(:[^:]*\D[^:]*)?\Z", image):  # without a version, or with a label
         yield f"{image}: names a parameter, which moves: add its version, a number"
 
 
-def narrow(seen: Seen) -> Iterator[str]:
-    for statement in statements(seen.at("policy")):
+def narrow(resource: DeclaredResource) -> Iterator[str]:
+    for statement in statements(resource.at("policy")):
         if statement.allows:
             yield from _too_much(statement)
 
@@ -149,103 +163,95 @@ def _too_much(statement: PolicyStatement) -> Iterator[str]:
         yield "allows iam:PassRole to any service: want a condition on iam:PassedToService"
 
 
-def trusted(seen: Seen) -> Iterator[str]:
-    for statement in statements(seen.at("assumeRolePolicy")):
+def trusted(resource: DeclaredResource) -> Iterator[str]:
+    for statement in statements(resource.at("assumeRolePolicy")):
         if statement.allows and "*" in statement.principals:
             yield "anybody may assume it: name who"
 
 
-def closed_bucket(seen: Seen) -> Iterator[str]:
-    for statement in statements(seen.at("policy")):
+def closed_bucket(resource: DeclaredResource) -> Iterator[str]:
+    for statement in statements(resource.at("policy")):
         if statement.allows and "*" in statement.principals:
             yield "lets anybody in: name who"
 
 
-def named_caller(seen: Seen) -> Iterator[str]:
-    if seen.at("principal") == "*":
+def named_caller(resource: DeclaredResource) -> Iterator[str]:
+    if resource.at("principal") == "*":
         yield "anybody may call the function: name who"
 
 
-def url_asks(seen: Seen) -> Iterator[str]:
-    if seen.at("authorizationType") != "AWS_IAM":
+def url_asks(resource: DeclaredResource) -> Iterator[str]:
+    if resource.at("authorizationType") != "AWS_IAM":
         yield "authorizationType: want AWS_IAM: the function believes AWS's word for who calls"
 
 
-def no_key(seen: Seen) -> Iterator[str]:
+def no_key(resource: DeclaredResource) -> Iterator[str]:
     yield "a key outlives everything and is in the state: machines and functions have roles"
 
 
-def block_is_whole(seen: Seen) -> Iterator[str]:
+def block_is_whole(resource: DeclaredResource) -> Iterator[str]:
     for field in _BLOCKS:
-        if not on(seen.at(field)):
+        if not on(resource.at(field)):
             yield f"{field}: want true"
 
 
-def bucket_stays(seen: Seen) -> Iterator[str]:
-    if seen.production and on(seen.at("forceDestroy")):
-        yield "forceDestroy: a destroy of a production stack would empty it"
-
-
-def disk_stays(seen: Seen) -> Iterator[str]:
-    if seen.production and not seen.protect and not seen.retain:
-        yield "neither protected nor, as far as can be seen, retained: on_destroy: protect"
-
-
-def tagged(seen: Seen) -> Iterator[str]:
-    if at(seen.inputs, "tags.sk-stack") is None:
+def tagged(resource: DeclaredResource) -> Iterator[str]:
+    if at(resource.inputs, "tags.sk-stack") is None:
         yield "tags: sk-stack is missing: nobody would find it, nor count what it costs"
 
 
-def tags_what_it_makes(seen: Seen) -> Iterator[str]:
-    kinds = {at(one, "resourceType") for one in seen.each("tagSpecifications") if at(one, "tags.sk-stack") is not None}
+def tags_what_it_makes(resource: DeclaredResource) -> Iterator[str]:
+    kinds = {
+        at(one, "resourceType") for one in resource.each("tagSpecifications") if at(one, "tags.sk-stack") is not None
+    }
     for kind in LAUNCHED:
         if kind not in kinds:
             yield f"tagSpecifications: none for {kind} with sk-stack: the template's own tags do not reach it"
 
 
-def logs_end(seen: Seen) -> Iterator[str]:
-    if not seen.at("retentionInDays"):
+def logs_end(resource: DeclaredResource) -> Iterator[str]:
+    if not resource.at("retentionInDays"):
         yield "retentionInDays: missing: logs would be kept, and bill, for ever"
 
 
 # --- the whole stack ---------------------------------------------------------------------
 
 
-def buckets_are_blocked(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+def buckets_are_blocked(every: Sequence[DeclaredResource]) -> Told:
     yield from _without(every, (PUBLIC_BLOCK,), "has no BucketPublicAccessBlock")
 
 
-def buckets_are_tidied(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+def buckets_are_tidied(every: Sequence[DeclaredResource]) -> Told:
     told = "has no lifecycle: parts of uploads that were never finished bill for ever"
     yield from _without(every, LIFECYCLE, told)
 
 
-def _without(every: Sequence[Seen], types: tuple[str, ...], told: str) -> Iterator[tuple[Seen, str]]:
+def _without(every: Sequence[DeclaredResource], types: tuple[str, ...], told: str) -> Told:
     """Yield buckets without a resource of ``types``.
 
     Such a resource's bucket name may be unknown before `up`, so equal counts pass without comparing names.
     """
-    buckets = [seen for seen in every if seen.type == BUCKET]
-    if len(buckets) > sum(seen.type in types for seen in every):
-        named = {str(seen.at("bucket")) for seen in every if seen.type in types}
-        yield from ((seen, told) for seen in buckets if str(seen.at("bucket")) not in named)
+    buckets = [resource for resource in every if resource.type == BUCKET]
+    if len(buckets) > sum(resource.type in types for resource in every):
+        named = {str(resource.at("bucket")) for resource in every if resource.type in types}
+        yield from ((resource, told) for resource in buckets if str(resource.at("bucket")) not in named)
 
 
-def schedule_only_invokes(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+def schedule_only_invokes(every: Sequence[DeclaredResource]) -> Told:
     """Check that a schedule's role may only invoke the function and send undelivered events to a queue."""
     clocks = {
-        str(seen.at("name"))
-        for seen in every
-        if seen.type == ROLE
-        for statement in statements(seen.at("assumeRolePolicy"))
+        str(resource.at("name"))
+        for resource in every
+        if resource.type == ROLE
+        for statement in statements(resource.at("assumeRolePolicy"))
         if "Service:scheduler.amazonaws.com" in statement.principals
     }
-    for seen in every:
-        if seen.type == ROLE_POLICY and str(seen.at("role")) in clocks:
-            for statement in statements(seen.at("policy")):
+    for resource in every:
+        if resource.type == ROLE_POLICY and str(resource.at("role")) in clocks:
+            for statement in statements(resource.at("policy")):
                 for action in statement.actions:
                     if statement.allows and action not in ("lambda:InvokeFunction", "sqs:SendMessage"):
-                        yield seen, f"the schedule's role may {action}: it may invoke, and no more"
+                        yield resource, f"the schedule's role may {action}: it may invoke, and no more"
 
 
 CHECKS = (

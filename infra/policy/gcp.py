@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from infra.policy.seen import Seen, at, each, on
+from infra.policy.resource import DeclaredResource, Told, at, bucket_stays, disk_stays, each, on
 
 TEMPLATES = (
     "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate",
@@ -42,128 +42,118 @@ _BROAD = ("roles/owner", "roles/editor", "roles/viewer")
 _GIVES_RIGHTS = (".setIamPolicy", "iam.serviceAccountKeys.create", "iam.serviceAccounts.actAs")
 
 
-def no_public_address(seen: Seen) -> Iterator[str]:
-    for index, card in enumerate(seen.each("networkInterfaces")):
+def no_public_address(resource: DeclaredResource) -> Iterator[str]:
+    for index, card in enumerate(resource.each("networkInterfaces")):
         if each(at(card, "accessConfigs")) or each(at(card, "ipv6AccessConfigs")):
             yield f"networkInterfaces[{index}] has a public address: leave accessConfigs out"
 
 
-def no_address(seen: Seen) -> Iterator[str]:
-    if seen.at("addressType") != "INTERNAL":
+def no_address(resource: DeclaredResource) -> Iterator[str]:
+    if resource.at("addressType") != "INTERNAL":
         yield "a public address is reserved, and bills"
 
 
-def no_nat(seen: Seen) -> Iterator[str]:
+def no_nat(resource: DeclaredResource) -> Iterator[str]:
     yield "a NAT bills by the hour and by the gigabyte: private access reaches what machines need"
 
 
-def no_open_port(seen: Seen) -> Iterator[str]:
-    if seen.at("direction") == "EGRESS" or not each(seen.at("allows")):
+def no_open_port(resource: DeclaredResource) -> Iterator[str]:
+    if resource.at("direction") == "EGRESS" or not each(resource.at("allows")):
         return
-    for source in seen.each("sourceRanges"):
+    for source in resource.each("sourceRanges"):
         if str(source) in ("0.0.0.0/0", "::/0"):
             yield f"lets {source} in"
 
 
-def machines_end(seen: Seen) -> Iterator[str]:
+def machines_end(resource: DeclaredResource) -> Iterator[str]:
     """Check that the cloud never restarts a machine, and deletes a preempted spot machine."""
-    if seen.at("scheduling.automaticRestart") is not False:
+    if resource.at("scheduling.automaticRestart") is not False:
         yield "scheduling.automaticRestart: want false: a restarted machine is one that reconcile has replaced"
-    if seen.at("scheduling.provisioningModel") != "SPOT":
+    if resource.at("scheduling.provisioningModel") != "SPOT":
         return
     for field, want in (
         ("preemptible", True),
         ("instanceTerminationAction", "DELETE"),
         ("onHostMaintenance", "TERMINATE"),
     ):
-        if (found := seen.at(f"scheduling.{field}")) != want:
+        if (found := resource.at(f"scheduling.{field}")) != want:
             yield f"scheduling.{field}: {found}: want {want} for a spot machine"
 
 
-def runs_end(seen: Seen) -> Iterator[str]:
-    if seen.production and seen.at("scheduling.maxRunDuration.seconds") is None:
+def runs_end(resource: DeclaredResource) -> Iterator[str]:
+    if resource.production and resource.at("scheduling.maxRunDuration.seconds") is None:
         yield "scheduling.maxRunDuration: missing: set limits.max_run_hours"
 
 
-def no_borrowed_identity(seen: Seen) -> Iterator[str]:
-    email = seen.at("serviceAccount.email")
+def no_borrowed_identity(resource: DeclaredResource) -> Iterator[str]:
+    email = resource.at("serviceAccount.email")
     if email is None or str(email).endswith("-compute@developer.gserviceaccount.com"):
         yield "serviceAccount: want one of the stack's own, not the project's default"
 
 
-def shielded(seen: Seen) -> Iterator[str]:
+def shielded(resource: DeclaredResource) -> Iterator[str]:
     for field in ("enableVtpm", "enableIntegrityMonitoring"):
-        if not on(seen.at(f"shieldedInstanceConfig.{field}")):
+        if not on(resource.at(f"shieldedInstanceConfig.{field}")):
             yield f"shieldedInstanceConfig.{field}: want true"
 
 
-def pinned(seen: Seen) -> Iterator[str]:
-    disks = [*seen.each("disks"), *seen.each("bootDisk")]
+def pinned(resource: DeclaredResource) -> Iterator[str]:
+    disks = [*resource.each("disks"), *resource.each("bootDisk")]
     for image in (at(disk, path) for disk in disks for path in ("sourceImage", "initializeParams.image")):
         if image is not None and "/family/" in str(image):
             yield f"{image}: names a family, which moves: name one image"
 
 
-def narrow(seen: Seen) -> Iterator[str]:
-    role = str(seen.at("role"))
+def narrow(resource: DeclaredResource) -> Iterator[str]:
+    role = str(resource.at("role"))
     if role in _BROAD or role.lower().endswith("admin"):
         yield f"{role}: too much: name the permissions in a custom role"
 
 
-def named(seen: Seen) -> Iterator[str]:
-    for member in (*seen.each("member"), *seen.each("members")):
+def named(resource: DeclaredResource) -> Iterator[str]:
+    for member in (*resource.each("member"), *resource.each("members")):
         if member in _EVERYBODY:
             yield f"{member} may do it: name who"
 
 
-def narrow_role(seen: Seen) -> Iterator[str]:
-    for permission in map(str, seen.each("permissions")):
+def narrow_role(resource: DeclaredResource) -> Iterator[str]:
+    for permission in map(str, resource.each("permissions")):
         if "*" in permission:
             yield f"{permission}: name each permission"
         elif permission.endswith(_GIVES_RIGHTS):
             yield f"{permission}: whoever has it can give himself any other"
 
 
-def no_key(seen: Seen) -> Iterator[str]:
+def no_key(resource: DeclaredResource) -> Iterator[str]:
     yield "a key outlives everything and is in the state: machines and functions have identities"
 
 
-def private_bucket(seen: Seen) -> Iterator[str]:
-    if not on(seen.at("uniformBucketLevelAccess")):
+def private_bucket(resource: DeclaredResource) -> Iterator[str]:
+    if not on(resource.at("uniformBucketLevelAccess")):
         yield "uniformBucketLevelAccess: want true"
-    if seen.at("publicAccessPrevention") != "enforced":
+    if resource.at("publicAccessPrevention") != "enforced":
         yield "publicAccessPrevention: want enforced"
 
 
-def tidy_bucket(seen: Seen) -> Iterator[str]:
-    if not seen.each("lifecycleRules"):
+def tidy_bucket(resource: DeclaredResource) -> Iterator[str]:
+    if not resource.each("lifecycleRules"):
         yield "lifecycleRules: none: parts of uploads that were never finished bill for ever"
 
 
-def bucket_stays(seen: Seen) -> Iterator[str]:
-    if seen.production and on(seen.at("forceDestroy")):
-        yield "forceDestroy: a destroy of a production stack would empty it"
-
-
-def disk_stays(seen: Seen) -> Iterator[str]:
-    if seen.production and not seen.protect and not seen.retain:
-        yield "neither protected nor, as far as can be seen, retained: on_destroy: protect"
-
-
-def labelled(seen: Seen) -> Iterator[str]:
-    if at(seen.inputs, "labels.sk-stack") is None:
+def labelled(resource: DeclaredResource) -> Iterator[str]:
+    if at(resource.inputs, "labels.sk-stack") is None:
         yield "labels: sk-stack is missing: nobody would find it, nor count what it costs"
 
 
-def schedule_only_invokes(every: Sequence[Seen]) -> Iterator[tuple[Seen, str]]:
+def schedule_only_invokes(every: Sequence[DeclaredResource]) -> Told:
     """Check that the schedule's service account may only invoke the function."""
     path = "httpTarget.oidcToken.serviceAccountEmail"
-    clocks = {f"serviceAccount:{seen.at(path)}" for seen in every if seen.type == SCHEDULE}
-    for seen in every:
-        if seen.type in BINDINGS and seen.at("role") not in INVOKES:
-            for member in (*seen.each("member"), *seen.each("members")):
+    clocks = {f"serviceAccount:{resource.at(path)}" for resource in every if resource.type == SCHEDULE}
+    for resource in every:
+        if resource.type in BINDINGS and resource.at("role") not in INVOKES:
+            for member in (*resource.each("member"), *resource.each("members")):
                 if member in clocks:
-                    yield seen, f"the schedule's account has {seen.at('role')}: it may invoke, and no more"
+                    yield resource, f"the schedule's account has {resource.at('role')}: it may invoke, and no more"
 
 
 CHECKS = (

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from infra.policy import aws, gcp
-from infra.policy.seen import Seen
+from infra.policy.resource import DeclaredResource, Told
 
-Check = Callable[[Seen], Iterator[str]]
-StackCheck = Callable[[Sequence[Seen]], Iterator[tuple[Seen, str]]]
+Check = Callable[[DeclaredResource], Iterator[str]]
+StackCheck = Callable[[Sequence[DeclaredResource]], Told]
 
 # Rule -> its reason. A violation stops an `up`, except of the rules in ADVICE.
 WHY: dict[str, str] = {
@@ -62,13 +62,13 @@ class Rule:
         """Return the name of the policy that checks all resources together; Pulumi needs two distinct names."""
         return f"{self.name}-together" if self.parts else self.name
 
-    def of_one(self, seen: Seen, *later: type[Exception]) -> Iterator[str]:
+    def of_one(self, resource: DeclaredResource, *later: type[Exception]) -> Iterator[str]:
         for types, check in self.parts:
-            if seen.type in types:
+            if resource.type in types:
                 with suppress(*later):
-                    yield from check(seen)
+                    yield from check(resource)
 
-    def of_all(self, every: Sequence[Seen], *later: type[Exception]) -> Iterator[tuple[Seen, str]]:
+    def of_all(self, every: Sequence[DeclaredResource], *later: type[Exception]) -> Told:
         for check in self.over_all:
             with suppress(*later):
                 yield from check(every)
@@ -93,12 +93,12 @@ class Violation:
         return f"{self.rule}: {self.resource}: {self.message}"
 
 
-def violations(every: Iterable[Seen]) -> Iterator[Violation]:
+def violations(every: Iterable[DeclaredResource]) -> Iterator[Violation]:
     """Yield the violations of all rules in a stack's resources."""
     resources = tuple(every)
     for rule in RULES:
-        for seen in resources:
-            for message in rule.of_one(seen):
-                yield Violation(rule.name, f"{seen.type}::{seen.name}", message)
-        for seen, message in rule.of_all(resources):
-            yield Violation(rule.name, f"{seen.type}::{seen.name}", message)
+        for resource in resources:
+            for message in rule.of_one(resource):
+                yield Violation(rule.name, f"{resource.type}::{resource.name}", message)
+        for resource, message in rule.of_all(resources):
+            yield Violation(rule.name, f"{resource.type}::{resource.name}", message)

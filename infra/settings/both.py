@@ -81,7 +81,7 @@ def machine_addresses(s: Settings) -> Iterator[Problem]:
         try:
             networks.append(found := ipaddress.ip_network(text))
         except ValueError:
-            yield problem(path, "is no address range, such as 100.64.0.0/10", text, _range_of(text))
+            yield problem(path, "is no address range, such as 100.64.0.0/10", text, range_of(text))
             continue
         if not s.endpoints.compute.startswith("http:") and any(map(found.overlaps, NEVER)):
             yield problem(path, "has addresses that no machine has (loopback, link-local, multicast): name less", text)
@@ -98,7 +98,7 @@ def _within(inner: IPNetwork, outer: IPNetwork) -> bool:
     return inner.version == outer.version and inner.network_address in outer and inner.broadcast_address in outer
 
 
-def _range_of(text: str) -> str | None:
+def range_of(text: str) -> str | None:
     """Return the network range that contains an address with a prefix length; None if the text is neither."""
     try:
         return str(ipaddress.ip_network(text, strict=False))

@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import PurePosixPath
 
 from infra.catalog import AWS_PRICES, AWS_ZONES, GCP_PRICES, GCP_ZONES, zones_of
+from infra.settings.both import range_of
 from infra.settings.model import Settings
 from infra.settings.pool import Pool
 from spotkeeper.contract.names import POOL_NAME, STACK_NAME
@@ -120,7 +121,7 @@ def network_range(s: Settings) -> Iterator[Problem]:
     try:
         network = ipaddress.ip_network(s.network.cidr)
     except ValueError:
-        yield problem("network.cidr", "is no address range", s.network.cidr, _range_of(s.network.cidr))
+        yield problem("network.cidr", "is no address range", s.network.cidr, range_of(s.network.cidr))
         return
     nodes = sum(pool.size for pool in s.pools)
     if not isinstance(network, ipaddress.IPv4Network) or not any(network.subnet_of(each) for each in PRIVATE):
@@ -129,14 +130,6 @@ def network_range(s: Settings) -> Iterator[Problem]:
     elif network.num_addresses - 4 < nodes:  # both clouds reserve at least 4
         least = 32 - (nodes + 3).bit_length()
         yield problem("network.cidr", f"has too few addresses for {nodes} nodes: want /{least}", s.network.cidr)
-
-
-def _range_of(text: str) -> str | None:
-    """Return the network range that contains an address with a prefix length; None if the text is neither."""
-    try:
-        return str(ipaddress.ip_network(text, strict=False))
-    except ValueError:
-        return None
 
 
 def lease_spans_ticks(s: Settings) -> Iterator[Problem]:

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from infra.policy import aws, gcp
+from infra.policy.resource import DeclaredResource
 from infra.policy.rules import ADVICE, RULES, WHY, violations
-from infra.policy.seen import Seen
 
 PACK = Path(__file__).resolve().parents[2] / "infra/policy"
 GCP_TEMPLATE: dict[str, Any] = {
@@ -220,8 +220,8 @@ CASES: list[Case] = [
 def test_a_rule_speaks_where_it_is_broken_and_not_before(
     rule: str, kind: str, right: Mapping[str, Any], changes: Mapping[str, Any], stack: str, told: str
 ) -> None:
-    assert list(violations([Seen(kind, "it", right, stack)])) == []
-    (found,) = violations([Seen(kind, "it", put(right, changes), stack)])
+    assert list(violations([DeclaredResource(kind, "it", right, stack)])) == []
+    (found,) = violations([DeclaredResource(kind, "it", put(right, changes), stack)])
     assert (found.rule, found.resource) == (rule, f"{kind}::it")
     assert found.message.startswith(told)
 
@@ -242,7 +242,7 @@ def test_a_rule_speaks_where_it_is_broken_and_not_before(
     ],
 )
 def test_some_things_are_never_declared(rule: str, kind: str) -> None:
-    assert [found.rule for found in violations([Seen(kind, "it", {}, "dev")])] == [rule]
+    assert [found.rule for found in violations([DeclaredResource(kind, "it", {}, "dev")])] == [rule]
 
 
 @pytest.mark.parametrize("kind", [*gcp.DISKS, aws.VOLUME])
@@ -258,22 +258,22 @@ def test_some_things_are_never_declared(rule: str, kind: str) -> None:
 )
 def test_disks_of_production_stay(kind: str, stack: str, protect: bool, retain: bool | None, well: bool) -> None:
     inputs = {"labels": LABELS, "tags": LABELS, "encrypted": True}
-    found = [one.rule for one in violations([Seen(kind, "d", inputs, stack, protect, retain)])]
+    found = [one.rule for one in violations([DeclaredResource(kind, "d", inputs, stack, protect, retain)])]
     assert found == ([] if well else ["disks-stay"])
     assert "disks-stay" in ADVICE
 
 
 def test_outside_production_a_run_needs_no_end_and_a_bucket_may_go() -> None:
     endless = put(GCP_TEMPLATE, {"scheduling.maxRunDuration": None})
-    assert list(violations([Seen(gcp.TEMPLATES[0], "t", endless, "dev")])) == []
-    assert list(violations([Seen(gcp.BUCKET, "b", put(GCP_BUCKET, {"forceDestroy": True}), "dev")])) == []
+    assert list(violations([DeclaredResource(gcp.TEMPLATES[0], "t", endless, "dev")])) == []
+    assert list(violations([DeclaredResource(gcp.BUCKET, "b", put(GCP_BUCKET, {"forceDestroy": True}), "dev")])) == []
 
 
 # --- over all of a stack -----------------------------------------------------------------
 
 
 def stack_of(*parts: tuple[str, str, Mapping[str, Any]]) -> Iterator[str]:
-    for found in violations(Seen(kind, name, inputs, "dev") for kind, name, inputs in parts):
+    for found in violations(DeclaredResource(kind, name, inputs, "dev") for kind, name, inputs in parts):
         yield f"{found.rule} {found.resource.rsplit('::', 1)[1]}"
 
 
@@ -324,7 +324,7 @@ class Later(dict[str, Any]):
 
 def test_what_is_not_known_yet_silences_the_one_check_that_reads_it() -> None:
     (rule,) = (rule for rule in RULES if rule.name == "least-privilege")
-    seen = Seen(gcp.BINDINGS[0], "it", Later(role="?", member="allUsers"), "dev")
+    seen = DeclaredResource(gcp.BINDINGS[0], "it", Later(role="?", member="allUsers"), "dev")
     assert list(rule.of_one(seen, LaterError)) == ["allUsers may do it: name who"]
     with pytest.raises(LaterError):
         list(rule.of_one(seen))

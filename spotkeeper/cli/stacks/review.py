@@ -30,8 +30,8 @@ from spotkeeper.report.review.preview import UNKNOWN, Preview, PreviewError, dec
 from spotkeeper.report.review.review import COMMENT_BYTES, LABEL, Broken, Review, Verdict, judge, markdown
 
 if TYPE_CHECKING:
+    from infra.policy.resource import DeclaredResource
     from infra.policy.rules import Rule
-    from infra.policy.seen import Seen
     from infra.settings.model import Settings
 
 CONFIG = CHECKOUT / "infra" / "policy" / "config.json"
@@ -224,18 +224,22 @@ def broken_rules(preview: bytes, stack: str, config: Path = CONFIG) -> tuple[Bro
         PreviewError: it is not a preview.
     """
     try:
+        from infra.policy.resource import DeclaredResource
         from infra.policy.rules import RULES
-        from infra.policy.seen import Seen
     except ImportError:
         raise no_checkout() from None
     found, whole = declared(preview)
-    seen = tuple(Seen(one.type, one.name, _Map(one.inputs), stack, one.protect, one.retain) for one in found)
+    seen = tuple(
+        DeclaredResource(one.type, one.name, _Map(one.inputs), stack, one.protect, one.retain) for one in found
+    )
     levels = _levels(config, RULES)
     told = [one for rule in RULES for one in _of(rule, seen, whole, levels)]
     return tuple(sorted(told, key=lambda one: not one.stops))
 
 
-def _of(rule: Rule, every: Sequence[Seen], whole: bool, levels: Mapping[str, Enforcement]) -> Iterator[Broken]:
+def _of(
+    rule: Rule, every: Sequence[DeclaredResource], whole: bool, levels: Mapping[str, Enforcement]
+) -> Iterator[Broken]:
     usual = Enforcement.MANDATORY if rule.mandatory else Enforcement.ADVISORY
     unread = (_NotYetError, JSONDecodeError)  # a secret is not JSON
     level = levels.get(rule.name, levels.get(ALL_RULES, usual))
@@ -247,7 +251,7 @@ def _of(rule: Rule, every: Sequence[Seen], whole: bool, levels: Mapping[str, Enf
         yield from (_said(rule, one, message, level) for one, message in rule.of_all(every, *unread))
 
 
-def _said(rule: Rule, one: Seen, message: str, level: Enforcement) -> Broken:
+def _said(rule: Rule, one: DeclaredResource, message: str, level: Enforcement) -> Broken:
     return Broken(rule.name, one.type, one.name, redact(message), level is not Enforcement.ADVISORY)
 
 

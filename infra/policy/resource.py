@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Seen:
+class DeclaredResource:
     """A declared resource. ``retain`` is None if unknown: Pulumi hides `retain_on_delete` from policies."""
 
     type: str
@@ -35,6 +35,9 @@ class Seen:
         return each(self.at(path))
 
 
+Told = Iterator[tuple[DeclaredResource, str]]  # a resource, and what is wrong with it
+
+
 def at(value: object, path: str) -> object:
     for key in path.split("."):
         if not isinstance(value, Mapping):
@@ -55,6 +58,22 @@ def each(value: object) -> tuple[object, ...]:
 def on(value: object) -> bool:
     """Return whether a value is true; launch templates write booleans as strings."""
     return value is True or value == "true"
+
+
+# --- checks of both clouds
+
+
+def bucket_stays(resource: DeclaredResource) -> Iterator[str]:
+    if resource.production and on(resource.at("forceDestroy")):
+        yield "forceDestroy: a destroy of a production stack would empty it"
+
+
+def disk_stays(resource: DeclaredResource) -> Iterator[str]:
+    if resource.production and not resource.protect and not resource.retain:
+        yield "neither protected nor, as far as can be seen, retained: on_destroy: protect"
+
+
+# --- IAM documents of AWS
 
 
 @dataclass(frozen=True)
