@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import Listing
 from spotkeeper.contract.record import Record
+from spotkeeper.reconcile.controller.document import Speaker
 from spotkeeper.reconcile.service import auth_aws
 from spotkeeper.reconcile.service.aws_lambda import TICK, LambdaApp, UrlEvent, request_of
 from tests.security.cases_identity import ACCOUNT, GOOD_IAM, INSTANCE, ROLE
@@ -202,7 +203,7 @@ class TestNames:
     def test_only_one_listed_machine_whose_name_is_its_labels(self, aws: AwsSite) -> None:
         whole = aws.cloud.listing
         mine = next(vm for vm in whole.vms if vm.uid == INSTANCE)
-        assert auth_aws.nodes_of(whole, "t")[INSTANCE] == auth_aws.Listed(INSTANCE, mine.name, mine.zone)
+        assert auth_aws.nodes_of(whole, "t")[INSTANCE] == Speaker(INSTANCE, mine.name, mine.zone)
         for wrong in (replace(mine, attempt=9), replace(mine, job="zzzz9999"), replace(mine, node=1)):
             assert auth_aws.nodes_of(Listing((wrong,), ()), "t") == {}
         assert auth_aws.nodes_of(Listing((mine, mine), ()), "t") == {}

@@ -26,6 +26,7 @@ from msgspec import Struct
 from spotkeeper.clock import Now
 from spotkeeper.contract import codec
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError, Wire, is_loopback, split_origin
+from spotkeeper.reconcile.controller.document import Speaker
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -61,16 +62,6 @@ class AuthError(Exception):
 
 class KeysUnavailableError(Exception):
     """The key set is temporarily unavailable, so no caller can be authenticated."""
-
-
-class Who(Struct, frozen=True):
-    """The identity of a VM, from claims that Google signed."""
-
-    uid: str  # unique instance id, digits
-    name: str
-    zone: str
-    project: str
-    email: str
 
 
 class Caller(Struct, frozen=True):
@@ -246,7 +237,7 @@ class Verifier:
         self._issuers = {issuer, issuer.removeprefix("https://")} if issuer == GOOGLE_ISSUER else {issuer}
         self._behind_iam = behind_iam
 
-    def agent(self, authorization: str | None, email: str, project: str) -> Who:
+    def agent(self, authorization: str | None, email: str, project: str) -> Speaker:
         """Return the VM that sent the request.
 
         Args:
@@ -268,8 +259,7 @@ class Verifier:
             raise AuthError("another project")
         if not machine.instance_id.isascii() or not machine.instance_id.isdigit() or not machine.instance_name:
             raise AuthError("claims of a machine that make no sense")
-        zone = machine.zone.rpartition("/")[2]
-        return Who(machine.instance_id, machine.instance_name, zone, machine.project_id, claims.email)
+        return Speaker(machine.instance_id, machine.instance_name, machine.zone.rpartition("/")[2])
 
     def invoker(self, authorization: str | None, emails: frozenset[str]) -> Caller:
         """Return the caller, an operator in ``emails`` with a valid token.

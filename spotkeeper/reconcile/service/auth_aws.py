@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from spotkeeper.contract.cloud import Listing, Vm
 from spotkeeper.contract.names import parse_vm_name
+from spotkeeper.reconcile.controller.document import Speaker
 from spotkeeper.reconcile.service.auth import AuthError, Caller
 
 _ROLE_SESSION = re.compile(
@@ -37,14 +38,6 @@ class Iam(Struct, frozen=True, rename="camel"):
     user_id: str = ""
     caller_id: str = ""
     access_key: str = ""
-
-
-class Listed(Struct, frozen=True):
-    """A machine of the stack as the cloud lists it."""
-
-    uid: str
-    name: str
-    zone: str
 
 
 def instance(iam: Iam | None, account: str, node_role: str) -> str:
@@ -98,14 +91,15 @@ def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
     return Caller(iam.user_arn)
 
 
-def nodes_of(listing: Listing, stack: str) -> dict[str, Listed]:
+def nodes_of(listing: Listing, stack: str) -> dict[str, Speaker]:
     """Return a listing's machines that are proven to be the stack's, by id.
 
     Its name says which attempt of which node it is; an adapter lists a machine only where labels and name
     agree. Two machines of one id, or a name of another stack, prove nothing.
     """
     times = Counter(vm.uid for vm in listing.vms)
-    return {vm.uid: Listed(vm.uid, vm.name, vm.zone) for vm in listing.vms if times[vm.uid] == 1 and is_ours(vm, stack)}
+    ours = (vm for vm in listing.vms if times[vm.uid] == 1 and is_ours(vm, stack))
+    return {vm.uid: Speaker(vm.uid, vm.name, vm.zone) for vm in ours}
 
 
 def is_ours(vm: Vm, stack: str) -> bool:

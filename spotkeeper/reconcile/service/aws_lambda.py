@@ -25,8 +25,9 @@ from msgspec import Struct
 
 from spotkeeper.contract import codec, names
 from spotkeeper.reconcile.clouds.rate_limit import Paced
+from spotkeeper.reconcile.controller.document import Speaker
 from spotkeeper.reconcile.service import auth_aws
-from spotkeeper.reconcile.service.auth import Caller, Who
+from spotkeeper.reconcile.service.auth import Caller
 from spotkeeper.reconcile.service.http import HEADERS, Answer, HttpApp
 from spotkeeper.reconcile.service.request_body import MAX_BODY, BodyError, Request
 from spotkeeper.reconcile.service.rounds import Ticked, Visit
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from spotkeeper.contract.generation import Sync
     from spotkeeper.contract.record import Record
     from spotkeeper.contract.stack import StackState
-    from spotkeeper.reconcile.controller.document import Speaker
 
 FIND_S = 5.0  # real seconds, to look up one machine
 LOOK_AGAIN_S = 2.0  # real seconds between listings for unknown machines, which send twice a second
@@ -133,7 +133,7 @@ class LambdaApp(HttpApp):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, auth_aws.Listed] = OrderedDict()
+        self._known: OrderedDict[str, Speaker] = OrderedDict()
         self._looked = float("-inf")
 
     def event(self, event: dict[str, Any]) -> dict[str, Any]:
@@ -182,18 +182,14 @@ class LambdaApp(HttpApp):
 
     # -- authentication by IAM
 
-    def _agent(self, request: Request, stack: StackState) -> Who:
-        uid = auth_aws.instance(_iam(request), stack.project, stack.node_identity)
-        return Who(uid, "", "", stack.project, stack.node_identity)
+    def _agent(self, request: Request, stack: StackState) -> Speaker:
+        return Speaker(auth_aws.instance(_iam(request), stack.project, stack.node_identity), "", "")
 
-    def _speaker(self, who: Who, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
+    def _speaker(self, who: Speaker, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
         """Return the machine's name, found by its id; the job in the body says only which record to read first."""
-        from spotkeeper.reconcile.controller.document import Speaker
-
         held = self.store(visit).read_record(sync.job) if sync.job is not None else None
         machine = named(held.value, stack.stack, who.uid) if held is not None else None
-        machine = machine or self._listed(who.uid, stack)
-        return Speaker(who.uid, machine.name, machine.zone) if machine else Speaker(who.uid, "", "")
+        return machine or self._listed(who.uid, stack) or who
 
     def _invoker(self, request: Request) -> Caller:
         return auth_aws.invoker(_iam(request), self.runtime.settings.invokers)
@@ -201,7 +197,7 @@ class LambdaApp(HttpApp):
     def _hint(self, request: Request) -> Caller:
         return self._invoker(request)
 
-    def _listed(self, uid: str, stack: StackState) -> auth_aws.Listed | None:
+    def _listed(self, uid: str, stack: StackState) -> Speaker | None:
         """Return the machine with this id; the listing is remembered for all others, which a starting gang needs."""
         with self._lock:
             found = self._known.get(uid)
@@ -212,7 +208,7 @@ class LambdaApp(HttpApp):
         self._learn(nodes)
         return nodes.get(uid)
 
-    def _meant(self, uid: str, stack: StackState) -> auth_aws.Listed | None:
+    def _meant(self, uid: str, stack: StackState) -> Speaker | None:
         """Return the machine that an event names, from memory or by its id; it may have ended and be listed no more.
 
         Events of other machines arrive too, so it looks up one machine instead of listing all, if the cloud can.
@@ -227,11 +223,11 @@ class LambdaApp(HttpApp):
         vm = finder.find(uid, FIND_S)
         if vm is None or not auth_aws.is_ours(vm, stack.stack):
             return None
-        found = auth_aws.Listed(vm.uid, vm.name, vm.zone)
+        found = Speaker(vm.uid, vm.name, vm.zone)
         self._learn({uid: found})
         return found
 
-    def _learn(self, nodes: Mapping[str, auth_aws.Listed]) -> None:
+    def _learn(self, nodes: Mapping[str, Speaker]) -> None:
         with self._lock:
             self._known.update(nodes)
             while len(self._known) > KNOWN:
@@ -255,13 +251,13 @@ def request_of(event: UrlEvent) -> UrlRequest:
     return UrlRequest(context.http.method, context.http.path, headers, len(body), cut, iam)
 
 
-def named(record: Record, stack: str, uid: str) -> auth_aws.Listed | None:
+def named(record: Record, stack: str, uid: str) -> Speaker | None:
     """Return the machine with this id from a record, which noted it on admission; else None."""
     for index, node in enumerate(record.nodes):
         for slot in (node.cur, node.next):
             if slot is not None and slot.uid == uid:
                 name = slot.machine or names.vm_name(stack, record.job, index, slot.attempt)
-                return auth_aws.Listed(uid, name, slot.zone)
+                return Speaker(uid, name, slot.zone)
     return None
 
 

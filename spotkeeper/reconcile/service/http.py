@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from spotkeeper.contract.stack import StackState
     from spotkeeper.reconcile.controller.document import Speaker
     from spotkeeper.reconcile.controller.intake import Accepted
-    from spotkeeper.reconcile.service.auth import Caller, Who
+    from spotkeeper.reconcile.service.auth import Caller
     from spotkeeper.reconcile.store.store import Store
 
 _OURS = re.compile(r"/v1/(?:sync|tick|event|health|notify/[a-z0-9]{8})\Z")
@@ -252,7 +252,7 @@ class HttpApp(Rounds):
 
     # -- authentication by tokens; ``aws_lambda.py`` overrides it
 
-    def _agent(self, request: Request, stack: StackState) -> Who:
+    def _agent(self, request: Request, stack: StackState) -> Speaker:
         """Return the machine that sent the request.
 
         Raises:
@@ -260,11 +260,9 @@ class HttpApp(Rounds):
         """
         return self.runtime.verifier.agent(_authorization(request), stack.node_identity, stack.project)
 
-    def _speaker(self, who: Who, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
-        """Return the machine's name from its token, never from the body."""
-        from spotkeeper.reconcile.controller.document import Speaker
-
-        return Speaker(who.uid, who.name, who.zone)
+    def _speaker(self, who: Speaker, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
+        """Return the machine with its name, which is in its token and never read from the body."""
+        return who
 
     def _invoker(self, request: Request) -> Caller:
         return self.runtime.verifier.invoker(_authorization(request), self.runtime.settings.invokers)

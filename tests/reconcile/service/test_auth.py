@@ -13,8 +13,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from spotkeeper.reconcile.clouds.http_client import Answer
+from spotkeeper.reconcile.controller.document import Speaker
 from spotkeeper.reconcile.service import auth
-from spotkeeper.reconcile.service.auth import AuthError, Caller, KeySet, KeysUnavailableError, Verifier, Who
+from spotkeeper.reconcile.service.auth import AuthError, Caller, KeySet, KeysUnavailableError, Verifier
 from tests.reconcile.service import identities as ids
 from tests.reconcile.service.identities import NOW, bearer, claims, machine, part
 
@@ -43,12 +44,12 @@ def verifier(issuer: ids.Issuer, clock: At) -> Verifier:
     return Verifier(KeySet(issuer.url), clock, ids.AUDIENCE)
 
 
-def agent(verifier: Verifier, header: str | None) -> Who:
+def agent(verifier: Verifier, header: str | None) -> Speaker:
     return verifier.agent(header, ids.NODES, "p")
 
 
 def test_a_vm_is_who_google_says(verifier: Verifier) -> None:
-    assert agent(verifier, bearer()) == Who(ids.UID, ids.VM, ids.ZONE, "p", ids.NODES)
+    assert agent(verifier, bearer()) == Speaker(ids.UID, ids.VM, ids.ZONE)
 
 
 @pytest.mark.parametrize("issued_by", ["https://accounts.google.com", "accounts.google.com"])
