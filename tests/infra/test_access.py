@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from infra import boot, idle
+from bench.service import idle
+from infra import boot
 from infra.aws.rights import document, shell_machine_rights, shell_rights
 from infra.settings.read import from_config
 from spotkeeper.contract import codec

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from infra import idle
-from infra.idle import UnpricedError
+from bench.service import idle
+from bench.service.idle import UnpricedError
 from spotkeeper.cli.stacks.stackfile import read_stack_file
 from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
 from spotkeeper.reconcile.controller.tick import tick

@@ -15,7 +15,8 @@ import pulumi
 import pytest
 from msgspec.structs import replace
 
-from infra import boot, idle
+from bench.service import idle
+from infra import boot
 from infra.aws import alerts
 from infra.settings.read import from_config
 from spotkeeper.contract import codec
