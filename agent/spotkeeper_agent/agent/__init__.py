@@ -1,9 +1,8 @@
 """The agent's loop, and its decisions for its own machine.
 
 ``agent.py`` the loop · ``assignment.py`` the function's replies, and limits to its silence · ``membership.py`` starts
-and ends generations · ``notices.py`` the cloud's warnings · ``hang.py`` a job that hangs · ``fitness.py`` preflight at
-start · ``teardown.py`` leaving a job · ``upgrade.py`` upgrades the agent in place · ``components.py`` builds the
-others.
+and ends generations · ``notices.py`` the cloud's warnings · ``hang.py`` a job that hangs · ``teardown.py`` leaving a
+job · ``upgrade.py`` upgrades the agent in place · ``components.py`` builds the others.
 
 **Boot.** The startup script fetches ``bundles/<sha256>.tar`` with the machine's identity, verifies the hash, unpacks it
 to ``var/lib/spotkeeper/bundle/<sha256>/`` and starts the agent with ``PYTHONPATH=<that>/site``: as three systemd units
@@ -14,7 +13,4 @@ to ``var/lib/spotkeeper/bundle/<sha256>/`` and starts the agent with ``PYTHONPAT
 
 **Upgrade.** When ``SyncReply.bundle`` changes, the agent executes the new agent under the same pid; ``bundle/current``
 is switched once the new agent has had an answer. A launcher of another bundle is replaced between two generations.
-
-**Preflight** at start keeps no machine from training: findings go to the log, and errors become the fact
-PREFLIGHT_FAILED, reported in each generation. A check may be wrong, and a real fault shows by itself.
 """

@@ -14,7 +14,6 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract.facts import Kind
 from spotkeeper_agent.agent.assignment import ReplyHandler
 from spotkeeper_agent.agent.components import Components
-from spotkeeper_agent.agent.fitness import Fitness
 from spotkeeper_agent.agent.hang import HangWatch
 from spotkeeper_agent.agent.membership import Membership
 from spotkeeper_agent.agent.notices import NoticeHandler
@@ -50,6 +49,7 @@ from spotkeeper_agent.core.state import AgentState, MachineState
 from spotkeeper_agent.core.sync import FunctionClient, Outbox, Syncer
 from spotkeeper_agent.host import memory, systemd
 from spotkeeper_agent.host.systemd import notify
+from spotkeeper_agent.preflight import Fitness
 
 SHUTDOWN_S = 25.0  # virtual; a cloud gives 30 s after ACPI power-off, and the system needs some
 NEAR_S = 600.0  # virtual; an upgrade waits if a notice ends within this time, but not for a rebalance signal

@@ -8,13 +8,20 @@ skips. ``checks.py`` clock, metadata, disk, kernel, network · ``checks_gpu.py``
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from spotkeeper.clock import Clock
+from spotkeeper.contract.facts import Kind
 from spotkeeper_agent import cloud
 from spotkeeper_agent.cloud.metadata import EC2_ENDPOINT, GCE_HOST, Metadata, MetadataError
 from spotkeeper_agent.core.settings import notice_s
-from spotkeeper_agent.preflight.findings import Check, Machine
+from spotkeeper_agent.core.state import MachineState
+from spotkeeper_agent.preflight.findings import Check, Finding, Level, Machine, Report, examine
+
+MOUNT = Path("/mnt/sk-data")
+PORTS = 64  # ports per job; a generation uses the first one + its number modulo 64
 
 
 def all_checks() -> tuple[Check, ...]:
@@ -26,9 +33,6 @@ def all_checks() -> tuple[Check, ...]:
 
 def boot_checks() -> tuple[Check, ...]:
     return tuple(check for check in all_checks() if check.boot)
-
-
-MOUNT = Path("/mnt/sk-data")
 
 
 def here(folder: Path | None, peers: tuple[str, ...], notice: float | None, python: str) -> Machine:
@@ -58,3 +62,73 @@ def _attributes(metadata: Metadata | None) -> dict[str, str]:
         return metadata.instance().attributes if metadata else {}
     except MetadataError:
         return {}
+
+
+class Fitness:
+    """The agent's preflight: the quick checks at its start, and once per job the connection to the master.
+
+    The checks run in threads; nothing waits for them. Findings go to the log. An error is also reported as
+    PREFLIGHT_FAILED in each generation in which this machine is a member (the function accepts facts from members
+    only), so ``status`` warns of it while it matters. No finding ends a job or keeps the machine from training: a check
+    may be wrong, and a real fault shows by itself. The loop's thread calls ``begin`` and ``go_on``, another ``checks``.
+    """
+
+    def __init__(
+        self, machine: MachineState, metadata: Metadata, checks: Callable[[], tuple[Check, ...]] = boot_checks
+    ) -> None:
+        self._machine = machine
+        self._metadata = metadata
+        self._checks = checks
+        self._errors: tuple[str, ...] = ()  # failed checks of this boot; set once, by the thread
+        self._cut_off: str | None = None  # the job whose master cannot be reached; set by a thread
+        self._tried: str | None = None  # the job for which the connection was checked
+        self._told: tuple[str | None, int, tuple[str, ...]] | None = None  # reported job, generation and checks
+
+    def begin(self) -> None:
+        threading.Thread(target=self._run_checks, name="fitness", daemon=True).start()
+
+    def go_on(self) -> None:
+        """Report errors once per job and generation, and check the master once per job."""
+        machine, doc = self._machine, self._machine.doc
+        place = machine.member_of(doc) if doc is not None else None
+        if doc is None or place is None:
+            return
+        if place[0] > 0 and self._tried != machine.job:
+            self._tried = machine.job
+            # A port of the job's block, which the same firewall rules cover, but not the rendezvous port itself.
+            where = f"{doc.master}:{doc.port + (-1 if doc.gen % PORTS else 1)}"
+            threading.Thread(target=self._reach, args=(machine.job, where), name="reach", daemon=True).start()
+        errors = self._errors + (("peers",) if machine.job is not None and self._cut_off == machine.job else ())
+        if errors and self._told != (machine.job, doc.gen, errors):
+            self._told = machine.job, doc.gen, errors
+            for name in errors:
+                machine.say(Kind.PREFLIGHT_FAILED, name)
+
+    def _reach(self, job: str | None, master: str) -> None:
+        """Check the connection to the master. A refused connection counts as reachable."""
+        from spotkeeper_agent.preflight.checks import PEERS
+
+        for one in examine((PEERS,), Machine(peers=(master,))):
+            self._log(one)
+            if one.level is Level.ERROR:
+                self._cut_off = job
+
+    def _run_checks(self) -> None:
+        settings, log = self._machine.settings, self._machine.log
+        notice_s = self._machine.clock.real_s(settings.notice_s)
+        examined = Machine(
+            metadata=self._metadata,
+            folder=settings.mount,
+            notice_s=notice_s,
+            fabric=settings.fabric,
+            environ=dict(os.environ),
+        )
+        report = Report.of(examine(self._checks(), examined))
+        for one in report.findings:
+            self._log(one)
+        log("preflight.done", level=report.level.value, checks=len(report.findings))
+        self._errors = tuple(one.check for one in report.findings if one.level is Level.ERROR)
+
+    def _log(self, one: Finding) -> None:
+        if one.level in (Level.WARNING, Level.ERROR):
+            self._machine.log("preflight", check=one.check, level=one.level.value, found=one.found, remedy=one.remedy)

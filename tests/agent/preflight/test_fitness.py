@@ -13,13 +13,12 @@ import pytest
 from spotkeeper.clock import Clock
 from spotkeeper.contract.facts import PREFLIGHT_CHECKS, Kind
 from spotkeeper.contract.generation import Member
-from spotkeeper_agent.agent.fitness import Fitness
 from spotkeeper_agent.cloud.gce import Gce
 from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.core.settings import Settings
 from spotkeeper_agent.core.state import MachineState
 from spotkeeper_agent.core.sync import FunctionClient, Outbox, Syncer
-from spotkeeper_agent.preflight import boot_checks
+from spotkeeper_agent.preflight import Fitness, boot_checks
 from spotkeeper_agent.preflight.findings import Check, Finding, Level
 from tests.agent.fakes import document, wait_until
 
