@@ -104,43 +104,53 @@ def _lines(path: Path) -> dict[str, int]:
 
 
 def schema_of(document: str) -> str:
-    """Return the JSON Schema of ``job``, ``stack`` or ``state``.
+    """Return the JSON Schema of ``job``, ``stack`` or ``state`` (``stack/pools.json``, which Pulumi writes).
+
+    ``# yaml-language-server: $schema=job.schema.json`` at the top of a job file makes an editor complete and check it.
+    The schema has types and ranges; only ``spotkeeper submit`` checks how fields go together.
 
     Raises:
         CliError: no such document, or (``stack``) this is no checkout.
     """
-    from spotkeeper.contract.parse.schema import Document, schema_text
-
-    if document == STACK:
-        return json.dumps(stack_schema(), indent=2, ensure_ascii=False)
-    known = [Document.JOB.value, STACK, Document.STATE.value]
+    known = ["job", STACK, "state"]
     if document not in known:
         near = nearest(document, known)
         hint = f" (did you mean {near}?)" if near else ""
         raise CliError(f"{document}: must be {', '.join(known[:-1])} or {known[-1]}{hint}", Exit.USAGE)
-    return schema_text(Document(document))
+    made = {"job": job_schema, STACK: stack_schema, "state": state_schema}[document]()
+    return json.dumps(made, indent=2, ensure_ascii=False)
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the schema of a job file."""
+    from spotkeeper.contract.job import JobSpec
+
+    return {"$schema": DRAFT, "title": "Spotkeeper job", **_by_hand(_described(JobSpec))}
+
+
+def state_schema() -> dict[str, Any]:
+    """Return the schema of ``stack/pools.json``."""
+    from spotkeeper.contract.stack import StackState
+
+    return {"$schema": DRAFT, "title": "Spotkeeper state", **_described(StackState)}
 
 
 def _cloud(name: str) -> dict[str, Any]:
     return {"properties": {"spotkeeper:cloud": {"const": name}}, "required": ["spotkeeper:cloud"]}
 
 
-def stack_schema() -> dict[str, object]:
+def stack_schema() -> dict[str, Any]:
     """Return the schema of a stack file: the fields of ``infra.settings.model.Settings``, as Pulumi names them.
 
     Raises:
         CliError: this is no checkout.
     """
-    import msgspec
-
-    from spotkeeper.contract.parse.schema import by_hand, described
-
     try:
         from infra.settings.model import Settings
         from infra.settings.read import NAMESPACE
     except ImportError:
         raise no_checkout() from None
-    made = by_hand(described(msgspec.json.schema(Settings)))
+    made = _by_hand(_described(Settings))
     types = made["$defs"]
     settings = types.pop(Settings.__name__)
     ours = {f"{NAMESPACE}:{name}": body for name, body in settings["properties"].items()}
@@ -168,3 +178,34 @@ def stack_schema() -> dict[str, object]:
         "required": ["config"],
         "$defs": types,
     }
+
+
+def _described(of: type) -> dict[str, Any]:
+    """Move each description to its field, where editors look for it; msgspec puts it at a branch or type."""
+    import msgspec
+
+    schema = msgspec.json.schema(of)
+    types: dict[str, Any] = schema.get("$defs", {})
+    for one in types.values():
+        for field in one.get("properties", {}).values():
+            for part in (field, *field.get("anyOf", ())):
+                words = part.get("description") or types.get(part.get("$ref", "").rpartition("/")[2], {}).get(
+                    "description"
+                )
+                if words and "description" not in field:
+                    field["description"] = words
+    return schema
+
+
+def _by_hand(schema: dict[str, Any]) -> dict[str, Any]:
+    """Remove null from optional fields: in a file that a user writes, an empty value is a mistake."""
+    for one in schema.get("$defs", {}).values():
+        for field in one.get("properties", {}).values():
+            kinds = [part for part in field.get("anyOf", ()) if part != {"type": "null"}]
+            if len(kinds) == len(field.get("anyOf", ())):
+                continue
+            del field["anyOf"]
+            field.update({**kinds[0], **field} if len(kinds) == 1 else {"anyOf": kinds})
+            if field.get("default", ...) is None:
+                del field["default"]
+    return schema

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import yaml
 
 from spotkeeper.cli.stacks import stackfile
-from spotkeeper.contract.parse import schema as job_schema
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.parse.problem import SpecError
+from spotkeeper.contract.parse.typed import convert
 from tests.cli.conftest import Cli
+from tests.contract.samples import STACK
 from tests.infra.settings import stackfiles
 from tests.infra.settings.test_wrong import FOLDER, LEADS_TO
 
@@ -96,9 +100,7 @@ def test_each_cloud_names_who_pays(stack: jsonschema.Draft202012Validator) -> No
         assert key in next(stack.iter_errors(document)).message
 
 
-@pytest.mark.parametrize(
-    "made", [stackfile.stack_schema(), job_schema.schema(job_schema.Document.JOB)], ids=["stack", "job"]
-)
+@pytest.mark.parametrize("made", [stackfile.stack_schema(), stackfile.job_schema()], ids=["stack", "job"])
 def test_every_field_has_its_words(made: dict[str, Any]) -> None:
     parts = [made, made.get("properties", {}).get("config", {}), *made["$defs"].values()]
     silent = [
@@ -139,3 +141,40 @@ def test_the_schema_of_a_stack_is_that_of_what_one_writes(cli: Cli, old: str, ne
         file = (ROOT / "infra" / "stacks" / f"Pulumi.{name}.yaml").read_text()
         assert old in file
         assert valid.is_valid(yaml.safe_load(file.replace(old, new) if old else file)) == (not old)
+
+
+PLAIN_JOBS = [
+    ({"name": "a", "command": ["t.py"]}, True),
+    ({"name": "a", "command": ["t.py"], "nodes": {"min": 1, "max": 3}, "deadline": "6h"}, True),
+    ({"name": "a", "command": []}, False),
+    ({"name": "a", "command": ["t.py"], "nodes": 0}, False),
+    ({"name": "a", "command": ["t.py"], "polic": "spot"}, False),
+    ({"name": "a", "command": ["t.py"], "policy": "cheap"}, False),
+    ({"name": "a", "command": ["t.py"], "env": {"A": 1}}, False),
+    ({"command": ["t.py"]}, False),
+]
+
+
+@pytest.mark.parametrize(("plain", "good"), PLAIN_JOBS)
+def test_schema_and_parser_agree(plain: dict[str, object], good: bool) -> None:
+    valid = jsonschema.Draft202012Validator(stackfile.job_schema()).is_valid(plain)
+    try:
+        convert(plain, JobSpec)
+        parsed = True
+    except SpecError:
+        parsed = False
+    assert (valid, parsed) == (good, good)
+
+
+def test_the_stack_document_fits_its_schema() -> None:
+    validator = jsonschema.Draft202012Validator(stackfile.state_schema())
+    body = msgspec.json.decode(msgspec.json.encode(STACK))
+    assert validator.is_valid(body)
+    assert not validator.is_valid({**body, "cloud": "azure"})
+
+
+def test_every_field_of_a_job_is_explained_or_plain() -> None:
+    """Editors show descriptions; what has none must be self-evident by its type."""
+    properties = stackfile.job_schema()["$defs"]["JobSpec"]["properties"]  # type: ignore[index]
+    silent = {name for name, body in properties.items() if "description" not in str(body)}
+    assert silent <= {"nodes", "checkpoint", "retry", "seed"}
