@@ -6,7 +6,7 @@ can run in a separate environment (``requirements.txt``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -81,24 +81,3 @@ def _rule(name: str) -> Rule:
 
 
 RULES: tuple[Rule, ...] = tuple(map(_rule, WHY))
-
-
-@dataclass(frozen=True)
-class Violation:
-    rule: str
-    resource: str  # type::name
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.resource}: {self.message}"
-
-
-def violations(every: Iterable[DeclaredResource]) -> Iterator[Violation]:
-    """Yield the violations of all rules in a stack's resources."""
-    resources = tuple(every)
-    for rule in RULES:
-        for resource in resources:
-            for message in rule.of_one(resource):
-                yield Violation(rule.name, f"{resource.type}::{resource.name}", message)
-        for resource, message in rule.of_all(resources):
-            yield Violation(rule.name, f"{resource.type}::{resource.name}", message)

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from infra.policy.resource import DeclaredResource
-from infra.policy.rules import violations
+from infra.policy.rules import RULES
 from tests.infra.conftest import Declared
+
+
+@dataclass(frozen=True)
+class Violation:
+    rule: str
+    resource: str  # type::name
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.resource}: {self.message}"
+
+
+def violations(every: Iterable[DeclaredResource]) -> Iterator[Violation]:
+    """Yield the violations of all rules in a stack's resources."""
+    resources = tuple(every)
+    for rule in RULES:
+        for resource in resources:
+            for message in rule.of_one(resource):
+                yield Violation(rule.name, f"{resource.type}::{resource.name}", message)
+        for resource, message in rule.of_all(resources):
+            yield Violation(rule.name, f"{resource.type}::{resource.name}", message)
 
 
 def broken(declared: Mapping[str, Declared], stack: str) -> list[str]:

@@ -17,7 +17,8 @@ import yaml
 
 from infra.policy import aws, gcp
 from infra.policy.resource import DeclaredResource
-from infra.policy.rules import ADVICE, RULES, WHY, violations
+from infra.policy.rules import ADVICE, RULES, WHY
+from tests.infra.policies import violations
 
 PACK = Path(__file__).resolve().parents[2] / "infra/policy"
 GCP_TEMPLATE: dict[str, Any] = {

@@ -80,11 +80,9 @@ class JobIdentity(Protocol):
         Raises:
             IdentityError: no token is available now.
         """
-        ...
 
     def environment(self, at: ServerAddress) -> dict[str, str]:
         """Return the variables by which the cloud's libraries find the server."""
-        ...
 
     def secret(self, reference: str) -> str:
         """Read a secret with the jobs' identity.
@@ -92,7 +90,6 @@ class JobIdentity(Protocol):
         Raises:
             IdentityError: it cannot be read.
         """
-        ...
 
 
 class IdentityServer:

@@ -44,7 +44,6 @@ class Metadata(Protocol):
         Raises:
             MetadataError: no usable answer.
         """
-        ...
 
     def wait(self, mark: str) -> tuple[Instance, str]:
         """Return instance and mark once the state differs from ``mark``'s (:data:`FIRST`: at once), or after a minute.
@@ -52,7 +51,6 @@ class Metadata(Protocol):
         Raises:
             MetadataError: as above.
         """
-        ...
 
     def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
         """Return headers for ``POST <function><path>`` with this JSON body that prove which machine sends it.
@@ -60,19 +58,15 @@ class Metadata(Protocol):
         Raises:
             MetadataError: the server gives no token or key.
         """
-        ...
 
     def forget_identity(self) -> None:
         """Make the next :meth:`prove` use new tokens or keys, because the function refused the last ones."""
-        ...
 
     def loose(self) -> str:
         """Return how a process outside this machine could read its metadata; "" if it cannot."""
-        ...
 
     def storage(self, root: str, bucket: str) -> Bucket:
         """Return a bucket of this cloud, accessed as this machine. ``root``: its API's address; "": the cloud's own."""
-        ...
 
 
 class Watcher(threading.Thread):

@@ -88,7 +88,6 @@ class Bucket(Protocol):
             MissingError: the object does not exist.
             StorageError: the store does not answer, or the answer is cut short.
         """
-        ...
 
     def find(self, name: str) -> Stored | None:
         """Return the object of this name, or None if it does not exist.
@@ -96,7 +95,6 @@ class Bucket(Protocol):
         Raises:
             StorageError: the store does not answer.
         """
-        ...
 
     def send(self, name: str, content: Readable) -> Stored:
         """Make or replace an object of any size, piece by piece; return it as the store describes it.
@@ -104,7 +102,6 @@ class Bucket(Protocol):
         Raises:
             StorageError: the store did not take it; an older object of this name is unchanged.
         """
-        ...
 
     def write(self, name: str, content: bytes) -> None:
         """Make or replace a small text object.
@@ -112,7 +109,6 @@ class Bucket(Protocol):
         Raises:
             StorageError: the store did not take it.
         """
-        ...
 
     def create(self, name: str, content: bytes) -> bool:
         """Make a small text object; return False if an object of this name exists, whatever its content.
@@ -120,4 +116,3 @@ class Bucket(Protocol):
         Raises:
             StorageError: the store does not answer.
         """
-        ...

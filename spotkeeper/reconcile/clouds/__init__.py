@@ -32,7 +32,6 @@ a loss is told by      log sink, push                           EventBridge; the
 ====================== ======================================== =================================================
 
 A disk may hold data, so its number is abandoned only on proof: it failed, or it is missing although its token is old.
-``ec2/api.py`` lists the IAM actions that all this needs; ``infra/aws/rights.py`` grants exactly these. Both clouds
-run the same twelve scenarios in ``tests/sim``; ``make ec2`` kills, freezes and misleads the function at each of their
-steps.
+``infra/aws/rights.py`` grants exactly the IAM actions that all this needs. Both clouds run the same twelve scenarios in
+``tests/sim``; ``make ec2`` kills, freezes and misleads the function at each of their steps.
 """

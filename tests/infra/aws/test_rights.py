@@ -24,10 +24,10 @@ from infra.settings.model import Settings
 from infra.settings.read import from_config
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.local.deploy.config import read_config
-from spotkeeper.reconcile.clouds.ec2 import api
 from spotkeeper.reconcile.store import paths
 from tests.infra.aws.judge import Ask, allowed, denied
 from tests.infra.conftest import STACKS
+from tests.reconcile.clouds.ec2 import iam
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")
 STACK = "example-aws"
@@ -75,8 +75,8 @@ def actions_of(policy: str) -> set[str]:
 
 def test_the_function_may_what_its_adapter_calls_and_no_more(function: str) -> None:
     own = {action for action in actions_of(function) if action.partition(":")[0] in ("ec2", "iam")}
-    assert own == set(api.ACTIONS)
-    assert set(LOOK) == set(api.READS)
+    assert own == set(iam.ACTIONS)
+    assert set(LOOK) == set(iam.READS)
     assert {action.partition(":")[0] for action in actions_of(function)} == {"ec2", "iam", "logs", "s3", "sqs"}
     assert not any("*" in action for action in actions_of(function))
 

@@ -25,11 +25,12 @@ from spotkeeper.contract.cloud import (
 )
 from spotkeeper.contract.market import Chances, Guess, PriceRun
 from spotkeeper.contract.stack import Interface, Model
-from spotkeeper.reconcile.clouds.ec2 import api, errors
+from spotkeeper.reconcile.clouds.ec2 import errors
 from spotkeeper.reconcile.clouds.ec2.api import Api
 from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
 from spotkeeper.reconcile.clouds.ec2.errors import classify, detail_of
 from spotkeeper.reconcile.clouds.ec2.listing import PAGE
+from tests.reconcile.clouds.ec2 import iam
 from tests.reconcile.clouds.ec2.region import JOB, POOL, STACK, UID, A, B, Region, insert, region
 from tests.reconcile.clouds.ec2.standin import protocol
 from tests.reconcile.clouds.ec2.standin.site import Delays, Fault
@@ -658,7 +659,7 @@ def every_action(here: Region) -> None:
 def test_every_call_is_among_the_rights_and_every_right_is_for_a_call(here: Region) -> None:
     every_action(here)
     made = {f"ec2:{name}" for name, _ in here.service.asked}
-    assert made | set(api.WITH_THEM) == set(api.ACTIONS)
+    assert made | set(iam.WITH_THEM) == set(iam.ACTIONS)
     assert all("DryRun" not in params for _, params in here.service.asked)
 
 
