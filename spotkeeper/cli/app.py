@@ -80,7 +80,7 @@ Stack = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Name or id of the job.", show_default=False)]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Name or id of the job.")]
 Node = Annotated[
     int | None, typer.Option("--node", metavar="N", min=0, help="Node number; optional if the job has one machine.")
 ]

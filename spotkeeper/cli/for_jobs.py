@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from spotkeeper.cli.app import JOBS, Job, Json, Node, Stack, WithArguments, Yes, app, arguments_of
 
-JobFile = Annotated[Path, Argument(metavar="JOB.YAML", help="The job file.", show_default=False)]
+JobFile = Annotated[Path, Argument(metavar="JOB.YAML", help="The job file.")]
 StackFile = Annotated[
     Path | None, Option("--stack-file", metavar="FILE", help="Pulumi.NAME.yaml of a stack that need not be running.")
 ]
@@ -25,13 +25,8 @@ Markets = Annotated[
 @app.command(rich_help_panel=JOBS, cls=WithArguments)
 def submit(
     context: typer.Context,
-    files: Annotated[
-        list[Path], Argument(metavar="JOB.YAML... [-- ARGUMENTS]", help="The job files.", show_default=False)
-    ],
-    name: Annotated[
-        str | None,
-        Option("--name", metavar="NAME", help="Name of the job, instead of the one in the file.", show_default=False),
-    ] = None,
+    files: Annotated[list[Path], Argument(metavar="JOB.YAML... [-- ARGUMENTS]", help="The job files.")],
+    name: Annotated[str | None, Option(metavar="NAME", help="Name of the job, instead of the one in the file.")] = None,
     watch: Annotated[bool, Option("--watch", "-w", help="Follow the job until it ends.")] = False,
     check: Annotated[
         bool, Option("--check", help="Check the files against the stack, and send and start nothing.")
@@ -72,10 +67,7 @@ def submit(
 
 @app.command(rich_help_panel=JOBS)
 def status(
-    job: Annotated[
-        str | None,
-        Argument(metavar="JOB", help="Name or id of a job. Default: all.", show_default=False),
-    ] = None,
+    job: Annotated[str | None, Argument(metavar="JOB", help="Name or id of a job. Default: all.")] = None,
     finished: Annotated[bool, Option("--all", "-a", help="Include finished jobs.")] = False,
     stack: Stack = None,
     as_json: Json = False,
@@ -107,12 +99,10 @@ def watch(job: Job, verbose: Verbose = False, stack: Stack = None, as_json: Json
 def logs(
     job: Job,
     node: Annotated[
-        str,
-        Option("--node", "-n", metavar="N|all", help="Node of the machine, as `status` shows it, or all."),
+        str, Option("--node", "-n", metavar="N|all", help="Node of the machine, as `status` shows it, or all.")
     ] = "0",
     gen: Annotated[
-        int | None,
-        Option("--gen", "-g", help="Generation (`status` shows the current one). Default: the newest."),
+        int | None, Option("--gen", "-g", help="Generation (`status` shows the current one). Default: the newest.")
     ] = None,
     follow: Annotated[bool, Option("--follow", "-f", help="Print new output until the job ends.")] = False,
     stack: Stack = None,
@@ -135,13 +125,9 @@ def logs(
 @app.command(rich_help_panel=JOBS)
 def download(
     job: Job,
-    folder: Annotated[
-        Path | None,
-        Argument(metavar="DIR", help="Target folder. Default: ./JOB-output.", show_default=False),
-    ] = None,
+    folder: Annotated[Path | None, Argument(metavar="DIR", help="Target folder. Default: ./JOB-output.")] = None,
     node: Annotated[
-        int | None,
-        Option("--node", "-n", help="Only the files of this machine. Default: all machines.", show_default=False),
+        int | None, Option("--node", "-n", help="Only the files of this machine. Default: all machines.")
     ] = None,
     stack: Stack = None,
     as_json: Json = False,
@@ -164,14 +150,8 @@ def download(
 @app.command(rich_help_panel=JOBS)
 def checkpoints(
     job: Job,
-    fetch: Annotated[
-        Path | None,
-        Option("--fetch", metavar="DIR", help="Download the newest checkpoint of the bucket.", show_default=False),
-    ] = None,
-    commit: Annotated[
-        str | None,
-        Option("--commit", metavar="GEN-STEP", help="With --fetch: download this one.", show_default=False),
-    ] = None,
+    fetch: Annotated[Path | None, Option(metavar="DIR", help="Download the newest checkpoint of the bucket.")] = None,
+    commit: Annotated[str | None, Option(metavar="GEN-STEP", help="With --fetch: download this one.")] = None,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
@@ -189,10 +169,7 @@ def checkpoints(
 
 @app.command(rich_help_panel=JOBS)
 def report(
-    job: Annotated[
-        str | None,
-        Argument(metavar="JOB", help="Name or id of the job.", show_default=False),
-    ] = None,
+    job: Annotated[str | None, Argument(metavar="JOB", help="Name or id of the job.")] = None,
     every: Annotated[bool, Option("--all", "-a", help="Totals of all jobs, by user and by month.")] = False,
     as_csv: Annotated[
         bool, Option("--csv", help="One line per machine (with --all: per job, user and month).")
@@ -215,23 +192,17 @@ def report(
 
 @app.command("check-script", rich_help_panel=JOBS)
 def check_script(
-    script: Annotated[Path, Argument(metavar="TRAIN.PY", help="The training script.", show_default=False)],
-    arguments: Annotated[
-        list[str] | None,
-        Argument(metavar="[-- ARGS...]", help="Arguments of the script.", show_default=False),
-    ] = None,
-    steps: Annotated[int, Option("--steps", metavar="N", min=3, help="Optimizer steps per run.")] = 12,
+    script: Annotated[Path, Argument(metavar="TRAIN.PY", help="The training script.")],
+    arguments: Annotated[list[str] | None, Argument(metavar="[-- ARGS...]", help="Arguments of the script.")] = None,
+    steps: Annotated[int, Option(metavar="N", min=3, help="Optimizer steps per run.")] = 12,
     nproc: Annotated[
-        int,
-        Option("--nproc", metavar="N", min=1, help="Number of processes; torchrun starts them if more than one."),
+        int, Option(metavar="N", min=1, help="Number of processes; torchrun starts them if more than one.")
     ] = 1,
     python: Annotated[
-        str | None,
-        Option("--python", metavar="PATH", help="Python interpreter that has torch. Default: the one of this command."),
+        str | None, Option(metavar="PATH", help="Python interpreter that has torch. Default: the one of this command.")
     ] = None,
     ignore: Annotated[
-        list[str] | None,
-        Option("--ignore", metavar="NAME", help="Variable that need not be restored (repeatable)."),
+        list[str] | None, Option(metavar="NAME", help="Variable that need not be restored (repeatable).")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -255,8 +226,7 @@ def check_script(
 def forecast(
     file: JobFile,
     work: Annotated[
-        str | None,
-        Option("--work", metavar="40h", help="Training time without interruptions. Default: what the job file says."),
+        str | None, Option(metavar="40h", help="Training time without interruptions. Default: what the job file says.")
     ] = None,
     stack_file: StackFile = None,
     markets: Markets = None,
@@ -282,12 +252,10 @@ def forecast(
 def compare(
     file: JobFile,
     work: Annotated[
-        str | None,
-        Option("--work", metavar="40h", help="Training time on the machines of the job file, without interruptions."),
+        str | None, Option(metavar="40h", help="Training time on the machines of the job file, without interruptions.")
     ] = None,
     step_time: Annotated[
-        float | None,
-        Option("--step-time", metavar="SECONDS", min=1e-6, help="Duration of a step on the machines of the job file."),
+        float | None, Option(metavar="SECONDS", min=1e-6, help="Duration of a step on the machines of the job file.")
     ] = None,
     measure: Annotated[
         bool, Option("--measure", help="Run the job's command here for a dozen steps to measure one.")
@@ -295,7 +263,6 @@ def compare(
     gradients_gb: Annotated[
         float,
         Option(
-            "--gradients-gb",
             metavar="GB",
             min=0.0,
             help="Size of the gradients that a step sums: for 1.3 billion parameters in bf16, 2.6.",
@@ -325,12 +292,7 @@ def drill(
     job: Job,
     node: Annotated[
         int | None,
-        Option(
-            "--node",
-            metavar="N",
-            min=0,
-            help="Node of the machine. Default: the highest on spot, else on on-demand.",
-        ),
+        Option(metavar="N", min=0, help="Node of the machine. Default: the highest on spot, else on on-demand."),
     ] = None,
     no_notice: Annotated[bool, Option("--no-notice", help="Delete the machine without a preemption notice.")] = False,
     yes: Yes = False,
@@ -398,7 +360,7 @@ def resize(
 @app.command(rich_help_panel=JOBS)
 def move(
     job: Job,
-    zone: Annotated[str, Argument(metavar="ZONE", help="Name of the zone, such as us-central1-b.", show_default=False)],
+    zone: Annotated[str, Argument(metavar="ZONE", help="Name of the zone, such as us-central1-b.")],
     wait: Wait = False,
     stack: Stack = None,
     as_json: Json = False,
@@ -416,13 +378,7 @@ def move(
 
 
 @app.command(rich_help_panel=JOBS)
-def swap(
-    job: Job,
-    node: Node = None,
-    wait: Wait = False,
-    stack: Stack = None,
-    as_json: Json = False,
-) -> None:
+def swap(job: Job, node: Node = None, wait: Wait = False, stack: Stack = None, as_json: Json = False) -> None:
     """Replace one machine of a job, for example because it is slow or faulty. No step is lost.
 
     The old machine trains while the replacement boots. Then all machines save and stop at the same step, and training
@@ -438,7 +394,7 @@ def swap(
 @app.command(rich_help_panel=JOBS, cls=WithArguments)
 def ssh(
     context: typer.Context,
-    job: Annotated[str, Argument(metavar="JOB [-- COMMAND]", help="Name or id of the job.", show_default=False)],
+    job: Annotated[str, Argument(metavar="JOB [-- COMMAND]", help="Name or id of the job.")],
     node: Node = None,
     stack: Stack = None,
     as_json: Annotated[
@@ -465,16 +421,9 @@ def resume(
     job: Job,
     file: Annotated[
         Path | None,
-        Argument(
-            metavar="JOB.YAML [-- ARGUMENTS]",
-            help="Corrected job file. Default: the files that the job has.",
-            show_default=False,
-        ),
+        Argument(metavar="JOB.YAML [-- ARGUMENTS]", help="Corrected job file. Default: the files that the job has."),
     ] = None,
-    name: Annotated[
-        str | None,
-        Option("--name", metavar="NAME", help="With a job file: the name, as given to submit."),
-    ] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="With a job file: the name, as given to submit.")] = None,
     go_back: Annotated[
         bool,
         Option("--go-back", help="Resume from an older checkpoint, or from the start, because the newest is lost."),
@@ -510,9 +459,7 @@ def resume(
 
 @app.command(rich_help_panel=JOBS)
 def schema(
-    document: Annotated[
-        str, Argument(metavar="job|stack|state", help="Which document to describe.", show_default=False)
-    ],
+    document: Annotated[str, Argument(metavar="job|stack|state", help="Which document to describe.")],
     as_json: Json = False,
 ) -> None:
     """Print the JSON Schema of a job file or of a stack file (`Pulumi.NAME.yaml`), for editors.

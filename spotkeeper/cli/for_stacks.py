@@ -15,17 +15,13 @@ StackOrFile = Annotated[
     Argument(
         metavar="STACK",
         help="Stack file (Pulumi.NAME.yaml), or its NAME in this folder or in infra/stacks. Default: SPOTKEEPER_STACK.",
-        show_default=False,
     ),
 ]
 
 
 @app.command(rich_help_panel=STACKS)
 def reconcile(
-    once: Annotated[
-        bool,
-        Option("--once", help="Required: run one round for every job, then exit."),
-    ] = False,
+    once: Annotated[bool, Option("--once", help="Required: run one round for every job, then exit.")] = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
@@ -44,10 +40,7 @@ def reconcile(
 
 @app.command(rich_help_panel=STACKS)
 def render(
-    file: Annotated[
-        Path | None,
-        Argument(metavar="FILE", help="Job file or stack file (Pulumi.NAME.yaml).", show_default=False),
-    ] = None,
+    file: Annotated[Path | None, Argument(metavar="FILE", help="Job file or stack file (Pulumi.NAME.yaml).")] = None,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
@@ -92,17 +85,12 @@ def check(stack: StackOrFile = None, as_json: Json = False) -> None:
 
 @app.command(rich_help_panel=STACKS)
 def review(
-    preview: Annotated[
-        Path,
-        Option("--preview", metavar="FILE", help="Output of `pulumi preview --json`; - reads standard input."),
-    ],
+    preview: Annotated[Path, Option(metavar="FILE", help="Output of `pulumi preview --json`; - reads standard input.")],
     stack_file: Annotated[
-        Path | None,
-        Option("--stack-file", metavar="FILE", help="Pulumi.NAME.yaml. Default: the file of the stack."),
+        Path | None, Option(metavar="FILE", help="Pulumi.NAME.yaml. Default: the file of the stack.")
     ] = None,
     base: Annotated[
-        Path | None,
-        Option("--base", metavar="FILE", help="The stack file before the change, to compare the cost."),
+        Path | None, Option(metavar="FILE", help="The stack file before the change, to compare the cost.")
     ] = None,
     allow_data_loss: Annotated[
         bool,
@@ -116,12 +104,9 @@ def review(
         bool, Option("--expect-no-changes", help="Fail if anything changes, for a nightly drift check.")
     ] = False,
     comment: Annotated[
-        Path | None,
-        Option("--comment", metavar="FILE", help="Also write it to FILE, short enough for a comment."),
+        Path | None, Option(metavar="FILE", help="Also write it to FILE, short enough for a comment.")
     ] = None,
-    stacks: Annotated[
-        int, Option("--stacks", min=1, help="Number of stacks whose reviews share that comment and its length.")
-    ] = 1,
+    stacks: Annotated[int, Option(min=1, help="Number of stacks whose reviews share that comment and its length.")] = 1,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
@@ -170,12 +155,10 @@ def live_check(
 @app.command(rich_help_panel=STACKS)
 def preflight(
     folder: Annotated[
-        Path | None,
-        Option("--folder", metavar="DIR", help="Folder of the checkpoints. Default: the data disk, else this folder."),
+        Path | None, Option(metavar="DIR", help="Folder of the checkpoints. Default: the data disk, else this folder.")
     ] = None,
     peer: Annotated[
-        list[str] | None,
-        Option("--peer", metavar="ADDRESS", help="Another machine that must be reachable (repeatable)."),
+        list[str] | None, Option(metavar="ADDRESS", help="Another machine that must be reachable (repeatable).")
     ] = None,
     notice: Annotated[
         float | None,
@@ -222,7 +205,7 @@ def policy(as_json: Json = False) -> None:
 
 @app.command(rich_help_panel=STACKS)
 def repair(
-    what: Annotated[str, Argument(metavar="allocation", help="Which document to rebuild.", show_default=False)],
+    what: Annotated[str, Argument(metavar="allocation", help="Which document to rebuild.")],
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:

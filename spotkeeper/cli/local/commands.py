@@ -32,8 +32,7 @@ def up(
     scale: Annotated[float, typer.Option(help="Speed of its clock, as a multiple of real time (at most 120).")] = SCALE,
     seed: Annotated[int, typer.Option(help="Seed of the market and of the boot times.")] = 0,
     stack_file: Annotated[
-        Path | None,
-        typer.Option("--stack-file", help="Your own stack file; later ups and downs of this cloud use it too."),
+        Path | None, typer.Option(help="Your own stack file; later ups and downs of this cloud use it too.")
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -94,10 +93,7 @@ def status(folder: Folder = HERE, as_json: Json = False) -> None:
 
 @app.command()
 def preempt(
-    vm: Annotated[
-        str,
-        typer.Argument(metavar="VM", help="Name of the VM, as `spotkeeper local status` shows it.", show_default=False),
-    ],
+    vm: Annotated[str, typer.Argument(metavar="VM", help="Name of the VM, as `spotkeeper local status` shows it.")],
     notice: Annotated[
         bool, typer.Option("--notice/--no-notice", help="Give a preemption notice first, or delete the VM immediately.")
     ] = True,
@@ -115,7 +111,7 @@ def preempt(
 
 @app.command()
 def capacity(
-    zone: Annotated[str, typer.Argument(metavar="ZONE", help="Such as us-central1-a.", show_default=False)],
+    zone: Annotated[str, typer.Argument(metavar="ZONE", help="Such as us-central1-a.")],
     nodes: Annotated[
         str, typer.Argument(metavar="N|market", help="Number of spot VMs, or market to follow the recording again.")
     ],
