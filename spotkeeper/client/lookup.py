@@ -256,10 +256,7 @@ def machines(count: int) -> str:
 
 
 def refuse_over(record: Record) -> None:
-    """
-    Raises:
-        CliError: the job has ended, so it takes no request.
-    """
+    """Raise CliError if the job has ended, so that it takes no request."""
     if record.over:
         outcome = record.outcome.value if record.outcome else "over"
         raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)

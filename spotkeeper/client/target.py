@@ -47,11 +47,7 @@ class Target:
         return "pulumi up" if self.local is None else f"spotkeeper local up {folder_option(self.local)}"
 
     def store(self) -> Store:
-        """Return the bucket.
-
-        Raises:
-            CliError: its address is not valid.
-        """
+        """Return the bucket; CliError if its address is not valid."""
         from spotkeeper.reconcile.store.store import open_store
 
         try:
@@ -108,11 +104,7 @@ def named(folder: Path) -> Path:
 
 
 def attach(folder: Path) -> LocalCloud:
-    """Return the one-machine cloud in a folder.
-
-    Raises:
-        CliError: the folder has no cloud.
-    """
+    """Return the one-machine cloud in a folder; CliError if there is none."""
     from spotkeeper.local.lifecycle.cloud import LocalCloud
     from spotkeeper.local.lifecycle.folder import LocalCloudError
 

@@ -108,11 +108,7 @@ def read(path: Path, *, ratio: float = 0.3) -> Recording:
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
-    """Read every ``*.json`` of a folder, in name order.
-
-    Raises:
-        RecordingError: the folder has none, or one is invalid.
-    """
+    """Read every ``*.json`` of a folder, in name order; RecordingError without any, or for an invalid one."""
     found = tuple(read(path) for path in sorted(folder.glob("*.json")))
     if not found:
         raise RecordingError(f"{folder}: no recording (*.json) found")

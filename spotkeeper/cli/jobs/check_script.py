@@ -89,11 +89,7 @@ def run(
 
 
 def _check_python(python: str) -> None:
-    """Check that this Python interpreter runs.
-
-    Raises:
-        CliError: it cannot be run.
-    """
+    """Raise CliError unless this Python interpreter runs."""
     try:
         subprocess.run([python, "-c", ""], stdin=subprocess.DEVNULL, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:

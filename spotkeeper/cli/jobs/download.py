@@ -165,11 +165,7 @@ def _nothing(record: Record, node: int | None, lists: dict[int, Output]) -> CliE
 
 
 def _target(folder: Path, node: int, path: str) -> Path:
-    """Return where a file of a node goes below ``folder``.
-
-    Raises:
-        CliError: its path, or an existing link, leads out of the folder.
-    """
+    """Return where a file of a node goes; CliError if its path, or an existing link, leads out of ``folder``."""
     parts = PurePosixPath(path).parts
     home = folder / str(node)
     target = home.joinpath(*parts)
@@ -180,11 +176,7 @@ def _target(folder: Path, node: int, path: str) -> Path:
 
 
 def _fetch(store: Store, job: str, one: Wanted, advance: Advance) -> Got:
-    """Fetch one file, unless it is here already.
-
-    Raises:
-        CliError: the bucket's bytes differ from those in its list.
-    """
+    """Fetch one file, unless it is here already; CliError if the bytes differ from those in the bucket's list."""
     file, name = one.file, paths.output_file(job, one.node, one.file.name)
     try:
         was_there = fetch_file(store, [(name, file.size)], Content(file.size, "md5", file.md5), one.target, advance)

@@ -135,11 +135,7 @@ def targets_of(store: Store, record: Record, target: Target) -> Targets:
 
 
 def look(target: Target, store: Store, victim: Victim) -> Evidence:
-    """Read the documents that show the recovery's state now.
-
-    Raises:
-        CliError: the job's record is gone.
-    """
+    """Read the documents that show the recovery's state now; CliError if the job's record is gone."""
     held = store.read_record(victim.job)
     if held is None:
         raise CliError(f"{victim.job}: its record is gone", Exit.MISSING)
@@ -217,11 +213,7 @@ def shown(as_json: bool) -> contextlib.AbstractContextManager[Show]:
 
 
 def _judge(view: DrillView) -> None:
-    """Fail if the drill did.
-
-    Raises:
-        CliError: a target was missed.
-    """
+    """Raise CliError if the drill missed a target."""
     from spotkeeper.report.drill import misses
 
     if not view.passed:

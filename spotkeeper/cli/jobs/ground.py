@@ -63,11 +63,7 @@ class Ground:
         return cache(partial(ran, self.store, self.stack))
 
     def job(self, file: Path) -> JobSpec:
-        """Read a job file and check it against the stack.
-
-        Raises:
-            SpecError: all problems of the file.
-        """
+        """Read a job file and check it against the stack; SpecError with all its problems."""
         stack = self.stack if self.named else None
         return read_job(file, stack, self.now, self.starts)
 

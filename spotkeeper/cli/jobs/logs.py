@@ -60,11 +60,7 @@ def run(job: str, word: str, gen: int | None, stack: str | None, *, follow: bool
 
 
 def wanted(word: str) -> int | None:
-    """Return the node that ``--node`` names; None: all nodes.
-
-    Raises:
-        CliError: the word is neither a number nor ``all``.
-    """
+    """Return the node that ``--node`` names; None for ``all``; CliError for anything but a number."""
     if word == ALL:
         return None
     if not (word.isascii() and word.isdecimal() and len(word) < 10):

@@ -43,11 +43,7 @@ TEMPLATE = "SPOTKEEPER_FIS_TEMPLATE"
 
 
 def preempt(target: Target, state: StackState, victim: Victim) -> None:
-    """Preempt the machine of a drill, in the cloud of the stack.
-
-    Raises:
-        CliError: the machine could not be preempted, and why.
-    """
+    """Preempt the machine of a drill, in the cloud of the stack; CliError says why it could not."""
     if target.local is not None:
         _local(target, victim)
     elif state.cloud == "aws":

@@ -80,11 +80,7 @@ def _readable_state(target: Target, store: Store) -> StackState | None:
 
 
 def watch_job(job: str, stack: str | None, *, verbose: bool, as_json: bool) -> None:
-    """Follow a job until it ends or goes on hold.
-
-    Raises:
-        CliError: the job failed, went on hold or was cancelled.
-    """
+    """Follow a job; CliError if it fails, is cancelled or goes on hold."""
     target = find_target(stack)
     store = target.store()
     state = target.state(store)

@@ -56,11 +56,7 @@ def run(
 def _all_checked(
     target: Target, store: Store, state: StackState, files: Sequence[Path], overrides: Overrides
 ) -> list[JobSpec]:
-    """Check all job files.
-
-    Raises:
-        SpecError: all problems of all files, and names that occur twice.
-    """
+    """Check all job files; SpecError with the problems of all, and names that occur twice."""
     specs: list[JobSpec] = []
     problems: list[Problem] = []
     for file in files:

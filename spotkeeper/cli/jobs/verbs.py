@@ -87,11 +87,7 @@ def resize(job: str, nodes: int, options: Options) -> None:
 
 
 def move(job: str, zone: str, options: Options) -> None:
-    """Request a job's move to another zone.
-
-    Raises:
-        CliError: no such job, it is over, or its spot pools do not have this zone.
-    """
+    """Request a job's move; CliError if the job is over or its spot pools do not have this zone."""
     target, store = open_stack(options.stack)
     record = lookup.find_job(store, job)
     spec = store.read_spec(record.job, record.spec_key())
@@ -206,11 +202,7 @@ def resume_with(
 
 
 def _check_resume(store: Store, record: Record, spec: JobSpec, stack: StackState | None, now: float) -> None:
-    """Check that the job can resume with this job file.
-
-    Raises:
-        CliError: the next round would refuse the file.
-    """
+    """Raise CliError if the next round would refuse to resume the job with this job file."""
     from spotkeeper.reconcile.decide.gang.requests import file_refusal
 
     lookup.refuse_over(record)
@@ -327,11 +319,7 @@ def _awaited(asked: JobRequest) -> str:
 
 
 def _check_taken(store: Store, record: Record, asked: JobRequest) -> None:
-    """Check in the ledger that the function did not refuse the request.
-
-    Raises:
-        CliError: the function refused the request.
-    """
+    """Raise CliError if the ledger shows that the function refused the request."""
     for entry in (*store.list_ledger(record.job), *record.outbox):
         if entry.id == f"{Event.REQUEST.value}.{asked.id}" and entry.detail.startswith("refused: "):
             raise CliError(f"{record.name} ({record.job}): {asked.kind.value}: {entry.detail}", Exit.REFUSED)

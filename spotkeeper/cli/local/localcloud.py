@@ -120,11 +120,7 @@ def up(folder: Path, options: UpOptions) -> None:
 
 
 def _check(options: UpOptions) -> None:
-    """Check the options of ``local up``.
-
-    Raises:
-        CliError: an option is out of range, or a file is missing.
-    """
+    """Raise CliError if an option of ``local up`` is out of range, or a file is missing."""
     if options.scale > MAX_SCALE:
         why = f"at {MAX_SCALE:g} a notice of 120 s is one real second, the least that a job needs to save"
         raise CliError(f"scale {options.scale:g}: must be at most {MAX_SCALE:g}; {why}", Exit.USAGE)
@@ -289,11 +285,7 @@ def _end_by_force(folder: Path, as_json: bool) -> None:
 
 
 def _cloud_unless_damaged(folder: Path) -> LocalCloud | None:
-    """Return the cloud in ``folder``; None if it is damaged.
-
-    Raises:
-        CliError: the folder has no cloud.
-    """
+    """Return the cloud in ``folder``; None if it is damaged; CliError if there is none."""
     from spotkeeper.local.lifecycle.cloud import LocalCloud
     from spotkeeper.local.lifecycle.folder import DamagedError, LocalCloudError
 

@@ -165,11 +165,7 @@ def _cleaned_up() -> Iterator[None]:
 
 
 def _pool(state: StackState) -> PoolState:
-    """Return the cheapest spot pool.
-
-    Raises:
-        CliError: the stack has no spot pool.
-    """
+    """Return the cheapest spot pool; CliError if the stack has none."""
     pools = [pool for pool in state.pools if pool.kind == "spot" and pool.max_machines]
     if not pools:
         raise CliError("the stack has no spot pool, so there is nothing to check", Exit.USAGE)

@@ -143,11 +143,7 @@ def repair_allocation(target: Target) -> Allocation:
 
 
 def _runtime(target: Target) -> Runtime:
-    """Make the function's runtime in this shell, with the cloud that the target names.
-
-    Raises:
-        CliError: the cloud cannot be called.
-    """
+    """Make the function's runtime in this shell; CliError if the target's cloud cannot be called."""
     state = target.state(target.store())
     endpoint = target.compute_endpoint or os.environ.get("SPOTKEEPER_COMPUTE_ENDPOINT") or None
     settings = FunctionSettings(state.stack, target.bucket, target.clock, compute_endpoint=endpoint)

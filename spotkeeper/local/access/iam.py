@@ -121,11 +121,7 @@ class ProjectIam:
         return self._resources.get(ACCOUNT, email.partition("@")[0]) is not None
 
     def check(self, email: str, required: Iterable[RequiredPermission]) -> None:
-        """Check that an account has all required permissions.
-
-        Raises:
-            ApiError: 403 with the first missing permission.
-        """
+        """Raise ApiError (403) with the first required permission that an account lacks."""
         grants = self.grants(email)
         for one in required:
             if not any(_covers(grant, one) for grant in grants):

@@ -69,11 +69,7 @@ def by_netlink(client: Address, server: Address) -> int | None:
 
 
 def by_table(client: Address, server: Address) -> int | None:
-    """Look up the client's row in the kernel's tables.
-
-    Raises:
-        OSError: a table cannot be read.
-    """
+    """Look up the client's row in the kernel's tables; OSError if a table cannot be read."""
     for table in _TABLES:
         if not table.exists():  # without IPv6
             continue

@@ -45,11 +45,7 @@ class Rights:
         ]
 
     def of(self, call: ApiCall) -> tuple[RequiredPermission, ...]:
-        """Return the permissions that a call requires.
-
-        Raises:
-            ApiError: 501 for a method that is not in the table.
-        """
+        """Return the permissions that a call requires; ApiError (501) for a method that is not in the table."""
         for verb, pattern, required in self._table:
             if verb == call.method and pattern.match(call.path):
                 return tuple(required(call))

@@ -139,11 +139,7 @@ class BucketApi:
 
 
 def _fields(body: JsonValue) -> JsonObject:
-    """Return the fields of a bucket in a request's body.
-
-    Raises:
-        ApiError: 400 for another JSON type, 501 for an unsupported field.
-    """
+    """Return a bucket's fields in a request; ApiError 400 for another JSON type, 501 for an unsupported field."""
     clean = without_nulls(body)
     if not isinstance(clean, dict):
         raise ApiError(400, "parseError", "Expected a bucket.")

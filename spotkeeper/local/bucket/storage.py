@@ -71,11 +71,7 @@ class Buckets(Effect):
             self.delete(key)
 
     def must_be_empty(self, name: str) -> None:
-        """Check that the bucket is empty, as the API does, which has no force option.
-
-        Raises:
-            ApiError: 409 if it has objects.
-        """
+        """Raise ApiError (409) if the bucket has objects; the API has no force option."""
         if self.objects.list(""):
             raise ApiError(409, "conflict", f"The bucket {name} you tried to delete is not empty.")
 
@@ -187,11 +183,7 @@ class StorageApi:
             raise ApiError(404, "notFound", "The specified bucket does not exist.")
 
     def _allow(self, request: Request, key: str, write: bool) -> None:
-        """Check that a VM uses only its own paths; the operator and the function may use all.
-
-        Raises:
-            ApiError: 403 for another path.
-        """
+        """Raise ApiError (403) if a VM uses another path than its own; the operator and the function may use all."""
         principal = self._find_principal(request)
         if principal is None or not principal.vm:  # the guard has refused requests without a valid token
             return

@@ -43,11 +43,7 @@ class Disks:
         return self._world.state.get(DISKS, path, w.Disk)
 
     def get(self, ref: Ref) -> w.Disk:
-        """Find a disk.
-
-        Raises:
-            ApiError: 404.
-        """
+        """Find a disk; ApiError (404) without one."""
         found = self.find(ref.path)
         if found is None:
             raise errors.not_found(ref.path)
@@ -184,11 +180,7 @@ class Disks:
         return ref
 
     def acquire(self, path: str, vm_path: str) -> w.Disk:
-        """Mark the disk as used by a VM.
-
-        Raises:
-            FailedOperationError: another VM uses it, or it is gone.
-        """
+        """Mark the disk as used by a VM; FailedOperationError if another VM uses it, or it is gone."""
         disk = self.find(path)
         if disk is None or disk.status != "READY":
             raise errors.failed_not_found(path)
@@ -208,11 +200,7 @@ class Disks:
         return self._world.state.get(SNAPSHOTS, path, w.Snapshot)
 
     def get_snapshot(self, ref: Ref) -> w.Snapshot:
-        """Find a snapshot.
-
-        Raises:
-            ApiError: 404.
-        """
+        """Find a snapshot; ApiError (404) without one."""
         found = self._find_snapshot(ref.path)
         if found is None:
             raise errors.not_found(ref.path)

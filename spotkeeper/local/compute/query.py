@@ -43,11 +43,7 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> Filter:
-        """Parse a filter expression.
-
-        Raises:
-            ApiError: 400 with the invalid part.
-        """
+        """Parse a filter expression; ApiError (400) with the invalid part."""
         groups: list[list[_Term]] = [[]]
         tokens = list(_tokens(text))
         while tokens:
@@ -252,11 +248,7 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*|[*/(),]")
 
 
 def parse_mask(text: str) -> Mask:
-    """Parse a field mask.
-
-    Raises:
-        ApiError: 400 for an invalid mask.
-    """
+    """Parse a field mask; ApiError (400) for an invalid one."""
     words = _WORD.findall(text)
     if "".join(words) != text:
         raise _bad_mask(text)

@@ -100,11 +100,7 @@ class Resources:
         return found
 
     def create(self, type_: str, declared: Declaration) -> Resource:
-        """Create a resource.
-
-        Raises:
-            ApiError: 409 for a taken name, 501 for an unsupported type.
-        """
+        """Create a resource; ApiError 409 for a taken name, 501 for an unsupported type."""
         if type_ not in self._effects and type_ not in ONLY_KEPT:
             raise errors.not_built(f"resource type {type_}")
         if self.get(type_, declared.name) is not None:
@@ -116,11 +112,7 @@ class Resources:
         return self._apply(type_, declared)
 
     def need(self, type_: str, name: str) -> Resource:
-        """Find a resource.
-
-        Raises:
-            ApiError: 404.
-        """
+        """Find a resource; ApiError (404) without one."""
         found = self.get(type_, name)
         if found is None:
             raise errors.not_found(f"{type_}/{name}")

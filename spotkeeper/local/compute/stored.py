@@ -119,11 +119,7 @@ class StoredResources:
         return self._world.state.get(ref.kind, ref.path, StoredResource)
 
     def get(self, ref: Ref) -> StoredResource:
-        """Find a resource by name or numeric id.
-
-        Raises:
-            ApiError: 404.
-        """
+        """Find a resource by name or numeric id; ApiError (404) without one."""
         found = self.find(ref)
         if found is None and ref.name.isdigit():
             found = next((item for item in self.list(ref) if item.id == int(ref.name)), None)
@@ -180,11 +176,7 @@ class StoredResources:
         return clean
 
     def template(self, ref: Ref) -> InstanceProperties:
-        """A template's properties.
-
-        Raises:
-            ApiError: 404.
-        """
+        """Return a template's properties; ApiError (404) without the template."""
         return parse_body(self.get(ref).body["properties"], InstanceProperties)
 
     def delete(self, ref: Ref, request_id: str | None) -> OpDoc:

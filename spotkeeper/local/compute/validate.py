@@ -20,11 +20,7 @@ MAX_NOTICE_S = 120
 
 
 def name(value: str | None, field: str = "resource.name") -> str:
-    """Check a resource's name and return it.
-
-    Raises:
-        ApiError: 400 required, or 400 invalid with Google's pattern.
-    """
+    """Return a resource's name; ApiError (400) if it is missing or does not match Google's pattern."""
     if not value:
         raise errors.required(field)
     if not catalog.NAME.match(value):

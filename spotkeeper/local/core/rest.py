@@ -122,11 +122,7 @@ Route = tuple[str, str, Handler]
 
 
 def decode(body: bytes) -> JsonValue:
-    """Parse a JSON body; an empty one is an empty object.
-
-    Raises:
-        ApiError: 400 for invalid JSON.
-    """
+    """Parse a JSON body, an empty one as an empty object; ApiError (400) for invalid JSON."""
     if not body.strip():
         return {}
     try:

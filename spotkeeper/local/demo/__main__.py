@@ -102,11 +102,7 @@ class StopSignal:
             signal.signal(end, self._heard)
 
     def check(self) -> None:
-        """Stop if a signal has arrived.
-
-        Raises:
-            KeyboardInterrupt: a signal asked the demo to stop.
-        """
+        """Raise KeyboardInterrupt if a signal has asked the demo to stop."""
         if self.asked:
             raise KeyboardInterrupt
 
@@ -293,11 +289,7 @@ class Demo:
             raise ChaosError("the job ended before the last fault: give it more --steps")
 
     def outcome(self, store: Store, job: str) -> Record:
-        """The record of the ended job, after its resources are gone.
-
-        Raises:
-            DemoError: the job failed, or its resources remain.
-        """
+        """Return the record of the ended job; DemoError if the job failed, or its resources remain."""
 
         def done() -> bool:
             held = store.read_record(job)
@@ -334,11 +326,7 @@ class Demo:
         self.cloud = None
 
     def until(self, event: str, poll: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Poll until the result is true.
-
-        Raises:
-            DemoError: not within this many real seconds.
-        """
+        """Poll until the result is true; DemoError after this many real seconds."""
         for _ in ticks(seconds):
             self.stop.check()
             if poll():

@@ -59,11 +59,7 @@ class Chaos:
         return faults
 
     def run(self) -> None:
-        """Cause all faults, one after the other.
-
-        Raises:
-            ChaosError: the job did not recover within ``PATIENCE_S``.
-        """
+        """Cause all faults, one after the other; ChaosError if the job does not recover within ``PATIENCE_S``."""
         for title, fault in self.faults():
             self.steady("before the next fault")
             self.report(f"preempts {title}")
@@ -189,11 +185,7 @@ class Chaos:
         return trace.last_step >= start + STEADY_STEPS
 
     def until(self, event: str, poll: Callable[[], T | None], period_s: float = 0.1) -> T:
-        """Poll every ``period_s`` until the result is true.
-
-        Raises:
-            ChaosError: not within ``PATIENCE_S`` real seconds.
-        """
+        """Poll every ``period_s`` until the result is true; ChaosError after ``PATIENCE_S`` real seconds."""
         for _ in ticks(PATIENCE_S, period_s):
             if found := poll():
                 return found

@@ -90,11 +90,7 @@ class ResourceClient:
             self._operation(self._call("POST", f"{url}/setLabels", body))
 
     def _operation(self, operation: Json) -> None:
-        """Wait for the end of an operation.
-
-        Raises:
-            DeployError: the operation failed, or did not end in time.
-        """
+        """Wait for the end of an operation; DeployError if it fails or does not end in time."""
         end = time.monotonic() + OPERATION_S
         while operation.get("status") != "DONE":
             if time.monotonic() > end:

@@ -113,11 +113,7 @@ class Engine:
                 lock.unlink(missing_ok=True)
 
     def call(self, *words: str) -> str:
-        """Run a short command and return its output.
-
-        Raises:
-            DeployError: the command failed; the message has the end of its output.
-        """
+        """Run a short command and return its output; DeployError, with the end of its output, if it fails."""
         done = subprocess.run(
             self._command(*words), env=self._environment(), capture_output=True, text=True, timeout=300, check=False
         )

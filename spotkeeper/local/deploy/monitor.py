@@ -39,11 +39,7 @@ class Monitor(MockMonitor):
         return super().RegisterResource(request)  # type: ignore[no-untyped-call]
 
     def read(self, stack: str) -> tuple[str | None, dict[str, Any]]:
-        """Read another stack's outputs, which are unknown to a plan.
-
-        Raises:
-            DeployError: outside a plan.
-        """
+        """Read another stack's outputs, unknown to a plan; DeployError outside a plan."""
         if self._run.shown is None:
             raise DeployError(f"{stack}: only Pulumi's own engine can read the outputs of another stack")
         return stack, {"name": stack}

@@ -166,11 +166,7 @@ class LocalCloud:
 
     @classmethod
     def attach(cls, folder: Path) -> LocalCloud:
-        """Return the cloud of a folder, for later commands; it need not be running.
-
-        Raises:
-            LocalCloudError: the folder has no cloud.
-        """
+        """Return the cloud of a folder, which need not be running; LocalCloudError if there is none."""
         config = read_config(folder.resolve())
         if config is None:
             raise LocalCloudError(f"{folder}: no cloud here; start one: spotkeeper local up (--folder says where)")

@@ -283,11 +283,7 @@ class Functions(Effect):
 
 
 def free_port(ports: range) -> int:
-    """Return a port without a listener.
-
-    Raises:
-        OSError: all ports are taken.
-    """
+    """Return a port without a listener; OSError if all are taken."""
     start = os.getpid() % len(ports)
     for offset in range(len(ports)):
         port = ports[(start + offset) % len(ports)]

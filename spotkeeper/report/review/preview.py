@@ -149,11 +149,7 @@ class _Digest(Struct, frozen=True):
 
 
 def read(text: bytes) -> Preview:
-    """Read the output of ``pulumi preview --json``.
-
-    Raises:
-        PreviewError: the text is not a preview.
-    """
+    """Read the output of ``pulumi preview --json``; PreviewError for other text."""
     digest = _digest(text)
     return Preview(
         changes=_merged(digest.steps or ()),
