@@ -26,10 +26,9 @@ from spotkeeper.client import find_target
 from spotkeeper.client import lookup as ledger
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.lookup import starts_of
-from spotkeeper.client.notify import notify
 from spotkeeper.client.pack import pack_source
 from spotkeeper.client.submit import check_name, submit_file, with_source
-from spotkeeper.client.target import Target
+from spotkeeper.client.target import Target, notify
 from spotkeeper.clock import Clock
 from spotkeeper.contract.job import JobSpec, RequestKind, spec_sha256
 from spotkeeper.contract.parse.jobfile import read_job

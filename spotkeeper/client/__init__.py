@@ -1,7 +1,7 @@
 """The client that command, Pulumi program and dashboard share: find a stack, submit, look up jobs, notify it.
 
-``target.py`` the stack and its bucket · ``pack.py`` a source folder as a tar · ``submit.py`` a new job ·
-``lookup.py`` jobs and requests · ``logs.py`` stored logs · ``notify.py`` the function · ``errors.py``
+``target.py`` the stack, its bucket and function · ``pack.py`` a source folder as a tar · ``submit.py`` a new job ·
+``lookup.py`` jobs and requests · ``logs.py`` stored logs · ``errors.py``
 
 :func:`find_target` looks for the stack in this order: ``--stack`` with ``SPOTKEEPER_BUCKET``; ``SPOTKEEPER_STACK`` with
 ``SPOTKEEPER_BUCKET``; the one-machine cloud in ``SPOTKEEPER_FOLDER``; the one whose folder ``.spotkeeper/local`` is in

@@ -20,9 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.client.notify import notify
 from spotkeeper.client.pack import Source
-from spotkeeper.client.target import Target
+from spotkeeper.client.target import Target, notify
 from spotkeeper.contract.job import JobSpec, spec_sha256
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.names import new_job_id

@@ -75,7 +75,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
         monkeypatch.setenv(f"SPOTKEEPER_{name}", value)
     monkeypatch.setattr(jobs, "ROOT", tmp_path)
     monkeypatch.setattr(
-        "spotkeeper.client.notify.identity_token", lambda *_: ""
+        "spotkeeper.client.target.identity_token", lambda *_: ""
     )  # nobody hears of it but the next tick
     (tmp_path / "jobs" / "code").mkdir(parents=True)
     (tmp_path / "jobs" / "code" / "train.py").write_text("print(1)\n")

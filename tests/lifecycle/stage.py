@@ -20,10 +20,9 @@ from msgspec.structs import replace
 from spotkeeper.cli.jobs.verbs import resume_with
 from spotkeeper.client.logs import log_data
 from spotkeeper.client.lookup import new_request, send_request, view_of
-from spotkeeper.client.notify import notify
 from spotkeeper.client.pack import Source, pack
 from spotkeeper.client.submit import Submitted, submit
-from spotkeeper.client.target import STACK, STACK_FILE, local_target
+from spotkeeper.client.target import STACK, STACK_FILE, local_target, notify
 from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.parse.jobfile import read_job

@@ -19,10 +19,9 @@ from spotkeeper.cli.output import agree, emit, note, waiting
 from spotkeeper.cli.stack import checked, note_upkeep, open_stack, stack_for, unheard
 from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.client.notify import notify
 from spotkeeper.client.pack import Source, pack_source
 from spotkeeper.client.submit import differences, whoami, with_source
-from spotkeeper.client.target import Target
+from spotkeeper.client.target import Target, notify
 from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind, deadline_at, pools_of, spec_sha256
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.parse.jobfile import Overrides

@@ -29,8 +29,7 @@ from spotkeeper.cli.stack import open_stack
 from spotkeeper.cli.stacks import live
 from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.client.notify import notify
-from spotkeeper.client.target import Target
+from spotkeeper.client.target import Target, notify
 from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.names import vm_name

@@ -24,10 +24,9 @@ from rich.text import Text
 
 from spotkeeper.client.logs import log_data
 from spotkeeper.client.lookup import view_of
-from spotkeeper.client.notify import notify
 from spotkeeper.client.pack import Source, pack
 from spotkeeper.client.submit import submit
-from spotkeeper.client.target import STACK, STACK_FILE, local_target
+from spotkeeper.client.target import STACK, STACK_FILE, local_target, notify
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.record import Hold, Outcome, Phase, Record

@@ -14,9 +14,8 @@ from spotkeeper.local.compute.stored import StoredResources
 from spotkeeper.local.core.vm import VmTable
 from spotkeeper.local.core.world import World
 from spotkeeper.local.machines.host import Host
-from spotkeeper.local.serverless.events import Events
 from spotkeeper.local.serverless.functions import Functions
-from spotkeeper.local.serverless.schedule import Schedule
+from spotkeeper.local.serverless.triggers import Events, Schedule
 from spotkeeper.local.spot_market.bill import Billing
 from spotkeeper.local.spot_market.power import Power
 from spotkeeper.local.spot_market.spot import Spot

@@ -16,5 +16,5 @@ done. Its answer is then 503 (an error on Lambda). Each tick ends with one log l
 written when it changes, and every five minutes while all is well. ``status`` and ``watch`` say "no tick succeeded
 for N minutes: REASON"; if the bucket itself fails, the note grows old, which says the same without a reason. In the
 one-machine cloud the schedule restarts the function's process after three failures in a row, then after six, and so
-on (``local/serverless/schedule.py``).
+on (``local/serverless/triggers.py``).
 """
