@@ -78,9 +78,9 @@ def check(stack: StackOrFile = None, as_json: Json = False) -> None:
 
     Examples: `spotkeeper check prod`, `spotkeeper check infra/stacks/Pulumi.prod.yaml --json`
     """
-    from spotkeeper.cli.stacks import check as checking
+    from spotkeeper.cli.stacks.stackfile import run_check
 
-    checking.run(stack, as_json=as_json)
+    run_check(stack, as_json=as_json)
 
 
 @app.command(rich_help_panel=STACKS)

@@ -30,7 +30,7 @@ from spotkeeper.contract.record import Hold, Outcome, Phase, Record
 from spotkeeper.local import deploy
 from spotkeeper.local.demo import proof
 from spotkeeper.local.demo.chaos import Chaos, ChaosError, ticks
-from spotkeeper.local.demo.watcher import Watcher
+from spotkeeper.local.demo.proof import Watcher
 from spotkeeper.local.lifecycle.cloud import LeftOver, LocalCloud
 from spotkeeper.local.lifecycle.folder import LocalCloudError
 from spotkeeper.reconcile.store import paths

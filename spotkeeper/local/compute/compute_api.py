@@ -15,7 +15,7 @@ import msgspec
 
 from spotkeeper.local.access.auth import Principal
 from spotkeeper.local.access.rights import Rights
-from spotkeeper.local.compute import advice, validate
+from spotkeeper.local.compute import validate
 from spotkeeper.local.compute.catalog_api import CatalogApi
 from spotkeeper.local.compute.operations import KIND as OPERATIONS
 from spotkeeper.local.compute.operations import OpDoc
@@ -163,8 +163,6 @@ class ComputeApi:
 
     def _routes(self) -> Iterable[Route]:
         yield from self._catalog.routes()
-        yield "POST", f"{REGION}/advice/capacityHistory", self._capacity_history
-        yield "POST", f"{REGION}/advice/capacity", self._capacity
         yield from self._instance_routes()
         yield from self._disk_routes()
         for scope in (ZONE, REGION, "/global"):
@@ -341,11 +339,3 @@ class ComputeApi:
     def _set_policy(self, call: ApiCall) -> JsonObject:
         path = self._parts.stored.get(call.ref(call.at["kind"])).path
         return self._parts.policies.put(path, parse_body(call.body, w.SetPolicy).policy)
-
-    def _capacity(self, call: ApiCall) -> JsonObject:
-        body = parse_body(call.body, advice.CapacityRequest)
-        return advice.capacity(self._world, call.at["project"], call.at["region"], body)
-
-    def _capacity_history(self, call: ApiCall) -> JsonObject:
-        body = parse_body(call.body, advice.HistoryRequest)
-        return advice.history(self._world, call.at["project"], call.at["region"], body)

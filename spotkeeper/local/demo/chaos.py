@@ -1,7 +1,7 @@
 """Chaos: preempts machines as clouds do, one fault after the other.
 
 A fault waits until training is steady, preempts, and waits until training steps again with every node filled.
-``watcher`` measures the cost of each fault.
+``proof`` measures the cost of each fault.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 from spotkeeper.contract import names
 from spotkeeper.contract.record import Hold, Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
-from spotkeeper.local.demo.watcher import Watcher
+from spotkeeper.local.demo.proof import Watcher
 from spotkeeper.local.lifecycle.cloud import LocalCloud
 from spotkeeper.train.checkpoint.store import COMMIT
 

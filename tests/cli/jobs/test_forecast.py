@@ -15,7 +15,6 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.cli.jobs import forecast as forecasting
-from spotkeeper.cli.jobs import ground
 from spotkeeper.cli.jobs.compare import measured_step_s as step_s
 from spotkeeper.client.errors import CliError
 from spotkeeper.contract.generation import Progress
@@ -223,11 +222,11 @@ def test_the_stack_s_own_history_is_replayed(
 
 def test_a_job_that_is_to_be_on_demand_is_forecast_where_it_may_be(folder: Path) -> None:
     """The pool that is cheapest on spot may allow no on-demand machine: there it would wait for ever."""
-    (pool,) = ground.recorded_stack().pools
+    (pool,) = forecasting.recorded_stack().pools
     never = replace(pool, name="never", max_on_demand=0, prices=dict.fromkeys(pool.zones, Price(1.0, 0.1)))
     dear = replace(pool, name="dear", prices=dict.fromkeys(pool.zones, Price(9.0, 0.2)))
     cheap = replace(pool, name="cheap", prices=dict.fromkeys(pool.zones, Price(8.0, 0.3)))
-    stack = replace(ground.recorded_stack(), pools=(never, dear, cheap))
+    stack = replace(forecasting.recorded_stack(), pools=(never, dear, cheap))
     for policy, wanted in (("on-demand", "cheap"), ("balanced", "never")):
         spec = JobSpec("first", ("train.py",), policy=policy)  # type: ignore[arg-type]
         assert forecasting.pool_of(spec, stack, []).name == wanted
@@ -245,7 +244,7 @@ def test_a_job_that_can_never_run_has_no_price(cli: Cli, folder: Path) -> None:
     file = job(folder, "work: 5h\npolicy: spot\nmax_price: 0.001\nnproc: 1\nspread: true")
     done = cli("forecast", file, "--stack-file", EXAMPLE)
     assert done.code == 4 and "since max_price is 0.001" in done.err and "try: a higher `max_price`" in done.err
-    text = "\n".join(forecasting.comments([file], ground.of_settings(EXAMPLE, None)))
+    text = "\n".join(forecasting.comments([file], forecasting.of_settings(EXAMPLE, None)))
     assert "it never runs" in text and "$" not in text
     options = ("--step-time", "1", "--work", "5h", "--stack-file", EXAMPLE, "--json")
     made = json.loads(cli("compare", file, *options).out)
@@ -253,7 +252,7 @@ def test_a_job_that_can_never_run_has_no_price(cli: Cli, folder: Path) -> None:
 
 
 def test_the_comment_names_what_cannot_be_forecast_too(folder: Path) -> None:
-    known = ground.of_settings(EXAMPLE, None)
+    known = forecasting.of_settings(EXAMPLE, None)
     wrong = folder / "wrong.yaml"
     wrong.write_text("name: 7\n")
     text = "\n".join(forecasting.comments([job(folder, "work: 5h"), wrong], known))

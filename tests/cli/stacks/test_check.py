@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from spotkeeper.cli.stacks import check as checking
 from spotkeeper.cli.stacks import stackfile
 from tests.cli.conftest import Cli
 
@@ -44,7 +43,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("vit", "gpt"):
         (tmp_path / f"jobs/{name}.yaml").write_text(JOB.replace("NAME", name))
     monkeypatch.setattr(stackfile, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(checking, "CHECKOUT", tmp_path)
     return tmp_path
 
 
@@ -176,7 +174,7 @@ def test_what_was_copied_and_not_changed_is_named(cli: Cli, checkout: Path) -> N
 def test_every_line_of_an_example_that_is_somebodys_says_acme(cloud: str) -> None:
     """Which is how people find what is theirs to change."""
     text = (ROOT / f"infra/stacks/Pulumi.example-{cloud}.yaml").read_text()
-    theirs = [line for line in text.splitlines() if any(word in line for word in checking.EXAMPLES[1:])]
+    theirs = [line for line in text.splitlines() if any(word in line for word in stackfile.EXAMPLES[1:])]
     assert theirs and all("acme" in line for line in theirs)
 
 
