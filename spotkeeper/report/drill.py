@@ -287,7 +287,6 @@ def patience_s(targets: Targets) -> float:
 # --- for people -------------------------------------------------------------------------------
 
 LEGEND = "after: since the preemption; took: since the phases that it depends on, which the target limits"
-_COLUMNS = ("phase", "after", "took", "target", "")
 
 
 def table(view: DrillView) -> RenderableType:
@@ -309,7 +308,7 @@ def table(view: DrillView) -> RenderableType:
     )
     return Group(
         Text(title(view), style="bold"),
-        fitting(rows, _COLUMNS, (), {"after", "took", "target"}),
+        fitting(rows, right={"after", "took", "target"}),
         Text(LEGEND, style="dim"),
         Text(verdict(view), style=("green" if view.passed else "red") if view.over else "dim"),
     )

@@ -352,11 +352,11 @@ def tables(found: Status) -> RenderableType:
     )
     money = f"billed ${found.bill.spent:.2f}; the same hours on demand ${found.bill.on_demand_only:.2f}"
     return Group(
-        fitting(vms, _VM_COLUMNS, ("address", "machine", "$/h", "model", "zone")),
+        fitting(vms, ("address", "machine", "$/h", "model", "zone"), columns=_VM_COLUMNS),
         Text(),
-        fitting(disks, _DISK_COLUMNS, ("GB", "zone", "state")),
+        fitting(disks, ("GB", "zone", "state"), columns=_DISK_COLUMNS),
         Text(),
-        fitting(zones, _ZONE_COLUMNS, ("on-demand runs", "spot price")),
+        fitting(zones, ("on-demand runs", "spot price"), columns=_ZONE_COLUMNS),
         Text(f"\n{money}"),
     )
 

@@ -6,6 +6,7 @@ PROVISIONING -> STAGING -> (gone)         stockout: listed for seconds, then an 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -164,23 +165,18 @@ class Capacity(Protocol):
         """Whether the zone has capacity for one more VM like this."""
 
 
+@dataclass
 class InstanceApi:
-    def __init__(
-        self,
-        world: World,
-        operations: Operations,
-        builder: InstanceBuilder,
-        machines: VmTable,
-        attachments: Attachments,
-        power: Power,
-    ) -> None:
-        self._world = world
-        self._operations = operations
-        self._builder = builder
-        self._machines = machines
-        self._attachments = attachments
-        self._power = power
-        self.capacity: Capacity
+    _world: World
+    _operations: Operations
+    _builder: InstanceBuilder
+    _machines: VmTable
+    _attachments: Attachments
+    _power: Power
+    capacity: Capacity = field(init=False)
+
+    def __post_init__(self) -> None:
+        world, operations = self._world, self._operations
         operations.register("insertInstance", self._begin_insert, self._finish_insert)
         operations.register("deleteInstance", self._begin_delete, lambda _: None)
         operations.register("stop", self._begin_stop, lambda _: None)

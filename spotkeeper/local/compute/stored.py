@@ -33,59 +33,41 @@ class Collection:
     refs: dict[str, str] = field(default_factory=dict)
 
 
-_COMMON = {"name", "description", "kind"}
+def _fields(names: str) -> frozenset[str]:
+    return frozenset({"name", "description", "kind", *names.split()})
+
+
 COLLECTIONS = {
     item.kind: item
     for item in (
         Collection(
-            "networks",
-            "compute#network",
-            ("global",),
-            frozenset(
-                _COMMON
-                | {"autoCreateSubnetworks", "mtu", "routingConfig", "networkFirewallPolicyEnforcementOrder"}
-                | {"enableUlaInternalIpv6"}
+            "networks", "compute#network", ("global",),
+            _fields(
+                "autoCreateSubnetworks mtu routingConfig networkFirewallPolicyEnforcementOrder enableUlaInternalIpv6"
             ),
         ),
         Collection(
-            "subnetworks",
-            "compute#subnetwork",
-            ("regions",),
-            frozenset(
-                _COMMON
-                | {"ipCidrRange", "network", "privateIpGoogleAccess", "region", "stackType", "purpose", "role"}
-                | {"secondaryIpRanges", "logConfig", "enableFlowLogs", "ipv6AccessType", "privateIpv6GoogleAccess"}
-                | {"allowSubnetCidrRoutesOverlap"}
+            "subnetworks", "compute#subnetwork", ("regions",),
+            _fields(
+                "ipCidrRange network privateIpGoogleAccess region stackType purpose role secondaryIpRanges logConfig"
+                " enableFlowLogs ipv6AccessType privateIpv6GoogleAccess allowSubnetCidrRoutesOverlap"
             ),
             {"network": "networks"},
         ),
         Collection(
-            "firewalls",
-            "compute#firewall",
-            ("global",),
-            frozenset(
-                _COMMON
-                | {"network", "allowed", "denied", "direction", "priority", "sourceRanges", "destinationRanges"}
-                | {
-                    "sourceTags",
-                    "targetTags",
-                    "sourceServiceAccounts",
-                    "targetServiceAccounts",
-                    "disabled",
-                    "logConfig",
-                }
+            "firewalls", "compute#firewall", ("global",),
+            _fields(
+                "network allowed denied direction priority sourceRanges destinationRanges sourceTags targetTags"
+                " sourceServiceAccounts targetServiceAccounts disabled logConfig"
             ),
             {"network": "networks"},
         ),
         Collection(
-            "resourcePolicies",
-            "compute#resourcePolicy",
-            ("regions",),
-            frozenset(_COMMON | {"groupPlacementPolicy", "region"}),
+            "resourcePolicies", "compute#resourcePolicy", ("regions",), _fields("groupPlacementPolicy region")
         ),
         Collection("instanceTemplates", "compute#instanceTemplate", ("global", "regions"), frozenset()),
     )
-}
+}  # fmt: skip
 
 
 class StoredResource(Struct, frozen=True):

@@ -232,7 +232,9 @@ class DiskBody(RequestPart, frozen=True):
     params: JsonValue = None
 
 
-class Disk(AnswerPart, frozen=True):
+class Disk(DiskBody, frozen=True, kw_only=True):
+    """The answer of disks.get."""
+
     kind: str
     id: int
     name: str
@@ -242,24 +244,10 @@ class Disk(AnswerPart, frozen=True):
     status: str
     creation_timestamp: str
     self_link: str
-    description: str | None = None
-    labels: dict[str, str] | None = None
-    label_fingerprint: str | None = None
     users: list[str] | None = None
-    source_image: str | None = None
-    source_snapshot: str | None = None
     source_snapshot_id: int | None = None
     last_attach_timestamp: str | None = None
     last_detach_timestamp: str | None = None
-    physical_block_size_bytes: int | None = None
-    provisioned_iops: int | None = None
-    provisioned_throughput: int | None = None
-    access_mode: str | None = None
-    resource_policies: list[str] | None = None
-    guest_os_features: JsonValue = None
-    licenses: list[str] | None = None
-    architecture: str | None = None
-    enable_confidential_compute: bool | None = None
 
 
 class SnapshotBody(RequestPart, frozen=True):
@@ -273,7 +261,9 @@ class SnapshotBody(RequestPart, frozen=True):
     kind: str | None = None
 
 
-class Snapshot(AnswerPart, frozen=True):
+class Snapshot(SnapshotBody, frozen=True, kw_only=True):
+    """The answer of snapshots.get."""
+
     kind: str
     id: int
     name: str
@@ -285,10 +275,6 @@ class Snapshot(AnswerPart, frozen=True):
     disk_size_gb: int
     storage_bytes: int = 0
     storage_bytes_status: str | None = None
-    storage_locations: list[str] | None = None
-    snapshot_type: str | None = None
-    description: str | None = None
-    labels: dict[str, str] | None = None
     label_fingerprint: str | None = None
 
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -37,6 +37,9 @@ from spotkeeper.local.deploy.result import (
 )
 from spotkeeper.local.deploy.state import DeployState, StateEntry
 from spotkeeper.local.deploy.table import Json, ProviderDefaults
+
+if TYPE_CHECKING:
+    from pulumi.dynamic import ResourceProvider
 
 PROGRAM = ROOT / "infra" / "__main__.py"
 _STATE = "in-process.json"
@@ -287,22 +290,7 @@ def compare(entry: StateEntry, old: StateEntry) -> table.InputChange:
     return table.compare(entry.type, old.inputs, entry.inputs)
 
 
-class _Outputs(Protocol):
-    outs: Json | None
-
-
-class _Checked(Protocol):
-    failures: list[Any]
-
-
-class _Provider(Protocol):
-    def check(self, _olds: Json, news: Json) -> _Checked: ...
-    def create(self, props: Json) -> _Outputs: ...
-    def update(self, _id: str, _olds: Json, _news: Json) -> _Outputs: ...
-    def delete(self, _id: str, _props: Json) -> None: ...
-
-
-def provider(type_: str) -> _Provider:
+def provider(type_: str) -> ResourceProvider:
     """Return the program's own provider of a dynamic type."""
     if type_ == table.DRAIN:
         from infra.drain import DrainProvider

@@ -10,6 +10,7 @@ last process has ended. Timers and ends of processes trigger all steps, without 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from spotkeeper.local.compute.attachments import Attachments
 from spotkeeper.local.compute.operations import Operations
@@ -24,24 +25,18 @@ from spotkeeper.local.spot_market.bill import Billing, Line
 EVENT_S = 3.0  # an audit log entry takes seconds to arrive
 
 
+@dataclass
 class Power:
-    def __init__(
-        self,
-        world: World,
-        operations: Operations,
-        host: Host,
-        billing: Billing,
-        machines: VmTable,
-        attachments: Attachments,
-    ) -> None:
-        self._world = world
-        self._operations = operations
-        self._host = host
-        self._billing = billing
-        self._machines = machines
-        self._attachments = attachments
-        self.on_preempted: Callable[[LocalVm], None] = lambda _: None
-        world.handlers |= {
+    _world: World
+    _operations: Operations
+    _host: Host
+    _billing: Billing
+    _machines: VmTable
+    _attachments: Attachments
+    on_preempted: Callable[[LocalVm], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._world.handlers |= {
             "vm.acpi": self._press_power,
             "vm.cut": self._cut_power,
             "vm.gone": self._gone,

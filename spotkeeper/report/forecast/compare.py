@@ -234,7 +234,7 @@ def _grid(rows: Iterable[ForecastRow], spare: tuple[str, ...]) -> RenderableType
 
     cells = [_cells(row) for row in rows]
     columns = (*_COLUMNS, *(name for name in _BOUNDS if any(cell[name] != "-" for cell in cells)))
-    return fitting(cells, columns, spare, set(columns) - _LEFT, ELSEWHERE)
+    return fitting(cells, spare, set(columns) - _LEFT, ELSEWHERE, columns)
 
 
 def _cells(row: ForecastRow) -> dict[str, str]:

@@ -19,38 +19,8 @@ from spotkeeper.report.money.account import Account, AttemptLine, Total, Totals
 from spotkeeper.report.text.render import fitting
 from spotkeeper.report.text.words import count, duration, usd
 
-_MACHINES = (
-    "node",
-    "attempt",
-    "model",
-    "zone",
-    "$/h",
-    "start",
-    "end",
-    "paid",
-    "cost",
-    "joined after",
-    "asked for",
-    "ended by",
-)
 _MACHINES_SPARE = ("joined after", "asked for", "end", "start", "attempt", "$/h")
-_LOST = ("lost work", "cause", "node-hours", "cost", "share")
-_RECOVERIES = (
-    "cause",
-    "announced",
-    "nodes",
-    "took",
-    "notice",
-    "save",
-    "stood still",
-    "boot",
-    "start",
-    "again",
-    "replaced by",
-    "gen",
-)
 _RECOVERIES_SPARE = ("save", "start", "notice", "announced", "again", "gen", "nodes")
-_TOTALS = ("", "jobs", "machines", "node-hours", "cost", "on-demand", "saved", "lost hours", "lost")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _TOTALS_SPARE = ("machines", "on-demand", "lost hours")
@@ -67,13 +37,13 @@ def report(view: JobView, found: Account) -> RenderableType:
     parts += [Text(goodput_line(found)), Text()]
     if found.attempts:
         right = {"$/h", "paid", "cost"}
-        parts += [fitting(map(_machine, found.attempts), _MACHINES, _MACHINES_SPARE, right, _ELSEWHERE), Text()]
+        parts += [fitting(map(_machine, found.attempts), _MACHINES_SPARE, right, _ELSEWHERE), Text()]
     if found.lost:
-        parts += [fitting(_lost(found), _LOST, (), {"node-hours", "cost", "share"}), Text()]
+        parts += [fitting(_lost(found), right={"node-hours", "cost", "share"}), Text()]
     if found.recoveries:
-        right = set(_RECOVERIES) - {"cause", "replaced by"}
-        rows = map(_recovery, found.recoveries)
-        parts.append(fitting(rows, _RECOVERIES, _RECOVERIES_SPARE, right, _RECOVERIES_ELSEWHERE))
+        rows = [_recovery(one) for one in found.recoveries]
+        right = set(rows[0]) - {"cause", "replaced by"}
+        parts.append(fitting(rows, _RECOVERIES_SPARE, right, _RECOVERIES_ELSEWHERE))
     else:
         parts.append(Text(quiet_line(found), style="dim"))
     parts += [Text(line) for line in (*shell_lines(view), *kept_lines(view))]
@@ -154,14 +124,14 @@ def summary(found: Totals) -> RenderableType:
     """The totals of a stack as ``spotkeeper report --all`` prints them: three tables."""
     parts: list[RenderableType] = []
     for title, rows in (("job", found.jobs), ("submitted by", found.users), ("month", (*found.months, found.total))):
-        columns = (title, *(name for name in _TOTALS[1:] if name != title + "s"))  # a job's row needs no number of jobs
-        cells = (_total(title, row) for row in rows)
-        parts += [fitting(cells, columns, _TOTALS_SPARE, set(_TOTALS[1:]), _ELSEWHERE), Text()]
+        cells = [_total(title, row) for row in rows]
+        right = {name for cell in cells for name in cell} - {title}
+        parts += [fitting(cells, _TOTALS_SPARE, right, _ELSEWHERE), Text()]
     return Group(*parts[:-1])
 
 
 def _total(title: str, row: Total) -> dict[str, str]:
-    return {
+    cells = {
         title: row.key,
         "jobs": str(row.jobs),
         "machines": str(row.machines),
@@ -172,6 +142,9 @@ def _total(title: str, row: Total) -> dict[str, str]:
         "lost hours": f"{row.lost_hours:.2f}",
         "lost": usd(row.lost_usd),
     }
+    if title == "job":  # a job's row needs no number of jobs
+        del cells["jobs"]
+    return cells
 
 
 def attempts_csv(found: Account) -> str:

@@ -170,13 +170,17 @@ def no_room(columns: Iterable[str], elsewhere: str) -> str:
 
 def fitting(
     rows: Iterable[Mapping[str, str]],
-    columns: tuple[str, ...],
-    spare: tuple[str, ...],
+    spare: tuple[str, ...] = (),
     right: Collection[str] = (),
     elsewhere: str = "",
+    columns: tuple[str, ...] = (),
 ) -> Fitting:
-    """A table of rows given by column title; columns in ``right`` are aligned to the right."""
+    """A table of rows given by column title; columns in ``right`` are aligned to the right.
+
+    ``columns``: by default those of the first row; a table that may have no rows names them.
+    """
     rows = tuple(rows)
+    columns = columns or tuple(rows[0] if rows else ())
 
     def make(titles: Collection[str]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")

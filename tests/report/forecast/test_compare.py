@@ -7,7 +7,6 @@ from rich.console import Console
 
 from spotkeeper.contract.market import Network
 from spotkeeper.contract.stack import PoolState, Price
-from spotkeeper.report.forecast.band import Band
 from spotkeeper.report.forecast.compare import (
     Comparison,
     ForecastRow,
@@ -21,7 +20,7 @@ from spotkeeper.report.forecast.compare import (
     step_s,
     table,
 )
-from spotkeeper.report.forecast.forecast import Outlook
+from spotkeeper.report.forecast.forecast import Band, Outlook
 
 ONE = GangShape("g5.xlarge", 1, 1)
 FOUR_MACHINES, ONE_MACHINE = GangShape("g5.xlarge", 4, 1), GangShape("g5.12xlarge", 1, 4)

@@ -14,8 +14,19 @@ from spotkeeper.contract.market import HOUR_S, Observation
 from spotkeeper.contract.stack import Model, PoolState, Price, StackState
 from spotkeeper.replay.model import Case, PlayedOutcome, play
 from spotkeeper.replay.recording import SHIPPED, RecordedZone, Recording, read_folder
-from spotkeeper.report.forecast.band import Band, Values, band, weigh
-from spotkeeper.report.forecast.forecast import Library, cost_usd, forecast, markdown, outlook, replays, rows
+from spotkeeper.report.forecast.forecast import (
+    Band,
+    Library,
+    Values,
+    band,
+    cost_usd,
+    forecast,
+    markdown,
+    outlook,
+    replays,
+    rows,
+    weigh,
+)
 from spotkeeper.report.forecast.player import Chooser, Shop
 from spotkeeper.report.forecast.recordings import RecordingPart, Task, halves, outcomes, own_recording, parts
 
