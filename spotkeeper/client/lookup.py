@@ -16,6 +16,7 @@ from spotkeeper.client import logs
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.target import Target
 from spotkeeper.contract.facts import HANG
+from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import START_S, JobRequest, JobSpec, RequestKind, deadline_at, start_s
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Prices
@@ -67,6 +68,29 @@ def find_job(store: Store, word: str) -> Record:
     near = nearest(word, {record.name for record in records})
     hint = f" (did you mean {near}?)" if near else ""
     raise CliError(f"{word}: no such job{hint}", Exit.MISSING, "spotkeeper status --all lists them")
+
+
+def record_of(store: Store, job: str) -> Record:
+    """Return a job's record now; CliError if it is gone."""
+    held = store.read_record(job)
+    if held is None:
+        raise CliError(f"{job}: its record is gone", Exit.MISSING)
+    return held.value
+
+
+def progress_of(store: Store, job: str) -> Progress | None:
+    """Return a job's progress; None also if it is unreadable, since the next report writes it again."""
+    with contextlib.suppress(CorruptError):
+        return store.read_progress(job)
+    return None
+
+
+def committed(store: Store, job: str) -> tuple[int, int] | None:
+    """Return generation and step of the newest checkpoint that a job has reported."""
+    progress = progress_of(store, job)
+    if progress is None or progress.commit_gen is None or progress.commit_step is None:
+        return None
+    return progress.commit_gen, progress.commit_step
 
 
 def earlier(store: Store, name: str) -> str | None:
@@ -124,9 +148,7 @@ def view_of(
         deadline: of :func:`deadline_of`, if the view is to have it.
     """
     ledger = (*store.list_ledger(record.job), *record.outbox)
-    progress = None
-    with contextlib.suppress(CorruptError):  # the next report writes it again
-        progress = store.read_progress(record.job)
+    progress = progress_of(store, record.job)
     waits = record.phase is Phase.HOLD and resume_waits(store, record)
     log, failed = _crash_log(store, record, ledger)
     view = job_view(record, progress, ledger, stack, now, log, waits, prices_of(store, stack), site)

@@ -24,7 +24,6 @@ from spotkeeper.contract.record import Record
 from spotkeeper.contract.uploads import MirrorList, list_name, part_names, part_size
 from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.store import Store
 
 PROOF = "COMMIT"  # the file that marks a checkpoint as complete
@@ -93,7 +92,7 @@ def _on_disks(store: Store, record: Record) -> Iterator[CheckpointView]:
         commit = parse_commit(fact.value) if fact.kind is Kind.CHECKPOINT else None
         if commit is not None:
             held[fact.node] = max(commit, held.get(fact.node, (0, 0)))
-    last = _committed(store, record)
+    last = lookup.committed(store, record.job)
     for index, node in enumerate(record.nodes):
         wrote = last is not None and node.wrote == last[0]
         commit = max([c for c in (held.get(index), last if wrote else None) if c is not None], default=None)
@@ -104,16 +103,6 @@ def _on_disks(store: Store, record: Record) -> Iterator[CheckpointView]:
 
 def _gone(record: Record) -> bool:
     return record.over and not record.keep_disks
-
-
-def _committed(store: Store, record: Record) -> Commit | None:
-    try:
-        progress = store.read_progress(record.job)
-    except CorruptError:  # the next report writes it again
-        return None
-    if progress is None or progress.commit_gen is None or progress.commit_step is None:
-        return None
-    return progress.commit_gen, progress.commit_step
 
 
 def _in_bucket(store: Store, record: Record, now: float) -> Iterator[CheckpointView]:

@@ -16,7 +16,6 @@ from spotkeeper.client.target import Target
 from spotkeeper.contract import names
 from spotkeeper.contract.record import Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model, StackState
-from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.drill import DrillStep, DrillView, Evidence, Targets, Victim, drill_view, patience_s, witness
 
@@ -65,12 +64,6 @@ def choose(store: Store, state: StackState, record: Record, node: int | None, *,
     may = {index: slot for index, slot in members.items() if slot.machine is None and slot.uid is not None}
     chosen = _node(record, may, node)
     slot = may[chosen]
-    progress = None
-    with contextlib.suppress(CorruptError):
-        progress = store.read_progress(record.job)
-    commit = None
-    if progress is not None and progress.commit_gen is not None and progress.commit_step is not None:
-        commit = progress.commit_gen, progress.commit_step
     return Victim(
         job=record.job,
         name=record.name,
@@ -82,7 +75,7 @@ def choose(store: Store, state: StackState, record: Record, node: int | None, *,
         gen=record.gen,
         announced=announced,
         at=now,
-        commit=commit,
+        commit=lookup.committed(store, record.job),
         members=tuple((index, member.attempt) for index, member in sorted(members.items())),
     )
 
@@ -136,14 +129,9 @@ def targets_of(store: Store, record: Record, target: Target) -> Targets:
 
 def look(target: Target, store: Store, victim: Victim) -> Evidence:
     """Read the documents that show the recovery's state now; CliError if the job's record is gone."""
-    held = store.read_record(victim.job)
-    if held is None:
-        raise CliError(f"{victim.job}: its record is gone", Exit.MISSING)
-    progress = None
-    with contextlib.suppress(CorruptError):
-        progress = store.read_progress(victim.job)
-    ledger = (*store.list_ledger(victim.job), *held.value.outbox)
-    return Evidence(held.value, ledger, store.list_facts(victim.job), progress, target.clock.now())
+    record = lookup.record_of(store, victim.job)
+    ledger, facts = (*store.list_ledger(victim.job), *record.outbox), store.list_facts(victim.job)
+    return Evidence(record, ledger, facts, lookup.progress_of(store, victim.job), target.clock.now())
 
 
 Show = Callable[[DrillView], None]

@@ -88,11 +88,8 @@ def watch_job(job: str, stack: str | None, *, verbose: bool, as_json: bool) -> N
     deadline = lookup.deadline_of(store, record)
 
     def look() -> JobView:
-        held = store.read_record(record.job)
-        if held is None:
-            raise CliError(f"{record.job}: its record is gone", Exit.MISSING)
-        site = lookup.site_of(store, state, target)
-        return lookup.view_of(store, held.value, state, target.clock.now(), site, deadline)
+        now = lookup.record_of(store, record.job)
+        return lookup.view_of(store, now, state, target.clock.now(), lookup.site_of(store, state, target), deadline)
 
     code = watch(look, as_json, verbose=verbose)
     if code is not Exit.OK:

@@ -290,10 +290,7 @@ def wait_for(store: Store, before: Record, asked: JobRequest, wait: Callable[[fl
     who = f"{before.name} ({before.job})"
     with waiting(f"{who}: waiting until {_awaited(asked)} (Ctrl-C stops only the waiting)"):
         while True:
-            held = store.read_record(before.job)
-            if held is None:
-                raise CliError(f"{before.job}: its record is gone", Exit.MISSING)
-            record = held.value
+            record = lookup.record_of(store, before.job)
             if record.phase is Phase.DONE and asked.kind is not RequestKind.CANCEL:
                 _refuse_refused(store, record, asked)  # the job ended first: no round handles the request any more
             if record.phase is Phase.DONE:

@@ -19,7 +19,7 @@ from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.report.job.events import EventLine, describe, event_lines
 from spotkeeper.report.job.hold import HoldView, hold_view
 from spotkeeper.report.job.recovery import Preemptions, Recovery, preemptions, recoveries
-from spotkeeper.report.money.money import NO_PRICES, PricesByPool, first_of_each, money
+from spotkeeper.report.money.money import NO_PRICES, Money, PricesByPool, first_of_each, money
 
 QUIET_S = 180.0  # virtual: steps are reported within a minute, and a generation's first step takes longer
 QUIET_STEPS = 3  # times the usual duration of a step
@@ -70,20 +70,6 @@ class NodeView(Struct, frozen=True):
     reason: str = ""  # why this model and zone; "" for a static machine
 
 
-class MoneyView(Struct, frozen=True):
-    """The cost of a job, USD. ``on_demand_only``: the same machine-hours at on-demand prices.
-
-    ``saved_percent`` is null until the job has trained for ten minutes, or ended. ``undisturbed``: the cost of
-    uninterrupted on-demand machines for the time in which this job trained.
-    """
-
-    spent: float
-    on_demand_only: float
-    saved: float
-    saved_percent: float | None
-    undisturbed: float = 0.0
-
-
 class Site(Struct, frozen=True):
     """The stack's clock and whether its ticks succeed. ``scale``: the clock's speed, as a multiple of real time.
 
@@ -114,7 +100,7 @@ class JobView(Struct, frozen=True):
     gen: int
     elapsed_s: float
     nodes: tuple[NodeView, ...]
-    money: MoneyView
+    money: Money
     outcome: Outcome | None = None
     reason: str = ""
     hold: HoldView | None = None
@@ -169,7 +155,6 @@ def job_view(
     entries = first_of_each(ledger)
     ended = next((entry.at for entry in entries if entry.event is Event.END), None)
     until = now if ended is None else ended
-    costs = money(entries, stack, now, prices)
     trains = record.phase is Phase.RUN and record.gen > 0 and not record.stop
     current = trains and progress is not None and progress.gen == record.gen
     return JobView(
@@ -179,7 +164,7 @@ def job_view(
         gen=record.gen,
         elapsed_s=max(0.0, until - record.created),
         nodes=tuple(_nodes(record, entries, now, stack.stack if stack else "")),
-        money=MoneyView(costs.spent, costs.on_demand_only, costs.saved, costs.saved_percent, costs.undisturbed),
+        money=money(entries, stack, now, prices),
         outcome=record.outcome,
         reason=_as_of(record.reason, site) if ended is None else record.reason,
         hold=hold_view(record, entries, stack, now, resuming),

@@ -18,9 +18,9 @@ from spotkeeper.contract.market import NEVER_JOINED
 from spotkeeper.contract.record import PROBE, Outcome, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.report.job.recovery import Recovery
-from spotkeeper.report.job.view import JobView, MoneyView, reason_of
+from spotkeeper.report.job.view import JobView, reason_of
 from spotkeeper.report.job.worktime import Piece, WorkPart, pieces
-from spotkeeper.report.money.money import HOUR_S, NO_PRICES, Attempt, PricesByPool, attempts, first_of_each
+from spotkeeper.report.money.money import HOUR_S, NO_PRICES, Attempt, Money, PricesByPool, attempts, first_of_each
 
 WHOLE_S = 1.0  # EC2 rounds a machine's end down to seconds, so it may precede the call that ended the machine
 UNKNOWN_USER = "unknown"
@@ -70,7 +70,7 @@ class Account(Struct, frozen=True):
     phase: Phase
     created: float
     elapsed_s: float
-    money: MoneyView
+    money: Money
     node_hours: float
     goodput: float | None
     attempts: tuple[AttemptLine, ...]

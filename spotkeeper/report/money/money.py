@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.stack import Model, StackState
@@ -68,30 +70,18 @@ class Attempt:
         return (end - start) / HOUR_S * price
 
 
-@dataclass(frozen=True)
-class Money:
+class Money(Struct, frozen=True):
     """The cost of a job, USD. ``on_demand_only``: the same machine-hours at on-demand prices.
 
-    ``undisturbed``: another run on uninterrupted on-demand machines. ``spot``, ``on_demand``, ``static``: the parts of
-    ``spent``, by provisioning model.
+    ``saved_percent`` is None until the job has trained for ten minutes, or ended. ``undisturbed``: the cost of
+    uninterrupted on-demand machines for the time in which this job trained.
     """
 
     spent: float
     on_demand_only: float
-    undisturbed: float
-    spot: float
-    on_demand: float
-    static: float
-    settled: bool = False  # the job has trained for long enough, or has ended
-
-    @property
-    def saved(self) -> float:
-        return self.on_demand_only - self.spent
-
-    @property
-    def saved_percent(self) -> float | None:
-        """The saving in percent of ``on_demand_only``; None while it is too early to say."""
-        return 100.0 * self.saved / self.on_demand_only if self.settled and self.on_demand_only > 0 else None
+    saved: float
+    saved_percent: float | None
+    undisturbed: float = 0.0
 
 
 # One pass writes all its events at one moment; causes come before their effects.
@@ -180,18 +170,10 @@ def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices:
     entries = first_of_each(ledger)
     machines = attempts(entries)
     listed = _list_prices(machines, stack)
-    by_model = dict.fromkeys(Model, 0.0)
-    for machine in machines:
-        by_model[machine.model] += machine.cost(now, prices)
-    return Money(
-        spent=sum(by_model.values()),
-        on_demand_only=sum(seconds([machine.span(now)]) / HOUR_S * price for machine, price in listed.items()),
-        undisturbed=_undisturbed(entries, listed, now),
-        spot=by_model[Model.SPOT],
-        on_demand=by_model[Model.ON_DEMAND],
-        static=by_model[Model.STATIC],
-        settled=_settled(entries, now),
-    )
+    spent = sum(machine.cost(now, prices) for machine in machines)
+    whole = sum(seconds([machine.span(now)]) / HOUR_S * price for machine, price in listed.items())
+    percent = 100.0 * (whole - spent) / whole if whole > 0 and _settled(entries, now) else None
+    return Money(spent, whole, whole - spent, percent, _undisturbed(entries, listed, now))
 
 
 def _settled(entries: tuple[Entry, ...], now: float) -> bool:

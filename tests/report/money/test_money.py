@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.stack import Model
 from spotkeeper.report.job.view import job_view
 from spotkeeper.report.money.money import attempts, first_of_each, minus, money, seconds, stopped, union
@@ -26,13 +26,17 @@ from tests.report.ledgers import (
 )
 
 
+def spent_on(model: Model, ledger: tuple[Entry, ...], now: float) -> float:
+    return sum(machine.cost(now) for machine in attempts(ledger) if machine.model is model)
+
+
 def test_money_of_a_noticed_machine() -> None:
     """Both machines are paid while they overlap, whatever they cost an hour; nothing that is undisturbed has two, or
     the stop of 10 s, and so that is another figure."""
     found = money(NOTICED, STACK, now=9 * HOUR)
     paid_s = (HOUR + 120) + (HOUR + 25)
     assert found.spent == pytest.approx(paid_s / HOUR * 1.0)
-    assert found.spot == found.spent
+    assert spent_on(Model.SPOT, NOTICED, 9 * HOUR) == found.spent
     needed_s = 2 * HOUR + 30 - 10
     assert found.on_demand_only == pytest.approx(paid_s / HOUR * 3.0)
     assert found.undisturbed == pytest.approx(needed_s / HOUR * 3.0)
@@ -72,8 +76,8 @@ def test_what_still_runs_is_paid_until_now() -> None:
 
 def test_what_the_cloud_refused_costs_nothing() -> None:
     ledger = (intent(0.0, 0, 1), entry(Event.REFUSED, 30.0, 0, 1), intent(31.0, 0, 2, price=3.0, model=Model.ON_DEMAND))
-    found = money(ledger, STACK, now=31.0 + HOUR)
-    assert (found.spot, found.on_demand) == (0.0, pytest.approx(3.0))
+    assert money(ledger, STACK, now=31.0 + HOUR).spent == pytest.approx(3.0)
+    assert spent_on(Model.SPOT, ledger, now=31.0 + HOUR) == 0.0
 
 
 def test_a_machine_that_booted_and_never_joined_is_paid() -> None:
@@ -94,7 +98,7 @@ def test_an_event_that_was_written_twice_counts_once() -> None:
 def test_on_demand_only_uses_the_list_price_of_what_was_had() -> None:
     static = intent(0.0, 0, 1, price=2.5, model=Model.STATIC)
     found = money((static, entry(Event.ADMITTED, 1.0, 0, 1)), STACK, now=HOUR)
-    assert (found.static, found.on_demand_only) == (pytest.approx(2.5), pytest.approx(3.0))
+    assert (found.spent, found.on_demand_only) == (pytest.approx(2.5), pytest.approx(3.0))
     assert money((static, entry(Event.ADMITTED, 1.0, 0, 1)), None, now=HOUR).on_demand_only == pytest.approx(2.5)
 
 
