@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import Progress
@@ -118,19 +119,18 @@ class Targets(Struct, frozen=True):
     again_s: float = AGAIN_S
 
     def scaled(self, scale: float) -> Targets:
-        """The targets on a clock that runs ``scale`` times as fast as real time."""
+        """The targets on a clock that runs ``scale`` times as fast; the deadline of a notice (SAVED) does not move."""
         extra = max(0.0, scale - 1.0)
-        return Targets(
+        return replace(
+            self,
             heard_s=self.heard_s + 3.0 * extra,
             found_s=self.found_s + 3.0 * extra,
             asked_s=self.asked_s + 3.0 * extra,
-            saved_s=self.saved_s,  # the cloud's deadline does not move
             boot_s=self.boot_s + 60.0 * extra,
             stopped_s=self.stopped_s + 10.0 * extra,
             disk_s=self.disk_s + 5.0 * extra,
             started_s=self.started_s + 10.0 * extra,
             first_s=self.first_s + 20.0 * extra,
-            again_s=self.again_s,
         )
 
 
@@ -273,15 +273,8 @@ def _target(victim: Victim, step: DrillStep, targets: Targets) -> tuple[float, t
 
 def patience_s(targets: Targets) -> float:
     """Virtual seconds since the preemption after which a drill stops waiting."""
-    return (
-        targets.found_s
-        + targets.asked_s
-        + 2 * targets.boot_s
-        + targets.stopped_s
-        + targets.disk_s
-        + targets.started_s
-        + targets.first_s
-    )
+    prepared = targets.found_s + targets.asked_s + 2 * targets.boot_s + targets.stopped_s
+    return prepared + targets.disk_s + targets.started_s + targets.first_s
 
 
 # --- for people -------------------------------------------------------------------------------

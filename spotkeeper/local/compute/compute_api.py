@@ -43,6 +43,8 @@ from spotkeeper.local.server.wiring import CloudParts
 
 BOUNDARY = "batch_spotkeeper_local"
 DISKS, SNAPSHOTS = "disks", "snapshots"
+Items = Callable[[str], Iterable[msgspec.Struct]]
+"""Returns the resources whose paths have a prefix."""
 Start = Callable[..., OpDoc]
 """Starts an operation on a resource. Arguments: its reference, the request's body if it has one, and the requestId."""
 
@@ -165,8 +167,9 @@ class ComputeApi:
         yield from self._catalog.routes()
         yield from self._instance_routes()
         yield from self._disk_routes()
+        operations: Items = lambda prefix: (doc.operation for doc in self._parts.operations.list(prefix))  # noqa: E731
         for scope in (ZONE, REGION, "/global"):
-            yield "GET", f"{scope}/operations", self._list_operations
+            yield "GET", f"{scope}/operations", self._listed(OPERATIONS, "compute#operationList", operations)
             yield "GET", f"{scope}/operations/{NAME}", self._get_operation
             yield "POST", f"{scope}/operations/{NAME}/wait", self._get_operation  # the server waits before this
         yield from self._stored_routes()
@@ -175,8 +178,9 @@ class ComputeApi:
         base, one = f"{ZONE}/instances", f"{ZONE}/instances/{NAME}"
         instances, verb = self._parts.instances, self._on_instance
         yield "POST", base, self._insert_instance
-        yield "GET", base, self._list_instances
-        yield "GET", "/aggregated/instances", self._aggregate_instances
+        yield "GET", base, self._listed(INSTANCES, "compute#instanceList", self._wires)
+        aggregated = self._aggregated(INSTANCES, "compute#instanceAggregatedList", self._wires)
+        yield "GET", "/aggregated/instances", aggregated
         yield "GET", one, lambda call: to_json(self._parts.machines.get(call.ref(INSTANCES)).wire)
         yield "DELETE", one, verb("deleteInstance", instances.delete)
         yield "POST", f"{one}/stop", verb("stop", instances.stop)
@@ -192,13 +196,13 @@ class ComputeApi:
         disks, once = self._parts.disks, self._once
         base, one, snapshot = f"{ZONE}/disks", f"{ZONE}/disks/{NAME}", f"/global/snapshots/{NAME}"
         yield "POST", base, self._insert_disk
-        yield "GET", base, self._list_disks
-        yield "GET", "/aggregated/disks", self._aggregate_disks
+        yield "GET", base, self._listed(DISKS, "compute#diskList", disks.list)
+        yield "GET", "/aggregated/disks", self._aggregated(DISKS, "compute#diskAggregatedList", disks.list)
         yield "GET", one, lambda call: to_json(disks.get(call.ref(DISKS)))
         yield "DELETE", one, lambda call: once(call, "deleteDisk", call.ref(DISKS), disks.delete)
-        yield "POST", f"{one}/createSnapshot", self._create_snapshot
-        yield "POST", f"{one}/setLabels", self._label_disk
-        yield "GET", "/global/snapshots", self._list_snapshots
+        yield "POST", f"{one}/createSnapshot", self._on_disk("createSnapshot", disks.create_snapshot, w.SnapshotBody)
+        yield "POST", f"{one}/setLabels", self._on_disk("setLabels", disks.set_labels, w.SetLabels)
+        yield "GET", "/global/snapshots", self._listed(SNAPSHOTS, "compute#snapshotList", disks.snapshots)
         yield "GET", snapshot, lambda call: to_json(disks.get_snapshot(call.ref(SNAPSHOTS)))
         yield "DELETE", snapshot, lambda call: once(call, "deleteSnapshot", call.ref(SNAPSHOTS), disks.delete_snapshot)
 
@@ -215,7 +219,20 @@ class ComputeApi:
         yield "GET", f"{subnetwork}/getIamPolicy", self._get_policy
         yield "POST", f"{subnetwork}/setIamPolicy", self._set_policy
 
-    # Operations
+    # Operations and lists
+
+    def _listed(self, kind: str, wire: str, items: Items) -> Handler:
+        return lambda call: self._lists.listed(call, wire, map(to_json, items(call.ref(kind).folder())))
+
+    def _aggregated(self, kind: str, wire: str, items: Items) -> Handler:
+        def handle(call: ApiCall) -> JsonObject:
+            found = items(f"projects/{call.at['project']}/zones/")
+            return self._lists.aggregated(call, wire, kind, map(to_json, found))
+
+        return handle
+
+    def _wires(self, prefix: str) -> Iterable[w.Instance]:
+        return (vm.wire for vm in self._parts.machines.list(prefix))
 
     def _once(self, call: ApiCall, verb: str, ref: Ref, start: Start, *body: object) -> JsonObject:
         """Return the operation that this requestId has already started, or start a new one."""
@@ -231,10 +248,6 @@ class ComputeApi:
         if found is None:
             raise errors.not_found(ref.path)
         return to_json(found.operation)
-
-    def _list_operations(self, call: ApiCall) -> JsonObject:
-        docs = self._parts.operations.list(call.ref(OPERATIONS).folder())
-        return self._lists.listed(call, "compute#operationList", (to_json(doc.operation) for doc in docs))
 
     # Instances
 
@@ -281,41 +294,14 @@ class ComputeApi:
             "selfLink": self._world.self_link(f"{vm.path}/serialPort"),
         }
 
-    def _list_instances(self, call: ApiCall) -> JsonObject:
-        vms = self._parts.machines.list(call.ref(INSTANCES).folder())
-        return self._lists.listed(call, "compute#instanceList", (to_json(vm.wire) for vm in vms))
-
-    def _aggregate_instances(self, call: ApiCall) -> JsonObject:
-        vms = self._parts.machines.list(f"projects/{call.at['project']}/zones/")
-        return self._lists.aggregated(
-            call, "compute#instanceAggregatedList", "instances", (to_json(vm.wire) for vm in vms)
-        )
-
     # Disks and snapshots
 
     def _insert_disk(self, call: ApiCall) -> JsonObject:
         body = parse_body(call.body, w.DiskBody)
         return self._once(call, "insertDisk", call.ref(DISKS, validate.name(body.name)), self._parts.disks.insert, body)
 
-    def _label_disk(self, call: ApiCall) -> JsonObject:
-        body = parse_body(call.body, w.SetLabels)
-        return self._once(call, "setLabels", call.ref(DISKS), self._parts.disks.set_labels, body)
-
-    def _list_disks(self, call: ApiCall) -> JsonObject:
-        disks = self._parts.disks.list(call.ref(DISKS).folder())
-        return self._lists.listed(call, "compute#diskList", map(to_json, disks))
-
-    def _aggregate_disks(self, call: ApiCall) -> JsonObject:
-        disks = self._parts.disks.list(f"projects/{call.at['project']}/zones/")
-        return self._lists.aggregated(call, "compute#diskAggregatedList", DISKS, map(to_json, disks))
-
-    def _create_snapshot(self, call: ApiCall) -> JsonObject:
-        body = parse_body(call.body, w.SnapshotBody)
-        return self._once(call, "createSnapshot", call.ref(DISKS), self._parts.disks.create_snapshot, body)
-
-    def _list_snapshots(self, call: ApiCall) -> JsonObject:
-        found = self._parts.disks.snapshots(call.ref(SNAPSHOTS).folder())
-        return self._lists.listed(call, "compute#snapshotList", map(to_json, found))
+    def _on_disk(self, verb: str, start: Start, kind: type) -> Handler:
+        return lambda call: self._once(call, verb, call.ref(DISKS), start, parse_body(call.body, kind))
 
     # Stored resources
 

@@ -48,6 +48,7 @@ class DeployState:
     def __init__(self, path: Path, stack: str, project: str, region: str) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self.stack, self.project, self.region = stack, project, region
         self._file = _File(stack, project, region)
 
     @classmethod
@@ -63,18 +64,6 @@ class DeployState:
         state = cls(path, read.stack, read.project, read.region)
         state._file = read
         return state
-
-    @property
-    def stack(self) -> str:
-        return self._file.stack
-
-    @property
-    def project(self) -> str:
-        return self._file.project
-
-    @property
-    def region(self) -> str:
-        return self._file.region
 
     def entries(self) -> tuple[StateEntry, ...]:
         return self._file.entries
