@@ -1,7 +1,7 @@
 """IAM: permissions of the stack's service accounts, by the roles, bindings and conditions that its program declares.
 
 Only declared accounts are held to their bindings: the operator of this machine may do everything, and machines what
-``bucket/storage.py`` allows. A binding counts once it is ``Timing.grants_s`` old; on Google Cloud that takes minutes.
+``bucket/bucket_api.py`` allows. A binding counts once it is ``Timing.grants_s`` old; on Google Cloud, minutes.
 """
 
 from __future__ import annotations

@@ -1,39 +1,22 @@
-"""Serves the one bucket's objects over HTTP to VMs and the deployment: reads, uploads, deletes.
-
-The objects are in the SQLite file that the function reads. A VM's access token gives access only to the agent's
-bundles, its job's source, and its job's logs, checkpoints and output.
-"""
+"""The one bucket and its objects, in the SQLite file that the function reads; ``bucket_api.py`` serves them."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
-from collections.abc import Callable, Iterator
-from email import message_from_bytes
-from email.message import Message
-from typing import NamedTuple
+from collections.abc import Iterator
 from urllib.parse import quote
 
 from msgspec import Struct
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from spotkeeper.contract.names import LABEL_JOB
-from spotkeeper.local.access.auth import Principal
 from spotkeeper.local.compute.resources import BUCKET, Effect, Resource, Resources
 from spotkeeper.local.core import errors
 from spotkeeper.local.core.errors import ApiError
-from spotkeeper.local.core.rest import decode, json_answer, refused
 from spotkeeper.local.core.schema import JsonObject
-from spotkeeper.local.core.vm import LocalVm
 from spotkeeper.local.core.world import World
-from spotkeeper.reconcile.store.objects import BadKeyError, Blob, ConflictError, Objects
+from spotkeeper.reconcile.store.objects import Blob, Objects
 from spotkeeper.reconcile.store.objects_sqlite import SqliteObjects
 
-_READ = re.compile(r"bundles/[^/]+\Z|jobs/(?P<job>[^/]+)/(?:source|logs|ckpt|out)/.+\Z")
-_WRITE = re.compile(r"jobs/(?P<job>[^/]+)/(?:logs|ckpt|out)/.+\Z")
 OCTETS = "application/octet-stream"
 KINDS = "content-types"
 CLASS = "STANDARD"  # of every object; Google's provider sends it when it replaces one
@@ -110,135 +93,6 @@ class Buckets(Effect):
             return None
         blob = self.objects.get(key)
         return blob.data if blob else None
-
-
-FindPrincipal = Callable[[Request], Principal | None]
-
-
-class StorageApi:
-    """The HTTP interface of objects. ``endpoint``: root of this cloud, for links; ``find_vm``: finds a VM by path."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        buckets: Buckets,
-        resources: Resources,
-        find_principal: FindPrincipal,
-        find_vm: Callable[[str], LocalVm | None],
-    ) -> None:
-        self._endpoint = endpoint
-        self._buckets = buckets
-        self._resources = resources
-        self._find_principal = find_principal
-        self._find_vm = find_vm
-
-    def routes(self) -> list[Route]:
-        one = "/storage/v1/b/{bucket}/o/{object:path}"
-        return [
-            Route(one, self._object, methods=["GET", "DELETE"]),
-            Route("/upload/storage/v1/b/{bucket}/o", self._upload, methods=["POST"]),
-        ]
-
-    async def _object(self, request: Request) -> Response:
-        bucket, key = request.path_params["bucket"], request.path_params["object"]
-        try:
-            self._allow(request, key, write=request.method != "GET")
-            self._bucket(bucket)
-            blob = self._buckets.objects.get(key)
-            if blob is None or request.query_params.get("generation", blob.tag) != blob.tag:
-                raise ApiError(404, "notFound", f"No such object: {bucket}/{key}")
-            if request.method == "DELETE":
-                self._buckets.delete(key)
-                return Response(status_code=204)
-            if request.query_params.get("alt") != "media":
-                return json_answer(self._buckets.about(bucket, key, self._endpoint) or {})
-            headers = {"x-goog-generation": blob.tag, "ETag": blob.tag}
-            return Response(blob.data, media_type=OCTETS, headers=headers)
-        except BadKeyError as error:
-            return refused(ApiError(400, "invalid", str(error)))
-        except ApiError as error:
-            return refused(error)
-
-    async def _upload(self, request: Request) -> Response:
-        bucket = request.path_params["bucket"]
-        try:
-            sent = _upload(request, await request.body())
-            condition = request.query_params.get("ifGenerationMatch", "")
-            if condition not in ("", "0"):
-                raise errors.not_built("replacing one version over HTTP (the function writes the SQLite file itself)")
-            self._allow(request, sent.name, write=True)
-            self._bucket(bucket)
-            self._buckets.put(sent.name, sent.data, sent.kind, new=bool(condition))
-            return json_answer(self._buckets.about(bucket, sent.name, self._endpoint) or {})
-        except ConflictError:
-            message = "At least one of the pre-conditions you specified did not hold."
-            return refused(ApiError(412, "conditionNotMet", message))
-        except BadKeyError as error:
-            return refused(ApiError(400, "invalid", str(error)))
-        except ApiError as error:
-            return refused(error)
-
-    def _bucket(self, name: str) -> None:
-        if self._resources.get(BUCKET, name) is None:
-            raise ApiError(404, "notFound", "The specified bucket does not exist.")
-
-    def _allow(self, request: Request, key: str, write: bool) -> None:
-        """Raise ApiError (403) if a VM uses another path than its own; the operator and the function may use all."""
-        principal = self._find_principal(request)
-        if principal is None or not principal.vm:  # the guard has refused requests without a valid token
-            return
-        vm = self._find_vm(principal.vm)
-        found = (_WRITE if write else _READ).match(key)
-        own = (vm.wire.labels or {}).get(LABEL_JOB) if vm is not None else None
-        job = found.groupdict().get("job") if found else None
-        # A static machine's label names no job: the allocation document assigns it one.
-        if vm is None or found is None or (job is not None and own is not None and job != own):
-            verb = "storage.objects.create" if write else "storage.objects.get"
-            raise ApiError(403, "forbidden", f"{principal.email} does not have {verb} access to the object {key}.")
-
-
-class Upload(NamedTuple):
-    """An uploaded object. ``kind``: its content type."""
-
-    name: str
-    kind: str
-    data: bytes
-
-
-def _upload(request: Request, body: bytes) -> Upload:
-    """Read an upload in one piece: the bytes alone, or a description and the bytes.
-
-    Raises:
-        ApiError: 400 for a malformed body, 501 for an upload in several pieces.
-    """
-    how, kind = request.query_params.get("uploadType"), request.headers.get("content-type", "")
-    name = request.query_params.get("name", "")
-    if how == "media":
-        return Upload(name, kind or OCTETS, body)
-    if how != "multipart":
-        raise errors.not_built(f"uploadType={how}")
-    boundary = Message()
-    boundary["content-type"] = kind
-    mark = b"\r\n--" + str(boundary.get_param("boundary", "")).encode()
-    parts = (b"\r\n" + body).split(mark)
-    if len(parts) != 4 or not parts[-1].startswith(b"--"):
-        raise ApiError(400, "badRequest", "Expected a description and the object's bytes, in multipart/related.")
-    _, _, told = parts[1].partition(b"\r\n\r\n")
-    head, _, data = parts[2].partition(b"\r\n\r\n")
-    about = decode(told)
-    if not isinstance(about, dict):
-        raise ApiError(400, "parseError", "Expected a description of the object.")
-    if about.get("storageClass") == CLASS:
-        del about["storageClass"]
-    unknown = sorted(set(about) - {"bucket", "name", "contentType", "kind"})
-    if unknown:
-        raise errors.not_built(f"object field '{unknown[0]}'")
-    return Upload(name or str(about.get("name", "")), str(about.get("contentType", "")) or _kind(head), data)
-
-
-def _kind(head: bytes) -> str:
-    """The content type in a part's header."""
-    return str(message_from_bytes(head.strip() + b"\r\n\r\n").get("content-type", OCTETS))
 
 
 def described(endpoint: str, what: str, bucket: str, key: str = "") -> JsonObject:

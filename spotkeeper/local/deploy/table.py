@@ -335,10 +335,6 @@ def _sink(t: PlacedResource) -> Json:
     return {"id": f"projects/{t.project}/sinks/{t.name}", "writerIdentity": writer}
 
 
-def _in_project(collection: str) -> FromResource:
-    return lambda t: {"id": f"projects/{t.project}/{collection}/{t.name}"}
-
-
 def _custom_role(t: PlacedResource) -> Json:
     name = f"projects/{t.project}/roles/{t.inputs['roleId']}"
     return {"id": name, "name": name}
@@ -360,10 +356,6 @@ def _member(t: PlacedResource) -> Json:
 _MEMBER_OF = ("bucket", "topic", "subscription", "subnetwork", "secretId", "serviceAccountId", "project", "name")
 
 
-def _repository(t: PlacedResource) -> Json:
-    return {"id": f"projects/{t.project}/locations/{t.region}/repositories/{t.name}"}
-
-
 def _service_identity(t: PlacedResource) -> Json:
     """Google's own account for one of its services in a project, named after the service."""
     service = str(t.inputs["service"])
@@ -375,52 +367,56 @@ def _named(t: PlacedResource) -> Json:
     return {"id": f"projects/{t.project}/{short(t.type).replace(':', '/')}/{t.name}"}
 
 
-_COMPUTE = "gcp:compute/"
+def _compute(path: str, body: FromResource, in_place: tuple[str, ...] = (), **more: Any) -> ResourceType:
+    return ResourceType(_compute_outputs, path, body, frozenset(in_place), **more)
+
+
+def _in_project(collection: str) -> ResourceType:
+    def outputs(t: PlacedResource) -> Json:
+        return {"id": f"projects/{t.project}/{collection.format(region=t.region)}/{t.name}"}
+
+    return ResourceType(outputs, in_place=None)
+
+
+_NAMED = ResourceType(_named, in_place=None)
+_MEMBER = ResourceType(_member, binding=True)
 KINDS: dict[str, ResourceType] = {
-    f"{_COMPUTE}network:Network": ResourceType(_compute_outputs, "global/networks", _network),
-    f"{_COMPUTE}subnetwork:Subnetwork": ResourceType(_compute_outputs, "regions/{region}/subnetworks", _subnetwork),
-    f"{_COMPUTE}firewall:Firewall": ResourceType(_compute_outputs, "global/firewalls", _firewall),
-    f"{_COMPUTE}resourcePolicy:ResourcePolicy": ResourceType(
-        _compute_outputs, "regions/{region}/resourcePolicies", _resource_policy
+    "gcp:compute/network:Network": _compute("global/networks", _network),
+    "gcp:compute/subnetwork:Subnetwork": _compute("regions/{region}/subnetworks", _subnetwork),
+    "gcp:compute/firewall:Firewall": _compute("global/firewalls", _firewall),
+    "gcp:compute/resourcePolicy:ResourcePolicy": _compute("regions/{region}/resourcePolicies", _resource_policy),
+    "gcp:compute/disk:Disk": _compute("zones/{zone}/disks", _disk, ("labels",)),
+    "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate": _compute(
+        "regions/{region}/instanceTemplates", _template, auto_name=True
     ),
-    f"{_COMPUTE}disk:Disk": ResourceType(_compute_outputs, "zones/{zone}/disks", _disk, frozenset({"labels"})),
-    f"{_COMPUTE}regionInstanceTemplate:RegionInstanceTemplate": ResourceType(
-        _compute_outputs, "regions/{region}/instanceTemplates", _template, auto_name=True
-    ),
-    f"{_COMPUTE}instance:Instance": ResourceType(
-        _compute_outputs,
-        "zones/{zone}/instances",
-        _instance,
-        frozenset({"metadata", "labels"}),
-        ignore=frozenset({"allowStoppingForUpdate"}),
+    "gcp:compute/instance:Instance": _compute(
+        "zones/{zone}/instances", _instance, ("metadata", "labels"), ignore=frozenset({"allowStoppingForUpdate"})
     ),
     # An archive's name holds its content's hash, so that another path is no change.
     "gcp:storage/bucketObject:BucketObject": ResourceType(_object, in_place=None, ignore=frozenset({"source"})),
     "gcp:storage/bucket:Bucket": ResourceType(_bucket, in_place=None),
-    "gcp:storage/bucketIAMMember:BucketIAMMember": ResourceType(_member, binding=True),
+    "gcp:storage/bucketIAMMember:BucketIAMMember": _MEMBER,
     "gcp:serviceaccount/account:Account": ResourceType(_account, in_place=frozenset({"displayName"})),
-    "gcp:serviceaccount/iAMMember:IAMMember": ResourceType(_member, binding=True),
+    "gcp:serviceaccount/iAMMember:IAMMember": _MEMBER,
     "gcp:projects/iAMCustomRole:IAMCustomRole": ResourceType(
         _custom_role, in_place=frozenset({"permissions", "title"})
     ),
-    "gcp:projects/iAMMember:IAMMember": ResourceType(_member, binding=True),
-    "gcp:cloudrunv2/serviceIamMember:ServiceIamMember": ResourceType(_member, binding=True),
+    "gcp:projects/iAMMember:IAMMember": _MEMBER,
+    "gcp:cloudrunv2/serviceIamMember:ServiceIamMember": _MEMBER,
     "gcp:cloudfunctionsv2/function:Function": ResourceType(_function, in_place=None),
-    "gcp:cloudscheduler/job:Job": ResourceType(_named, in_place=None),
-    "gcp:pubsub/topic:Topic": ResourceType(_in_project("topics"), in_place=None),
-    "gcp:pubsub/topicIAMMember:TopicIAMMember": ResourceType(_member, binding=True),
-    "gcp:pubsub/subscription:Subscription": ResourceType(_in_project("subscriptions"), in_place=None),
-    "gcp:pubsub/subscriptionIAMMember:SubscriptionIAMMember": ResourceType(_member, binding=True),
+    "gcp:cloudscheduler/job:Job": _NAMED,
+    "gcp:pubsub/topic:Topic": _in_project("topics"),
+    "gcp:pubsub/topicIAMMember:TopicIAMMember": _MEMBER,
+    "gcp:pubsub/subscription:Subscription": _in_project("subscriptions"),
+    "gcp:pubsub/subscriptionIAMMember:SubscriptionIAMMember": _MEMBER,
     "gcp:projects/serviceIdentity:ServiceIdentity": ResourceType(_service_identity, binding=True),
-    "gcp:secretmanager/secretIamMember:SecretIamMember": ResourceType(_member, binding=True),
-    "gcp:compute/subnetworkIAMMember:SubnetworkIAMMember": ResourceType(_member, binding=True),
-    "gcp:artifactregistry/repository:Repository": ResourceType(_repository, in_place=None),
-    "gcp:logging/metric:Metric": ResourceType(_in_project("metrics"), in_place=None),
+    "gcp:secretmanager/secretIamMember:SecretIamMember": _MEMBER,
+    "gcp:compute/subnetworkIAMMember:SubnetworkIAMMember": _MEMBER,
+    "gcp:artifactregistry/repository:Repository": _in_project("locations/{region}/repositories"),
+    "gcp:logging/metric:Metric": _in_project("metrics"),
     "gcp:logging/projectSink:ProjectSink": ResourceType(_sink, in_place=None),
-    "gcp:monitoring/notificationChannel:NotificationChannel": ResourceType(
-        _in_project("notificationChannels"), in_place=None
-    ),
-    "gcp:monitoring/alertPolicy:AlertPolicy": ResourceType(_in_project("alertPolicies"), in_place=None),
-    "gcp:billing/budget:Budget": ResourceType(_named, in_place=None),
-    "pulumi:providers:gcp": ResourceType(_named, in_place=None),  # no resource of the cloud
+    "gcp:monitoring/notificationChannel:NotificationChannel": _in_project("notificationChannels"),
+    "gcp:monitoring/alertPolicy:AlertPolicy": _in_project("alertPolicies"),
+    "gcp:billing/budget:Budget": _NAMED,
+    "pulumi:providers:gcp": _NAMED,  # no resource of the cloud
 }

@@ -29,8 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from spotkeeper.contract import codec
 from spotkeeper.local.access import peer
 from spotkeeper.local.access.auth import METADATA_HOSTS, RequestGuard, foreign_refusal
-from spotkeeper.local.bucket.bucket_api import BucketApi
-from spotkeeper.local.bucket.storage import StorageApi
+from spotkeeper.local.bucket.bucket_api import BucketApi, StorageApi
 from spotkeeper.local.compute.compute_api import ComputeApi
 from spotkeeper.local.compute.resources import Declaration
 from spotkeeper.local.core.errors import ApiError, forbidden
@@ -81,10 +80,8 @@ class ControlPlane:
         self.app = Starlette(routes=self._routes())
 
     def _routes(self) -> list[Route]:
-        parts, endpoint = self.parts, self.world.config.endpoint
-        principal = self.guard.principal
-        storage = StorageApi(endpoint, parts.buckets, parts.resources, principal, parts.machines.find)
-        bucket = BucketApi(parts, principal)
+        storage = StorageApi(self.parts, self.guard.principal)
+        bucket = BucketApi(self.parts, self.guard.principal)
         resources = "/local/v1/resources/{type}"
         return [
             Route("/compute/{version}/{path:path}", self._compute, methods=["GET", "POST", "DELETE", "PUT", "PATCH"]),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
@@ -169,7 +168,7 @@ def no_room(columns: Iterable[str], elsewhere: str) -> str:
 
 
 def fitting(
-    rows: Iterable[Mapping[str, str]],
+    rows: Iterable[Mapping[str, str | Text]],
     spare: tuple[str, ...] = (),
     right: Collection[str] = (),
     elsewhere: str = "",
@@ -198,32 +197,24 @@ def _width(console: Console, options: ConsoleOptions, table: Table) -> int:
     return Measurement.get(console, options.update(width=_WIDE), table).maximum
 
 
-_NODE_COLUMNS = ("node", "state", "zone", "model", "machine", "age")
 _NODE_SPARE = ("age", "zone", "model", "machine")  # names of machines are copied into commands, so they go last
 
 
 def nodes_fitting(nodes: tuple[NodeView, ...]) -> Fitting:
-    return Fitting(partial(node_table, nodes), _NODE_COLUMNS, _NODE_SPARE, "spotkeeper status JOB --json")
-
-
-def node_table(nodes: Iterable[NodeView], columns: Collection[str] = _NODE_COLUMNS) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    nodes = tuple(nodes)
     slow = any(node.lag for node in nodes)
-    for title in (*columns, *(["own time"] if slow else [])):
-        table.add_column(title, justify="right" if title == "age" else "left", no_wrap=True)
-    for node in nodes:
-        cells: dict[str, str | Text] = {
-            "node": f"{node.node} (master)" if node.master else str(node.node),
-            "state": Text(node_word(node), style=_NODE_STYLE[node.state]),
-            "zone": node.zone or "-",
-            "model": node.model.value if node.model else "-",
-            "machine": node.vm or (f"attempt {node.attempt}" if node.attempt else "-"),
-            "age": duration(node.age_s),
-        }
-        lag = [Text(node.lag, style="bold yellow")] if slow else []
-        table.add_row(*(cells[title] for title in columns), *lag)
-    return table
+    rows = (_node(node) | ({"own time": Text(node.lag, style="bold yellow")} if slow else {}) for node in nodes)
+    return fitting(rows, _NODE_SPARE, {"age"}, "spotkeeper status JOB --json")
+
+
+def _node(node: NodeView) -> dict[str, str | Text]:
+    return {
+        "node": f"{node.node} (master)" if node.master else str(node.node),
+        "state": Text(node_word(node), style=_NODE_STYLE[node.state]),
+        "zone": node.zone or "-",
+        "model": node.model.value if node.model else "-",
+        "machine": node.vm or (f"attempt {node.attempt}" if node.attempt else "-"),
+        "age": duration(node.age_s),
+    }
 
 
 def event_table(lines: Iterable[EventLine], *, verbose: bool = False) -> Table:

@@ -15,7 +15,7 @@ from spotkeeper.reconcile.decide import decide
 from spotkeeper.reconcile.decide.provisioning.machine_health import STRAGGLER, STRAGGLER_SWAP
 from spotkeeper.report.job.recovery import recoveries
 from spotkeeper.report.job.view import job_view
-from spotkeeper.report.text.render import node_table
+from spotkeeper.report.text.render import nodes_fitting
 from tests.reconcile.controller.test_round import causes, trained
 from tests.reconcile.decide.test_decide import NOW, fact, gang
 from tests.reconcile.world import World
@@ -57,12 +57,12 @@ def test_by_default_a_slow_machine_is_shown_and_stays() -> None:
     view = job_view(world.record(), None, world.events(), world.stack, world.now())
     assert view.warnings == ("node 1: its machine is slow and delays the others: 1.6x the median",)
     assert [machine.lag for machine in view.nodes] == ["", "1.6x the median", ""]
-    assert [column.header for column in node_table(view.nodes).columns][-1] == "own time"
+    assert nodes_fitting(view.nodes).columns[-1] == "own time"
     fine(world, 1)
     world.run(30)
     view = job_view(world.record(), None, world.events(), world.stack, world.now())
     assert view.warnings == () and [machine.lag for machine in view.nodes] == [""] * 3
-    assert "own time" not in [column.header for column in node_table(view.nodes).columns]
+    assert "own time" not in nodes_fitting(view.nodes).columns
 
 
 def test_where_the_job_file_says_so_it_is_swapped_at_a_checkpoint() -> None:
