@@ -28,7 +28,6 @@ from typing import Any
 
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.target import Target, attach
-from spotkeeper.clock import Clock
 from spotkeeper.contract.cloud import Cloud, DeleteVm, ResultKind
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.clouds.gce.api import DEFAULT_ENDPOINT, Api, GivenToken, NoAnswerError
@@ -123,7 +122,9 @@ def simulate(api: Api, project: str, victim: Victim) -> None:
 
 def _aws(target: Target, state: StackState, victim: Victim) -> None:
     if not victim.announced:
-        _delete(_ec2(state, target.clock), victim)
+        from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
+
+        _delete(open_ec2(state, target.clock), victim)
         return
     from botocore.session import get_session
 
@@ -134,12 +135,6 @@ def _aws(target: Target, state: StackState, victim: Victim) -> None:
         os.environ.get(TEMPLATE, ""),
         victim,
     )
-
-
-def _ec2(state: StackState, clock: Clock) -> Cloud:
-    from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
-
-    return open_ec2(state, clock)
 
 
 def experiment(ec2: Any, fis: Any, template: str, victim: Victim, wait: Callable[[float], None] = time.sleep) -> None:

@@ -223,23 +223,15 @@ def _check_resume(store: Store, record: Record, spec: JobSpec, stack: StackState
 
 
 def _send(
-    target: Target,
-    store: Store,
-    record: Record,
-    kind: RequestKind,
-    options: Options,
-    *,
-    nodes: int | None = None,
-    zone: str | None = None,
-    node: int | None = None,
-    go_back: bool = False,
+    target: Target, store: Store, record: Record, kind: RequestKind, options: Options, **fields: str | int | None
 ) -> None:
-    request = lookup.new_request(kind, target.clock.now(), whoami(), nodes=nodes, zone=zone, node=node, go_back=go_back)
+    """Send a request and tell its result; ``fields``: as for :func:`~spotkeeper.client.lookup.new_request`."""
+    request = lookup.new_request(kind, target.clock.now(), whoami(), **fields)
     lookup.send_request(store, record, request)
     what = {
-        RequestKind.RESIZE: f"resize to {lookup.machines(nodes or 0)}",
-        RequestKind.MOVE: f"move to {zone}",
-        RequestKind.SWAP: f"replace the machine of node {node}",
+        RequestKind.RESIZE: f"resize to {lookup.machines(request.nodes or 0)}",
+        RequestKind.MOVE: f"move to {request.zone}",
+        RequestKind.SWAP: f"replace the machine of node {request.node}",
     }.get(kind, kind.value)
     _finish(target, store, record, request, options, what)
 

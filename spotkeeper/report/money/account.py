@@ -272,20 +272,11 @@ def _by_month(one: Account, now: float) -> dict[str, Total]:
             usd[month] += line.usd * share
             machines[month] += 1
     whole, paid = _sum("", [one]), sum(hours.values())
-    return {
-        month: Total(
-            month,
-            1,
-            machines[month],
-            hours[month],
-            usd[month],
-            whole.on_demand_only * hours[month] / paid,
-            whole.lost_hours * hours[month] / paid,
-            whole.lost_usd * hours[month] / paid,
-            whole.on_demand_only * hours[month] / paid - usd[month],
-        )
-        for month in hours
-    }
+    parts = {}
+    for month, ran in hours.items():
+        demand, lost = whole.on_demand_only * ran / paid, (whole.lost_hours * ran / paid, whole.lost_usd * ran / paid)
+        parts[month] = Total(month, 1, machines[month], ran, usd[month], demand, *lost, demand - usd[month])
+    return parts
 
 
 def _added(month: str, parts: Iterable[Total]) -> Total:

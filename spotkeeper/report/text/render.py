@@ -151,20 +151,24 @@ class Fitting:
     elsewhere: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left = self.left(console, options)
+        yield self.make(left)
+        if self.elsewhere and len(left) < len(self.columns):
+            yield self.no_room(left)
+
+    def left(self, console: Console, options: ConsoleOptions) -> list[str]:
+        """The columns that fit, or all that are not spare."""
         left = list(self.columns)
         for spare in self.spare:
             if _width(console, options, self.make(left)) <= options.max_width:
                 break
             left.remove(spare)
-        yield self.make(left)
-        if self.elsewhere and len(left) < len(self.columns):
-            gone = [name for name in self.columns if name not in left]
-            yield Text(no_room(gone, self.elsewhere), style="dim")
+        return left
 
-
-def no_room(columns: Iterable[str], elsewhere: str) -> str:
-    """The line about columns that do not fit, and where they are shown."""
-    return f"no room here for {', '.join(columns)}: {elsewhere}"
+    def no_room(self, left: Collection[str]) -> Text:
+        """The line about columns that do not fit, and where they are shown."""
+        gone = ", ".join(name for name in self.columns if name not in left)
+        return Text(f"no room here for {gone}: {self.elsewhere}", style="dim")
 
 
 def fitting(
@@ -257,24 +261,21 @@ class JobTable:
     views: tuple[JobView, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = self._table(_COLUMNS, state_word)
+        whole = self._fitting(state_word).make(_COLUMNS)
         if _width(console, options, whole) <= options.max_width:
             yield whole
             yield from self._notes()
             return
-        left, table = list(_COLUMNS), self._table(_COLUMNS, phase_word)
-        for spare in _SPARE:
-            if _width(console, options, table) <= options.max_width:
-                break
-            left.remove(spare)
-            table = self._table(left, phase_word)
+        fits = self._fitting(phase_word)
+        left = fits.left(console, options)
+        table = fits.make(left)
         width = max(options.max_width, _width(console, options, table))
         yield from console.render(table, options.update(width=width))
         for view in self.views:
             if state_word(view) != phase_word(view):
                 yield Text(f"{view.name} ({view.job}): {view.reason}")
-        if gone := [title for title in _COLUMNS if title not in left]:
-            yield Text(no_room(gone, "spotkeeper status JOB"), style="dim")
+        if len(left) < len(_COLUMNS):
+            yield fits.no_room(left)
         yield from self._notes()
 
     def _notes(self) -> Iterable[Text]:
@@ -282,14 +283,9 @@ class JobTable:
             yield Text("since:" + clocks.pop(), style="dim")
         yield from (Text(f"{view.name} ({view.job}): {view.disks_kept}") for view in self.views if view.disks_kept)
 
-    def _table(self, columns: Iterable[str], state: Callable[[JobView], str]) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for title in columns:
-            table.add_column(title, justify="left" if title in ("job", "name", "state") else "right", no_wrap=True)
-        for view in self.views:
-            cells = {**_cells(view), "state": state(view)}
-            table.add_row(*(cells[title] for title in columns))
-        return table
+    def _fitting(self, state: Callable[[JobView], str]) -> Fitting:
+        rows = [{**_cells(view), "state": state(view)} for view in self.views]
+        return fitting(rows, _SPARE, set(_COLUMNS) - {"job", "name", "state"}, "spotkeeper status JOB", _COLUMNS)
 
 
 def _cells(view: JobView) -> dict[str, str]:
