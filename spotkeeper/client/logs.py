@@ -57,10 +57,7 @@ def no_log(record: Record, what: str, otherwise: str = "") -> CliError:
 
 
 def check_node(record: Record, node: int) -> None:
-    """
-    Raises:
-        CliError: the job has no such node.
-    """
+    """Raise CliError if the job has no such node."""
     last = max(1, len(record.nodes)) - 1
     if not 0 <= node <= last:
         nodes = f"nodes 0 to {last}" if last else "only node 0"

@@ -120,11 +120,7 @@ def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | 
 
 
 def check_name(store: Store, spec: JobSpec) -> None:
-    """Check that a submission would be accepted; changes nothing. ``spec``: with its source.
-
-    Raises:
-        CliError: an unfinished job of this name has other content.
-    """
+    """Raise CliError if an unfinished job of this name has other content. ``spec``: with its source."""
     job = store.read_name(spec.name)
     held = store.read_record(job) if job is not None else None
     if job is not None and (held is None or not held.value.over):
@@ -134,10 +130,7 @@ def check_name(store: Store, spec: JobSpec) -> None:
 def _refuse_other(
     store: Store, job: str, held: Versioned[Record] | None, spec: JobSpec, digest: str
 ) -> tuple[str, Record | None]:
-    """
-    Raises:
-        CliError: the unfinished ``job`` of this name has other content.
-    """
+    """Raise CliError if the unfinished ``job`` of this name has other content."""
     theirs = store.read_spec(job, held.value.spec_key() if held is not None else "")
     if theirs is not None and spec_sha256(theirs) == digest:
         return job, held.value if held is not None else None

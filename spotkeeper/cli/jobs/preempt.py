@@ -52,11 +52,7 @@ def preempt(target: Target, state: StackState, victim: Victim) -> None:
 
 
 def check(target: Target, state: StackState, *, announced: bool) -> None:
-    """Check that the preemption is possible, before the user is asked to confirm it.
-
-    Raises:
-        CliError: a notice on AWS needs an experiment template, and none is named.
-    """
+    """Raise CliError, before the user is asked, if a notice on AWS has no experiment template."""
     if target.local is None and state.cloud == "aws" and announced and not os.environ.get(TEMPLATE):
         remedy = f'export {TEMPLATE}=EXT... (the template: docs/day-two.md, "Drills"), or pass --no-notice'
         raise CliError("a notice on AWS needs an experiment template of FIS", Exit.USAGE, remedy)
@@ -171,11 +167,7 @@ def experiment(ec2: Any, fis: Any, template: str, victim: Victim, wait: Callable
 
 
 def _refuse_others(ec2: Any, victim: Victim) -> None:
-    """Refuse if another machine has the tag, from another drill or a killed one: the experiment would interrupt it.
-
-    Raises:
-        CliError: another machine has the tag, or machines cannot be listed.
-    """
+    """Raise CliError if the experiment would interrupt another machine with the tag, or none can be listed."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     alive = {"Name": "instance-state-name", "Values": ["pending", "running"]}

@@ -55,11 +55,7 @@ class Options(Struct, frozen=True):
 
 
 def cancel(job: str, options: Options) -> None:
-    """Request the cancellation of a job, or withdraw an unfinished submission.
-
-    Raises:
-        CliError: no such job, it is over, or the question was answered with no.
-    """
+    """Request the cancellation of a job that is not over, or withdraw an unfinished submission."""
     target, store = open_stack(options.stack)
     withdrawn = lookup.withdraw(store, job, target.clock.now())
     if withdrawn is not None:
@@ -314,11 +310,7 @@ def _check_taken(store: Store, record: Record, asked: JobRequest) -> None:
 
 
 def _refuse_refused(store: Store, record: Record, asked: JobRequest) -> None:
-    """Check that the request can still be done.
-
-    Raises:
-        CliError: the function refused it, or the job ended or went on hold before it was done.
-    """
+    """Raise CliError if the request was refused, or the job ended or went on hold before it was done."""
     _check_taken(store, record, asked)
     who = f"{record.name} ({record.job})"
     over = record.over and asked.kind is not RequestKind.CANCEL

@@ -33,11 +33,7 @@ class LiveCheck(Struct, frozen=True):
 
 
 def of_stack(stack: str | None) -> tuple[LiveCheck, ...]:
-    """Return the checks for a stack of this checkout.
-
-    Raises:
-        SpecError, CliError: as :func:`read_stack_file`; or the page is missing.
-    """
+    """Return the checks for a stack of this checkout. Errors: :func:`read_stack_file`, or the page is missing."""
     settings = read_stack_file(None, stack, "spotkeeper live-check --list --stack NAME").settings
     names = {
         "STACK": settings.stack,

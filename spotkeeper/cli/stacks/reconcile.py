@@ -166,14 +166,10 @@ def _runtime(target: Target) -> Runtime:
 
 
 def _check_aws_login() -> None:
-    """Check that requests to AWS can be signed; otherwise every listing would be empty.
-
-    Raises:
-        CliError: no credentials, or no boto3 (Lambda has it, a laptop may not).
-    """
+    """Raise CliError if requests to AWS cannot be signed: then every listing would be empty."""
     try:
         from botocore.session import get_session
-    except ImportError:
+    except ImportError:  # Lambda has it, a laptop may not
         raise CliError("calling EC2 needs boto3, which is not installed", Exit.USAGE, "pip install boto3") from None
     if get_session().get_credentials() is None:
         raise CliError("cannot call the cloud: found no AWS credentials", Exit.FAILED, "aws sso login")

@@ -44,11 +44,7 @@ def run(file: Path | None, stack: str | None, *, as_json: bool) -> None:
 
 
 def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
-    """Return the scripts of a stack's machines (default: the local stack).
-
-    Raises:
-        SpecError, CliError: as :func:`read_stack_file`.
-    """
+    """Return the scripts of a stack's machines (default: the local stack). Errors: :func:`read_stack_file`."""
     settings = read_stack_file(file, stack, "spotkeeper render FILE").settings
     from infra import boot
 

@@ -157,11 +157,7 @@ def _settings(path: Path, name: str) -> Settings:
 
 
 def _apart(settings: Settings, folder: Path) -> None:
-    """Check that no other stack file of the folder declares permissions that overlap with this stack's.
-
-    Raises:
-        SpecError: another stack file does.
-    """
+    """Raise SpecError if another stack file of the folder declares permissions that overlap with this stack's."""
     from infra.settings.read import clashes
 
     if told := clashes(settings, folder):

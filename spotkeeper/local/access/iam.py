@@ -213,11 +213,7 @@ class Policies:
         return to_json(self._find(path))
 
     def put(self, path: str, body: JsonValue) -> JsonObject:
-        """Replace the whole policy.
-
-        Raises:
-            ApiError: 400 for an invalid policy, 409 where another client has changed it since it was read.
-        """
+        """Replace the whole policy; ApiError 400 if it is invalid, 409 if it has changed since it was read."""
         new = parse_body(body, IamPolicy)
         if new.etag not in ("", self._find(path).etag):
             message = "There were concurrent policy changes. Please retry the whole read-modify-write."

@@ -248,11 +248,7 @@ class Upload(NamedTuple):
 
 
 def _upload(request: Request, body: bytes) -> Upload:
-    """Read an upload in one piece: the bytes alone, or a description and the bytes.
-
-    Raises:
-        ApiError: 400 for a malformed body, 501 for an upload in several pieces.
-    """
+    """Read an upload of bytes, alone or with a description; ApiError 400 if malformed, 501 in several pieces."""
     how, kind = request.query_params.get("uploadType"), request.headers.get("content-type", "")
     name = request.query_params.get("name", "")
     if how == "media":

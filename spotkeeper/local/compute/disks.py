@@ -162,11 +162,7 @@ class Disks:
     # Attachments
 
     def check_free(self, project: str, zone: str, disk: w.AttachedDisk) -> Ref:
-        """Check that the disk of an attachment exists, is ready, in this zone and unused; return its reference.
-
-        Raises:
-            ApiError: 400 or 404, as attachDisk answers.
-        """
+        """Return an attachment's disk; ApiError 400 or 404 unless it exists, is ready, in this zone and unused."""
         ref = parse_ref(disk.source or "", project)
         if ref is None or ref.kind != DISKS:
             raise errors.invalid("resource.source", disk.source, "Must be the URL of a disk.")

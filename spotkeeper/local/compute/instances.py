@@ -34,11 +34,7 @@ class InstanceBuilder:
         self._disks = disks
 
     def build(self, ref: Ref, body: w.InstanceBody, template: Ref | None) -> w.Instance:
-        """Resolve every reference and fill in every default.
-
-        Raises:
-            ApiError: the error with which instances.insert answers.
-        """
+        """Resolve every reference and fill in every default; ApiError as instances.insert answers."""
         merged = self.merged(body, template)
         validate.properties(merged, in_template=False)
         machine = validate.machine_type(merged.machine_type)
@@ -188,11 +184,7 @@ class InstanceApi:
     # Insert
 
     def insert(self, ref: Ref, body: w.InstanceBody, template: Ref | None, request_id: str | None) -> OpDoc:
-        """Accept a VM. The API lists it at once, even if it will fail.
-
-        Raises:
-            ApiError: 400, 403 quota, 404 for a missing reference, 409.
-        """
+        """Accept a VM, which the API lists at once, even if it will fail; ApiError 400, 403 (quota), 404 or 409."""
         if self._machines.find(ref.path) is not None:
             raise errors.already_exists(ref.path)
         wire = self._builder.build(ref, body, template)

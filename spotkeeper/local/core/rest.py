@@ -144,11 +144,7 @@ def without_nulls(value: JsonValue) -> JsonValue:
 
 
 def parse_body(body: JsonValue, kind: type[T]) -> T:
-    """Convert a request body to its struct.
-
-    Raises:
-        ApiError: 400 for an invalid body, 501 for a field of Compute Engine that is not built.
-    """
+    """Convert a request body to its struct; ApiError 400 if it is invalid, 501 for a field that is not built."""
     clean = without_nulls(body)
     if not isinstance(clean, dict):
         raise ApiError(400, "badRequest", "Invalid JSON payload received. Expected an object.")

@@ -258,11 +258,7 @@ class Demo:
         return replace(view, step=watcher.step() or view.step, total_steps=self.args.steps)
 
     def watch(self, view: Callable[[], JobView], done: threading.Event, failure: list[Exception]) -> None:
-        """Show the job until it ends.
-
-        Raises:
-            ChaosError: a fault failed, or the job did not end after the last one.
-        """
+        """Show the job until it ends; ChaosError if a fault failed, or the job did not end after the last one."""
         screen = Screen(self.console, self.notes)
         end = float("inf")
         with (

@@ -36,11 +36,7 @@ class ResourceClient:
     token: str = field(default="", repr=False)
 
     def create(self, t: PlacedResource) -> Json:
-        """Create the resource, and return outputs that only the cloud knows, such as a function's address.
-
-        Raises:
-            DeployError: the cloud refused it; with its message.
-        """
+        """Create the resource and return outputs that only the cloud knows; DeployError with its refusal."""
         kind = table.kind_of(t.type)
         if kind.path:
             self._operation(self._call("POST", self._compute(table.collection(t)), kind.body(t)))

@@ -53,11 +53,7 @@ class DeployState:
 
     @classmethod
     def load(cls, path: Path) -> DeployState | None:
-        """Read the file; return None if it is missing.
-
-        Raises:
-            msgspec.DecodeError, msgspec.ValidationError: the file is damaged.
-        """
+        """Read the file; None if it is missing; msgspec's DecodeError or ValidationError if it is damaged."""
         if not path.exists():
             return None
         read = codec.decode(path.read_bytes(), _File)

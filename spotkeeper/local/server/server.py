@@ -49,11 +49,7 @@ MAX_UNREAD_S = 5.0  # real; after that the client gets the reset
 
 
 def load_world(folder: Path) -> World:
-    """Load the cloud that ``cloud.json`` in the folder describes.
-
-    Raises:
-        OSError, msgspec.DecodeError: the file is missing or damaged.
-    """
+    """Load the cloud of a folder; OSError or msgspec.DecodeError if ``cloud.json`` is missing or damaged."""
     config = codec.decode((folder / "cloud.json").read_bytes(), Config)
     clock = config.virtual_clock
     seed, per_zone, calm_s = config.seed, config.per_zone, config.calm_s

@@ -211,11 +211,7 @@ class LogFilter:
     _TERM = re.compile(r'\s*(?P<path>[A-Za-z_.]+)\s*(?P<op>=~|=|:)\s*"(?P<value>(?:[^"\\]|\\.)*)"\s*')
 
     def __init__(self, text: str) -> None:
-        """Parse a filter.
-
-        Raises:
-            ApiError: 501 for anything else.
-        """
+        """Parse a filter; ApiError (501) for anything else."""
         self._terms: list[tuple[str, str, str]] = []
         for part in re.split(r"\s+AND\s+", text.strip()):
             found = self._TERM.fullmatch(part)
