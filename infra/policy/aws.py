@@ -143,7 +143,7 @@ def encrypted_volume(resource: DeclaredResource) -> Iterator[str]:
 def pinned(resource: DeclaredResource) -> Iterator[str]:
     image = str(resource.at("imageId") or resource.at("ami") or "")
     if re.match(r"resolve:ssm:[^:]+(:[^:]*\D[^:]*)?\Z", image):  # without a version, or with a label
-        yield f"{image}: names a parameter, which moves: add its version, a number"
+        yield f"{image}: names a parameter whose value may change: add its version number"
 
 
 def narrow(resource: DeclaredResource) -> Iterator[str]:

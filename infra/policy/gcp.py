@@ -101,7 +101,7 @@ def pinned(resource: DeclaredResource) -> Iterator[str]:
     disks = [*resource.each("disks"), *resource.each("bootDisk")]
     for image in (at(disk, path) for disk in disks for path in ("sourceImage", "initializeParams.image")):
         if image is not None and "/family/" in str(image):
-            yield f"{image}: names a family, which moves: name one image"
+            yield f"{image}: names an image family, whose image may change: name one image"
 
 
 def narrow(resource: DeclaredResource) -> Iterator[str]:

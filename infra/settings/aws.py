@@ -64,19 +64,19 @@ def _with_root(pool: Pool) -> Pool:
 
 def region_has_urls(s: Settings) -> Iterator[Problem]:
     if s.region in AWS_WITHOUT_URLS:
-        yield problem("region", "has no function URLs of Lambda, which machines report to: want another", s.region)
+        yield problem("region", "has no Lambda function URLs, which Spotkeeper needs: want another region", s.region)
 
 
 def account(s: Settings) -> Iterator[Problem]:
     if not s.account:
-        yield Problem("account", 'missing, want the account\'s number: account: "123456789012"')
+        yield Problem("account", 'missing, want the account id: account: "123456789012"')
     elif not _ACCOUNT.match(s.account):
-        yield problem("account", "is no account number (12 digits, in quotes)", s.account)
+        yield problem("account", "is no account id: want 12 digits in quotes", s.account)
 
 
 def _image(path: str, name: str) -> Iterator[Problem]:
     if re.match(r"resolve:ssm:[^:]+(:[^:]*\D[^:]*)?\Z", name):  # without a version, or with a label
-        message = "names a parameter, which moves: add its version, a number: resolve:ssm:<name>:<version>"
+        message = "names a parameter whose value may change: add its version number: resolve:ssm:<name>:<version>"
         yield problem(path, message, name)
     elif not _IMAGE.match(name):
         yield problem(path, "want ami-... or resolve:ssm:<name>:<version>", name)
@@ -96,7 +96,7 @@ def existing_network(s: Settings) -> Iterator[Problem]:
             yield problem(path, f"is that of {first}: a subnet is in one zone", subnet)
     if network.subnets:
         for zone in sorted({zone for pool in s.pools for zone in pool.zones} - set(network.subnets)):
-            yield Problem(join("network.subnets", zone), "missing: a pool has machines there")
+            yield Problem(join("network.subnets", zone), "missing: a pool uses this zone")
 
 
 def subnet_range(cidr: str, zone: str) -> str:
@@ -115,11 +115,11 @@ def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
     except ValueError:
         return  # another rule reports it, or the network exists
     if not 16 <= network.prefixlen <= 24:
-        yield problem("network.cidr", "want a range of /16 to /24: each zone has a subnet of it", s.network.cidr)
+        yield problem("network.cidr", "want /16 to /24, to be divided into a subnet per zone", s.network.cidr)
         return
     room, most = network.num_addresses // _PARTS - _KEPT, max((pool.size for pool in s.pools), default=0)
     if room < most:
-        message = f"leaves each zone {room} addresses (an eighth of it), and a pool has {most} machines"
+        message = f"gives each zone's subnet {room} addresses, an eighth of the range, but a pool has {most} machines"
         yield problem("network.cidr", message, s.network.cidr)
 
 
@@ -129,7 +129,7 @@ def callers(s: Settings) -> Iterator[Problem]:
             message = "want a role's or user's ARN: arn:aws:iam::123456789012:role/operators"
             yield problem(path, message, caller)
         elif _is_own(caller, s):
-            message = "is a role of Spotkeeper's own, which has its rights: leave it out"
+            message = "is Spotkeeper's own, which already has its permissions: leave it out"
             yield problem(path, message, caller)
 
 
@@ -144,9 +144,9 @@ def job_identity(s: Settings) -> Iterator[Problem]:
     if not _ROLE.match(s.job_identity):
         yield problem("job_identity", "want a role's ARN: arn:aws:iam::123456789012:role/trainer", s.job_identity)
     elif _is_own(s.job_identity, s):
-        yield problem("job_identity", "is a role of Spotkeeper's own: make one for jobs", s.job_identity)
+        yield problem("job_identity", "is Spotkeeper's own: create a separate one for jobs", s.job_identity)
     elif s.secrets and f"::{s.account}:" not in s.job_identity:
-        message = "is another account's, where nobody here can give it the right to read `secrets`: do so there"
+        message = "is in another account: remove `secrets` here and grant it access there"
         yield problem("job_identity", message, s.job_identity)
 
 
@@ -159,28 +159,28 @@ def key(s: Settings) -> Iterator[Problem]:
     found = _KEY.match(s.kms_key)
     if s.kms_key and not found:
         example = f"arn:aws:kms:{s.region}:{s.account}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
-        yield problem("kms_key", f"want a key's ARN, no alias: {example}", s.kms_key)
+        yield problem("kms_key", f"want a key's ARN instead of an alias: {example}", s.kms_key)
     elif found and found[1] != s.region:
-        yield problem("kms_key", f"is of another region than the stack's disks: want one of {s.region}", s.kms_key)
+        yield problem("kms_key", f"is in another region than the stack's disks: want a key in {s.region}", s.kms_key)
 
 
 def budget_mails(s: Settings) -> Iterator[Problem]:
     steps = s.budget.alert_at if s.budget is not None and s.alerts.email else ()
     if len(steps) > _MAILS:
-        yield problem("budget.alert_at", f"a budget of AWS mails at {_MAILS} thresholds at most", list(steps))
+        yield problem("budget.alert_at", f"an AWS budget has at most {_MAILS} thresholds with email", list(steps))
 
 
 def function(s: Settings) -> Iterator[Problem]:
     if s.reconcile.timeout_s > LONGEST_S:
-        yield problem("reconcile.timeout_s", f"a Lambda function has {LONGEST_S} s at most", s.reconcile.timeout_s)
+        yield problem("reconcile.timeout_s", f"is above Lambda's limit of {LONGEST_S} s", s.reconcile.timeout_s)
 
 
 OF_GCP: dict[str, tuple[object, str]] = {
-    "bucket.location": (None, "only gcp has it: a bucket is in the stack's region"),
-    "limits.max_run_hours": (None, "only gcp has it: EC2 ends no machine by its age; limits.lease_minutes does"),
-    "budget.billing_account": ("", "only gcp has it: the account pays for itself"),
-    "endpoints.jwks": ("", "only gcp has it: AWS checks callers itself"),
-    "endpoints.issuer": ("", "only gcp has it: AWS checks callers itself"),
+    "bucket.location": (None, "only gcp has this key: on aws the bucket is in the stack's region"),
+    "limits.max_run_hours": (None, "only gcp has this key: EC2 has no age limit; use limits.lease_minutes"),
+    "budget.billing_account": ("", "only gcp has this key: the AWS account is billed"),
+    "endpoints.jwks": ("", "only gcp has this key: AWS authenticates callers itself"),
+    "endpoints.issuer": ("", "only gcp has this key: AWS authenticates callers itself"),
 }
 RULES: tuple[Rule, ...] = (
     account, region_has_urls, partial(both.image, wrong=_image), existing_network, subnets_hold_their_nodes, callers,
@@ -205,12 +205,12 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
     if _is_arm(kind) is None:
         return  # not a machine type, which another rule reports
     if efa > most and (most or kind in AWS_PRICES):
-        yield problem("machine.efa", f"{kind} has {most} at most" if most else f"{kind} has none: leave it out", efa)
+        yield problem("machine.efa", f"{kind} has {most} at most" if most else f"{kind} has no EFA: leave it out", efa)
     elif efa > most:
-        message = f"nobody knows which network cards of {kind} have EFA: leave it out, or add it to infra/catalog.py"
+        message = f"infra/catalog.py does not list the EFA network cards of {kind}: add them there, or leave efa out"
         yield problem("machine.efa", message, efa)
     elif len(interfaces(pool)) > 1 and s.network.public_ip:
-        message = "a machine with several network cards can have no public address: network.public_ip: false"
+        message = "EC2 gives machines with several network cards no public address: set network.public_ip: false"
         yield problem("machine.efa", message, efa)
 
 
@@ -231,15 +231,15 @@ def interfaces(pool: Pool) -> tuple[Interface, ...]:
 
 def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
     if pool.kind == "spot" and pool.notice_s not in (None, SPOT_NOTICE_S):
-        yield problem("notice_s", f"EC2's is always {SPOT_NOTICE_S}: leave it out", pool.notice_s)
+        yield problem("notice_s", f"EC2's notice is always {SPOT_NOTICE_S} s: leave it out", pool.notice_s)
 
 
 POOL_OF_GCP: dict[str, tuple[object, str]] = {
-    "machine.accelerator": (None, "only gcp has it: an instance type brings its own"),
-    "machine.nic": (None, "only gcp has it: leave it out"),
-    "machine.gpu_direct": (None, "only gcp has it: machine.efa is aws's"),
-    "placement.max_distance": (None, "only gcp has it: leave it out"),
-    "max_run_hours": (None, "only gcp has it: EC2 ends no machine by its age"),
+    "machine.accelerator": (None, "only gcp has this key: on aws the instance type includes its accelerators"),
+    "machine.nic": (None, "only gcp has this key: leave it out"),
+    "machine.gpu_direct": (None, "only gcp has this key: on aws use machine.efa"),
+    "placement.max_distance": (None, "only gcp has this key: leave it out"),
+    "max_run_hours": (None, "only gcp has this key: EC2 has no age limit"),
 }
 
 
@@ -247,9 +247,11 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
     most = _MOST_SPREAD * max(1, len(pool.zones))
     strategy = pool.placement.strategy if pool.placement is not None else None
     if strategy == "cluster" and _BURSTABLE.match(pool.machine.type):
-        yield problem("placement.strategy", f"{pool.machine.type} cannot be placed near others: leave it out", strategy)
+        yield problem(
+            "placement.strategy", f"{pool.machine.type} supports no cluster placement: leave it out", strategy
+        )
     if strategy == "spread" and pool.size > most:
-        message = f"a spread group has {_MOST_SPREAD} machines in a zone and room for one successor: {most} here"
+        message = f"spread placement allows {_MOST_SPREAD} machines per zone plus one successor: at most {most} here"
         yield problem("size", message, pool.size)
 
 
@@ -260,7 +262,7 @@ def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
         yield problem("boot_disk.type", "cannot boot: want gp3", pool.boot_disk.type)
     elif pool.boot_disk.type in ("io1", "io2"):
         yield problem(
-            "boot_disk.type", "is bought by operations, which a boot disk does not need: want gp3", pool.boot_disk.type
+            "boot_disk.type", "is priced by IOPS, which a boot disk does not need: want gp3", pool.boot_disk.type
         )
     yield from _bought(pool.disk)
 
@@ -273,16 +275,16 @@ def _sizes(kind: str) -> str:
 def _bought(disk: DataDisk) -> Iterator[Problem]:
     """Check provisioned operations and throughput of a data disk against the ranges of its type."""
     if disk.type in ("io1", "io2") and disk.iops is None:
-        yield Problem("disk.iops", f"missing: {disk.type} is bought by it")
+        yield Problem("disk.iops", f"missing: {disk.type} is priced by IOPS")
     elif disk.type in _IOPS and disk.iops is not None:
         a_gb, most = _IOPS[disk.type]
         most = min(most, a_gb * disk.size_gb)
         if disk.iops > most:
             yield problem("disk.iops", f"an {disk.type} of {disk.size_gb} GB has 100 to {most}", disk.iops)
     if disk.type in ("gp2", "st1", "sc1") and disk.iops is not None:
-        yield problem("disk.iops", f"{disk.type} has what its size gives: leave it out", disk.iops)
+        yield problem("disk.iops", f"{disk.type} sets this by its size: leave it out", disk.iops)
     if disk.type in _DISKS and disk.type != "gp3" and disk.mb_s is not None:
-        yield problem("disk.mb_s", f"{disk.type} has what its size gives: leave it out", disk.mb_s)
+        yield problem("disk.mb_s", f"{disk.type} sets this by its size: leave it out", disk.mb_s)
     if disk.type != "gp3":
         return
     iops = 3000 if disk.iops is None else disk.iops

@@ -84,13 +84,13 @@ def machine_addresses(s: Settings) -> Iterator[Problem]:
             yield problem(path, "is no address range, such as 100.64.0.0/10", text, range_of(text))
             continue
         if not s.endpoints.compute.startswith("http:") and any(map(found.overlaps, NEVER)):
-            yield problem(path, "has addresses that no machine has (loopback, link-local, multicast): name less", text)
+            yield problem(path, "includes loopback, link-local or multicast addresses: want a smaller range", text)
     try:
         own = None if s.network.exists() else ipaddress.ip_network(s.network.cidr)
     except ValueError:
         return  # another rule reports it
     if own and networks and not any(_within(own, each) for each in networks):
-        message = f"do not hold network.cidr ({own}), where machines get their addresses"
+        message = f"do not include network.cidr ({own}), the machines' own range"
         yield problem("network.addresses", message, list(s.network.addresses))
 
 
@@ -122,13 +122,13 @@ def pool_architecture(pool: Pool, s: Settings, *, is_arm: Callable[[str], bool |
     """
     arm = is_arm(pool.machine.type)
     if arm is not None and arm != (s.agent.arch == "aarch64"):
-        yield problem("machine.type", f"is not of agent.arch ({s.agent.arch})", pool.machine.type)
+        yield problem("machine.type", f"has another architecture than agent.arch ({s.agent.arch})", pool.machine.type)
 
 
 def pool_near(pool: Pool, _s: Settings, *, own: str, other: str, cloud: str) -> Iterator[Problem]:
     """Report a placement strategy with the other cloud's name ``other``; suggest this cloud's name ``own``."""
     if pool.placement is not None and pool.placement.strategy == other:
-        yield problem("placement.strategy", f"is what {cloud} calls it", other, own)
+        yield problem("placement.strategy", f"is the name on {cloud}", other, own)
 
 
 def pool_disk_sizes(

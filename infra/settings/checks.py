@@ -33,28 +33,28 @@ _LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
 # Folders that `.github/workflows` ignore: a change there starts neither `up` nor a preview.
 UNWATCHED = ("bench", "docs", "tests")
-NOT_WATCHED = f"lies below {', '.join(UNWATCHED)}, where a change is neither previewed nor brought up"
+NOT_WATCHED = f"is in one of the folders {', '.join(UNWATCHED)}, whose changes start neither a preview nor an `up`"
 _SAFE = re.compile(r"https://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])([:/]|\Z)")
 _STACK_REFERENCE = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+\Z")
 _LEAST_TICKS_OF_LEASE = 3  # one or two lost ticks must not power machines off
-_OVER_BEFORE = "is less than two boot deadlines (limits.boot_deadline_s): machines would end before they train"
+_OVER_BEFORE = "is shorter than two boot deadlines (limits.boot_deadline_s): machines would end before training"
 _NAME = "want a letter, then letters, digits and -, at most 24, all lower case"
 
 # Keys of other tools and of rejected features, for which the nearest valid name would mislead -> what to do instead.
 ELSEWHERE: Mapping[str, str] = {
-    "max_price": "there is none: a spot machine costs at most its on-demand price, and a cap only loses it sooner",
-    "spot_price": "there is none: a spot machine costs at most its on-demand price; prices: corrects the table",
-    "reuse_boot": "boot disks are not kept: the node's data disk is, and boots are cheap",
-    "reuseBoot": "boot disks are not kept: the node's data disk is, and boots are cheap",
-    "min": "a pool has no least size: machines come with jobs (nodes.min in a job file)",
-    "target": "a pool has no size of its own: machines come with jobs",
-    "count": "size says how many",
-    "service_account": "machines are given one of their own; job_identity says whom jobs are",
-    "instance_type": "machine.type says it",
-    "machine_type": "machine.type says it",
-    "user_data": "machines run one script of ours; what a job needs is in its source and its image",
-    "startup_script": "machines run one script of ours; what a job needs is in its source and its image",
-    "zone": "zones says it: a list, also of one",
+    "max_price": "no such key: spot never costs more than on-demand, and a lower cap only adds preemptions",
+    "spot_price": "no such key: spot never costs more than on-demand; `prices` corrects list prices",
+    "reuse_boot": "boot disks are always deleted; the node's data disk is kept",
+    "reuseBoot": "boot disks are always deleted; the node's data disk is kept",
+    "min": "a pool has no minimum size: jobs request machines (nodes.min in a job file)",
+    "target": "a pool has no target size: jobs request machines",
+    "count": "use size",
+    "service_account": "Spotkeeper creates the machines' service account; job_identity sets the jobs'",
+    "instance_type": "use machine.type",
+    "machine_type": "use machine.type",
+    "user_data": "machines run only Spotkeeper's boot script; put what a job needs into its source or the image",
+    "startup_script": "machines run only Spotkeeper's boot script; put what a job needs into its source or the image",
+    "zone": "use zones, a list",
 }
 
 
@@ -102,17 +102,15 @@ def network_is_one(s: Settings) -> Iterator[Problem]:
     """Check that the network comes from exactly one of ``cidr``, ``vpc`` with ``subnets``, and ``from_stack``."""
     network = s.network
     if network.from_stack and (network.vpc or network.subnets):
-        yield problem(
-            "network.from_stack", "names a network, and so do vpc and subnets: one of them", network.from_stack
-        )
+        yield problem("network.from_stack", "and vpc with subnets both name a network: remove one", network.from_stack)
     elif network.from_stack and not _STACK_REFERENCE.match(network.from_stack):
         yield problem("network.from_stack", "want <organization>/<project>/<stack>", network.from_stack)
     if network.vpc and not network.subnets:
-        yield Problem("network.subnets", "missing: an existing network (vpc) needs its subnets named")
+        yield Problem("network.subnets", "missing: an existing network (vpc) needs its subnets")
     if network.subnets and not network.vpc:
-        yield Problem("network.vpc", "missing: whose subnets are they?")
+        yield Problem("network.vpc", "missing: subnets need the network that they belong to")
     if network.exists() and network.cidr:
-        yield problem("network.cidr", "is for a network of its own, and this one exists: leave it out", network.cidr)
+        yield problem("network.cidr", "is only for a new network, but this network exists: leave it out", network.cidr)
 
 
 def network_range(s: Settings) -> Iterator[Problem]:
@@ -135,10 +133,10 @@ def network_range(s: Settings) -> Iterator[Problem]:
 def lease_spans_ticks(s: Settings) -> Iterator[Problem]:
     lease, least = s.limits.lease_minutes, _LEAST_TICKS_OF_LEASE * s.reconcile.tick_minutes
     if lease < least:
-        fit = f"{_LEAST_TICKS_OF_LEASE} ticks (reconcile.tick_minutes) must fit"
+        fit = f"{_LEAST_TICKS_OF_LEASE} ticks (reconcile.tick_minutes) must fit in"
         yield problem("limits.lease_minutes", f"is below {least}: {fit}", lease)
     elif s.alerts.email and lease <= s.alerts.missed_minutes:
-        told = f"is not above alerts.missed_minutes ({s.alerts.missed_minutes}): machines would be off before you know"
+        told = f"is not above alerts.missed_minutes ({s.alerts.missed_minutes}): machines would stop before the alarm"
         yield problem("limits.lease_minutes", told, lease)
 
 
@@ -152,9 +150,9 @@ def machine_cap(s: Settings) -> Iterator[Problem]:
     """Report a limit on machines that the pools' sizes can never reach."""
     most, cap = sum(pool.size for pool in s.dynamic()), s.limits.machines
     if cap is not None and not s.dynamic():
-        yield problem("limits.machines", "limits nothing: there is no spot pool", cap)
+        yield problem("limits.machines", "limits nothing: the stack has no spot pool", cap)
     elif cap is not None and cap > most:
-        yield problem("limits.machines", f"limits nothing: the spot pools' sizes make {most}", cap)
+        yield problem("limits.machines", f"limits nothing: the spot pools' sizes add up to {most}", cap)
 
 
 def spend_cap(s: Settings) -> Iterator[Problem]:
@@ -164,15 +162,15 @@ def spend_cap(s: Settings) -> Iterator[Problem]:
     found = [price for pool in s.dynamic() for zone in pool.zones if (price := pool.price(zone))]
     cheapest = min((price.spot or price.on_demand for price in found), default=None)
     if cheapest is None:
-        yield problem("limits.usd_per_hour", "limits nothing: there is no spot pool with a price", cap)
+        yield problem("limits.usd_per_hour", "limits nothing: no spot pool has a price", cap)
     elif cap < cheapest:
-        yield problem("limits.usd_per_hour", f"buys not one machine: the cheapest costs {cheapest}", cap)
+        yield problem("limits.usd_per_hour", f"is too low for any machine: the cheapest costs {cheapest}", cap)
 
 
 def function_timeout(s: Settings) -> Iterator[Problem]:
     """Limit the function's timeout to five ticks, so that ticks do not pile up waiting for each other's leases."""
     if s.reconcile.timeout_s > 60 * s.reconcile.tick_minutes * 5:
-        told = f"is longer than five ticks ({300 * s.reconcile.tick_minutes} s), and rounds would wait for each other"
+        told = f"is longer than five ticks ({300 * s.reconcile.tick_minutes} s): rounds would wait for each other"
         yield problem("reconcile.timeout_s", told, s.reconcile.timeout_s)
 
 
@@ -184,12 +182,12 @@ def fallback_times(s: Settings) -> Iterator[Problem]:
 
 def alarms(s: Settings) -> Iterator[Problem]:
     if s.alerts.email and not EMAIL.match(s.alerts.email):
-        yield problem("alerts.email", "is no e-mail address", s.alerts.email)
+        yield problem("alerts.email", "is no email address", s.alerts.email)
     if s.alerts.email and not s.alerts.about:
-        yield Problem("alerts.about", "is empty, so nobody is ever told: leave it out, or remove email")
+        yield Problem("alerts.about", "is empty, so no alarm is ever sent: leave it out for all, or remove email")
     if s.alerts.missed_minutes < 2 * s.reconcile.tick_minutes:
         least = 2 * s.reconcile.tick_minutes
-        yield problem("alerts.missed_minutes", f"is below {least}: two ticks must fit", s.alerts.missed_minutes)
+        yield problem("alerts.missed_minutes", f"is below {least}: it must span two ticks", s.alerts.missed_minutes)
     yield from _twice("alerts.about", s.alerts.about)
 
 
@@ -197,9 +195,9 @@ def budget_steps(s: Settings) -> Iterator[Problem]:
     if s.budget is None:
         return
     if not re.fullmatch(r"[A-Z]{3}", s.budget.currency):
-        yield problem("budget.currency", "want the three letters of a currency, USD", s.budget.currency)
+        yield problem("budget.currency", "want a three-letter currency code such as USD", s.budget.currency)
     if not s.budget.alert_at:
-        yield Problem("budget.alert_at", "is empty, so nobody is ever told: leave it out for 50, 90, 100")
+        yield Problem("budget.alert_at", "is empty, so no email is ever sent: leave it out for 50, 90, 100")
     yield from _twice("budget.alert_at", s.budget.alert_at)
 
 
@@ -212,11 +210,11 @@ def _twice(path: str, values: tuple[object, ...]) -> Iterator[Problem]:
 def interpreter(s: Settings) -> Iterator[Problem]:
     name = s.agent.interpreter
     if not re.fullmatch(r"(/[\w.+-]+)+|\w[\w.+-]*", name, re.ASCII):
-        yield problem("agent.interpreter", "want a command or a path, one word", name)
+        yield problem("agent.interpreter", "want a command or a path without blanks or options", name)
         return
     version = re.fullmatch(r"python(\d+\.\d+)", name.rsplit("/", 1)[-1])
     if version and version[1] != s.agent.python:
-        message = f"is not of version {s.agent.python} (agent.python), for which the bundle's wheels are"
+        message = f"differs from agent.python ({s.agent.python}), whose wheels are in the bundle"
         yield problem("agent.interpreter", message, name)
 
 
@@ -226,12 +224,12 @@ def callers_once(s: Settings) -> Iterator[Problem]:
     yield from _twice("ssh", s.ssh)
     for index, who in enumerate(s.submitters):
         if who in s.reconcile.invokers:
-            yield problem(join("submitters", index), "may call the function: leave it out of reconcile.invokers", who)
+            yield problem(join("submitters", index), "is in reconcile.invokers too: remove it there", who)
 
 
 def secrets_are_names(s: Settings) -> Iterator[Problem]:
     if s.secrets and not s.job_identity:
-        yield Problem("secrets", "nobody can read them: jobs are nobody without job_identity")
+        yield Problem("secrets", "no job could read them: set job_identity, the identity that reads them")
     yield from _twice("secrets", s.secrets)
 
 
@@ -239,9 +237,7 @@ def job_files(s: Settings) -> Iterator[Problem]:
     for index, name in enumerate(s.jobs):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not name:
-            yield problem(
-                join("jobs", index), "want a path inside the repository, from the folder of Pulumi.yaml", name
-            )
+            yield problem(join("jobs", index), "want a path inside the repository, relative to Pulumi.yaml", name)
         elif path.suffix not in (".yaml", ".yml") or not name.isprintable():
             yield problem(join("jobs", index), "want a job file, .yaml", name)
         elif path.parts[0] in UNWATCHED:
@@ -252,18 +248,18 @@ def job_files(s: Settings) -> Iterator[Problem]:
 def label_rules(s: Settings) -> Iterator[Problem]:
     most = (64 if s.cloud == "gcp" else 50) - OURS
     if len(s.labels) > most:
-        told = f"a resource has {most + OURS} labels at most, and {OURS} of them are kept for Spotkeeper's own"
+        told = f"a resource has at most {most + OURS} labels, and Spotkeeper uses {OURS} of them"
         yield Problem("labels", f"are {len(s.labels)}: {told}")
     for key, value in s.labels.items():
         path = join("labels", key)
         if key.startswith("sk-"):
-            yield problem(path, "sk-... labels are Spotkeeper's own", value)
+            yield problem(path, "sk-... labels are reserved for Spotkeeper", value)
         elif key.startswith("goog"):
-            yield problem(path, "goog... labels are Google's own", value)
+            yield problem(path, "goog... labels are reserved for Google", value)
         elif not _LABEL_KEY.match(key):
-            yield Problem(path, "a label's key is lower-case letters, digits, - and _, at most 63")
+            yield Problem(path, "want a key of lower-case letters, digits, - and _, at most 63 characters")
         elif not _LABEL_VALUE.match(value):
-            yield problem(path, "a label's value is lower-case letters, digits, - and _, at most 63", value)
+            yield problem(path, "want a value of lower-case letters, digits, - and _, at most 63 characters", value)
 
 
 def production_bucket(s: Settings) -> Iterator[Problem]:
@@ -276,7 +272,7 @@ def _is_production(s: Settings) -> bool:
 
 
 def _loses(s: Settings) -> str:
-    return f"a destroy of {s.stack} would lose data: retain or protect it, or set allow_data_loss: true"
+    return f"a destroy of {s.stack} would delete data: want retain or protect, or set allow_data_loss: true"
 
 
 def addresses(s: Settings) -> Iterator[Problem]:
@@ -285,7 +281,7 @@ def addresses(s: Settings) -> Iterator[Problem]:
         if value and not re.match(r"https?://[^/\s]+", value):
             yield problem(join("endpoints", name), "want an address, http(s)://...", value)
         elif value and not _SAFE.match(value):
-            yield problem(join("endpoints", name), "plain http only to this machine itself: want https://...", value)
+            yield problem(join("endpoints", name), "http:// is only for loopback: want https://...", value)
 
 
 RULES: tuple[Rule, ...] = (
@@ -308,7 +304,7 @@ def pool_name(pool: Pool, s: Settings) -> Iterator[Problem]:
 def pool_zones(pool: Pool, s: Settings) -> Iterator[Problem]:
     in_region = _known_zones(s)
     if pool.kind == "static" and not pool.zones:
-        yield Problem("zones", "missing: a static machine's disk stays in its zone, so name it")
+        yield Problem("zones", "missing: a static pool needs its zone, where its disk stays")
     if not in_region or pool.zones == s.zones:
         return  # other rules report wrong regions and the stack's own zones
     allowed = s.zones if set(s.zones) <= set(in_region) else in_region
@@ -329,11 +325,11 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
         return
     if pool.zones and not pool.prices and pool.price(pool.zones[0]) is None:
         if kind not in listed:
-            message = "is not in infra/catalog.py: another type, or its prices by zone (prices)"
+            message = "is not in infra/catalog.py: use another type, or set its prices by zone (prices)"
             yield problem("machine.type", message, kind, nearest(kind, listed))
         return  # an unknown accelerator is reported by another rule
     if without := [zone for zone in pool.zones if pool.price(zone) is None]:
-        message = f"is not in infra/catalog.py: another type, or its prices for {', '.join(without)} as well (prices)"
+        message = f"is not in infra/catalog.py: use another type, or set `prices` for {', '.join(without)} too"
         yield problem("machine.type", message, kind, nearest(kind, listed))
     for zone in pool.zones:
         price = pool.price(zone)
@@ -348,7 +344,7 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
 def pool_kind(pool: Pool, s: Settings) -> Iterator[Problem]:
     if pool.kind == "spot":
         if pool.disk.on_destroy != "delete":
-            message = "only a static pool's disk can stay: the disks of nodes go with the stack"
+            message = "only a static pool's disk can survive a destroy: nodes' disks are deleted with the stack"
             yield problem("disk.on_destroy", message, pool.disk.on_destroy)
         if pool.max_on_demand is not None and pool.max_on_demand > pool.size:
             yield problem("max_on_demand", f"is above size ({pool.size})", pool.max_on_demand)
@@ -359,9 +355,9 @@ def pool_kind(pool: Pool, s: Settings) -> Iterator[Problem]:
         ("max_run_hours", "static machines are always on"),
     ):
         if (value := getattr(pool, name)) is not None:
-            yield problem(name, f"only a spot pool has it: {why}", value)
+            yield problem(name, f"only spot pools have this key: {why}", value)
     if len(pool.zones) > pool.size:
-        yield problem("zones", f"has more zones than the pool has nodes ({pool.size})", list(pool.zones))
+        yield problem("zones", f"has more zones than machines ({pool.size})", list(pool.zones))
     if _is_production(s) and pool.disk.on_destroy == "delete":
         yield problem("disk.on_destroy", _loses(s), "delete")
 
@@ -371,9 +367,9 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
     if placement is None:
         return
     if placement.max_distance is not None and placement.strategy == "spread":
-        yield problem("placement.max_distance", "machines that are spread have none", placement.max_distance)
+        yield problem("placement.max_distance", "spread placement has no distance", placement.max_distance)
     if pool.kind == "static" and placement.strategy != "spread" and len(pool.zones) > 1:
-        yield problem("zones", "nodes near each other live in one zone", list(pool.zones))
+        yield problem("zones", "compact and cluster placement need a single zone", list(pool.zones))
 
 
 def pool_run(pool: Pool, s: Settings) -> Iterator[Problem]:

@@ -105,7 +105,7 @@ def project_id(s: Settings) -> Iterator[Problem]:
 
 def _image(path: str, name: str) -> Iterator[Problem]:
     if "/family/" in name:
-        yield problem(path, "names a family, which moves: name one image", name)
+        yield problem(path, "names an image family, whose image may change: name one image", name)
     elif not _IMAGE.match(name):
         yield problem(path, "want projects/<project>/global/images/<name>", name)
 
@@ -117,7 +117,7 @@ def existing_network(s: Settings) -> Iterator[Problem]:
         path, found = join("network.subnets", place), _SUBNETWORK.match(subnet)
         if place != s.region:
             yield problem(
-                path, f"machines are in {s.region}: want its subnetwork alone", subnet, nearest(place, [s.region])
+                path, f"machines run only in {s.region}: want only its subnetwork", subnet, nearest(place, [s.region])
             )
         elif found is None:
             yield problem(path, "want projects/<project>/regions/<region>/subnetworks/<name>", subnet)
@@ -129,7 +129,7 @@ def even_ticks(s: Settings) -> Iterator[Problem]:
     """Check that ticks divide an hour evenly: Cloud Scheduler's cron restarts its count each hour."""
     if 60 % s.reconcile.tick_minutes:
         near = min((m for m in range(1, 61) if 60 % m == 0), key=lambda m: abs(m - s.reconcile.tick_minutes))
-        message = f"does not divide an hour, so ticks would come unevenly: want {near}, for instance"
+        message = f"does not divide an hour, so ticks would be unevenly spaced: want {near}, for example"
         yield problem("reconcile.tick_minutes", message, s.reconcile.tick_minutes)
 
 
@@ -138,13 +138,13 @@ def people(s: Settings) -> Iterator[Problem]:
     for path, member in s.people().items():
         kind, _, address = member.partition(":")
         if kind in ("group", "domain"):
-            yield problem(path, f"a token does not tell its caller's {kind}: name each user or service account", member)
+            yield problem(path, f"tokens do not state the caller's {kind}: name each user or service account", member)
         elif kind not in kinds:
             yield problem(path, f"want <kind>:<address>, kind one of {', '.join(kinds)}", member, nearest(kind, kinds))
         elif not EMAIL.match(address):
-            yield problem(path, "has no e-mail address behind the colon", member)
+            yield problem(path, "has no email address after the colon", member)
         elif address.partition("@")[0] in _own(s):
-            yield problem(path, "is an account of Spotkeeper's own, which has its rights: leave it out", member)
+            yield problem(path, "is Spotkeeper's own, which already has its permissions: leave it out", member)
 
 
 def job_identity(s: Settings) -> Iterator[Problem]:
@@ -152,7 +152,7 @@ def job_identity(s: Settings) -> Iterator[Problem]:
     if s.job_identity and not _ACCOUNT.match(s.job_identity):
         yield problem("job_identity", "want <name>@<project>.iam.gserviceaccount.com", s.job_identity)
     elif s.job_identity.partition("@")[0] in _own(s):
-        yield problem("job_identity", "is an account of Spotkeeper's own: make one for jobs", s.job_identity)
+        yield problem("job_identity", "is Spotkeeper's own: create a separate one for jobs", s.job_identity)
 
 
 def _own(s: Settings) -> set[str]:
@@ -175,7 +175,7 @@ def _is_bucket(name: str) -> bool:
 def bucket_place(s: Settings) -> Iterator[Problem]:
     place = s.bucket.location
     if place is not None and place.lower() not in _PLACES:
-        message = "is no place of buckets: want a region, or several (US, EU, ASIA, NAM4, EUR4 ...)"
+        message = "is no bucket location: want a region, or a multi-region (US, EU, ASIA, NAM4, EUR4 ...)"
         yield problem("bucket.location", message, place, nearest(place.lower(), _PLACES))
 
 
@@ -183,15 +183,15 @@ def billing(s: Settings) -> Iterator[Problem]:
     if s.budget is None:
         return
     if not s.budget.billing_account:
-        yield Problem("budget.billing_account", "missing, want the billing account that pays: 0123AB-4567CD-89EF01")
+        yield Problem("budget.billing_account", "missing, want the billing account's id: 0123AB-4567CD-89EF01")
     elif not _BILLING.match(s.budget.billing_account):
-        yield problem("budget.billing_account", "want six, six and six hexadecimal digits", s.budget.billing_account)
+        yield problem("budget.billing_account", "want an id such as 0123AB-4567CD-89EF01", s.budget.billing_account)
 
 
 OF_AWS: dict[str, tuple[object, str]] = {
-    "account": ("", "only aws has it: the project is gcp:project"),
-    "kms_key": ("", "only aws has it: Google's disks are encrypted, by Google's keys"),
-    "service_linked_role": (False, "only aws has one: remove it"),
+    "account": ("", "only aws has this key: set gcp:project instead"),
+    "kms_key": ("", "only aws has this key: Google encrypts disks with its own keys"),
+    "service_linked_role": (False, "only aws has this key: leave it out"),
 }
 RULES: tuple[Rule, ...] = (
     project_id, partial(both.image, wrong=_image), existing_network, both.machine_addresses, even_ticks, people,
@@ -206,8 +206,8 @@ RULES: tuple[Rule, ...] = (
 
 
 POOL_OF_AWS: dict[str, tuple[object, str]] = {
-    "machine.efa": (0, "only aws has it: machine.gpu_direct is gcp's"),
-    "boot_disk.device": ("", "only aws has it: leave it out"),
+    "machine.efa": (0, "only aws has this key: on gcp use machine.gpu_direct"),
+    "boot_disk.device": ("", "only aws has this key: leave it out"),
 }
 
 
@@ -217,9 +217,9 @@ def pool_accelerator(pool: Pool, s: Settings) -> Iterator[Problem]:
         return
     if machine.type in GCP_BUILT_IN:
         name, count = GCP_BUILT_IN[machine.type]
-        yield Problem("machine.accelerator", f"{machine.type} brings its own ({count} x {name}): leave it out")
+        yield Problem("machine.accelerator", f"{machine.type} already has {count} x {name}: leave it out")
     elif not machine.type.startswith("n1-"):
-        yield problem("machine.accelerator", "only n1 machines take added accelerators", machine.type)
+        yield problem("machine.accelerator", "accelerators can only be added to n1 machine types", machine.type)
     elif machine.accelerator.type not in GCP_ACCELERATOR_PRICES and not pool.prices:
         hint = nearest(machine.accelerator.type, GCP_ACCELERATOR_PRICES)
         yield problem("machine.accelerator.type", "is not in infra/catalog.py", machine.accelerator.type, hint)
@@ -233,7 +233,7 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
     machine = pool.machine
     if machine.gpu_direct is None:
         if machine.nic == "virtio" and machine.type.startswith(_GVNIC_ALONE):
-            yield problem("machine.nic", f"{machine.type} has gvnic alone: leave it out", machine.nic)
+            yield problem("machine.nic", f"{machine.type} supports only gvnic: leave it out", machine.nic)
         return
     known = _GPU_DIRECT.get(machine.type)
     if known is None:
@@ -242,26 +242,24 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
     elif machine.gpu_direct != known:
         yield problem("machine.gpu_direct", f"{machine.type} has another", machine.gpu_direct, known)
     elif machine.nic == "virtio":
-        yield problem("machine.nic", "GPUDirect needs gvnic: leave it out", machine.nic)
+        yield problem("machine.nic", "GPUDirect needs gvnic, the default here: leave it out", machine.nic)
     elif s.network.exists():
         yield problem(
-            "machine.gpu_direct", "needs networks of its own: let the stack make its network", machine.gpu_direct
+            "machine.gpu_direct", "needs dedicated networks: let the stack create the network", machine.gpu_direct
         )
     elif known == "rdma" and len(pool.zones) > 1:
-        yield problem("zones", "the network of RDMA cards is of one zone: name one", list(pool.zones))
+        yield problem("zones", "an RDMA network belongs to one zone: name one", list(pool.zones))
 
 
 def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
     if pool.notice_s not in (None, 0, SPOT_NOTICE_S):
-        yield problem(
-            "notice_s", f"Compute Engine gives {SPOT_NOTICE_S} seconds or none (0, which is 30)", pool.notice_s
-        )
+        yield problem("notice_s", f"want {SPOT_NOTICE_S}, or 0 for Compute Engine's default of 30 s", pool.notice_s)
 
 
 def pool_near(pool: Pool, s: Settings) -> Iterator[Problem]:
     near = pool.placement is not None and pool.placement.strategy == "compact"
     if near and pool.machine.type.startswith(_NEVER_NEAR) and not is_local(s):
-        message = f"{pool.machine.type} cannot be placed near others: leave it out, or take an n2, c2, g2 or a2"
+        message = f"{pool.machine.type} supports no compact placement: leave it out, or use n2, c2, g2 or a2"
         yield problem("placement.strategy", message, "compact")
 
 
@@ -273,9 +271,9 @@ def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
     if _disk(pool) == _HYPERDISK:
         for path, kind in (("disk.type", pool.disk.type), ("boot_disk.type", pool.boot_disk.type)):
             if kind.startswith("pd-"):
-                yield problem(path, f"{pool.machine.type} has Hyperdisk and no Persistent Disk", kind, _HYPERDISK)
+                yield problem(path, f"{pool.machine.type} supports only Hyperdisk", kind, _HYPERDISK)
     if pool.disk.type == "hyperdisk-ml":
-        yield problem("disk.type", "is for reading many times, not for checkpoints", pool.disk.type)
+        yield problem("disk.type", "is for read-mostly data, not for checkpoints", pool.disk.type)
     if pool.boot_disk.type in set(_DISKS) - set(_BOOTS):
         yield problem("boot_disk.type", "cannot boot", pool.boot_disk.type, _HYPERDISK)
     if pool.disk.type in _DISKS:
@@ -289,7 +287,7 @@ def _bought(disk: DataDisk, kind: _Disk) -> Iterator[Problem]:
         if value is None:
             continue
         if sold is None:
-            yield problem(f"disk.{name}", f"{disk.type} has what its size gives: leave it out", value)
+            yield problem(f"disk.{name}", f"{disk.type} sets this by its size: leave it out", value)
             continue
         least, most = sold
         if name == "iops" and disk.type in _IOPS_A_GB:

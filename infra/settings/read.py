@@ -96,7 +96,7 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
         SpecError: unknown keys, wrong types, and combinations that cannot work.
     """
     fixed = {"stack": None, "project": PROJECT}
-    problems = [Problem(key, "is not set here", hint=hint) for key, hint in fixed.items() if key in plain]
+    problems = [Problem(key, "cannot be set here", hint=hint) for key, hint in fixed.items() if key in plain]
     if problems:
         raise SpecError(problems)
     given = {key: value for key, value in plain.items() if not (key == "budget" and value == {})}

@@ -283,4 +283,4 @@ def test_a_source_that_the_workflows_take_for_no_stacks_is_refused(tmp_path: Pat
         return ""
 
     assert told("code") == told("..") == ""
-    assert "lies below bench, docs, tests, where a change is neither previewed nor brought up: move it" in told(source)
+    assert "whose changes start neither a preview nor an `up`: move it" in told(source)

@@ -64,7 +64,7 @@ def test_a_field_of_a_wrong_type_hides_no_combination_that_cannot_work() -> None
         ("s" * 25, "acme-train", "stack:"),
         ("dev", "", "gcp:project: missing, want the project's id"),
         ("dev", "acme", 'gcp:project: "acme": is no project id'),
-        ("production", "acme-train", 'bucket.on_destroy: "delete": a destroy of production would lose data'),
+        ("production", "acme-train", 'bucket.on_destroy: "delete": a destroy of production would delete data'),
     ],
 )
 def test_stack_and_project_are_checked_too(stack: str, project: str, message: str) -> None:
