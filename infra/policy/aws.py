@@ -67,11 +67,11 @@ def no_public_subnet(resource: DeclaredResource) -> Iterator[str]:
 
 
 def no_address(resource: DeclaredResource) -> Iterator[str]:
-    yield "a public address is reserved, and bills"
+    yield "reserves a public address, which bills: remove it"
 
 
 def no_nat(resource: DeclaredResource) -> Iterator[str]:
-    yield "a NAT bills by the hour and by the gigabyte: IPv6 and a gateway endpoint reach what machines need"
+    yield "a NAT bills by the hour and by the gigabyte: use IPv6 and a gateway endpoint"
 
 
 def no_open_port(resource: DeclaredResource) -> Iterator[str]:
@@ -82,7 +82,7 @@ def no_open_port(resource: DeclaredResource) -> Iterator[str]:
         ranges += [*resource.each("cidrBlocks"), *resource.each("ipv6CidrBlocks")]
     for source in ranges:
         if str(source) in ("0.0.0.0/0", "::/0"):
-            yield f"lets {source} in"
+            yield f"admits {source}: name narrower ranges"
 
 
 def imds(resource: DeclaredResource) -> Iterator[str]:
@@ -93,17 +93,17 @@ def imds(resource: DeclaredResource) -> Iterator[str]:
     ):
         return  # the launch template sets the options
     if resource.at("metadataOptions.httpTokens") != "required":
-        yield "metadataOptions.httpTokens: want required (IMDSv2): without it a job's request forger is the machine"
+        yield "metadataOptions.httpTokens: want required (IMDSv2): SSRF could otherwise obtain credentials"
     hops = resource.at("metadataOptions.httpPutResponseHopLimit")
     if isinstance(hops, int | float) and hops > 1:
-        yield f"metadataOptions.httpPutResponseHopLimit: {hops:g}: want 1, or containers of jobs are the machine"
+        yield f"metadataOptions.httpPutResponseHopLimit: {hops:g}: want 1, or containers get the machine's credentials"
 
 
 def machines_end(resource: DeclaredResource) -> Iterator[str]:
     """Check that shutdown terminates a machine, static machines excepted, and that spot requests are one-time."""
     market, end = resource.at("instanceMarketOptions"), resource.at("instanceInitiatedShutdownBehavior")
     if end != "terminate" and (market is not None or not re.search(r"-static(-|\Z)", str(resource.at("name")))):
-        yield "instanceInitiatedShutdownBehavior: want terminate: a machine that powers off must not go on billing"
+        yield "instanceInitiatedShutdownBehavior: want terminate: a stopped machine's disks would bill"
     if market is None:
         return
     for field, want in (("spotInstanceType", "one-time"), ("instanceInterruptionBehavior", "terminate")):
@@ -114,11 +114,11 @@ def machines_end(resource: DeclaredResource) -> Iterator[str]:
 def no_price_cap(resource: DeclaredResource) -> Iterator[str]:
     if resource.at("instanceMarketOptions.spotOptions.maxPrice") is not None:
         path = "instanceMarketOptions.spotOptions.maxPrice"
-        yield f"{path}: leave it out: on-demand is the cap, a lower one only loses machines"
+        yield f"{path}: leave it out: spot never costs more than on-demand, and a lower cap adds preemptions"
 
 
 def no_standing_request(resource: DeclaredResource) -> Iterator[str]:
-    yield "a standing request launches machines that nobody counts: reconcile asks for each"
+    yield "launches machines that reconcile does not know: remove it"
 
 
 def encrypted_template(resource: DeclaredResource) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _too_much(statement: PolicyStatement) -> Iterator[str]:
             yield f"allows {action}: name each action"
     bounded = [action for action in statement.actions if "*" not in action and not _RESOURCELESS.match(action)]
     if "*" in statement.resources and bounded:
-        yield f"allows {', '.join(bounded)} on everything: name the resources"
+        yield f"allows {', '.join(bounded)} on all resources: name the resources"
     if "iam:PassRole" in statement.actions and at(statement.conditions, "StringEquals.iam:PassedToService") is None:
         yield "allows iam:PassRole to any service: want a condition on iam:PassedToService"
 
@@ -166,27 +166,27 @@ def _too_much(statement: PolicyStatement) -> Iterator[str]:
 def trusted(resource: DeclaredResource) -> Iterator[str]:
     for statement in statements(resource.at("assumeRolePolicy")):
         if statement.allows and "*" in statement.principals:
-            yield "anybody may assume it: name who"
+            yield "anybody may assume this role: name the principals"
 
 
 def closed_bucket(resource: DeclaredResource) -> Iterator[str]:
     for statement in statements(resource.at("policy")):
         if statement.allows and "*" in statement.principals:
-            yield "lets anybody in: name who"
+            yield "admits anybody: name the principals"
 
 
 def named_caller(resource: DeclaredResource) -> Iterator[str]:
     if resource.at("principal") == "*":
-        yield "anybody may call the function: name who"
+        yield "lets anybody call the function: name the callers"
 
 
 def url_asks(resource: DeclaredResource) -> Iterator[str]:
     if resource.at("authorizationType") != "AWS_IAM":
-        yield "authorizationType: want AWS_IAM: the function believes AWS's word for who calls"
+        yield "authorizationType: want AWS_IAM: the function relies on AWS to authenticate callers"
 
 
 def no_key(resource: DeclaredResource) -> Iterator[str]:
-    yield "a key outlives everything and is in the state: machines and functions have roles"
+    yield "a key is stored in the state and outlives the stack: use roles"
 
 
 def block_is_whole(resource: DeclaredResource) -> Iterator[str]:
@@ -197,7 +197,7 @@ def block_is_whole(resource: DeclaredResource) -> Iterator[str]:
 
 def tagged(resource: DeclaredResource) -> Iterator[str]:
     if at(resource.inputs, "tags.sk-stack") is None:
-        yield "tags: sk-stack is missing: nobody would find it, nor count what it costs"
+        yield "tags: sk-stack is missing: the drain and cost reports would not find it"
 
 
 def tags_what_it_makes(resource: DeclaredResource) -> Iterator[str]:
@@ -206,12 +206,12 @@ def tags_what_it_makes(resource: DeclaredResource) -> Iterator[str]:
     }
     for kind in LAUNCHED:
         if kind not in kinds:
-            yield f"tagSpecifications: none for {kind} with sk-stack: the template's own tags do not reach it"
+            yield f"tagSpecifications: want {kind} with sk-stack: the template's own tags do not apply to it"
 
 
 def logs_end(resource: DeclaredResource) -> Iterator[str]:
     if not resource.at("retentionInDays"):
-        yield "retentionInDays: missing: logs would be kept, and bill, for ever"
+        yield "retentionInDays: missing: logs would be kept and bill forever"
 
 
 # --- the whole stack ---------------------------------------------------------------------
@@ -222,7 +222,7 @@ def buckets_are_blocked(every: Sequence[DeclaredResource]) -> Told:
 
 
 def buckets_are_tidied(every: Sequence[DeclaredResource]) -> Told:
-    told = "has no lifecycle: parts of uploads that were never finished bill for ever"
+    told = "has no lifecycle rule: parts of unfinished uploads would bill forever"
     yield from _without(every, LIFECYCLE, told)
 
 
@@ -251,7 +251,7 @@ def schedule_only_invokes(every: Sequence[DeclaredResource]) -> Told:
             for statement in statements(resource.at("policy")):
                 for action in statement.actions:
                     if statement.allows and action not in ("lambda:InvokeFunction", "sqs:SendMessage"):
-                        yield resource, f"the schedule's role may {action}: it may invoke, and no more"
+                        yield resource, f"the schedule's role may {action}: want permission to invoke only"
 
 
 CHECKS = (

@@ -50,11 +50,11 @@ def no_public_address(resource: DeclaredResource) -> Iterator[str]:
 
 def no_address(resource: DeclaredResource) -> Iterator[str]:
     if resource.at("addressType") != "INTERNAL":
-        yield "a public address is reserved, and bills"
+        yield "reserves a public address, which bills: remove it"
 
 
 def no_nat(resource: DeclaredResource) -> Iterator[str]:
-    yield "a NAT bills by the hour and by the gigabyte: private access reaches what machines need"
+    yield "a NAT bills by the hour and by the gigabyte: use Private Google Access"
 
 
 def no_open_port(resource: DeclaredResource) -> Iterator[str]:
@@ -62,13 +62,13 @@ def no_open_port(resource: DeclaredResource) -> Iterator[str]:
         return
     for source in resource.each("sourceRanges"):
         if str(source) in ("0.0.0.0/0", "::/0"):
-            yield f"lets {source} in"
+            yield f"admits {source}: name narrower ranges"
 
 
 def machines_end(resource: DeclaredResource) -> Iterator[str]:
     """Check that the cloud never restarts a machine, and deletes a preempted spot machine."""
     if resource.at("scheduling.automaticRestart") is not False:
-        yield "scheduling.automaticRestart: want false: a restarted machine is one that reconcile has replaced"
+        yield "scheduling.automaticRestart: want false: reconcile replaces machines, the cloud must not restart them"
     if resource.at("scheduling.provisioningModel") != "SPOT":
         return
     for field, want in (
@@ -88,7 +88,7 @@ def runs_end(resource: DeclaredResource) -> Iterator[str]:
 def no_borrowed_identity(resource: DeclaredResource) -> Iterator[str]:
     email = resource.at("serviceAccount.email")
     if email is None or str(email).endswith("-compute@developer.gserviceaccount.com"):
-        yield "serviceAccount: want one of the stack's own, not the project's default"
+        yield "serviceAccount: want the stack's own service account instead of the project's default"
 
 
 def shielded(resource: DeclaredResource) -> Iterator[str]:
@@ -107,13 +107,13 @@ def pinned(resource: DeclaredResource) -> Iterator[str]:
 def narrow(resource: DeclaredResource) -> Iterator[str]:
     role = str(resource.at("role"))
     if role in _BROAD or role.lower().endswith("admin"):
-        yield f"{role}: too much: name the permissions in a custom role"
+        yield f"{role} grants too much: name the permissions in a custom role"
 
 
 def named(resource: DeclaredResource) -> Iterator[str]:
     for member in (*resource.each("member"), *resource.each("members")):
         if member in _EVERYBODY:
-            yield f"{member} may do it: name who"
+            yield f"{member} is public: name the members"
 
 
 def narrow_role(resource: DeclaredResource) -> Iterator[str]:
@@ -121,11 +121,11 @@ def narrow_role(resource: DeclaredResource) -> Iterator[str]:
         if "*" in permission:
             yield f"{permission}: name each permission"
         elif permission.endswith(_GIVES_RIGHTS):
-            yield f"{permission}: whoever has it can give himself any other"
+            yield f"{permission}: it allows granting oneself any permission"
 
 
 def no_key(resource: DeclaredResource) -> Iterator[str]:
-    yield "a key outlives everything and is in the state: machines and functions have identities"
+    yield "a key is stored in the state and outlives the stack: use service accounts"
 
 
 def private_bucket(resource: DeclaredResource) -> Iterator[str]:
@@ -137,12 +137,12 @@ def private_bucket(resource: DeclaredResource) -> Iterator[str]:
 
 def tidy_bucket(resource: DeclaredResource) -> Iterator[str]:
     if not resource.each("lifecycleRules"):
-        yield "lifecycleRules: none: parts of uploads that were never finished bill for ever"
+        yield "lifecycleRules: missing: parts of unfinished uploads would bill forever"
 
 
 def labelled(resource: DeclaredResource) -> Iterator[str]:
     if at(resource.inputs, "labels.sk-stack") is None:
-        yield "labels: sk-stack is missing: nobody would find it, nor count what it costs"
+        yield "labels: sk-stack is missing: the drain and cost reports would not find it"
 
 
 def schedule_only_invokes(every: Sequence[DeclaredResource]) -> Told:
@@ -153,7 +153,7 @@ def schedule_only_invokes(every: Sequence[DeclaredResource]) -> Told:
         if resource.type in BINDINGS and resource.at("role") not in INVOKES:
             for member in (*resource.each("member"), *resource.each("members")):
                 if member in clocks:
-                    yield resource, f"the schedule's account has {resource.at('role')}: it may invoke, and no more"
+                    yield resource, f"the schedule's account has {resource.at('role')}: want permission to invoke only"
 
 
 CHECKS = (

@@ -65,12 +65,12 @@ def on(value: object) -> bool:
 
 def bucket_stays(resource: DeclaredResource) -> Iterator[str]:
     if resource.production and on(resource.at("forceDestroy")):
-        yield "forceDestroy: a destroy of a production stack would empty it"
+        yield "forceDestroy: destroying this production stack would delete its objects: set on_destroy: protect"
 
 
 def disk_stays(resource: DeclaredResource) -> Iterator[str]:
     if resource.production and not resource.protect and not resource.retain:
-        yield "neither protected nor, as far as can be seen, retained: on_destroy: protect"
+        yield "is not protected, and retain_on_delete is not visible here: want on_destroy: protect"
 
 
 # --- IAM documents of AWS

@@ -34,19 +34,20 @@ def _from(where: str) -> Meta:
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
     """The machines' network: made from ``cidr``, or an existing one (``vpc``, ``subnets`` or ``from_stack``)."""
 
-    cidr: Annotated[str, about(f"addresses of the stack's own network; unset: {OWN_RANGE}")] = ""
-    vpc: Annotated[str, about("an existing one: projects/<project>/global/networks/<name>, or vpc-...")] = ""
+    cidr: Annotated[str, about(f"address range of the stack's own network; unset: {OWN_RANGE}")] = ""
+    vpc: Annotated[str, about("an existing network: projects/<project>/global/networks/<name>, or vpc-...")] = ""
     subnets: Annotated[
-        dict[str, str], about("its subnets: gcp: region to projects/.../subnetworks/<name>; aws: zone to subnet-...")
+        dict[str, str],
+        about("subnets of `vpc`: gcp: region to projects/.../subnetworks/<name>; aws: zone to subnet-..."),
     ] = {}
     from_stack: Annotated[
         str, about("organization/<project>/<stack>: another Pulumi stack whose outputs are `vpc` and `subnets`")
     ] = ""
     addresses: Annotated[
         tuple[str, ...],
-        about("ranges that machines' addresses lie in, such as 100.64.0.0/10; unset: the private ones"),
+        about("address ranges of the machines, such as 100.64.0.0/10; unset: the private ranges"),
     ] = ()
-    public_ip: Annotated[bool, about("only for jobs that read from outside the cloud")] = False
+    public_ip: Annotated[bool, about("public addresses, only for jobs that read from outside the cloud")] = False
 
     def exists(self) -> bool:
         """Return whether the stack uses an existing network, which it neither makes nor deletes."""
@@ -58,14 +59,14 @@ class Bucket(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str | None, about("unset: sk-<project or account>-<stack>")] = None
     location: Annotated[str | None, about("gcp: unset: the stack's region")] = None
-    on_destroy: Annotated[OnDestroy, about("what a destroy does to it, with its checkpoints and outputs")] = "delete"
+    on_destroy: Annotated[OnDestroy, about("what a destroy does to the bucket")] = "delete"
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits on machines' lives, their number and their cost, enforced without an operator."""
 
     lease_minutes: Annotated[
-        int, Meta(ge=1, le=1440, description="machines that do not reach the function for so long power off")
+        int, Meta(ge=1, le=1440, description="a machine powers off after this long without reaching the function")
     ] = 120
     boot_deadline_s: (
         Annotated[
@@ -73,20 +74,23 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
             Meta(
                 ge=30,
                 le=3600,
-                description="replaces a machine without a hello by then; unset: 480, on aws 900 with p and trn types",
+                description="a machine must say hello within this time; unset: 480, on aws 900 with p and trn types",
             ),
         ]
         | None
     ) = None
     max_run_hours: Annotated[
-        Hours | None, about("gcp: the longest life of a dynamic machine, if its pool sets no other")
+        Hours | None, about("gcp: longest life of a dynamic machine, unless its pool sets another")
     ] = None
     machines: (
-        Annotated[int, Meta(ge=1, le=100_000, description="dynamic machines of all pools together; unset: their sizes")]
+        Annotated[
+            int,
+            Meta(ge=1, le=100_000, description="most dynamic machines at once, in all pools; unset: the pools' sizes"),
+        ]
         | None
     ) = None
     usd_per_hour: (
-        Annotated[float, Meta(gt=0, description="what dynamic machines may cost together, by list price")] | None
+        Annotated[float, Meta(gt=0, description="highest cost of all dynamic machines per hour, at list prices")] | None
     ) = None
 
     def max_run_s(self) -> int | None:
@@ -97,15 +101,20 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
     """The losses after which a job falls back to on-demand machines, and for how long."""
 
     losses: Annotated[
-        int, Meta(ge=1, le=1000, description="losses within the window, beyond one a node, that lead to on-demand")
+        int,
+        Meta(
+            ge=1, le=1000, description="losses within the window, plus one per node, that start an on-demand fallback"
+        ),
     ] = 3
-    window_minutes: Annotated[float, Meta(gt=0, le=10080, description="the window in which losses count")] = 60
+    window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count")] = 60
     short_life_minutes: Annotated[
-        float, Meta(ge=0, le=1440, description="a machine that lived shorter than this was not worth its restart")
+        float, Meta(ge=0, le=1440, description="spot machines that live shorter count as short lives")
     ] = 10
-    short_lives: Annotated[int, Meta(ge=1, le=100, description="short lives in a row that lead to on-demand")] = 3
+    short_lives: Annotated[
+        int, Meta(ge=1, le=100, description="consecutive short lives that start an on-demand fallback")
+    ] = 3
     on_demand_minutes: Annotated[
-        float, Meta(gt=0, le=10080, description="how long on-demand lasts before spot is tried again")
+        float, Meta(gt=0, le=10080, description="length of an on-demand fallback, before spot is tried again")
     ] = 30
 
     def state(self) -> FallbackState:
@@ -122,49 +131,51 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
 class Reconcile(Struct, frozen=True, forbid_unknown_fields=True):
     """The function that runs reconcile, and its schedule."""
 
-    tick_minutes: Annotated[
-        int, Meta(ge=1, le=60, description="minutes from one tick to the next; schedules have no seconds")
-    ] = 1
+    tick_minutes: Annotated[int, Meta(ge=1, le=60, description="minutes between ticks")] = 1
     memory_mb: Annotated[int, Meta(ge=256, le=4096, description="memory of the function")] = 512
     timeout_s: Annotated[
         int, Meta(ge=60, le=3600, description="timeout of the function; a request uses less than 60 s")
     ] = 120
-    runtime: Annotated[Literal["python311", "python312", "python313"], about("the function's Python")] = "python311"
+    runtime: Annotated[Literal["python311", "python312", "python313"], about("the function's Python version")] = (
+        "python311"
+    )
     invokers: Annotated[
-        tuple[str, ...], about("who else may call the function: user:kim@acme.dev, serviceAccount:...; aws: ARNs")
+        tuple[str, ...], about("further callers of the function: user:kim@acme.dev, serviceAccount:...; aws: ARNs")
     ] = ()
 
 
 class Agent(Struct, frozen=True, forbid_unknown_fields=True):
     """The Python interpreter and the architecture that the agent runs on."""
 
-    interpreter: Annotated[str, about("a command or a path on the image")] = "python3"
+    interpreter: Annotated[str, about("Python of the agent: a command or a path in the image")] = "python3"
     python: Annotated[
-        Literal["3.10", "3.11", "3.12", "3.13"], about("the interpreter's version; decides the wheels in the bundle")
+        Literal["3.10", "3.11", "3.12", "3.13"], about("the interpreter's version, for which the bundle has wheels")
     ] = "3.11"
-    arch: Annotated[Literal["x86_64", "aarch64"], about("the machines' architecture, as `uname -m` says")] = "x86_64"
+    arch: Annotated[Literal["x86_64", "aarch64"], about("the machines' architecture, as `uname -m` prints it")] = (
+        "x86_64"
+    )
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True):
     """An optional monthly budget; on Google Cloud it needs rights on the billing account."""
 
-    monthly: Annotated[int, Meta(ge=1, description="what the stack may cost a month")]
+    monthly: Annotated[int, Meta(ge=1, description="budget of the stack per month")]
     billing_account: Annotated[str, about("gcp: 0123AB-4567CD-89EF01")] = ""
-    currency: Annotated[str, about("the billing account's")] = "USD"
+    currency: Annotated[str, about("currency of the billing account")] = "USD"
     alert_at: Annotated[
-        tuple[Annotated[int, Meta(ge=1, le=500)], ...], about("percent of it at which a mail is sent")
+        tuple[Annotated[int, Meta(ge=1, le=500)], ...], about("percent of the budget at which an email is sent")
     ] = (50, 90, 100)
 
 
 class Alerts(Struct, frozen=True, forbid_unknown_fields=True):
     """Alarms that are mailed to the stack's operator."""
 
-    email: Annotated[str, about("where alarms are mailed; unset: nowhere")] = ""
+    email: Annotated[str, about("address for alarms; unset: no emails")] = ""
     missed_minutes: Annotated[
         int, Meta(ge=2, le=1410, description="minutes without a successful tick before the alarm")
     ] = 5
     about: Annotated[
-        tuple[Alarm, ...], about("which alarms: missed ticks, jobs that hold, spending, machines without a job")
+        tuple[Alarm, ...], about("kinds of alarms: missed ticks, jobs on hold, spending, machines without a job")
     ] = ALARMS
 
 
@@ -174,8 +185,10 @@ class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
     compute: Annotated[str, about("unset: Compute Engine's, EC2's")] = ""
     storage: Annotated[str, about("unset: Cloud Storage's, S3's")] = ""
     jwks: Annotated[str, about("gcp: keys of identity tokens; unset: Google's")] = ""
-    issuer: Annotated[str, about("gcp: of identity tokens; unset: Google's")] = ""
-    function: Annotated[str, about("gcp: unset: its well-known name under cloudfunctions.net")] = ""
+    issuer: Annotated[str, about("gcp: issuer of identity tokens; unset: Google's")] = ""
+    function: Annotated[
+        str, about("gcp: address of the function; unset: its well-known name under cloudfunctions.net")
+    ] = ""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,16 +199,14 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     stack: Annotated[str, _from("Pulumi")]
     project: Annotated[str, _from("`gcp:project`")]
-    cloud: Annotated[Literal["gcp", "aws"], about("the cloud of the stack")]
-    region: Annotated[
-        str, offers("the region of the whole stack", [*GCP_ZONES, *(AWS_ZONES.keys() - AWS_WITHOUT_URLS)])
-    ]
+    cloud: Annotated[Literal["gcp", "aws"], about("cloud of the stack")]
+    region: Annotated[str, offers("region of the whole stack", [*GCP_ZONES, *(AWS_ZONES.keys() - AWS_WITHOUT_URLS)])]
     image: Annotated[
         str, about("one pinned image: projects/<project>/global/images/<name>; ami-..., resolve:ssm:<name>:<version>")
     ]
-    pools: Annotated[tuple[Pool, ...], Meta(min_length=1, max_length=500, description="machine shapes, and how many")]
-    account: Annotated[str, about("aws: the account's number, in quotes")] = ""
-    zones: Annotated[tuple[str, ...], about("where machines may be; unset: all of the region")] = ()
+    pools: Annotated[tuple[Pool, ...], Meta(min_length=1, max_length=500, description="pools of machines")]
+    account: Annotated[str, about("aws: account id, in quotes")] = ""
+    zones: Annotated[tuple[str, ...], about("zones for machines; unset: all zones of the region")] = ()
     network: Network = Network()
     bucket: Bucket = Bucket()
     limits: Limits = Limits()
@@ -205,32 +216,30 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     alerts: Alerts = Alerts()
     budget: Budget | None = None
     endpoints: Endpoints = Endpoints()
-    kms_key: Annotated[
-        str, about("aws: ARN of the customer key for all disks, where the account's default is none or may not be used")
-    ] = ""
+    kms_key: Annotated[str, about("aws: ARN of the KMS key for all disks; unset: the account's default key")] = ""
     job_identity: Annotated[
-        str, about("the jobs' cloud identity: a service account's address, a role's ARN; unset: none")
+        str, about("cloud identity of jobs: a service account's email or a role's ARN; unset: none")
     ] = ""
     submitters: Annotated[
-        tuple[str, ...], about("who may submit and steer jobs, and no more: named as in reconcile.invokers")
+        tuple[str, ...], about("users who may only submit and control jobs: named as in reconcile.invokers")
     ] = ()
     ssh: Annotated[
         tuple[str, ...],
-        about("who may open a shell on machines, as an ordinary user: named as in reconcile.invokers; unset: nobody"),
+        about("users who may open a shell on machines, without root: named as in reconcile.invokers; unset: nobody"),
     ] = ()
     secrets: Annotated[
-        tuple[str, ...], about("secrets of the cloud's own store that jobs may read, by name; needs job_identity")
+        tuple[str, ...], about("names of secrets in the cloud's secret manager that jobs may read; needs job_identity")
     ] = ()
     service_linked_role: Annotated[
-        bool, about("aws: make the account's role for spot machines; once in an account, by one stack")
+        bool, about("aws: create the account's service-linked role for spot; set it in one stack per account")
     ] = False
-    jobs: Annotated[tuple[str, ...], about("job files, from the folder of Pulumi.yaml, that `pulumi up` submits")] = ()
+    jobs: Annotated[tuple[str, ...], about("job files that `pulumi up` submits, relative to Pulumi.yaml")] = ()
     cancel_removed_jobs: Annotated[
-        bool, about("a job whose file leaves `jobs` is cancelled, with its disks; unset: it goes on")
+        bool, about("cancel a job, and delete its disks, when its file leaves `jobs`; unset: it continues")
     ] = False
-    labels: Annotated[dict[str, str], about("on everything that can carry them")] = {}
+    labels: Annotated[dict[str, str], about("labels (tags) of every resource that supports them")] = {}
     allow_data_loss: Annotated[
-        bool, about("lets a stack called prod* delete data on destroy, and static machines' disks be replaced")
+        bool, about("lets a stack named prod* delete data on destroy and replace static machines' disks")
     ] = False
 
     def owner(self) -> str:

@@ -31,31 +31,30 @@ def offers(text: str, values: Iterable[str]) -> Meta:
 
 
 GB = Annotated[int, Meta(ge=10, le=65_536, description="gigabytes")]  # bounds over all disk types
-Hours = Annotated[float, Meta(gt=0, le=2880, description="Compute Engine ends a job's machine after so many hours")]
+Hours = Annotated[float, Meta(gt=0, le=2880, description="hours after which Compute Engine ends a job's machine")]
 
 
 class Accelerator(Struct, frozen=True, forbid_unknown_fields=True):
     """Accelerators added to a machine type that does not bring its own (Compute Engine's N1)."""
 
-    type: Annotated[str, offers("gcp: as Compute Engine names it", GCP_ACCELERATOR_PRICES)]
+    type: Annotated[str, offers("gcp: accelerator type, by Compute Engine's name", GCP_ACCELERATOR_PRICES)]
     count: Annotated[int, Meta(ge=1, le=16, description="gcp: number in each machine")] = 1
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     """The machine type of a pool, with its accelerators and network cards."""
 
-    type: Annotated[str, offers("machine type; it determines the accelerators", [*GCP_PRICES, *AWS_PRICES])]
-    accelerator: Annotated[Accelerator | None, about("gcp: added to an n1 machine")] = None
+    type: Annotated[str, offers("machine type, which determines the accelerators", [*GCP_PRICES, *AWS_PRICES])]
+    accelerator: Annotated[Accelerator | None, about("gcp: accelerators added to an n1 machine")] = None
     nproc: (
-        Annotated[int, Meta(ge=1, le=64, description="processes on each machine; unset: one per accelerator, or 1")]
-        | None
+        Annotated[int, Meta(ge=1, le=64, description="processes per machine; unset: one per accelerator, or 1")] | None
     ) = None
     nic: Annotated[
         Literal["gvnic", "virtio"] | None, about("gcp: the network card; unset: what the machine type has")
     ] = None
     gpu_direct: Annotated[
         Literal["tcpx", "tcpxo", "rdma"] | None,
-        about("gcp: GPUDirect: GPUs use network cards of their own"),
+        about("gcp: GPUDirect: dedicated network cards for GPUs"),
     ] = None
     efa: Annotated[int, Meta(ge=0, le=32, description="aws: Elastic Fabric Adapters, one on each network card")] = 0
 
@@ -77,11 +76,11 @@ class BootDisk(Struct, frozen=True, forbid_unknown_fields=True):
 
     size_gb: GB = 50
     type: Annotated[
-        str, offers("unset: pd-balanced (hyperdisk-balanced where a machine has no other), gp3", DISK_PRICES)
+        str, offers("unset: pd-balanced (hyperdisk-balanced for machine types that need it), gp3", DISK_PRICES)
     ] = ""
     device: Annotated[
         str,
-        about("aws: the image's root device; unset: /dev/sda1 (Ubuntu's; /dev/xvda is Amazon Linux's and Debian's)"),
+        about("aws: root device of the image; unset: /dev/sda1 (Ubuntu; Amazon Linux and Debian use /dev/xvda)"),
     ] = ""
 
 
@@ -90,23 +89,17 @@ class DataDisk(Struct, frozen=True, forbid_unknown_fields=True):
 
     size_gb: GB
     type: Annotated[
-        str, offers("unset: pd-balanced (hyperdisk-balanced where a machine has no other), gp3", DISK_PRICES)
+        str, offers("unset: pd-balanced (hyperdisk-balanced for machine types that need it), gp3", DISK_PRICES)
     ] = ""
-    iops: (
-        Annotated[
-            int, Meta(ge=100, le=350_000, description="operations a second, for disk types with provisioned IOPS")
-        ]
-        | None
-    ) = None
-    mb_s: (
-        Annotated[
-            int, Meta(ge=10, le=10_000, description="megabytes a second, for disk types with provisioned throughput")
-        ]
-        | None
-    ) = None
-    on_destroy: Annotated[OnDestroy, about("static pools: what destroy does to it; other disks are always deleted")] = (
-        "delete"
+    iops: Annotated[int, Meta(ge=100, le=350_000, description="IOPS, for disk types with provisioned IOPS")] | None = (
+        None
     )
+    mb_s: (
+        Annotated[int, Meta(ge=10, le=10_000, description="MB/s, for disk types with provisioned throughput")] | None
+    ) = None
+    on_destroy: Annotated[
+        OnDestroy, about("static pools: what a destroy does to the disks; other disks are always deleted")
+    ] = "delete"
 
 
 class Placement(Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,10 +107,10 @@ class Placement(Struct, frozen=True, forbid_unknown_fields=True):
 
     strategy: Annotated[
         Literal["compact", "cluster", "spread"] | None,
-        about("close together, for the network (compact on gcp, cluster on aws; the default), or on separate hardware"),
+        about("compact (gcp) or cluster (aws): close together, the default; spread: on separate hardware"),
     ] = None
     max_distance: (
-        Annotated[int, Meta(ge=1, le=3, description="gcp: compact: maximum distance; 1 is one rack")] | None
+        Annotated[int, Meta(ge=1, le=3, description="gcp: compact placement: largest distance; 1 is one rack")] | None
     ) = None
 
 
@@ -126,27 +119,26 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, about("a letter, then letters, digits and -, at most 24")]
     kind: Annotated[
-        Literal["spot", "static"], about("spot: machines come and go; static: always on, on-demand, in Pulumi's state")
+        Literal["spot", "static"],
+        about("spot: machines that jobs request; static: always-on on-demand machines, declared by Pulumi"),
     ]
-    size: Annotated[int, Meta(ge=1, le=10_000, description="static: number of machines; spot: at most that many")]
+    size: Annotated[int, Meta(ge=1, le=10_000, description="static: number of machines; spot: most machines at once")]
     machine: Machine
     disk: DataDisk
     zones: Annotated[
-        tuple[str, ...], about("in order of preference; spot pools: unset means every zone of the stack")
+        tuple[str, ...], about("zones in order of preference; spot pools: unset means every zone of the stack")
     ] = ()
     boot_disk: BootDisk = BootDisk()
-    image: Annotated[str, about("unset: the stack's")] = ""
+    image: Annotated[str, about("machine image; unset: the stack's")] = ""
     placement: Placement | None = None
     max_on_demand: (
-        Annotated[int, Meta(ge=0, le=10_000, description="how many of `size` may be on-demand; unset: all of them")]
-        | None
+        Annotated[int, Meta(ge=0, le=10_000, description="most on-demand machines at once; unset: `size`")] | None
     ) = None
     notice_s: (
-        Annotated[int, Meta(ge=0, le=SPOT_NOTICE_S, description="seconds that a preemption's notice lasts; unset: 120")]
-        | None
+        Annotated[int, Meta(ge=0, le=SPOT_NOTICE_S, description="seconds of a preemption notice; unset: 120")] | None
     ) = None
     max_run_hours: Annotated[Hours | None, about("gcp: unset: limits.max_run_hours")] = None
-    prices: Annotated[dict[str, Price], about("USD a machine-hour by zone; the rest comes from infra/catalog.py")] = {}
+    prices: Annotated[dict[str, Price], about("USD per machine-hour by zone; unset zones use infra/catalog.py")] = {}
 
     def price(self, zone: str) -> Price | None:
         accelerator = self.machine.accelerator
