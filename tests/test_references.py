@@ -16,14 +16,14 @@ from tests.model.mutants import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 PROTOCOL = (ROOT / "docs/protocol.md").read_text("utf-8")
-PAGES = ("architecture", "protocol", "glossary")
+PAGES = ("docs/architecture.md", "docs/protocol.md", "docs/glossary.md", "CONTRIBUTING.md")
 RULE = re.compile(r"\brules? (\d+)(?:(?:,| and| to) (\d+))?", re.IGNORECASE)
 PROPERTY = re.compile(r"(?<![\w-])[SL][1-9]\d?\b")
 ABOUT_THE_PROTOCOL = ("spotkeeper/reconcile", "tests/model", "tests/sim", "tests/properties", "tests/reconcile")
 BESIDE = re.compile(r"((?:`[\w./-]+\.py`(?:, | \| |\s))+)((?:`(?![\w.]*\.py`)[A-Za-z_][\w.]*`(?:, )?)+)")
 FILE = re.compile(r"``([\w/*]+\.py)``")
 STORED = ("jobs", "stack", "names", "static", "market", "tomb", "active", "bundles", "out", "ckpt")  # in the bucket
-SHORT = ("", "spotkeeper/", "spotkeeper/reconcile/", "agent/spotkeeper_agent/")  # what a path on a page may leave out
+SHORT = ("", "spotkeeper/", "spotkeeper/reconcile/", "agent/spotkeeper_agent/", "infra/", "tests/")  # omitted on pages
 
 
 def sources(*below: str) -> Iterator[tuple[str, str]]:
@@ -93,7 +93,7 @@ def files_of(word: str) -> tuple[Path, ...]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_that_a_page_names_is_there(page: str) -> None:
-    text = (ROOT / f"docs/{page}.md").read_text("utf-8")
+    text = (ROOT / page).read_text("utf-8")
     words = [word for word in re.findall(r"`([\w./-]+)`", text) if "/" in word or word.endswith(".py")]
     assert [word for word in words if not files_of(word) and word.split("/")[0] not in (*STORED, ".spotkeeper")] == []
 

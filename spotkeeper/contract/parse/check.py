@@ -239,7 +239,7 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
     offers = tuple(pools)
     lowest = cheapest(offers, Model.SPOT) if spot is None else spot
     if spec.deadline is not None and (why := _no_net(spec, offers)):
-        yield f"deadline: {spec.deadline} may be missed where spot is not to be had: {why}"
+        yield f"deadline: {spec.deadline} may be missed if no spot is available: {why}"
     if spec.deadline is not None and spec.work is None:
         yield "deadline: whether it can be held shows when its first steps tell how long it trains (or `work: 40h`)"
     if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":

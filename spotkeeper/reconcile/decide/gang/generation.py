@@ -95,7 +95,7 @@ def _lacking(draft: Draft, ready: list[int]) -> str:
     assert commit is not None
     told = location.told(draft, ready)
     there = f"the newest there is {location.text(told)}" if told else "there is none on any of them"
-    lacks = f"no machine to be had holds the newest checkpoint, {location.text(commit)}; {there}"
+    lacks = f"no available machine has the newest checkpoint, {location.text(commit)}; {there}"
     return f"{lacks}. To go on without it: {draft.record.go_back()}"
 
 
