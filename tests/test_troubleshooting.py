@@ -79,9 +79,9 @@ def test_the_limits_on_the_costs_page_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "costs.md").read_text("utf-8")
     times = Times()
     assert (
-        f"{times.launches_node} machines within an hour, or a job {times.launches_node} and {times.launches_job} a node"
-        in page
-    )
+        f"{times.launches_node} machines were requested for a node within an hour, "
+        f"or for a job {times.launches_node} plus {times.launches_job} per node"
+    ) in page
     assert "more than a fifth of the nodes (at least two) vanish within a minute" in page and "for two minutes" in page
     assert (limits.SHARE, limits.AT_LEAST, times.breaker_s, times.breaker_window_s) == (0.2, 2, 120.0, 60.0)
 

@@ -45,7 +45,7 @@ class AwsAlerts(Component):
         return topic
 
     def _silence(self, topic: aws.sns.Topic) -> None:
-        """Declare the alarm for missing ticks. It counts successful ticks, since agents' calls would hide a stop."""
+        """Declare the alarm for missing ticks. It counts successful ticks; agents' requests do not count as ticks."""
         minutes = self.settings.alerts.missed_minutes
         self._alarm(
             "silence",

@@ -116,7 +116,7 @@ class AwsFunction(Component):
     def _permissions(
         self, name: str, arn: pulumi.Input[str], url: aws.lambda_.FunctionUrl
     ) -> list[aws.lambda_.Permission]:
-        """Declare the two rights that a call of the URL needs; the second one holds only for calls through the URL."""
+        """Declare the two rights that a call of the URL needs; the second one applies only to calls through the URL."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=[url])
         return [
             aws.lambda_.Permission(

@@ -70,7 +70,7 @@ class GcpAlerts(Component):
         )
 
     def _silence(self) -> gcp.monitoring.AlertPolicyConditionArgs:
-        """Return the condition for missing ticks. It counts successful ticks, since agents' requests would hide a stop.
+        """Return the condition for missing ticks. It counts successful ticks; agents' requests do not count as ticks.
 
         The metric has no data before the first tick, and the API accepts no other kind of condition on such a metric.
         """

@@ -130,7 +130,7 @@ def machines_of(stack: str) -> str:
 
 
 def secret_keys(secrets: Sequence[str]) -> list[str]:
-    """Return Pulumi names for rights to secrets; a second project's secret of the same name has its full name."""
+    """Return a Pulumi name for each secret's binding: its short name, or its full name if that is taken."""
     short = [secret.rsplit("/", 1)[-1] for secret in secrets]
     return [key if key not in short[:i] else secrets[i].replace("/", "-") for i, key in enumerate(short)]
 

@@ -43,10 +43,10 @@ def machine_access(bucket: str) -> tuple[BucketAccess, ...]:
 
 
 def function_access(bucket: str) -> tuple[BucketAccess, ...]:
-    """Return the function's rights: write its documents, read the documents that Pulumi wrote.
+    """Return the function's bucket permissions: it may write its own documents and only read Pulumi's.
 
-    It may not write bundles: it names the bundle that agents run, so it would otherwise be root on every machine.
-    Listing is a right on the bucket itself, whose resource name begins with none of these prefixes.
+    It may not write the agent's bundles: it tells agents which bundle to run, so it could otherwise run code as root on
+    every machine. It may list the bucket: the resource name of a list call is the bucket, which has no object prefix.
     """
     objects = _objects(bucket)
     declared = ("bundles/", "function/", "stack/drain", "stack/pools.json")

@@ -132,7 +132,7 @@ def download(
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """Download the output of a job, such as the trained model. The files of each machine go to DIR/RANK/.
+    """Download the output of a job, such as the trained model. The files of each node go to DIR/NODE/.
 
     A script writes its output to the folder `run.output` (SPOTKEEPER_OUTPUT), for example at its end:
     `if run.rank == 0: torch.save(model.state_dict(), run.output / "model.pt")`. When the command ends with exit code 0,
@@ -236,7 +236,7 @@ def forecast(
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """Forecast what a job costs on spot and when it ends, with ranges that hold four of five outcomes.
+    """Forecast what a job costs on spot and when it ends, with ranges that contain four of five outcomes.
 
     It replays the policy that buys machines on recorded markets, and on the history of the stack if there is one, and
     compares with on-demand machines alone. It prints each assumption. It starts nothing and calls no cloud.

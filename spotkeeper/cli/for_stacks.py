@@ -116,7 +116,7 @@ def review(
     `--allow-data-loss`; if a rule of `infra/policy` is broken; or, with `--expect-no-changes`, if anything differs
     from the declaration (`pulumi preview --refresh --json`). It is 1 if the preview itself failed. The comment shows
     sizes, zones, machine types and whatever breaks a rule, and no other values. Without `--show-sames`, a preview
-    holds only what changes, and the rules check only that. `.github/workflows` shows its use.
+    contains only changes, and the rules check only those. `.github/workflows` shows its use.
 
     Example: `spotkeeper review --preview preview.json --stack prod`, after
     `pulumi preview --stack prod --json --show-sames > preview.json`

@@ -163,7 +163,7 @@ def notify(target: Target, job: str) -> bool:
 
 
 def _bearer(target: Target, root: str) -> dict[str, str]:
-    """Return headers with an identity token, which the function checks; {} if none can be had."""
+    """Return headers with an identity token, which the function checks; {} if none is available."""
     token = identity_token(target, root) if root else ""
     bearer = f"Bearer {token}"
     return {"Authorization": bearer, "X-Serverless-Authorization": bearer, **JSON} if token else {}

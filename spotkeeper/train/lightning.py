@@ -189,7 +189,7 @@ class _LightningState:
         return weights
 
     def _tidy(self, loops: dict[str, Any]) -> None:
-        """Set counts as they are between two batches: the hooks of save points run after the next count has begun."""
+        """Set counts to their values between two batches: at a save point, Lightning has counted the next one."""
         if self.point is SavePoint.BATCH:
             batches = loops["epoch_loop.batch_progress"]
             batches["is_last_batch"] = False
@@ -249,7 +249,7 @@ class _LightningState:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Epoch, and batches done in it, at the creation of an iterator."""
+        """The current epoch and the number of its batches done, valid when an iterator is created."""
         epochs = self._trainer.fit_loop.epoch_progress.current
         under_way = epochs.ready > epochs.processed
         return epochs.processed, self._loop.batch_progress.current.completed if under_way else 0

@@ -254,7 +254,7 @@ def _own(file: str) -> bool:
 
 
 def _shown(value: Any) -> str | dict[str, str]:
-    """Return a value in printable form; of a state, each number or word."""
+    """Return a value in printable form; for a state dict, each number or text in it."""
     if isinstance(value, dict):
         shown = ((str(key), _word(each)) for key, each in value.items() if not str(key).startswith("_"))
         return {key: text for key, text in shown if text}

@@ -132,7 +132,7 @@ class ReplyHandler:
             self._take_document(reply.doc)
 
     def _repeat(self) -> None:
-        """Repeat facts that still hold: before a machine is admitted, the function accepts only its hello."""
+        """Repeat facts that are still true: before a machine is admitted, the function accepts only its hello."""
         now = self._machine.clock.steady()
         if now < self._repeat_at:
             return

@@ -130,7 +130,7 @@ _WORDS = {
 def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
     """Return the most telling state of a worker that still runs, and its local rank.
 
-    ``may_work`` False: a worker that works counts as looping.
+    ``may_work`` False: a worker that seems to work has exceeded its limit and counts as ELSEWHERE.
     """
     places: tuple[_WorkerPlace, ...] = ()
     with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -142,7 +142,7 @@ def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
 
 
 class Asked(Enum):
-    """Progress of a request for stacks: WAITING once the launcher has it, HAD once they are there or overdue."""
+    """Progress of a request for stacks: WAITING once the launcher accepted it, HAD once they are there or overdue."""
 
     WAITING = 1
     HAD = 2
@@ -232,7 +232,7 @@ class HangWatch:
         self.machine.say(Kind.STACKS, str(StacksAnswer(doc.ver, word, local_rank)), gen=child.gen)
 
     def _stands_still(self, child: Child, now: float) -> bool:
-        """Whether a step here has taken more than half its limit. The reporting machine has exceeded it."""
+        """Whether a step here has taken over half its limit; on the machine that reported the hang it took longer."""
         if self._watch is None or in_untimed_section(child.folder) or not in_loop(child.control):
             return False
         watch = self._watch[1]

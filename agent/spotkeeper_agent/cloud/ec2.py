@@ -268,7 +268,7 @@ class Ec2:
         return made, _iso(ROLE + role, keys.expiration)
 
     def _describe(self) -> tuple[Instance, str]:
-        """Return the instance without its sign, and its region. Cached once the tags are there.
+        """Return the instance without warnings, and its region. Cached once the tags are there.
 
         Raises:
             MetadataError: the tags are not there yet, or the service does not answer.

@@ -37,10 +37,9 @@ MACHINE_FACTS = frozenset({Kind.NOTICE, Kind.REPRIEVE})
 
 
 def pending_s(waited: float) -> float:
-    """Return the virtual seconds until the next poll after a change has been awaited for ``waited``.
+    """Return the virtual seconds until the next poll, for an agent that has waited ``waited`` for a change.
 
-    A gang that waits a minute for a machine learns of it 1.5 s late on average, with half of the requests; one that
-    waits an hour for capacity polls as often as one that trains.
+    The interval grows with the wait, which saves requests. After a minute, a change is noticed 1.5 s late on average.
     """
     return min(POLL_S, max(PENDING_S, PATIENCE * waited))
 

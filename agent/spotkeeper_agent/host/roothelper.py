@@ -1,4 +1,4 @@
-"""The only root process of the kit on a machine: formats a blank data disk, mounts and unmounts it, powers off,
+"""Spotkeeper's only root process on a machine: formats a blank data disk, mounts and unmounts it, powers off,
 restarts the jobs' unit.
 
 The agent has no root rights. It sends requests through a unix socket on which only the agent and root are answered.

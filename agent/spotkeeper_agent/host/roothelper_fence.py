@@ -39,7 +39,7 @@ _COPY, _CALL, _UID_GID = 0xBF, 0x85, 15
 def program(addresses: tuple[str, ...], family: socket.AddressFamily, agent: int, jobs: int) -> bytes:
     """Return BPF code that returns 0 (refused) for a fenced user's stream to one of these addresses, otherwise 1.
 
-    ``agent`` and ``jobs`` are user ids. The agent may connect whatever its id is: an image may have made its account.
+    ``agent`` and ``jobs`` are user ids. The agent may always connect, even if the image gave its account a user's id.
     """
     refuse = [
         _insn(_LOAD, 2, 6, _TYPE), _insn(_EQUAL, 2, 0, 4, int(socket.SOCK_DGRAM)),

@@ -1,8 +1,7 @@
 """Runs the declared function as a process: ``functions-framework`` in front of the declared source.
 
-The source is the zip that the program put into the bucket; without one, the package that this cloud runs from. The
-process keeps running while the control plane restarts, which finds it again by its mark. It is restarted whenever it
-ends.
+The source is the zip that the Pulumi program uploaded, or else this checkout's package. The process keeps running when
+the control plane restarts, which then finds it by a marker in its environment. It is restarted whenever it ends.
 """
 
 from __future__ import annotations

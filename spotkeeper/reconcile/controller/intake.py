@@ -312,6 +312,6 @@ def _stored(progress: Progress, before: Progress | None, now: float) -> Progress
 
 
 def _stepped(progress: Progress) -> bool:
-    """Whether the reported generation has made a step; if nothing else shows it, whether it is past its checkpoint."""
+    """Whether the reported generation has made a step: it saved, measured a step time, or is past its checkpoint."""
     own = progress.commit_gen == progress.gen or progress.step_s is not None
     return own or progress.step > (progress.commit_step or 0)

@@ -89,7 +89,7 @@ def facts(job: str) -> str:
 
 def fact(job: str, what: Fact) -> str:
     if Fact.parse(what.key()) != what:
-        raise BadKeyError(f"{what!r} does not survive as a key")
+        raise BadKeyError(f"{what!r} cannot be encoded as a key")
     return facts(job) + what.key()
 
 

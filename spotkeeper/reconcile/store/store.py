@@ -93,8 +93,8 @@ class Store:
     """The bucket of one stack.
 
     * A *token* is what the backend compares (ETag, generation, row version); callers do not interpret it.
-    * Documents of ``cas_*`` carry a fresh ``nonce``: after "precondition failed" the object is read again, and with
-      this nonce the write succeeded and only its answer was lost.
+    * Each ``cas_*`` write stores a fresh ``nonce``. After "precondition failed" the object is read again: if it has
+      this nonce, the write succeeded and only its answer was lost.
     * A *create-only* write leaves an existing object untouched and returns ``False``.
     * Any other failure raises :class:`StoreError`; no method retries for longer than a few seconds.
     """

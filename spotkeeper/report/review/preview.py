@@ -194,7 +194,7 @@ def _no_preview(text: bytes, why: str) -> str:
 
 
 def _merged(steps: tuple[_Step, ...]) -> tuple[Change, ...]:
-    """Merge the steps into one change for each resource; of several, the first that loses data, else the first."""
+    """Return one change per resource: the first of its steps that loses data, or else its first step."""
     found: dict[str, Change] = {}
     empty = [_bucket(step) for step in steps if step.op == "create" and _kind(step) in BUCKETS]
     for step in steps:

@@ -156,7 +156,7 @@ class Control:
     """A control file. No locks: every word has one writer."""
 
     def __init__(self, path: Path, words: WordArray[int], floats: WordArray[float], hold: mmap.mmap | int) -> None:
-        """``hold``: the mapping or descriptor of the words, released by :meth:`close`."""
+        """``hold``: the memory mapping or file descriptor behind ``words``; :meth:`close` closes it."""
         self.path = path
         self.words = words
         self.floats = floats
@@ -243,7 +243,7 @@ class Control:
         return "" if found == MAGIC else f"starts with {found.to_bytes(8, 'little')!r}"
 
     def trouble(self) -> str:
-        """Return how the job has damaged a file that the agent holds; "" if it has not."""
+        """Return how the job has damaged the agent's open file; "" if it has not."""
         if not isinstance(self._hold, int):
             return ""
         about = os.fstat(self._hold)

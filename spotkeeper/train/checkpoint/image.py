@@ -111,7 +111,7 @@ class Image:
         return pickling.dumps(part, self._meet)
 
     def _meet(self, tensor: torch.Tensor) -> int | tuple[int]:
-        """Return a tensor's stand-in for the pickle: its slot number, or its shard number as a tuple."""
+        """Return the placeholder to pickle for a tensor: its slot number, or its shard number as a tuple."""
         if self._sharded and is_shared(tensor):
             shard = describe(tensor, len(self._shards), self._add(local_part(tensor)))
             self._shards.append(shard)

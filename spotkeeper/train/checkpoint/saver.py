@@ -168,7 +168,7 @@ class SaverServer:
 
     def _fence(self, gen: int) -> str:
         """Return why a trainer of this generation is refused; "" if it is not."""
-        return "" if gen == self._gen else f"generation {self._gen} is the newest here, this is {gen}"
+        return "" if gen == self._gen else f"generation {gen} is older than generation {self._gen}"
 
     def _hello(self, peer: Peer, folder: Path, gen: int, keep: int) -> None:
         if gen < self._gen:

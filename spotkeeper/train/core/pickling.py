@@ -66,7 +66,7 @@ class StateTypeError(PartError):
 
 
 def dumps(value: object, tensor: Callable[[torch.Tensor], object] | None = None) -> bytes:
-    """Pickle a value. ``tensor`` returns the stand-in to pickle for a tensor.
+    """Pickle a value. ``tensor`` returns the placeholder to pickle instead of a tensor.
 
     Raises:
         StateTypeError: the value has a type that :func:`loads` would refuse.
@@ -81,7 +81,7 @@ def loads(data: bytes | memoryview, where: str, tensor: Callable[[Any], torch.Te
 
     Args:
         where: the file or the sender, for messages.
-        tensor: returns the tensor for a stand-in; the inverse of ``tensor`` of :func:`dumps`.
+        tensor: returns the tensor for a placeholder; the inverse of :func:`dumps`'s ``tensor``.
 
     Raises:
         StateTypeError: a type is not on the list.

@@ -31,8 +31,8 @@ Path = tuple[str | int, ...]
 class TensorShard:
     """One occurrence of a sharded tensor in a rank's state.
 
-    ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot``, the rank's own number, is not:
-    a tied tensor is written once, unless this rank has no part of it.
+    ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot`` counts the tensors that this
+    rank writes and may differ between ranks: tied tensors share a slot, except where the local part is empty.
     """
 
     number: int

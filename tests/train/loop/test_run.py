@@ -676,7 +676,7 @@ def test_a_lost_saver_is_told_and_a_new_one_used(agent: Control, tmp_path: Path,
 def test_an_older_generation_does_not_start(agent: Control, tmp_path: Path) -> None:
     newer = client.Client.connect(tmp_path / "saver")
     newer.hello(tmp_path / "ckpt", 6, 2)
-    with pytest.raises(RuntimeError, match="generation 5 is over: generation 6 is the newest here"):
+    with pytest.raises(RuntimeError, match="generation 5 is over: generation 5 is older than generation 6"):
         Things().attach()
     newer.close()
 

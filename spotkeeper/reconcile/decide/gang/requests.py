@@ -80,7 +80,9 @@ def _resume(draft: Draft, request: JobRequest) -> str:
     lost = location.newest(draft) if request.go_back else None
     if lost is not None:
         draft.set(given_up=location.text(lost))
-        changed = ", ".join(filter(None, (changed, f"without checkpoint {location.text(lost)} if that cannot be had")))
+        changed = ", ".join(
+            filter(None, (changed, f"without checkpoint {location.text(lost)} unless a machine has it"))
+        )
     if holds:
         draft.release("resume", changed)
         return ""
@@ -202,7 +204,7 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
     if new.seed != old.seed:
         yield "seed: its position in the data counts samples in the order of the old seed"
     if stack is not None and _kinds(new, stack) != _kinds(old, stack):
-        yield "pools, static: static machines keep their data on their own disks, so they stay in or out"
+        yield "pools, static: static machines keep their data on their own disks: a job cannot start or stop using them"
 
 
 def _kinds(spec: JobSpec, stack: StackState) -> set[str]:

@@ -136,7 +136,7 @@ def test_to_go_back_is_taken_while_the_job_regroups() -> None:
     assert "refused" not in refused(world)
     world.until(world.training, 100)
     without = f"without checkpoint {world.record().given_up}"
-    assert world.events(Event.RESUME)[-1].detail == f"{without} if that cannot be had"
+    assert world.events(Event.RESUME)[-1].detail == f"{without} unless a machine has it"
     assert world.events(Event.GENERATION)[-1].detail == f"1 node, {without}, anew, from step 0"
 
 
