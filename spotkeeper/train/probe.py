@@ -158,7 +158,9 @@ def _named(run: Run, loader: Any, caller: FrameType | None) -> Iterator[Variable
             for name, value in list(variables.items()):
                 if not name.startswith("_"):
                     yield from _changing(f"{scope}{name}", value, done, parts)
-    yield from _attributes("the data set", getattr(loader, "dataset", None), done, "data set", parts)
+    data = getattr(loader, "dataset", None)
+    if id(data) not in done:
+        yield from _attributes("the data set", data, done, "data set", parts)
     for name, part in parts.common.items():
         yield from _attributes(name, part, set(kept), "part", parts, state=True)
 
@@ -230,8 +232,6 @@ def _attributes(
     name: str, owner: Any, done: set[int], kind: str, parts: Attached, *, state: bool = False
 ) -> Iterator[Variable]:
     """Yield an object's own attributes; ``state``: those outside its ``state_dict``."""
-    if owner is None or (id(owner) in done and kind == "data set"):
-        return
     said: Any = {}
     if state:
         with contextlib.suppress(Exception):

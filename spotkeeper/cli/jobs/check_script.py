@@ -28,7 +28,7 @@ from spotkeeper.train.agent_link.control import NAME, Control
 LONGEST_S = 600.0  # longest life of one process of the script
 LEAST = 3  # fewest steps of a run: two stops, and a step after them
 _TOLD = 8  # most differences of one kind that are printed
-_DRAWN = ("of this rank.rng.", "of this rank.data.before.")  # states of generators, which may be unseeded and unused
+_DRAWN = ("of this rank.rng.", "of this rank.loader.before.")  # states of generators, which may be unseeded and unused
 
 
 @dataclass(frozen=True)

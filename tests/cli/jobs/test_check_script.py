@@ -42,7 +42,7 @@ def main():
     seen = 0
     {before}
     run = spotkeeper.attach(model, optimizer{parts})
-    for x in run.steps(DataLoader(Data(), 4, shuffle=True), epochs=3):
+    for x in run.steps({loader}, epochs=3):
         loss = (model(x) * {factor}).pow(2).mean()
         loss.backward()
         optimizer.step()
@@ -52,7 +52,15 @@ def main():
 
 main()
 """
-CLEAN = {"seed": "0", "before": "pass", "read": "pass", "parts": "", "factor": "1.0", "after": "pass"}
+CLEAN = {
+    "seed": "0",
+    "before": "pass",
+    "read": "pass",
+    "parts": "",
+    "factor": "1.0",
+    "after": "pass",
+    "loader": "DataLoader(Data(), 4, shuffle=True)",
+}
 
 
 def check(folder: Path, *options: str, **parts: str) -> tuple[int, dict[str, Any], str]:
@@ -85,21 +93,33 @@ def test_a_script_that_resumes_as_it_was_and_leaves_nothing_behind(tmp_path: Pat
 
 
 def test_a_counter_a_generator_and_a_data_set_are_named(tmp_path: Path) -> None:
+    after = "seen += len(x); counts['seen'] += 1; other[0]"
     code, found, err = check(
-        tmp_path, read="self.reads += 1", factor="noise.normal()", after="seen += len(x); counts['seen'] += 1"
+        tmp_path, before="other = Data()", read="self.reads += 1", factor="noise.normal()", after=after
     )
     assert (code, found["repeats"], found["same_bits"]) == (1, True, False)
     of = named(found)
     assert of["main().noise"] == "generator"
     assert of["main().seen"] == "count"
     assert of["main().counts"] == "values"
-    assert of["the data set.reads"] == "data set"
+    assert of["the data set.reads"] == of["main().other.reads"] == "data set"
     (seen,) = (each for each in found["not_restored"] if each["name"] == "main().seen")
     assert (seen["alone"], seen["resumed"]) == ("24", "8")
     kinds = [each["kind"] for each in found["bits"]]
     assert "batches" not in kinds and "losses" in kinds and "state" in kinds
     assert [each["name"] for each in found["bits"] if each["kind"] == "losses"] == ["step 3"]
     assert "does not resume bit for bit" in err
+
+
+STREAM = """
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return map(torch.full, [(4,)] * 64, map(float, range(64)))"""
+
+
+def test_an_iterable_data_set_needs_no_seed_for_generators_that_it_does_not_use(tmp_path: Path) -> None:
+    code, found, err = check(tmp_path, before=STREAM, loader="DataLoader(Stream(), 4)", factor="1e-3")
+    assert (code, found["repeats"], found["same_bits"]) == (0, True, True), err
 
 
 def test_several_processes_stop_at_the_same_steps_in_every_run(tmp_path: Path) -> None:
