@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spotkeeper.cli.output import note
 from spotkeeper.client import find_target, lookup
 from spotkeeper.client.errors import CliError
-from spotkeeper.client.target import Target, attach, folder_option
+from spotkeeper.client.target import Target, attach, folder_option, silence
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.parse.problem import SpecError
 from spotkeeper.contract.stack import StackState
@@ -83,7 +83,7 @@ def unheard(target: Target, what: str) -> str:
     """Say why a request waits if the function could not be notified; promise a tick only if ticks succeed."""
     store = target.store()
     with contextlib.suppress(StoreError):
-        if no_tick := lookup.silence(store, store.read_stack(), target):
+        if no_tick := silence(store, store.read_stack(), target):
             return f"cannot reach the function from here, and {no_tick}"
     return f"cannot reach the function from here: the next tick {what}"
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from spotkeeper.client import logs
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.client.target import Target
+from spotkeeper.client.target import Target, silence
 from spotkeeper.contract.facts import HANG
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import START_S, JobRequest, JobSpec, RequestKind, deadline_at, start_s
@@ -23,8 +23,7 @@ from spotkeeper.contract.market import Prices
 from spotkeeper.contract.names import JOB_ID, JOB_NAME
 from spotkeeper.contract.parse.problem import nearest
 from spotkeeper.contract.record import Outcome, Phase, Record
-from spotkeeper.contract.stack import StackState, tick_silence
-from spotkeeper.reconcile.controller.alarm import read_note
+from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
@@ -159,20 +158,6 @@ def view_of(
 def site_of(store: Store, stack: StackState | None, target: Target) -> Site:
     """Return the stack's site, with how long no tick has succeeded."""
     return replace(target.site(), no_tick=silence(store, stack, target))
-
-
-def silence(store: Store, stack: StackState | None, target: Target) -> str:
-    """Return how long no tick has succeeded, and why; "" while ticks succeed or nothing is known of them."""
-    try:
-        note = read_note(store)
-    except StoreError:  # the caller may have the right to read jobs only
-        return ""
-    log = (
-        f"{target.local}/serial/function-*.log"
-        if target.local is not None
-        else 'its log (docs/troubleshooting.md, "Alarms")'
-    )
-    return tick_silence(note, target.clock.now(), stack.tick_minutes if stack is not None else 1, log)
 
 
 def deadline_of(store: Store, record: Record) -> float | None:

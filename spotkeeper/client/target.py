@@ -143,7 +143,7 @@ TOKEN = "SPOTKEEPER_TOKEN"  # noqa: S105 - the name of a variable
 
 
 def notify(target: Target, job: str) -> bool:
-    """Request a round of one job; return False if the function was not reached or refused the caller."""
+    """Request a round of one job; return False if the function was not reached, refused the caller, or hangs."""
     state = None if target.function_url else target.store().read_stack()
     root = target.function_url or (state.function_url if state else "")
     url = f"{root.rstrip('/')}/v1/notify/{job}"
@@ -155,11 +155,29 @@ def notify(target: Target, job: str) -> bool:
 
     try:
         answer = requests.post(url, headers=headers, data=BODY, timeout=TIMEOUTS_S)
-    except requests.ReadTimeout:
-        return True  # the round is under way
+    except requests.ReadTimeout:  # the round is under way, or the function hangs
+        return not silence(target.store(), state, target)
     except requests.RequestException:
         return False
     return answer.ok
+
+
+def silence(store: Store, stack: StackState | None, target: Target) -> str:
+    """Return how long no tick has succeeded, and why; "" while ticks succeed or nothing is known of them."""
+    from spotkeeper.contract.stack import tick_silence
+    from spotkeeper.reconcile.controller.alarm import read_note
+    from spotkeeper.reconcile.store.objects import StoreError
+
+    try:
+        note = read_note(store)
+    except StoreError:  # the caller may have the right to read jobs only
+        return ""
+    log = (
+        f"{target.local}/serial/function-*.log"
+        if target.local is not None
+        else 'its log (docs/troubleshooting.md, "Alarms")'
+    )
+    return tick_silence(note, target.clock.now(), stack.tick_minutes if stack is not None else 1, log)
 
 
 def _bearer(target: Target, root: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from spotkeeper.client import target
 from spotkeeper.contract.stack import TICK_PATH, TickNote
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
@@ -21,9 +22,11 @@ class Function(HTTPServer):
     """Answers as told and remembers each request."""
 
     status = 200
+    hangs = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
+        self.given_up = threading.Event()
         super().__init__(("127.0.0.1", 0), Handler)
 
     @property
@@ -36,6 +39,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.calls.append((self.path, self.headers.get("Authorization", "")))
+        if self.server.hangs:
+            self.server.given_up.wait()
+            return
         self.send_response(self.server.status)
         self.end_headers()
         self.wfile.write(b"{}")
@@ -52,6 +58,7 @@ def function(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Function
         store.put("stack/pools.json", msgspec.json.encode(msgspec.structs.replace(STACK, function_url=server.url)))
         monkeypatch.setenv("SPOTKEEPER_TOKEN", "token-of-mine")
         yield server
+        server.given_up.set()
         server.shutdown()
         thread.join()
 
@@ -104,6 +111,19 @@ def test_nobody_is_promised_a_tick_where_none_succeeds(
     told = (done.out + done.err).replace("\n", " ")
     assert "no tick succeeded for 45 minutes: [Errno 24] Too many open files" in told
     assert done.code == 0 and "the next tick" not in told
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 3000.0])
+def test_a_function_that_does_not_answer_is_at_work_while_ticks_succeed(
+    cli: Cli, store: Store, folder: Path, function: Function, monkeypatch: pytest.MonkeyPatch, silent_s: float
+) -> None:
+    """A platform takes connections for a function that hangs."""
+    monkeypatch.setattr(target, "TIMEOUTS_S", (5.0, 0.05))
+    function.hangs = True
+    store.put(TICK_PATH, msgspec.json.encode(TickNote(time.time() - silent_s)))
+    done = cli("submit", folder / "job.yaml")
+    assert done.code == 0
+    assert ("no tick succeeded for 50 minutes" in done.err) is (silent_s > 0)
 
 
 def test_on_aws_it_is_signed_as_whoever_is_logged_in(
