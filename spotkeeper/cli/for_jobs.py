@@ -347,8 +347,8 @@ def resize(
 ) -> None:
     """Train on more or fewer machines with the same global batch. The job file must say `nodes: {min, max}`.
 
-    All machines save and stop at the same step, and training continues with the new number. Machines with the highest
-    nodes are deleted first.
+    All machines save and stop at the same step, and training continues with the new number. A smaller job deletes the
+    machines whose loss costs least, such as slow or expensive ones; the other nodes keep their numbers.
 
     Example: `spotkeeper resize first 4`
     """

@@ -319,6 +319,12 @@ def test_a_resize_names_a_size_that_the_job_file_allows(cli: Cli, store: Store) 
     assert "cannot have 1 machine: 1 is not within" in cli("resize", "first", "1").err
 
 
+def test_a_resize_does_not_promise_that_the_highest_nodes_go(cli: Cli) -> None:
+    """Of three nodes 0 and 2 may remain (``decide/gang/test_resize.py``)."""
+    told = " ".join(cli("resize", "--help").out.split())
+    assert "the other nodes keep their numbers" in told and "highest" not in told
+
+
 @pytest.mark.parametrize(
     ("phase", "words", "why"),
     [
