@@ -16,7 +16,7 @@ from infra.catalog import zones_of
 from infra.settings.model import OWN_RANGE, Settings
 from infra.settings.pool import Pool
 from spotkeeper.contract.names import STACK_NAME
-from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
+from spotkeeper.contract.parse.problem import Problem, choices, join, nearest, problem
 
 Neutral = Mapping[str, tuple[object, str]]  # path -> (its default, why no other value is valid)
 Sizes = Mapping[str, tuple[int, float]]  # disk type -> the smallest and the largest in GB
@@ -137,7 +137,8 @@ def pool_disk_sizes(
     """Check types and sizes of a pool's disks; ``say`` describes the sizes that a disk type allows."""
     for path, disk in (("disk", pool.disk), ("boot_disk", pool.boot_disk)):
         if disk.type not in kinds:
-            yield problem(f"{path}.type", f"is no {word} type", disk.type, nearest(disk.type, kinds))
+            message = f"is no {word} type, want one of {choices(disk.type, kinds)}"
+            yield problem(f"{path}.type", message, disk.type, nearest(disk.type, kinds))
         elif not kinds[disk.type][0] <= disk.size_gb <= kinds[disk.type][1]:
             yield problem(f"{path}.size_gb", say(disk.type), disk.size_gb)
 

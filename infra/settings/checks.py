@@ -18,7 +18,7 @@ from infra.settings.both import range_of
 from infra.settings.model import Settings
 from infra.settings.pool import Pool
 from spotkeeper.contract.names import POOL_NAME, STACK_NAME
-from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
+from spotkeeper.contract.parse.problem import Problem, choices, join, nearest, problem
 
 Rule = Callable[[Settings], Iterator[Problem]]
 PoolRule = Callable[[Pool, Settings], Iterator[Problem]]
@@ -320,16 +320,18 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
         if zone not in pool.zones:
             yield Problem(join("prices", zone), "is not a zone of this pool", hint=nearest(zone, pool.zones))
     kind, listed = pool.machine.type, _PRICES[s.cloud]
+    has = f"which has {choices(kind, listed)}"
     if not _MACHINE[s.cloud].match(kind):
-        yield problem("machine.type", f"is no machine type of {s.cloud}", kind, nearest(kind, listed))
+        message = f"is no machine type of {s.cloud}: see infra/catalog.py, {has}"
+        yield problem("machine.type", message, kind, nearest(kind, listed))
         return
     if pool.zones and not pool.prices and pool.price(pool.zones[0]) is None:
         if kind not in listed:
-            message = "is not in infra/catalog.py: use another type, or set its prices by zone (prices)"
+            message = f"is not in infra/catalog.py, {has}: use another type, or set its prices by zone (prices)"
             yield problem("machine.type", message, kind, nearest(kind, listed))
         return  # an unknown accelerator is reported by another rule
     if without := [zone for zone in pool.zones if pool.price(zone) is None]:
-        message = f"is not in infra/catalog.py: use another type, or set `prices` for {', '.join(without)} too"
+        message = f"is not in infra/catalog.py, {has}: use another type, or set `prices` for {', '.join(without)} too"
         yield problem("machine.type", message, kind, nearest(kind, listed))
     for zone in pool.zones:
         price = pool.price(zone)

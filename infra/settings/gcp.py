@@ -222,7 +222,8 @@ def pool_accelerator(pool: Pool, s: Settings) -> Iterator[Problem]:
         yield problem("machine.accelerator", "accelerators can only be added to n1 machine types", machine.type)
     elif machine.accelerator.type not in GCP_ACCELERATOR_PRICES and not pool.prices:
         hint = nearest(machine.accelerator.type, GCP_ACCELERATOR_PRICES)
-        yield problem("machine.accelerator.type", "is not in infra/catalog.py", machine.accelerator.type, hint)
+        message = f"is not in infra/catalog.py, want one of {', '.join(GCP_ACCELERATOR_PRICES)}"
+        yield problem("machine.accelerator.type", message, machine.accelerator.type, hint)
     elif machine.accelerator.count not in (counts := _COUNTS.get(machine.accelerator.type, (1, 2, 4, 8, 16))):
         told = f"not one of {', '.join(map(str, counts))}"
         yield problem("machine.accelerator.count", told, machine.accelerator.count)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][-A-Za-z0-9_]*\Z")
 _SHOWN = 60  # characters of a wrong value that a message repeats
+_MOST_CHOICES, _CLOSE = 12, 6
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,15 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
     folded = {option.lower().replace("_", "-"): option for option in options}
     found = difflib.get_close_matches(word.lower().replace("_", "-"), list(folded), n=1, cutoff=0.6)
     return folded[found[0]] if found else None
+
+
+def choices(word: str, options: Iterable[str]) -> str:
+    """Return the options as text: all of a few, else the closest to ``word`` and the number of the others."""
+    every = list(options)
+    if len(every) <= _MOST_CHOICES:
+        return ", ".join(every)
+    close = difflib.get_close_matches(word.lower(), every, n=_CLOSE, cutoff=0.0)
+    return f"{', '.join(close)} and {len(every) - _CLOSE} others"
 
 
 def shown(value: object) -> str:
