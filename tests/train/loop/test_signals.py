@@ -437,6 +437,7 @@ def test_torchrun_is_signalled_and_its_ranks_save_the_same_step(
     step = saved(tmp_path)
     assert 10 <= step < LAST // 2, script.err()
     assert f"stopped after step {step}, newest checkpoint 0-{step}" in script.err()
+    assert "saving and stopping once all 2 ranks have ended a step" in script.err()
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
     with gang(tmp_path) as script:
         assert script.until("end") == whole_gang
