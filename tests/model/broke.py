@@ -218,7 +218,7 @@ BROKE = (
                 "    facts = [fact for said in draft.queries.facts.values() for fact in said]\n    if grant.machine",
             ),
             # by itself it is covered by the tidying: words of attempts that are over are forgotten
-            Patch(DECIDE + "calls", "    if draft.snapshot.blind:  # a", "    if not draft.snapshot.blind:  # a"),
+            Patch(DECIDE + "calls", "    if draft.snapshot.blind:  # only", "    if not draft.snapshot.blind:  # only"),
         ),
         world("a static machine is granted again", "BOOT", "cancel", static=True, zones=("a",), cap=0),
         "S8",

@@ -35,7 +35,9 @@ MOST_HIDDEN = 0.95
 HALF_H = 48.0  # an observation of this age counts half
 GHOST_H = 7 * 24.0  # a machine whose end nobody reported for so long is forgotten
 BOOTS = 60  # boots remembered a pool
-FEW_BOOTS = 10  # fewer have no 95th percentile
+FEW_BOOTS = 3  # fewer say nothing of the slowest ones
+MANY_BOOTS = 10  # fewer have no 95th percentile: the slowest of them times WIDER stands for it
+WIDER = 1.5
 LONGEST_BOOT_S = 3600.0
 
 
@@ -210,8 +212,10 @@ class Boots:
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Boots:
         ordered = sorted(seconds)
-        p95_s = ordered[math.ceil(0.95 * len(ordered)) - 1] if len(ordered) >= FEW_BOOTS else None
-        return cls(median(ordered) if ordered else None, p95_s)
+        if len(ordered) < FEW_BOOTS:
+            return cls(median(ordered) if ordered else None, None)
+        slow_s = ordered[math.ceil(0.95 * len(ordered)) - 1]
+        return cls(median(ordered), slow_s if len(ordered) >= MANY_BOOTS else slow_s * WIDER)
 
 
 def fold(past: MarketPast, observations: Iterable[Observation], hour: int) -> MarketPast:

@@ -101,7 +101,7 @@ class OfferHistory(Struct, frozen=True, omit_defaults=True):
     guess: Guess | None = None  # of spot: the cloud's own
     watch: Watch | None = None  # of a spot offer: how it was there, and how long
     boot_s: float | None = None  # from the order to the hello, the median of the pool's machines
-    slow_boot_s: float | None = None  # the 95th percentile of the same; None: too few machines of the pool have booted
+    slow_boot_s: float | None = None  # the 95th percentile of the same, wider for few boots; None: too few
 
     @property
     def denied_at(self) -> float:

@@ -478,11 +478,21 @@ def test_progress_that_moves_is_no_silence() -> None:
 
 
 def test_a_job_on_one_machine_is_called_earlier_since_no_other_member_tells_of_its_silence() -> None:
-    for nodes, quiet_s, called in ((1, 85.0, False), (1, 95.0, True), (2, 95.0, False), (2, 125.0, True)):
+    for nodes, quiet_s, called in ((1, 66.0, False), (1, 67.0, True), (2, 120.0, False), (2, 121.0, True)):
         record, snapshot = gang(nodes)
         silent = with_(snapshot, progress=Progress(gen=3, step=9, at=NOW - quiet_s))
         new = decide(replace(record, gen_since=NOW - 1000), silent).record
         assert (new is not None and new.roll is not None) is called, (nodes, quiet_s)
+
+
+def test_a_job_on_one_machine_has_less_time_to_answer_since_the_tick_waits_for_it() -> None:
+    for nodes, waited_s, lost in ((1, 25.0, False), (1, 26.0, True), (2, 45.0, False), (2, 46.0, True)):
+        record, snapshot = gang(nodes)
+        record = replace(record, gen_since=NOW - 1000, roll=Roll(40, NOW - waited_s, "silence"))
+        facts = (*snapshot.facts, *(fact(node, Kind.HERE, "40") for node in range(1, nodes)))
+        decision = decide(record, with_(snapshot, facts=facts, progress=Progress(gen=3, step=9, at=NOW - 200)))
+        assert decision.quiet is not lost, (nodes, waited_s)
+        assert lost or decision.due == NOW - waited_s + (25.0 if nodes == 1 else 45.0)
 
 
 def test_a_dry_zone_makes_no_round_due_while_no_rank_is_vacant() -> None:

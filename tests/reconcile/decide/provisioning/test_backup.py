@@ -15,7 +15,7 @@ from spotkeeper.contract.record import BACKUP, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.select import market
-from spotkeeper.reconcile.select.zone_history import BOOTS, FEW_BOOTS
+from spotkeeper.reconcile.select.zone_history import BOOTS, FEW_BOOTS, MANY_BOOTS, Boots
 from spotkeeper.reconcile.store import paths
 from spotkeeper.report.job.events import describe
 from tests.reconcile.world import Machine, World, stack
@@ -94,6 +94,15 @@ def test_a_second_machine_that_was_asked_for_takes_over_at_the_boot_deadline() -
     node = world.record().nodes[0]
     assert node.cur is not None and (node.cur.attempt, node.cur.state) == (2, SlotState.INTENT)
     assert node.cur.cause == "start"
+
+
+def test_until_a_pool_has_many_boots_half_as_long_again_as_the_slowest_counts_as_slow() -> None:
+    assert Boots.of((30.0,) * (FEW_BOOTS - 1)) == Boots(30.0, None)
+    assert Boots.of((20.0, 40.0, 30.0)) == Boots(30.0, 60.0)
+    assert Boots.of((20.0,) * (MANY_BOOTS - 2) + (40.0,)).p95_s == 60.0
+    assert Boots.of((20.0,) * (MANY_BOOTS - 1) + (40.0,)).p95_s == 40.0
+    world = known(World(boot_s=NEVER), boots=FEW_BOOTS)
+    world.until(lambda: bool(backups(world)), 1.5 * BOOT_S + 65.0)
 
 
 def test_too_few_boots_say_nothing() -> None:
