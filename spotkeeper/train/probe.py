@@ -39,6 +39,7 @@ STOP = "SPOTKEEPER_PROBE_STOP"
 SEED = "SPOTKEEPER_PROBE_SEED"
 _PLAIN = (bool, int, float, str)  # immutable: a new object after every step is normal
 _MOST = 10_000  # largest list or dict that is examined
+_MOST_NUMBERS = 1 << 24  # largest tensor or array
 _NOT_OURS = tuple(
     str(Path(path).resolve()) + os.sep
     for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), Path(__file__).parent.parent)
@@ -200,6 +201,8 @@ def _changing(name: str, value: Any, done: set[int], parts: Attached) -> Iterato
             yield name, "generator", part.state_dict(), ""
     elif isinstance(value, bool) or value is None or isinstance(value, (int, float, str)):
         yield name, "count" if isinstance(value, (int, float)) else "value", value, ""
+    elif _holds_numbers(value):
+        yield name, "tensor", value, ""
     elif isinstance(value, (list, tuple, dict, set, deque)) and len(value) <= _MOST:
         yield name, "values", value, ""
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
@@ -215,6 +218,13 @@ def _changing(name: str, value: Any, done: set[int], parts: Attached) -> Iterato
     elif _of_script(value):
         done.add(id(value))
         yield from _attributes(name, value, done, "object", parts)
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether a value is a tensor or array that the script itself changes, and not too large to compare."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() <= _MOST_NUMBERS and not value.requires_grad
+    return hasattr(value, "tobytes") and hasattr(value, "dtype") and value.size <= _MOST_NUMBERS
 
 
 def _kind(value: Stateful, parts: Attached) -> str:
@@ -243,7 +253,7 @@ def _attributes(
         if state and isinstance(value, Stateful):
             continue  # for example, a scheduler's optimizer
         for found, of, each, inner in _changing(f"{name}.{attribute}", value, done, parts):
-            plain = of in ("count", "value", "values")
+            plain = of in ("count", "value", "values") or (of == "tensor" and kind == "part")
             yield found, kind if plain else of, each, inner or (type(owner).__name__ if plain else "")
 
 

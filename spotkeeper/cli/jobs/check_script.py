@@ -114,9 +114,11 @@ def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: s
         stops = (max(1, last // 3), max(2, 2 * last // 3))
         note(f"stopped after steps {stops[0]} and {stops[1]}, and resumed")
         resumed = lab.run("resumed", [*stops, steps])
-    unsteady = {(each.rank, each.name) for each in _variables(alone, again, ignore)}
-    left = [each for each in _variables(alone, resumed, ignore) if (each.rank, each.name) not in unsteady]
     bits = _bits(alone, resumed)
+    unsteady = {(each.rank, each.name) for each in _variables(alone, again, ignore)}
+    if bits:  # a step's own tensors then differ too, such as its batch and its loss
+        unsteady |= {(rank, name) for rank, found in enumerate(alone) for name in _tensors_of_a_step(found)}
+    left = [each for each in _variables(alone, resumed, ignore) if (each.rank, each.name) not in unsteady]
     return ScriptCheck(command[0], made, stops, repeats=True, same_bits=not bits, bits=bits, not_restored=left)
 
 
@@ -215,6 +217,11 @@ def _bits(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[Differ
     return found
 
 
+def _tensors_of_a_step(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the tensors that were new objects after every step."""
+    return (name for name, (kind, *_) in found["variables"].items() if kind == "tensor" and name in found["anew"])
+
+
 def _variables(one: list[dict[str, Any]], other: list[dict[str, Any]], ignore: set[str]) -> list[Difference]:
     found = []
     for rank, (mine, theirs) in enumerate(zip(one, other, strict=True)):
@@ -225,7 +232,7 @@ def _variables(one: list[dict[str, Any]], other: list[dict[str, Any]], ignore: s
             anew = next(
                 (each for each in mine["anew"] if name == each or name.startswith((f"{each}.", f"{each}["))), ""
             )
-            remedy = _ANEW.format(name=anew) if anew else _remedy(kind, name, owner)
+            remedy = _ANEW.format(name=anew) if anew and kind != "tensor" else _remedy(kind, name, owner)
             found.append(Difference(kind, name, rank, remedy, *values))
     return sorted(found, key=lambda each: (each.rank, _ORDER.index(each.kind)))
 
@@ -239,7 +246,7 @@ def _apart(alone: Any, resumed: Any) -> tuple[str, str]:
 
 
 _STATES = ("model", "optimizer", "optimizers", "scheduler", "scaler", "stateful")  # kinds of the probe with a state
-_ORDER = (*_STATES, "generator", "data set", "part", "count", "object", "values", "value")
+_ORDER = (*_STATES, "generator", "data set", "part", "count", "object", "values", "tensor", "value")
 
 
 def _remedy(kind: str, name: str, owner: str) -> str:
@@ -268,6 +275,7 @@ _REMEDIES = {
     "count": 'attach(counts=...) with a dict or dataclass that holds it, such as counts["{word}"]',
     "value": 'attach(counts=...) with a dict or dataclass that holds it, such as counts["{word}"]',
     "values": "attach({word}={value}), if it holds only numbers",
+    "tensor": 'attach(tensors=...) with a dict that holds it, such as tensors["{word}"]',
 }
 
 

@@ -92,17 +92,17 @@ def test_a_script_that_resumes_as_it_was_and_leaves_nothing_behind(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 
 
-def test_a_counter_a_generator_and_a_data_set_are_named(tmp_path: Path) -> None:
-    after = "seen += len(x); counts['seen'] += 1; other[0]"
-    code, found, err = check(
-        tmp_path, before="other = Data()", read="self.reads += 1", factor="noise.normal()", after=after
-    )
+def test_a_counter_a_generator_a_tensor_and_a_data_set_are_named(tmp_path: Path) -> None:
+    before = "other = Data(); mean = torch.zeros(1)"
+    after = "seen += len(x); counts['seen'] += 1; other[0]; last = loss.detach(); mean += last"
+    code, found, err = check(tmp_path, before=before, read="self.reads += 1", factor="noise.normal()", after=after)
     assert (code, found["repeats"], found["same_bits"]) == (1, True, False)
     of = named(found)
     assert of["main().noise"] == "generator"
     assert of["main().seen"] == "count"
     assert of["main().counts"] == "values"
     assert of["the data set.reads"] == of["main().other.reads"] == "data set"
+    assert of["main().mean"] == "tensor" and "main().last" not in of, "a step's own differ because the bits do"
     (seen,) = (each for each in found["not_restored"] if each["name"] == "main().seen")
     assert (seen["alone"], seen["resumed"]) == ("24", "8")
     kinds = [each["kind"] for each in found["bits"]]
