@@ -285,14 +285,13 @@ def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sy
 
 def _network(store: Store, record: Record, gbit_s: float, now: float) -> None:
     """Store the bandwidth that a gang measured, Gbit/s, if its machines have one type and one zone."""
-    slots = {(slot.pool, slot.zone) for index in record.members if (slot := record.nodes[index].cur) is not None}
-    stack = store.read_stack() if len(slots) == 1 else None
-    if stack is None:
-        return
-    (name, zone) = slots.pop()
-    for pool in stack.pools:
-        if pool.name == name:
-            store.put_network(Network(pool.machine_type, zone, gbit_s, now))
+    stack = store.read_stack()
+    types = {} if stack is None else {pool.name: pool.machine_type for pool in stack.pools}
+    slots = (record.nodes[index].cur for index in record.members)
+    found = {(types.get(slot.pool), slot.zone) for slot in slots if slot is not None}
+    (machine_type, zone), *others = found or {(None, "")}
+    if machine_type is not None and not others:
+        store.put_network(Network(machine_type, zone, gbit_s, now))
 
 
 def _stored(progress: Progress, before: Progress | None, now: float) -> Progress:

@@ -320,19 +320,16 @@ def test_progress_only_from_a_member_and_its_time_stands_while_the_step_does() -
 
 def test_what_a_gang_measured_between_its_machines_is_kept_by_type_and_zone() -> None:
     out = store()
-    held = out.read_record(JOB)
-    assert held is not None
     told = Progress(gen=66, step=5, at=0.0, gbit_s=17.5)
+    spot, static = STACK.pools
+    out.stack = replace(STACK, pools=(spot, replace(static, machine_type="other")))
     accept(out, STACK, dynamic(0, 1), say(progress=told), 5.0)
     assert out.read_networks() == (), "its machines are of several types"
-    assert out.cas_record(replace(held.value, members=(0,)), held.token)
+    out.stack = STACK
     out.put_progress(JOB, replace(told, gbit_s=None))
-    slot = held.value.nodes[0].cur
-    assert slot is not None
-    machine, zone = next(one.machine_type for one in STACK.pools if one.name == slot.pool), slot.zone
     for now, gbit_s in ((10.0, 17.5), (20.0, 17.5), (30.0, None)):
         accept(out, STACK, dynamic(0, 1), say(progress=replace(told, gbit_s=gbit_s)), now)
-    assert out.read_networks() == (Network(machine, zone, 17.5, 10.0),), "written once"
+    assert out.read_networks() == (Network(spot.machine_type, "z-a", 17.5, 10.0),), "of two pools, written once"
     stored = out.read_progress(JOB)
     assert stored is not None and stored.gbit_s == 17.5, "a later report does not take it away"
 
