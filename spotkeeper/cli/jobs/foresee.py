@@ -147,7 +147,7 @@ def _of_script(calls: _Calls, *, elastic: bool) -> Iterator[tuple[int, str]]:
         return  # the run is stored in an attribute, such as self.run
     first = calls.attached[0][0].lineno
     used = {attribute for name in runs if name is not None for attribute in calls.used.get(name, ())}
-    if not used & {"steps", "epochs"}:
+    if "steps" not in used:  # run.epochs() alone saves nothing either
         remedy = "train in `for batch in run.steps(loader): ...`"
         yield first, f"attach() without run.steps(): the loop saves nothing, and a preemption loses it; {remedy}"
     plain = [line for line, name in calls.plain_steps if name in calls.optimizers]

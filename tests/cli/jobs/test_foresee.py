@@ -35,6 +35,7 @@ def test_the_examples_are_warned_of_nothing(job: Path) -> None:
         ("import spotkeeper as sk", "run = sk.attach(model=model)"),
         ("from spotkeeper import attach", "run = attach(model)"),
         ("from spotkeeper.train import attach as hold", "hold(model)"),
+        ("import spotkeeper", "run = spotkeeper.attach(model); epochs = run.epochs(3)"),
     ],
 )
 def test_a_run_without_its_loop(tmp_path: Path, head: str, run: str) -> None:
@@ -46,7 +47,7 @@ def test_a_run_without_its_loop(tmp_path: Path, head: str, run: str) -> None:
     "script",
     [
         f"import spotkeeper\nrun = spotkeeper.attach(model)\n{LOOP}",
-        "import spotkeeper\nrun = spotkeeper.attach(model)\nfor epoch in run.epochs(3):\n    pass\n",
+        "import spotkeeper\nrun = spotkeeper.attach(model)\nfor epoch in run.epochs(3):\n    list(run.steps(loader))\n",
         "import spotkeeper\nrun = spotkeeper.attach(model)\ntrain(run)\n",  # other code has the loop
         "import spotkeeper\ndef make():\n    return spotkeeper.attach(model)\n",
         "import spotkeeper\ntrain(spotkeeper.attach(model))\n",
