@@ -110,7 +110,6 @@ class Meter:
         reads += reads_of(polls, self.engine.t - stood_from)
         asked = grown.get("request", 0) + polls
         usd = (writes + lists) * WRITE_USD + reads * READ_USD
-        usd += grown.get("waited_s", 0) * SECOND_USD
         usd += asked * (REQUEST_USD + OTHER_S * SECOND_USD) + grown.get("list", 0) * ROUND_S * SECOND_USD
         return Recovery(
             how=how,

@@ -246,8 +246,7 @@ def _timers(draft: Draft) -> Iterator[float]:
     if record.stop_deadline is not None and record.stop_deadline > draft.now:
         yield record.stop_deadline
     if record.roll is not None:
-        ends = (record.roll.since + times.answer(len(record.members)), record.roll.since + times.roll_s)
-        yield next((at for at in ends if at >= draft.now), ends[-1])
+        yield record.roll.since + times.roll_s
     if record.dry_since is not None and any(draft.nodes[index].cur is None for index in draft.filled()):
         yield max(record.dry_since + times.dry_s, draft.now + times.soon_s)
     if record.fallback_until > draft.now:

@@ -49,8 +49,8 @@ class Times(Struct, frozen=True):
     save_s: float = 20.0  # assumed duration of a save until one is measured
     stop_s: float = 60.0  # a stop without a notice may take this long beyond the save
     stopping_s: float = 25.0  # assumed life of a machine found stopping without a notice: GCE gives it 30 s
-    roll_s: float = 45.0  # to answer a roll call: nine polls of an agent
-    lone_roll_s: float = 25.0  # the same in a one-machine job; the tick that opened the roll call waits for its end
+    roll_s: float = 45.0  # to answer a roll call: above an agent's wait for a lost answer (30 s), below a tick, since
+    # only a tick ends the roll call of a one-machine job
     silence_s: float = 120.0  # without progress (two missed reports) before a roll call, which costs two writes
     lone_silence_s: float = 66.0  # the same in a one-machine job, where no other member reports a loss
     free_s: float = 20.0  # a replaced machine may take this long to unmount before it is deleted
@@ -80,10 +80,6 @@ class Times(Struct, frozen=True):
         """Return how long a gang of this size may report no progress before a roll call, virtual seconds."""
         return self.silence_s if members > 1 else self.lone_silence_s
 
-    def answer(self, members: int) -> float:
-        """Return how long the members of a gang of this size may take to answer a roll call, virtual seconds."""
-        return self.roll_s if members > 1 else self.lone_roll_s
-
     def under(self, fallback: Fallback) -> Times:
         """Return these times with the stack's rules for on-demand fallbacks."""
         return replace(self, **asdict(fallback))
@@ -103,7 +99,6 @@ REAL_S = {  # real seconds of real work within each time
     "save_s": 1.0,
     "stop_s": 10.0,
     "roll_s": 10.0,
-    "lone_roll_s": 10.0,
     "silence_s": 30.0,
     "lone_silence_s": 24.0,
     "free_s": 2.0,

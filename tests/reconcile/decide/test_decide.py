@@ -485,16 +485,6 @@ def test_a_job_on_one_machine_is_called_earlier_since_no_other_member_tells_of_i
         assert (new is not None and new.roll is not None) is called, (nodes, quiet_s)
 
 
-def test_a_job_on_one_machine_has_less_time_to_answer_since_the_tick_waits_for_it() -> None:
-    for nodes, waited_s, lost in ((1, 25.0, False), (1, 26.0, True), (2, 45.0, False), (2, 46.0, True)):
-        record, snapshot = gang(nodes)
-        record = replace(record, gen_since=NOW - 1000, roll=Roll(40, NOW - waited_s, "silence"))
-        facts = (*snapshot.facts, *(fact(node, Kind.HERE, "40") for node in range(1, nodes)))
-        decision = decide(record, with_(snapshot, facts=facts, progress=Progress(gen=3, step=9, at=NOW - 200)))
-        assert decision.quiet is not lost, (nodes, waited_s)
-        assert lost or decision.due == NOW - waited_s + (25.0 if nodes == 1 else 45.0)
-
-
 def test_a_dry_zone_makes_no_round_due_while_no_rank_is_vacant() -> None:
     record, snapshot = gang()
     due = decide(replace(record, dry_since=NOW - 1000), snapshot).due

@@ -102,8 +102,7 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
     assert roll is not None
     missing = [(index, slot) for index, slot in draft.members() if not answered(draft, index, slot, roll)]
     if missing:
-        answer_s = draft.times.answer(len(draft.record.members))
-        if draft.now > roll.since + answer_s and not limits.deaf(draft, len(missing)):
+        if draft.now > roll.since + draft.times.roll_s and not limits.deaf(draft, len(missing)):
             for index, slot in missing:
                 if slot.zone in draft.queries.answered:
                     slots.lose(draft, index, "silence")
