@@ -150,23 +150,11 @@ class _Lab:
         out = home / f"out{gen}"
         out.mkdir(parents=True)
         (home / f"run{gen}").mkdir()
-        with Control.create(home / f"run{gen}" / NAME), (home / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [*self._launcher(), "-m", "spotkeeper.train.probe", str(out), *self._command],
-                env=_environment(home, gen, stop, seed),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            try:
-                code: int | None = process.wait(LONGEST_S)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        probe = [*self._launcher(), "-m", "spotkeeper.train.probe", str(out), *self._command]
+        run = trainer(probe, _environment(home, gen, stop, seed), home / "log")
+        code: int | None = None
+        with Control.create(home / f"run{gen}" / NAME), run as process, contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(LONGEST_S)
         notes = [out / f"{rank}.json" for rank in range(self._nproc)]
         if code or code is None or not all(map(Path.exists, notes)):
             raise CliError(*_failed(code, home / "log"))
@@ -179,12 +167,34 @@ class _Lab:
         return [self._python, *launch]
 
 
-def _environment(home: Path, gen: int, stop: int, seed: int) -> dict[str, str]:
+@contextlib.contextmanager
+def trainer(
+    command: Sequence[str], environment: dict[str, str], log: Path, cwd: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command that imports this package; all its processes end with the block."""
     package = str(Path(spotkeeper.__file__).resolve().parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _environment(home: Path, gen: int, stop: int, seed: int) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")},
-        "PYTHONPATH": os.pathsep.join(paths),
         "SPOTKEEPER_RUN": str(home / f"run{gen}"),
         "SPOTKEEPER_CKPT": str(home / "ckpt"),
         "SPOTKEEPER_OUTPUT": str(home / "output"),

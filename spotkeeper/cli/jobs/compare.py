@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-import spotkeeper
+from spotkeeper.cli.jobs.check_script import trainer
 from spotkeeper.cli.jobs.forecast import Ground, dynamic, ground, library_of, never, pool_of, shape_of, task_of
 from spotkeeper.cli.output import emit, note, progress
 from spotkeeper.client.errors import CliError, Exit
@@ -168,28 +165,13 @@ def measured_step_s(file: Path, spec: JobSpec, longest_s: float = LONGEST_S) -> 
     Raises:
         CliError: the run ended, or took too long, before ``STEPS`` steps.
     """
-    folder = Path(tempfile.mkdtemp(prefix="spotkeeper-measure-"))
-    control = Control.create(folder / NAME)
     source = file.resolve().parent / (spec.source or ".")
     python = sys.executable if spec.python == "python3" else spec.python
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [python, *spec.command],
-            cwd=source,
-            env=_environment(folder, spec),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
+    with tempfile.TemporaryDirectory(prefix="spotkeeper-measure-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        run = trainer([python, *spec.command], _environment(folder, spec), folder / "log", source)
+        with Control.create(folder / NAME) as control, run as process:
             return _watched(process, control, folder, longest_s)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            control.close()
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _watched(process: subprocess.Popen[bytes], control: Control, folder: Path, longest_s: float) -> float:
@@ -209,12 +191,9 @@ def _watched(process: subprocess.Popen[bytes], control: Control, folder: Path, l
 
 def _environment(folder: Path, spec: JobSpec) -> dict[str, str]:
     """The environment that torchrun would set for one process; ``init_process_group`` needs it."""
-    package = str(Path(spotkeeper.__file__).resolve().parent.parent)
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         **spec.env,
-        "PYTHONPATH": os.pathsep.join(paths),
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
