@@ -18,10 +18,11 @@ from pulumi.runtime.settings import ROOT as ROOT_RESOURCE
 
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.local.deploy.monitor import STACK_REFERENCE, plain
-from spotkeeper.local.deploy.table import computed
+from spotkeeper.local.deploy.table import ProviderDefaults, computed
 from tests.infra import cloud as google
 
 ROOT = Path(__file__).resolve().parents[2]
+DEFAULTS = ProviderDefaults("spotkeeper-test", "us-central1")
 STACKS = ROOT / "infra" / "stacks"
 """What the tests below read; ``properties`` hold Pulumi's camelCase names, whole numbers as ints."""
 
@@ -61,7 +62,7 @@ class Cloud(Mocks):
             return args.name, {"name": args.inputs["name"], "outputs": OTHER_STACK}
         if not args.custom:
             return "", dict(args.inputs)
-        id_, outputs = computed(args.typ, args.name, plain(args.inputs))
+        id_, outputs = computed(args.typ, args.name, plain(args.inputs), DEFAULTS)
         return id_, {**args.inputs, **outputs}
 
 

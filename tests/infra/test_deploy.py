@@ -14,7 +14,15 @@ from spotkeeper.local import deploy
 from spotkeeper.local.deploy import DeployError, DeployEvent, DeployOp
 from spotkeeper.local.deploy.result import Printer, summary, type_words
 from spotkeeper.local.deploy.state import DeployState, StateEntry
-from spotkeeper.local.deploy.table import KINDS, UnknownTypeError, compare, computed, kind_of, physical_name
+from spotkeeper.local.deploy.table import (
+    KINDS,
+    ProviderDefaults,
+    UnknownTypeError,
+    compare,
+    computed,
+    kind_of,
+    physical_name,
+)
 from tests.infra.cloud import Cloud, serve
 from tests.infra.conftest import STACKS, Declared
 
@@ -259,7 +267,8 @@ def test_what_replaces_and_what_does_not() -> None:
 
 
 def test_accounts_are_known_by_their_address() -> None:
-    id_, outputs = computed("gcp:serviceaccount/account:Account", "account-vm", {"accountId": "sk-dev-vm"})
+    defaults = ProviderDefaults("spotkeeper-test", "us-central1")
+    id_, outputs = computed("gcp:serviceaccount/account:Account", "account-vm", {"accountId": "sk-dev-vm"}, defaults)
     assert outputs["email"] == "sk-dev-vm@spotkeeper-test.iam.gserviceaccount.com"
     assert outputs["member"] == f"serviceAccount:{outputs['email']}" and id_.endswith(outputs["email"])
 

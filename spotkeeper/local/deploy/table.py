@@ -53,25 +53,15 @@ FromResource = Callable[[PlacedResource], Json]
 
 @dataclass(frozen=True)
 class ResourceType:
-    """An entry of the table: how to make resources of one type.
+    """An entry of the table: how to make resources of one type."""
 
-    Attributes:
-        path: collection below the Compute API, for compute types; "" for the others.
-        body: the request that creates it.
-        outputs: outputs that the provider computes without a call.
-        in_place: inputs that may change without a replacement.
-        auto_name: whether the provider names the resource, so that its replacement has another name.
-        ignore: inputs whose changes do not change the resource.
-        binding: whether it is an IAM binding, which has no name of its own, so that the program's name is used.
-    """
-
-    outputs: FromResource
-    path: str = ""
-    body: FromResource = field(default=lambda t: t.inputs)
-    in_place: frozenset[str] | None = frozenset()  # None: all but the name
-    auto_name: bool = False
-    ignore: frozenset[str] = frozenset()
-    binding: bool = False
+    outputs: FromResource  # what the provider computes without a call
+    path: str = ""  # collection below the Compute API, for compute types
+    body: FromResource = field(default=lambda t: t.inputs)  # the request that creates it
+    in_place: frozenset[str] | None = frozenset()  # inputs that may change in place; None: all but the name
+    auto_name: bool = False  # the provider names the resource, so that its replacement has another name
+    ignore: frozenset[str] = frozenset()  # inputs whose changes do not change the resource
+    binding: bool = False  # an IAM binding, which has no name of its own, so that the program's name is used
 
 
 class UnknownTypeError(Exception):
@@ -84,10 +74,9 @@ def dynamic(type_: str) -> bool:
 
 
 def kind_of(type_: str) -> ResourceType:
-    try:
-        return KINDS[type_]
-    except KeyError:
-        raise UnknownTypeError(f"{type_}: the one-machine cloud has no such resource; add it to {__name__}") from None
+    if type_ not in KINDS:
+        raise UnknownTypeError(f"{type_}: the one-machine cloud has no such resource; add it to {__name__}")
+    return KINDS[type_]
 
 
 def short(type_: str) -> str:
@@ -115,12 +104,7 @@ def target(type_: str, logical: str, inputs: Json, defaults: ProviderDefaults) -
     return PlacedResource(type_, physical_name(type_, logical, inputs), inputs, defaults)
 
 
-def computed(
-    type_: str,
-    logical: str,
-    inputs: Json,
-    defaults: ProviderDefaults = ProviderDefaults("spotkeeper-test", "us-central1"),
-) -> tuple[str, Json]:
+def computed(type_: str, logical: str, inputs: Json, defaults: ProviderDefaults) -> tuple[str, Json]:
     """Return the id and the computed outputs of a resource, without a call."""
     if dynamic(type_):
         return f"{logical}/{inputs.get('stack')}", {}
@@ -219,10 +203,8 @@ def _template(t: PlacedResource) -> Json:
         _disk_made_at_boot(disk, disk.get("sourceImage"), disk.get("diskSizeGb"), disk.get("diskType"))
         for disk in t.inputs.get("disks", ())
     ]
-    return {
-        "name": t.name,
-        "properties": _some(machineType=t.inputs["machineType"], disks=disks, **_machine(t, short_types=True)),
-    }
+    properties = _some(machineType=t.inputs["machineType"], disks=disks, **_machine(t, short_types=True))
+    return {"name": t.name, "properties": properties}
 
 
 def _disk_made_at_boot(disk: Json, image: object, size: object, type_: object) -> Json:
@@ -265,7 +247,7 @@ def _machine(t: PlacedResource, short_types: bool) -> Json:
     """The fields that templates and instances share."""
     account = t.inputs.get("serviceAccount")
     metadata = t.inputs.get("metadata") or {}
-    zone = t.inputs.get("zone")
+    types = "" if short_types else link(t, f"zones/{t.inputs.get('zone')}/acceleratorTypes/")
     return _some(
         networkInterfaces=[
             _some(
@@ -277,10 +259,7 @@ def _machine(t: PlacedResource, short_types: bool) -> Json:
         ],
         scheduling=_scheduling(t.inputs.get("scheduling") or {}),
         guestAccelerators=[
-            {
-                "acceleratorType": a["type"] if short_types else link(t, f"zones/{zone}/acceleratorTypes/{a['type']}"),
-                "acceleratorCount": a["count"],
-            }
+            {"acceleratorType": f"{types}{a['type']}", "acceleratorCount": a["count"]}
             for a in t.inputs.get("guestAccelerators") or ()
         ],
         serviceAccounts=[{"email": account["email"], "scopes": account["scopes"]}] if account else None,
@@ -296,11 +275,8 @@ def metadata_items(metadata: Mapping[str, str]) -> list[Json]:
 
 
 def _scheduling(given: Json) -> Json:
-    out = dict(given)
-    for name in ("maxRunDuration", "preemptionNoticeDuration"):
-        if name in out:
-            out[name] = {"seconds": str(out[name]["seconds"])}
-    return out
+    durations = [name for name in ("maxRunDuration", "preemptionNoticeDuration") if name in given]
+    return {**given, **{name: {"seconds": str(given[name]["seconds"])} for name in durations}}
 
 
 def _digits(value: object) -> str | None:

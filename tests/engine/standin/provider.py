@@ -145,7 +145,7 @@ class StandIn(p.Provider):
 def computed(type_: str, name: str, inputs: Json) -> tuple[str, Json]:
     """Id and outputs, as each cloud would give them."""
     if type_.startswith("gcp:"):
-        return table.computed(type_, name, inputs)
+        return table.computed(type_, name, inputs, table.ProviderDefaults("spotkeeper-test", "us-central1"))
     called = str(inputs.get("name") or inputs.get("bucket") or inputs.get("key") or name)
     outputs: Json = {"name": called, **MORE.get(type_, {})}
     if type_ in ARNS:
