@@ -1,3 +1,3 @@
-"""The version, where nothing else is imported."""
+"""The version, in a module that imports nothing."""
 
 __version__ = "0.1.0"

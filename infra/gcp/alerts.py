@@ -108,7 +108,7 @@ class GcpAlerts(Component):
         return " AND ".join((*where, pattern))
 
     def _undelivered(self) -> gcp.monitoring.AlertPolicyConditionArgs:
-        """Return the condition for undelivered events, whose lost machines only the next tick finds."""
+        """Return the alert's condition for undelivered events; only the next tick finds the losses they tell of."""
         return gcp.monitoring.AlertPolicyConditionArgs(
             display_name="an event was given up",
             condition_threshold=gcp.monitoring.AlertPolicyConditionConditionThresholdArgs(

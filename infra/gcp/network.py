@@ -117,7 +117,7 @@ class GcpNetwork(Component):
     # --- cards of GPUDirect -----------------------------------------------------------------
 
     def _gpu_cards(self) -> dict[str, list[Card]]:
-        """Declare the cards for GPUDirect; pools share networks of plain cards, an RDMA network has one zone."""
+        """Declare the GPUDirect network cards. Pools share networks of ordinary cards; an RDMA network has one zone."""
         pools = {pool.name: pool for pool in self.settings.pools if pool.machine.gpu_direct}
         fabrics = {name: FABRICS[pool.machine.gpu_direct or ""] for name, pool in pools.items()}
         ranges = free_ranges(self.settings.network.cidr)

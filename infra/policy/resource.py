@@ -70,7 +70,7 @@ def bucket_stays(resource: DeclaredResource) -> Iterator[str]:
 
 def disk_stays(resource: DeclaredResource) -> Iterator[str]:
     if resource.production and not resource.protect and not resource.retain:
-        yield "is not protected, and retain_on_delete is not visible here: want on_destroy: protect"
+        yield "is not protected (a policy does not see retain_on_delete): set on_destroy: protect"
 
 
 # --- IAM documents of AWS

@@ -189,9 +189,9 @@ def _clash(settings: Settings, other: str) -> Problem:
     short, long = sorted((settings.stack, other), key=len)
     return problem(
         PROJECT,
-        f"is also the project of the stack {other} (Pulumi.{other}.yaml), and rights go by names there: those of "
-        f"{short}, over {naming.machine_prefix(short)}*, would reach the machines of {long}. Give one of the two "
-        f"another project, or a name that does not begin with the other's and a -",
+        f"is also the project of the stack {other} (Pulumi.{other}.yaml). Rights in a project go by name: those "
+        f"of {short} on {naming.machine_prefix(short)}* would include the machines of {long}. Give one of the two "
+        f"another project, or a name that does not begin with '{short}-'",
         settings.project,
     )
 

@@ -1,4 +1,4 @@
-"""The client that command, Pulumi program and dashboard share: find a stack, submit, look up jobs, notify it.
+"""Shared by the command and the Pulumi program: find a stack, submit and look up jobs, notify the function.
 
 ``target.py`` the stack, its bucket and function · ``pack.py`` a source folder as a tar · ``submit.py`` a new job ·
 ``lookup.py`` jobs and requests · ``logs.py`` stored logs · ``errors.py``

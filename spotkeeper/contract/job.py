@@ -111,7 +111,8 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     spread: Annotated[bool, _about("whether machines may be in different zones")] = False
     launcher: Annotated[Literal["zygote", "exec"], _about("zygote: warm, fast; exec: plain torchrun")] = "zygote"
     stop: Annotated[
-        Literal["library", "signal"], _about("how the script is told to save and stop; signal: SIGTERM, no library")
+        Literal["library", "signal"],
+        _about("how the script is told to save and stop; signal: by SIGTERM, for scripts without the library"),
     ] = "library"
     warm: Annotated[
         tuple[str, ...], _about("modules that each machine imports once, before training starts: [transformers]")

@@ -90,7 +90,7 @@ class Prices(Struct, frozen=True, omit_defaults=True):
         return runs[found - 1].usd if found else None
 
     def mean(self, start: float, end: float, unknown: float, zone: str = "") -> float:
-        """Return the time-weighted mean price over ``[start, end]``; ``unknown``: the price before the first run."""
+        """Return the time-weighted mean price over ``[start, end]``; ``unknown`` is assumed before the first price."""
         if end <= start:
             return self.at(start, zone) or unknown
         total, at, price = 0.0, start, self.at(start, zone)

@@ -72,7 +72,7 @@ class ScriptProbe:
         self._note(run, loader, caller)
 
     def _look(self, caller: FrameType | None) -> None:
-        """Note names that refer to another object after each batch: a restore into the former object would be lost."""
+        """Record the variables that refer to a new object in every batch: restoring the old one has no effect."""
         bound = dict(_objects(caller))
         for name in bound.keys() & self._bound.keys():
             self._anew[name] = self._anew.get(name, True) and bound[name] is not self._bound[name]

@@ -185,7 +185,7 @@ class HangWatch:
 
     @property
     def waits(self) -> bool:
-        """Whether requested stacks are still awaited; the loop then turns fast."""
+        """Whether requested stack traces are still missing; the agent's loop runs faster until they arrive."""
         return self._dump is not None and self._dump.asked is Asked.WAITING
 
     def _tell(self, child: Child, since: float, now: float) -> None:

@@ -90,7 +90,7 @@ class Mounting:
             self._refuse(number, why or Why.MOUNT)
 
     def _refuse(self, number: int, why: Why) -> None:
-        """Report a failure repeatedly, since the function accepts it only from an admitted machine."""
+        """Report a failure, repeatedly: the function accepts it only once this machine is admitted."""
         self._say(Kind.NO_DISK, f"{number}-{why.value}", again=True)
 
     def mounted(self, event: Mounted) -> None:

@@ -103,7 +103,7 @@ class Hosted:
 
 
 def give(path: Path) -> None:
-    """Change a file's group to the jobs', without changing its mode."""
+    """Give a file to the group that jobs run as; its mode stays the same."""
     if has_units():
         os.chown(path, -1, grp.getgrnam(GROUP).gr_gid, follow_symlinks=False)
 

@@ -143,7 +143,7 @@ class CheckpointUpload:
         reader = FilePart(stream, start, size, pace.take, digest)
         sent = self._bucket.send(name, reader)
         if (sent.size, sent.md5) != (size, reader.md5.hexdigest()):
-            raise StorageError(f"{name}: {sent.size} bytes arrived, or others than were sent")
+            raise StorageError(f"{name}: the bucket has {sent.size} bytes, or not those that were sent")
         _forget(stream, start, size)
         return digest
 

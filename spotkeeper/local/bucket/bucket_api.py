@@ -88,7 +88,7 @@ class BucketApi:
         return self._shown(self._found(request))
 
     async def _patch(self, request: Request) -> JsonObject:
-        """Change the named fields; labels are replaced as a whole, unless one of them is null."""
+        """Change the named fields; labels are replaced as a whole."""
         old = self._found(request)
         body = _fields(decode(await request.body()))
         changed = {**old.properties, **body, "updated": timestamp(self._world.now())}

@@ -5,10 +5,10 @@
 ``capacityHistory``: prices of a region, at most a year back; daily preemption rates of a region or a zone, at most 30.
 Custom types and N1 have none; the price of an N1 excludes its accelerators.
 
-``capacity``: one score for all machines of a request, from 0 to 1, and an uptime of an hour or ten minutes. Here the
-score is the share of the last day in which the zone had capacity for that many machines. The uptime is an hour if the
-zone mostly still had that capacity an hour later. Both are a record, not a forecast. Several zones as one shape, other
-models than spot, accelerators, local disks and ``calendarMode`` are not supported (501).
+``capacity``: a score from 0 to 1 for all machines of a request, and an uptime of an hour or ten minutes. The score is
+the share of the last day in which the zone had capacity for that many machines. The uptime is an hour if most of that
+capacity was still there an hour later. Both are a record, not a forecast. Distributions over several zones, models
+other than spot, accelerators, local disks and ``calendarMode`` are not supported (501).
 
 Source of advice: https://cloud.google.com/compute/docs/reference/rest/v1/advice
 """

@@ -1,7 +1,7 @@
 """A job's lease: one round at a time, to save money. No safety property depends on it or on its clock.
 
-With a beat the lease is short and renewed while the round runs, so a round that dies loses it within seconds. Without
-one, reports that relied on that round would wait for the next tick.
+A thread renews the short lease while the round runs, so the lease of a dead round expires within seconds. Reports that
+relied on a dead round would otherwise wait for the next tick.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class Draft:
         return self._members
 
     def save_s(self) -> float:
-        """Return how long a save takes, virtual seconds: measured, or ``grace_s`` if the script saves by itself."""
+        """Return a save's duration, virtual seconds: as measured, or ``grace_s`` if the script saves by itself."""
         spec = self.snapshot.spec
         if spec is not None and spec.stop == "signal":
             return max(self.times.save_s, spec.grace_s)

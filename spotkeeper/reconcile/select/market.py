@@ -204,8 +204,8 @@ def _ask(
 ) -> Prices | None:
     """Request a pool's prices from the cloud, unless another process has just begun to.
 
-    The question is noted before it is sent. So a cloud that refuses, throttles or does not answer is asked only once
-    an hour too, and its earlier answer stays. If no time is left for a pool, the next read asks.
+    The request is recorded before it is sent. So a cloud that refuses, throttles or does not answer is also asked at
+    most once an hour, and its earlier answer stays. If no time is left for a pool, the next read requests its prices.
     """
     if time.monotonic() >= ends:
         return None

@@ -4,11 +4,11 @@ A VM proves itself with its metadata server's identity token (``format=full``): 
 set, issuer, audience, times, the nodes' service account, and Google's claims about instance id, name,
 zone and project. Times are virtual (``spotkeeper.clock``), as everywhere.
 
-Cloud Run checks one token of a request by itself and replaces its signature by a marker. A token with the
-marker proves nothing here: if the service were opened to all, anyone could write one. So agents (and
-operators) send two: one for the platform in ``X-Serverless-Authorization``, which it may spoil, and one for
-this function in ``Authorization``, whose audience is a path that nothing else accepts. A schedule and a push
-have one header only; their hints rely on the platform's check: :meth:`Verifier.hint`.
+Cloud Run itself checks one token of each request and replaces that token's signature by a marker. A token with
+the marker proves nothing here: anyone could write one if the service were public. So agents and operators send
+two tokens. The one in ``X-Serverless-Authorization`` is for Cloud Run, which may replace its signature. The one in
+``Authorization`` is for this function; its audience is a path that nothing else accepts. Requests of a schedule or a
+push have only one header, so their hints rely on Cloud Run's check: :meth:`Verifier.hint`.
 """
 
 from __future__ import annotations

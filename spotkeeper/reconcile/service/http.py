@@ -1,7 +1,7 @@
 """The function's HTTP interface: paths, authentication, sizes, and the form of answers.
 
-``functions-framework --target main`` with a ``main.py`` that imports :func:`main` (a source file of this
-one's name would hide the standard library's ``http``). Paths: the package's docstring.
+``functions-framework --target main`` runs a ``main.py`` that imports :func:`main`. This file cannot be that one:
+its name would hide the standard library's ``http``. Paths: the package's docstring.
 
 Every request is checked in this order: path and method, size, identity, body; then the work. A refusal has one shape,
 ``{"error": <word>}``, and repeats nothing of the request.

@@ -119,7 +119,7 @@ class Flights:
             raise
 
     def _called_again(self, key: str) -> bool:
-        """Return whether a request returned since the last check; if not, end the turn, so the next one works."""
+        """Whether a request left its work to this one since the last check; if none did, the next one works."""
         with self._lock:
             again = self._again[key]
             if again:

@@ -480,9 +480,9 @@ class Store:
             log.info("not set aside: %s", error)
 
     def _create(self, path: str, data: bytes, own: bool = False) -> str | None:
-        """Create an object. Returns its token, or None if it exists. ``own``: no other writer writes these bytes.
+        """Create an object. Returns its token, or None if it exists. ``own``: only this writer writes these bytes.
 
-        If it exists, Google may refuse with 403 an identity that may create objects but not replace them.
+        If the object exists, Google may answer 403 to an identity with the right to create, but not to replace.
         """
         try:
             return self._objects.create(path, data)

@@ -212,7 +212,10 @@ ELSEWHERE = "a wider terminal and --json have them"
 
 
 def table(made: Comparison) -> RenderableType:
-    """The rows by cost and by time; on a narrow terminal each table keeps the band of its own order longest."""
+    """Return the same rows in two tables, sorted by cost and by time.
+
+    On a narrow terminal, the column that a table is sorted by is dropped last.
+    """
     from rich.console import Group
     from rich.text import Text
 

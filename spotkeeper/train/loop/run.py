@@ -276,7 +276,7 @@ class Run:
         self._update.backward(loss)
 
     def step(self, *, clip: Clip | None = None) -> bool:
-        """Replace the steps of optimizer, scaler and scheduler, and ``zero_grad()``. Call it after ``backward``.
+        """Step optimizer, scaler and scheduler, and zero the gradients. Call it after ``backward``, not their own.
 
         Args:
             clip: largest norm of all gradients together, or a function to call once they are complete and unscaled.

@@ -38,7 +38,7 @@ def test_names_that_rights_do_not_tell_apart_are_refused_from_either_side(
     (told,) = clashes(stack(here), folder_with(tmp_path, there))
     said = str(told)
     assert said.startswith(f'gcp:project: "acme-train": is also the project of the stack {there} (Pulumi.{there}.yaml)')
-    assert f"those of {short}, over sk-{short}-*, would reach the machines of {long}. Give one of the two" in said
+    assert f"those of {short} on sk-{short}-* would include the machines of {long}. Give one of the two" in said
 
 
 @pytest.mark.parametrize("there", ["a", "ab", "b-a", "b"])

@@ -135,7 +135,7 @@ class Snapshots(Part, frozen=True):
 
 
 def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return the request for one machine from its template; values that differ are complete, so EC2 merges nothing.
+    """Return the request for one machine. A field that differs from the template is given whole: EC2 merges nothing.
 
     Raises:
         KeyError: the pool has no template of this model.

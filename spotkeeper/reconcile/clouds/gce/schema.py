@@ -264,10 +264,10 @@ def to_result(
 
 
 def to_ran(operations: Iterable[OperationIn], stack: str, zone: str) -> tuple[MachineTimes, ...]:
-    """Return when ended machines of the stack ran.
+    """Return the start and end times of the stack's machines that have ended.
 
-    A deletion ends when the machine is off. A preemption is recorded when it begins; up to 30 s of billing after that
-    are not counted.
+    A machine's end is the end of the operation that deleted it. A preemption is recorded when it begins, so up to 30 s
+    of billing after it are not counted.
     """
     began: dict[str, float] = {}
     over: dict[str, float] = {}

@@ -199,7 +199,7 @@ def origin(draft: Draft, ready: Iterable[int]) -> str:
 
 
 def may_take(draft: Draft, index: int, machine: str | None) -> bool:
-    """Whether this node may train on that static machine (None: its own disk) with the newest checkpoint available."""
+    """Whether this node finds the newest checkpoint if it trains on that static machine (None: on its own disk)."""
     commit, node = newest(draft), draft.nodes[index]
     if commit is None or machine == node.machine:
         return True
@@ -262,7 +262,7 @@ def _on(node: Node, nodes: set[str]) -> bool:
 
 
 def only(draft: Draft, index: int) -> str:
-    """Return why a node must wait for its static machine, for people."""
+    """Return why a node must wait for its static machine, as text for the user."""
     if sharded(draft):
         return f"node {index}'s part of the newest checkpoint is there"
     return "it alone has the newest checkpoint"
