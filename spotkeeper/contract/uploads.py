@@ -84,7 +84,7 @@ class OutputFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Output(Struct, frozen=True, forbid_unknown_fields=True):
-    """``jobs/<job>/out/<node>.json``. ``left_out``: what is not there, and why, for people."""
+    """``jobs/<job>/out/<node>.json``. ``left_out``: files that were not uploaded, with reasons, for users."""
 
     gen: int
     files: tuple[OutputFile, ...]

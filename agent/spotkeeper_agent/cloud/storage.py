@@ -62,7 +62,7 @@ class FilePart:
         try:
             piece = os.pread(self._file.fileno(), count, self._at)
         except ValueError:  # closed by another thread, which has also set what ``check`` looks at
-            raise StorageError("broken off: the file was closed meanwhile") from None
+            raise StorageError("interrupted: the file was closed meanwhile") from None
         self._check(len(piece))
         self._at += len(piece)
         self._left -= len(piece)

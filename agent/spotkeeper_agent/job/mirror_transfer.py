@@ -32,7 +32,7 @@ from spotkeeper_agent.core.events import Fetched, MirrorThere
 from spotkeeper_agent.job.jobhost import share
 
 NICE = 15
-BROKEN_OFF = "broken off: a save, a stop or a notice comes first"
+BROKEN_OFF = "interrupted by a save, a stop or a notice"
 FOLDER = ".fetch"
 _TRIES = 2  # tries for a file that arrives damaged: the transfer may have damaged it
 
@@ -246,7 +246,7 @@ class CheckpointDownload:
                 got = 0
                 for piece in self._bucket.read(name):
                     if self.stop.is_set():
-                        raise StorageError("broken off: the checkpoint is no longer wanted")
+                        raise StorageError("interrupted: the checkpoint is no longer wanted")
                     got += len(piece)
                     self.count += len(piece)
                     digest.update(piece)

@@ -177,7 +177,7 @@ class OutputUpload:
 
     def _check_stop(self, _: int) -> None:
         if self.stop.is_set():
-            raise StorageError("broken off: the machine leaves the job or a newer generation begins")
+            raise StorageError("interrupted: the machine leaves the job or a newer generation begins")
 
 
 @dataclass

@@ -316,7 +316,7 @@ def _name(pid: int) -> str:
     return "gone"
 
 
-_STATES = {"R": "running", "S": "sleeping", "D": "in a system call that cannot be broken off", "T": "stopped"}
+_STATES = {"R": "running", "S": "sleeping", "D": "in an uninterruptible system call", "T": "stopped"}
 
 
 def _state(pid: int) -> str:

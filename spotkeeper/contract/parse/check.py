@@ -270,7 +270,7 @@ def _no_net(spec: JobSpec, pools: tuple[PoolState, ...]) -> str:
         return "`policy: spot` buys no on-demand machine"
     most, least = steady(spec, pools), spec.size().min
     short = bool(pools) and most < least
-    return f"{most} of its {least} machines may be on-demand or static (max_on_demand)" if short else ""
+    return f"only {most} of its {least} machines may be on-demand or static (max_on_demand)" if short else ""
 
 
 def steady(spec: JobSpec, pools: Iterable[PoolState]) -> int:
@@ -294,7 +294,7 @@ def cheapest(pools: Iterable[PoolState], model: Model) -> float | None:
 
 
 def clock(at: float) -> str:
-    """``2026-12-24 18:00 UTC``: rounded up to a minute, so a deadline written like this can be met."""
+    """Return a time as ``2026-12-24 18:00 UTC``, rounded up to a minute, so that the text is a feasible deadline."""
     return datetime.fromtimestamp(math.ceil(at / 60.0) * 60.0, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 

@@ -146,7 +146,7 @@ class Market:
     def preempted(self, zone: str, start: float, end: float) -> float | None:
         """Return the preempted share of a zone's spot machines within ``[start, end]``; None if it is not recorded.
 
-        Each fall of capacity counts as preempted machines; the capacity at the end as the others.
+        Each drop in capacity counts as that many preempted machines, and the capacity at the end as surviving ones.
         """
         first, last = self._recorded(start), self._recorded(end)
         if last <= first:

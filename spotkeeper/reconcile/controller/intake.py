@@ -93,7 +93,7 @@ def silent(stack: StackState, who: Speaker, sync: Sync) -> str | None:
 
 
 def ended(store: Store, stack: StackState, who: Speaker, old_jobs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of these jobs whose files a static machine must delete.
+    """Return the given jobs whose files a static machine must delete.
 
     Deletion needs proof: a record in phase DONE, which is final, without ``keep_disks``. An unreadable record proves
     nothing, nor does a missing one, since deleting a record by hand must not delete disks.

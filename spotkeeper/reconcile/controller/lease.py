@@ -64,7 +64,7 @@ class Lease:
 
 
 def in_thread(seconds: float, work: Callable[[], object]) -> Callable[[], None]:
-    """Run ``work`` every so many real seconds; the returned function ends it and waits for it."""
+    """Run ``work`` at an interval in real seconds; the returned function ends it and waits for its end."""
     ended = threading.Event()
 
     def beat() -> None:

@@ -376,7 +376,7 @@ class Round:
             # The drain began after this round; it waits two seconds for inserts.
             now, inserts = self.clock.now(), [action for action in todo if isinstance(action, InsertVm)]
             put_off = tuple(
-                Result(action, ResultKind.THROTTLED, "put off: the stack is drained", now) for action in inserts
+                Result(action, ResultKind.THROTTLED, "postponed: the stack is drained", now) for action in inserts
             )
             return put_off + self._made(tuple(action for action in todo if not isinstance(action, InsertVm)))
         return self._made(todo)

@@ -42,7 +42,7 @@ TICK_READS = (ReadStep.RECORD, ReadStep.LISTING, ReadStep.FACTS, ReadStep.ALLOCA
 
 
 class Todo(str, Enum):
-    """What a pass does; exactly one of these."""
+    """The step of a pass: exactly one of these."""
 
     WRITE = "write"
     GRANT = "grant"

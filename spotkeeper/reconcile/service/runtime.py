@@ -287,5 +287,5 @@ class Deadlined:
 
         left = self._left()
         if left <= 0:
-            return Result(action, ResultKind.THROTTLED, "put off: this request's time is up", self._clock.now())
+            return Result(action, ResultKind.THROTTLED, "postponed: this request's time is up", self._clock.now())
         return self._cloud.perform(action, min(deadline_s, left))

@@ -107,7 +107,7 @@ class Objects(Protocol):
         """Write a new object and return its tag. Raises ``ConflictError`` if the key exists."""
 
     def replace(self, key: str, data: bytes, tag: str) -> str:
-        """Overwrite exactly the version ``tag``; return the new tag. Raises ``ConflictError`` if that is not there."""
+        """Overwrite the version ``tag``; return the new tag. Raises ``ConflictError`` if the stored version differs."""
 
     def get_many(self, keys: Sequence[str]) -> builtins.list[Blob | None]:
         """Read many small objects at once, in the order of the keys."""

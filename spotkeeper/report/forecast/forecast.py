@@ -278,10 +278,10 @@ def hours(hours: float) -> str:
     return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:.1f} d"
 
 
-# -- the band, which holds 80 % of future outcomes
+# -- the band, which contains 80 % of future outcomes
 
 # The next market is treated as one more recorded market. All markets weigh the same, however often each was replayed. A
-# band is the shortest interval that holds a given share of the recorded outcomes. That share is above the promised 80
+# band is the shortest interval with a given share of the recorded outcomes. That share is above the promised 80
 # %, because an unrecorded market differs from the recorded ones. Conformal prediction over groups (Lee, Barber and
 # Willett, "Distribution-free inference with hierarchical data") requires 0.8 (1 + 1/K) for K markets in the worst case.
 # When each market was left out in turn, about 0.6 of that addition was enough; when the job's own market was known and

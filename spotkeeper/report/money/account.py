@@ -178,7 +178,7 @@ def _ended(machine: Attempt, own: Sequence[Entry], entries: Sequence[Entry]) -> 
 
 
 def _given_back(machine: Attempt, end: float, own: Sequence[Entry], entries: Sequence[Entry]) -> str:
-    """Why the job gave a machine back: the job's end, a successor, a hold or a move.
+    """Why the job released a machine: the job's end, a successor, a hold or a move.
 
     ``end`` is not before the call that deleted the machine.
     """

@@ -198,8 +198,8 @@ def _undisturbed(entries: tuple[Entry, ...], listed: Mapping[Attempt, float], no
 def _list_prices(machines: tuple[Attempt, ...], stack: StackState | None) -> dict[Attempt, float]:
     """The on-demand price of every machine, USD an hour.
 
-    If a machine's own price is unknown, the lowest known price of its node counts, else the lowest of all nodes, else
-    what the machine itself costs.
+    If a machine's own on-demand price is unknown, the lowest known one of its node counts, else the lowest of all
+    nodes, else the price at which the machine was bought.
     """
     own = {machine: _list_price(machine, stack) for machine in machines}
     least = min((price for price in own.values() if price is not None), default=None)

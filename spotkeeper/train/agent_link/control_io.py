@@ -62,7 +62,7 @@ class FileWords(Generic[N]):
 
 
 class HasWords(Protocol):
-    """A class with the same words as integers and as floats, for the descriptors below."""
+    """A class whose ``words`` and ``floats`` are two views of the same words; the descriptors below need both."""
 
     words: WordArray[int]
     floats: WordArray[float]

@@ -104,7 +104,7 @@ def test_static_nodes_that_a_job_takes_are_told_and_what_they_cost(cli: Cli, fol
 
 def test_a_deadline_without_a_safety_net_is_told_as_submit_tells_it(cli: Cli, folder: Path) -> None:
     short = cli("forecast", job(folder, "nodes: 3\nwork: 5h\ndeadline: 30h"), "--stack-file", EXAMPLE, "--json")
-    assert "deadline: 30h may be missed if no spot is available: 2 of its 3 machines may be" in said(short.out)
+    assert "deadline: 30h may be missed if no spot is available: only 2 of its 3 machines may be" in said(short.out)
     held = cli("forecast", job(folder, "nodes: 2\nwork: 5h\ndeadline: 30h"), "--stack-file", EXAMPLE, "--json")
     assert "may be missed" not in said(held.out)
 

@@ -66,7 +66,7 @@ def machines(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:
 
 
 def attached(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:
-    """Return those of these nodes whose disk is attached to their machine, with the machine."""
+    """Return the given nodes whose disk is attached to their machine, with that machine."""
     found = machines(draft, ready)
     return [(index, slot) for index, slot in found if draft.queries.attached(index, draft.nodes[index].disk, slot)]
 
@@ -166,7 +166,7 @@ def _no_home(draft: Draft, index: int) -> bool:
 
 
 def mounted(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether each of these nodes has mounted its disk and reported what is on it."""
+    """Whether each of these nodes has mounted its disk and reported its checkpoints."""
     slots = [(index, draft.nodes[index].cur) for index in ready]
     return all(
         slot is not None

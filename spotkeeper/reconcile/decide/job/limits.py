@@ -94,7 +94,7 @@ def _mass(draft: Draft, count: int) -> bool:
 
 
 def deaf(draft: Draft, missing: int) -> bool:
-    """Whether so many nodes miss a roll call that the function may be at fault; then they get more time, once."""
+    """Whether so many nodes missed a roll call that the function is suspected; they get more time, once."""
     roll, limits = draft.record.roll, draft.record.limits
     assert roll is not None
     if limits.closed_until < roll.since and _mass(draft, missing):
