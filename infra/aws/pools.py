@@ -119,7 +119,7 @@ class AwsPools(Component):
     # --- static machines --------------------------------------------------------------------
 
     def _static(self, pool: Pool) -> None:
-        """Declare a pool's static machines with their disks. A pool with EFA has a template per zone, for its subnet."""
+        """Declare a pool's static machines with their disks. With EFA, each zone has a template for its subnet."""
         zones = {pool.machine_zone(index) for index in range(pool.size)} if pool.machine.efa else {""}
         templates = {zone: self._template(pool, STATIC, zone) for zone in sorted(zones)}
         for index in range(pool.size):

@@ -61,7 +61,7 @@ def _store_error(text: str) -> tuple[str, Exit, str]:
     Without a login, the store asks the metadata server, which only machines of the cloud have; then the remedy is to
     log in.
     """
-    logins = {"GCS": "gcloud auth application-default login", "S3": "aws sso login, or AWS_ACCESS_KEY_ID and the like"}
+    logins = {"GCS": "gcloud auth application-default login", "S3": "aws sso login, or the AWS_ACCESS_KEY_ID variables"}
     store = next((store for store in logins if f"Generic {store}" in text), "")
     if store and "169.254.169.254" in text:
         return f"the bucket: this shell is not logged in to {store}", Exit.FAILED, logins[store]

@@ -66,7 +66,7 @@ class Target:
         """
         state = store.read_stack()
         if state is None:
-            why = f"{self.bucket} holds no stack (no stack/pools.json)"
+            why = f"{self.bucket} contains no stack (no stack/pools.json)"
             raise CliError(why, Exit.MISSING, f"bring it up: {self.up()}")
         if self.stack and state.stack != self.stack:
             why = f"{self.bucket} belongs to the stack {state.stack}, not to {self.stack}"

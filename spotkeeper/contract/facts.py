@@ -186,8 +186,8 @@ SIGN_WORDS = {
     Sign.MEMORY: "an uncorrectable memory error of a GPU",
     Sign.LOST: "a GPU that cannot be reached",
     Sign.FAULT: "a GPU that fails on its instructions",
-    Sign.DRIVER: "a GPU error told by the driver (Xid)",
-    Sign.HOST: "a machine check or disk error told by the kernel",
+    Sign.DRIVER: "a GPU error reported by the driver (Xid)",
+    Sign.HOST: "a machine check or disk error reported by the kernel",
     Sign.NETWORK: "an NCCL error of its network",
 }
 

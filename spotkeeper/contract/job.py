@@ -49,7 +49,7 @@ class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     """How checkpoints are saved, how often, and how many are kept."""
 
-    replicated: Annotated[bool, _about("true (DDP): every node holds a full copy; false (FSDP): sharded")] = True
+    replicated: Annotated[bool, _about("true (DDP): every node has a full copy; false (FSDP): sharded")] = True
     interval_s: Annotated[float, Meta(gt=0, description="unset: chosen from measured stall and losses")] | None = None
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
     mirror: Annotated[Mirror, _about("copies of checkpoints in the stack's bucket; unset: none")] | None = None
@@ -208,7 +208,7 @@ def deadline_at(text: str, submitted: float) -> float:
         raise ValueError("want a span (90m, 6h, 2d) or a time with its zone (2026-12-24T18:00Z)") from None
     if moment.tzinfo is None:
         said = text.strip().replace(" ", "T")
-        raise ValueError(f"a time needs its zone ({said if 'T' in said else said + 'T00:00'}Z for UTC)")
+        raise ValueError(f"a time needs its time zone ({said if 'T' in said else said + 'T00:00'}Z for UTC)")
     return moment.timestamp()
 
 

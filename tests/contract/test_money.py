@@ -25,7 +25,7 @@ def told(**fields: object) -> list[str]:
 def test_a_deadline_that_cannot_be_held_is_told_with_the_earliest_one_and_its_price() -> None:
     (message,) = told(work="40h", deadline="39h", nodes=2)
     assert message == (
-        "cannot be held: `work` is 40h and a start takes 10 min, so the earliest is 2027-01-17 00:10 UTC"
+        "cannot be met: `work` is 40h and a start takes 10 min, so the earliest is 2027-01-17 00:10 UTC"
         " (`deadline: 40.2h`), for about $241.00 on-demand"
     )
 
@@ -59,7 +59,7 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
         ({"policy": "spot", "deadline": "9h", "work": "4h"}, STACK.pools, "`policy: spot` buys no on-demand machine"),
         ({"deadline": "9h", "work": "4h", "nodes": 2}, FEW, "1 of its 2 machines may be on-demand or static"),
         ({"deadline": "9h", "work": "4h", "nodes": 2, "max_on_demand": 0}, FEW, "0 of its 2 machines"),
-        ({"deadline": "9h"}, STACK.pools, "whether it can be held shows when its first steps tell"),
+        ({"deadline": "9h"}, STACK.pools, "it can be judged only after the first steps"),
         ({"max_price": 0.5}, STACK.pools, "(the lowest is $1.000), so it has on-demand machines, if any, until one"),
         ({"max_price": 0.5, "policy": "spot"}, STACK.pools, "(the lowest is $1.000), so it waits until one falls"),
         (

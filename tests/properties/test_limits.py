@@ -146,7 +146,7 @@ def test_on_demand_machines_that_vanish_together_pause_replacements() -> None:
     for node in range(3):
         world.preempt(node)
     world.until(lambda: limits(world), 120)
-    assert "2 of 3 nodes vanished at once, and not by preemption" in limits(world)
+    assert "2 of 3 nodes vanished at once without preemption" in limits(world)
     world.until(lambda: len(world.inserts()) > 3, 400)
     assert world.t - since >= Times().breaker_s
     world.until(world.training, 400)

@@ -103,7 +103,7 @@ def check_blank(device: Path) -> None:
             for at, count in spots:
                 file.seek(min(at, size))
                 if any(file.read(count)):
-                    message = f"{device}: holds data of no known kind near byte {at}; the disk is left as it is"
+                    message = f"{device}: contains unknown data near byte {at}; the disk is left unchanged"
                     raise RefusedError("foreign", message)
     except OSError as error:
         raise RefusedError("probe", f"{device}: {error}") from None

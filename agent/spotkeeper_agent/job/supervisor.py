@@ -300,8 +300,8 @@ class Supervisor:
         self._log("job.control", gen=child.gen, error=trouble)
         self._warn(
             child,
-            f"{trouble}. Only the agent and the library may write there; something else in this job did. "
-            "Training goes on, but its progress may not be seen, and a stop may come as SIGTERM alone",
+            f"{trouble}. Only the agent and the library may write this file, but another program of this job did. "
+            "Training continues, but its progress may be missing in status, and a stop may come only as SIGTERM",
         )
 
     def _warn(self, child: Child, words: str) -> None:

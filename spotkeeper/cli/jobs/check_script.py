@@ -282,9 +282,9 @@ _REMEDIES = {
     "generator": "a generator: attach({word}={value})",
     "data set": "reading changes it: give it state_dict() and load_state_dict() and attach() it, or read by index",
     "part": "its state_dict() does not include this",
-    "count": 'attach(counts=...) with a dict or dataclass that holds it, such as counts["{word}"]',
-    "value": 'attach(counts=...) with a dict or dataclass that holds it, such as counts["{word}"]',
-    "values": "attach({word}={value}), if it holds only numbers",
+    "count": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',
+    "value": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',
+    "values": "attach({word}={value}), if it contains only numbers",
     "tensor": 'attach(tensors=...) with a dict that holds it, such as tensors["{word}"]',
 }
 

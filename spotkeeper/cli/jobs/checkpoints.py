@@ -165,7 +165,7 @@ def _nothing(store: Store, record: Record, commit: str | None) -> CliError:
     there = [row.commit for row in _in_bucket(store, record, 0.0) if row.complete]
     if there:
         return CliError(f"{who}: the bucket has no copy of {commit}", Exit.MISSING, f"there are {', '.join(there)}")
-    remedy = "checkpoint: {mirror: {every_min: 60}} in the job file has copies made; docs/train.md"
+    remedy = "for copies in the bucket, set checkpoint: {mirror: {every_min: 60}} in the job file; docs/train.md"
     return CliError(f"{who}: the bucket has no complete copy of a checkpoint", Exit.MISSING, remedy)
 
 

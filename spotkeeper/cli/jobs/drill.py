@@ -44,7 +44,7 @@ def run(job: str, node: int | None, stack: str | None, *, notice: bool, yes: boo
     try:
         view = follow(lambda: look(target, store, victim), victim, targets, shown(as_json))
     except KeyboardInterrupt:
-        note(f"{victim.vm} is preempted anyway, and the job recovers by itself: spotkeeper watch {victim.name}")
+        note(f"{victim.vm} is preempted anyway, and the job still recovers: spotkeeper watch {victim.name}")
         raise
     if as_json:
         emit(view, True, "")

@@ -122,7 +122,7 @@ def _node(record: Record, node: int | None) -> int:
     which = ", ".join(map(str, may)) or "none now"
     static = node is not None and (slot := slots.get(node)) is not None and slot.model is Model.STATIC
     why = "several machines: choose one with --node" if node is None else f"node {node} has no training machine now"
-    why = f"node {node} is a static machine, whose disk holds its checkpoints" if static else why
+    why = f"node {node} is a static machine, whose disk has its checkpoints" if static else why
     raise CliError(f"{record.name} ({record.job}): {why}", Exit.REFUSED, f"nodes that can be swapped: {which}")
 
 

@@ -58,7 +58,7 @@ def own_checkpoints(job: JobContext) -> Iterator[Problem]:
     if spec.static != "never":
         yield problem("stop", "signal wants `static: never`, for its checkpoints stay on its own disks")
     if size.min < size.max:
-        yield problem("stop", "signal wants one number of nodes: only the library can divide its batches anew")
+        yield problem("stop", "signal needs a fixed number of nodes: only the library can redistribute batches")
     if spec.checkpoint.mirror is not None:
         yield problem("stop", "signal leaves nothing to copy for checkpoint.mirror, which knows what the library saves")
 
@@ -148,7 +148,7 @@ def capacity(job: JobContext) -> Iterator[Problem]:
     zones = {zone for pool in usable for zone in pool.zones}
     best = max(zones, key=lambda zone: (_in_zone(usable, zone), zone))
     if not job.spec.spread and most > _in_zone(usable, best):
-        message = f"no zone may hold as many ({best}: {_in_zone(usable, best)}): add `spread: true` or ask for less"
+        message = f"no zone may have so many ({best}: {_in_zone(usable, best)}): add `spread: true` or ask for less"
         yield problem(path, message, most)
 
 
@@ -203,7 +203,7 @@ def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: flo
     why = f"`work` is {spec.work} and a start" if work else "a start alone"
     why += f" takes {math.ceil(start_s / 60)} min"
     earliest = f"the earliest is {clock(now + least)} (`deadline: {span(least)}`)"
-    yield problem("deadline", f"cannot be held: {why}, so {earliest}{price}", spec.deadline)
+    yield problem("deadline", f"cannot be met: {why}, so {earliest}{price}", spec.deadline)
 
 
 def budget(spec: JobSpec, pools: Iterable[PoolState], start_s: float = START_S) -> Iterator[Problem]:
@@ -241,7 +241,7 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
     if spec.deadline is not None and (why := _no_net(spec, offers)):
         yield f"deadline: {spec.deadline} may be missed if no spot is available: {why}"
     if spec.deadline is not None and spec.work is None:
-        yield "deadline: whether it can be held shows when its first steps tell how long it trains (or `work: 40h`)"
+        yield "deadline: it can be judged only after the first steps, or set `work: 40h`"
     if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":
         told = f"max_price: {spec.max_price:g} is below every spot price of its pools (the lowest is ${lowest:.3f})"
         yield f"{told}, so it {'waits' if spec.policy == 'spot' else 'has on-demand machines, if any,'} until one falls"

@@ -96,7 +96,7 @@ def warm_modules(job: JobContext) -> Iterator[Problem]:
         if not all(part.isidentifier() for part in name.split(".")):
             yield problem(join("warm", index), "want the name of a module, such as transformers", name)
     if job.spec.warm and job.spec.launcher != "zygote":
-        yield problem("warm", f"needs `launcher: zygote`: {job.spec.launcher} imports everything anew")
+        yield problem("warm", f"needs `launcher: zygote`: {job.spec.launcher} imports everything at each start")
 
 
 def source_hash(job: JobContext) -> Iterator[Problem]:
@@ -123,7 +123,7 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
         home = "; ~ stands for nothing here" if job.spec.source.startswith("~") else ""
         yield problem("source", f"no such folder (relative to the job file{home})", job.spec.source, hint)
     elif not folder.is_dir():
-        yield problem("source", "is a file, want the folder that holds the script", job.spec.source)
+        yield problem("source", "is a file, want the folder with the script", job.spec.source)
     elif folder in (Path("/"), Path.home()):
         yield problem("source", "would send a whole home or root folder: name the project's folder", job.spec.source)
     else:
@@ -134,7 +134,7 @@ def _unsent(folder: Path, command: tuple[str, ...]) -> Iterator[Problem]:
     """Without `source` the job runs in an empty folder: the command must be a module (``-m``) or an absolute path."""
     script = command[0]
     if _named(folder, script):
-        yield problem("command[0]", "lies beside the job file, but no `source` sends it: add `source: .`", script)
+        yield problem("command[0]", "is beside the job file, but no `source` sends it: add `source: .`", script)
     elif not (_sentence(command) or runner(script) or not script or script.startswith(("/", "-"))):
         what = "no `source` sends it: add `source: .`, or name the script by its absolute path on the machines"
         yield problem("command[0]", what, script)
@@ -157,7 +157,7 @@ def requirements(job: JobContext) -> Iterator[Problem]:
     if file is None:
         return
     if job.spec.source is None:
-        yield problem("requirements", "is a file of `source`, and there is none: add `source: .`", file)
+        yield problem("requirements", "must be in `source`, which is missing: add `source: .`", file)
     elif file.startswith("/") or ".." in Path(file).parts or "\0" in file:
         yield problem("requirements", "want a file of `source`, named as from there", file)
     elif not (file.endswith(".txt") or Path(file).name == "uv.lock"):
@@ -224,4 +224,4 @@ def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
 def secrets_have_a_reader(job: JobContext) -> Iterator[Problem]:
     """The stack gives jobs an identity that can read the secrets: without it, the job would fail on every machine."""
     if job.spec.secrets and job.stack is not None and not job.stack.job_identity:
-        yield problem("secrets", f"nobody can read them: stack {job.stack.stack} gives jobs no identity (job_identity)")
+        yield problem("secrets", f"no job can read them: stack {job.stack.stack} has no job_identity")

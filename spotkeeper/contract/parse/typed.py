@@ -286,7 +286,7 @@ def _check_number(obj: float, want: inspect.IntType | inspect.FloatType, path: s
 
 def _check_text(obj: str, want: inspect.StrType, path: str) -> Iterator[Problem]:
     if any("\ud800" <= letter <= "\udfff" for letter in obj):
-        yield Problem(path, "holds half a character (a lone surrogate): remove it")
+        yield Problem(path, "contains half a character (a lone surrogate): remove it")
         return
     if want.min_length and len(obj) < want.min_length:
         yield Problem(path, "must not be empty" if not obj else f"want at least {want.min_length} characters")

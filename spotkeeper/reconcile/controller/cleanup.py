@@ -55,7 +55,7 @@ def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record |
 
 
 def _obsolete_facts(store: Store, job: str) -> tuple[Fact, ...]:
-    """Return the deletable facts of a DONE job: a static machine's stay until its DROPPED has released its grant."""
+    """Return the facts of a DONE job that may be deleted: all but those of attempts that still have a grant."""
     facts = store.list_facts(job)
     grants = store.read_allocation().value.grants if facts else ()
     held = {(grant.node, grant.attempt) for grant in grants if grant.job == job}

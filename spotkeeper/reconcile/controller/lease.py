@@ -60,7 +60,7 @@ class Lease:
         try:
             self.store.drop_lease(self.job, self.nonce, self.due)
         except StoreError as error:
-            log.warning("the lease was not given back: %s", error)
+            log.warning("the lease was not released: %s", error)
 
 
 def in_thread(seconds: float, work: Callable[[], object]) -> Callable[[], None]:

@@ -48,7 +48,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     token = _damaged(store)
     stack = store.read_stack()
     if stack is None:
-        raise RepairError("the bucket holds no stack: bring it up first")
+        raise RepairError("the bucket contains no stack: run `pulumi up` first")
     jobs = {*store.active_jobs(), *(path.removeprefix(TOMBS) for path in store.list(TOMBS))}
     records = [record for job in sorted(jobs) if (record := _rewritten(store, job)) is not None]
     listing = cloud.list(stack.stack)

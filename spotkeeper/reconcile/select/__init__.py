@@ -13,7 +13,7 @@ delays a round by at most two seconds.
   integrate these prices over each machine's time, so they follow the bill: a change of price shows up to an hour
   late, and a machine counts until the listing that no longer has it.
 * ``market/hours/<pool>/<hour>``: what happened to the pool's machines by the ledgers of all jobs (launched, refused,
-  noticed, lost, given back), one small object an hour, kept 90 days. A machine is named by its attempt, so a repeated
+  noticed, lost, released), one small object per hour, kept 90 days. A machine is named by its attempt, so a repeated
   round writes the same.
 * ``market/past/<pool>``: all hours before, folded: by zone, since when spot is available, how often it was lost
   against what its age made expect, how long boots take. Two days halve the weight of what was seen. A tick reads

@@ -316,7 +316,7 @@ class Verifier:
         if not self._audience or claims.aud not in audiences:
             raise AuthError("another audience")
         if not claims.email_verified:
-            raise AuthError("an e-mail nobody vouches for")
+            raise AuthError("an email that is not verified")
         if not claims.iat < claims.exp <= claims.iat + MAX_LIFE_S:
             raise AuthError("times that make no sense")
         if now >= claims.exp + SKEW_S:

@@ -261,7 +261,7 @@ class HttpApp(Rounds):
         return self.runtime.verifier.agent(_authorization(request), stack.node_identity, stack.project)
 
     def _speaker(self, who: Speaker, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
-        """Return the machine with its name, which is in its token and never read from the body."""
+        """Return the machine that the request's token names. The body cannot name another one."""
         return who
 
     def _invoker(self, request: Request) -> Caller:

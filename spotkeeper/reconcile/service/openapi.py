@@ -33,7 +33,7 @@ def document() -> Json:
         "openapi": "3.1.0",
         "info": {"title": "Spotkeeper reconcile", "version": "1", "description": _ABOUT},
         "paths": {
-            "/v1/sync": {"post": _post("An agent says what is new, and hears what to do", "Sync", "SyncReply", "node")},
+            "/v1/sync": {"post": _post("A report and the answer to it", "Sync", "SyncReply", "node")},
             "/v1/tick": {"post": _post("A round of every unfinished job", "Empty", "Ticked", "invoker")},
             "/v1/event": {"post": _event()},
             "/v1/notify/{job}": {

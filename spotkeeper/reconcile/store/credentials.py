@@ -50,7 +50,7 @@ def s3() -> tuple[str | None, Callable[[], S3Credential] | None]:
         except BotoCoreError as error:
             raise LoginError(f"AWS: {error}: `aws sso login`, or another profile (AWS_PROFILE)") from None
         if now is None:
-            raise LoginError("AWS: nobody is logged in: `aws sso login`, or name a profile (AWS_PROFILE)")
+            raise LoginError("AWS: not logged in: `aws sso login`, or name a profile (AWS_PROFILE)")
         return {
             "access_key_id": now.access_key,
             "secret_access_key": now.secret_key,

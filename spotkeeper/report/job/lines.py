@@ -92,7 +92,7 @@ def money_line(view: JobView) -> str:
     """The job's cost: ``spent $1.12, the same machine-hours on demand $4.32: 74 % saved``; at first only ``spent``."""
     money = view.money
     if money.saved_percent is None:
-        return f"spent {usd(money.spent)}, too early to say what was saved"
+        return f"spent {usd(money.spent)}, too early to estimate the saving"
     hours = f"the same machine-hours on demand {usd(money.on_demand_only)}"
     return f"spent {usd(money.spent)}, {hours}: {saved(money.saved_percent)}"
 

@@ -194,7 +194,7 @@ def _given_back(machine: Attempt, end: float, own: Sequence[Entry], entries: Seq
     if follower is not None:
         return f"replaced: {follower.cause or 'swap'}"
     why = [one for one in entries if one.event in (Event.HOLD, Event.MOVE) and machine.start <= one.at <= end]
-    return f"{why[-1].event.value}: {why[-1].cause}" if why else "given back"
+    return f"{why[-1].event.value}: {why[-1].cause}" if why else "released"
 
 
 class Total(Struct, frozen=True):

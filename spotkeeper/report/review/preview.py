@@ -38,7 +38,7 @@ RULES = frozenset(  # resource types that hold a bucket's lifecycle rules
     }
 )
 EXPIRES = "a rule that deletes objects in the bucket by their age"
-CUT_OFF = "the preview ends before its summary: it was cut off, so the rest of the changes is unknown"
+CUT_OFF = "the preview ends before its summary: it is incomplete, so the other changes are unknown"
 MACHINES = frozenset({"gcp:compute/instance:Instance", "aws:ec2/instance:Instance"})
 DRAIN = "drain"  # the resource whose deletion empties the stack (infra/drain)
 JOB = "pulumi-python:dynamic/spotkeeper:Job"  # a job by git (infra/jobs.py)

@@ -138,7 +138,7 @@ class ShardRestorer:
         if complete and not self._managed:
             raise RuntimeError(
                 f"checkpoint {commit} was complete, and {why}: start again with the machines (or folders) that have "
-                f"it; or remove {commit} in {self._folder} on all machines, to go on from an older one"
+                f"it; or remove {commit} in {self._folder} on all machines, to continue from an older one"
             )
         if self._gang.rank == 0:
             self.skipped.append(SkippedCheckpoint(str(commit), why))

@@ -198,7 +198,7 @@ def read(folder: Path | str, commit: Commit) -> Manifest:
         ValueError: the checkpoint is incomplete or damaged.
     """
     if not _there(folder, commit, COMMIT) and _there(folder, commit, PART):
-        raise ValueError("no COMMIT: this node has its part, and was not told that all others have theirs")
+        raise ValueError("no COMMIT: this node has its part, but the others' parts are unconfirmed")
     return _read(folder, commit, COMMIT)
 
 

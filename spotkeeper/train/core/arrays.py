@@ -61,7 +61,7 @@ def _describe(kind: np.dtype[Any], data: bool = False) -> Any:
     else:
         plain = kind.str
     if (data and kind.hasobject) or dtype(plain) != kind:
-        raise ValueError(f"a checkpoint holds no NumPy data of dtype {kind}: turn it into plain values or other arrays")
+        raise ValueError(f"a checkpoint has no NumPy data of dtype {kind}: turn it into plain values or other arrays")
     return plain
 
 

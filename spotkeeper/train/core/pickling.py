@@ -230,4 +230,4 @@ def _member(kind: Any, name: str) -> Any:
 
 def _refusal(what: str, module: str, name: str, remedy: str) -> str:
     add = f"call torch.serialization.add_safe_globals([{name.rpartition('.')[2]}]) before attach()"
-    return f"{what} {module}.{name}: a checkpoint holds tensors and plain values. {remedy}, {add}"
+    return f"{what} {module}.{name}: a checkpoint contains only tensors and plain values. {remedy}, {add}"

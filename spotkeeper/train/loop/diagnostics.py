@@ -100,7 +100,7 @@ def misfit(parts: Attached, found: ResumePoint, folder: str, managed: bool, erro
     named = "; ".join(differ[:_SHOWN]) + (f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else "")
     remedy = f"move {folder} away, or give attach(checkpoint_dir=) another folder"
     if managed:
-        remedy = "submit it under another name to start anew, or resume it with the script that saved"
+        remedy = "submit it under another name to start over, or resume it with the script that saved"
     return AttachError(
         f"checkpoint {found.manifest.commit} in {folder} belongs to another model: {named or error}. "
         f"To train this one: {remedy}"
@@ -179,14 +179,14 @@ def nothing_left(steps: int, folder: str | None) -> str:
     if folder is None:
         return f"nothing left to do: all {steps} steps are done; this run executes only what follows the loop ({PAGE})"
     return (
-        f"nothing left to do: an earlier run did all {steps} steps. To start anew, remove {folder}, "
+        f"nothing left to do: an earlier run did all {steps} steps. To start over, remove {folder}, "
         "or give attach() another checkpoint_dir"
     )
 
 
 def not_saved(step: int, newest: object) -> str:
     """Return the message for a run that ended before it could save. ``newest``: newest checkpoint, if known."""
-    goes_on = f"; the next start goes on from {newest}" if newest is not None else ""
+    goes_on = f"; the next start continues from {newest}" if newest is not None else ""
     return f"asked to stop, but the script ended before it could save, at step {step}{goes_on}"
 
 

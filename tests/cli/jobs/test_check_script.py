@@ -207,7 +207,7 @@ def test_what_is_made_anew_in_each_step_is_no_part_to_attach(tmp_path: Path) -> 
     code, found, _ = check(tmp_path, before=before, after=after)
     texts = {each["name"]: each["text"] for each in found["not_restored"]}
     assert code == 1 and texts.keys() == {"main().kept", "main().meter.value", "main().row"}
-    assert texts["main().kept"] == "attach(kept=kept), if it holds only numbers"
+    assert texts["main().kept"] == "attach(kept=kept), if it contains only numbers"
     for name in ("main().meter", "main().row"):
         (text,) = {text for each, text in texts.items() if each.startswith(name)}
         assert text.startswith(f"{name} is a new object after every step") and "=" not in text

@@ -202,7 +202,7 @@ def test_a_start_takes_what_an_earlier_job_of_the_name_and_the_pools_machines_to
     told = cli("forecast", tight, "--json")
     assert told.code == 0, told.err
     assert "start: 120 s, as an earlier job of this name" in said(told.out)
-    assert "cannot be held" in cli("submit", job(folder, "work: 5h\ndeadline: 5.02h")).err
+    assert "cannot be met" in cli("submit", job(folder, "work: 5h\ndeadline: 5.02h")).err
     dear = cli("submit", job(folder, "max_usd: 0.02")).err
     assert "is below what one start costs (about $0.03 by list prices)" in dear
 
@@ -277,7 +277,7 @@ def test_a_shape_that_cannot_hold_the_deadline_is_none(cli: Cli, folder: Path) -
     fast = cli("compare", job(folder, "deadline: 6h\nspread: true\nnproc: 1"), "--work", "10h", *options, "--json")
     made = json.loads(fast.out)
     assert {row["pool"] for row in made["rows"]} == {"burst", "fabric"}
-    assert len(made["skipped"]) == 2 and "cannot be held" in made["skipped"][0]
+    assert len(made["skipped"]) == 2 and "cannot be met" in made["skipped"][0]
     assert made["skipped"][1] == "fabric on-demand: at most 0 machines may be, and the job has 1"
     none = cli("compare", job(folder, "deadline: 15m\nspread: true"), "--work", "100h", *options)
     assert none.code == 4 and "fits no pool of the stack" in none.err and "try: another `deadline`" in none.err

@@ -61,7 +61,7 @@ def test_a_job_without_source_runs_what_the_machines_have(folder: Path, words: s
 
 
 LONG = "x" * 5000
-UNREAD = "job.yaml:3: secrets: nobody can read them: stack prod gives jobs no identity (job_identity)"
+UNREAD = "job.yaml:3: secrets: no job can read them: stack prod has no job_identity"
 BY_REFERENCE = "want where a secret is, not its value: gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
 OFFERED = ", ".join(name for name in JobSpec.__struct_fields__ if name != "source_sha256")
 JOB_CASES = [
@@ -116,11 +116,11 @@ JOB_CASES = [
     (GOOD + f"nodes: 0x{'f' * 5000}\n", "job.yaml:3: nodes: Infinity: want a whole number or a mapping with min, max"),
     (
         GOOD + 'env: {A: "\\ud800"}\n',
-        "job.yaml:3: env.A: holds half a character (a lone surrogate): remove it",
+        "job.yaml:3: env.A: contains half a character (a lone surrogate): remove it",
     ),
     (
         'name: first\ncommand: [train.py, "\\ud800"]\nsource: code\n',
-        "job.yaml:2: command[1]: holds half a character (a lone surrogate): remove it",
+        "job.yaml:2: command[1]: contains half a character (a lone surrogate): remove it",
     ),
     (GOOD + 'source: "code\\0"\n', 'job.yaml:3: source: "code\\u0000": cannot be a folder: embedded null byte'),
     (
@@ -190,12 +190,12 @@ JOB_CASES = [
     ),
     (
         GOOD + "warm: [transformers]\nlauncher: exec\n",
-        "job.yaml:3: warm: needs `launcher: zygote`: exec imports everything anew",
+        "job.yaml:3: warm: needs `launcher: zygote`: exec imports everything at each start",
     ),
     (GOOD + "grace_s: 601\n", "job.yaml:3: grace_s: 601: must be at most 600"),
     (
         GOOD + "requirements: notes.txt\n",
-        'job.yaml:3: requirements: "notes.txt": is a file of `source`, and there is none: add `source: .`',
+        'job.yaml:3: requirements: "notes.txt": must be in `source`, which is missing: add `source: .`',
     ),
     (
         GOOD + "source: code\nrequirements: ../notes.txt\n",
@@ -308,7 +308,7 @@ JOB_CASES = [
     ),
     (
         GOOD + "stop: signal\nstatic: never\nnodes: {min: 1, max: 2}\n",
-        "job.yaml:3: stop: signal wants one number of nodes: only the library can divide its batches anew",
+        "job.yaml:3: stop: signal needs a fixed number of nodes: only the library can redistribute batches",
     ),
     (
         GOOD + "stop: signal\nstatic: never\ncheckpoint: {mirror: {}}\n",
@@ -320,11 +320,11 @@ JOB_CASES = [
     ),
     (
         GOOD + "deadline: 2027-02-01 10:00\n",
-        'job.yaml:3: deadline: "2027-02-01 10:00": a time needs its zone (2027-02-01T10:00Z for UTC)',
+        'job.yaml:3: deadline: "2027-02-01 10:00": a time needs its time zone (2027-02-01T10:00Z for UTC)',
     ),
     (
         GOOD + "deadline: 2027-02-01\n",
-        'job.yaml:3: deadline: "2027-02-01": a time needs its zone (2027-02-01T00:00Z for UTC)',
+        'job.yaml:3: deadline: "2027-02-01": a time needs its time zone (2027-02-01T00:00Z for UTC)',
     ),
     (GOOD + "work: soon\n", 'job.yaml:3: work: "soon": want a length of time: 90m, 6h, 2d'),
     (GOOD + "max_wait: 9999999d\n", 'job.yaml:3: max_wait: "9999999d": is more than ten years'),
@@ -356,7 +356,7 @@ JOB_CASES = [
     ),
     (
         GOOD + "source: notes.txt\n",
-        'job.yaml:3: source: "notes.txt": is a file, want the folder that holds the script',
+        'job.yaml:3: source: "notes.txt": is a file, want the folder with the script',
     ),
     (
         GOOD + "source: /\n",
@@ -368,7 +368,7 @@ JOB_CASES = [
     ),
     (
         "name: first\ncommand: [code/train.py]\n",
-        'job.yaml:2: command[0]: "code/train.py": lies beside the job file, but no `source` sends it: add `source: .`',
+        'job.yaml:2: command[0]: "code/train.py": is beside the job file, but no `source` sends it: add `source: .`',
     ),
     *(
         (
@@ -504,7 +504,7 @@ def test_a_gang_that_no_zone_can_hold(folder: Path) -> None:
             pool("b", zones=ZONES[1:2], prices={ZONES[1]: Price(on_demand=3.0)}, max_machines=1, max_on_demand=1),
         ),
     )
-    message = "job.yaml:3: nodes: 3: no zone may hold as many (us-central1-a: 2): add `spread: true` or ask for less"
+    message = "job.yaml:3: nodes: 3: no zone may have so many (us-central1-a: 2): add `spread: true` or ask for less"
     assert complaint(folder, GOOD + "nodes: 3\n", apart) == message
     spec = load_yaml(GOOD + "nodes: 3\nspread: true\n", JobSpec)
     assert check_job(spec, apart).spread

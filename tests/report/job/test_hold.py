@@ -61,7 +61,7 @@ def test_a_job_held_for_its_money_names_both_ways_to_more() -> None:
 def test_where_the_newest_checkpoint_cannot_be_had_the_command_that_helps_is_named_once() -> None:
     progress = Progress(gen=3, step=50, at=1.0, commit_gen=3, commit_step=48)
     remedy = "spotkeeper resume first --go-back"
-    why = f"no available machine has the newest checkpoint, 3-48. To go on without it: {remedy}"
+    why = f"no available machine has the newest checkpoint, 3-48. To continue without it: {remedy}"
     view = job_view(held(Hold.CLOUD, reason=why, hold_until=HOUR * 2), progress, (), STACK, now=HOUR)
     text = " ".join(printed(status(view)).split())
     assert text.count(remedy) == 1 and "spotkeeper resume first JOB.YAML --go-back" in text

@@ -200,10 +200,10 @@ def test_what_the_cloud_refused_says_so_and_costs_nothing() -> None:
 def test_a_machine_that_was_given_back_for_a_move_or_a_hold_says_so() -> None:
     """And one of before that, or after it, does not."""
     ran = (intent(100.0, 0, 1), entry(Event.ADMITTED, 200.0, 0, 1), entry(Event.GONE, 900.0, 0, 1))
-    assert told(ran).attempts[0].ended == "given back"
+    assert told(ran).attempts[0].ended == "released"
     for event, cause in ((Event.MOVE, "stockout"), (Event.HOLD, "spend")):
         assert told((*ran, entry(event, 850.0, cause=cause))).attempts[0].ended == f"{event.value}: {cause}"
-        assert told((*ran, entry(event, 50.0, cause=cause))).attempts[0].ended == "given back"
+        assert told((*ran, entry(event, 50.0, cause=cause))).attempts[0].ended == "released"
 
 
 def test_an_end_in_whole_seconds_is_not_before_what_brought_it_about() -> None:
@@ -211,7 +211,7 @@ def test_an_end_in_whole_seconds_is_not_before_what_brought_it_about() -> None:
     ran = (intent(100.0, 0, 1), entry(Event.ADMITTED, 200.0, 0, 1), entry(Event.GONE, 960.0, 0, 1, ended=900.0))
     assert told((*ran, entry(Event.HOLD, 900.6, cause="spend"))).attempts[0].ended == "hold: spend"
     assert told((*ran, entry(Event.END, 900.6, cause="succeeded"))).attempts[0].ended == "succeeded"
-    assert told((*ran, entry(Event.END, 905.0, cause="succeeded"))).attempts[0].ended == "given back"
+    assert told((*ran, entry(Event.END, 905.0, cause="succeeded"))).attempts[0].ended == "released"
 
 
 def by_month() -> Totals:

@@ -116,7 +116,7 @@ def test_nothing_is_said_of_savings_before_a_job_has_trained_for_a_while(now: fl
     assert msgspec.json.decode(msgspec.json.encode(view))["money"]["saved_percent"] is None
     for text in (printed(live(view)), printed(status(view)), printed(report(view)), printed(job_table([view]))):
         assert "%" not in text
-    assert "too early to say what was saved" in printed(status(view))
+    assert "too early to estimate the saving" in printed(status(view))
 
 
 def test_savings_are_said_once_it_has_trained_for_ten_minutes_or_ended() -> None:

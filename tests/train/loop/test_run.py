@@ -141,7 +141,7 @@ def test_a_finished_run_trains_no_more_but_the_code_after_the_loop_runs_again(
     again, run = generation(lambda run, _: steps.append(run.steps_done))
     assert steps == [] and run.steps_done == 16
     assert again.state() == first.state()
-    told = "nothing left to do: an earlier run did all 16 steps. To start anew, remove .spotkeeper/ckpt/"
+    told = "nothing left to do: an earlier run did all 16 steps. To start over, remove .spotkeeper/ckpt/"
     assert capsys.readouterr().err.count(told) == 1
     assert [path.name for path in Path(".spotkeeper/ckpt").iterdir()] == [Path(sys.argv[0]).stem]
 

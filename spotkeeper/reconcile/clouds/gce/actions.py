@@ -134,7 +134,7 @@ class GceVerbs:
             return ""
         found = self._call("GET", f"{path}/{name}", ends)
         if found.status == 404:
-            return f"the key's {name} was made and is gone"
+            return f"{name} was created with this idempotency key and no longer exists"
         if found.status != 200:
             return ""
         there = codec.decode(found.body, Id)

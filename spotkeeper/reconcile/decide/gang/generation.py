@@ -96,7 +96,7 @@ def _lacking(draft: Draft, ready: list[int]) -> str:
     told = location.told(draft, ready)
     there = f"the newest there is {location.text(told)}" if told else "there is none on any of them"
     lacks = f"no available machine has the newest checkpoint, {location.text(commit)}; {there}"
-    return f"{lacks}. To go on without it: {draft.record.go_back()}"
+    return f"{lacks}. To continue without it: {draft.record.go_back()}"
 
 
 def _waits(draft: Draft, ready: list[int]) -> list[float]:

@@ -166,11 +166,11 @@ def _adopt(draft: Draft, sha256: str) -> tuple[str, str]:
     """Put the job file of this hash in force. Returns why it is refused, or "", and the changes for the ledger."""
     old, new = draft.snapshot.spec, draft.snapshot.files.get(sha256)
     if draft.record.phase is not Phase.HOLD:
-        return "only a job on hold takes other files: pause it first", ""
+        return "only a job on hold accepts other files: pause it first", ""
     if new is None:
         return f"its job file {sha256[:SHORT]} is missing or invalid: resume it with the files again", ""
     if old is None:
-        return "the job file under which its disks were written is gone, so what they hold is unknown", ""
+        return "the job file of its disks is gone, so their content is unknown", ""
     if why := file_refusal(old, new, draft.snapshot.stack):
         return why, ""
     before = draft.record.spec_sha256

@@ -3,7 +3,7 @@
 A training machine is never given up for one that does not exist yet. Each node gets a probe: a ``next`` that is no
 successor and stops nothing. When all probes have said hello, the gang moves to their zone, where they wait for the
 disks; probes in the gang's own zone (another pool) become successors. If a probe is refused or another event comes
-first, all are given back, without any effect on training. To learn only whether a zone has capacity, one node sends a
+first, all are released, without any effect on training. To learn only whether a zone has capacity, one node sends a
 probe.
 """
 

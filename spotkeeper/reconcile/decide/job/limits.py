@@ -14,7 +14,7 @@ spend       the job has spent its ``max_usd`` since it was        all save and s
 
 The stack's caps on machines are in ``allocation``; limits that need no function (``maxRunDuration``, the agent's
 lease, the boot watchdog) are on the machines. The money spent is an estimate for limits and choices, not a bill: the
-cost an hour is noted whenever it changes, and a machine that is given back counts until it is off. Disks do not count.
+cost an hour is noted whenever it changes, and a released machine counts until it is off. Disks do not count.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def bars(draft: Draft, index: int) -> str:
     """Return why no machine may be requested for this node now; "" if one may."""
     limits, times = draft.record.limits, draft.times
     if draft.now < limits.closed_until and draft.nodes[index].cur is None:
-        return "waiting: too many machines vanished at once, and not by preemption"
+        return "waiting: too many machines vanished at once without preemption"
     if draft.now >= limits.hour + HOUR_S:
         return ""
     if draft.nodes[index].launches >= times.launches_node:
@@ -112,7 +112,7 @@ def count_unexplained(draft: Draft) -> None:
     )
     just_now = draft.now <= limits.closed_until + draft.times.breaker_window_s
     if _mass(draft, count) and not just_now:
-        _trip(draft, f"{count} of {len(draft.nodes)} nodes vanished at once, and not by preemption")
+        _trip(draft, f"{count} of {len(draft.nodes)} nodes vanished at once without preemption")
 
 
 def is_unexplained(slot: Slot, cause: str) -> bool:

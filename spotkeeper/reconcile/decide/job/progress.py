@@ -76,7 +76,7 @@ def _excess_h(draft: Draft, done_s: float | None) -> float:
 
 
 def runs(draft: Draft, slot: Slot) -> Runs:
-    """Return the slot's machine with the age of the gang's generation, so that equal machines compare equal."""
+    """Return what the slot runs, as select() sees it; its age is that of the gang's generation."""
     age_s = max(0.0, draft.now - draft.record.gen_since)
     return Runs(slot.model, key(slot), age_s)
 

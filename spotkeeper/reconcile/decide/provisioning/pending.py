@@ -7,8 +7,8 @@ shortage          problem                               solution
 ================= ===================================== ==================================================
 the stack's caps  two gangs each take a part of what    a gang requests nothing until the caps have room
                   is left, and neither can start        for all machines that it lacks
-the market        some machines are paid for while      after ``gang_s`` all are given back; the job holds
-                  they wait for the others              and tries again, at growing intervals
+the market        some machines are paid for while      after ``gang_s`` all are released; the job goes
+                  they wait for the others              on hold and retries, at growing intervals
 ================= ===================================== ==================================================
 
 So a try costs at most ``gang_s`` of all machines but one, and tries are 1, 2, 4 and then 8 times ``gang_s`` apart.
@@ -43,7 +43,7 @@ def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
         return False
     if machine := location.bound(draft, index):
         why = location.only(draft, index)
-        say(draft, index, f"waiting for static machine {machine}: {why}; to go on without it: {draft.record.go_back()}")
+        say(draft, index, f"waiting for static machine {machine}: {why}; without it: {draft.record.go_back()}")
         return False
     if not capped and not _buys(draft):
         say(draft, index, "waiting for a static machine: all are in use or down")
@@ -169,5 +169,5 @@ def give_back(draft: Draft) -> None:
         if draft.snapshot.spec is not None and draft.snapshot.spec.max_wait is not None:
             return
         until = min(until, at)
-    told = f"{count} machine{'s' * (count > 1)} that waited with it given back"
+    told = f"{count} machine{'s' * (count > 1)} that waited with it released"
     draft.hold(Hold.CAPACITY, f"{record.reason or 'no capacity'}; {told}", until=until)

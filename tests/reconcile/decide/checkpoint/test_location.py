@@ -110,7 +110,7 @@ def test_a_hold_for_a_checkpoint_names_the_remedy_and_tries_ever_more_seldom() -
     waits = []
     for _ in range(8):
         world.until(lambda: world.record().phase is Phase.HOLD, 1200)
-        assert world.record().reason.endswith("To go on without it: spotkeeper resume job-abcd2345 --go-back")
+        assert world.record().reason.endswith("To continue without it: spotkeeper resume job-abcd2345 --go-back")
         until = world.record().hold_until
         assert until is not None
         waits.append(until - world.t)
