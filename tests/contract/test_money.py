@@ -60,8 +60,8 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
         ({"deadline": "9h", "work": "4h", "nodes": 2}, FEW, "1 of its 2 machines may be on-demand or static"),
         ({"deadline": "9h", "work": "4h", "nodes": 2, "max_on_demand": 0}, FEW, "0 of its 2 machines"),
         ({"deadline": "9h"}, STACK.pools, "it can be judged only after the first steps"),
-        ({"max_price": 0.5}, STACK.pools, "(the lowest is $1.000), so it has on-demand machines, if any, until one"),
-        ({"max_price": 0.5, "policy": "spot"}, STACK.pools, "(the lowest is $1.000), so it waits until one falls"),
+        ({"max_price": 0.5}, STACK.pools, "(the lowest is $1.000), so it uses on-demand until a spot price"),
+        ({"max_price": 0.5, "policy": "spot"}, STACK.pools, "so it waits until a spot price falls"),
         (
             {"max_usd": 7.0, "work": "4h", "nodes": 2},
             STACK.pools,

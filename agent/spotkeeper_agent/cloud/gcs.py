@@ -93,4 +93,4 @@ def _stored(name: str, answer: requests.Response) -> Stored:
         said = codec.decode(answer.content, _Object)
         return Stored(int(said.size), base64.b64decode(said.md5, validate=True).hex())
     except (msgspec.DecodeError, ValueError, binascii.Error):
-        raise StorageError(f"{name}: the answer makes no sense") from None
+        raise StorageError(f"{name}: the answer is invalid") from None

@@ -185,4 +185,4 @@ def expiry(text: str, what: str) -> float:
     try:
         return from_rfc3339(text)
     except ValueError:
-        raise IdentityError(f"{what}: the answer makes no sense") from None
+        raise IdentityError(f"{what}: the answer is invalid") from None

@@ -114,7 +114,7 @@ class AwsIdentity:
         names = ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration")
         values = [found.findtext(_STS + name) or "" if found is not None else "" for name in names]
         if not all(values):
-            raise IdentityError(f"AssumeRole {self._role}: the answer makes no sense")
+            raise IdentityError(f"AssumeRole {self._role}: the answer is invalid")
         return Credentials(*values[:3]), values[3]
 
     def _post(

@@ -136,7 +136,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return codec.decode(body, kind)
     except msgspec.DecodeError:
-        raise IdentityError("IAM Credentials: the answer makes no sense") from None
+        raise IdentityError("IAM Credentials: the answer is invalid") from None
 
 
 def _text(text: str) -> IdentityAnswer:

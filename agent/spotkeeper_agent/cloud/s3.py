@@ -213,14 +213,14 @@ def _tag(name: str, answer: requests.Response, tag: bytes) -> str:
     """
     found = dict(_TAG.findall(answer.content[:65536]))
     if tag not in found:
-        raise StorageError(f"{name}: {found.get(b'Code', b'the answer makes no sense').decode(errors='replace')}")
+        raise StorageError(f"{name}: {found.get(b'Code', b'the answer is invalid').decode(errors='replace')}")
     return str(found[tag].decode(errors="replace"))
 
 
 def _size(name: str, answer: requests.Response) -> int:
     length = answer.headers.get("Content-Length", "")
     if not length.isdigit():
-        raise StorageError(f"{name}: the answer makes no sense")
+        raise StorageError(f"{name}: the answer is invalid")
     return int(length)
 
 

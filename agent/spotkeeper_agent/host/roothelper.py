@@ -8,7 +8,7 @@ A request is one packet with one JSON object, one of four:
     -> {"op": "unmount"}
     -> {"op": "power-off"}
     -> {"op": "restart-jobs"}                         when the jobs' unit does not answer
-    <- {"ok": true}     or {"ok": false, "why": "foreign", "error": "/dev/sdb: holds xfs, ..."}
+    <- {"ok": true}     or {"ok": false, "why": "foreign", "error": "/dev/sdb: contains xfs, ..."}
 
 Standard library only, and one file: the startup script carries it as text (``infra/boot.py``), so code that runs as
 root comes from the machine's template and never from a folder that the agent may write. It formats a disk only if
@@ -66,7 +66,7 @@ def mount(device: Path, point: Path) -> bool:
         check_blank(device)
         command("mkfs", "mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,discard", str(device))
     elif found != "ext4":
-        raise RefusedError("foreign", f"{device}: holds {found}, want ext4 or nothing; the disk is left as it is")
+        raise RefusedError("foreign", f"{device}: contains {found}, want ext4 or nothing; the disk is left unchanged")
     point.mkdir(parents=True, exist_ok=True)
     command("mount", "mount", "-t", "ext4", "-o", "noatime,discard,nodev,nosuid", str(device), str(point))
     return found is None

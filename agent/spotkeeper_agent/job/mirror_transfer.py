@@ -221,7 +221,7 @@ class CheckpointDownload:
             listed = codec.decode(b"".join(self._bucket.read(name)), MirrorList)
             manifest = Manifest.from_bytes(listed.commit.encode())
         except (msgspec.DecodeError, ValueError) as error:
-            raise NoCopyError(f"{name} makes no sense: {error}") from None
+            raise NoCopyError(f"{name} is invalid: {error}") from None
         sums = tuple(MirrorFile(file.name, file.bytes, file.sha256) for file in manifest.files)
         if manifest.commit != self.commit or sums != listed.files or not all(_plain(file.name) for file in sums):
             raise NoCopyError(f"{name} does not match the COMMIT in it")

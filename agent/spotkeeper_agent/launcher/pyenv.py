@@ -49,7 +49,7 @@ class EnvError(Exception):
 def contents(source: Path, file: str) -> str:
     """Return a hash of all inputs of the environment: the file and those it names, wheels included.
 
-    A missing file counts as missing; making the environment reports it.
+    A missing file changes the hash; making the environment then reports it.
     """
     found = hashlib.sha256()
     todo = [source / file, *([source / Path(file).with_name(PROJECT)] if Path(file).name == LOCK else [])]

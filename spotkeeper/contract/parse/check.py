@@ -244,7 +244,7 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
         yield "deadline: it can be judged only after the first steps, or set `work: 40h`"
     if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":
         told = f"max_price: {spec.max_price:g} is below every spot price of its pools (the lowest is ${lowest:.3f})"
-        yield f"{told}, so it {'waits' if spec.policy == 'spot' else 'has on-demand machines, if any,'} until one falls"
+        yield f"{told}, so it {'waits' if spec.policy == 'spot' else 'uses on-demand'} until a spot price falls"
     if spec.max_usd is not None and (usd := _least_usd(spec, offers, lowest)) > spec.max_usd:
         yield f"max_usd: ${spec.max_usd:g} is less than `work` costs at the lowest price (${usd:,.2f}): it will hold"
     if spec.max_wait is not None and spec.policy in ("spot", "on-demand"):

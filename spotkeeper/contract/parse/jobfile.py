@@ -1,6 +1,6 @@
 """Reads a job file and reports everything that can be known to be wrong with it at once.
 
-A field that makes no sense does not hide problems of the others: the others are checked without it. ``typed.py`` checks
+An invalid field hides no problems of the others: they are checked without it. ``typed.py`` checks
 types and spelling, ``check.py`` meaning.
 """
 

@@ -2,7 +2,7 @@
 
 The caller has verified the speaker's identity; this module checks what that machine may report about itself. A machine
 that is not admitted may only report HELLO, a superseded one only FREED, and no report is about a generation that does
-not exist yet. What makes no sense goes to quarantine, never into a decision.
+not exist yet. Invalid reports go to quarantine, never into a decision.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Ended(str, Enum):
     LOST = "lost"  # another writer was first; its round continues
     UNFINISHED = "unfinished"  # out of passes: the next round continues
     ABSENT = "absent"  # no record, or no stack
-    UNREADABLE = "unreadable"  # a document of the job or of the stack makes no sense: nothing was decided
+    UNREADABLE = "unreadable"  # a document of the job or of the stack is unreadable: nothing was decided
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketP
 
 
 def _as_folded(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketPast | None]:
-    """Return the stored history by pool. ``hour``: up to which it may have been folded by now."""
+    """Return the stored history by pool. ``hour``: the current hour; a later history is invalid."""
     kept = store.get_all(tuple(map(paths.market_past, pools)))
     return {pool: _kept(data, pool, hour) for pool, data in zip(pools, kept, strict=True)}
 

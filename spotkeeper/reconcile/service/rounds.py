@@ -178,7 +178,7 @@ class Rounds:
         return done
 
     def run_tick(self, visit: Visit, *, strict: bool = False) -> Ticked:
-        """Run a tick; if ``strict``, as for the schedule, a tick with trouble fails.
+        """Run a tick. ``strict``: a tick that does nothing raises an error, so that the schedule counts it as failed.
 
         Raises:
             RequestRefusedError: (strict) the tick could do nothing for any job.
@@ -206,5 +206,5 @@ class Rounds:
         if stack is None:
             raise RequestRefusedError(Refusal.UNAVAILABLE, "no stack/pools.json in the bucket")
         if stack.stack != self.runtime.settings.stack:
-            raise SettingsError(f"the bucket holds the stack {stack.stack!r}, not SPOTKEEPER_STACK")
+            raise SettingsError(f"the bucket belongs to stack {stack.stack!r}, not to SPOTKEEPER_STACK")
         return stack

@@ -132,7 +132,7 @@ class _IterableFeed:
             return
         if local is None:
             raise DataError(
-                "the number of ranks has changed, and this loader has no indices to divide anew; "
+                "the number of ranks has changed, and this loader has no indices to redistribute; "
                 "use a map-style data set, or keep the number of ranks"
             )
         self._resume = local

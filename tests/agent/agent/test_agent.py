@@ -236,7 +236,7 @@ def test_a_job_that_spoils_its_control_file_goes_on_and_neither_ends_its_agent(
     fake.wait_fact(vm.uid, Kind.RELEASED, 1)
     assert vm.log().count('"job.start"') == 1 and "job.kill" not in vm.log()
     if how != "removes all":  # nothing is written to a folder that is gone
-        fake.wait(lambda: b"something else in this job did" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b""))
+        fake.wait(lambda: b"another program of this job did" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b""))
 
 
 @pytest.mark.parametrize("left", ["nothing", "an older state"])

@@ -64,8 +64,8 @@ def block(tmp_path: Path) -> Disk:
     [
         ("exit 2", ["blkid", "mkfs.ext4", "mount"], None),
         ("echo ext4", ["blkid", "mount"], None),
-        ("echo xfs", ["blkid"], "holds xfs"),
-        ("echo dos", ["blkid"], "holds dos"),
+        ("echo xfs", ["blkid"], "contains xfs"),
+        ("echo dos", ["blkid"], "contains dos"),
         ("echo half a thing; exit 2", ["blkid"], "blkid ends with 2"),
         ("echo ambivalent >&2; exit 8", ["blkid"], "blkid ends with 8"),
         ("exit 0", ["blkid"], "something without a type"),
@@ -92,7 +92,7 @@ def test_a_disk_with_a_byte_where_anything_leaves_its_mark_is_not_formatted(tool
         image.truncate(size)
         image.seek(at % size)
         image.write(b"x")
-    with pytest.raises(DiskError, match="holds data of no known kind") as error:
+    with pytest.raises(DiskError, match="contains unknown data") as error:
         block.mount()
     assert error.value.why is disks.Why.FOREIGN
     assert tools.calls() == ["blkid"]

@@ -86,7 +86,7 @@ def test_a_profile_of_aws_reaches_its_bucket_in_its_region(
 
 @pytest.mark.parametrize(
     ("config", "told"),
-    [("", "nobody is logged in: `aws sso login`"), (SSO + SESSION, "Error loading SSO Token"), (SSO, "sso-session")],
+    [("", "not logged in: `aws sso login`"), (SSO + SESSION, "Error loading SSO Token"), (SSO, "sso-session")],
     ids=["nothing", "a session that has ended", "half a configuration"],
 )
 def test_who_is_not_logged_in_is_told_before_anything_is_asked(nobody: Path, config: str, told: str) -> None:

@@ -240,7 +240,7 @@ def test_ctrl_c_twice_interrupts_a_step_that_takes_too_long(tmp_path: Path, whol
         group(script, signal.SIGINT)
         assert script.end() == -signal.SIGINT
     assert "KeyboardInterrupt" in script.err()
-    assert "asked to stop, but the script ended before it could save, at step 20; the next start goes" in script.err()
+    assert "asked to stop, but the script ended before it could save, at step 20; the next start" in script.err()
     assert saved(tmp_path) == 20
     with life(tmp_path) as script:
         assert script.until("end") == whole

@@ -75,7 +75,7 @@ class MetadataToken:
         """
         ends = time.monotonic() + deadline_s
         if not self._lock.acquire(timeout=max(0.0, deadline_s)):
-            raise NoAnswerError("no access token in time: the metadata server keeps another call waiting")
+            raise NoAnswerError("no access token in time: another call still waits for the metadata server")
         try:
             if not self._value or self._clock.now() > self._until - TOKEN_EARLY_S:
                 self._fetch(max(0.001, ends - time.monotonic()))

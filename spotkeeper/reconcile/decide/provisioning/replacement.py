@@ -212,10 +212,10 @@ def _since(draft: Draft, index: int, slot: Slot) -> float:
 
 
 def _usual_s(draft: Draft, pool: str) -> float | None:
-    """Return within how many seconds all boots of a gang of this size end in 95 % of starts; None: too few observed.
+    """Return the 95th percentile of the boot time of a gang's slowest machine, seconds; None: too few boots observed.
 
-    If boot times have an exponential tail, the slowest of n boots is below p95 + ln(n) (p95 - median) / ln(10) as
-    often as one boot is below p95. Without this correction every start of a large gang would request backups.
+    If boot times have an exponential tail, that of the slowest of n machines is p95 + ln(n) (p95 - median) / ln(10).
+    Without this correction every start of a large gang would request backups.
     """
     seen = next((one for one in draft.snapshot.market if one.pool == pool and one.slow_boot_s is not None), None)
     if seen is None or seen.slow_boot_s is None or seen.boot_s is None:

@@ -135,7 +135,7 @@ def test_a_job_that_runs_takes_no_other_files() -> None:
     world.request(RequestKind.RESUME)
     world.until(world.training, 300)
     bring(world, replace(world.spec, command=("corrected.py",)))
-    assert "only a job on hold takes other files" in told(world)
+    assert "only a job on hold accepts other files" in told(world)
     assert world.training() and not world.record().spec_replaced
 
 
@@ -259,4 +259,4 @@ def test_a_round_of_a_job_whose_own_file_is_gone_says_so() -> None:
     world.memory.specs.pop(JOB)
     bring(world, world.spec)
     run_round(world.store, world, JOB, world, world.options)
-    assert "so what they hold is unknown" in told(world)
+    assert "so their content is unknown" in told(world)
