@@ -107,7 +107,7 @@ def test_a_bucket_without_a_stack_is_missing(cli: Cli, store: Store, folder: Pat
     store.delete("stack/pools.json")
     done = cli(*words(argv, folder))
     assert (done.code, done.out) == (3, "")
-    assert "holds no stack" in done.err
+    assert "contains no stack" in done.err
 
 
 @pytest.mark.parametrize("more", ["", "--json"])
