@@ -1,8 +1,8 @@
 """Pack the programs of machines and of the function reproducibly: equal sources give equal bytes.
 
 VMs fetch the *bundle* by its hash: ``site/`` with ``spotkeeper``, ``spotkeeper_agent`` and their dependencies, ``job/``
-for the import path of users' jobs, and ``templates/job/``. The *function* archive for Cloud Functions, which builds it,
-has the package, an entry file and pinned requirements; for Lambda, which builds nothing, the package and its wheels.
+for the import path of users' jobs, and ``templates/job/``. The *function* archive has the package and, for Cloud
+Functions, which installs requirements, an entry file and pinned requirements; for Lambda, the wheels.
 Archives are cached by the hash of their inputs. This module calls no cloud; for another Python version than the running
 one it reads the package index through pip.
 """

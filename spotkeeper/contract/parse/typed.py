@@ -147,7 +147,7 @@ def _no_key(key: object, path: str) -> Problem:
 
 
 def _explained(problem: Problem, want: inspect.Metadata) -> Problem:
-    """A number in a text field (``work: 10``): the message says what the field is for, as quotes alone do not help."""
+    """Report a number in a text field (``work: 10``) with the field's description: quotes alone would not help."""
     about = (want.extra_json_schema or {}).get("description")
     known = about and problem.message == "want a text"
     return replace(problem, message=f"{problem.message}: {about}") if known else problem

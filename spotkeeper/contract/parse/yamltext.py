@@ -104,7 +104,7 @@ def _value(node: yaml.Node, path: str, source: str, lines: dict[str, int]) -> ob
     if not isinstance(node, yaml.ScalarNode):
         return None
     if node.style is None and _LEADING_ZERO.match(node.value):
-        message = f"{node.value[:20]}: another number to other readers of YAML: without the zero, or in quotes"
+        message = f"{node.value[:20]}: YAML readers disagree about a leading zero: remove it, or use quotes"
         raise SpecError([Problem(path, message, source=source, line=node.start_mark.line + 1)])
     return _scalar(node)
 

@@ -165,7 +165,7 @@ class Chaos:
         if record.over:
             raise ChaosError(f"the job ended ({record.reason or record.outcome}) before the last fault")
         if record.hold is Hold.FAILURE:
-            raise ChaosError(f"the job failed and holds: {record.reason}")
+            raise ChaosError(f"the job failed and is on hold: {record.reason}")
         return record
 
     def steady(self, when: str) -> None:

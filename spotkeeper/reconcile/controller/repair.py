@@ -74,7 +74,7 @@ def _damaged(store: Store) -> str:
         raise RepairError(f"{error}; {error.remedy}") from None
     except CorruptError as error:
         return error.token
-    raise RepairError("stack/allocation is well: nothing to repair")
+    raise RepairError("stack/allocation is valid: nothing to repair")
 
 
 def _rewritten(store: Store, job: str) -> Record | None:

@@ -2,13 +2,13 @@
 
 ``decide()`` calls :func:`select` for jobs, ``player.py`` for ``spotkeeper policy`` and for replays. It applies the rule
 (:func:`rule.plan`) to a stack's offers and their observations. The job's policies: ``balanced`` (the default) takes
-spot in the order of its expected worth, then on-demand (during an on-demand fallback on-demand first), but on-demand
-not before ``max_wait``; with a deadline the rule decides when to wait. ``spot`` and ``on-demand`` buy nothing else.
+spot in the order of its expected worth, then, after ``max_wait``, on-demand. During an on-demand fallback, on-demand
+comes first. With a deadline, the rule decides when to wait. ``spot`` and ``on-demand`` buy nothing else.
 ``shuffle`` mixes the zones once per job, tries them in that order, waits, and starts over. No policy takes spot at or
 above the on-demand price of the same machine.
 
 Spotkeeper does not know how much faster a more expensive machine type is. So if a job may use several, an hour of its
-work is worth the on-demand price of the cheapest; spot that costs more comes after that.
+work is worth the on-demand price of the cheapest, and more expensive spot is tried after that on-demand offer.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class MicroBatch:
     def scale(self, batch: int, world: int) -> float:
         """Return the factor for the mean loss that makes DDP's mean over ranks the mean of the global batch.
 
-        Integers until the one division: an even split gives exactly 1.0 over a rank's micro-batches, so one micro-batch
-        per rank is plain DDP to the last bit.
+        It divides integers only once: the factors of an even split add up to exactly 1.0 on each rank, so that one
+        micro-batch per rank gives the same bits as plain DDP.
         """
         return self.samples * world / batch
 

@@ -83,7 +83,7 @@ JOB_CASES = [
     ("name: &n first\ncommand: [*n]\n", "job.yaml:2: aliases (*name) are not read: write the value out"),
     (
         GOOD + "seed: 010\n",
-        "job.yaml:3: seed: 010: another number to other readers of YAML: without the zero, or in quotes",
+        "job.yaml:3: seed: 010: YAML readers disagree about a leading zero: remove it, or use quotes",
     ),
     (
         f"name: first\ncommand: [/opt/train.py, {'x' * 140_000}]\n",
