@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotkeeper.contract.job import START_S, JobSpec, pools_of
-from spotkeeper.contract.parse.hints import SHELL_WORDS, argv, runner
-from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
+from spotkeeper.contract.parse.problem import SHELL_WORDS, Problem, argv, join, nearest, problem, runner
 from spotkeeper.contract.stack import PoolState, StackState
 
 WORD_BYTES = 131_071  # longest argument: Linux's MAX_ARG_STRLEN without the NUL

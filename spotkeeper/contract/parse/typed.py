@@ -22,8 +22,7 @@ import msgspec
 from msgspec import inspect
 
 from spotkeeper.contract import codec
-from spotkeeper.contract.parse.hints import argv, meant
-from spotkeeper.contract.parse.problem import Problem, SpecError, join, located, nearest, shown
+from spotkeeper.contract.parse.problem import Problem, SpecError, argv, join, located, meant, nearest, shown
 
 T = TypeVar("T")
 

@@ -7,8 +7,7 @@ from msgspec.structs import fields
 
 from infra.settings.model import Settings
 from spotkeeper.contract.job import Checkpoint, JobSpec, Retry
-from spotkeeper.contract.parse.hints import MEANT
-from spotkeeper.contract.parse.problem import SpecError
+from spotkeeper.contract.parse.problem import MEANT, SpecError
 from spotkeeper.contract.parse.typed import convert, load_yaml
 from spotkeeper.contract.stack import PoolState, Price
 
