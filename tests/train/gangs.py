@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from spotkeeper.train.agent_link.control import NAME, Control, RunResult, read_result
-from spotkeeper.train.checkpoint import client
 from tests.train.forks import FORKS
 from tests.train.jobs import Event, Job
+from tests.train.savers import start_saver
 
 _FORKS = multiprocessing.get_context("forkserver")
 _WARM = (
@@ -67,7 +67,7 @@ class Gang:
     def __enter__(self) -> Gang:
         for node in range(self.nodes):
             self.disk(node).mkdir(parents=True)
-            self._savers[node] = client.start(self._socket(node))
+            self._savers[node] = start_saver(self._socket(node))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,7 +82,7 @@ class Gang:
         """A new saver, that holds nothing in memory."""
         self._savers[node].kill()
         self._savers[node].wait()
-        self._savers[node] = client.start(self._socket(node))
+        self._savers[node] = start_saver(self._socket(node))
 
     def replace(self, node: int) -> None:
         """Another machine takes this one's place, with a new disk."""

@@ -411,22 +411,6 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)  # loader workers are forks and may outlive the trainer
 
 
-def start(path: Path | str, *, python: str = sys.executable) -> subprocess.Popen[bytes]:
-    """Start a node's saver at ``path`` and return once it answers. Used by the agent and tests.
-
-    Raises:
-        SaverError: it did not answer within five seconds.
-    """
-    process = subprocess.Popen(saver.command(path, python=python), start_new_session=True)
-    try:
-        Client.connect(path).close()
-    except SaverError:
-        process.kill()
-        process.wait()
-        raise
-    return process
-
-
 def new_manifest(commit: Commit, gang: tuple[RankPlace, ...], versions: dict[str, str]) -> Manifest:
     """Return a manifest without files; the saver adds them as it hashes them."""
     return Manifest(commit, len(gang), gang, (), versions, time.time())

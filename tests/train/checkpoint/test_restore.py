@@ -14,6 +14,7 @@ from spotkeeper.train.checkpoint import client
 from spotkeeper.train.checkpoint.image import Image, RunState
 from spotkeeper.train.checkpoint.store import SKELETON, STATE, FileSum, Manifest
 from spotkeeper.train.checkpoint.strategy import restore
+from tests.train.savers import start_saver
 
 SENT = RunState({"weight": torch.arange(5000.0)}, {"lr": 0.1}, (b"one", b"two"))
 
@@ -73,7 +74,7 @@ def test_a_copy_with_one_flipped_bit_is_refused(part: int, name: str, at: int) -
 
 
 def test_a_copy_comes_whole_though_this_nodes_saver_has_gone(tmp_path: Path) -> None:
-    saver = client.start(tmp_path / "saver")
+    saver = start_saver(tmp_path / "saver")
     trainer = client.Client.connect(tmp_path / "saver")
     hello = trainer.hello(tmp_path / "ckpt", 2, 2)
     saver.kill()

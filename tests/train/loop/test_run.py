@@ -34,6 +34,7 @@ from spotkeeper.train.core.errors import CallError
 from spotkeeper.train.core.settings import RunSettings, make_output
 from spotkeeper.train.loop import reporter
 from spotkeeper.train.loop.run import Run
+from tests.train.savers import start_saver
 
 
 class Things:
@@ -398,7 +399,7 @@ def test_a_save_by_hand_counts_the_batch_that_was_stepped_on(step: int) -> None:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
     """Run folder, control file and saver, as an agent makes them."""
     (tmp_path / "run").mkdir()
-    process = client.start(tmp_path / "saver")
+    process = start_saver(tmp_path / "saver")
     paths = {name: str(tmp_path / name.lower()) for name in ("RUN", "CKPT", "SAVER")}
     for name, value in {**paths, "GEN": "5", "SLOT": "2"}.items():
         monkeypatch.setenv(f"SPOTKEEPER_{name}", value)
@@ -633,7 +634,7 @@ def test_a_saver_lost_while_the_state_is_restored_costs_no_start(
         generation(at(6, lambda: agent.request(AgentRequest.SAVE_STOP, time.time() + 30)))
     if held == "disk":
         _kill_saver(tmp_path / "saver")
-        client.start(tmp_path / "saver")
+        start_saver(tmp_path / "saver")
     real = strategy.restore
 
     def bereft(*args: Any) -> Any:
@@ -660,7 +661,7 @@ def test_a_lost_saver_is_told_and_a_new_one_used(agent: Control, tmp_path: Path,
             agent.request(AgentRequest.SAVE)
         if run.steps_done == 6:
             assert agent.fault is Fault.SAVER_LOST
-            processes.append(client.start(tmp_path / "saver"))
+            processes.append(start_saver(tmp_path / "saver"))
 
     try:
         _, run = generation(check)
