@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pulumi
 import pulumi_aws as aws
 
@@ -31,10 +29,13 @@ class AwsAlerts(Component):
         if email := settings.alerts.email:
             topic = self._mail(email)
             if "ticks" in settings.alerts.about:
-                self._silence(topic)
+                minutes = settings.alerts.missed_minutes
+                # It counts successful ticks; agents' requests do not count as ticks.
+                told = f"no tick succeeded for {minutes} minutes"
+                self._alarm(topic, "silence", told, self._counted("ticks", TICK), missing=minutes)
             for key, (event, message) in MESSAGES.items():
                 if key in settings.alerts.about:
-                    self._logged(topic, key, event, message)
+                    self._alarm(topic, key, message, self._counted(key, event))
         if settings.budget:
             self._budget(settings.budget)
         self.register_outputs({})
@@ -43,38 +44,6 @@ class AwsAlerts(Component):
         topic = aws.sns.Topic("mail", name=f"{self.prefix}-alerts", tags=self._tags("alerts"), opts=self.child)
         aws.sns.TopicSubscription("mail", topic=topic.arn, protocol="email", endpoint=email, opts=self.child)
         return topic
-
-    def _silence(self, topic: aws.sns.Topic) -> None:
-        """Declare the alarm for missing ticks. It counts successful ticks; agents' requests do not count as ticks."""
-        minutes = self.settings.alerts.missed_minutes
-        self._alarm(
-            "silence",
-            f"no tick succeeded for {minutes} minutes",
-            topic,
-            comparison_operator="LessThanThreshold",
-            threshold=1,
-            evaluation_periods=minutes,
-            treat_missing_data="breaching",
-            namespace=NAMESPACE,
-            metric_name=self._counted("ticks", TICK),
-            statistic="Sum",
-            period=60,
-        )
-
-    def _logged(self, topic: aws.sns.Topic, key: str, event: str, message: str) -> None:
-        self._alarm(
-            key,
-            message,
-            topic,
-            comparison_operator="GreaterThanOrEqualToThreshold",
-            threshold=1,
-            evaluation_periods=1,
-            treat_missing_data="notBreaching",
-            namespace=NAMESPACE,
-            metric_name=self._counted(key, event),
-            statistic="Sum",
-            period=300,
-        )
 
     def _counted(self, key: str, event: str) -> str:
         """Declare the metric that counts log lines of an event, and return its name."""
@@ -91,16 +60,24 @@ class AwsAlerts(Component):
         )
         return metric
 
-    def _alarm(self, key: str, message: str, topic: aws.sns.Topic, **how: Any) -> None:
+    def _alarm(self, topic: aws.sns.Topic, key: str, message: str, metric: str, missing: int = 0) -> None:
+        """Declare an alarm that a line was counted or, with ``missing``, that none was for so many minutes."""
         aws.cloudwatch.MetricAlarm(
             key,
             name=f"{self.prefix}-{key}",
             alarm_description=f"Spotkeeper {self.settings.stack}: {message}",
+            comparison_operator="LessThanThreshold" if missing else "GreaterThanOrEqualToThreshold",
+            threshold=1,
+            evaluation_periods=missing or 1,
+            treat_missing_data="breaching" if missing else "notBreaching",
+            namespace=NAMESPACE,
+            metric_name=metric,
+            statistic="Sum",
+            period=60 if missing else 300,
             alarm_actions=[topic.arn],
             ok_actions=[topic.arn],
             tags=self._tags(key),
             opts=self.child,
-            **how,
         )
 
     def _budget(self, budget: Budget) -> None:

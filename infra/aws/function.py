@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -16,7 +17,7 @@ from infra.aws import rights
 from infra.aws.identity import AwsIdentity
 from infra.aws.rights import Arns, Statement, document
 from infra.aws.storage import AwsStorage
-from infra.drain import AwsDrainArgs, Drained
+from infra.drain import Drained
 from infra.settings.model import Settings
 from infra.shared import Component
 
@@ -169,15 +170,16 @@ def own_endpoint(settings: Settings, service: str) -> str:
     return "" if given == f"https://{service}.{settings.region}.amazonaws.com" else given
 
 
-def drain_args(settings: Settings, storage: AwsStorage) -> AwsDrainArgs:
-    return AwsDrainArgs(
-        stack=settings.stack,
-        region=settings.region,
-        bucket=storage.bucket.bucket,
-        profile=profile(),
-        ec2=own_endpoint(settings, "ec2"),
-        s3=own_endpoint(settings, "s3"),
-    )
+def drain_args(settings: Settings, storage: AwsStorage) -> dict[str, Any]:
+    return {
+        "cloud": "aws",
+        "stack": settings.stack,
+        "region": settings.region,
+        "bucket": storage.bucket.bucket,
+        "profile": profile(),
+        "ec2": own_endpoint(settings, "ec2"),
+        "s3": own_endpoint(settings, "s3"),
+    }
 
 
 class AwsTriggers(Component):

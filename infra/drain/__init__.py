@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 import pulumi
@@ -28,44 +27,16 @@ from infra.shared import Component
 PLACE = ("cloud", "stack", "project", "region")
 
 
-@dataclass(frozen=True)
-class GcpDrainArgs:
-    """The drain's properties on Google Cloud; ``compute`` and ``storage`` are roots of the cloud's APIs."""
+class Drain(Resource):
+    """The resource that drains the stack when it is deleted.
 
-    stack: str
-    project: str
-    zones: Sequence[str]
-    bucket: pulumi.Input[str]
-    compute: str
-    storage: str
-    cloud: str = "gcp"
-
-
-@dataclass(frozen=True)
-class AwsDrainArgs:
-    """The drain's properties on AWS; ``ec2`` and ``s3`` are roots of the APIs, "" for botocore's default.
-
-    ``profile`` is the AWS profile that `up` uses on the operator's machine, "" for the shell's.
+    Its properties, ``drain_args`` of each cloud's ``function.py``: ``cloud``, ``stack`` and ``bucket``; on Google Cloud
+    ``project``, ``zones``, and ``compute`` and ``storage``, roots of the cloud's APIs; on AWS ``region``, ``ec2`` and
+    ``s3``, roots of the APIs ("" for botocore's default), and ``profile``, the AWS profile that `up` uses on the
+    operator's machine ("" for the shell's).
     """
 
-    stack: str
-    region: str
-    bucket: pulumi.Input[str]
-    profile: str = ""
-    ec2: str = ""
-    s3: str = ""
-    cloud: str = "aws"
-
-
-class Drain(Resource):
-    """The resource that drains the stack when it is deleted."""
-
-    def __init__(
-        self, name: str, args: GcpDrainArgs | AwsDrainArgs, opts: pulumi.ResourceOptions | None = None
-    ) -> None:
-        properties: dict[str, Any] = {each.name: getattr(args, each.name) for each in fields(args)}
-        if "zones" in properties:
-            properties["zones"] = list(properties["zones"])
+    def __init__(self, name: str, properties: dict[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__(DrainProvider(), name, properties, opts)
 
 
@@ -78,7 +49,7 @@ class Drained(Component):
     def __init__(
         self,
         settings: Settings,
-        args: GcpDrainArgs | AwsDrainArgs,
+        args: dict[str, Any],
         descriptor: pulumi.Resource,
         needed: Sequence[Component],
         opts: pulumi.ResourceOptions | None = None,

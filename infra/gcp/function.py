@@ -7,12 +7,13 @@ function's name is fixed, because its address is in every template.
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pulumi
 import pulumi_gcp as gcp
 
 from infra import naming
-from infra.drain import Drained, GcpDrainArgs
+from infra.drain import Drained
 from infra.gcp.identity import GcpIdentity
 from infra.gcp.storage import GcpStorage
 from infra.settings.gcp import COMPUTE
@@ -140,15 +141,16 @@ def environment(settings: Settings, clock_email: str) -> dict[str, str]:
     return values | {name: value for name, value in optional.items() if value}
 
 
-def drain_args(settings: Settings, storage: GcpStorage) -> GcpDrainArgs:
-    return GcpDrainArgs(
-        stack=settings.stack,
-        project=settings.project,
-        zones=settings.zones,
-        bucket=storage.bucket.name,
-        compute=settings.endpoints.compute,
-        storage=settings.endpoints.storage,
-    )
+def drain_args(settings: Settings, storage: GcpStorage) -> dict[str, Any]:
+    return {
+        "cloud": "gcp",
+        "stack": settings.stack,
+        "project": settings.project,
+        "zones": list(settings.zones),
+        "bucket": storage.bucket.name,
+        "compute": settings.endpoints.compute,
+        "storage": settings.endpoints.storage,
+    }
 
 
 class GcpTriggers(Component):

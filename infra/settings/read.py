@@ -17,7 +17,6 @@ from infra import naming
 from infra.settings import aws, checks, gcp
 from infra.settings.checks import NOT_WATCHED, UNWATCHED
 from infra.settings.model import Settings, pool_state, stack_state
-from infra.settings.pool import Pool
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.parse.problem import Problem, SpecError, join, located, nearest, problem
@@ -39,6 +38,7 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
     """
     plain: dict[str, object] = {}
     wrong: list[Problem] = []
+    cloud, region = config.get(f"{NAMESPACE}:cloud"), config.get(f"{NAMESPACE}:region")
     for name, text in config.items():
         namespace, _, key = name.partition(":")
         if namespace == NAMESPACE and text == _NOT_SET.get(key):
@@ -47,7 +47,7 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
             plain[key] = _value(key, text)
         elif hint := _typo_of(name, config):
             wrong.append(Problem(name, "unknown key", hint=hint))
-        elif key == "region" and namespace == config.get(f"{NAMESPACE}:cloud") and _other_region(config, text):
+        elif name == f"{cloud}:region" and region not in (None, "", text):
             wrong.append(problem(name, f"differs from {NAMESPACE}:region: leave it out", text))
     if wrong:  # a limit in a misspelt namespace would have no effect
         raise SpecError(wrong)
@@ -62,10 +62,6 @@ def _typo_of(name: str, config: Mapping[str, str]) -> str | None:
     of_gcp = namespace == "gcp" or (namespace not in _CLOUDS and nearest(namespace, _CLOUDS) == "gcp")
     missed = PROJECT not in config and config.get(f"{NAMESPACE}:cloud") == "gcp"
     return PROJECT if missed and of_gcp and nearest(key, ("project",)) else None
-
-
-def _other_region(config: Mapping[str, str], region: str) -> bool:
-    return config.get(f"{NAMESPACE}:region") not in (None, "", region)
 
 
 _FIELDS = inspect.type_info(Settings).fields  # type: ignore[attr-defined]
@@ -273,13 +269,9 @@ def _watched(found: JobFile, root: Path) -> Iterator[Problem]:
         yield problem("source", f"{NOT_WATCHED}: move it", found.spec.source)
 
 
-def _used(spec: JobSpec, settings: Settings) -> list[Pool]:
-    return [p for p in settings.dynamic() if not spec.pools or p.name in spec.pools]
-
-
 def _grace(spec: JobSpec, settings: Settings) -> Iterator[Problem]:
     """Check that ``grace_s`` (SIGTERM to SIGKILL) ends before the preemption notice of the job's pools does."""
-    for pool in _used(spec, settings):
+    for pool in (pool for pool in settings.dynamic() if not spec.pools or pool.name in spec.pools):
         notice = pool.notice_seconds() or SHORT_NOTICE_S
         if spec.grace_s > notice - _MARGIN_S:
             told = f"is above {notice - _MARGIN_S}: a machine of {pool.name} has {notice} s of notice"

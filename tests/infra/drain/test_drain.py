@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import dill
 import pytest
 
-from infra.drain import Drain, DrainProvider, GcpDrainArgs, opened
+from infra.drain import Drain, DrainProvider, opened
 from infra.drain.emptying import DrainError, empty
 from infra.drain.gcp import Api
+from infra.gcp.function import drain_args
 from tests.infra.cloud import BUCKET, Cloud, props_of
 
 ZONES = ("us-central1-a", "us-central1-b")
@@ -186,5 +188,8 @@ def test_what_was_there_is_told(cloud: Cloud, props: dict[str, Any], capsys: pyt
 
 
 def test_arguments_are_what_the_provider_reads(props: dict[str, Any]) -> None:
-    assert {*GcpDrainArgs.__annotations__} == {*props, "cloud"}
+    ends = SimpleNamespace(compute="", storage="")
+    settings = SimpleNamespace(stack="dev", project="p", zones=("a",), endpoints=ends)
+    made = drain_args(settings, SimpleNamespace(bucket=SimpleNamespace(name="b")))
+    assert {*made} == {*props, "cloud"}
     assert Drain._resource_type_name == "dynamic:Resource"
