@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Generic, Protocol, TypeVar
@@ -88,6 +88,12 @@ def look(
 def known(found: Iterable[T | None]) -> tuple[T, ...]:
     """Drop None, which stands for resources of others."""
     return tuple(one for one in found if one is not None)
+
+
+def label_number(labels: Mapping[str, str], name: str) -> int:
+    """Return the number in a label; -1 without one."""
+    text = labels.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
 
 
 # -- addresses: a gang's master address is the one listed for that machine, and within these

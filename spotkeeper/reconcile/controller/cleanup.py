@@ -39,7 +39,7 @@ def bury(store: Store, record: Record, at: float) -> None:
     for request in store.list_requests(record.job):
         store.delete_request(record.job, request.id)
     store.delete_facts(record.job, _obsolete_facts(store, record.job))
-    if record.keep_disks or _clear_copies(store, record.job):
+    if record.keep_disks or _delete(store, store.list(paths.copies(record.job))):
         store.clear_active(record.job)
 
 
@@ -82,13 +82,8 @@ def sweep_copies(store: Store, record: Record) -> bool:
     return _delete(store, [path for path in store.list(paths.copies(record.job)) if goes(paths.copy_of(path))])
 
 
-def _clear_copies(store: Store, job: str) -> bool:
-    """Delete all copies of a job; True once none is left."""
-    return _delete(store, store.list(paths.copies(job)))
-
-
 def _delete(store: Store, doomed: Iterable[str]) -> bool:
-    """Delete lists first, and at most ``MOST`` objects."""
+    """Delete lists first, and at most ``MOST`` objects; True once none is left."""
     ordered = sorted(doomed, key=lambda path: (not path.endswith(".json"), path))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(store.delete, ordered[:MOST]))

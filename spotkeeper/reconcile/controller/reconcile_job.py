@@ -280,7 +280,7 @@ class Round:
         requests = self.store.list_requests(self.job) if not record.over else ()
         return Snapshot(
             stack=stack,
-            spec=self._spec(record),
+            spec=self.store.read_spec(self.job, record.spec_key()) if not record.over else None,
             listing=Listing((), ()),
             now=self.clock.now(),
             facts=facts,
@@ -297,9 +297,6 @@ class Round:
             draining=self.store.draining(),
             times=self.times if self.options.times else self.times.under(stack.fallback),
         )
-
-    def _spec(self, record: Record) -> JobSpec | None:
-        return self.store.read_spec(self.job, record.spec_key()) if not record.over else None
 
     def _files(self, record: Record, requests: tuple[JobRequest, ...]) -> dict[str, JobSpec]:
         """Read the job files that requests name, by hash. An unreadable one is left out, so its request is refused."""

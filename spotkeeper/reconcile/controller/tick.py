@@ -56,7 +56,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     The tick ends within the deadline of ``options``, however slow bucket and cloud are. Rounds that it has no time to
     begin are left to the next tick, which has another order; an interrupted round counts as failed and is repeated.
     """
-    options = _no_wait(options or RoundOptions())
+    options = changed(options or RoundOptions(), settle_s=0.0)  # late reports start rounds of their own
     store = store.until(options.deadline)
     stack = store.read_stack()
     if stack is None:
@@ -155,11 +155,6 @@ def _read(store: Store, job: str, failed: dict[str, str]) -> Versioned[Record] |
         log.warning("record of %s: %s", job, error)
         failed[job] = str(error)
         return None
-
-
-def _no_wait(options: RoundOptions) -> RoundOptions:
-    """Return the options without the wait for late reports, which start rounds of their own."""
-    return changed(options, settle_s=0.0)
 
 
 def _labelled(listing: Listing) -> set[str]:

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from spotkeeper.clock import Clock
 from spotkeeper.reconcile.store.objects import LOOK_S, Deadline
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.service.auth import Verifier
     from spotkeeper.reconcile.store.store import Store
 
-T = TypeVar("T")
 STACK_TTL_S = 5.0  # real seconds for which answers use the stack as last read; rounds read it again
 SPECS_KEPT = 64
 COLLECT_EVERY_S = 60.0  # real

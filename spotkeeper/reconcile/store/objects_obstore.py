@@ -33,7 +33,7 @@ from spotkeeper.reconcile.store.objects import (
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
-    from obstore.store import ClientConfig, GCSConfig, GCSCredential, ObjectStore, RetryConfig, S3Config
+    from obstore.store import ClientConfig, GCSConfig, ObjectStore, RetryConfig, S3Config
 
 T = TypeVar("T")
 PARALLEL = 8  # reads of small objects at once
@@ -87,13 +87,9 @@ def open_bucket(url: str, endpoint: str | None = None, brief: bool = False) -> O
         config=gcs,
         client_options=options,
         retry_config=retry,
-        credential_provider=_nobody if unsigned else credentials.gcs(),
+        credential_provider=(lambda: {"token": "", "expires_at": None}) if unsigned else credentials.gcs(),
     )
     return ObstoreObjects(store, "version")
-
-
-def _nobody() -> GCSCredential:
-    return {"token": "", "expires_at": None}
 
 
 class ObstoreObjects:

@@ -25,22 +25,22 @@ _WORD = re.compile(r"[-a-z0-9]{1,64}\Z")
 _NOT_PLAIN = re.compile(r"[^-A-Za-z0-9_]+")
 
 
-def _job(job: str) -> str:
-    if not JOB_ID.match(job):
-        raise BadKeyError(f"{job[:40]!r} is not a job id (8 characters of a-z and 0-9)")
-    return job
-
-
-def _word(text: str) -> str:
-    if not _WORD.match(text):
-        raise BadKeyError(f"{text[:80]!r} cannot be part of a name in the bucket ([-a-z0-9], at most 64)")
+def _checked(text: str, pattern: re.Pattern[str], want: str) -> str:
+    if not pattern.match(text):
+        raise BadKeyError(f"{text[:80]!r} {want}")
     return text
 
 
+def _job(job: str) -> str:
+    return _checked(job, JOB_ID, "is not a job id (8 characters of a-z and 0-9)")
+
+
+def _word(text: str) -> str:
+    return _checked(text, _WORD, "cannot be part of a name in the bucket ([-a-z0-9], at most 64)")
+
+
 def _sha(digest: str) -> str:
-    if not _SHA256.match(digest):
-        raise BadKeyError(f"{digest[:80]!r} is not a SHA-256 in lower-case hex")
-    return digest
+    return _checked(digest, _SHA256, "is not a SHA-256 in lower-case hex")
 
 
 def bundle(sha256: str) -> str:
@@ -52,9 +52,7 @@ def active(job: str) -> str:
 
 
 def name(job_name: str) -> str:
-    if not JOB_NAME.match(job_name):
-        raise BadKeyError(f"{job_name[:80]!r} is not a job name ([a-z][-a-z0-9]*, at most 40)")
-    return f"names/{job_name}"
+    return "names/" + _checked(job_name, JOB_NAME, "is not a job name ([a-z][-a-z0-9]*, at most 40)")
 
 
 def folder(job: str) -> str:

@@ -22,7 +22,7 @@ from spotkeeper.contract.cloud import (
     VmStatus,
 )
 from spotkeeper.contract.stack import Model, PoolState, StackState
-from spotkeeper.reconcile.clouds.base import Addresses
+from spotkeeper.reconcile.clouds.base import Addresses, label_number
 from spotkeeper.reconcile.clouds.ec2.errors import REASONS, detail_of
 
 log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ def to_vm(
     if labels.get(names.LABEL_STACK) != stack or (item.state.name == TERMINATED and not ended):
         return None
     name, job = labels.get(NAME, ""), labels.get(names.LABEL_JOB, "")
-    node, attempt = _number(labels, names.LABEL_NODE), _number(labels, names.LABEL_ATTEMPT)
+    node, attempt = label_number(labels, names.LABEL_NODE), label_number(labels, names.LABEL_ATTEMPT)
     if job and name != names.vm_name(stack, job, node, attempt):
         log.warning("%s has this stack's labels for another machine: left alone", item.instance_id)
         return None
@@ -338,8 +338,3 @@ def _owned(tags: Iterable[Tag], stack: str) -> tuple[str, int, int] | None:
     if owned is None or not ours or labels.get(names.LABEL_JOB) != owned.job:
         return None
     return owned.job, owned.node, owned.number
-
-
-def _number(labels: Mapping[str, str], name: str) -> int:
-    text = labels.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1

@@ -25,7 +25,7 @@ from spotkeeper.contract.cloud import (
     VmStatus,
 )
 from spotkeeper.contract.stack import Model, PoolState, StackState
-from spotkeeper.reconcile.clouds.base import Addresses
+from spotkeeper.reconcile.clouds.base import Addresses, label_number
 from spotkeeper.reconcile.clouds.gce.errors import OperationErrors, classify, detail_of
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ def disk_body(stack: StackState, pool: PoolState, action: CreateDisk) -> dict[st
 def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
     """Return a listed machine; None if it is not the stack's by label and name. No job: a static machine."""
     job = item.labels.get(names.LABEL_JOB, "")
-    node, attempt = _number(item.labels, names.LABEL_NODE), _number(item.labels, names.LABEL_ATTEMPT)
+    node, attempt = label_number(item.labels, names.LABEL_NODE), label_number(item.labels, names.LABEL_ATTEMPT)
     if job and item.name != names.vm_name(stack, job, node, attempt):
         log.warning("%s has this stack's labels for another machine: left alone", item.name)
         return None
@@ -307,11 +307,6 @@ def is_partial(warning: WarningIn | None) -> bool:
 
 def by_label(stack: str) -> str:
     return f'labels.{names.LABEL_STACK} = "{stack}"'
-
-
-def _number(labels: dict[str, str], name: str) -> int:
-    text = labels.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
 
 
 def last_part(link: str) -> str:
