@@ -128,9 +128,8 @@ def environment(settings: Settings, clock_email: str) -> dict[str, str]:
         "SPOTKEEPER_BUCKET": f"gs://{settings.bucket_name()}",
         "SPOTKEEPER_AUDIENCE": function_url(settings),
         "SPOTKEEPER_INVOKERS": ",".join([clock_email, *people]),
-        "THREADS": str(
-            AT_ONCE
-        ),  # of functions-framework: with its default of four, four rounds would block all reports
+        # Of functions-framework: with its default of four, four rounds would block all reports.
+        "THREADS": str(AT_ONCE),
     }
     optional = {
         "SPOTKEEPER_COMPUTE_ENDPOINT": settings.endpoints.compute if settings.endpoints.compute != COMPUTE else "",

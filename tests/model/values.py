@@ -19,7 +19,7 @@ from spotkeeper.contract.facts import Fact
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest
 from spotkeeper.contract.record import Budget, Limits, Moved, Node, Record, Slot
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Fallback, Model
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.store.documents import StaticHello
 
@@ -203,9 +203,7 @@ CALM = Times(
     static_s=_LONG,
     dry_s=_LONG,
     gang_s=_LONG,
-    on_demand_s=0.0,
-    losses=1_000_000,
-    short_lives=1_000_000,
+    fallback=Fallback(on_demand_s=0.0, losses=1_000_000, short_lives=1_000_000),
     shrink_s=_LONG,
     settle_s=0.0,
     hold_s=10.0,

@@ -127,7 +127,7 @@ class World:
         self.beats = False  # whether leases are short and renewed, as the function ships them; otherwise they last 75 s
         self.settle_s, self.events, self.hang_share = settle_s, events, hang_share
         self.function = Function(self, random.Random(seed + 2))  # noqa: S311
-        self.times = times or Times().under(stack.fallback)
+        self.times = times or Times(fallback=stack.fallback)
         self.jobs: dict[str, Job] = {}
         self.skipped = self.ticks = 0
         self.skip = True

@@ -45,9 +45,8 @@ BURST_WAITS = 4
 GATHER_S = 2.0  # real; pause between two rounds while BURST machines or more are still to report
 PARALLEL = 16
 CALL_DEADLINE_S = 20.0  # real seconds for one call
-UNKNOWN = Versioned(
-    Allocation(), ""
-)  # in the place of an allocation that cannot be read; decide() is told that it is blind
+# In the place of an allocation that cannot be read; decide() is told that it is blind.
+UNKNOWN = Versioned(Allocation(), "")
 SETTLE_S = 1.1  # GCS takes one write a second to an object; after that, late reports are visible
 
 
@@ -295,7 +294,7 @@ class Round:
             left_s=_left_s(progress, self.clock.scale),
             begin_s=None if progress is None else progress.begin_s,
             draining=self.store.draining(),
-            times=self.times if self.options.times else self.times.under(stack.fallback),
+            times=self.times if self.options.times else replace(self.times, fallback=stack.fallback),
         )
 
     def _files(self, record: Record, requests: tuple[JobRequest, ...]) -> dict[str, JobSpec]:

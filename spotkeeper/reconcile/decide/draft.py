@@ -299,23 +299,24 @@ class Draft:
 
     def count_loss(self, index: int, slot: Slot) -> None:
         """Count the preemption of a spot machine, and start an on-demand fallback after too many."""
-        budget = self.record.budget
+        budget, rules = self.record.budget, self.times.fallback
         if slot.model is not Model.SPOT:
             return
-        short = budget.short_lives + 1 if self.now - slot.since < self.times.short_life_s else 0
+        short = budget.short_lives + 1 if self.now - slot.since < rules.short_life_s else 0
         times = (*budget.loss_times, self.now)[-KEPT_LOSSES:]
         self.set(budget=replace(budget, preemptions=budget.preemptions + 1, loss_times=times, short_lives=short))
-        recent = [at for at in times if self.now - at <= self.times.window_s]
-        if len(recent) >= self.times.losses + len(self.nodes) or short >= self.times.short_lives:
+        recent = [at for at in times if self.now - at <= rules.window_s]
+        if len(recent) >= rules.losses + len(self.nodes) or short >= rules.short_lives:
             told = f"{len(recent)} losses in {(self.now - recent[0]) / 60:.0f} min in {slot.zone}"
-            self.fall_back("too many losses" if short < self.times.short_lives else "lives too short", told)
+            self.fall_back("too many losses" if short < rules.short_lives else "lives too short", told)
 
     def fall_back(self, cause: str, told: str = "") -> None:
         """Start an on-demand fallback, unless one is active. ``told``: its reason, for people."""
         if self.record.fallback_until > self.now:
             return
-        self.set(fallback_until=self.now + self.times.on_demand_s)
-        again = f"spot again at {time_of_day(self.now + self.times.on_demand_s)}"
+        until = self.now + self.times.fallback.on_demand_s
+        self.set(fallback_until=until)
+        again = f"spot again at {time_of_day(until)}"
         self.log(Event.FALLBACK, f"v{self.record.ver + 1}", cause=cause, detail=f"{told}, {again}" if told else again)
 
 

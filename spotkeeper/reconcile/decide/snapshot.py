@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from spotkeeper.contract import names
 from spotkeeper.contract.allocation import Allocation, Grant
@@ -59,11 +59,7 @@ class Times(Struct, frozen=True):
     dry_s: float = 300.0  # a gang waits this long for capacity, then moves to another zone
     copy_s: float = 300.0  # assumed time to copy disks to another zone by snapshots, on top of a start
     gang_s: float = 600.0  # a gang's machines wait this long for the rest, then are released
-    on_demand_s: float = 1800.0  # length of an on-demand fallback
-    window_s: float = 3600.0  # in which losses count towards a fallback
-    losses: int = 3  # losses that start a fallback, plus one per node
-    short_life_s: float = 600.0  # a spot machine that lived shorter was not worth the restart
-    short_lives: int = 3  # consecutive short lives that start a fallback too
+    fallback: Fallback = Fallback()  # the stack's rules for on-demand fallbacks
     shrink_s: float = 60.0  # an elastic job waits this long for missing nodes before it goes on smaller
     settle_s: float = 60.0  # a new generation trains at least this long before a voluntary replacement
     hold_s: float = 1800.0  # before a hold retries by itself
@@ -79,10 +75,6 @@ class Times(Struct, frozen=True):
     def silence(self, members: int) -> float:
         """Return how long a gang of this size may report no progress before a roll call, virtual seconds."""
         return self.silence_s if members > 1 else self.lone_silence_s
-
-    def under(self, fallback: Fallback) -> Times:
-        """Return these times with the stack's rules for on-demand fallbacks."""
-        return replace(self, **asdict(fallback))
 
     def scaled(self, scale: float) -> Times:
         """Return these times for a scaled clock: limits on real work (processes, saves) keep enough real seconds.

@@ -173,7 +173,8 @@ class _PlainValues:
     def _plain(self, value: Any, at: str) -> Any:
         """Copy a value; ``at`` is its path, for the message."""
         if value is None or isinstance(value, (bool, int, float, complex, str)):
-            return _builtin(value)
+            # NumPy's float64 and str_ subclass the built-in types.
+            return value.item() if hasattr(value, "dtype") else value
         if isinstance(value, torch.Tensor):
             return value.detach().clone()
         if isinstance(value, dict) and all(isinstance(key, (bool, int, float, str)) for key in value):
@@ -187,11 +188,6 @@ class _PlainValues:
             f"attach({self._name}=): {self._name}{at} is a {type(value).__name__}; numbers, strings and tensors can "
             "be saved, and dicts, lists and tuples of these. Give other objects a state_dict() and load_state_dict()"
         )
-
-
-def _builtin(value: Any) -> Any:
-    """Convert NumPy's float64 and str_, which subclass the built-in types, to those types."""
-    return value.item() if hasattr(value, "dtype") else value
 
 
 def _fields(part: Any) -> list[str]:
@@ -242,7 +238,8 @@ class Attached:
                     "attach(optimizer=): ZeroRedundancyOptimizer keeps sharded state, which is not supported"
                 )
         named = {name: part for name, part in named.items() if part is not None}
-        own = {name: each for name, part in named.items() if (each := _adapted(name, part)) is not None}
+        others = {name: adapt(name, part) for name, part in named.items() if not isinstance(part, Stateful)}
+        own = {name: each for name, each in others.items() if each is not None}
         common = {name: part for name, part in named.items() if name not in own}
         for name, part in [*common.items(), *([] if scaler is None else [("scaler", scaler)])]:
             if not isinstance(part, Stateful):
@@ -362,10 +359,6 @@ class Attached:
         for each in self.optimizers:
             for group in each.param_groups:
                 yield from group["params"]
-
-
-def _adapted(name: str, part: Any) -> LocalPart | None:
-    return None if isinstance(part, Stateful) else adapt(name, part)
 
 
 def _take(part: Stateful) -> Any:

@@ -181,7 +181,7 @@ def _some(guess: Guess) -> Guess | None:
 
 
 class Hints:
-    """Prices and estimates for the pools of one stack. Thread-safe."""
+    """The part of a cloud that asks for prices and estimates for a stack's pools. Thread-safe."""
 
     def __init__(self, stack: StackState, api: Api, clock: Clock) -> None:
         self._stack, self._clock = stack, clock
@@ -189,7 +189,7 @@ class Hints:
         self._answering: dict[str, str] = {}  # method -> the version that answers it, once one has
         self._path = f"projects/{stack.project}/regions/{stack.region}/advice"
 
-    def prices(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
+    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
         """Return spot prices of the pool's machine type in the stack's region; None: unknown."""
         found = self._pool(pool)
         if found is None:
@@ -199,7 +199,10 @@ class Hints:
         return None if body is None else price_runs(body)
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """Return estimates by zone, by one request each, as a score covers all zones of a request; None: unknown."""
+        """Return estimates of obtainability and survival by zone; None: unknown.
+
+        Each zone has its own requests, as a score covers all zones of a request.
+        """
         found, ends = self._pool(pool), time.monotonic() + deadline_s
         if found is None:
             return None

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from spotkeeper.clock import Clock
 from spotkeeper.contract.cloud import Action, DiskSnapshot, Listing, Result
-from spotkeeper.contract.market import Chances, PriceRun
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.clouds.base import LOOK_S, Addresses, ListError, addresses_around, known, perform
 from spotkeeper.reconcile.clouds.gce.actions import GceVerbs
@@ -47,7 +46,7 @@ OPERATION_PAGES = 4  # newest first; older failures were seen by earlier rounds
 log = logging.getLogger(__name__)
 
 
-class Gce:
+class Gce(Hints):
     """The cloud of one stack.
 
     Args:
@@ -58,12 +57,10 @@ class Gce:
     """
 
     def __init__(self, stack: StackState, api: Api, clock: Clock, addresses: Addresses | None = None) -> None:
-        self._stack = stack
-        self._clock = clock
+        super().__init__(stack, api, clock)
         self._addresses = addresses or Addresses()
         self._lists = Lists(api, stack.project, stack.stack)
         self._verbs = GceVerbs(stack, api)
-        self._hints = Hints(stack, api, clock)
 
     def list(self, stack: str) -> Listing:
         """List all zones, by label. A zone with an error or a warning is not in ``answered``."""
@@ -110,14 +107,6 @@ class Gce:
         now = self._clock.now()  # a future time would block the offer until then
         found = known(to_result(item, stack, zone, self._verbs.asked) for item in operations)
         return (replace(result, at=min(result.at, now)) for result in found)
-
-    def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
-        """Return spot prices of the pool's machine type in the stack's region; None: unknown."""
-        return self._hints.prices(pool, deadline_s)
-
-    def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """Return the cloud's estimates of obtainability and survival in each zone; None: unknown."""
-        return self._hints.chances(pool, deadline_s)
 
     def perform(self, action: Action, deadline_s: float) -> Result:
         """Perform one action. Never raises for an answer of the cloud; ACCEPTED means under way, not done."""
