@@ -6,6 +6,8 @@ has the data disk, which is attached to the running machine, so that a replaceme
 
 from __future__ import annotations
 
+from typing import Any
+
 import pulumi
 import pulumi_gcp as gcp
 
@@ -57,48 +59,22 @@ class GcpPools(Component):
         self.register_outputs({})
 
     def _template(self, pool: Pool, model: str) -> gcp.compute.RegionInstanceTemplate:
-        settings = self.settings
-        labels = self.labels(pool.name)
+        disk = gcp.compute.RegionInstanceTemplateDiskArgs(
+            boot=True,
+            auto_delete=True,
+            device_name="boot",
+            source_image=pool.image,
+            disk_size_gb=pool.boot_disk.size_gb,
+            disk_type=pool.boot_disk.type,
+            labels=self.labels(pool.name),
+        )
         return gcp.compute.RegionInstanceTemplate(
-            naming.template(settings.stack, pool.name, model),
-            region=settings.region,
-            machine_type=pool.machine.type,
+            naming.template(self.settings.stack, pool.name, model),
+            region=self.settings.region,
             scheduling=scheduling(pool, model, pool.max_run_s()),
-            guest_accelerators=[
-                gcp.compute.RegionInstanceTemplateGuestAcceleratorArgs(type=kind, count=count)
-                for kind, count in accelerators(pool)
-            ],
-            disks=[
-                gcp.compute.RegionInstanceTemplateDiskArgs(
-                    boot=True,
-                    auto_delete=True,
-                    device_name="boot",
-                    source_image=pool.image,
-                    disk_size_gb=pool.boot_disk.size_gb,
-                    disk_type=pool.boot_disk.type,
-                    labels=labels,
-                )
-            ],
-            network_interfaces=[
-                gcp.compute.RegionInstanceTemplateNetworkInterfaceArgs(
-                    subnetwork=card.subnetwork,
-                    nic_type=card.nic_type or None,
-                    access_configs=[gcp.compute.RegionInstanceTemplateNetworkInterfaceAccessConfigArgs()]
-                    if public
-                    else [],
-                )
-                for card, public in self._cards(pool)
-            ],
-            service_account=gcp.compute.RegionInstanceTemplateServiceAccountArgs(
-                email=self._identity.machine.email, scopes=[SCOPE]
-            ),
-            shielded_instance_config=gcp.compute.RegionInstanceTemplateShieldedInstanceConfigArgs(
-                enable_vtpm=True, enable_integrity_monitoring=True
-            ),
-            labels=labels,
-            tags=[self.prefix],
-            metadata=self._metadata(pool),
+            disks=[disk],
             opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs),
+            **self._shape(pool),
         )
 
     def _machine(self, pool: Pool, index: int) -> gcp.compute.Instance:
@@ -108,27 +84,25 @@ class GcpPools(Component):
         operator has it replaced (docs/day-two.md, "Rotating images").
         """
         called = naming.static_machine(self.settings.stack, pool.name, index)
-        labels = self.labels(pool.name)
         zone = pool.machine_zone(index)
         return gcp.compute.Instance(
             called,
             name=called,
             zone=zone,
-            machine_type=pool.machine.type,
             allow_stopping_for_update=True,
             scheduling=gcp.compute.InstanceSchedulingArgs(
                 provisioning_model="STANDARD",
                 automatic_restart=True,
                 on_host_maintenance=on_host_maintenance(pool),
             ),
-            guest_accelerators=[
-                gcp.compute.InstanceGuestAcceleratorArgs(type=kind, count=count) for kind, count in accelerators(pool)
-            ],
             boot_disk=gcp.compute.InstanceBootDiskArgs(
                 auto_delete=True,
                 device_name="boot",
                 initialize_params=gcp.compute.InstanceBootDiskInitializeParamsArgs(
-                    image=pool.image, size=pool.boot_disk.size_gb, type=pool.boot_disk.type, labels=labels
+                    image=pool.image,
+                    size=pool.boot_disk.size_gb,
+                    type=pool.boot_disk.type,
+                    labels=self.labels(pool.name),
                 ),
             ),
             attached_disks=[
@@ -136,24 +110,32 @@ class GcpPools(Component):
                     source=self._disks.ids[called], device_name=DATA_DEVICE, mode="READ_WRITE"
                 )
             ],
-            network_interfaces=[
-                gcp.compute.InstanceNetworkInterfaceArgs(
-                    subnetwork=card.subnetwork,
-                    nic_type=card.nic_type or None,
-                    access_configs=[gcp.compute.InstanceNetworkInterfaceAccessConfigArgs()] if public else [],
-                )
+            resource_policies=self._placement.groups.get(pool.name, {}).get(zone),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs, ignore_changes=["bootDisk"]),
+            **self._shape(pool),
+        )
+
+    def _shape(self, pool: Pool) -> dict[str, Any]:
+        """Return what a template and a static machine have in common, as dictionaries, which both types accept."""
+        added = pool.machine.accelerator
+        return {
+            "machine_type": pool.machine.type,
+            # Those that a machine type has built in are not declared.
+            "guest_accelerators": [{"type": added.type, "count": added.count}] if added else [],
+            "network_interfaces": [
+                {
+                    "subnetwork": card.subnetwork,
+                    "nic_type": card.nic_type or None,
+                    "access_configs": [{}] if public else [],
+                }
                 for card, public in self._cards(pool)
             ],
-            service_account=gcp.compute.InstanceServiceAccountArgs(email=self._identity.machine.email, scopes=[SCOPE]),
-            shielded_instance_config=gcp.compute.InstanceShieldedInstanceConfigArgs(
-                enable_vtpm=True, enable_integrity_monitoring=True
-            ),
-            resource_policies=self._placement.groups.get(pool.name, {}).get(zone),
-            labels=labels,
-            tags=[self.prefix],
-            metadata=self._metadata(pool),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs, ignore_changes=["bootDisk"]),
-        )
+            "service_account": {"email": self._identity.machine.email, "scopes": [SCOPE]},
+            "shielded_instance_config": {"enable_vtpm": True, "enable_integrity_monitoring": True},
+            "labels": self.labels(pool.name),
+            "tags": [self.prefix],
+            "metadata": self._metadata(pool),
+        }
 
     def _cards(self, pool: Pool) -> list[tuple[Card, bool]]:
         """Return (card, whether it has a public address) for each card; only the first may have one."""
@@ -198,12 +180,6 @@ class GcpPools(Component):
             content_type="application/json",
             opts=pulumi.ResourceOptions(parent=self._storage),
         )
-
-
-def accelerators(pool: Pool) -> list[tuple[str, int]]:
-    """Return (type, count) of added accelerators; those that a machine type has built in are not declared."""
-    added = pool.machine.accelerator
-    return [(added.type, added.count)] if added else []
 
 
 def nic_type(pool: Pool) -> str:

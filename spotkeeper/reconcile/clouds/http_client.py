@@ -123,7 +123,8 @@ def split_origin(url: str, setting: str, want: str) -> SplitResult:
     """Return the parts of an http or https address from a setting, after checking its scheme, host and port.
 
     Raises:
-        ValueError: another scheme, a user before the host (``http://127.0.0.1@evil``), or an invalid port.
+        ValueError: another scheme, a user before the host (``http://127.0.0.1@evil``), an invalid port, or plain http
+            to a host that is not this machine: a token must not cross an open line.
     """
     try:
         parts = urlsplit(url)
@@ -132,6 +133,8 @@ def split_origin(url: str, setting: str, want: str) -> SplitResult:
         raise ValueError(f"{setting}={url!r}: {error}; want {want}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or port == 0:
         raise ValueError(f"{setting}={url!r}: want {want}")
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise ValueError(f"{setting}={url!r}: plain http only to this machine itself")
     return parts
 
 

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from spotkeeper.clock import Now
 from spotkeeper.contract import codec
-from spotkeeper.reconcile.clouds.http_client import NoAnswerError, Wire, is_loopback, split_origin
+from spotkeeper.reconcile.clouds.http_client import NoAnswerError, Wire, split_origin
 from spotkeeper.reconcile.controller.document import Speaker
 
 if TYPE_CHECKING:
@@ -124,10 +124,7 @@ class KeySet:
     """
 
     def __init__(self, url: str = GOOGLE_JWKS) -> None:
-        want = "https://, or http:// on this machine"
-        parts = split_origin(url, "SPOTKEEPER_JWKS", want)
-        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-            raise ValueError(f"SPOTKEEPER_JWKS={url!r}: want {want}")
+        parts = split_origin(url, "SPOTKEEPER_JWKS", "https://, or http:// on this machine")
         self._wire = Wire(f"{parts.scheme}://{parts.netloc}")
         self._path = parts.path + (f"?{parts.query}" if parts.query else "")
         self._lock = threading.Lock()

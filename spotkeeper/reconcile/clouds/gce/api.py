@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from spotkeeper.clock import Clock
 from spotkeeper.contract import codec
-from spotkeeper.reconcile.clouds.http_client import Answer, NoAnswerError, Wire, is_loopback, split_origin
+from spotkeeper.reconcile.clouds.http_client import Answer, NoAnswerError, Wire, split_origin
 
 __all__ = ["DEFAULT_ENDPOINT", "Answer", "Api", "GivenToken", "MetadataToken", "NoAnswerError", "Token"]
 
@@ -108,8 +108,6 @@ class Api:
 
     def __init__(self, endpoint: str, token: Token | None) -> None:
         parts = split_origin(endpoint, "SPOTKEEPER_COMPUTE_ENDPOINT", "https://host/compute/v1")
-        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-            raise ValueError(f"SPOTKEEPER_COMPUTE_ENDPOINT={endpoint!r}: plain http only to this machine itself")
         self._wire = Wire(f"{parts.scheme}://{parts.netloc}")
         self._root = parts.path.rstrip("/")
         self._token = token
