@@ -169,16 +169,16 @@ def _cancel(props: dict[str, Any]) -> None:
     try:
         target = target_of(props)
         store = target.store()
-        held = store.read_record(str(props.get("submitted", "")))
-        if held is None or held.value.over:
+        read = store.read_record(str(props.get("submitted", "")))
+        if read is None or read.value.over:
             return
         ledger.send_request(
-            store, held.value, ledger.new_request(RequestKind.CANCEL, target.clock.now(), getpass.getuser())
+            store, read.value, ledger.new_request(RequestKind.CANCEL, target.clock.now(), getpass.getuser())
         )
-        notify(target, held.value.job)
+        notify(target, read.value.job)
     except (CliError, StoreError) as error:
         raise JobError(f"{props['job']} is not cancelled: {error}") from None
-    _tell(f"{props['job']} ({held.value.job}): removed from the list: cancellation requested")
+    _tell(f"{props['job']} ({read.value.job}): removed from the list: cancellation requested")
 
 
 def _tell(text: str) -> None:

@@ -244,14 +244,14 @@ class Ec2:
             MetadataError: the instance has no role, or the service gives no keys.
         """
         with self._lock:
-            held, now = self._keys, self._clock.now()
-        if held is not None and held[1] - now > EXPIRY_MARGIN_S:
-            return held[0]
+            known, now = self._keys, self._clock.now()
+        if known is not None and known[1] - now > EXPIRY_MARGIN_S:
+            return known[0]
         try:
             fresh = self._fresh_keys()
         except MetadataError:
-            if held is not None and held[1] > now:
-                return held[0]
+            if known is not None and known[1] > now:
+                return known[0]
             raise
         with self._lock:
             self._keys = fresh

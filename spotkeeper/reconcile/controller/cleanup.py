@@ -58,8 +58,8 @@ def _obsolete_facts(store: Store, job: str) -> tuple[Fact, ...]:
     """Return the facts of a DONE job that may be deleted: all but those of attempts that still have a grant."""
     facts = store.list_facts(job)
     grants = store.read_allocation().value.grants if facts else ()
-    held = {(grant.node, grant.attempt) for grant in grants if grant.job == job}
-    return tuple(fact for fact in facts if (fact.node, fact.attempt) not in held)
+    granted = {(grant.node, grant.attempt) for grant in grants if grant.job == job}
+    return tuple(fact for fact in facts if (fact.node, fact.attempt) not in granted)
 
 
 def about_copies(facts: Iterable[Fact]) -> bool:

@@ -74,10 +74,10 @@ def accept(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float
     owned = names.parse_vm_name(who.name)
     if owned is None:
         return _static(store, stack, who, sync, now)
-    held = store.read_record(owned.job) if owned.stack == stack.stack else None
-    if held is None:
+    read = store.read_record(owned.job) if owned.stack == stack.stack else None
+    if read is None:
         return Accepted()
-    record = held.value
+    record = read.value
     where = place(record, stack, who)
     new = _take(store, record, where, who, sync, now)
     _progress(store, record, where, sync, now)
@@ -105,10 +105,10 @@ def ended(store: Store, stack: StackState, who: Speaker, old_jobs: tuple[str, ..
 
 def _is_over(store: Store, job: str) -> bool:
     try:
-        held = store.read_record(job)
+        read = store.read_record(job)
     except StoreError:
         return False
-    return held is not None and held.value.phase is Phase.DONE and not held.value.keep_disks
+    return read is not None and read.value.phase is Phase.DONE and not read.value.keep_disks
 
 
 def _is_static(stack: StackState, who: Speaker) -> bool:
@@ -124,10 +124,10 @@ def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: floa
         new = store.put_static_hello(StaticHello(who.name, who.uid, sync.boot, who.zone, now))
         return Accepted(new=new or sync.again)
     grant = grants[0]
-    held = store.read_record(grant.job)
-    if held is None:
+    read = store.read_record(grant.job)
+    if read is None:
         return Accepted(grant.job, None, grant, _dropped(store, grant, who, sync))
-    record = held.value
+    record = read.value
     where = place(record, stack, who, grant)
     new = _take(store, record, where, who, _with_hello(where, sync), now)
     new = _dropped(store, grant, who, sync) or new
@@ -145,8 +145,8 @@ def _grants(store: Store, who: Speaker) -> list[Grant]:
         return [grant for grant in store.read_allocation().value.grants if grant.machine == who.name]
     except CorruptError:
         for job in store.active_jobs():
-            held = store.read_record(job)
-            for index, node in enumerate(held.value.nodes if held else ()):
+            read = store.read_record(job)
+            for index, node in enumerate(read.value.nodes if read else ()):
                 if node.cur is not None and node.cur.machine == who.name:
                     return [Grant(job, index, node.cur.attempt, f"machine:{who.name}", node.cur.since)]
         raise

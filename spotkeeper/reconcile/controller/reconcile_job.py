@@ -310,23 +310,23 @@ class Round:
                 out |= {request.spec_sha256: spec} if spec is not None else {}
         return out
 
-    def _passes(self, held: Versioned[Record], allocation: Versioned[Allocation], snapshot: Snapshot) -> RoundResult:
-        at = Pass(held.value, snapshot)
-        corrected = clock_skew.believed(held.value, snapshot.now)
-        if corrected is not held.value:
-            written = self._write(held, Decision(record=replace(corrected, ver=corrected.ver + 1, outbox=())))
+    def _passes(self, read: Versioned[Record], allocation: Versioned[Allocation], snapshot: Snapshot) -> RoundResult:
+        at = Pass(read.value, snapshot)
+        corrected = clock_skew.believed(read.value, snapshot.now)
+        if corrected is not read.value:
+            written = self._write(read, Decision(record=replace(corrected, ver=corrected.ver + 1, outbox=())))
             if written is None:
                 return self._result(Ended.LOST, at, self.clock.now() + self.times.soon_s)
-            held = written
-            at = Pass(held.value, snapshot)
+            read = written
+            at = Pass(read.value, snapshot)
         for _ in range(PASSES):
             self.passes += 1
             if at.todo is Todo.WRITE:
-                token = self._write(held, at.decision)
+                token = self._write(read, at.decision)
                 if token is None:
                     return self._result(Ended.LOST, at, self.clock.now() + self.times.soon_s)
-                held = token
-                at = at.wrote(held.value)
+                read = token
+                at = at.wrote(read.value)
             elif at.todo is Todo.GRANT:
                 swapped = self._grants(allocation, at.decision)
                 allocation = swapped or self.store.read_allocation()
@@ -339,16 +339,16 @@ class Round:
                 return self._result(Ended.QUIET, at, at.decision.due)
         return self._result(Ended.UNFINISHED, at, self.clock.now() + self.times.soon_s)
 
-    def _write(self, held: Versioned[Record], decision: Decision) -> Versioned[Record] | None:
+    def _write(self, read: Versioned[Record], decision: Decision) -> Versioned[Record] | None:
         """Write the record, after the outbox of the replaced version is in the ledger, so that no entry is lost."""
-        self.options.writer.flush(self.store, held.value)
+        self.options.writer.flush(self.store, read.value)
         assert decision.record is not None
         record = replace(decision.record, nonce=uuid4().hex)
-        token = self.store.cas_record(record, held.token)
+        token = self.store.cas_record(record, read.token)
         if token is None:
             return None
         self.writes += 1
-        self.published = self.published or record.gen > held.value.gen
+        self.published = self.published or record.gen > read.value.gen
         self.options.writer.flush(self.store, record)
         if record.phase is Phase.DONE:
             cleanup.bury(self.store, record, self.clock.now())

@@ -81,14 +81,14 @@ def _rewritten(store: Store, job: str) -> Record | None:
     """Write an unfinished record again and return it; return a finished one as it is, None if it is unreadable."""
     for _ in range(TRIES):
         try:
-            held = store.read_record(job)
+            read = store.read_record(job)
         except CorruptError:
             return None  # no round can write it either: one that read it earlier finds it changed
-        if held is None or held.value.phase is Phase.DONE:
-            return held.value if held else None
-        LedgerWriter().flush(store, held.value)
-        record = replace(held.value, ver=held.value.ver + 1, nonce=uuid4().hex, outbox=())
-        if store.cas_record(record, held.token) is not None:
+        if read is None or read.value.phase is Phase.DONE:
+            return read.value if read else None
+        LedgerWriter().flush(store, read.value)
+        record = replace(read.value, ver=read.value.ver + 1, nonce=uuid4().hex, outbox=())
+        if store.cas_record(record, read.token) is not None:
             return record
     raise RepairError(f"the record of {job} changes all the time: run it again")
 
@@ -125,10 +125,10 @@ def _listed(listing: Listing, now: float) -> Iterator[Grant]:
 
 
 def _check_nodes(grants: Iterable[Grant]) -> None:
-    held: dict[str, Grant] = {}
+    holders: dict[str, Grant] = {}
     for grant in grants:
         machine = grant.machine
-        other = held.setdefault(machine, grant) if machine is not None else grant
+        other = holders.setdefault(machine, grant) if machine is not None else grant
         if other is not grant:
             raise RepairError(
                 f"static machine {machine}: both {other.job} and {grant.job} seem to have it; cancel one first"

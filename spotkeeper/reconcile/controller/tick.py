@@ -76,9 +76,9 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
         if options.deadline.left() < BEGIN_S:
             late.append(job)
             return None
-        held = before.get(job)
+        read = before.get(job)
         # read before the listing, or list again
-        fresh = Prefetched(held, listing, known_offers) if held is not None and job not in orphans else None
+        fresh = Prefetched(read, listing, known_offers) if read is not None and job not in orphans else None
         return _round(store, cloud, job, clock, options, fresh, failed)
 
     blank = {job for job in known if before[job] is None} - set(orphans)  # being submitted, or abandoned
@@ -249,10 +249,10 @@ def _retire(
 ) -> None:
     """Bury active jobs that were DONE when the tick began, because a round died before it had buried them."""
     for job in active:
-        held = before.get(job)
-        if held is not None and held.value.phase is Phase.DONE:
+        read = before.get(job)
+        if read is not None and read.value.phase is Phase.DONE:
             try:
-                bury(store, held.value, clock.now())
+                bury(store, read.value, clock.now())
             except StoreError as error:
                 log.warning("burial of %s: %s", job, error)
                 failed[job] = str(error)

@@ -188,19 +188,19 @@ def refused(market: tuple[OfferHistory, ...], results: Iterable[Result]) -> tupl
 
 def _prices(store: Store, cloud: Cloud, pools: tuple[PoolState, ...], now: float) -> dict[str, Prices]:
     """Return the prices by pool. Those stored an hour ago are requested from the cloud again, all within ``ASK_S``."""
-    held = store.read_prices(tuple(pool.name for pool in pools))
-    old = [pool for pool in pools if pool.name not in held or abs(now - held[pool.name].value.asked) >= ASK_EVERY_S]
-    found = {name: one.value for name, one in held.items()}
+    known = store.read_prices(tuple(pool.name for pool in pools))
+    old = [pool for pool in pools if pool.name not in known or abs(now - known[pool.name].value.asked) >= ASK_EVERY_S]
+    found = {name: one.value for name, one in known.items()}
     if old:
         ends = time.monotonic() + ASK_S
         with ThreadPoolExecutor(min(ASKERS, len(old))) as threads:
-            asked = threads.map(lambda pool: _ask(store, cloud, pool.name, held.get(pool.name), now, ends), old)
+            asked = threads.map(lambda pool: _ask(store, cloud, pool.name, known.get(pool.name), now, ends), old)
             found.update({prices.pool: prices for prices in asked if prices is not None})
     return found
 
 
 def _ask(
-    store: Store, cloud: Cloud, pool: str, held: Versioned[Prices] | None, now: float, ends: float
+    store: Store, cloud: Cloud, pool: str, known: Versioned[Prices] | None, now: float, ends: float
 ) -> Prices | None:
     """Request a pool's prices from the cloud, unless another process has just begun to.
 
@@ -209,8 +209,8 @@ def _ask(
     """
     if time.monotonic() >= ends:
         return None
-    noted = replace(held.value, asked=now) if held else Prices(pool, asked=now)
-    token = store.cas_prices(noted, held.token if held else "")
+    noted = replace(known.value, asked=now) if known else Prices(pool, asked=now)
+    token = store.cas_prices(noted, known.token if known else "")
     if token is None:
         return None
     told = cloud.price_history(pool, _left(ends))

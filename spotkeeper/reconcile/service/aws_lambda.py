@@ -187,8 +187,8 @@ class LambdaApp(HttpApp):
 
     def _speaker(self, who: Speaker, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
         """Return the machine's name, found by its id; the job in the body says only which record to read first."""
-        held = self.store(visit).read_record(sync.job) if sync.job is not None else None
-        machine = named(held.value, stack.stack, who.uid) if held is not None else None
+        read = self.store(visit).read_record(sync.job) if sync.job is not None else None
+        machine = named(read.value, stack.stack, who.uid) if read is not None else None
         return machine or self._listed(who.uid, stack) or who
 
     def _invoker(self, request: Request) -> Caller:

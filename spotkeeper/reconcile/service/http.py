@@ -186,10 +186,10 @@ class HttpApp(Rounds):
         job = silent(stack, who, sync)
         if job is None:
             return None
-        held = self.records.get(
-            job, lambda: store.read_record(job), lambda held: held is not None and held.value.ver >= sync.ver
+        read = self.records.get(
+            job, lambda: store.read_record(job), lambda read: read is not None and read.value.ver >= sync.ver
         )
-        return Accepted() if held is None else Accepted(job, held.value)
+        return Accepted() if read is None else Accepted(job, read.value)
 
     def _overdue(self, store: Store, said: Accepted, pending: bool) -> bool:
         """Return whether a round is due: by the clock, or because the lease of its holder has ended.

@@ -81,17 +81,17 @@ def gcs() -> Callable[[], GCSCredential] | None:
         return None
 
     logging.getLogger("google.auth").setLevel(logging.ERROR)  # a warning about an unneeded default project
-    held: list[Any] = []  # the credentials, once they are read
+    known: list[Any] = []  # the credentials, once they are read
 
     def token() -> GCSCredential:
         try:
             # Scopes come later: asked for at once, the library would look up the project, which takes another API.
-            held[:] = held or [with_scopes_if_required(default()[0], [SCOPE])]  # type: ignore[no-untyped-call]
-            held[0].refresh(Request())
+            known[:] = known or [with_scopes_if_required(default()[0], [SCOPE])]  # type: ignore[no-untyped-call]
+            known[0].refresh(Request())
         except GoogleAuthError as error:
             raise LoginError(f"{file}: {error}: `gcloud auth application-default login`") from None
-        ends: datetime | None = held[0].expiry  # of google-auth: in UTC, and it does not say so
-        return {"token": held[0].token, "expires_at": ends and ends.replace(tzinfo=timezone.utc)}
+        ends: datetime | None = known[0].expiry  # of google-auth: in UTC, and it does not say so
+        return {"token": known[0].token, "expires_at": ends and ends.replace(tzinfo=timezone.utc)}
 
     token()  # fails here with a clear message
     return token

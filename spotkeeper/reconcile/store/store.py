@@ -114,11 +114,11 @@ class Store:
     # -- the record of a job: jobs/<job>/rec
 
     def read_record(self, job: str) -> Versioned[Record] | None:
-        held = self._read_versioned(paths.record(job), Record)
-        if held is not None and held.value.job != job:
+        read = self._read_versioned(paths.record(job), Record)
+        if read is not None and read.value.job != job:
             path = paths.record(job)
-            raise CorruptError(f"{path}: the record of another job ({held.value.job[:40]!r})", path, held.token)
-        return held
+            raise CorruptError(f"{path}: the record of another job ({read.value.job[:40]!r})", path, read.token)
+        return read
 
     def create_record(self, record: Record) -> bool:
         """Create a record, create-only. True also if the existing object has this record's nonce."""
@@ -205,31 +205,31 @@ class Store:
         """Take a job's lease. True if it was free, expired, or already had this nonce."""
         path = paths.lease(job)
         try:
-            held = self._read(path, _Lease)
+            read = self._read(path, _Lease)
         except CorruptError as error:  # a lease only saves money: one that makes no sense has no holder
-            held = Versioned(_Lease(), error.token)
-        if held is None:
+            read = Versioned(_Lease(), error.token)
+        if read is None:
             mine = _Lease(nonce, now + ttl_s)
             return self._create(path, msgspec.json.encode(mine), own=True) is not None
         # A far ``until`` is of a clock that had jumped ahead: others continue.
-        if held.value.nonce not in ("", nonce) and now < held.value.until <= now + ttl_s + SKEW_S:
+        if read.value.nonce not in ("", nonce) and now < read.value.until <= now + ttl_s + SKEW_S:
             return False
-        mine = _Lease(nonce, now + ttl_s, held.value.due)
-        return self._replace(path, msgspec.json.encode(mine), held.token) is not None
+        mine = _Lease(nonce, now + ttl_s, read.value.due)
+        return self._replace(path, msgspec.json.encode(mine), read.token) is not None
 
     def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
         """Release a lease and note when the next round is due without new reports. No error if it has another nonce."""
         path = paths.lease(job)
-        held = self._read(path, _Lease)
-        if held is not None and held.value.nonce == nonce:
-            self._replace(path, msgspec.json.encode(_Lease(due=due)), held.token)
+        read = self._read(path, _Lease)
+        if read is not None and read.value.nonce == nonce:
+            self._replace(path, msgspec.json.encode(_Lease(due=due)), read.token)
 
     def read_due(self, job: str) -> float | None:
         """Return when the next round is due, as :meth:`drop_lease` noted; during a round, when the lease expires."""
-        held = self._read(paths.lease(job), _Lease)
-        if held is None:
+        read = self._read(paths.lease(job), _Lease)
+        if read is None:
             return None
-        return held.value.until if held.value.nonce else held.value.due
+        return read.value.until if read.value.nonce else read.value.due
 
     # -- jobs/<job>/ledger/<time>.<id>
 
@@ -429,11 +429,11 @@ class Store:
 
     def _read(self, path: str, kind: type[T]) -> Versioned[T] | None:
         blob = self._objects.get(path)
-        return _held(blob, decode, kind, path) if blob else None
+        return _versioned(blob, decode, kind, path) if blob else None
 
     def _value(self, path: str, kind: type[T]) -> T | None:
-        held = self._read(path, kind)
-        return held.value if held else None
+        read = self._read(path, kind)
+        return read.value if read else None
 
     def _read_versioned(self, path: str, kind: type[T]) -> Versioned[T] | None:
         known = self._recent.blob(path)
@@ -447,9 +447,9 @@ class Store:
             blob = self._objects.get(path)
             if blob is None:
                 return None
-        held = _held(blob, decode_versioned, kind, path)
-        self._recent.keep(path, blob, held.value)
-        return held
+        read = _versioned(blob, decode_versioned, kind, path)
+        self._recent.keep(path, blob, read.value)
+        return read
 
     def _read_all(self, prefix: str, kind: type[T], deep: bool = False) -> builtins.list[T]:
         """Read every document of a folder. Unreadable ones go to quarantine, so that they do not stop a job.
@@ -511,7 +511,7 @@ class Store:
         return self._replace(path, encode_versioned(_checked(document, path)), token)
 
 
-def _held(blob: Blob, decoded: Callable[[bytes, type[T], str], T], kind: type[T], path: str) -> Versioned[T]:
+def _versioned(blob: Blob, decoded: Callable[[bytes, type[T], str], T], kind: type[T], path: str) -> Versioned[T]:
     """Return the decoded document with its token; an error has the token too."""
     try:
         return Versioned(decoded(blob.data, kind, path), blob.tag)

@@ -66,12 +66,13 @@ class Ec2:
             shots = pool.submit(snapshots, self._api, self._stack.stack, ends)
             machines, volumes, found = vms.result(), disks.result(), shots.result()
         self._verbs.remember(volumes.items)
-        held = _held(volumes.items)
+        attached = _attached(volumes.items)
         names_of = {item.instance_id: item.labels.get(schema.NAME, "") or item.instance_id for item in machines.items}
         answered = machines.answered & volumes.answered
         return Listing(
             vms=known(
-                schema.to_vm(item, stack, self._addresses, held.get(item.instance_id, ())) for item in machines.items
+                schema.to_vm(item, stack, self._addresses, attached.get(item.instance_id, ()))
+                for item in machines.items
             ),
             disks=known(schema.to_disk(item, stack, names_of) for item in volumes.items),
             snapshots=schema.to_snapshots(found or (), stack),
@@ -172,7 +173,7 @@ def open_ec2(stack: StackState, clock: Clock, endpoint: str | None = None) -> Ec
     return Ec2(stack, api, clock, addresses_around(named))
 
 
-def _held(volumes: Iterable[VolumeIn]) -> dict[str, tuple[str, ...]]:
+def _attached(volumes: Iterable[VolumeIn]) -> dict[str, tuple[str, ...]]:
     """Return names of attached disks by machine id."""
     out: dict[str, tuple[str, ...]] = {}
     for item in volumes:
