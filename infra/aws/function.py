@@ -119,23 +119,11 @@ class AwsFunction(Component):
     ) -> list[aws.lambda_.Permission]:
         """Declare the two rights that a call of the URL needs; the second one applies only to calls through the URL."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=[url])
+        shared: dict[str, Any] = {"function": self.function.name, "principal": arn, "opts": opts}
+        by_url, call = "lambda:InvokeFunctionUrl", "lambda:InvokeFunction"
         return [
-            aws.lambda_.Permission(
-                f"url-{name}",
-                function=self.function.name,
-                action="lambda:InvokeFunctionUrl",
-                principal=arn,
-                function_url_auth_type="AWS_IAM",
-                opts=opts,
-            ),
-            aws.lambda_.Permission(
-                f"call-{name}",
-                function=self.function.name,
-                action="lambda:InvokeFunction",
-                principal=arn,
-                invoked_via_function_url=True,
-                opts=opts,
-            ),
+            aws.lambda_.Permission(f"url-{name}", action=by_url, function_url_auth_type="AWS_IAM", **shared),
+            aws.lambda_.Permission(f"call-{name}", action=call, invoked_via_function_url=True, **shared),
         ]
 
 

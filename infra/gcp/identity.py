@@ -255,18 +255,13 @@ class GcpIdentity(Component):
     def _bind(
         self, binding: Binding, account: gcp.serviceaccount.Account, custom: dict[str, gcp.projects.IAMCustomRole]
     ) -> gcp.projects.IAMMember:
-        condition = None
-        if binding.condition:
-            condition = gcp.projects.IAMMemberConditionArgs(
-                title="only machines of this stack", expression=binding.condition
-            )
         role = custom[binding.role].name if binding.role in custom else binding.role
         return gcp.projects.IAMMember(
             f"{binding.who}-{binding.role.rsplit('/', 1)[-1]}",
             project=self.settings.project,
             role=role,
             member=account.member,
-            condition=condition,
+            condition=_when("only machines of this stack", binding.condition),
             opts=self.child,
         )
 
@@ -297,15 +292,15 @@ class GcpShells(Component):
         self.register_outputs({})
 
     def _grant(self, who: str, right: ShellRight, custom: gcp.projects.IAMCustomRole) -> None:
-        condition = None
-        if right.condition:
-            title = f"shells on machines of {self.settings.stack}"
-            condition = gcp.projects.IAMMemberConditionArgs(title=title, expression=right.condition)
         gcp.projects.IAMMember(
             f"{naming.address(who)}-ssh-{right.key}",
             project=self.settings.project,
             role=right.role if "/" in right.role else custom.name,
             member=who,
-            condition=condition,
+            condition=_when(f"shells on machines of {self.settings.stack}", right.condition),
             opts=self.child,
         )
+
+
+def _when(title: str, condition: str | None) -> gcp.projects.IAMMemberConditionArgs | None:
+    return gcp.projects.IAMMemberConditionArgs(title=title, expression=condition) if condition else None

@@ -121,15 +121,13 @@ class GcpStorage(Component):
         self.register_outputs({})
 
     def _grant(self, who: str, member: pulumi.Input[str], access: BucketAccess) -> gcp.storage.BucketIAMMember:
-        condition = None
-        if access.condition:
-            condition = gcp.storage.BucketIAMMemberConditionArgs(title=access.key, expression=access.condition)
+        when = access.condition
         return gcp.storage.BucketIAMMember(
             f"{who}-{access.key}",
             bucket=self.bucket.name,
             role=access.role,
             member=member,
-            condition=condition,
+            condition=gcp.storage.BucketIAMMemberConditionArgs(title=access.key, expression=when) if when else None,
             opts=self.child,
         )
 

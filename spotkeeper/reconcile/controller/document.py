@@ -106,6 +106,10 @@ def place(record: Record, stack: StackState, who: Speaker, grant: Grant | None =
     return SpeakerPlace(node, attempt) if over else None
 
 
+def is_static(stack: StackState, who: Speaker) -> bool:
+    return any(machine.name == who.name for pool in stack.pools for machine in pool.machines)
+
+
 def role(record: Record, where: SpeakerPlace | None, boot: str) -> Role:
     """Return the speaker's role according to the record."""
     if where is None:
@@ -229,10 +233,8 @@ def reply(
     comes with every document and goes to each standby.
     """
     if record is None:
-        known = any(machine.name == who.name for pool in stack.pools for machine in pool.machines)
-        return SyncReply(
-            Role.IDLE if known else Role.UNKNOWN, lease_minutes=stack.lease_minutes, bundle=stack.bundle_sha256
-        )
+        what = Role.IDLE if is_static(stack, who) else Role.UNKNOWN
+        return SyncReply(what, lease_minutes=stack.lease_minutes, bundle=stack.bundle_sha256)
     where = place(record, stack, who, grant)
     what = role(record, where, sync.boot)
     if where is None or what is Role.UNKNOWN:

@@ -20,7 +20,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Network
 from spotkeeper.contract.record import Phase, Record, SlotState
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.controller.document import Speaker, SpeakerPlace, place
+from spotkeeper.reconcile.controller.document import Speaker, SpeakerPlace, is_static, place
 from spotkeeper.reconcile.store.documents import CorruptError, StaticHello
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
@@ -98,7 +98,7 @@ def ended(store: Store, stack: StackState, who: Speaker, old_jobs: tuple[str, ..
     Deletion needs proof: a record in phase DONE, which is final, without ``keep_disks``. An unreadable record proves
     nothing, nor does a missing one, since deleting a record by hand must not delete disks.
     """
-    if not _is_static(stack, who):
+    if not is_static(stack, who):
         return ()
     return tuple(job for job in old_jobs[:MAX_OLD_JOBS] if _is_over(store, job))
 
@@ -111,13 +111,9 @@ def _is_over(store: Store, job: str) -> bool:
     return read is not None and read.value.phase is Phase.DONE and not read.value.keep_disks
 
 
-def _is_static(stack: StackState, who: Speaker) -> bool:
-    return any(machine.name == who.name for pool in stack.pools for machine in pool.machines)
-
-
 def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
     """Accept a sync of a static machine, which is granted to a job or idle. It serves one grant at a time."""
-    if not _is_static(stack, who):
+    if not is_static(stack, who):
         return Accepted()
     grants = _grants(store, who)
     if not grants:

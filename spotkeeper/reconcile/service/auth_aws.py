@@ -50,9 +50,7 @@ def instance(iam: Iam | None, account: str, node_role: str) -> str:
     Raises:
         AuthError: the request is not signed, or not by a machine of the stack.
     """
-    if iam is None:
-        raise AuthError("no caller of IAM's: is the function URL's AuthType AWS_IAM?")
-    session = _ROLE_SESSION.match(iam.user_arn)
+    iam, session = _signed(iam)
     role = _PRINCIPAL.match(node_role)
     if session is None or role is None or role["kind"] != "role":
         raise AuthError("no session of a role")
@@ -82,9 +80,7 @@ def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
     Raises:
         AuthError: the request is not signed, or by another caller.
     """
-    if iam is None:
-        raise AuthError("no caller of IAM's: is the function URL's AuthType AWS_IAM?")
-    session = _ROLE_SESSION.match(iam.user_arn)
+    iam, session = _signed(iam)
     found = ("role", session["account"], session["role"]) if session else _principal(iam.user_arn)
     if found is None or found[1] != iam.account_id or found not in {_principal(arn) for arn in allowed}:
         raise AuthError("not an invoker")
@@ -105,6 +101,12 @@ def nodes_of(listing: Listing, stack: str) -> dict[str, Speaker]:
 def is_ours(vm: Vm, stack: str) -> bool:
     owned = parse_vm_name(vm.name)
     return not vm.job if owned is None else (owned.stack, *owned[1:]) == (stack, vm.job, vm.node, vm.attempt)
+
+
+def _signed(iam: Iam | None) -> tuple[Iam, re.Match[str] | None]:
+    if iam is None:
+        raise AuthError("no caller of IAM's: is the function URL's AuthType AWS_IAM?")
+    return iam, _ROLE_SESSION.match(iam.user_arn)
 
 
 def _principal(arn: str) -> tuple[str, str, str] | None:

@@ -172,18 +172,17 @@ class _PlainValues:
 
     def _plain(self, value: Any, at: str) -> Any:
         """Copy a value; ``at`` is its path, for the message."""
-        if value is None or isinstance(value, (bool, int, float, complex, str)):
-            # NumPy's float64 and str_ subclass the built-in types.
-            return value.item() if hasattr(value, "dtype") else value
         if isinstance(value, torch.Tensor):
             return value.detach().clone()
+        if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+            return value.item()  # a NumPy scalar; float64 and str_ subclass the built-in types
+        if value is None or isinstance(value, (bool, int, float, complex, str)):
+            return value
         if isinstance(value, dict) and all(isinstance(key, (bool, int, float, str)) for key in value):
             return {key: self._plain(each, f"{at}[{key!r}]") for key, each in value.items()}
         if type(value) in (list, tuple):
             make: Callable[[Any], Any] = type(value)
             return make(self._plain(each, f"{at}[{number}]") for number, each in enumerate(value))
-        if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
-            return value.item()  # a NumPy scalar
         raise PartError(
             f"attach({self._name}=): {self._name}{at} is a {type(value).__name__}; numbers, strings and tensors can "
             "be saved, and dicts, lists and tuples of these. Give other objects a state_dict() and load_state_dict()"
