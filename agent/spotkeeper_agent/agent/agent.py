@@ -38,10 +38,10 @@ from spotkeeper_agent.core.events import (
     OutputThere,
     SecretsRead,
     SourceReady,
-    SourcesGone,
     Terminated,
     Unfit,
     Unmounted,
+    WorkEnded,
 )
 from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.core.settings import Settings
@@ -156,6 +156,9 @@ class Agent:
             case Answered(reply, asked):
                 self._replies.answered(reply, asked)
                 self._components.upgrade.heard(reply.bundle, serving=self._machine.job is not None)
+            case WorkEnded(helper, what, ended):
+                helper.done(what, ended)
+                self._handle(ended)
             case SecretsRead():
                 self._components.secrets.read(event)
             case Failed("secrets", error, _):
@@ -182,30 +185,22 @@ class Agent:
         parts = self._components
         match event:
             case SourceReady(folder):
-                parts.helper.done("source")
                 parts.preparation.source = folder
-            case SourcesGone():
-                parts.helper.done("sources")
             case Mounted():
-                parts.helper.done("mount")
                 parts.mounting.mounted(event)
                 parts.old_jobs.found(event.jobs)
                 self._membership.tell_disk()
             case Unmounted():
-                parts.helper.done("unmount")
                 self._teardown.unmounted()
             case Dropped(jobs):
-                parts.helper.done("drop")
                 self._log("disk.dropped", jobs=jobs)
                 parts.old_jobs.gone(jobs)
             case OutputThere():
                 self._membership.output_there(event)
             case Failed("output", error, _):
                 self._membership.output_failed(error)
-            case Failed(what, error, why):
-                parts.helper.done(what, error)
-                if what == "mount":
-                    parts.mounting.failed(self._disk_number(), why)
+            case Failed("mount", _, why):
+                parts.mounting.failed(self._disk_number(), why)
 
     def _terminated(self) -> None:
         """Handle SIGTERM: the machine shuts down, or only the agent is restarted while training continues."""

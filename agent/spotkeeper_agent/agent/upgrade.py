@@ -166,7 +166,6 @@ class Upgrade:
             self._helper.do("bundle", lambda: BundleReady(bundles.fetch(bucket, sha256)))
 
     def ready(self, folder: Path) -> None:
-        self._helper.done("bundle")
         self._log("bundle.ready", bundle=folder.name)
         self.folder = folder
 

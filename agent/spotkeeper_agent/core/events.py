@@ -167,6 +167,15 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class WorkEnded:
+    """A piece of a helper's work has ended, with this event."""
+
+    helper: HelperThread
+    what: str
+    event: Event
+
+
+@dataclass(frozen=True)
 class Terminated:
     """The agent received SIGTERM."""
 
@@ -174,7 +183,9 @@ class Terminated:
 Helped = Union[
     SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, MirrorThere, Unfit, Fetched, NoCopy, Failed
 ]
-Event = Union[BundleReady, SecretsRead, Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, Terminated]
+Event = Union[
+    BundleReady, SecretsRead, Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, WorkEnded, Terminated
+]
 
 
 class HelperThread(threading.Thread):
@@ -201,14 +212,14 @@ class HelperThread(threading.Thread):
     def busy(self, what: str) -> bool:
         return what in self._busy
 
-    def done(self, what: str, error: str | None = None) -> None:
-        """Note the outcome of a piece of work, which may then be started again."""
+    def done(self, what: str, event: Event) -> None:
+        """Note how a piece of work has ended, which may then be started again."""
         self._busy.discard(what)
-        if error is None:
-            self._log.over(what, f"{what}.well")
-        else:
+        if isinstance(event, Failed):
             self._not_before[what] = time.monotonic() + RETRY_S
-            self._log.once(what, f"{what}.trouble", error=error)
+            self._log.once(what, f"{what}.trouble", error=event.error)
+        else:
+            self._log.over(what, f"{what}.well")
 
     def run(self) -> None:
         while True:
@@ -217,4 +228,4 @@ class HelperThread(threading.Thread):
                 event = work()
             except (DiskError, SourceError, StorageError, IdentityError, MetadataError, OSError) as error:
                 event = Failed(what, str(error), error.why if isinstance(error, DiskError) else None)
-            self._post(event)
+            self._post(WorkEnded(self, what, event))

@@ -65,8 +65,8 @@ class Mirroring:
                 self._fetched(event, machine, mounting)
             case NoCopy():
                 self._unavailable(event, machine)
-            case Failed("mirror", error, _):
-                self._not_sent(error)
+            case Failed("mirror"):
+                self._not_sent()
             case Failed(_, error, why):
                 self._not_fetched(error, why, machine)
 
@@ -116,7 +116,6 @@ class Mirroring:
         self.helper.do(UP, send)
 
     def _sent(self, event: MirrorThere, machine: MachineState) -> None:
-        self.helper.done(UP)
         if self._upload is not None and self._upload.commit == event.commit:
             self._log("mirror.there", commit=str(event.commit), complete=event.complete)
             self._tried, self._trouble = event.commit, (0, 0.0)
@@ -126,14 +125,12 @@ class Mirroring:
 
     def _unfit(self, event: Unfit) -> None:
         """Give up a damaged checkpoint; the next one is tried."""
-        self.helper.done(UP)
         self._log("mirror.unfit", commit=str(event.commit), why=event.why)
         self._tried, self._turn = event.commit, -1
         self._give_up()
 
-    def _not_sent(self, error: str) -> None:
+    def _not_sent(self) -> None:
         """Note a failed upload; the pause before the next one doubles."""
-        self.helper.done(UP, error)
         if self._upload is not None and not self._upload.stop.is_set():
             tries = self._trouble[0] + 1
             self._trouble = tries, time.monotonic() + min(PAUSE_MOST_S, 2.0**tries)
@@ -176,7 +173,6 @@ class Mirroring:
         self.helper.do(DOWN, receive)
 
     def _fetched(self, event: Fetched, machine: MachineState, mounting: Mounting) -> None:
-        self.helper.done(DOWN)
         if self._download is not None and self._download.commit == event.commit:
             self._log("fetch.there", commit=str(event.commit))
             self._download.over = True
@@ -184,7 +180,6 @@ class Mirroring:
             mounting.wrote(event.commit, machine.gen)
 
     def _unavailable(self, event: NoCopy, machine: MachineState) -> None:
-        self.helper.done(DOWN)
         if self._download is not None and self._download.commit == event.commit:
             self._log("fetch.nothing", commit=str(event.commit), why=event.why)
             self._download.over = True
@@ -192,7 +187,6 @@ class Mirroring:
 
     def _not_fetched(self, error: str, why: Why | None, machine: MachineState) -> None:
         """Note a failed fetch. After long without a byte the copy counts as gone, unless the disk failed."""
-        self.helper.done(DOWN, error)
         download, now = self._download, self._clock.steady()
         if download is None or why is not None:
             return

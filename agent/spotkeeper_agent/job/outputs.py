@@ -240,7 +240,6 @@ class Outputs:
 
     def done(self, there: OutputThere) -> bool:
         """Handle the end of an upload; return False if that upload was dropped."""
-        self.helper.done("output")
         if self.upload is None or self.upload.gen != there.gen:
             return False
         self.log("output.there", gen=there.gen, files=there.files, left_out=list(there.left_out))
@@ -249,7 +248,6 @@ class Outputs:
 
     def failed(self, why: str) -> str | None:
         """Handle a failed try; return the reason if the upload is given up, otherwise None."""
-        self.helper.done("output", why)
         upload, now = self.upload, self.clock.steady()
         if upload is None:
             return None

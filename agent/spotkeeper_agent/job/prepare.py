@@ -178,12 +178,10 @@ class JobSecrets:
         )
 
     def read(self, event: SecretsRead) -> None:
-        self._helper.done("secrets")
         learn(event.values.values())
         self._values = dict(event.values)
 
     def failed(self, error: str) -> None:
-        self._helper.done("secrets", error)
         self._failed += 1
         if self._failed >= TRIES:
             self.refused = error

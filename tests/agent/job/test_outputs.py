@@ -174,8 +174,6 @@ class Still:
     def do(self, what: str, work: Callable[[], Event]) -> None:
         self.work.append(work)
 
-    def done(self, what: str, error: str | None = None) -> None: ...
-
     def busy(self, what: str) -> bool:
         return False
 

@@ -48,9 +48,6 @@ class AtOnce:
         except IdentityError as error:
             self.events.append(Failed(what, str(error)))
 
-    def done(self, what: str, error: str | None = None) -> None:
-        pass
-
 
 class FakeIdentityServer:
     def __init__(self) -> None:
