@@ -256,6 +256,3 @@ def _retire(
             except StoreError as error:
                 log.warning("burial of %s: %s", job, error)
                 failed[job] = str(error)
-
-
-__all__ = ["TickResult", "tick"]

@@ -122,12 +122,9 @@ class HttpApp(Rounds):
     def _handler(
         self, path: str, visit: Visit
     ) -> tuple[Callable[[Request, Visit], Mapping[str, object] | Struct], str]:
-        if path == "/v1/sync":
-            return self._sync, "POST"
-        if path == "/v1/tick":
-            return self._tick, "POST"
-        if path == "/v1/event":
-            return self._event, "POST"
+        routes = {"/v1/sync": self._sync, "/v1/tick": self._tick, "/v1/event": self._event}
+        if path in routes:
+            return routes[path], "POST"
         if path == "/v1/health":
             return self._sync, "GET"
         job = path.removeprefix("/v1/notify/")

@@ -102,6 +102,3 @@ def _inside(want: inspect.Type) -> tuple[bool, str]:
         case inspect.StructType():
             return False, "struct" if _fields(want.cls) else ""
     return False, ""
-
-
-__all__ = ["SKEW_S", "believed"]
