@@ -130,7 +130,7 @@ def test_the_drain_works_with_the_login_of_the_rest(joined: Declaration, example
 def test_where_lambda_has_no_urls_it_is_refused_before_anything_is_made(config: dict[str, str], place: str) -> None:
     """AWS would refuse it in the middle of an `up`."""
     moved = {key: value.replace("us-east-1", place) for key, value in config.items()}
-    with pytest.raises(pulumi.RunError, match=f'region: "{place}": has no function URLs of Lambda'):
+    with pytest.raises(pulumi.RunError, match=f'region: "{place}": has no Lambda function URLs'):
         run_program(NAME, moved, AwsCloud())
 
 
