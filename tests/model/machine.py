@@ -111,7 +111,7 @@ class Machine(Rounds):
         return list(dict.fromkeys(out))
 
     def _orders(self, at: Round | None) -> list[tuple[str, tuple[ReadStep, ...]]]:
-        """In which orders a round may go on reading: whoever has read its record only, in either."""
+        """Return the orders in which a round may continue to read; after the record alone, both are possible."""
         orders = [("read", passes.READS)] if at is None or at.kind == "read" else []
         first = at is None or at.kind == "tick" or len(at.data) == 1
         return [*orders, ("tick", passes.TICK_READS)] if self.story.ticks and first else orders

@@ -231,7 +231,7 @@ def _bare(world: World, job: int, old: Record, new: Record) -> str:
 
 
 def released(at: Pass, new: Allocation) -> str:
-    """A slot may be given back when its machine is not listed and every zone answered; a node on its word."""
+    """A grant may be released if its machine is not listed and every zone answered, or if it reported DROPPED."""
     kept = {(g.job, g.node, g.attempt) for g in new.grants}
     for grant in at.snapshot.allocation.grants:
         if (grant.job, grant.node, grant.attempt) in kept:

@@ -105,7 +105,7 @@ def _insert(sky: Sky, action: InsertVm, ec2: bool, faults: frozenset[str]) -> It
 
 
 def _stopping(sky: Sky, uid: str, name: str) -> Sky:
-    """By unique id; a cloud takes a name in its place, and finds whoever bears it now."""
+    """Delete by unique id. A cloud that got a name instead would delete the machine that has this name now."""
     hit = [v for v in sky.vms if uid in (v.uid, v.name) and v.life in (Life.COMING, Life.RUNNING)]
     return sky._replace(vms=(sky.vms - set(hit)) | {v._replace(life=Life.STOPPING) for v in hit})
 

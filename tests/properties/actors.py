@@ -138,7 +138,7 @@ class Done:
 
 
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pool of the function's works in line, whoever has imported it already."""
+    """Make every thread pool of the function run its work in order, also in modules that have imported it already."""
     for name, module in list(sys.modules.items()):
         if name.startswith("spotkeeper.reconcile") and hasattr(module, "ThreadPoolExecutor"):
             monkeypatch.setattr(module, "ThreadPoolExecutor", Inline)

@@ -80,7 +80,7 @@ class Bucket:
             self.delete(key)
 
     def plant(self, key: str, data: bytes) -> None:
-        """Somebody else writes, whom nobody watches: an operator, another version."""
+        """Write as another writer that the test does not control: an operator, another version."""
         self.counter += 1
         self.blobs[key] = (data, self.counter)
 

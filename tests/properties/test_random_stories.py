@@ -189,7 +189,7 @@ class Machine(RuleBasedStateMachine):
     # -- every step
 
     def check_invariants(self, *args: object, **kwargs: object) -> None:
-        """After every rule: whoever is frozen comes one step nearer to his end, and the promises hold."""
+        """After every rule, each frozen actor comes one step nearer to its end, and the properties are checked."""
         if hasattr(self, "world"):
             self.world.turn()
             self.world.check()

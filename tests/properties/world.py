@@ -432,7 +432,7 @@ class World:
     # -- the end of the story
 
     def calm(self) -> None:
-        """No fault from here on; whoever is frozen goes on to his end."""
+        """Cause no further faults; frozen actors continue to their end."""
         self.line.lost = self.line.throttled = self.line.stale = 0
         self.line.down = self.function_down = self.sync_faults = False
         self.bucket.weather.lost = self.bucket.weather.throttled = 0

@@ -274,7 +274,7 @@ def told_nothing(shot: Shot, answer: bytes, lines: list[str]) -> None:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """The parts of the bucket that are not as they were. A lease taken and given back is no change."""
+    """Return the changed parts of the bucket. A lease that was taken and released is no change."""
     parts = set(before) - {"leases", "lists", "record_writes", "stack"}
     return {name for name in parts if before[name] != after[name]}
 

@@ -32,7 +32,7 @@ DEEPEST = 3  # requests inside requests (a round that waits lets others in); bey
 
 
 class Killed(BaseException):
-    """The process is gone. Not an ``Exception``: nothing may catch it but whoever had asked."""
+    """The process is gone. Not an ``Exception``: only the caller that requested it may catch it."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Job:
 
 
 class World:
-    """The parts, and what ties them: who wakes whom."""
+    """The parts of the simulation and their connections: which part wakes which."""
 
     def __init__(
         self,

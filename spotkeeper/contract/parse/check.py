@@ -153,7 +153,7 @@ def capacity(job: JobContext) -> Iterator[Problem]:
 
 
 def stack_caps(job: JobContext) -> Iterator[Problem]:
-    """What all dynamic machines of the stack may be together: a job that needs more would wait for ever."""
+    """Check the stack's limit on all dynamic machines: a job that needs more would wait forever."""
     stack, usable, least = job.stack, job.pools(), job.spec.size().min
     dynamic = least - sum(len(pool.machines) for pool in usable)
     if stack is None or dynamic <= 0 or least > sum(pool.max_machines for pool in usable):  # which ``capacity`` tells

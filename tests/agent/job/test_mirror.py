@@ -367,7 +367,7 @@ def test_what_rotted_on_the_disk_is_not_copied(ckpt: Path) -> None:
 
 
 def test_what_arrived_otherwise_than_it_was_sent_is_sent_again(ckpt: Path) -> None:
-    """So is what lies there from an upload of other bytes, be it as long."""
+    """A part of the same length but with other bytes is uploaded again too."""
     shelf = Shelf()
     name = f"jobs/{JOB}/ckpt/3-40/0/skeleton.pkl"
     shelf.objects[name] = bytes(FILES["skeleton.pkl"])

@@ -1,4 +1,4 @@
-"""torchrun's last moments on several nodes: who waits for whom, and that a success leaves no trace of an error."""
+"""The end of torchrun on several nodes: which node waits for which, and that a success logs no error."""
 
 from __future__ import annotations
 

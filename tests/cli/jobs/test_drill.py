@@ -1,4 +1,4 @@
-"""``spotkeeper drill``: whom it takes and how, on every cloud's own words; and a whole recovery, in virtual time."""
+"""``spotkeeper drill``: the machine that it preempts, the calls to each cloud, and a whole recovery in virtual time."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_marks_are_given_at_birth_only(function: str) -> None:
 
 
 def test_an_image_that_a_parameter_names_may_be_looked_up_and_no_other_parameter_read(settings: Settings) -> None:
-    """EC2 resolves it with the rights of whoever launches: without them no machine of the stack ever starts."""
+    """EC2 resolves it with the launching role's permissions: without them no machine of the stack starts."""
     burst, *others = settings.dynamic()
     pools = (replace(burst, image="resolve:ssm:/acme/train:7"), *others)
     policy = document(function_rights(replace(settings, pools=pools), SUBNETS, GROUP))
@@ -245,7 +245,7 @@ def test_a_machine_reads_what_it_runs_and_writes_what_its_job_leaves(node: str) 
 
 
 def test_a_machine_writes_nothing_among_the_documents_of_a_job(node: str) -> None:
-    """A fact below ``logs/`` is another node's word to whoever takes the last part of a name for the fact."""
+    """A fact below ``logs/`` would count as another node's report if only the last part of its name were read."""
     for folder in (paths.facts("abcd2345"), paths.requests("abcd2345"), paths.ledger("abcd2345")):
         for mine in ("logs", "ckpt", "out", "source"):
             for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):

@@ -1,4 +1,4 @@
-"""Markets that turn against whoever buys in them: the replay of a job on a market that changes as the rule answers.
+"""Adversarial markets: replays of a job on a market that reacts to the rule's answers.
 
 Seeded: a number is one story. What a story may do is in :data:`TRICKS`; each takes the machine, all zones, the price or
 the way back at the moment at which it hurts most. No market is like that: what holds here holds anywhere.

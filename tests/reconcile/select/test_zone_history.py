@@ -1,4 +1,4 @@
-"""Own history in short: folded once, the same by whoever folds it, and quick to turn when a market does."""
+"""The condensed history of zones: condensing is deterministic, happens once, and follows a changing market quickly."""
 
 from __future__ import annotations
 

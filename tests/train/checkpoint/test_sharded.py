@@ -1,4 +1,4 @@
-"""Checkpoints of sharded state: by whom they are written, when they count, and in which gangs they can be taken up."""
+"""Checkpoints of sharded state: which machines write them, when they are valid, and which gangs can load them."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_no_way_round_by_attributes_or_by_names_in_known_modules(text: bytes) ->
 
 
 def test_a_checkpoint_that_somebody_else_has_written_is_refused_with_its_file(tmp_path: Path) -> None:
-    """Its hashes are right: whoever can write a skeleton can write its COMMIT."""
+    """The hashes are right: a process that can write a skeleton can also write its COMMIT."""
     image = Image(RunState({}, {}, (checkpoint.pack({}),)))
     memory = bytearray(image.size)
     image.copy_to(memoryview(memory))

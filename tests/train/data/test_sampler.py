@@ -83,7 +83,7 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("epoch_start", [(0, 0), (1, 2)])
 def test_samples_draw_by_their_place(workers: int, epoch_start: tuple[int, int]) -> None:
-    """Augmentation is the same whoever loads a sample, and whatever was loaded before it."""
+    """Augmentation does not depend on the worker that loads a sample or on the samples loaded before it."""
     loader = DataLoader(Noise(), 4, shuffle=True, num_workers=workers)
     rebuilt, batches, _ = rebuild(loader, 7, None, 0, 1)
     batches.epoch, batches.start = epoch_start

@@ -150,7 +150,7 @@ def test_more_ranks_go_on_from_one(tmp_path: Path) -> None:
 
 
 def test_fewer_ranks_go_on_with_the_same_batches(tmp_path: Path) -> None:
-    """Every global batch holds the same samples, whoever trains on them; only their split changes."""
+    """Every global batch has the same samples, whichever ranks train on them; only their division changes."""
     job = Job(tmp_path / "out", events=(Event(4, 0, "stop"),), seen=tmp_path / "seen")
     run_to_end(tmp_path / "alone", Job(Path(), seen=tmp_path / "expected"), nodes=3)
     with Gang(tmp_path / "gang", job, nodes=3) as gang:

@@ -1,4 +1,4 @@
-"""A gang is bought whole or not at all: two never starve each other, and what waits for the rest is given back."""
+"""A gang is bought whole or not at all: two gangs never starve each other, and waiting machines are released."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_without_capacity_it_trains_to_the_end_and_the_loss_is_no_preemption() -
 
 
 def test_a_regroup_for_another_reason_takes_a_machine_whose_end_is_far() -> None:
-    """With no successor to be had, a loss elsewhere must not leave the gang standing until that end."""
+    """Without an available successor, the loss of another node must not stop the gang until that planned end."""
     world = bounded(2)
     world.capacity = {("z-a", Model.SPOT): 2, ("z-a", Model.ON_DEMAND): 0}  # room for the gang, none beside it
     world.until(lambda: world.events(Event.ENDING), LONGEST_S)

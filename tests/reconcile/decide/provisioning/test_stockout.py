@@ -52,7 +52,7 @@ def test_a_job_that_has_trained_moves_to_where_spot_has_come_back() -> None:
 
 
 def test_a_job_whose_zone_is_taken_out_of_its_pool_says_so_and_moves_at_once() -> None:
-    """Its machines stay until they are lost; then nothing is to be had there, however long it waits."""
+    """Its machines stay until they are lost; after that the zone has no capacity, however long the job waits."""
     world = World(stack=small_stack(2))
     job = world.submit(JOB, nodes=2)
     assert world.until(lambda: job.training, 1800.0)
@@ -72,7 +72,7 @@ def test_a_job_whose_zone_is_taken_out_of_its_pool_says_so_and_moves_at_once() -
 
 
 def test_an_on_demand_fallback_ends_with_a_move_to_another_zone() -> None:
-    """The gang had moved to where spot was to be had, and bought on-demand there to the end of the fallback."""
+    """A gang that moved to a zone with spot bought on-demand there until the end of the fallback."""
     world = World(stack=small_stack(2, on_demand=2))
     job = world.submit(JOB, nodes=2)
     assert world.until(lambda: job.training, 1800.0)
