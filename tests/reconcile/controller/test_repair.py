@@ -129,7 +129,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     world, store = site(tmp_path, nodes=1)
     world.submit()
     world.until(world.training, 200)
-    with pytest.raises(RepairError, match="is well"):
+    with pytest.raises(RepairError, match="is valid"):
         rebuild_allocation(store, world, world.t)
     good = store.get(paths.ALLOCATION)
     assert good is not None
