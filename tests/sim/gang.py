@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import Generation, Progress
+from spotkeeper_agent.job.progress import EVERY_S, LONE_EVERY_S
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 RESTORE_S = 1.5
 SAVE_S = 2.0
 RENDEZVOUS_S = 60.0
-REPORT_S = 60.0
 PEER_S = (0.5, 3.0)  # until a survivor's process dies of its peer's end
 STALL_S = 30.0  # until a hanging step is told
 
@@ -112,11 +112,12 @@ class Gang:
         self.job.committed = commit
 
     def progress(self) -> Progress | None:
-        """As the lowest member last told it: once a minute, and at a commit."""
+        """As the lowest member last told it: at its interval, and at a commit."""
         if self.began is None:
             return None
         self.settle()
-        told = self.began + int((self.world.engine.t - self.began) / REPORT_S) * REPORT_S
+        every_s = EVERY_S if self.size > 1 else LONE_EVERY_S
+        told = self.began + int((self.world.engine.t - self.began) / every_s) * every_s
         step = self.first + int((told - self.began) / self.job.step_s)
         commit = self.commit
         return Progress(

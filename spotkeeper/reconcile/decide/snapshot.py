@@ -52,7 +52,7 @@ class Times(Struct, frozen=True):
     roll_s: float = 45.0  # to answer a roll call: above an agent's wait for a lost answer (30 s), below a tick, since
     # only a tick ends the roll call of a one-machine job
     silence_s: float = 120.0  # without progress (two missed reports) before a roll call, which costs two writes
-    lone_silence_s: float = 66.0  # the same in a one-machine job, where no other member reports a loss
+    lone_silence_s: float = 36.0  # the same in a one-machine job, which reports twice a minute: it has no peers
     free_s: float = 20.0  # a replaced machine may take this long to unmount before it is deleted
     disk_s: float = 300.0  # a gang waits this long for all of its disks, then settles for the newest reported commit
     static_s: float = 120.0  # a granted static machine must say hello within this time

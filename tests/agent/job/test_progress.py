@@ -10,9 +10,21 @@ import pytest
 
 from spotkeeper.contract import codec
 from spotkeeper.contract.facts import Kind
-from spotkeeper.contract.generation import FactIn, Progress
+from spotkeeper.contract.generation import DocState, FactIn, Generation, Member, Progress
 from spotkeeper.train.agent_link.control import Commit, Control, Fault, RunPhase
 from spotkeeper_agent.job import progress
+
+
+@pytest.mark.parametrize(("nodes", "every_s"), [(1, 30.0), (2, 60.0)])
+def test_a_job_on_one_machine_reports_twice_as_often(tmp_path: Path, nodes: int, every_s: float) -> None:
+    members = tuple(Member(node, 1, f"u{node}", "boot", "10.0.0.1", 1) for node in range(nodes))
+    doc = Generation("abcd2345", "uid", 1, 1, DocState.RUN, members, "10.0.0.1", 29400, "run")
+    with Control.create(tmp_path / "ctl") as control:
+        control.state = RunPhase.TRAINING
+        reporter = progress.Reporter.of(doc, 0)
+        assert reporter.progress(control, 0.0) is not None
+        assert reporter.progress(control, every_s - 1.0) is None
+        assert reporter.progress(control, every_s) is not None
 
 
 def test_only_the_lowest_member_reports_at_commits_and_once_a_minute(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def gang(count: int = 2, **more: object) -> tuple[Record, Snapshot]:
         created=0.0,
         ver=40,
         gen=3,
-        gen_since=NOW - 50,
+        gen_since=NOW - 30,
         zone="z-a",
         nodes=nodes,
     )
@@ -478,7 +478,7 @@ def test_progress_that_moves_is_no_silence() -> None:
 
 
 def test_a_job_on_one_machine_is_called_earlier_since_no_other_member_tells_of_its_silence() -> None:
-    for nodes, quiet_s, called in ((1, 66.0, False), (1, 67.0, True), (2, 120.0, False), (2, 121.0, True)):
+    for nodes, quiet_s, called in ((1, 36.0, False), (1, 37.0, True), (2, 120.0, False), (2, 121.0, True)):
         record, snapshot = gang(nodes)
         silent = with_(snapshot, progress=Progress(gen=3, step=9, at=NOW - quiet_s))
         new = decide(replace(record, gen_since=NOW - 1000), silent).record

@@ -1,8 +1,8 @@
 """Computes a job's progress (work done and left, deadline, cost) for the choice of machines, and work lost by stops.
 
 Safety does not depend on it. If the work is unknown, on-demand follows spot at once. Lost work is only for the ledger:
-the lowest member reports once a minute and when its processes end; if it died with its machine, the steps since its
-last report are estimated from their usual time.
+the lowest member reports once or twice a minute and when its processes end; if it died with its machine, the steps
+since its last report are estimated from their usual time.
 """
 
 from __future__ import annotations
