@@ -234,7 +234,7 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
     machine = pool.machine
     if machine.gpu_direct is None:
         if machine.nic == "virtio" and machine.type.startswith(_GVNIC_ALONE):
-            yield problem("machine.nic", f"{machine.type} supports only gvnic: leave it out", machine.nic)
+            yield problem("machine.nic", f"{machine.type} supports only gvnic: remove nic", machine.nic)
         return
     known = _GPU_DIRECT.get(machine.type)
     if known is None:

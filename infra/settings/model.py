@@ -184,7 +184,7 @@ class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
 
     compute: Annotated[str, about("unset: Compute Engine's, EC2's")] = ""
     storage: Annotated[str, about("unset: Cloud Storage's, S3's")] = ""
-    jwks: Annotated[str, about("gcp: keys of identity tokens; unset: Google's")] = ""
+    jwks: Annotated[str, about("gcp: address of the keys that verify identity tokens; unset: Google's")] = ""
     issuer: Annotated[str, about("gcp: issuer of identity tokens; unset: Google's")] = ""
     function: Annotated[
         str, about("gcp: address of the function; unset: its well-known name under cloudfunctions.net")

@@ -40,7 +40,7 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
     raise CliError(
         "no stack: SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are not set, and no .spotkeeper/local is here or above",
         Exit.MISSING,
-        "on this machine: spotkeeper local up, or where one runs in another folder: export SPOTKEEPER_FOLDER=..."
+        "on this machine: spotkeeper local up; for a local cloud of another folder: export SPOTKEEPER_FOLDER=..."
         "/.spotkeeper/local; in a cloud: export SPOTKEEPER_STACK=... SPOTKEEPER_BUCKET=gs://...",
     )
 

@@ -56,7 +56,7 @@ def own_checkpoints(job: JobContext) -> Iterator[Problem]:
     if spec.stop != "signal":
         return
     if spec.static != "never":
-        yield problem("stop", "signal wants `static: never`, for its checkpoints stay on its own disks")
+        yield problem("stop", "signal needs `static: never`: such a job keeps its checkpoints on its own disks")
     if size.min < size.max:
         yield problem("stop", "signal needs a fixed number of nodes: only the library can redistribute batches")
     if spec.checkpoint.mirror is not None:

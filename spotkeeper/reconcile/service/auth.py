@@ -284,7 +284,7 @@ class Verifier:
             return self._of(_claims_of(_payload(payload)), emails, verified=False)
         caller = self.invoker(authorization, emails)
         if self._behind_iam and not platform:
-            log.error("a token arrived with its signature: the platform checks no caller; is the function open to all?")
+            log.error("a token arrived with its signature: Cloud Run checked no caller; is the function open to all?")
             self._behind_iam = False
         return caller
 

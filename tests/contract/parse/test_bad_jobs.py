@@ -304,7 +304,7 @@ JOB_CASES = [
     ),
     (
         GOOD + "stop: signal\n",
-        "job.yaml:3: stop: signal wants `static: never`, for its checkpoints stay on its own disks",
+        "job.yaml:3: stop: signal needs `static: never`: such a job keeps its checkpoints on its own disks",
     ),
     (
         GOOD + "stop: signal\nstatic: never\nnodes: {min: 1, max: 2}\n",

@@ -196,9 +196,9 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
     if new.spread != old.spread:
         yield "spread: its disks are where they are"
     if new.checkpoint.replicated != old.checkpoint.replicated:
-        yield "checkpoint.replicated: its checkpoints have the other format"
+        yield "checkpoint.replicated: the job's checkpoints have the old value's format"
     if new.stop != old.stop:
-        yield "stop: its checkpoints have the other format"
+        yield "stop: the job's checkpoints have the old value's format"
     if not old.checkpoint.replicated and new.nproc != old.nproc:
         yield "nproc: a sharded checkpoint fits only as many processes as wrote it"
     if new.seed != old.seed:
