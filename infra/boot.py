@@ -40,7 +40,7 @@ class Scripts:
 
     Attributes:
         startup: Compute Engine's metadata key ``startup-script``; on EC2 an object of the bucket.
-        shutdown: Compute Engine's ``shutdown-script``; EC2 runs none; the systemd unit's stop replaces it.
+        shutdown: Compute Engine's ``shutdown-script``. On EC2 the stop of the systemd unit replaces it.
         user_data: EC2's user data by kind of pool; it fetches ``startup`` and stays the same across releases.
     """
 

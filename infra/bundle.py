@@ -1,8 +1,8 @@
 """Pack the programs of machines and of the function reproducibly: equal sources give equal bytes.
 
 VMs fetch the *bundle* by its hash: ``site/`` with ``spotkeeper``, ``spotkeeper_agent`` and their dependencies, ``job/``
-for the import path of users' jobs, and ``templates/job/``. The *function* archive has the package and, for Cloud
-Functions, which installs requirements, an entry file and pinned requirements; for Lambda, the wheels.
+for the import path of users' jobs, and ``templates/job/``. The *function* archive has the package. For Cloud Functions
+it also has an entry file and pinned requirements, which Cloud Functions installs; for Lambda it has the wheels.
 Archives are cached by the hash of their inputs. This module calls no cloud; for another Python version than the running
 one it reads the package index through pip.
 """
@@ -29,10 +29,10 @@ LIBRARY = ROOT / "spotkeeper"
 AGENT = ROOT / "agent" / "spotkeeper_agent"
 LOCK = ROOT / "requirements.lock"
 AGENT_REQUIRES = ("jinja2", "msgspec", "requests")
-UNUSED = ("charset-normalizer",)  # agent/spotkeeper_agent/host/memory.py
-OLDEST_GLIBC = 17  # minor versions of glibc 2: the oldest for wheels, that of machine images
+UNUSED = ("charset-normalizer",)  # agent/spotkeeper_agent/host/memory.py gives the reason
+OLDEST_GLIBC = 17  # minor versions of glibc 2: the oldest that wheels may need, and the one in machine images
 MACHINES_GLIBC = 28
-LAMBDA_REQUIRES = ("msgspec", "obstore")  # the runtime has boto3; IAM checks callers
+LAMBDA_REQUIRES = ("msgspec", "obstore")  # Lambda's runtime has boto3, and IAM checks the callers
 FUNCTION_REQUIRES = ("functions-framework", "msgspec", "obstore", "pyjwt", "cryptography", "requests")
 # Packages that a job's own Python imports; they need only the standard library and torch.
 JOB_LIBRARY = ("__init__.py", "clock.py", "version.py", "train")
@@ -244,7 +244,7 @@ def runs_with(wheel: str, glibc: int) -> bool:
             return True
         if (least := re.match(r"manylinux_2_(\d+)_", platforms)) and int(least[1]) <= glibc:
             return True
-    return False  # built for this machine
+    return False  # the wheel was built for this machine
 
 
 def _installed(distributions: Iterable[metadata.Distribution]) -> dict[str, Path]:
@@ -310,7 +310,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _prune(folder: Path, pattern: str) -> None:
-    """Delete all but the newest archives, since every changed source leaves one."""
+    """Delete all but the newest archives, since every change of a source makes a new one."""
     by_age = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in by_age[_KEPT:]:
         path.unlink(missing_ok=True)

@@ -81,7 +81,7 @@ GCP_PRICES: dict[str, Price] = {
     "a3-highgpu-8g": Price(on_demand=88.250, spot=35.300),
 }
 
-# USD per accelerator-hour, added to the price of types that take them separately (N1).
+# USD per accelerator-hour, added to the price of types to which accelerators are added separately (N1).
 GCP_ACCELERATOR_PRICES: dict[str, Price] = {
     "nvidia-tesla-t4": Price(on_demand=0.350, spot=0.140),
     "nvidia-tesla-p100": Price(on_demand=1.460, spot=0.584),

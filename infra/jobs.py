@@ -119,7 +119,7 @@ class JobProvider(ResourceProvider):
 def target_of(props: dict[str, Any]) -> Target:
     """Return this program's stack; in the one-machine cloud, the stack that the environment names."""
     if profile := props.get("profile"):
-        # Sets the profile for the whole process, which serves one stack. Keys in the environment would override it.
+        # Set the profile for the whole process, which serves one stack. Keys in the environment would override it.
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             os.environ.pop(name, None)
         os.environ["AWS_PROFILE"] = profile

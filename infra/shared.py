@@ -31,7 +31,7 @@ _REMEDY = (
 class Exports:
     """The stack's outputs, for the command and for other stacks, equal in both clouds.
 
-    ``ready`` is not an output: jobs of the stack file wait for this resource, and all that they need outlives it.
+    ``ready`` is not an output: the stack's jobs wait for this resource, and it is deleted before all that they need.
     """
 
     bucket: Text
@@ -47,7 +47,7 @@ class Component(pulumi.ComponentResource):
     """A group of resources of type ``spotkeeper:<cloud>:<kind>``, named after its kind.
 
     Attributes:
-        settings: the stack's.
+        settings: the stack's settings.
         prefix: ``sk-<stack>``, the prefix of the stack's resource names.
         child: options of the component's resources.
         parts: resources that dynamic machines need; a destroy drains the stack before it deletes them.

@@ -30,7 +30,7 @@ class AwsAlerts(Component):
             topic = self._mail(email)
             if "ticks" in settings.alerts.about:
                 minutes = settings.alerts.missed_minutes
-                # It counts successful ticks; agents' requests do not count as ticks.
+                # The metric counts successful ticks; agents' requests do not count as ticks.
                 told = f"no tick succeeded for {minutes} minutes"
                 self._alarm(topic, "silence", told, self._counted("ticks", TICK), missing=minutes)
             for key, (event, message) in MESSAGES.items():
@@ -61,7 +61,7 @@ class AwsAlerts(Component):
         return metric
 
     def _alarm(self, topic: aws.sns.Topic, key: str, message: str, metric: str, missing: int = 0) -> None:
-        """Declare an alarm that a line was counted or, with ``missing``, that none was for so many minutes."""
+        """Declare an alarm for a counted log line or, with ``missing``, for that many minutes without one."""
         aws.cloudwatch.MetricAlarm(
             key,
             name=f"{self.prefix}-{key}",
@@ -81,7 +81,7 @@ class AwsAlerts(Component):
         )
 
     def _budget(self, budget: Budget) -> None:
-        """Declare the budget. It counts resources with the stack's tag, if ``sk-stack`` is a cost allocation tag.
+        """Declare the budget of the resources with the stack's tag; ``sk-stack`` must be a cost allocation tag.
 
         Without an e-mail address the budget is only shown in the console.
         """

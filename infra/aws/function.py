@@ -26,7 +26,7 @@ TICK = "spotkeeper.tick"  # source of the schedule's event (spotkeeper.reconcile
 LOG_DAYS = 30
 STALE_S = 60  # the next tick comes before an older event; also the minimum of EventBridge and Lambda
 KEPT_S = 4 * 24 * 3600  # undelivered events remain readable over a long weekend
-# Events carry no tags, so those of other machines arrive too: the function looks up the id and ignores them.
+# Events carry no tags, so events of other machines arrive too: the function looks up each id and ignores such machines.
 EVENTS: dict[str, tuple[str, ...]] = {
     "interruption": ("EC2 Spot Instance Interruption Warning",),
     "rebalance": ("EC2 Instance Rebalance Recommendation",),
@@ -36,7 +36,7 @@ ENDS = ("shutting-down", "stopping", "stopped", "terminated")  # states that may
 
 
 class AwsFunction(Component):
-    """The function; ``url``: address that agents report to; ``access``: rights to call it; ``dead``: failed events."""
+    """The function. ``url``: for agents' reports; ``access``: rights to call it; ``dead``: the queue of failed events."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AwsFunction(Component):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("Function", settings, opts)
-        self.logs = aws.cloudwatch.LogGroup(  # the one Lambda makes would outlive a destroy and keep all lines
+        self.logs = aws.cloudwatch.LogGroup(  # a group made by Lambda would outlive a destroy and keep all lines
             "logs",
             name=rights.log_group(settings.stack),
             retention_in_days=LOG_DAYS,
@@ -95,7 +95,7 @@ class AwsFunction(Component):
             environment=aws.lambda_.FunctionEnvironmentArgs(variables=environment(settings)),
             logging_config=aws.lambda_.FunctionLoggingConfigArgs(log_format="Text", log_group=self.logs.name),
             tags=self.tags(self.prefix),
-            # It runs with these rights and logs to this group: both must exist first.
+            # The function runs with these rights and logs to this group: both must exist first.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[*identity.bindings, self.logs]),
         )
 
@@ -153,7 +153,7 @@ def profile() -> str:
 
 
 def own_endpoint(settings: Settings, service: str) -> str:
-    """Return a service's address if the stack file names another than AWS's, else ""."""
+    """Return a service's address if the stack file replaces AWS's address, else ""."""
     given = settings.endpoints.compute if service == "ec2" else settings.endpoints.storage
     return "" if given == f"https://{service}.{settings.region}.amazonaws.com" else given
 
@@ -261,6 +261,6 @@ class AwsTriggers(Component):
 
 
 def pattern(account: str, key: str, kinds: Sequence[str]) -> dict[str, object]:
-    """Return the pattern of events that EventBridge forwards; of state changes only those that may be a loss."""
+    """Return the pattern of the events that EventBridge forwards. A state change must be one that may mean a loss."""
     found: dict[str, object] = {"source": ["aws.ec2"], "account": [account], "detail-type": list(kinds)}
     return {**found, "detail": {"state": list(ENDS)}} if key == "state" else found

@@ -36,7 +36,7 @@ from spotkeeper.contract.names import session_document
 
 
 class AwsRoles(Component):
-    """A component with roles; ``key`` ends a role's name, and names its policy."""
+    """A component with roles. ``key`` is the end of the names of a role and of its policy."""
 
     def _role(self, key: str, title: str, trusted: Statement) -> aws.iam.Role:
         called = naming.account(self.settings.stack, key)

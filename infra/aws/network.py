@@ -29,7 +29,7 @@ class AwsNetwork(Component):
         self.register_outputs({"vpc": self.vpc, "subnets": self.subnets})
 
     def _existing(self) -> tuple[pulumi.Output[str], dict[str, pulumi.Output[str]]]:
-        """Return (vpc id, subnet ids by zone), from the stack file or another stack's outputs of these names."""
+        """Return (vpc id, subnet ids by zone), from the stack file or the outputs of another stack."""
         network, zones = self.settings.network, self.settings.zones
         if not network.from_stack:
             return pulumi.Output.from_input(network.vpc), {

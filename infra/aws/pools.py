@@ -66,7 +66,7 @@ class AwsPools(Component):
     # --- templates -----------------------------------------------------------------------
 
     def _template(self, pool: Pool, model: str, zone: str = "") -> aws.ec2.LaunchTemplate:
-        """Declare a launch template; ``zone`` fixes the subnet of its interfaces, otherwise the launch names it."""
+        """Declare a launch template; ``zone`` fixes the subnet of its interfaces; without it the launch names one."""
         settings = self.settings
         called = naming.launch_template(settings.stack, pool.name, model) + (f"-{zone}" if zone else "")
         plain = not pool.machine.efa
@@ -130,7 +130,7 @@ class AwsPools(Component):
             self.parts += [node, self._attached(called, node)]
 
     def _machine(self, pool: Pool, index: int, template: aws.ec2.LaunchTemplate) -> aws.ec2.Instance:
-        """Declare a static machine from the template; later changes of image or user data must not stop it.
+        """Declare a static machine from the template; later changes of image or user data must not stop the machine.
 
         A new agent or startup script changes a tag, which the running or booting machine reads.
         """
@@ -154,7 +154,7 @@ class AwsPools(Component):
             instance_id=node.id,
             volume_id=self._disks.ids[called],
             stop_instance_before_detaching=True,  # the machine has mounted its file system
-            # A volume has one machine at a time, so it is detached from the old one first.
+            # A volume is attached to one machine at a time, so it is detached from the old machine first.
             opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
         )
 
@@ -171,7 +171,7 @@ class AwsPools(Component):
                 lambda found: state_text(self.settings, found[0], found[1], found[2], self._bundle_sha256)
             ),
             content_type="application/json",
-            # The function must not read it before the resources in it exist and the function may use them.
+            # The function must not read the object before the resources in it exist and the function may use them.
             opts=pulumi.ResourceOptions(parent=self._storage, depends_on=[*identity.bindings, *self._placement.parts]),
         )
 
@@ -210,7 +210,7 @@ Text = TypeVar("Text", bound="str | pulumi.Input[str]")
 def machine_tags(
     settings: Settings, pool: Pool, boot_sha256: str, bundle_sha256: str, url: Text
 ) -> dict[str, str | Text]:
-    """Return a machine's tags: the stack's, and those that the agent reads; no values of jobs."""
+    """Return a machine's tags: the stack's tags and the tags that the agent reads, but no values of jobs."""
     given = {
         "sk-fabric": "efa" if pool.machine.efa else "",
         "sk-job-identity": settings.job_identity,
@@ -228,9 +228,9 @@ def machine_tags(
 
 
 def market(model: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
-    """Return a template's market options, without a price cap: spot costs at most on-demand, and a cap loses machines.
+    """Return a template's market options, without a price cap: spot never costs more than on-demand.
 
-    The request is one-time, since a persistent one would launch again by itself.
+    A cap would only lose machines. The request is one-time, since a persistent one would launch again by itself.
     """
     if model != "spot":
         return None

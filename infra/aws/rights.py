@@ -2,7 +2,7 @@
 
 They are data, so that tests and reviewers read the same text. Names are known before resources exist, so policies wait
 only for the network's ids. The function may end, attach or delete only resources with the stack's tag *and* a job's
-tag, which resources that Pulumi declares lack.
+tag; resources that Pulumi declares have no job's tag.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class Arns:
         return self._of("sqs", dead_letters(self.settings.stack))
 
     def ec2(self, kind: str, which: str = "*") -> str:
-        """Return ARNs of EC2 resources; of images and snapshots without an account, of subnets in any account."""
+        """Return an ARN pattern of EC2 resources: without an account for images and snapshots, of any account for subnets."""
         accounts = {"image": "", "snapshot": "", "subnet": "*"}
         return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
 
     def secret(self, name: str) -> tuple[str, ...]:
-        """Return ARN patterns of a secret: AWS appends six characters to its name, which an ARN may already have."""
+        """Return ARN patterns of a secret: AWS appends six characters to its name, and a given ARN may have them."""
         if not name.startswith("arn:"):
             return (self._of("secretsmanager", f"secret:{name}-??????"),)
         return (name, f"{name}-??????")
@@ -150,7 +150,7 @@ def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> t
 
 
 def _encrypting(settings: Settings) -> tuple[Statement, ...]:
-    """Return the rights on the customer key through EC2; without them EC2 accepts a launch and ends the machine."""
+    """Return the rights on the customer key through EC2. Without them EC2 accepts a launch, then ends the machine."""
     if not settings.kms_key:
         return ()
     by_ec2 = {"kms:ViaService": f"ec2.{settings.region}.amazonaws.com"}
@@ -262,14 +262,14 @@ def _remembering(settings: Settings) -> tuple[Statement, ...]:
 
 
 def machine_rights(settings: Settings) -> tuple[Statement, ...]:
-    """Return a machine's rights: read its programs, write its job's results, call the function; none in EC2."""
+    """Return a machine's rights: read its programs, write its job's results, call the function; no rights in EC2."""
     arns = Arns(settings)
     prefixes = sorted({pattern.partition("/")[0] for pattern in MACHINE_READS + MACHINE_WRITES})
     rights = (
         *_calling(arns),
         Statement("ReadPrograms", ("s3:GetObject",), arns.objects(*MACHINE_READS)),
         Statement("WriteResults", READ_WRITE, arns.objects(*MACHINE_WRITES)),
-        # Without ListBucket S3 answers 403 for a missing object. A list has a prefix, maybe empty; a read has none.
+        # Without ListBucket S3 answers 403 for a missing object. A list call has a prefix, maybe ""; a read has none.
         Statement(
             "TellWhatIsMissing",
             ("s3:ListBucket",),
@@ -285,7 +285,7 @@ def machine_rights(settings: Settings) -> tuple[Statement, ...]:
 def _calling(arns: Arns) -> tuple[Statement, ...]:
     """Return the two rights that a call of the function's URL needs."""
     signed: Conditions = {"StringEquals": {"lambda:FunctionUrlAuthType": "AWS_IAM"}}
-    # A direct invocation could claim any caller in its own event.
+    # A direct invocation could name any caller in the event that it sends.
     through: Conditions = {"Bool": {"lambda:InvokedViaFunctionUrl": "true"}}
     return (
         Statement("CallTheUrl", ("lambda:InvokeFunctionUrl",), (arns.function(),), signed),
@@ -376,9 +376,9 @@ def session(stack: str) -> str:
 
 
 def shell_rights(settings: Settings) -> tuple[Statement, ...]:
-    """Return a shell user's rights: sessions by the stack's document on its machines, bucket reads, ledger entries."""
+    """Return a shell user's rights: sessions with the stack's document on its machines, bucket reads, ledger writes."""
     arns = Arns(settings)
-    # Every statement that allows a start names the document; the account's default document would give root.
+    # Each statement that allows the start of a session names the document: the account's default one would give root.
     checked: Conditions = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
     of_stack: Conditions = {**checked, "StringEquals": {f"ssm:resourceTag/{LABEL_STACK}": settings.stack}}
     ssm = f"arn:{PARTITION}:ssm:{settings.region}:{settings.account}"

@@ -98,7 +98,7 @@ class AwsStorage(Component):
             "rules",
             bucket=self.bucket.bucket,
             policy=document(bucket_rules(self.settings)),
-            # S3 refuses to apply the two at the same time.
+            # S3 refuses to apply the public access block and the policy at the same time.
             opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[closed])),
         )
         aws.s3.BucketLifecycleConfiguration(

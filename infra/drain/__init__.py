@@ -1,7 +1,7 @@
 """The Pulumi resource whose deletion deletes the machines, disks and snapshots that the function created.
 
-These are not in Pulumi's state, so a plain ``pulumi destroy`` would leave machines that bill, or fail on a network in
-use. Deleting this resource writes ``stack/drain`` (from then on the function launches nothing), then deletes the
+These are not in Pulumi's state, so a plain ``pulumi destroy`` would leave machines that bill, or fail because they use
+the network. The deletion of this resource writes ``stack/drain`` (the function then launches nothing), and deletes the
 stack's machines, disks and snapshots by label or tag until two listings in a row show none. It refuses another stack's
 bucket, and never touches resources that Pulumi declared (they have no ``sk-job``). ``aws.py`` and ``gcp.py`` list and
 delete in one cloud.
@@ -30,9 +30,9 @@ PLACE = ("cloud", "stack", "project", "region")
 class Drain(Resource):
     """The resource that drains the stack when it is deleted.
 
-    Its properties, ``drain_args`` of each cloud's ``function.py``: ``cloud``, ``stack`` and ``bucket``; on Google Cloud
-    ``project``, ``zones``, and ``compute`` and ``storage``, roots of the cloud's APIs; on AWS ``region``, ``ec2`` and
-    ``s3``, roots of the APIs ("" for botocore's default), and ``profile``, the AWS profile that `up` uses on the
+    ``drain_args`` in each cloud's ``function.py`` sets the properties: ``cloud``, ``stack``, ``bucket``; on Google
+    Cloud ``project``, ``zones``, ``compute`` and ``storage``, roots of its APIs; on AWS ``region``, ``ec2`` and
+    ``s3``, roots of its APIs ("" for botocore's default), and ``profile``, the AWS profile that `up` uses on the
     operator's machine ("" for the shell's).
     """
 
@@ -43,7 +43,7 @@ class Drain(Resource):
 class Drained(Component):
     """The component with the ``drain``.
 
-    A destroy deletes it before the resources that dynamic machines need and before the static machines.
+    A destroy deletes the drain before the resources that dynamic machines need and before the static machines.
     """
 
     def __init__(

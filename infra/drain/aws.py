@@ -1,6 +1,6 @@
 """The drain on EC2, through botocore with the operator's own credentials.
 
-EC2 lists a terminated instance for an hour; it counts as gone. One that shuts down still has its volume and address.
+EC2 lists a terminated instance for an hour; it counts as gone. While it shuts down it has its volume and address.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from infra.drain.emptying import ACTIVE_FOLDER, DRAIN_OBJECT, SETTLE_S, DrainErr
 from spotkeeper.contract.names import LABEL_JOB, LABEL_STACK
 
 _PAUSE_S = 10.0  # EC2's listings lag by seconds
-_BATCH = 50  # instances per call; one that may not be terminated fails the whole call
+_BATCH = 50  # instances per call; a single protected instance fails the whole call
 _ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 _GONE = ("InvalidInstanceID.NotFound", "InvalidVolume.NotFound", "InvalidSnapshot.NotFound")
 _LATER = (
@@ -118,7 +118,7 @@ class Ec2:
                 yield from self._ask(self.ec2.terminate_instances, InstanceIds=[each])[1]
 
     def _ask(self, call: Callable[..., object], **params: object) -> tuple[bool, list[DrainError]]:
-        """Make a call; return (whether AWS accepted it, permanent refusals). Otherwise the thing is gone or busy."""
+        """Make a call; return (whether AWS accepted it, permanent refusals). Neither: it is gone or busy."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

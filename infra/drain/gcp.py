@@ -145,7 +145,7 @@ class ComputeEngine:
             return False
 
     def things(self) -> Iterator[Thing]:
-        """List machines, then disks (one in use is deleted after its machine), then snapshots."""
+        """List machines, then disks (Compute Engine refuses to delete a disk in use), then snapshots."""
         zones = self._zones()
         for zone in zones:
             for item in self._list(f"{self._root}/zones/{zone}/instances"):
@@ -183,7 +183,7 @@ class ComputeEngine:
         return sorted(found)
 
     def _near(self, scope: str) -> bool:
-        """Return whether ``scope`` is a zone of the stack's region, which has all of its resources."""
+        """Return whether ``scope`` is a zone of the stack's region; all resources of the stack are in this region."""
         return scope.removeprefix("zones/").rpartition("-")[0] in {zone.rpartition("-")[0] for zone in self.zones}
 
     def _list(self, url: str) -> Iterator[dict[str, Any]]:

@@ -108,7 +108,7 @@ class GcpAlerts(Component):
         return " AND ".join((*where, pattern))
 
     def _undelivered(self) -> gcp.monitoring.AlertPolicyConditionArgs:
-        """Return the alert's condition for undelivered events; only the next tick finds the losses they tell of."""
+        """Return the alert's condition for undelivered events; the losses in such events wait for the next tick."""
         return gcp.monitoring.AlertPolicyConditionArgs(
             display_name="an event was given up",
             condition_threshold=gcp.monitoring.AlertPolicyConditionConditionThresholdArgs(

@@ -54,10 +54,10 @@ class GcpFunction(Component):
             service_config=gcp.cloudfunctionsv2.FunctionServiceConfigArgs(
                 available_memory=f"{settings.reconcile.memory_mb}M",
                 timeout_seconds=settings.reconcile.timeout_s,
-                available_cpu="1",  # with less, it serves one request at a time
+                available_cpu="1",  # with less CPU, a process serves one request at a time
                 max_instance_count=INSTANCES,
                 max_instance_request_concurrency=AT_ONCE,
-                ingress_settings="ALLOW_ALL",  # identity decides, so operators can notify it
+                ingress_settings="ALLOW_ALL",  # IAM checks callers; operators notify the function from outside
                 service_account_email=identity.function.email,
                 environment_variables=identity.clock.email.apply(lambda email: environment(settings, email)),
             ),
@@ -128,7 +128,7 @@ def environment(settings: Settings, clock_email: str) -> dict[str, str]:
         "SPOTKEEPER_BUCKET": f"gs://{settings.bucket_name()}",
         "SPOTKEEPER_AUDIENCE": function_url(settings),
         "SPOTKEEPER_INVOKERS": ",".join([clock_email, *people]),
-        # Of functions-framework: with its default of four, four rounds would block all reports.
+        # Read by functions-framework: with its default of four threads, four rounds would block all reports.
         "THREADS": str(AT_ONCE),
     }
     optional = {

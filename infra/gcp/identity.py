@@ -70,7 +70,7 @@ CHANGE: tuple[str, ...] = (
     "compute.snapshots.setLabels",
     "compute.snapshots.useReadOnly",
 )
-# Rights by which a machine gets tokens of the jobs' account. Google's predefined role could also sign as it.
+# Rights by which a machine gets tokens of the jobs' account. Google's predefined role could also sign as that account.
 TOKENS: tuple[str, ...] = ("iam.serviceAccounts.getAccessToken", "iam.serviceAccounts.getOpenIdToken")
 # A build reads the source (in a bucket of Cloud Functions), stores the image, and logs. Cloud Build's predefined role
 # could also rewrite the project's buckets, and builds run code of packages.
@@ -93,7 +93,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Binding:
-    """A role of a stack's account (``who``) in the project; ``role`` without a slash is a custom role's key."""
+    """A role in the project for a stack's account (``who``); ``role`` without a slash is a custom role's key."""
 
     who: str
     role: str
@@ -137,7 +137,7 @@ def secret_keys(secrets: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ShellRight:
-    """A role of each shell user in the project; ``role`` without a slash is a custom role's key."""
+    """A role in the project for each shell user; ``role`` without a slash is a custom role's key."""
 
     key: str
     role: str
@@ -185,7 +185,7 @@ class GcpIdentity(Component):
             self.bindings.append(self._tokens(settings.job_identity))
             found = zip(secret_keys(settings.secrets), settings.secrets, strict=True)
             self.bindings += [self._reads(key, settings.job_identity, secret) for key, secret in found]
-        # Builds and runs with a new account start only when its rights are in force.
+        # A build or run under a new account must wait until the account's rights are in force.
         self.settled = Settled(
             [f"{b.who} {b.role} {b.condition or ''}".strip() for b in project_bindings(settings.stack)],
             0 if is_local(settings) else IAM_SPREADS_S,
@@ -206,7 +206,7 @@ class GcpIdentity(Component):
         )
 
     def _uses(self, network: GcpNetwork) -> gcp.compute.SubnetworkIAMMember:
-        """Declare the right to use the subnetwork in its own project, where the stack's roles may not apply."""
+        """Declare the right to use the subnetwork, since the stack's roles may not apply in the subnetwork's project."""
         return gcp.compute.SubnetworkIAMMember(
             "function-uses-subnetwork",
             project=network.subnetwork.apply(lambda link: project_of(link, self.settings.project)),

@@ -84,7 +84,7 @@ class GcpNetwork(Component):
         return other.require_output("vpc"), subnets.apply(lambda found: subnet_of(found, region, given.from_stack))
 
     def _firewall(self, network: pulumi.Output[str]) -> None:
-        """Open all ports between the stack's machines: rendezvous, NCCL and state transfers choose their ports."""
+        """Open all ports between the stack's machines: rendezvous, NCCL and state transfers choose ports freely."""
         self._inside("inside", f"{self.prefix}-inside", network)
         if self.settings.ssh:
             ssh = gcp.compute.Firewall(
@@ -117,7 +117,7 @@ class GcpNetwork(Component):
     # --- cards of GPUDirect -----------------------------------------------------------------
 
     def _gpu_cards(self) -> dict[str, list[Card]]:
-        """Declare the GPUDirect network cards. Pools share networks of ordinary cards; an RDMA network has one zone."""
+        """Declare the GPUDirect network cards. Pools share the ordinary networks; each zone has an RDMA network."""
         pools = {pool.name: pool for pool in self.settings.pools if pool.machine.gpu_direct}
         fabrics = {name: FABRICS[pool.machine.gpu_direct or ""] for name, pool in pools.items()}
         ranges = free_ranges(self.settings.network.cidr)
@@ -183,7 +183,7 @@ def subnet_of(found: Mapping[str, str], region: str, stack: str) -> str:
 
 
 def project_of(link: str, otherwise: str) -> str:
-    """Return the project of a network, which may be shared from another project than the stack's."""
+    """Return the project that a network's link names (a network may be shared), or ``otherwise`` if it names none."""
     found = _PROJECT.search(link)
     return found[1] if found else otherwise
 

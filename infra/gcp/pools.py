@@ -120,7 +120,7 @@ class GcpPools(Component):
         added = pool.machine.accelerator
         return {
             "machine_type": pool.machine.type,
-            # Those that a machine type has built in are not declared.
+            # Accelerators that are built into a machine type are not declared.
             "guest_accelerators": [{"type": added.type, "count": added.count}] if added else [],
             "network_interfaces": [
                 {

@@ -22,7 +22,7 @@ UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one bill 
 
 @dataclass(frozen=True)
 class BucketAccess:
-    """A right inside the bucket; ``condition`` restricts objects by name, None is the whole bucket."""
+    """A right inside the bucket; ``condition`` restricts it to objects by name; None: all objects."""
 
     key: str
     role: str
@@ -91,7 +91,7 @@ def _objects(bucket: str) -> str:
 
 
 def _below(objects: str, name: str, sign: str) -> str:
-    """Return the condition that an object's name below a job's folder begins with ``name`` (``!=``) or not (``==``)."""
+    """Return the condition that a name below a job's folder begins with ``name`` (``sign`` ``!=``) or not (``==``)."""
     return f'resource.name.extract("{objects}/jobs/{{job}}/{name}") {sign} ""'
 
 

@@ -16,7 +16,7 @@ from infra.policy.resource import DeclaredResource, Told
 Check = Callable[[DeclaredResource], Iterator[str]]
 StackCheck = Callable[[Sequence[DeclaredResource]], Told]
 
-# Rule -> its reason. A violation stops an `up`, except of the rules in ADVICE.
+# Rule -> its reason. A violation stops an `up`, unless the rule is in ADVICE.
 WHY: dict[str, str] = {
     "no-public-address": "Machines need no public address, and without one the internet cannot reach them.",
     "no-nat": "An idle stack should cost almost nothing, but a NAT gateway bills by the hour.",
@@ -39,7 +39,7 @@ WHY: dict[str, str] = {
     "labelled": "Every resource carries the stack's label, which the drain and cost reports use.",
     "logs-end": "Logs expire.",
 }
-# Pulumi hides retain_on_delete from policies, so disks-stay can be wrong; a NAT may be intended.
+# Pulumi hides retain_on_delete from policies, so the rule disks-stay can err; a NAT may be intended.
 ADVICE = frozenset({"disks-stay", "no-nat"})
 
 
@@ -48,7 +48,7 @@ class Rule:
     """A rule: ``parts`` pairs resource types with the check of each resource, ``over_all`` checks all together.
 
     ``later`` in its methods: the errors that reading an input raises if its value is known only after `up`. They end
-    the check without a violation; `up` repeats it.
+    the check without a violation; `up` repeats the check.
     """
 
     name: str

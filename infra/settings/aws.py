@@ -100,7 +100,7 @@ def existing_network(s: Settings) -> Iterator[Problem]:
 
 
 def subnet_range(cidr: str, zone: str) -> str:
-    """Return a zone's subnet range, chosen by the zone's letter so that adding a zone moves no other's range."""
+    """Return a zone's subnet range, chosen by the zone's letter so that a new zone moves no other zone's range."""
     return str(list(ipaddress.IPv4Network(cidr).subnets(prefixlen_diff=_PARTS.bit_length() - 1))[_index(zone)])
 
 
@@ -256,7 +256,7 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 
 def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
-    if not re.fullmatch(r"/dev/(xvda|sda1?)", pool.boot_disk.device):  # another adds an empty disk
+    if not re.fullmatch(r"/dev/(xvda|sda1?)", pool.boot_disk.device):  # another name would add an empty disk
         yield problem("boot_disk.device", "want the image's root device: /dev/sda1 or /dev/xvda", pool.boot_disk.device)
     if pool.boot_disk.type in ("st1", "sc1"):
         yield problem("boot_disk.type", "cannot boot: want gp3", pool.boot_disk.type)

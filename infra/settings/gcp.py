@@ -69,7 +69,7 @@ _HYPERDISK_ALONE = ("a3-ultragpu-", "a4-", "a4x-", "c4-", "c4a-", "c4d-", "g4-",
 _HYPERDISK = "hyperdisk-balanced"
 _GVNIC_ALONE = ("a3-", "a4-", "a4x-", "c3-", "c3d-", "c4-", "c4a-", "c4d-", "g4-", "h3-", "n4-")
 # Families without compact placement. C4A, H4D, M, X and Z are not checked, as the page's table for them could not be
-# read; the cloud refuses the first insert where it has none.
+# read; the cloud refuses the first insert of a family without compact placement.
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
 _NEVER_NEAR = ("e2-", "f1-", "g1-", "n1-", "n4-", "n4a-", "n4d-", "t2a-", "t2d-")
 _PLACES = (*GCP_ZONES, "us", "eu", "asia", "asia1", "eur4", "eur5", "eur7", "eur8", "nam4")  # locations of buckets

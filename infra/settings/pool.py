@@ -64,7 +64,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
         return self.accelerator.count if self.accelerator else BUILT_IN.get(self.type, ("", 1))[1]
 
     def boots_slowly(self) -> bool:
-        """Return whether it is a large accelerated EC2 machine, which boots in 10 minutes or more from a cold image."""
+        """Return whether this is a large accelerated EC2 machine, which needs 10 minutes or more for a cold boot."""
         return re.match(r"(p|trn)\d[\w-]*\.", self.type) is not None
 
     def has_accelerator(self) -> bool:

@@ -55,7 +55,7 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
 
 
 def _typo_of(name: str, config: Mapping[str, str]) -> str | None:
-    """Return the key that the misspelt ``name`` probably means; None if it is a key of another provider."""
+    """Return the key that the misspelt ``name`` probably means; None if ``name`` is another provider's."""
     namespace, _, key = name.partition(":")
     if nearest(namespace, (NAMESPACE,)):
         return f"{NAMESPACE}:{key}"
