@@ -36,7 +36,7 @@ ENDS = ("shutting-down", "stopping", "stopped", "terminated")  # states that may
 
 
 class AwsFunction(Component):
-    """The function. ``url``: for agents' reports; ``access``: rights to call it; ``dead``: the queue of failed events."""
+    """The function. ``url``: for agents' reports; ``access``: rights to call it; ``dead``: queue of failed events."""
 
     def __init__(
         self,

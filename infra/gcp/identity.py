@@ -206,7 +206,7 @@ class GcpIdentity(Component):
         )
 
     def _uses(self, network: GcpNetwork) -> gcp.compute.SubnetworkIAMMember:
-        """Declare the right to use the subnetwork, since the stack's roles may not apply in the subnetwork's project."""
+        """Declare the right to use the subnetwork: the stack's roles may not apply in the subnetwork's project."""
         return gcp.compute.SubnetworkIAMMember(
             "function-uses-subnetwork",
             project=network.subnetwork.apply(lambda link: project_of(link, self.settings.project)),

@@ -19,7 +19,7 @@ EPILOG = (
     "Errors are plain text on standard error, also with `--json`."
 )
 JOBS, STACKS = "Jobs", "Stacks"
-FIRST_SENTENCE = 200  # characters: a command's first sentence is never cut
+FIRST_SENTENCE = 200  # characters; so long that a command's first sentence is never cut
 _AFTER_DASHES = "spotkeeper.after_dashes"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from spotkeeper.cli import for_jobs, for_stacks  # they add their commands
+from spotkeeper.cli import for_jobs, for_stacks  # the imports add their commands
 from spotkeeper.cli.app import JOBS, STACKS, app
 from spotkeeper.cli.local.commands import app as local_app
 from spotkeeper.cli.output import note
@@ -58,8 +58,8 @@ def _expected(error: Exception) -> int | None:
 def _store_error(text: str) -> tuple[str, Exit, str]:
     """The message, exit code and remedy of a bucket's error.
 
-    Without a login, the store asks the metadata server, which only machines of the cloud have; then the remedy is to
-    log in.
+    Without a login, the store asks the metadata server, which exists only on the cloud's machines. If that fails, the
+    remedy is to log in.
     """
     logins = {"GCS": "gcloud auth application-default login", "S3": "aws sso login, or the AWS_ACCESS_KEY_ID variables"}
     store = next((store for store in logins if f"Generic {store}" in text), "")

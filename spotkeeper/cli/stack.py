@@ -38,7 +38,7 @@ def stack_for(stack: str | None, file: Path) -> tuple[Target, Store, StackState]
     """Return the stack for a job file, its bucket, and its document.
 
     Raises:
-        CliError, StoreError: no such stack, or the bucket failed; problems of the file itself are printed first.
+        CliError, StoreError: no such stack, or the bucket failed. Problems of the file itself are printed before.
     """
     from spotkeeper.contract.parse.jobfile import read_job
 
@@ -80,7 +80,7 @@ def checked(
 
 
 def unheard(target: Target, what: str) -> str:
-    """Say why a request waits if the function could not be notified; promise a tick only if ticks succeed."""
+    """Say why a request waits if the function could not be notified. Announce the next tick only if ticks succeed."""
     store = target.store()
     with contextlib.suppress(StoreError):
         if no_tick := silence(store, store.read_stack(), target):

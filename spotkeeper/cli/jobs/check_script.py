@@ -25,10 +25,10 @@ from spotkeeper.cli.output import emit, note
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.train.agent_link.control import NAME, Control
 
-LONGEST_S = 600.0  # longest life of one process of the script
-LEAST = 3  # fewest steps of a run: two stops, and a step after them
+LONGEST_S = 600.0  # longest run of one process of the script
+LEAST = 3  # fewest steps of a run: one before each of two stops, and one after them
 _TOLD = 8  # most differences of one kind that are printed
-_DRAWN = ("of this rank.rng.", "of this rank.loader.before.")  # states of generators, which may be unseeded and unused
+_DRAWN = ("of this rank.rng.", "of this rank.loader.before.")  # a script may leave these generators unseeded and unused
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Difference:
     """A difference between two runs.
 
     ``kind``: "batches", "losses" or "state"; for a variable of the script, one of ``_ORDER``. ``alone``, ``resumed``:
-    the variable's values without a stop and after a resume.
+    its values without a stop and after a resume.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class ScriptCheck:
     steps: int
     stops: tuple[int, ...]
     repeats: bool  # two runs without a stop are equal
-    same_bits: bool  # the resumed run equals them
+    same_bits: bool  # the resumed run equals those two
     bits: list[Difference] = field(default_factory=list)
     not_restored: list[Difference] = field(default_factory=list)
 
@@ -110,13 +110,13 @@ def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: s
         again = lab.run("again", [steps], seed=1)  # unseeded generators differ in every process
         if own := [each for each in _bits(alone, again) if not each.name.startswith(_DRAWN)]:
             return ScriptCheck(command[0], made, (), repeats=False, same_bits=False, bits=own)
-        last = min(steps, made)  # several ranks agree on a stop one step later
+        last = min(steps, made)  # with several ranks, a stop takes effect one step later
         stops = (max(1, last // 3), max(2, 2 * last // 3))
         note(f"stopped after steps {stops[0]} and {stops[1]}, and resumed")
         resumed = lab.run("resumed", [*stops, steps])
     bits = _bits(alone, resumed)
     unsteady = {(each.rank, each.name) for each in _variables(alone, again, ignore)}
-    if bits:  # a step's own tensors then differ too, such as its batch and its loss
+    if bits:  # then tensors that each step makes anew, such as its batch and loss, differ too
         unsteady |= {(rank, name) for rank, found in enumerate(alone) for name in _tensors_of_a_step(found)}
     left = [each for each in _variables(alone, resumed, ignore) if (each.rank, each.name) not in unsteady]
     return ScriptCheck(command[0], made, stops, repeats=True, same_bits=not bits, bits=bits, not_restored=left)
@@ -132,7 +132,7 @@ class _Lab:
         self._python = python
 
     def run(self, name: str, stops: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
-        """Make one run with a new life of the script for each stop.
+        """Make one run, in which the script is started anew after each stop.
 
         Returns:
             The final state of each rank, with the batches and losses of the whole run.
@@ -255,13 +255,13 @@ def _apart(alone: Any, resumed: Any) -> tuple[str, str]:
     return (alone, resumed) if isinstance(alone, str) and isinstance(resumed, str) else ("", "")
 
 
-_STATES = ("model", "optimizer", "optimizers", "scheduler", "scaler", "stateful")  # kinds of the probe with a state
+_STATES = ("model", "optimizer", "optimizers", "scheduler", "scaler", "stateful")  # kinds with a state_dict
 _ORDER = (*_STATES, "generator", "data set", "part", "count", "object", "values", "tensor", "value")
 
 
 def _remedy(kind: str, name: str, owner: str) -> str:
     """The change that makes the script restore a value. ``owner``: the class that has the value as an attribute."""
-    value = name.rpartition("().")[2].replace("the data set.", "loader.dataset.")  # as the script writes it
+    value = name.rpartition("().")[2].replace("the data set.", "loader.dataset.")  # as it is written in the script
     word = re.sub(r"\W+", "_", value.rpartition(".")[2]).strip("_")
     if kind in ("model", "optimizer", "scheduler", "scaler"):
         return f"attach({kind}={value})"

@@ -1,7 +1,7 @@
-"""``checkpoints``: lists the checkpoints of a job, on disks and in the bucket; fetches one of the bucket's copies.
+"""``checkpoints``: lists the checkpoints of a job, on disks and in the bucket; fetches a copy from the bucket.
 
-The bucket has no listing of disks, so the list shows what machines last reported. Names come from machines, so each is
-checked to stay in its folder. The command writes nothing to the bucket.
+The bucket has no listing of disks, so the list shows what machines last reported. File names come from machines, so
+each is checked to stay in its folder. The command writes nothing to the bucket.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CheckpointView(Struct, frozen=True, omit_defaults=True):
 
 
 class Fetched(Struct, frozen=True):
-    """A fetched checkpoint. ``folder``: for ``attach(checkpoint_dir=...)``; with sharded state it has one per node."""
+    """A fetched checkpoint. ``folder``: for ``attach(checkpoint_dir=...)``; with sharded state, one for each node."""
 
     job: str
     name: str
@@ -58,7 +58,7 @@ def run(job: str, folder: Path | None, commit: str | None, stack: str | None, *,
     """List a job's checkpoints; with ``folder``, fetch one there.
 
     Raises:
-        CliError: ``commit`` without ``folder``; no such job; as :func:`fetch`.
+        CliError: ``commit`` without ``folder``; no such job; or as :func:`fetch`.
     """
     if commit is not None and folder is None:
         raise CliError("--commit needs --fetch", Exit.USAGE, "spotkeeper checkpoints JOB --fetch DIR --commit GEN-STEP")
@@ -84,7 +84,7 @@ def known(store: Store, record: Record, now: float) -> tuple[CheckpointView, ...
 
 
 def _on_disks(store: Store, record: Record) -> Iterator[CheckpointView]:
-    """The newest checkpoint of each disk, as its machine last reported it. An ended job has no disks unless kept."""
+    """The newest checkpoint of each disk, as its machine last reported it. An ended job has only disks that it kept."""
     if _gone(record):
         return
     held: dict[int, Commit] = {}

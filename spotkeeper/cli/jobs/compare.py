@@ -35,7 +35,7 @@ from spotkeeper.report.forecast.recordings import Task
 from spotkeeper.train.agent_link.control import NAME, Control
 
 STEPS = 12  # steps of a calibration run: the first ones are slower, and the median counts
-LONGEST_S = 120.0  # longest calibration run, imports included
+LONGEST_S = 120.0  # longest calibration run, including its imports
 POLL_S = 0.05
 OTHERWISE = "--step-time SECONDS, as measured elsewhere"
 
@@ -111,7 +111,7 @@ def compare(
     """Compare the job on each pool with enough machines for its processes, on spot and on-demand.
 
     Args:
-        work: the training time on the job's own shape; for another shape it is scaled by the duration of a step.
+        work: the training time on the job's own shape. The duration of a step scales it to other shapes.
 
     Raises:
         SpecError, CliError: no pool fits.
@@ -126,7 +126,7 @@ def compare(
         task_work = base.work_h * took / step_s(step, own)
         try:
             task = task_of(replace(spec, nodes=shape.nodes), known, f"{task_work:.4f}h", [], pools[name])
-        except SpecError as error:  # the deadline cannot be met on this pool; the message names one that can
+        except SpecError as error:  # this pool cannot meet the deadline; the message names a deadline that it can meet
             skipped.append(f"{name}: {error}")
         else:
             if spec.policy != "spot" and (why := barred(task)):
@@ -163,7 +163,7 @@ def measured_step_s(file: Path, spec: JobSpec, longest_s: float = LONGEST_S) -> 
     afterwards.
 
     Raises:
-        CliError: the run ended, or took too long, before ``STEPS`` steps.
+        CliError: the run ended before ``STEPS`` steps, or took too long.
     """
     source = file.resolve().parent / (spec.source or ".")
     python = sys.executable if spec.python == "python3" else spec.python

@@ -82,7 +82,7 @@ def run(job: str, folder: Path | None, node: int | None, stack: str | None, *, a
 def outputs(store: Store, record: Record) -> dict[int, Output]:
     """Return the lists of output files by node, of the newest generation that has any.
 
-    Lists of an older generation are left from an end of the job that was interrupted and repeated.
+    Older lists remain if the end of the job was interrupted, and a later generation repeated it.
 
     Raises:
         CliError: a list is damaged.
@@ -120,7 +120,7 @@ def download(store: Store, record: Record, folder: Path | None, node: int | None
         quiet: show no progress bar.
 
     Raises:
-        CliError: no output, and why; a path that leads out of the folder; a file that cannot be written.
+        CliError: the job has no output; a path that leads out of the folder; a file that cannot be written.
         StoreError: the bucket does not answer.
     """
     if node is not None:
@@ -136,7 +136,7 @@ def download(store: Store, record: Record, folder: Path | None, node: int | None
     try:
         if own and not folder.is_dir():
             folder.mkdir()
-            (folder / ".gitignore").write_text("*\n")  # keeps it out of the next job's source, too
+            (folder / ".gitignore").write_text("*\n")  # also keeps the output out of the next job's source
         with bar(sum(one.file.size for one in wanted), quiet) as advance:
             got = tuple(_fetch(store, record.job, one, advance) for one in wanted)
     except OSError as error:

@@ -52,7 +52,7 @@ def run(job: str, node: int | None, stack: str | None, *, notice: bool, yes: boo
 
 
 def choose(store: Store, state: StackState, record: Record, node: int | None, *, announced: bool, now: float) -> Victim:
-    """Choose the machine to preempt: that of ``node``, or of the highest node on spot, or if none is, on on-demand.
+    """Choose the machine to preempt: that of ``node``, else of the highest node on spot, else of the highest on-demand.
 
     Raises:
         CliError: the job is not training, or this node has no machine that a drill may preempt.

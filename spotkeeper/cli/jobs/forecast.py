@@ -96,7 +96,7 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     """Return the job as it is replayed; append its assumptions to ``said``.
 
     Raises:
-        SpecError: its deadline cannot be met; the message names the earliest that can, and its price.
+        SpecError: its deadline cannot be met; the message names the earliest possible deadline and its price.
         CliError: no pool fits, or a deadline without `work`.
     """
     pool = pool or pool_of(spec, known.stack, said)
@@ -156,7 +156,7 @@ def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> f
 
 
 def _told_h(spec: JobSpec, pool: PoolState, known: Ground) -> tuple[float, str] | None:
-    """The training hours by an earlier job of this name, and a note if it ran on another shape; None if unknown."""
+    """The training hours that an earlier job of this name reported, and a note if its shape differs; or None."""
     told = known.ran(spec.name)
     if told is None or not told.total_steps:
         return None
@@ -226,7 +226,7 @@ def library_of(known: Ground, task: Task, markets: Path | None) -> Library:
 
 
 def _same(pool: PoolState, market: str, region: str) -> bool:
-    """Whether a recording has the pool's region and its machine family, which begins the market's name."""
+    """Whether a recording has the pool's region and machine family; its market's name begins with the family."""
     family = market.partition("_")[0]
     return region_of(pool.zones[0]) == region and pool.machine_type.partition("-")[0].partition(".")[0] == family
 
@@ -289,7 +289,7 @@ class Ground:
 
 
 def ground(stack: str | None, stack_file: Path | None) -> Ground:
-    """Return the stack of a file, else the running one, else (if no stack is named) that of the shipped recording.
+    """Return the stack that a file declares, else the running stack, else (if none is named) the shipped recording's.
 
     Raises:
         SpecError, CliError: the named stack is invalid or missing.
@@ -316,7 +316,7 @@ NO_STACK = (
 
 
 def of_settings(stack_file: Path, stack: str | None) -> Ground:
-    """Return the stack of a file, which need not run, with its prices and those of the catalog."""
+    """Return the stack that a file declares, with prices from the file and the catalog. The stack need not run."""
     from spotkeeper.cli.stacks.stackfile import read_stack_file
 
     return declared(read_stack_file(stack_file, stack, "spotkeeper forecast JOB.YAML --stack-file FILE").settings)

@@ -1,4 +1,4 @@
-"""Warns about a job before it starts on paid machines, by its script's syntax tree and its number of processes.
+"""Warns about a job before it starts on paid machines, from its script's syntax tree and its number of processes.
 
 It does not execute the script. A script that passes its run to other code, or that cannot be read here, gives no
 warning.
@@ -50,7 +50,7 @@ def _too_many_processes(file: Path, spec: JobSpec, stack: StackState) -> Iterato
 
 
 def _relative(path: Path) -> str:
-    """The path relative to the working folder, if it is below it."""
+    """The path relative to the working folder; a path outside this folder stays absolute."""
     path, here = path.resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -74,13 +74,13 @@ def _script(file: Path, spec: JobSpec) -> Path | None:
 
 @dataclass
 class _Calls:
-    """A script's use of the library. ``attached``: its calls of ``attach``, each with the name that it sets."""
+    """A script's use of the library. ``attached``: calls of ``attach``, each with the variable that gets the result."""
 
     attached: list[tuple[ast.Call, str | None]] = field(default_factory=list)
     optimizers: set[str] = field(default_factory=set)  # names of optimizers
-    plain_steps: list[tuple[int, str]] = field(default_factory=list)  # line of each ``step()``, and its object
-    used: dict[str, set[str]] = field(default_factory=dict)  # attributes read of each name
-    passed: set[str] = field(default_factory=set)  # names passed to other code, which may use their run
+    plain_steps: list[tuple[int, str]] = field(default_factory=list)  # (line of a ``step()``, its object or argument)
+    used: dict[str, set[str]] = field(default_factory=dict)  # name -> its attributes that the script reads
+    passed: set[str] = field(default_factory=set)  # names passed to other code, which may use a run of that name
 
 
 def _read(script: Path) -> _Calls | None:
@@ -116,7 +116,7 @@ def _calls(tree: ast.Module) -> _Calls:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
             found.plain_steps += [(node.lineno, ast.unparse(each)) for each in (node.func.value, *node.args[:1])]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in names and node not in read:
-            found.passed.add("")  # its run is passed on directly
+            found.passed.add("")  # the result of attach() is passed on without a name
     found.passed |= {
         node.id
         for node in ast.walk(tree)

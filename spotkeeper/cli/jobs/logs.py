@@ -60,7 +60,7 @@ def run(job: str, word: str, gen: int | None, stack: str | None, *, follow: bool
 
 
 def wanted(word: str) -> int | None:
-    """Return the node that ``--node`` names; None for ``all``; CliError for anything but a number."""
+    """Return the node that ``--node`` names; None for ``all``; CliError for any other word."""
     if word == ALL:
         return None
     if not (word.isascii() and word.isdecimal() and len(word) < 10):
@@ -98,7 +98,7 @@ def _once(
 def _follow(store: Store, record: Record, nodes: list[int], gen: int | None, news: News, as_json: bool) -> None:
     """Print new output until the log is complete; a node may have no log yet."""
     headed: set[int] = set()  # generations whose heading is printed
-    ended = True  # whether the last line printed is complete
+    ended = True  # whether the last printed line is complete
 
     def look() -> None:
         nonlocal ended
@@ -138,7 +138,7 @@ def _complete(store: Store, job: str) -> bool:
 
 
 def _note_where(target: Target, record: Record, title: str, part: LogPart) -> None:
-    """Print how to read a log of which the bucket has only a part. On the one-machine cloud its path is readable."""
+    """Print how to read a log of which the bucket has only a part, unless its path is readable here (local cloud)."""
     found = _NODE.match(title)
     if found is None or (target.local is not None and Path(part.path).exists()):
         return

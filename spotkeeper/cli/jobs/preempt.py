@@ -35,8 +35,8 @@ from spotkeeper.reconcile.clouds.gce.errors import parse_error
 from spotkeeper.report.drill import Victim
 
 CALL_S = 30.0
-FIS_S, FIS_EVERY_S = 120.0, 2.0  # longest start of an experiment, and time between polls
-FIS_SETTLED_S = 20.0  # after this time in "running", its targets are found and a refused action has failed
+FIS_S, FIS_EVERY_S = 120.0, 2.0  # time limit for the start of an experiment, and time between polls
+FIS_SETTLED_S = 20.0  # after so long in "running" an experiment has its targets, and a refused action has failed
 TAG, NOW = "sk-drill", "now"
 TEMPLATE = "SPOTKEEPER_FIS_TEMPLATE"
 
@@ -161,13 +161,13 @@ def experiment(ec2: Any, fis: Any, template: str, victim: Victim, wait: Callable
             f"{victim.vm} gets no notice: {error}", Exit.FAILED, f"check that {TEMPLATE} names the experiment template"
         ) from None
     finally:
-        # A machine that keeps the tag would be interrupted by the next experiment; a drill checks for that first.
+        # The next experiment would interrupt a machine that keeps the tag; each drill first checks that none has it.
         with contextlib.suppress(BotoCoreError, ClientError):
             ec2.delete_tags(**tag)
 
 
 def _refuse_others(ec2: Any, victim: Victim) -> None:
-    """Raise CliError if the experiment would interrupt another machine with the tag, or none can be listed."""
+    """Raise CliError if the experiment would interrupt another machine with the tag, or EC2 cannot list such."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     alive = {"Name": "instance-state-name", "Values": ["pending", "running"]}
@@ -183,7 +183,7 @@ def _refuse_others(ec2: Any, victim: Victim) -> None:
 
 
 def _see_it_run(fis: Any, experiment_id: str, victim: Victim, wait: Callable[[float], None]) -> None:
-    """Wait until the experiment has completed, or has run for so long that a refused action would have failed it.
+    """Wait until the experiment has completed, or has run so long that a refused action would have ended it.
 
     Raises:
         CliError: the experiment failed, or did not start in time.

@@ -101,7 +101,7 @@ def find_machine(target: Target, store: Store, record: Record, node: int | None)
     """Return the machine of a node, or the job's only machine.
 
     Raises:
-        CliError: no such node, it has no machine now, or no node is named and the job has several machines.
+        CliError: no such node, the node has no machine now, or no node is named and the job has several.
     """
     lookup.refuse_over(record)
     slots = {index: node.cur for index, node in enumerate(record.nodes)}

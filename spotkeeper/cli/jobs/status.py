@@ -1,4 +1,4 @@
-"""``status``: prints all jobs or one, once. ``watch``: follows one job, live on a terminal, else a line per event."""
+"""``status``: prints all jobs or one job, once. ``watch``: follows one, live on a terminal, else a line per event."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _note_output(store: Store, record: Record) -> None:
 def watch(
     look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None] = time.sleep, *, verbose: bool = False
 ) -> Exit:
-    """Show the job until it ends or is on hold until a person acts; Ctrl-C leaves it running.
+    """Show the job until it ends, or is on hold and waits for a person; Ctrl-C leaves it running.
 
     Returns:
         OK if the job succeeded; FAILED if it failed, is on hold, or was cancelled.

@@ -28,8 +28,8 @@ def run(
     """Check all job files, then submit them in order.
 
     Raises:
-        CliError: several files with an option for one file; or as :func:`~spotkeeper.client.submit.submit_file`, for
-            the first refused file: the files before it are submitted.
+        CliError: several files with an option for one file; or a file was refused, see
+            :func:`~spotkeeper.client.submit.submit_file` (the files before it are submitted).
         SpecError: all problems of all files; nothing is submitted.
     """
     if len(files) > 1 and (watch or overrides.name is not None):
@@ -56,7 +56,7 @@ def run(
 def _all_checked(
     target: Target, store: Store, state: StackState, files: Sequence[Path], overrides: Overrides
 ) -> list[JobSpec]:
-    """Check all job files; SpecError with the problems of all, and names that occur twice."""
+    """Check all job files; SpecError with the problems of all files, and job names that occur twice."""
     specs: list[JobSpec] = []
     problems: list[Problem] = []
     for file in files:

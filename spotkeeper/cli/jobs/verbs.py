@@ -1,8 +1,8 @@
 """Sends requests to a job: cancel, pause, resume, resize, move, swap.
 
 A command writes the request to the bucket, notifies the function, and returns; ``--wait`` follows the request until the
-function has done or refused it. A resume with other files first writes the source and the job file, each under its
-hash, then the request that names the job file; the round that handles the request starts to use that file.
+function has carried it out or refused it. A resume with other files first writes the source and the job file, each
+under its hash, then the request that names the job file; the round that handles the request puts that file into use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     request: str
     id: str
     changed: tuple[str, ...] = ()
-    done: bool = False  # with --wait: the function has done it
+    done: bool = False  # with --wait: the function has carried it out
 
 
 class Options(Struct, frozen=True):
@@ -177,7 +177,7 @@ def resume_with(
     """Request a resume with a checked job file.
 
     Returns:
-        The request, and the fields of the job file that change; without a change it is a plain resume.
+        The request, and the fields of the job file that change; if none changes, the request is a plain resume.
 
     Raises:
         CliError: the job is over or not on hold, or its disks do not fit this job file.
@@ -268,7 +268,7 @@ def _outcome(record: Record) -> str:
 
 
 def wait_for(store: Store, before: Record, asked: JobRequest, wait: Callable[[float], None] = time.sleep) -> Record:
-    """Follow a request until the function has done it, and return the job's record then.
+    """Follow a request until the function has carried it out; return the job's record at that time.
 
     Ctrl-C stops waiting, not the request.
 
@@ -310,7 +310,7 @@ def _check_taken(store: Store, record: Record, asked: JobRequest) -> None:
 
 
 def _refuse_refused(store: Store, record: Record, asked: JobRequest) -> None:
-    """Raise CliError if the request was refused, or the job ended or went on hold before it was done."""
+    """Raise CliError if the request was refused, or the job ended or went on hold before the request took effect."""
     _check_taken(store, record, asked)
     who = f"{record.name} ({record.job})"
     over = record.over and asked.kind is not RequestKind.CANCEL
@@ -320,7 +320,7 @@ def _refuse_refused(store: Store, record: Record, asked: JobRequest) -> None:
 
 
 def _done(before: Record, record: Record, asked: JobRequest) -> bool:
-    """Whether the record shows that the request is done."""
+    """Whether the record shows that the request took effect."""
     slots = [record.nodes[index].cur for index in record.members]
     trains = bool(slots) and not record.stop and record.roll is None
     trains = trains and all(slot is not None and slot.state is SlotState.MEMBER for slot in slots)

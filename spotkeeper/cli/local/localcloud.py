@@ -47,7 +47,7 @@ DEPLOYMENT = "deploy"  # folder of the deployment's state, below the cloud's fol
 _VM_COLUMNS = ("VM", "state", "zone", "model", "machine", "address", "$/h")
 _DISK_COLUMNS = ("disk", "state", "zone", "GB", "used by")
 _ZONE_COLUMNS = ("zone", "spot runs", "spot fits", "on-demand runs", "spot price")
-MAX_SCALE = 120.0  # a notice of 120 s is then one real second, and a tick comes every half
+MAX_SCALE = 120.0  # a notice of 120 s is then one real second, and a tick comes every half second
 
 
 class UpResult(Struct, frozen=True):
@@ -68,7 +68,7 @@ class Changed(Struct, frozen=True):
 
 @contextmanager
 def failures(remedy: str = "fix it and run spotkeeper local up again") -> Iterator[None]:
-    """Turn errors of the cloud into :class:`CliError`. ``remedy``: the advice if the stack cannot be changed."""
+    """Turn errors of the cloud into :class:`CliError`. ``remedy``: advice for an error in a change of the stack."""
     from spotkeeper.local.deploy import DeployError
     from spotkeeper.local.lifecycle.folder import BusyError, LocalCloudError
 
@@ -86,7 +86,7 @@ def failures(remedy: str = "fix it and run spotkeeper local up again") -> Iterat
 
 @dataclass(frozen=True)
 class UpOptions:
-    """Options of ``local up``. ``stack_file``: None for the one of the last ``up``, else the shipped one."""
+    """Options of ``local up``. ``stack_file``: None: that of the last ``up``, or on the first the shipped file."""
 
     scale: float = SCALE
     seed: int = 0
@@ -204,7 +204,7 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, verbose: bool 
             except StoreError as error:
                 raise CliError(f"the bucket: {error}", Exit.FAILED, remedy) from None
         with _halfway(folder, "partly down", "spotkeeper local down --yes {}", "to keep it: spotkeeper local up {}"):
-            cloud = LocalCloud.up(folder)  # a drain needs a control plane that answers
+            cloud = LocalCloud.up(folder)  # the drain of the stack needs a running control plane
             printer = (Printer(result_console()),) if verbose and not as_json else ()
             shown = contextlib.nullcontext() if printer or as_json else waiting(f"destroying the stack {STACK} ...")
             with _environment(cloud), shown:
@@ -254,7 +254,7 @@ def _ends(store: Store, record: Record) -> bool:
 def _halfway(folder: Path, state: str, go_on: str, back: str) -> Iterator[None]:
     """After a Ctrl-C, print what exists and the commands that complete or undo it.
 
-    ``go_on``, ``back``: these commands, with ``{}`` for the folder.
+    ``go_on``, ``back``: the command that completes and the one that undoes, with ``{}`` for the folder.
     """
     from spotkeeper.local.lifecycle.cloud import LocalCloud
     from spotkeeper.local.lifecycle.folder import LocalCloudError

@@ -23,17 +23,17 @@ _WORD = re.compile(r"(?<![A-Z_])(STACK|BUCKET|PROJECT|REGION)(?![A-Z]|_[A-Z])")
 
 
 class LiveCheck(Struct, frozen=True):
-    """One check of the page. ``command``: a shell command; the reader replaces VM, JOB, ZONE and such words."""
+    """One check of the page. ``command``: for a shell; the reader replaces words such as VM, JOB and ZONE."""
 
     what: str
     why: str
     command: str
     expect: str
-    match: str = ""  # a pattern of the right output; "": a person must judge
+    match: str = ""  # a pattern that the right output matches; "": a person must judge the output
 
 
 def of_stack(stack: str | None) -> tuple[LiveCheck, ...]:
-    """Return the checks for a stack of this checkout. Errors: :func:`read_stack_file`, or the page is missing."""
+    """Return the checks for a stack of this checkout. Errors: as :func:`read_stack_file`, or no such page."""
     settings = read_stack_file(None, stack, "spotkeeper live-check --list --stack NAME").settings
     names = {
         "STACK": settings.stack,

@@ -41,9 +41,9 @@ from spotkeeper.reconcile.store.store import Store
 PROBE = Path(__file__).with_name("live_probe.py")
 EVERY_S = 1.0  # real
 LEAST_S = 90.0  # shortest time limit, real seconds at any speed of the cloud's clock
-MACHINE_S, TRAIN_S, GONE_S = 1200.0, 600.0, 900.0  # virtual: limits for hello, for a checkpoint, for all deletions
+MACHINE_S, TRAIN_S, GONE_S = 1200.0, 600.0, 900.0  # virtual: limits for hello, first checkpoint, and all deletions
 COMMAND_S = 60.0  # time limit for a command of the page
-HOURS = 0.5  # duration of the temporary job, for the highest possible cost
+HOURS = 0.5  # duration of the temporary job, from which the highest possible cost follows
 
 
 class CheckResult(str, Enum):
@@ -204,7 +204,7 @@ def _paid(probe: Probe) -> Iterator[Row]:
     for number, (name, look) in enumerate(checks):
         row = _row(name, look)
         yield row
-        if row.state is CheckResult.FAILED and number < 2:  # the other checks need a machine that trains
+        if row.state is CheckResult.FAILED and number < 2:  # all later checks need a machine that trains
             yield from (Row(left, CheckResult.SKIPPED, f"skipped, needs: {name}") for left, _ in checks[number + 1 :])
             return
     yield from _of_the_page(probe)
@@ -234,7 +234,7 @@ def _request(probe: Probe, method: str, path: str) -> int:
 
 def _health(probe: Probe) -> str:
     status = _request(probe, "GET", "/v1/health")
-    if status not in (200, 401, 403):  # without a token the platform's own check answers
+    if status not in (200, 401, 403):  # 401 and 403 come from the platform's own check of tokens
         raise CheckFailedError(f"got status {status}", "see the function's log")
     return f"status {status}"
 

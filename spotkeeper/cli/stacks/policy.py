@@ -1,8 +1,8 @@
 """``policy``: serves the policy that chooses machines on standard input and output, to evaluate it on other markets.
 
 It reads and writes one JSON object per line (``contract.policy``). An invalid line does not end it: an invalid tick
-gets the answer that is always safe (continue, else on-demand), and the problem goes to standard error. An invalid start
-discards the current case, so that its ticks are not answered from the previous case.
+gets the answer that is always safe (continue what runs, else on-demand), and the problem goes to standard error. An
+invalid start discards the current case, so that its ticks are not answered from the previous case.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
 
 
 def _wrong(error: Exception) -> str:
-    """Describe the problem of a line; a message that does not fit its case fails in a lookup or a calculation."""
+    """Describe the problem of a line. A message that does not fit its case fails in a lookup or calculation."""
     if isinstance(error, AttributeError):
         return "no case has begun"
     return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit its case ({error})"

@@ -1,6 +1,6 @@
-"""``reconcile --once``: runs one tick from this shell, with the user's own identity; and ``repair``.
+"""``reconcile --once``: runs one tick from this shell, with the user's identity. ``repair``: rebuilds the allocation.
 
-It runs the function's own tick on the same bucket: paced, limited in time, under leases. Both may run at once, since
+It is the function's own tick on the same bucket: paced, limited in time, under leases. Both may run at once, since
 every write is conditional; then one of them does no work.
 """
 
@@ -65,7 +65,7 @@ def run(stack: str | None, *, once: bool, as_json: bool) -> None:
     """Run one tick and print its result.
 
     Raises:
-        CliError: ``once`` is missing, or rounds failed; as :func:`tick`.
+        CliError: ``once`` is missing, or rounds failed; or as :func:`tick`.
     """
     if not once:
         raise CliError("reconcile needs --once", Exit.USAGE, "spotkeeper reconcile --once")
@@ -81,7 +81,7 @@ def repair(what: str, stack: str | None, *, as_json: bool) -> None:
     """Rebuild a document of the stack; ``allocation`` is the only one that can be rebuilt.
 
     Raises:
-        CliError: another document; as :func:`repair_allocation`.
+        CliError: ``what`` is not ``allocation``; or as :func:`repair_allocation`.
     """
     if what != "allocation":
         raise CliError(f"{what}: only allocation can be repaired", Exit.USAGE, "spotkeeper repair allocation")
@@ -131,7 +131,7 @@ def repair_allocation(target: Target) -> Allocation:
     """Rebuild the allocation from the jobs' documents and the cloud's machines.
 
     Raises:
-        CliError: it cannot or need not be rebuilt, and why.
+        CliError: it cannot or need not be rebuilt; the message says why.
         StoreError: the bucket failed.
     """
     runtime = _runtime(target)
@@ -155,7 +155,7 @@ def _runtime(target: Target) -> Runtime:
         return Runtime(settings, open_cloud=partial(open_gce, token=bearer))
     token = GcloudToken(target.clock)
     try:
-        token(LOGIN_S)  # without it every listing would be empty, and the tick would seem to succeed
+        token(LOGIN_S)  # without a token every listing would be empty, and the tick would seem to succeed
     except NoAnswerError as error:
         raise CliError(f"cannot call the cloud: {error}", Exit.FAILED, "gcloud auth login") from None
 
@@ -169,7 +169,7 @@ def _check_aws_login() -> None:
     """Raise CliError if requests to AWS cannot be signed: then every listing would be empty."""
     try:
         from botocore.session import get_session
-    except ImportError:  # Lambda has it, a laptop may not
+    except ImportError:  # Lambda has botocore, a laptop may not
         raise CliError("calling EC2 needs boto3, which is not installed", Exit.USAGE, "pip install boto3") from None
     if get_session().get_credentials() is None:
         raise CliError("cannot call the cloud: found no AWS credentials", Exit.FAILED, "aws sso login")

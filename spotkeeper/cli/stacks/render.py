@@ -1,7 +1,7 @@
 """``render``: prints the text that machines receive. ``plan``: prints the resources that `pulumi up` would declare.
 
-A plan runs the project's own Pulumi program against a monitor that creates nothing; it compares with no cloud and no
-state. Both commands call no cloud.
+A plan runs the project's own Pulumi program against a monitor that creates nothing; it compares with no cloud and
+no state. Neither command calls a cloud.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spotkeeper.contract.generation import DocState, Generation, Member
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.parse.jobfile import read_job
 
-WIDEST = 100  # most characters of an input's value on one line of text
+WIDEST = 100  # characters to which the text output cuts an input's value
 
 
 # -- render
@@ -44,7 +44,7 @@ def run(file: Path | None, stack: str | None, *, as_json: bool) -> None:
 
 
 def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
-    """Return the scripts of a stack's machines (default: the local stack). Errors: :func:`read_stack_file`."""
+    """Return the scripts of a stack's machines (default: the local stack). Errors: as :func:`read_stack_file`."""
     settings = read_stack_file(file, stack, "spotkeeper render FILE").settings
     from infra import boot
 
@@ -109,8 +109,8 @@ class Planned(Struct, frozen=True, omit_defaults=True):
     name: str
     parent: str
     inputs: dict[str, Any]
-    protect: bool = False  # a destroy refuses
-    retain: bool = False  # a destroy keeps it in the cloud
+    protect: bool = False  # `pulumi destroy` refuses to run
+    retain: bool = False  # `pulumi destroy` leaves it in the cloud
 
 
 def run_plan(stack: str | None, *, as_json: bool) -> None:

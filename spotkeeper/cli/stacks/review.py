@@ -1,8 +1,8 @@
 """``review``: writes the pull request comment about a `pulumi preview` and a stack file, and guards data and rules.
 
 It reads files and prints; it calls no cloud, runs no engine, and works with any repository host. It checks the rules of
-`--policy-pack infra/policy`, without those that the pack's configuration file turns off. The pack itself is no basis
-for a comment, because the engine's JSON says that a rule is broken, and not which one.
+`--policy-pack infra/policy`, without those that the pack's configuration file turns off. It does not run the
+pack, because the engine's JSON says that a rule is broken, but not which one.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ ALL_RULES = "all"  # Pulumi's word for every rule of a pack
 STDIN = Path("-")
 PREVIEW = "pulumi preview --json --show-sames > preview.json"
 OTHER = "spotkeeper review --stack-file FILE"
-JOBS = 3  # most forecasts in a review; each takes seconds
+JOBS = 3  # most forecasts in a review, since each takes seconds
 
 
 @dataclass(frozen=True)
 class Comment:
-    """Where the comment on a pull request goes. ``file``: or None; ``stacks``: how many stacks share the comment."""
+    """Where the pull request comment goes: to ``file``, if it is not None. ``stacks`` is how many stacks share it."""
 
     file: Path | None = None
     stacks: int = 1
@@ -165,7 +165,7 @@ def _apart(settings: Settings, folder: Path) -> None:
 
 
 def _before(base: Path | None, name: str) -> StackCost | None:
-    """Return the cost on the base branch; None if its stack file is missing or invalid, such as of an older format."""
+    """Return the cost on the base branch; None if its stack file is missing or invalid (perhaps in an older format)."""
     if base is None or not base.is_file() or not base.read_bytes().strip():
         return None
     try:
@@ -206,7 +206,7 @@ class _Configured(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _NotYetError(Exception):
-    """Raised if a rule reads a value that is known only after `up`; then only the policy pack can check it, at `up`."""
+    """Raised if a rule reads a value that is known only after `up`; only the policy pack, at `up`, can check it."""
 
 
 def broken_rules(preview: bytes, stack: str, config: Path = CONFIG) -> tuple[Broken, ...]:
@@ -254,7 +254,7 @@ def _levels(config: Path, rules: Sequence[Rule]) -> dict[str, Enforcement]:
     """Read the enforcement level of each configured rule.
 
     Raises:
-        CliError: the file is invalid, or names an unknown rule, which its author would believe to be off.
+        CliError: the file is invalid, or names an unknown rule, so that the rule its author meant stays on.
     """
     if not config.is_file():
         return {}

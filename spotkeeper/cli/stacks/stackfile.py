@@ -29,7 +29,7 @@ _SETTING = re.compile(r'^config\["(?:spotkeeper:)?([^"]+)"\]')
 
 @dataclass(frozen=True)
 class StackFile:
-    """A stack's name, its flat configuration as Pulumi's engine passes it, and the settings that it means."""
+    """A stack's name, its flat configuration as Pulumi's engine passes it, and the settings made from it."""
 
     name: str
     config: dict[str, str]
@@ -37,7 +37,7 @@ class StackFile:
 
 
 def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFile:
-    """Read and check a stack file. ``other``: the command that names a file by path, for error messages.
+    """Read and check a stack file. ``other``: for error messages, the command with the option that takes a path.
 
     Raises:
         SpecError: the stack file is invalid; the problems have line numbers.
@@ -66,11 +66,11 @@ def no_checkout() -> CliError:
 
 
 def stack_path(stack: str | None, other: str) -> Path:
-    """Return the path of a stack's file, in this folder, else in the checkout.
+    """Return the path of a stack's file, in the working folder, else in the checkout.
 
     Args:
         stack: a name, or the path of a stack file; None: SPOTKEEPER_STACK, else the local stack.
-        other: the command that names a file by path, for the error message.
+        other: for the error message, the command with the option that takes a path.
 
     Raises:
         CliError: no stack of this name.
@@ -159,7 +159,7 @@ def stack_schema() -> dict[str, Any]:
     settings = types.pop(Settings.__name__)
     ours = {f"{NAMESPACE}:{name}": body for name, body in settings["properties"].items()}
     required = [f"{NAMESPACE}:{name}" for name in settings["required"]]
-    for name in ("stack", "project"):  # given by the file's name, and by `gcp:project`
+    for name in ("stack", "project"):  # they come from the file's name and from `gcp:project`
         del ours[f"{NAMESPACE}:{name}"]
         required.remove(f"{NAMESPACE}:{name}")
     config = {
@@ -185,7 +185,7 @@ def stack_schema() -> dict[str, Any]:
 
 
 def _described(of: type) -> dict[str, Any]:
-    """Move each description to its field, where editors look for it; msgspec puts it at a branch or type."""
+    """Move each description to its field, where editors look for it; msgspec puts them at branches and types."""
     import msgspec
 
     schema = msgspec.json.schema(of)
@@ -215,7 +215,7 @@ def _by_hand(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-# -- the verb check
+# -- the command `check`
 
 EXAMPLES = ("acme", "123456789012", "ami-0c0ffee0c0ffee000", "0123AB-4567CD-89EF01")  # values in the example files
 
@@ -232,13 +232,13 @@ class PlacedProblem(Struct, frozen=True):
 
 
 class CheckedPool(Struct, frozen=True):
-    """A pool, with the hourly list price of all its machines in the most expensive zone: all on spot, and at most."""
+    """A pool, with the hourly list price of all machines in the most expensive zone, on spot or as much as allowed."""
 
     name: str
     kind: str
     machine: str
     machines: int
-    on_demand: int  # the most of them on-demand
+    on_demand: int  # how many of them may be on-demand
     usd_hour_spot: float | None
     usd_hour_most: float
 
@@ -252,7 +252,7 @@ class CheckedStack(Struct, frozen=True):
     cloud: str = ""
     region: str = ""
     pools: tuple[CheckedPool, ...] = ()
-    jobs: tuple[str, ...] = ()  # their files
+    jobs: tuple[str, ...] = ()  # job files
     examples: tuple[str, ...] = ()  # keys that still have a value of the example files
 
 
@@ -260,7 +260,7 @@ def run_check(stack: str | None, *, as_json: bool) -> None:
     """Check a stack, print the result, and fail if anything is invalid.
 
     Args:
-        stack: a stack's name, or the path of its file; None: SPOTKEEPER_STACK, or the local one.
+        stack: a stack's name, or the path of its file; None: SPOTKEEPER_STACK, else the local stack.
 
     Raises:
         SpecError: all problems; with ``as_json`` they are printed, and a :class:`CliError` is raised.
@@ -299,7 +299,7 @@ def check(file: Path) -> CheckedStack:
 
 
 def _of_jobs(file: Path) -> tuple[Problem, ...]:
-    """The problems of the job files alone, for a stack file that is invalid itself."""
+    """The problems of the job files that an invalid stack file names, without its own problems."""
     from infra.settings.read import NAMESPACE, read_one
     from spotkeeper.local.deploy.config import read_config
 
