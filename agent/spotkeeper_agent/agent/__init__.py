@@ -1,16 +1,17 @@
 """The agent's loop, and its decisions for its own machine.
 
-``agent.py`` the loop · ``assignment.py`` the function's replies, and limits to its silence · ``membership.py`` starts
-and ends generations · ``notices.py`` the cloud's warnings · ``hang.py`` a job that hangs · ``teardown.py`` leaving a
-job · ``upgrade.py`` upgrades the agent in place · ``components.py`` builds the others.
+``agent.py`` the loop · ``assignment.py`` the function's replies, and how long the agent works without one ·
+``membership.py`` starts and ends generations · ``notices.py`` the cloud's warnings · ``hang.py`` a job that hangs ·
+``teardown.py`` leaving a job · ``upgrade.py`` upgrades the agent in place · ``components.py`` builds the others.
 
 **Boot.** The startup script fetches ``bundles/<sha256>.tar`` with the machine's identity, verifies the hash, unpacks it
 to ``var/lib/spotkeeper/bundle/<sha256>/`` and starts the agent with ``PYTHONPATH=<that>/site``: as three systemd units
 (root helper, jobs, agent) if systemd runs, otherwise in the foreground. The agent syncs until its role is no longer
-``unknown``. A standby fetches the source and starts saver and launcher; a member with a disk mounts it. The bundle has
-``site/`` (importable: agent, ``spotkeeper`` and their dependencies), ``job/`` (put on the job's path) and
+``unknown``. A standby fetches the source and starts saver and launcher; a member with a disk mounts the disk. The
+bundle has ``site/`` (importable: agent, ``spotkeeper`` and their dependencies), ``job/`` (put on the job's path) and
 ``templates/job/``.
 
 **Upgrade.** When ``SyncReply.bundle`` changes, the agent executes the new agent under the same pid; ``bundle/current``
-is switched once the new agent has had an answer. A launcher of another bundle is replaced between two generations.
+is switched once the function has answered the new agent. A launcher from another bundle is replaced between two
+generations.
 """

@@ -2,7 +2,7 @@
 
 Threads post events (``core/events.py``); only this loop acts on them. It is level-triggered: after every event it
 compares the newest document with the running processes, so a restarted agent continues where its predecessor stopped.
-It writes no record and affects no other machine. The package's docstring lists the files.
+The agent writes no record and affects no other machine. The package's docstring lists the files.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Agent:
     # ------------------------------------------------------------------ what has happened
 
     def _next_events(self) -> list[Event]:
-        """Wait for an event, at most for the pause; return all events in the inbox."""
+        """Wait for an event, at most :meth:`_pause_s`; return all events in the inbox."""
         try:
             events = [self._inbox.get(timeout=self._pause_s())]
         except queue.Empty:
@@ -181,7 +181,7 @@ class Agent:
                 self._helped(event)
 
     def _helped(self, event: Helped) -> None:
-        """Handle the end of a piece of the helper's work."""
+        """Handle the end of work that a helper thread did."""
         parts = self._components
         match event:
             case SourceReady(folder):
@@ -240,7 +240,7 @@ class Agent:
             self._exit = 0
 
     def _may_change(self) -> bool:
-        """Whether a new agent may take over now: no work is running that it would have to repeat."""
+        """Whether a new agent may take over now: no work is running that the new agent would have to repeat."""
         busy = any(map(self._components.helper.busy, ("mount", "unmount", "drop", "source", "sources")))
         notice = self._machine.saved.notice
         near = notice is not None and notice.deadline < self._clock.now() + NEAR_S
@@ -248,7 +248,7 @@ class Agent:
         return quiet and not busy and self._membership.unreported is None
 
     def succeed(self) -> None:
-        """Execute the agent of another bundle, if one is ready. Call it after :meth:`run`. Raises OSError."""
+        """Execute another bundle's agent, if one is ready. Only for use after :meth:`run`. Raises OSError."""
         if self._teardown.departure is None:
             self._components.upgrade.succeed()
 
@@ -274,7 +274,7 @@ class Agent:
         self._components.mounting.look(assignment.disk or 0, self._machine.ckpt(assignment.job), attached)
 
     def _disk_number(self) -> int | None:
-        """Return the number of the disk to mount, 0 for a static machine's own; None without a job."""
+        """Return the number of the disk to mount: 0 for a static machine's own disk, None if the machine has no job."""
         assignment = self._machine.saved.assignment
         return None if assignment is None else assignment.disk or 0
 

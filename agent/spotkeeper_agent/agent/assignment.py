@@ -1,8 +1,9 @@
-"""Processes the function's replies: this machine's role, its job, the newest document; and limits its silence.
+"""Processes the function's replies: this machine's role, its job, the newest document.
 
-Replies are only recorded here; ``membership.py`` and ``teardown.py`` act on them. So the newest reply counts, in
-whatever order replies arrive. A machine that the function has forgotten, or never knew, powers itself off
-(:class:`Lease`, :class:`BootWatch`); a shorter outage stops no training.
+Replies are only recorded here; ``membership.py`` and ``teardown.py`` act on them. The document with the highest version
+counts, in whatever order replies arrive. If replies stop for longer than :class:`Lease` allows, or no job is assigned
+within the time of :class:`BootWatch`, the machine powers itself off. A shorter outage of the function stops no
+training.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from spotkeeper_agent.core.sync import POLL_S
 class Lease:
     """The time that this machine may train without a reply.
 
-    At its end the job is saved and the machine powered off. ``heard``: steady virtual time of the last reply, or of the
-    start. Setting the wall clock does not change steady time, so it ends no lease.
+    When the lease ends, the job is saved and stopped, and the machine is powered off unless it is static. ``heard``:
+    steady virtual time of the last reply, or of the agent's start. Steady time does not follow the wall clock, so
+    setting the wall clock ends no lease.
     """
 
     heard: float
@@ -44,10 +46,10 @@ WORK_S = 60.0  # real seconds of work in a boot, added for clocks that run faste
 
 @dataclass
 class BootWatch:
-    """The time that a dynamic machine waits for its first role: it costs money without working.
+    """How long a machine that is not static waits for its first role. It costs money while it waits.
 
-    A timer in the startup script sets the same limit for an agent that never starts; the file ``mark`` disarms the
-    timer. The file lies in ``/run``, so every boot is watched.
+    If the agent never starts, a timer in the startup script powers the machine off after the same time; the file
+    ``mark`` disarms this timer. The file lies in ``/run``, which is empty after a boot, so every boot is watched.
     """
 
     started: float  # steady virtual seconds
@@ -105,7 +107,7 @@ class ReplyHandler:
                 self._assigned(reply)
 
     def _drop_ended(self, asked: tuple[str, ...], ended: tuple[str, ...]) -> None:
-        """Delete folders of jobs that ended while this static machine served another job, or none."""
+        """Delete folders of jobs that ended while this static machine served another job or no job."""
         over = self._components.old_jobs.over(asked, ended, self._machine.job)
         if over and self._machine.settings.static and self._teardown.departure is None:
             self._components.mounting.drop(over)
@@ -132,7 +134,7 @@ class ReplyHandler:
             self._take_document(reply.doc)
 
     def _repeat(self) -> None:
-        """Repeat facts that are still true: before a machine is admitted, the function accepts only its hello."""
+        """Send facts again that are still true: before a machine is admitted, the function accepts only its hello."""
         now = self._machine.clock.steady()
         if now < self._repeat_at:
             return
@@ -151,7 +153,7 @@ class ReplyHandler:
             self._teardown.begin(Departure("the job is done", then))
 
     def check_silence(self) -> None:
-        """Tear down if no job was assigned, or no reply has come, for too long: the machine costs money."""
+        """Leave the job, or only stop it on a static machine, if no job was assigned or no reply came for too long."""
         machine, now = self._machine, self._machine.clock.steady()
         if self._boot_watch.over(now) and not machine.settings.static and machine.saved.assignment is None:
             self._teardown.begin(Departure("no job was assigned since its boot", Then.POWER_OFF))

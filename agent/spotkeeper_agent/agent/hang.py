@@ -1,9 +1,9 @@
-"""Detects a generation that hangs on this machine, and reports where its workers stand.
+"""Detects a generation that hangs on this machine, and reports which code its workers are in.
 
-In the training loop, a step that takes many times the usual time is a hang; a worker that visibly works has longer.
-Outside it (imports, the first step, code after the loop) durations are unknown: there a hang is an hour without
-processor time. This module reads files and ``/proc`` and requests stacks (``launcher/stacks.py``); the function decides
-which machines to restart.
+In the training loop, a step that takes many times the usual time is a hang; a worker that visibly works gets more time.
+Outside the training loop (imports, the first step, code after the loop) durations are unknown, so there an hour without
+processor time is a hang. This module reads files and ``/proc`` and requests stacks (``launcher/stacks.py``); the
+function decides which machines to restart.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from spotkeeper_agent.launcher import stacks
 
 FLOOR_S = 10.0  # real; lower limit where a virtual minute is shorter: a busy machine may stall for seconds
 IDLE_FLOOR_S = 60.0  # real, likewise
-BUSY_SHARE = 0.01  # of a core: a process that uses less only polls
+BUSY_SHARE = 0.01  # of a core; a process that uses less merely polls
 SAMPLES = 20  # samples of processor time within the idle limit
 STACKS_S = 20.0  # real, for all stacks of a machine
 STALE_S = 120.0  # real; older stacks are no answer to a roll call
@@ -44,7 +44,7 @@ _OVER = (RunPhase.STOPPING, RunPhase.STOPPED)  # the run is ending, which has it
 class Watch:
     """Watches one generation for a hang. ``now`` is always monotonic real seconds.
 
-    The job writes step times by a clock that may be set, so only changes of the step time count.
+    The job reads its step times from a clock that may be set, so only whether a step time has changed counts.
     """
 
     limits: HangRun
@@ -56,7 +56,7 @@ class Watch:
     sampled: float = 0.0
 
     def hangs_since(self, control: Control, folder: Path, now: float) -> float | None:
-        """Return since when the generation hangs (monotonic); None if no hang can be shown."""
+        """Return the monotonic time since which the generation hangs; None if it is not known to hang."""
         mark = (control.state, control.step_at)
         if mark != self.mark or self.since is None or in_untimed_section(folder):
             self.mark, self.since, self.idle_since = mark, now, None
@@ -80,7 +80,7 @@ class Watch:
         return self._real(self.limits.idle_s, IDLE_FLOOR_S)
 
     def _idle(self, folder: Path, now: float) -> float | None:
-        """Return since when no processor time was used; sampled, because each look reads all of ``/proc``."""
+        """Return when the job became idle, if that is too long ago. Samples are rare: each reads all of ``/proc``."""
         limit = self.idle_limit_s
         if self.idle_since is None or now - self.sampled >= limit / SAMPLES:
             self.sampled = now
@@ -99,7 +99,7 @@ def in_loop(control: Control) -> bool:
 
 
 def processor_s(folder: Path) -> float:
-    """Return the processor seconds of a generation's workers and their descendants, including ended ones."""
+    """Return the processor seconds of a generation's workers and descendants, including ended descendants."""
     workers = worker_pids(folder)
     parents: dict[int, int] = {}
     used: dict[int, float] = {}
@@ -112,7 +112,7 @@ def processor_s(folder: Path) -> float:
 
 
 class _WorkerPlace(Struct, frozen=True):
-    """A worker's place as ``stacks.WorkerPlace`` describes it, written by the job's Python."""
+    """The used fields of a ``stacks.WorkerPlace`` in the file that the job's Python wrote."""
 
     local_rank: int
     where: stacks.Where
@@ -128,9 +128,9 @@ _WORDS = {
 
 
 def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
-    """Return the most telling state of a worker that still runs, and its local rank.
+    """Return the state, among workers that still run, that explains a hang best, and that worker's local rank.
 
-    ``may_work`` False: a worker that seems to work has exceeded its limit and counts as ELSEWHERE.
+    ``may_work``: whether a worker that seems to work is still within its limit; otherwise it counts as ELSEWHERE.
     """
     places: tuple[_WorkerPlace, ...] = ()
     with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -142,7 +142,7 @@ def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
 
 
 class Asked(Enum):
-    """Progress of a request for stacks: WAITING once the launcher accepted it, HAD once they are there or overdue."""
+    """Progress of a request for stacks: WAITING at first, HAD once the stacks are there or overdue."""
 
     WAITING = 1
     HAD = 2
@@ -159,7 +159,7 @@ class _Dump:
 
 @dataclass
 class HangWatch:
-    """Reports a hang, requests stacks, and answers roll calls with them. Only the loop's thread may call it."""
+    """Reports a hang, requests stacks, answers roll calls that ask for them. Only the loop's thread may call it."""
 
     machine: MachineState
     supervisor: Supervisor
@@ -170,7 +170,7 @@ class HangWatch:
     _answered: int = 0  # version of the newest document that was answered
 
     def go_on(self) -> None:
-        """Check the generation and take the next step; called on every turn of the loop."""
+        """Check the generation and take the next step; called in every iteration of the agent's loop."""
         child, run = self.supervisor.child, self.machine.saved.run
         if child is None or child.stop is not None or child.discarded or run is None or run.hang is None:
             self._watch = self._dump = self._reported = None
@@ -197,7 +197,7 @@ class HangWatch:
         self._stacks(child, now)
 
     def _stacks(self, child: Child, now: float) -> bool:
-        """Request this standstill's stacks once; return whether they are there or overdue."""
+        """Request stacks once per standstill; return whether the stacks are there or overdue."""
         file, had = child.folder / stacks.SHORT, self._dump
         if had is None or had.mark != _mark(child) or (now - had.made > STALE_S and had.asked is Asked.HAD):
             self._dump = _Dump(_mark(child), now + STACKS_S, _written(file), now)
@@ -212,7 +212,7 @@ class HangWatch:
         return self._dump.asked is Asked.HAD
 
     def _answer(self, child: Child, now: float, *, hangs: bool) -> None:
-        """Answer a roll call for a hang. Another machine may have reported the hang."""
+        """Answer a roll call that asks for stacks. Another machine may have reported the hang."""
         doc = self.machine.doc
         if doc is None or not doc.stacks or doc.state is not DocState.ROLL_CALL or doc.gen != child.gen:
             return
@@ -232,7 +232,7 @@ class HangWatch:
         self.machine.say(Kind.STACKS, str(StacksAnswer(doc.ver, word, local_rank)), gen=child.gen)
 
     def _stands_still(self, child: Child, now: float) -> bool:
-        """Whether a step here has taken over half its limit; on the machine that reported the hang it took longer."""
+        """Whether a step takes over half its limit here. Only a machine that reports a hang waits for all of it."""
         if self._watch is None or in_untimed_section(child.folder) or not in_loop(child.control):
             return False
         watch = self._watch[1]

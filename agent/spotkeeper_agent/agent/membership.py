@@ -1,7 +1,8 @@
-"""Starts a generation when the document lists this machine, ends it when it no longer does, and reports its end.
+"""Starts and ends generations on this machine as the document says, and reports their ends.
 
-It compares the newest document with the running processes, so a restarted agent continues where its predecessor
-stopped. An end is spooled as a fact before it is stored as reported. The supervisor starts and stops the processes.
+The module compares the newest document with the running processes, so a restarted agent continues where its predecessor
+stopped. The fact about an end is in the spool before the state file says that the end was reported. The supervisor
+starts and stops the processes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KILLED = 137  # 128 + SIGKILL: the job's processes ended with their launcher
 
 @dataclass(frozen=True)
 class News:
-    """Progress and facts for the next request to the function. ``slow``: a step takes long, so more may follow soon."""
+    """Progress and facts for the next request to the function. ``slow``: a step takes long; a fact may follow soon."""
 
     progress: Progress | None = None
     facts: tuple[FactIn, ...] = ()
@@ -39,7 +40,7 @@ class News:
 
 
 class Membership:
-    """This machine's part in a job. ``unreported``: a good end, to be reported once the output is in the bucket."""
+    """This machine's part in a job. ``unreported``: a generation's end, until it is reported."""
 
     def __init__(self, machine: MachineState, components: Components) -> None:
         self._machine = machine
@@ -145,14 +146,14 @@ class Membership:
         self.lost(gen, 1)
 
     def tell_disk(self) -> None:
-        """Tell the job that its disk is mounted; it saves there from its next save on."""
+        """Tell the job that its disk is mounted; the job's next saves go there."""
         if self._super.child is not None and self._components.mounting.number is not None:
             self._super.child.control.disk_ready = True
 
     # ------------------------------------------------------------------ the launcher
 
     def launcher_up(self, gen: int | None, code: int | None) -> None:
-        """Handle a launcher that answers. It may run a generation of this machine that an earlier agent started."""
+        """Handle a launcher that answers. It may still run a generation that an earlier agent started."""
         self._heard = True
         saved = self._machine.saved
         if self._super.child is not None or self.unreported is not None:
@@ -169,7 +170,7 @@ class Membership:
         self.lost(saved.started)
 
     def _find_again(self, gen: int | None, code: int | None) -> None:
-        """Adopt the launcher's generation although the stored state lacks it (after a full disk)."""
+        """Adopt the launcher's generation if the stored state lacks it, as after a full disk."""
         assignment, run = self._machine.saved.assignment, self._machine.saved.run
         if gen is None or code is not None or assignment is None or run is None:
             return
@@ -232,7 +233,7 @@ class Membership:
             self._ended(FAILED, f"spotkeeper: {why_not}")
 
     def upload_output(self) -> None:
-        """Continue the upload of the job's output; a newer generation ends it and uploads its own."""
+        """Continue the upload of the job's output; if a newer generation exists, drop this upload."""
         ending, doc, output = self.unreported, self._machine.doc, self._components.output
         if ending is None:
             return
@@ -245,7 +246,7 @@ class Membership:
         output.go_on()
 
     def _ended(self, code: int, words: str = "") -> None:
-        """Report and store a generation's end, once its output is in the bucket. ``words``: text to add to its log."""
+        """Report and store a generation's end; its upload has ended. ``words``: text to add to the generation's log."""
         ending, self.unreported = self.unreported, None
         if ending is None:
             return

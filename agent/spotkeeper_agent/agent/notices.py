@@ -1,4 +1,4 @@
-"""Handles preemption notices: reports and stores them, and has the job save as often as the time left allows.
+"""Handles preemption notices: reports and stores them, and has the job save as often as time allows.
 
 ``cloud/notice.py`` derives a notice, and its withdrawal, from the cloud's warnings.
 """
@@ -13,7 +13,7 @@ from spotkeeper_agent.cloud.notice import Change, Instance, Notice
 from spotkeeper_agent.core.state import AgentState, MachineState
 from spotkeeper_agent.job.supervisor import Supervisor
 
-RESERVE_S = 8.0  # real; to detect, agree, hash and report, at most a quarter of the notice
+RESERVE_S = 8.0  # real; time to detect, agree, hash and report; at most a quarter of the notice
 LATE_S = 5.0  # real; shortest time given to a save after the deadline
 
 
@@ -49,10 +49,10 @@ class NoticeHandler:
         machine.say(Kind.NOTICE, str(given.deadline))
 
     def act(self) -> None:
-        """Request a save at once, and a save-and-stop when the time left is just enough for one plus a reserve.
+        """Request a save at once, and a save-and-stop when the time left just suffices for it and a reserve.
 
-        A notice too short for two saves gets one. Usually the function stops the job earlier, when the replacement is
-        ready. A machine that still runs after its deadline saves as well.
+        If the notice is too short for both, only the save-and-stop is requested, even after the deadline if the machine
+        still runs. Usually the function stops the job earlier, when the replacement is ready.
         """
         clock = self._machine.clock
         self._report(notices.prolong(self._machine.saved.notice, clock.now()))

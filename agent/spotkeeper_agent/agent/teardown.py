@@ -1,7 +1,8 @@
-"""Tears a job down: ends it, its launcher and saver, unmounts the disk, reports; then powers off, idles or exits.
+"""Tears a job down: ends the job, its launcher and its saver, unmounts the disk and reports.
 
-Each step is repeated until it is done, so no process can write to a disk that is reported as free. Other modules decide
-whether to tear down: on the function's reply, after its long silence, or at a shutdown.
+After the teardown the agent powers the machine off, idles or exits. Each step is repeated until it is done, so no
+process can write to a disk that is reported as free. Other modules decide whether to tear down: on the function's
+reply, after too long without one, or at a shutdown.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class Then(Enum):
 
 @dataclass
 class Departure:
-    """A teardown: its reason, its manner and its progress."""
+    """A teardown: its reason, the action after it, whether the job saves first, and its progress."""
 
     why: str
     then: Then
     save: bool = False
-    deadline: float | None = None  # of the save, real unix seconds
+    deadline: float | None = None  # for the save, real unix seconds
     attempt: int | None = None  # the attempt that the function names, if this boot has no assignment
     over: bool = False  # the job has ended: delete its folder from a static machine's disk
     began: float | None = None  # monotonic, once the job has ended
@@ -83,7 +84,7 @@ class Teardown:
         return self._report(departure)
 
     def _end_output(self, departure: Departure) -> bool:
-        """Return True once no upload reads the job's files. A machine that shuts down uploads until its deadline."""
+        """Return True once no upload reads the job's files. During a shutdown uploads continue until the deadline."""
         if (
             self._membership.unreported is not None
             and departure.deadline is not None
@@ -96,7 +97,7 @@ class Teardown:
         return not self._components.output.busy
 
     def _ended_job(self) -> Path | None:
-        """Return the ended job's folder on a static machine; None on others, whose whole disk is deleted."""
+        """Return the ended job's folder on a static machine; None on others: there the whole disk is deleted."""
         settings, job = self._machine.settings, self._machine.job
         return settings.mount / job if settings.static and job is not None else None
 

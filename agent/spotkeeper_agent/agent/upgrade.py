@@ -48,7 +48,7 @@ class Bundles:
         self._proved = False
 
     def wants(self, sha256: str) -> bool:
-        """Whether to upgrade to this bundle: not after it failed ``TRIES`` times."""
+        """Whether to upgrade to this bundle; False after it failed ``TRIES`` times."""
         if self._own is None or not _HASH.match(sha256) or sha256 == self._own.name:
             return False
         return self._tried(sha256) < TRIES
@@ -79,10 +79,10 @@ class Bundles:
         return target
 
     def become(self, folder: Path) -> None:
-        """Execute the agent in ``folder``; returns only with an error.
+        """Execute the agent in ``folder``; return only with an error.
 
         Raises:
-            OSError: it cannot be executed.
+            OSError: the agent cannot be executed.
         """
         self._write_tried(folder.name, self._tried(folder.name) + 1)
         if has_units():
@@ -91,7 +91,7 @@ class Bundles:
         os.execve(sys.executable, sys.orig_argv, env)  # noqa: S606 - this process's own arguments
 
     def proved(self) -> None:
-        """Point ``bundle/current`` to this agent, since the function has answered it."""
+        """Point ``bundle/current`` to this agent's bundle, now that the function has answered this agent."""
         if self._own is None or self._proved or self._own.parent != self._folder.resolve():
             return
         self._proved = True
@@ -131,7 +131,7 @@ def check_own(folder: Path) -> None:
     """Check that only root and this user can write or replace a bundle.
 
     Raises:
-        PermissionError: others can.
+        PermissionError: another user can.
     """
     found = (Path(root, name) for root, folders, files in os.walk(folder) for name in (*folders, *files))
     for path in (folder, *folder.absolute().parents, *found):
@@ -146,7 +146,7 @@ def check_own(folder: Path) -> None:
 
 
 class Upgrade:
-    """Upgrades the agent, in the loop's thread. ``folder``: the newer agent, once it is ready to be executed."""
+    """Upgrades the agent, in the loop's thread. ``folder``: the newer agent's, once it can be executed."""
 
     def __init__(self, bundles: Bundles, bucket: Bucket, helper: HelperThread, launcher: Launcher, log: Log) -> None:
         self.folder: Path | None = None
@@ -173,7 +173,7 @@ class Upgrade:
         """Execute the newer agent, if one is ready.
 
         Raises:
-            OSError: it cannot be executed; this process must then end, so that systemd restarts it.
+            OSError: the newer agent cannot be executed; this process must then end, so that systemd restarts it.
         """
         if self.folder is not None:
             self._log("agent.succeed", bundle=self.folder.name)

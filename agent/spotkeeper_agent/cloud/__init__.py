@@ -9,29 +9,30 @@ what                    Compute Engine                            EC2
 ======================= ========================================= ==================================================
 news                    one recursive long poll                   polls: ``spot/instance-action`` every second,
                                                                   rebalance every 5 s, maintenance every minute
-a preemption ends       ``sk-notice-s`` after ``preempted``       when ``instance-action`` says
-maintenance             ``upcoming-maintenance``; else an hour    ``events/maintenance/scheduled``, an hour before it
-                        from when ``maintenance-event`` turned    begins
-                        (accelerators), or a minute
-at risk                 nothing                                   ``events/recommendations/rebalance``
+end by preemption       ``sk-notice-s`` after ``preempted``       the time in ``instance-action``
+end by maintenance      ``upcoming-maintenance``; else an hour    ``events/maintenance/scheduled``; a notice from an
+                        after ``maintenance-event`` changed       hour before
+                        (accelerators) or a minute after
+risk of preemption      nothing                                   ``events/recommendations/rebalance``
 proof to the function   two identity tokens                       SigV4 by the instance profile's keys
 bucket                  JSON API, OAuth token                     S3, signed; above 8 MiB in parts
 metadata server         answers only requests with its header     version 2: a token by PUT, kept six hours
 data disk               ``google-sk-data``                        the one EBS volume without partitions
 ======================= ========================================= ==================================================
 
-A warning becomes one notice with a deadline (``notice.py``); a surer cause replaces a milder one. The new notice is
-reported before the old one is withdrawn: in a gap between them the function would cancel the replacement. A rebalance
-recommendation is a notice an hour ahead that moves on every half hour: the job saves, a replacement is requested, and
-training continues if none is available. A failure of the metadata server never means "not preempted".
+Warnings become one notice with a deadline (``notice.py``), and a more certain cause replaces a less certain one. The
+new notice is reported before the old one is withdrawn: in a gap between them the function would cancel the replacement.
+A rebalance recommendation becomes a notice with a deadline in an hour, and every half hour the deadline is postponed:
+the job saves, a replacement is requested, and training continues if none is available. A failure of the metadata server
+never means "not preempted".
 
 On EC2 the machines' role needs ``s3:ListBucket``: without it S3 answers 403, not 404, for a missing object. The bucket
 needs a lifecycle rule that deletes unfinished multipart uploads.
 
 The job's identity is served on 127.0.0.1 (``identity.py``; port and AWS token outlive the agent in
-``run/spotkeeper/identity.*``): as a metadata server that knows one service account, or as a container's credentials. A
-secret goes from the cloud's store into the agent's memory, and through the launcher's socket into the job's
-environment.
+``run/spotkeeper/identity.*``): in the form of a metadata server that knows one service account (GCP), or of a
+container's credentials (AWS). A secret goes from the cloud's store into the agent's memory, and through the launcher's
+socket into the job's environment.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ DMI = Path("/sys/class/dmi/id/sys_vendor")
 def here(clock: Clock) -> Metadata:
     """Return this machine's metadata client, chosen by addresses in the environment, or else by the firmware's vendor.
 
-    Makes no request. Without a sign of EC2 it is Compute Engine's.
+    Makes no request. Unless it finds EC2, it returns the client of Compute Engine.
     """
     if GCE_HOST not in os.environ and (EC2_ENDPOINT in os.environ or vendor().startswith("Amazon")):
         from spotkeeper_agent.cloud.ec2 import Ec2

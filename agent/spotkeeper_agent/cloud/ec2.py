@@ -1,9 +1,9 @@
 """EC2's metadata service, version 2 only: the instance's identity, interruption notices, its role's keys.
 
-The service has no long poll: interruption notices are polled every second, other events, announced long before, less
-often. The stack's settings are in the instance's tags (``InstanceMetadataTags``), under the names of Compute Engine's
-attributes. Every request carries a session token: version 1 would answer any request that a job can make the machine
-send.
+The service has no long poll: interruption notices are polled every second. Other events are announced long before and
+polled less often. The stack's settings are in the instance's tags (``InstanceMetadataTags``), under the names of
+Compute Engine's attributes. Every request carries a session token: version 1 would answer any request that a job can
+make the machine send.
 
 Source: AWS, "Use the Instance Metadata Service to access instance metadata", "Spot Instance interruption notices",
 "EC2 instance rebalance recommendations", "View scheduled events".
@@ -47,7 +47,7 @@ ROLE = "meta-data/iam/security-credentials/"
 ACTION = "meta-data/spot/instance-action"
 REBALANCE = "meta-data/events/recommendations/rebalance"
 MAINTENANCE = "meta-data/events/maintenance/scheduled"
-TTL_S = 21_600  # of a session token, the maximum
+TTL_S = 21_600  # lifetime of a session token, the maximum
 RENEW_S = 60.0  # virtual; a session token is renewed when less than this is left
 TOKEN = "X-aws-ec2-metadata-token"  # noqa: S105 - a header's name
 TTL = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -59,11 +59,11 @@ _FUNCTION = re.compile(r"\.lambda-url\.([a-z0-9-]+)\.on\.aws\Z")
 class _Response:
     status: int
     text: str
-    ttl: str  # of the token header
+    ttl: str  # name of the header with a token's lifetime
 
 
 class Imds:
-    """The service's paths. ``endpoint``: ``http://host[:port]``; None: from the environment. Thread-safe."""
+    """Requests to the service. ``endpoint``: ``http://host[:port]``, by default from the environment. Thread-safe."""
 
     def __init__(self, clock: Clock, endpoint: str | None = None) -> None:
         self._clock = clock
@@ -142,7 +142,7 @@ class Imds:
                 raise MetadataError(f"{path}: {type(error).__name__}{hint}") from None
 
     def _connection(self) -> http.client.HTTPConnection:
-        """Return this thread's open connection: at a request per second it costs a ninth of ``requests``."""
+        """Return this thread's open connection. At a request per second it costs a ninth as much as ``requests``."""
         connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if connection is None:
             host = urlsplit(self.url).netloc
@@ -156,7 +156,7 @@ def _seconds(text: str) -> float:
 
 
 class _Document(Struct, frozen=True, rename="camel"):
-    """The fields used of the instance identity document. Its signature is not checked."""
+    """The fields of the instance identity document that the agent uses. Its signature is not checked."""
 
     instance_id: str
     availability_zone: str
@@ -183,7 +183,7 @@ class _Event(Struct, frozen=True, rename="pascal"):
 
 
 class Ec2:
-    """One instance. ``endpoint``: of the metadata service; None: from the environment."""
+    """One instance. ``endpoint``: the metadata service's address, by default from the environment."""
 
     def __init__(self, clock: Clock, endpoint: str | None = None) -> None:
         self._clock = clock
@@ -192,7 +192,7 @@ class Ec2:
         self._lock = threading.Lock()
         self._about: tuple[Instance, str] | None = None  # instance without its sign; region
         self._began: float | None = None  # steady; when the tags were first requested
-        self._keys: tuple[Credentials, float] | None = None  # keys, and their end by the wall clock
+        self._keys: tuple[Credentials, float] | None = None  # keys, and their expiry by the wall clock
         self._asked: dict[str, tuple[float, str | None]] = {}  # by path: when it was requested (steady), and its text
 
     def instance(self) -> Instance:
@@ -238,7 +238,7 @@ class Ec2:
         return self._describe()[1]
 
     def credentials(self) -> Credentials:
-        """Return the keys of the instance profile's role; without new ones, the last ones until they expire.
+        """Return the keys of the instance profile's role. Without new keys, return the last ones until they expire.
 
         Raises:
             MetadataError: the instance has no role, or the service gives no keys.
@@ -268,7 +268,7 @@ class Ec2:
         return made, _iso(ROLE + role, keys.expiration)
 
     def _describe(self) -> tuple[Instance, str]:
-        """Return the instance without warnings, and its region. Cached once the tags are there.
+        """Return the instance without warnings, and its region. The result is cached once the tags are there.
 
         Raises:
             MetadataError: the tags are not there yet, or the service does not answer.
@@ -283,7 +283,7 @@ class Ec2:
         return self._about
 
     def _tags(self) -> dict[str, str]:
-        """Return the instance's tags, once they include the stack's or ``TAGS_S`` have passed."""
+        """Return the instance's tags, once they include the stack's tags or ``TAGS_S`` have passed."""
         now = self._clock.steady()
         self._began = now if self._began is None else self._began
         names = (self._imds.get("meta-data/tags/instance") or "").split()
@@ -317,7 +317,7 @@ def _action(text: str, now: float) -> Sign:
 
 
 def _maintenance(text: str, now: float) -> Sign | None:
-    """Return the first active event as a sign. Every kind (stop, retirement, reboot) ends the running processes."""
+    """Return the first active event as a :class:`Sign`. Every kind (stop, retirement, reboot) ends the processes."""
     events = _decode(MAINTENANCE, text, tuple[_Event, ...])
     try:
         starts = [_http_date(event.not_before) for event in events if event.state == "active"]

@@ -30,7 +30,7 @@ ACCELERATED = re.compile(r"(a[2-9]x?|g[2-9])-")
 
 
 class _Upcoming(Struct, frozen=True):
-    """``upcoming-maintenance`` of machines with accelerators, hours or days ahead: RFC 3339 times, in two spellings."""
+    """``upcoming-maintenance``: machines with accelerators show it hours or days ahead. Its keys have two spellings."""
 
     in_tree: str = msgspec.field(default="", name="windowStartTime")
     by_itself: str = msgspec.field(default="", name="window_start_time")
@@ -43,7 +43,7 @@ class _Scheduling(Struct, frozen=True):
 
 
 class _Tree(Struct, frozen=True, rename="camel"):
-    """The used fields of ``instance/?recursive=true``."""
+    """The fields of ``instance/?recursive=true`` that the agent uses."""
 
     id: int | str
     name: str
@@ -57,7 +57,7 @@ class _Tree(Struct, frozen=True, rename="camel"):
 
 
 class Gce:
-    """One machine. ``host``: host and port of the metadata server; None: from the environment."""
+    """One machine. ``host``: host and port of the metadata server, by default from the environment."""
 
     def __init__(self, clock: Clock, host: str | None = None) -> None:
         self._clock = clock
@@ -84,8 +84,8 @@ class Gce:
         return self._read(text), etag or mark
 
     def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
-        """Two tokens: Cloud Run checks the second and removes its signature; the first, valid for this path only,
-        reaches the function unchanged."""
+        """Return two tokens. Cloud Run checks the second one and removes its signature; the first one, valid for this
+        path only, reaches the function unchanged."""
         return {
             "Authorization": f"Bearer {self.identity_token(function + path)}",
             "X-Serverless-Authorization": f"Bearer {self.identity_token(function)}",
@@ -121,7 +121,7 @@ class Gce:
         return Gcs(root or STORAGE, bucket, self.access_token)
 
     def access_token(self) -> str:
-        """Return an OAuth token of the machine's service account, for its bucket paths.
+        """Return an OAuth token of the machine's service account, for requests to the bucket.
 
         Raises:
             MetadataError: the server gives no token.
@@ -155,7 +155,7 @@ class Gce:
         )
 
     def _ends(self, tree: _Tree, now: float) -> float | None:
-        """Return when maintenance ends this machine, if Google warns an hour ahead; None: it warns a minute ahead."""
+        """Return when maintenance ends this machine, if Google warns an hour ahead; None if it warns a minute ahead."""
         with self._lock:
             if not _ending(tree.maintenance_event):
                 self._calm, self._turned = True, None
@@ -196,24 +196,24 @@ class _Claims(Struct, frozen=True):
 
 
 def sign_of(preempted: str, event: str, upcoming: bytes, now: float, ends: float | None = None) -> Sign | None:
-    """Return the warning in the tree, if any. A live migration is no warning, because the machine continues.
+    """Return the warning in these metadata values, if any. A live migration is none, because the machine continues.
 
     Args:
-        upcoming: JSON of any shape; if it cannot be decoded, it counts as no maintenance and hides no preemption.
-        ends: when maintenance ends the machine if no window is announced for it.
+        upcoming: JSON of any shape; JSON that cannot be decoded counts as no maintenance.
+        ends: the time at which maintenance ends the machine, if no window is announced.
     """
     if preempted.upper() == "TRUE":
         return Sign(Cause.PREEMPTED)
     start = _window(upcoming)
     if not _ending(event):
         return None if start is None else scheduled(start, now)
-    # A window that has begun no longer shows the time; one next week belongs to another maintenance.
+    # A window that has begun does not show when the machine ends; one next week belongs to another maintenance.
     announced = start is not None and now < start <= now + NEXT_S
     return Sign(Cause.MAINTENANCE, start if announced else ends)
 
 
 def _window(upcoming: bytes) -> float | None:
-    """Return when the announced window begins; None if none is announced or it is over."""
+    """Return when the announced window begins; None if no window is announced, or if the window is over."""
     try:
         told = codec.decode(upcoming, _Upcoming)
         over = (told.status or told.status_by_itself).upper() == "COMPLETE"
@@ -227,9 +227,10 @@ def _ending(event: str) -> bool:
 
 
 def _has_an_hour(tree: _Tree) -> bool:
-    """Whether maintenance is announced an hour ahead: on machines with accelerators that are not spot machines.
+    """Whether Google announces this machine's maintenance an hour ahead: only with accelerators, and not on spot.
 
-    Others get a minute. The metadata does not show an N1's accelerators, so an N1 counts as a machine without them.
+    Other machines get a minute. The metadata does not show an N1's accelerators, so an N1 counts as a machine without
+    them.
 
     Source: https://cloud.google.com/compute/docs/gpus/gpu-host-maintenance
     """

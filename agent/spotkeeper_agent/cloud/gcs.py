@@ -20,7 +20,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 class _Object(Struct, frozen=True):
-    """The used fields of an object's metadata."""
+    """The fields of an object's metadata that the agent uses."""
 
     size: str = ""
     md5: str = msgspec.field(default="", name="md5Hash")  # base64

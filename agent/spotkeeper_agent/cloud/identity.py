@@ -1,12 +1,12 @@
 """Serves the jobs' identity on loopback, in the form in which each cloud's libraries look for credentials.
 
-A job cannot reach the machine's metadata server (``roothelper_fence.py``), so it cannot act as its machine. Variables
-point it to this server instead: for Google's libraries it is a metadata server, for AWS's a container's credentials. It
-gives out only tokens of the jobs' identity, which the machine's identity may impersonate. A machine runs one job at a
-time, so on GCP its processes need no further proof; AWS's libraries send a token from a file that only the jobs' group
-can read.
+A job cannot reach the machine's metadata server (``roothelper_fence.py``), so it cannot act as its machine. Environment
+variables point the job's libraries to this server instead. It answers Google's libraries as a metadata server does, and
+AWS's as a container's credential endpoint does. It issues only tokens of the jobs' identity, which the machine's
+identity may impersonate. A machine runs one job at a time, so on GCP its processes need no further proof; AWS's
+libraries send a token from a file that only the jobs' group can read.
 
-The port stays the same while the machine is up, so a job keeps it when the agent is replaced.
+The port stays the same while the machine is up, so a running job still reaches the server of a new agent.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class JobIdentity(Protocol):
         """Read a secret with the jobs' identity.
 
         Raises:
-            IdentityError: it cannot be read.
+            IdentityError: the secret cannot be read.
         """
 
 
@@ -169,7 +169,7 @@ def call(method: str, url: str, headers: dict[str, str], body: bytes | None, wha
     """Call a cloud's API and return the answer's body. ``what`` names the call in errors and must not be secret.
 
     Raises:
-        IdentityError: it was refused, or no answer came.
+        IdentityError: the call was refused, or no answer came.
     """
     try:
         answer = requests.request(method, url, data=body, headers=headers, timeout=(CONNECT_S, ANSWER_S))

@@ -1,7 +1,7 @@
 """An AWS role as the jobs' identity: keys from ``sts:AssumeRole``, served as a container's credentials.
 
-The machine's own role can do nothing with it but assume it. Keys last an hour, the maximum for a role that a role
-assumes; AWS's libraries renew them before they expire.
+The machine's own role may only assume the jobs' role. Keys last an hour, the maximum for a role that a role assumes;
+AWS's libraries renew them before they expire.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AwsIdentity:
         self._clock = clock
         self._endpoints = endpoints
         self._lock = threading.Lock()
-        self._keys: tuple[Credentials, str] | None = None  # keys, and their end as AWS writes it
+        self._keys: tuple[Credentials, str] | None = None  # keys, and their expiry as AWS writes it
 
     def environment(self, at: ServerAddress) -> dict[str, str]:
         region = self._machine.region()

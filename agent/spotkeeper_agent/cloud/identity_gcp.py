@@ -19,7 +19,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract import codec
 from spotkeeper_agent.cloud.identity import Endpoints, IdentityAnswer, IdentityError, ServerAddress, call, expiry
 
-SCOPE = "https://www.googleapis.com/auth/cloud-platform"  # the account's roles narrow it
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"  # the service account's roles restrict it
 LIFETIME_S = 3600
 MARGIN_S = 300.0  # virtual; a token is renewed when less than this is left
 SECRET = "gcp-secret://"  # noqa: S105 - how a reference begins
@@ -92,7 +92,7 @@ class GcpIdentity:
         return _text(values[what]) if what in values else IdentityAnswer(404, flavor=True)
 
     def _project(self) -> str:
-        """The account's project, which libraries use as the job's."""
+        """The service account's project, which libraries use as the job's project."""
         _, _, domain = self._account.partition("@")
         project, found, _ = domain.partition(".iam.gserviceaccount.com")
         return project if found else ""
@@ -109,7 +109,7 @@ class GcpIdentity:
             raise IdentityError(f"{name}: its content is not text", final=True) from None
 
     def _access(self) -> tuple[str, float]:
-        """Return an access token and its end in virtual unix seconds."""
+        """Return an access token and the time of its expiry in virtual unix seconds."""
         with self._lock:  # held during the call, so processes that start together make one call
             token, expires = self._token
             if not token or expires - self._clock.now() < MARGIN_S:

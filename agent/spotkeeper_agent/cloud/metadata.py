@@ -1,8 +1,8 @@
 """The interface of metadata clients, and the thread that watches the metadata server for changes.
 
-``gce.py`` and ``ec2.py`` implement :class:`Metadata`; ``cloud.here()`` chooses one. A server that fails or does not
-answer is asked again; that never counts as "not preempted". Proxies are never used: the addresses are link-local, and a
-proxy would answer for another machine.
+``gce.py`` and ``ec2.py`` implement :class:`Metadata`; ``cloud.here()`` chooses one. A request that fails is sent again;
+a failure never counts as "not preempted". Proxies are never used: the addresses are link-local, and a proxy would
+answer for another machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spotkeeper_agent.cloud.storage import Bucket
 from spotkeeper_agent.core.log import Log
 
 HOST = "169.254.169.254"  # an address, because names may not resolve during shutdown
-HANG_S = 60.0  # length of a long poll, as in Google's guest agent
+HANG_S = 60.0  # longest duration of a long poll, as in Google's guest agent
 CONNECT_S = 2.0
 ANSWER_S = 5.0
 RETRY_S = 1.0  # virtual
@@ -46,7 +46,9 @@ class Metadata(Protocol):
         """
 
     def wait(self, mark: str) -> tuple[Instance, str]:
-        """Return instance and mark once the state differs from ``mark``'s (:data:`FIRST`: at once), or after a minute.
+        """Return the instance and its new mark once its mark differs from ``mark``, or after a minute.
+
+        With :data:`FIRST` it returns at once.
 
         Raises:
             MetadataError: as above.
@@ -66,7 +68,7 @@ class Metadata(Protocol):
         """Return how a process outside this machine could read its metadata; "" if it cannot."""
 
     def storage(self, root: str, bucket: str) -> Bucket:
-        """Return a bucket of this cloud, accessed as this machine. ``root``: its API's address; "": the cloud's own."""
+        """Return a bucket of this cloud, accessed as this machine. ``root``: the API's address, "" for the default."""
 
 
 class Watcher(threading.Thread):

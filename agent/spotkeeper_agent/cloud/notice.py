@@ -1,7 +1,7 @@
 """Turns the cloud's warnings into one notice with one deadline. Pure: no I/O, no clock.
 
 The metadata clients describe a warning as a :class:`Sign`, the same for both clouds; a shutdown arrives as SIGTERM.
-Either becomes a :class:`Notice`, which may be withdrawn.
+Both become a :class:`Notice`, which may be withdrawn.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from msgspec import Struct
 
 MAINTENANCE_S = 60.0  # the least warning before TERMINATE_ON_HOST_MAINTENANCE
 HORIZON_S = 3600.0  # maintenance may be announced weeks ahead, but a replacement needs only minutes
-WINDOW_S = 86_400.0  # windows last hours: a day after its start a maintenance is over or did not happen
+WINDOW_S = 86_400.0  # windows last hours, so a day after its start a maintenance is over or did not happen
 REBALANCE_S = 3600.0  # assumed time to the end; the recommendation itself has none, see prolong()
 
 
 class Cause(str, Enum):
-    """The cause of a notice, from the mildest to the surest. A milder cause never replaces a surer one."""
+    """Causes of a notice, from the least to the most certain. A less certain one never replaces a more certain."""
 
     REBALANCE = "rebalance"  # a higher risk of preemption: save soon, boot a replacement
     MAINTENANCE = "maintenance"
@@ -56,14 +56,14 @@ class Notice:
 
     @property
     def urgent(self) -> bool:
-        """Whether the machine will end at the deadline. A machine that is only at risk may stay for days."""
+        """Whether the machine will end at the deadline. A machine that is only at risk may run on for days."""
         return self.cause is not Cause.REBALANCE
 
 
 @dataclass(frozen=True)
 class Change:
-    """Notices to report. If both are set, a new deadline replaces the old one: ``given`` is reported before
-    ``withdrawn``, so the function knows a notice at every moment."""
+    """Notices to report. If both are set, ``given`` replaces ``withdrawn`` and is reported first, so the function
+    knows a notice at every moment."""
 
     given: Notice | None = None
     withdrawn: Notice | None = None
@@ -84,7 +84,7 @@ def observe(known: Notice | None, instance: Instance, notice_s: float, now: floa
 
 
 def _replace(known: Notice, given: Notice, *, exact: bool) -> Change:
-    """Combine two notices. ``exact``: whether the cloud itself gave the new one's deadline."""
+    """Combine two notices. ``exact``: whether the cloud itself gave the new notice's deadline."""
     if _SURER.index(given.cause) < _SURER.index(known.cause):
         return Change()  # maintenance does not soften a preemption that has begun
     same = given.cause is known.cause
@@ -92,12 +92,12 @@ def _replace(known: Notice, given: Notice, *, exact: bool) -> Change:
         return Change()
     if not same and known.cause is not Cause.REBALANCE:
         given = replace(given, deadline=min(given.deadline, known.deadline))
-    # A fact is identified by its deadline: withdrawing one would withdraw the other.
+    # The deadline identifies a notice: withdrawing the old one would withdraw a new one with the same deadline.
     return Change(given, None if given.deadline == known.deadline else known)
 
 
 def prolong(known: Notice | None, now: float) -> Change:
-    """Move a rebalance recommendation's deadline, before a job stops for it, since the recommendation has no end.
+    """Postpone a rebalance recommendation's assumed deadline before a job stops for it, since AWS gives none.
 
     The job saves and a replacement is requested; if none is available, training continues.
     """
@@ -107,12 +107,12 @@ def prolong(known: Notice | None, now: float) -> Change:
 
 
 def scheduled(start: float, now: float) -> Sign | None:
-    """Return announced maintenance as a sign, once it is near and while its window may last."""
+    """Return announced maintenance as a :class:`Sign`, from an hour before it until its window is surely over."""
     return Sign(Cause.MAINTENANCE, start) if -WINDOW_S <= start - now <= HORIZON_S else None
 
 
 def shutdown(known: Notice | None, left_s: float, now: float) -> Notice:
-    """Return the notice of a shutdown that has begun, with the earlier of the two deadlines."""
+    """Return the notice of a shutdown that has begun, with the earlier of its deadline and the known notice's."""
     deadline = int(now + left_s)
     return Notice(Cause.SHUTDOWN, min(deadline, known.deadline) if known else deadline, now)
 

@@ -1,9 +1,9 @@
 """S3: a :class:`~spotkeeper_agent.cloud.storage.Bucket` whose requests are signed by the machine's role.
 
-The hash of every piece is signed, so S3 refuses a piece that was changed on the way. The role needs
-``s3:ListBucket``: without it S3 answers 403 instead of 404 for a missing object. An object larger than a part is sent
-in parts, so the agent holds one part in memory, and appears at once when it is complete; the bucket's lifecycle rule
-deletes parts of uploads that are never completed.
+The hash of every piece is signed, so S3 refuses a piece that was changed in transit. The role needs ``s3:ListBucket``:
+without it S3 answers 403 instead of 404 for a missing object. A large object is sent in parts. So the agent has only
+one part in memory, and the object appears as a whole when it is complete. The bucket's lifecycle rule deletes the parts
+of uploads that are never completed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from spotkeeper_agent.cloud.storage import ANSWER_S, CHUNK, CONNECT_S, MissingEr
 
 PART_BYTES = 8 << 20  # S3's minimum is 5 MiB, except for the last part
 MOST_PARTS = 10_000
-TRIES = 3  # per part: the stream cannot be read again
+TRIES = 3  # tries per part; the whole stream cannot be sent again
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 MD5 = "x-amz-meta-md5"  # in hex, if it was known before the object was sent
 TEXT, BYTES = "text/plain; charset=utf-8", "application/octet-stream"
-_PLAIN_MD5 = re.compile(r'"([0-9a-f]{32})"\Z')  # the ETag of an object of parts ends with their number
+_PLAIN_MD5 = re.compile(r'"([0-9a-f]{32})"\Z')  # the ETag of an object made of parts ends with the number of parts
 _TAG = re.compile(rb"<(UploadId|ETag|Code)>([^<]*)</")
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Parts that were sent: their ETags in order, their size in bytes, and the MD5 of the whole."""
+    """Parts that were sent: their ETags in order, their total size in bytes, and the MD5 of the whole object."""
 
     tags: tuple[str, ...]
     bytes: int
@@ -41,7 +41,7 @@ class _Parts:
 
 
 class S3:
-    """One bucket. ``root``: of an API with paths (``<root>/<bucket>/<name>``); "" means AWS."""
+    """One bucket. ``root``: address of an API with URLs ``<root>/<bucket>/<name>``; "" means AWS."""
 
     def __init__(
         self, root: str, bucket: str, region: str, credentials: Callable[[], Credentials], now: Callable[[], float]
@@ -197,7 +197,7 @@ def _check(name: str, answer: requests.Response) -> None:
     """Check an answer.
 
     Raises:
-        StorageError: its status is not 200; the message has S3's reason.
+        StorageError: the status is not 200; the message has S3's reason.
     """
     if answer.status_code != 200:
         found = dict(_TAG.findall(answer.content[:4096]))

@@ -43,8 +43,8 @@ class Readable(Protocol):
 class FilePart:
     """``size`` bytes of an open file from ``start``, hashed while they are read.
 
-    ``check`` is called with the size of each piece; it may wait, and raises StorageError to end the transfer. ``also``
-    is another digest that is updated with the same bytes.
+    ``check`` is called with the size of each piece; ``check`` may wait, and raises StorageError to end the transfer.
+    ``also`` is another digest that is updated with the same bytes.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FilePart:
         count = self._left if size < 0 else min(size, self._left)
         try:
             piece = os.pread(self._file.fileno(), count, self._at)
-        except ValueError:  # closed by another thread, which has also set what ``check`` looks at
+        except ValueError:  # another thread closed it, and has set the flag that ``check`` tests
             raise StorageError("interrupted: the file was closed meanwhile") from None
         self._check(len(piece))
         self._at += len(piece)

@@ -43,7 +43,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class LauncherUp:
-    """A launcher answers. ``gen``: the generation that it ran last; ``code``: its exit code, None while it runs."""
+    """A launcher answers. ``gen``: the generation that it ran last; ``code``: the exit code, None while it runs."""
 
     gen: int | None
     code: int | None
@@ -59,7 +59,7 @@ class LauncherLost:
 
 @dataclass(frozen=True)
 class ChildEnded:
-    """All processes of a generation have ended, but for ``left`` that survived SIGKILL."""
+    """All processes of a generation have ended, except for ``left`` processes that survived SIGKILL."""
 
     gen: int
     code: int
@@ -96,7 +96,7 @@ class SourcesGone:
 class Mounted:
     """A disk is mounted: its number, its newest complete checkpoint (``<gen>-<step>``), and the jobs on it.
 
-    ``damaged``: newer checkpoints that were complete once, newest first.
+    ``damaged``: newer checkpoints that were complete once but are damaged now, newest first.
     """
 
     number: int
@@ -119,7 +119,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class OutputThere:
-    """A generation's output is in the bucket. ``left_out``: the files that are not, each with the reason."""
+    """A generation's output is in the bucket. ``left_out``: a line for each file that is not, with the reason."""
 
     gen: int
     files: int
@@ -159,7 +159,7 @@ class NoCopy:
 
 @dataclass(frozen=True)
 class Failed:
-    """A helper's work, named by ``what``, failed. ``why``: the cause, if a disk failed."""
+    """The helper's work with the name ``what`` failed. ``why``: the cause, if a disk failed."""
 
     what: str
     error: str
@@ -168,7 +168,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class WorkEnded:
-    """A piece of a helper's work has ended, with this event."""
+    """A helper thread's work has ended with this event."""
 
     helper: HelperThread
     what: str
@@ -191,7 +191,7 @@ Event = Union[
 class HelperThread(threading.Thread):
     """A thread for slow work, so that the loop never blocks. Only the loop's thread may call its methods.
 
-    Work has a name: while work of that name runs, and shortly after it failed, it is not started again.
+    Each piece of work has a name. While work of that name runs, and shortly after it failed, no other is started.
     """
 
     def __init__(self, post: Callable[[Event], None], log: Log, name: str = "helper") -> None:
@@ -213,7 +213,7 @@ class HelperThread(threading.Thread):
         return what in self._busy
 
     def done(self, what: str, event: Event) -> None:
-        """Note how a piece of work has ended, which may then be started again."""
+        """Note that work has ended, so that work of the same name may start again."""
         self._busy.discard(what)
         if isinstance(event, Failed):
             self._not_before[what] = time.monotonic() + RETRY_S

@@ -1,6 +1,6 @@
 """The agent's log: one JSON object per line on stdout, with secrets removed.
 
-systemd's journal keeps it, or the console file of the one-machine cloud. No other module prints.
+The log goes to systemd's journal, or in the one-machine cloud to a console file. No other module prints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_TEXT = 4000  # characters per field: enough for a traceback
 
 
 class Log:
-    """Writes ``log("event", key=value)``; ``log.once(kind, ...)`` writes each kind of trouble once until it is over."""
+    """Writes ``log("event", key=value)``. ``log.once(kind, ...)`` writes a kind of trouble once until :meth:`over`."""
 
     def __init__(self, now: Callable[[], float] = time.time, write: Callable[[str], object] | None = None) -> None:
         self._now = now

@@ -19,11 +19,11 @@ from spotkeeper_agent.cloud.notice import Instance
 from spotkeeper_agent.job import jobhost
 
 NOTICE_S = 120.0  # notice that the templates request (scheduling.preemptionNoticeDuration)
-SHORT_NOTICE_S = 30.0  # notice that a cloud gives if that is refused or not set
+SHORT_NOTICE_S = 30.0  # notice that a cloud gives if the requested duration is refused or not set
 
 
 class SettingsError(Exception):
-    """The machine's setup is wrong, which a restart does not fix."""
+    """The machine's setup is wrong. A restart does not fix that."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def notice_s(text: str | None) -> float:
 def boot_id(run: Path) -> str:
     """Return this boot's id. A restarted agent gets the same one: ``/run`` is lost only at a reboot.
 
-    In the one-machine cloud ``run`` is an ordinary folder, so the file also holds the kernel's boot id and the pid of
-    the VM's init.
+    In the one-machine cloud ``run`` is an ordinary folder, so the file also has the kernel's boot id and the pid of the
+    process that stands for the VM's init.
     """
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     this = f"{kernel}/{os.environ.get('SPOTKEEPER_INIT_PID', '1')}"

@@ -37,12 +37,12 @@ class Assignment(Struct, frozen=True):
     disk: int | None = None
 
     def same_life(self, other: Assignment | None) -> bool:
-        """Whether both are the same attempt; the disk may differ, since it may be attached later."""
+        """Whether both are the same attempt. Their disks may differ, since a disk may be attached later."""
         return other is not None and (self.job, self.node, self.attempt) == (other.job, other.node, other.attempt)
 
 
 class Saved(Struct, frozen=True):
-    """Stored state. ``started``: newest generation started here; ``ended``: newest one whose end was reported."""
+    """Stored state. ``started``: newest generation started here; ``ended``: newest generation with a reported end."""
 
     boot: str
     assignment: Assignment | None = None
@@ -71,18 +71,14 @@ class AgentState(Enum):
     ========== ========== ===========================================================
     from       to         on
     ========== ========== ===========================================================
-    BOOT       HELLO      the settings are read
-    HELLO      IDLE       the function answers: a static machine without a job
-    HELLO      STANDBY    the function answers: an attempt of a node
-    IDLE       STANDBY    a job was granted this machine
-    STANDBY    RUNNING    a document lists it, and source, launcher and disk are there
-    RUNNING    SAVING     save_stop; its notice runs out; its lease ends; the machine shuts down
-    RUNNING    RUNNING    a newer generation lists it: end the old one, start the new one
-    RUNNING    STOPPED    the job ended by itself (reported as EXIT or RELEASED); its output is in the bucket
-    SAVING     STOPPED    the processes have ended (reported as RELEASED)
-    STOPPED    RUNNING    a newer generation lists it
-    any        SUPERSEDED superseded or done: end, unmount, report FREED (static: DROPPED)
-    SUPERSEDED IDLE       a static machine has reported DROPPED; any other machine powers off
+    BOOT       HELLO      the settings are read HELLO      IDLE       the function answers: a static machine without a
+    job HELLO      STANDBY    the function answers: an attempt of a node IDLE       STANDBY    a job was granted this
+    machine STANDBY    RUNNING    a document lists the machine; source, launcher, disk are there RUNNING    SAVING
+    save_stop; the notice or lease ends; the machine shuts down RUNNING    RUNNING    a newer generation lists the
+    machine: stop one, start the other RUNNING    STOPPED    the job ended by itself (reported as EXIT or RELEASED); its
+    output is in the bucket SAVING     STOPPED    the processes have ended (reported as RELEASED) STOPPED    RUNNING
+    a newer generation lists the machine any        SUPERSEDED superseded or done: end, unmount, report FREED (static:
+    DROPPED) SUPERSEDED IDLE       a static machine has reported DROPPED; any other machine powers off
     ========== ========== ===========================================================
     """
 
@@ -127,7 +123,7 @@ class MachineState:
             self.log.once(f"saved {error.errno}", "state.trouble", error=str(error), at=at)
 
     def say(self, kind: Kind, value: str = "0", *, gen: int | None = None, again: bool = False) -> None:
-        """Report a fact to the function. ``gen`` None: about the newest generation known here."""
+        """Report a fact to the function. ``gen``: the generation it is about, by default the newest one known here."""
         self.sync.say(FactIn(kind, self.gen if gen is None else gen, value), again=again)
 
     @property
@@ -148,7 +144,7 @@ class MachineState:
         return self.saved.assignment.job if self.saved.assignment is not None else None
 
     def member_of(self, doc: Generation) -> tuple[int, Member] | None:
-        """Return this boot's index and entry among a document's members, or None. Another boot is another member."""
+        """Return the index and entry of this boot among a document's members, or None. Each boot is another member."""
         for index, member in enumerate(doc.members):
             if (member.uid, member.boot) == (self.settings.uid, self.settings.boot):
                 return index, member

@@ -37,15 +37,16 @@ MACHINE_FACTS = frozenset({Kind.NOTICE, Kind.REPRIEVE})
 
 
 def pending_s(waited: float) -> float:
-    """Return the virtual seconds until the next poll, for an agent that has waited ``waited`` for a change.
+    """Return the virtual seconds until the next poll, for an agent that has waited ``waited`` seconds for a change.
 
-    The interval grows with the wait, which saves requests. After a minute, a change is noticed 1.5 s late on average.
+    The interval grows with the wait, to save requests. After a minute of waiting it is 3 s, so the agent notices a
+    change 1.5 s late on average.
     """
     return min(POLL_S, max(PENDING_S, PATIENCE * waited))
 
 
 class SyncError(Exception):
-    """A request had no usable answer; the same request is sent again."""
+    """A request got no usable answer; the same request is sent again."""
 
 
 class SyncRefusedError(SyncError):
@@ -100,7 +101,7 @@ class _Spooled(Struct, frozen=True):
 class Outbox:
     """Facts that the function has not acknowledged, in order, in memory and on disk. Thread-safe.
 
-    At start it drops facts of another boot, since they would count as this boot's.
+    At its start it drops facts of earlier boots, since the function would take them for this boot's facts.
     """
 
     def __init__(self, folder: Path, boot: str, log: Log) -> None:
@@ -117,9 +118,9 @@ class Outbox:
                 self._job, self._facts = left.job, list(left.facts)
 
     def assigned(self, job: str | None) -> None:
-        """Begin another job or attempt: drop the old one's waiting facts, and forget which facts were delivered.
+        """Begin another job or attempt: drop the previous one's waiting facts, and forget which facts were delivered.
 
-        Notices and reprieves stay, without a generation: they concern the machine, whichever job it serves.
+        Notices and reprieves stay, without a generation: they are about the machine and not about its job.
         """
         with self._lock:
             if job != self._job:
@@ -191,13 +192,13 @@ class Syncer(threading.Thread):
         self._wake = threading.Event()
         self._want = SyncWant()
         self._at_once = AT_ONCE
-        self._again = bool(outbox.waiting())  # whether the last request had no answer, or may have had none
+        self._again = bool(outbox.waiting())  # whether the last request got no answer, or may have got none
         self._old_jobs: tuple[str, ...] = ()
         self._stage: tuple[int, DocState] | None = None  # generation and state of the newest document
         self._awaited: tuple[object, float] | None = None  # the awaited change, and since when (virtual)
 
     def say(self, fact: FactIn, *, again: bool = False) -> None:
-        """Send a fact until it is delivered. ``again``: send even a delivered one, with the next poll."""
+        """Send a fact until it is delivered. ``again``: with the next poll, send it even if it was delivered."""
         if self._outbox.add(fact, again=again) and not again:
             self._log("fact", kind=fact.kind.value, gen=fact.gen, value=fact.value)
             self._wake.set()
@@ -228,9 +229,9 @@ class Syncer(threading.Thread):
                 self._wake.clear()
 
     def _pause_s(self) -> float:
-        """Return the real seconds until the next poll. Another generation, document state or job restarts the wait.
+        """Return the real seconds until the next poll. A new generation, document state or job shortens it again.
 
-        Other changes of the document do not: while a large gang forms, each machine that boots makes one.
+        Other changes of the document do not: while a large gang forms, each machine that boots causes such a change.
         """
         with self._lock:
             want = self._want
@@ -277,8 +278,8 @@ class Syncer(threading.Thread):
     def _refused(self, error: str, body: Sync) -> None:
         """Drop only the part of a request that caused a refusal: otherwise the request would block all later facts.
 
-        First go the fields that an older function may not know (``old_jobs``, ``again``), then the progress, which
-        ``_exchange`` has already removed, then the facts one by one.
+        The first refusal drops the fields that an older function may not know (``old_jobs``, ``again``); ``_exchange``
+        has already dropped the progress. After further refusals, facts are sent and dropped one by one.
         """
         facts, progress = body.facts, body.progress is not None
         self._log("sync.refused", error=error, facts=[fact.kind.value for fact in facts], progress=progress)

@@ -1,7 +1,7 @@
 """The data disk: finds it by its id, mounts and unmounts it.
 
-The root helper (``roothelper.py``) performs what needs root; an agent that is root itself calls its functions. In the
-one-machine cloud a disk is a folder, and a symbolic link stands for the mount.
+The root helper (``roothelper.py``) does the parts that need root; an agent that runs as root calls that module's
+functions itself. In the one-machine cloud a disk is a folder, and a symbolic link stands for the mount.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUSY_S = 0.25  # real
 class Why(str, Enum):
     """The reason why a disk cannot be used. The function shows the value to the user."""
 
-    PROBE = "probe"  # its content cannot be determined
+    PROBE = "probe"  # the disk's content cannot be determined
     FOREIGN = "foreign"  # it holds data that is not Spotkeeper's
     MKFS = "mkfs"
     MOUNT = "mount"
@@ -34,7 +34,7 @@ class Why(str, Enum):
 
 
 class DiskError(Exception):
-    """The disk cannot be used now. The caller tries again; some causes need a person."""
+    """The disk cannot be used now. The caller tries again, but some causes last until a person acts."""
 
     def __init__(self, message: str, why: Why) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ EBS = re.compile(r"nvme-Amazon_Elastic_Block_Store_(vol[0-9a-f]{8,17})(-part[0-9
 
 
 def ebs_volume(by_id: Path) -> Path | None:
-    """Return the only attached EBS volume without partitions (a boot disk has some); None unless there is one."""
+    """Return the EBS volume without partitions (a boot disk has some); None unless exactly one is attached."""
     try:
         links = [found for entry in by_id.iterdir() if (found := EBS.match(entry.name))]
     except OSError:

@@ -1,7 +1,8 @@
 """Keeps the agent small. ``__main__.py`` imports this module before any other.
 
-``requests`` imports a library that guesses text encodings. It would take 3 MB and the agent does not need it, so this
-module makes that import fail. Glibc keeps memory that imports and templates have freed until the heap is trimmed.
+``requests`` imports a library that guesses text encodings. The agent does not need that library, and it would take 3
+MB, so this module makes its import fail. Glibc keeps the memory that imports and templates have freed, until the heap
+is trimmed (:func:`trim`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ warnings.filterwarnings("ignore", message="Unable to find acceptable character d
 
 
 def use_one_arena() -> None:
-    """Make all threads share one heap: separate heaps would keep some hundred kilobytes each."""
+    """Make all threads share one heap: each separate heap would keep some hundred kilobytes."""
     with contextlib.suppress(AttributeError):  # a C library without mallopt
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 

@@ -23,7 +23,7 @@ from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.host.disk import Disk, Why
 from spotkeeper_agent.job.jobhost import share
 
-DAMAGED = 4  # most damaged checkpoints reported per disk
+DAMAGED = 4  # maximum number of damaged checkpoints reported per disk
 TRIES = 3  # tries before a failure is reported: udev or the device may be late
 ABSENT_S = 60.0  # virtual; a device usually appears within seconds of its attachment
 ABSENT_FLOOR_S = 5.0  # real
@@ -31,15 +31,15 @@ EVERY_S = 3600.0  # steady virtual seconds between two queries
 
 
 class ReportFact(Protocol):
-    """Report a fact to the function. ``gen`` None: the newest generation known here."""
+    """Report a fact to the function. ``gen``: the generation that it is about, by default the newest one known here."""
 
     def __call__(self, kind: Kind, value: str = "0", *, gen: int | None = None, again: bool = False) -> None: ...
 
 
 class Mounting:
-    """One machine's data disk. ``number``: the mounted disk's, 0 for a static machine's own; None: no disk is mounted.
+    """One machine's data disk. ``number``: the mounted disk's number, 0 for a static machine's own, None for none.
 
-    ``newest``: the job's newest complete checkpoint on it, as far as read or written by this agent.
+    ``newest``: the newest complete checkpoint of the job that this agent knows to be on the disk.
     """
 
     def __init__(self, disk: Disk, helper: HelperThread, say: ReportFact, clock: Clock, log: Log) -> None:
@@ -55,7 +55,7 @@ class Mounting:
         self._absent_since: float | None = None  # monotonic
 
     def look(self, number: int, ckpt: Path, attached: bool) -> None:
-        """Mount the disk if it is there. ``attached``: as the cloud lists it; ``ckpt``: the job's folder on it."""
+        """Mount the disk if it is there. ``attached``: whether the cloud lists it; ``ckpt``: the job's folder on it."""
         if self.number is not None:
             return
         if not self._disk.present():
@@ -74,7 +74,7 @@ class Mounting:
         self._helper.do("mount", mount)
 
     def _absent(self, number: int, attached: bool) -> None:
-        """Report a disk that the cloud lists as attached but that does not appear. Mounting is still tried."""
+        """Report a disk that the cloud lists as attached but that does not appear. Mounting is tried again."""
         if not attached:
             self._absent_since = None
             return
@@ -84,13 +84,13 @@ class Mounting:
             self._refuse(number, Why.MISSING)
 
     def failed(self, number: int | None, why: Why | None) -> None:
-        """Count a failed try, and report it after a few; mounting is still tried. ``number`` None: the job is gone."""
+        """Count a failed try to mount; report a failure after a few. ``number`` None: this machine has left the job."""
         self._tries += 1
         if self._tries >= TRIES and number is not None:
             self._refuse(number, why or Why.MOUNT)
 
     def _refuse(self, number: int, why: Why) -> None:
-        """Report a failure, repeatedly: the function accepts it only once this machine is admitted."""
+        """Report a failure again at every try: the function accepts it only once this machine is admitted."""
         self._say(Kind.NO_DISK, f"{number}-{why.value}", again=True)
 
     def mounted(self, event: Mounted) -> None:
@@ -102,7 +102,7 @@ class Mounting:
         self.tell()
 
     def tell(self, *, again: bool = False) -> None:
-        """Report the mounted disk and its content. ATTACHED comes last, so it implies the other facts."""
+        """Report the mounted disk and its content. ATTACHED comes last, so it shows that the other facts have come."""
         if self.number is not None:
             if self.newest is not None:
                 self._say(Kind.CHECKPOINT, str(self.newest), again=again)
@@ -117,7 +117,7 @@ class Mounting:
             self._say(Kind.CHECKPOINT, str(self.newest), gen=gen)
 
     def unmount(self, over: Path | None = None) -> None:
-        """Unmount for good; :class:`Unmounted` follows. ``over``: a folder to delete first."""
+        """Unmount for good; :class:`Unmounted` follows. ``over``: a folder to delete before that."""
         disk = self._disk
 
         def unmount() -> Unmounted:
@@ -129,7 +129,7 @@ class Mounting:
         self._helper.do("unmount", unmount)
 
     def drop(self, jobs: tuple[str, ...]) -> None:
-        """Delete the folders of jobs that are over; :class:`Dropped` follows. An unmounted disk is mounted for that."""
+        """Delete the folders of jobs that are over; :class:`Dropped` follows. It mounts the disk if necessary."""
         disk = self._disk
 
         def drop() -> Dropped:
@@ -164,7 +164,7 @@ def make_job_folders(mount: Path, job: str) -> None:
 
 
 def _jobs(mount: Path) -> tuple[str, ...]:
-    """Return the jobs with checkpoints on a disk. A folder of the user's own has no ``ckpt``."""
+    """Return the jobs with checkpoints on a disk: its folders with a ``ckpt``. Folders that a user made have none."""
     try:
         return tuple(
             sorted(path.name for path in mount.iterdir() if JOB_ID.match(path.name) and (path / "ckpt").is_dir())
@@ -176,8 +176,8 @@ def _jobs(mount: Path) -> tuple[str, ...]:
 class OldJobs:
     """Old jobs with files on this static machine's disk, and when to ask whether they are over.
 
-    Only the machine that serves a job is told that it is over. A job may end while its files are here and this machine
-    serves another one. ``serving``: the current job, which is left out.
+    The function tells only the machine that serves a job that the job is over, and a job may end while its files are
+    here and this machine serves another job. ``serving``: the current job, which is never an old job.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class OldJobs:
         self._jobs.difference_update(jobs)
 
     def question(self, now: float, serving: str | None) -> tuple[str, ...]:
-        """Return the old jobs to ask about in this sync: at most 32, in rotation; mostly none."""
+        """Return the old jobs to ask about in this sync: at most 32, in rotation; none until the next query is due."""
         jobs = sorted(self._jobs - {serving})
         if not jobs or now < self._not_before:
             return ()

@@ -35,7 +35,7 @@ POINT = Path("/mnt/sk-data")
 BY_ID = Path("/dev/disk/by-id")
 DISK = re.compile(r"(google-[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?|nvme-Amazon_Elastic_Block_Store_vol[0-9a-f]{8,17})\Z")
 REQUEST_BYTES = 512
-PATIENCE_S = 5.0  # for a request, once a client has connected
+PATIENCE_S = 5.0  # longest wait for a request, once a client has connected
 
 BLANK = 2  # blkid's exit code for "nothing found"
 COMMAND_S = 300.0  # mkfs of a large disk
@@ -73,7 +73,7 @@ def mount(device: Path, point: Path) -> bool:
 
 
 def kind(device: Path) -> str | None:
-    """Return the type of the device's content; None if it is blank.
+    """Return the type of the device's content; None if the device is blank.
 
     Raises:
         RefusedError: blkid cannot determine it, which does not mean blank.
@@ -113,7 +113,7 @@ def command(why: str, *argv: str) -> None:
     """Run a program to its end.
 
     Raises:
-        RefusedError: it is missing, takes too long, or fails.
+        RefusedError: the program is missing, takes too long, or fails.
     """
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_S, check=False)
@@ -128,7 +128,7 @@ def command(why: str, *argv: str) -> None:
 
 @dataclass(frozen=True)
 class RootHelper:
-    """Serves one user, ``uid`` (and root). The root folder of a mounted disk is given to ``uid`` and ``gid``."""
+    """Serves one user, ``uid`` (and root). ``uid`` and ``gid`` become the owners of a mounted disk's root folder."""
 
     uid: int
     gid: int

@@ -41,16 +41,16 @@ def notify(*lines: str) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return the interval of the signs of life that the watchdog needs (half its limit), s; None without a watchdog."""
+    """Return the interval in seconds for signs of life to the watchdog, half its limit; None without a watchdog."""
     limit = os.environ.get("WATCHDOG_USEC", "")
     return int(limit) / 2e6 if limit.isdigit() and int(limit) > 0 else None
 
 
 def has_units() -> bool:
-    """Whether this process is the agent's unit (``templates/boot``), beside a root helper and the jobs' unit.
+    """Whether this process is the agent's systemd unit (``templates/boot``), beside a root helper and the jobs' unit.
 
-    A variable of the unit decides, not the presence of a socket: an agent that overlooked the jobs' unit would run jobs
-    as its own user.
+    A variable that the unit sets decides, not the presence of a socket: an agent that overlooked the jobs' unit would
+    run jobs as its own user.
     """
     return os.environ.get(UNITS) == "1"
 
@@ -59,7 +59,7 @@ def request_root(op: str, *, at: Path = SOCKET, **values: str) -> None:
     """Have the root helper carry out one request (``roothelper.py`` lists them).
 
     Raises:
-        RefusedError: it refused, failed, or did not answer.
+        RefusedError: the root helper refused, failed, or did not answer.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -79,7 +79,7 @@ def is_init() -> bool:
 
 
 def shutting_down() -> bool:
-    """Whether the whole machine shuts down, not only the agent restarts."""
+    """Whether the whole machine shuts down; False if only the agent restarts."""
     if not is_init():
         return True
     state = subprocess.run(["systemctl", "is-system-running"], capture_output=True, text=True, timeout=5, check=False)
