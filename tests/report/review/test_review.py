@@ -211,7 +211,7 @@ def test_a_rule_that_deletes_what_is_in_a_bucket_is_a_loss_though_the_bucket_sta
 def test_a_preview_that_was_cut_off_is_never_clear(end: dict[str, Any]) -> None:
     """Deletions come last: what the engine had said until then is no word about them."""
     found = read({"config": {}, "steps": [step("same", DISK, "data", {}, {})], **end})
-    assert judge(found, agreed=True) is Verdict.FAILED and "cut off" in comment(found)
+    assert judge(found, agreed=True) is Verdict.FAILED and "ends before its summary" in comment(found)
 
 
 def test_a_word_that_no_engine_says_today_is_shown_and_not_passed_over() -> None:
