@@ -2,8 +2,8 @@
 
 ``gce/`` and ``ec2/`` have the same file names: ``cloud.py`` the interface, ``listing.py`` the lists, ``actions.py`` the
 actions, ``api.py`` the requests, ``errors.py`` the meaning of errors, ``schema.py`` the documents, ``advice.py`` prices
-and estimates. ``base.py``, ``http_client.py`` and ``rate_limit.py`` are shared. Only the stack's
-adapter is imported; botocore, which Lambda's runtime has, with the first call.
+and estimates. ``base.py``, ``http_client.py`` and ``rate_limit.py`` are shared. Only the stack's adapter is imported.
+botocore, which is in Lambda's runtime, is imported at the first call.
 
 ====================== ======================================== =================================================
 what                   Compute Engine                           EC2
@@ -31,7 +31,8 @@ estimates, kept a day  obtainability, uptime and preemptions    placement scores
 a loss is told by      log sink, push                           EventBridge; the id is looked up, strangers are dropped
 ====================== ======================================== =================================================
 
-A disk may hold data, so its number is abandoned only on proof: it failed, or it is missing although its token is old.
-``infra/aws/rights.py`` grants exactly the IAM actions that all this needs. Both clouds run the same twelve scenarios in
-``tests/sim``; ``make ec2`` kills, freezes and misleads the function at each of their steps.
+A disk may contain data, so its number is given up only on proof: the disk failed, or it is missing although its token
+is old. ``infra/aws/rights.py`` grants exactly the IAM actions that all this needs. Both clouds run the same twelve
+scenarios in ``tests/sim``. At each step of these, ``make ec2`` kills the function, freezes it, and gives it wrong
+answers.
 """

@@ -86,12 +86,12 @@ def look(
 
 
 def known(found: Iterable[T | None]) -> tuple[T, ...]:
-    """Drop None, which stands for resources of others."""
+    """Drop None, which stands for a resource that is not the stack's."""
     return tuple(one for one in found if one is not None)
 
 
 def label_number(labels: Mapping[str, str], name: str) -> int:
-    """Return the number in a label; -1 without one."""
+    """Return the number in a label; -1 if the label is missing or no number."""
     text = labels.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
 
@@ -154,7 +154,7 @@ class Verbs(Protocol):
     def create_disk(self, action: CreateDisk, ends: float) -> Meaning: ...
 
     def attach_disk(self, action: AttachDisk, ends: float) -> Meaning:
-        """Attach to the machine with this unique id, as another machine may have its name by now."""
+        """Attach to the machine with this unique id, since another machine may have the same name by now."""
 
     def detach_disk(self, action: DetachDisk, ends: float) -> Meaning:
         """Detach without force: a forced detach lets the machine write to a disk that another one mounts."""

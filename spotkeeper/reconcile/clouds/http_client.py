@@ -43,8 +43,9 @@ class Wire:
     def call(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, left_s: float) -> Answer:
         """Make one request and return the answer.
 
-        The only retry: a kept connection that the server has closed fails before the first byte and is replaced once.
-        The request may or may not have been carried out, as after any lost answer; every call may be repeated.
+        The only retry: if a reused connection fails before the first byte, since the server has closed it, one new
+        connection is tried. The request may or may not have been carried out, as after any lost answer; every call may
+        be repeated.
         """
         ends = time.monotonic() + left_s
         with self._lock:
@@ -124,7 +125,7 @@ def split_origin(url: str, setting: str, want: str) -> SplitResult:
 
     Raises:
         ValueError: another scheme, a user before the host (``http://127.0.0.1@evil``), an invalid port, or plain http
-            to a host that is not this machine: a token must not cross an open line.
+            to a host that is not this machine: the token could be read on the way.
     """
     try:
         parts = urlsplit(url)

@@ -30,7 +30,7 @@ class TokenBucket:
         self._free_at = now() - burst / per_s  # when the next token would arrive if none were saved
 
     def take(self, patience_s: float) -> float | None:
-        """Take a token and return the seconds to wait for it; None, taking none, if longer than ``patience_s``."""
+        """Take a token and return the seconds to wait for it; above ``patience_s``, take none and return None."""
         with self._lock:
             now = self._now()
             at = max(self._free_at, now - self._burst / self._per_s) + 1.0 / self._per_s

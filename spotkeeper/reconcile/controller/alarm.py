@@ -1,4 +1,4 @@
-"""Reports to people which documents cannot be read and whether ticks succeed.
+"""Reports which documents cannot be read, and whether ticks succeed.
 
 An unreadable document causes one log line of severity ERROR per round, and its bytes go to quarantine. Each tick ends
 with one log line, which the clouds' alerts count, and a note in the bucket, which the command reads. This module

@@ -1,9 +1,9 @@
 """Deletes what an ended job leaves in the bucket, and checkpoint copies that a newer one replaced.
 
-``bury`` cleans up after a job; ``withdraw`` ends a submission that never became one. Copies that the record names stay,
-and newer ones, which may still be uploading. All others are deleted: replaced copies, interrupted uploads, and copies
-of a history that the job gave up. The lists of a copy are deleted before its parts, so no reader takes half a copy for
-a whole one.
+``bury`` cleans up after a job; ``withdraw`` ends a submission that never became a job. Copies that the record names
+stay; so do newer ones, which may still be uploading. All others are deleted: replaced copies, interrupted uploads, and
+copies of checkpoints that the job gave up. The lists of a copy are deleted before its parts, so no reader takes half a
+copy for a whole one.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def bury(store: Store, record: Record, at: float) -> None:
 
 
 def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record | None:
-    """End a submission without a record, so without a machine: create an ended record; None if another came first.
+    """End a submission that has no record, so no machine: create an ended record; None if it has one by now.
 
-    The ended record is create-only, like the submission's own. A later tick deletes the files, name and marker, since
-    a submitter may not delete files.
+    The write is create-only, like that of a submission's first record. A later tick deletes the files, name and marker,
+    since a submitter may not delete files.
     """
     nonce = uuid4().hex
     end = Record(job, str(uuid4()), name, "", at, nonce=nonce, phase=Phase.DONE, outcome=Outcome.CANCELLED, reason=why)
@@ -68,10 +68,10 @@ def about_copies(facts: Iterable[Fact]) -> bool:
 
 
 def sweep_copies(store: Store, record: Record) -> bool:
-    """Delete replaced copies of checkpoints; True once none is left.
+    """Delete replaced copies of checkpoints; True once no replaced copy is left.
 
     Raises:
-        StoreError: the bucket does not answer; the next round goes on.
+        StoreError: the bucket does not answer; the next round continues.
     """
     kept, top = {one.commit for one in record.mirror}, parse_commit(record.mirror_top) or (0, 0)
 

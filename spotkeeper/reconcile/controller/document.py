@@ -61,7 +61,7 @@ def once(ask: Callable[Concatenate[Record, P], T]) -> Callable[Concatenate[Recor
 
 
 def _same(one: Record, two: Record) -> bool:
-    """Whether both are one version: every write has its own nonce."""
+    """Whether both records are one version: every write has its own nonce."""
     return one is two or bool(one.nonce and (one.uid, one.ver, one.nonce) == (two.uid, two.ver, two.nonce))
 
 
@@ -228,9 +228,9 @@ def reply(
 ) -> SyncReply:
     """Return the answer to a sync.
 
-    ``record`` None: no job knows this machine, so its role is IDLE for a static machine of the stack, else UNKNOWN.
-    The answer includes the document if that is newer than ``sync.ver`` and the speaker belongs to the job; ``run``
-    comes with every document and goes to each standby.
+    If ``record`` is None, no job knows this machine, so its role is IDLE for a static machine of the stack, else
+    UNKNOWN. The answer includes the document if that is newer than ``sync.ver`` and the speaker belongs to the job;
+    ``run`` comes with every document and goes to each standby.
     """
     if record is None:
         what = Role.IDLE if is_static(stack, who) else Role.UNKNOWN

@@ -57,7 +57,7 @@ WHY = {
 
 
 class Accepted(Struct, frozen=True):
-    """The result of a sync. ``new``: it brought a fact that perhaps no round has read, so a round is due.
+    """The result of a sync. ``new``: it brought a fact that possibly no round has read, so a round is due.
 
     A fact is stored before its round begins. If the function dies in between, no round is due; so an agent that got no
     answer repeats its report with ``again``, and the fact counts as new again.
@@ -160,7 +160,7 @@ def _with_hello(where: SpeakerPlace | None, sync: Sync) -> Sync:
 
 
 def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
-    """Store a DROPPED report for this attempt, which releases the grant whatever the record says; whether it is new."""
+    """Store a DROPPED report for this attempt, which releases the grant in any case. Return whether it is new."""
     for fact in sync.facts:
         if fact.kind is Kind.DROPPED and fact.attempt in (None, grant.attempt):
             word = Fact(who.uid, sync.boot, grant.node, grant.attempt, 0, Kind.DROPPED, "0")
@@ -206,7 +206,7 @@ def _saving(fact: Fact, now: float) -> Entry:
 
 
 def times(value: str) -> str:
-    """Format the value of LAGS for people: ``0-163`` becomes ``1.6x the median``."""
+    """Format the value of LAGS for the ledger: ``0-163`` becomes ``1.6x the median``."""
     return f"{int(value.partition('-')[2]) / 100:.1f}x the median"
 
 
@@ -255,8 +255,8 @@ def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sy
     """Store the job's progress, if a member of the newest generation reports it.
 
     ``at`` is the function's time when this step was first reported. So a gang that makes no step (one node never came
-    up) counts as silent although its lowest member keeps reporting. A gang that uploads its output does not: its agent
-    gives up by itself if the bucket accepts nothing.
+    up) counts as silent although its lowest member keeps reporting. A gang that uploads its output never counts as
+    silent: its agent gives up by itself if the bucket accepts nothing.
     """
     progress = sync.progress
     if progress is None or where is None or where.slot is None or not where.cur or progress.gen != record.gen:

@@ -64,7 +64,7 @@ class Lease:
 
 
 def in_thread(seconds: float, work: Callable[[], object]) -> Callable[[], None]:
-    """Run ``work`` at an interval in real seconds; the returned function ends it and waits for its end."""
+    """Run ``work`` in a thread, at an interval in real seconds; the returned function ends the thread."""
     ended = threading.Event()
 
     def beat() -> None:

@@ -2,7 +2,7 @@
 
 The entries of a change are in the record's ``outbox``, written by the same compare-and-swap, and are copied to the
 ledger before the next change is written. So a crash between the two loses nothing, and a repeated copy finds the
-object there. Observations of offers in them go to ``market/`` in the same way.
+object there. Observations of offers in the entries are copied to ``market/`` in the same way.
 """
 
 from __future__ import annotations

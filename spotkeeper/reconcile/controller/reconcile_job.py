@@ -1,6 +1,6 @@
 """One round of one job: carry out the passes of ``steps.py`` against the store and the cloud.
 
-It decides nothing, not even the order of its reads. The lease only saves money; every write is conditional,
+This module decides nothing, not even the order of the reads. The lease only saves money; every write is conditional,
 so two rounds at once are merely wasteful.
 """
 
@@ -63,7 +63,7 @@ class Ended(str, Enum):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round did. ``facts``: those it has read. ``due``: when the next round is due without new reports."""
+    """What a round did. ``facts``: the facts it has read. ``due``: when the next round is due without new reports."""
 
     ended: Ended
     record: Record | None = None
@@ -92,7 +92,7 @@ class RoundOptions:
 
 @dataclass(frozen=True)
 class Prefetched:
-    """A record, and a listing of the cloud made after it was read (rule 3): a tick lists once for all jobs."""
+    """A record, and a listing of the cloud made after that read (rule 3); a tick lists once for all jobs."""
 
     record: Versioned[Record]
     listing: Listing
@@ -158,8 +158,8 @@ def _leased(
 def hand_on(store: Store, job: str, clock: Now, options: RoundOptions, covered: frozenset[Fact]) -> None:
     """Make the next round due immediately, if reports arrived too late for this one.
 
-    If another round has the lease, it checks for them when it releases the lease. ``store``: the request's own, with
-    its deadline.
+    If another round has the lease, that round checks for new reports when it releases the lease. ``store``: the
+    request's own, with its deadline.
     """
     try:
         if set(store.list_facts(job)) <= covered:
@@ -217,7 +217,7 @@ def _to_come(record: Record | None) -> int:
 
 
 def _let_in(store: Store, job: str, known: int, new: int, options: RoundOptions) -> None:
-    """Wait for the end of a burst of reports; without that every few hundred of them would cost a round."""
+    """Wait for the end of a burst of reports; otherwise every few hundred reports would cost a round."""
     for _ in range(BURST_WAITS):
         if new < BURST or options.deadline.left() < AGAIN_S:
             return
@@ -298,7 +298,7 @@ class Round:
         )
 
     def _files(self, record: Record, requests: tuple[JobRequest, ...]) -> dict[str, JobSpec]:
-        """Read the job files that requests name, by hash. An unreadable one is left out, so its request is refused."""
+        """Read the job files that requests name, by hash. An unreadable file is left out, so its request is refused."""
         out: dict[str, JobSpec] = {}
         for request in requests:
             if request.spec_sha256 is not None and request.id not in record.requests_done:
@@ -404,12 +404,12 @@ class Round:
 
 
 def _left_s(progress: Progress | None, scale: float) -> float | None:
-    """Return the work left by its steps, virtual seconds; None if their number or time is unknown."""
+    """Return the time for the job's remaining steps, virtual seconds; None if their number or time is unknown."""
     if progress is None or not progress.total_steps or progress.step_s is None:
         return None
     return max(0, progress.total_steps - progress.step) * progress.step_s * scale
 
 
 def _save_s(progress: Progress | None, scale: float) -> float | None:
-    """Return the time of a save in virtual seconds, as deadlines are; it is measured in real ones."""
+    """Convert the measured time of a save from real to virtual seconds, the unit of deadlines."""
     return None if progress is None or progress.save_s is None else progress.save_s * scale

@@ -3,13 +3,14 @@
 Rounds may run at the same time; compare-and-swap keeps this safe. A round that read the old allocation could still
 write an intent for one of its grants. So every unfinished record is first written again, changed only in version and
 nonce, which makes that round's write fail. A round that reads a record later finds the allocation unreadable or
-rebuilt. Until it is rebuilt no attempt can be added, so the result may have a grant too many, which an ordinary round
-releases, but never one too few:
+rebuilt. Until the allocation is rebuilt no attempt can be added. So the result may have a grant too many, which an
+ordinary round releases, but never a grant too few:
 
 * a live attempt is in its record;
 * any other attempt that ever had an intent is in its job's ledger, with GONE once its grant was released;
-* a machine that remains without either is listed;
-* a grant without an intent has no machine, and its number cannot be used any more (see above).
+* a machine that is in neither is in the cloud's listing;
+* a grant without an intent has no machine, and its number cannot be used any more, since every record was written
+again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The steps of a round: the order of its reads, and its passes. Pure: no I/O, no clock.
 
 ``reconcile_job.py`` carries these steps out against a store and a cloud. The exhaustive search (``tests/model``)
-carries out the same steps against a modelled world, and may stall or end a round between any two of them.
+carries out the same steps against a modelled world, and may stall or end a round between any two steps.
 
 A round reads in the order of :data:`READS`, which is a safety rule. Then it makes passes: the ``todo`` of a
 :class:`Pass` is its next effect, and the result makes the next pass::
 
-    WRITE  compare-and-swap the record       won: wrote()      lost: the round ends, another one continues
+    WRITE  compare-and-swap the record       won: wrote()      lost: the round ends, another round continues
     GRANT  compare-and-swap the allocation   granted()         lost: granted() too, with the present document
     CALL   calls from the record it read     called()
     REST   only tidying is left

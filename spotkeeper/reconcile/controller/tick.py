@@ -1,8 +1,8 @@
 """The tick: rounds of all unfinished jobs from one listing of the cloud, then the sweep for orphans.
 
 For losses a record must be read before the listing, for orphans after it (rule 3). So the records of known jobs are
-read first, then the cloud is listed once, then jobs that only a label names are read. A job without a record gets a
-create-only END record, and its ordinary end deletes its machines.
+read first, then the cloud is listed once, then the records of jobs that only a label names are read. A job without a
+record gets a create-only END record, and its ordinary end deletes its machines.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ class TickResult(Struct, frozen=True):
 def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = None) -> TickResult:
     """Run a round of every job that may have something to do, from one listing, then the sweep.
 
-    These are jobs in ``active/``, jobs with a grant, and jobs that a listed machine or disk names.
+    Such a job is in ``active/``, has a grant, or is named by a listed machine or disk.
 
     The tick ends within the deadline of ``options``, however slow bucket and cloud are. Rounds that it has no time to
-    begin are left to the next tick, which has another order; an interrupted round counts as failed and is repeated.
+    begin are left to the next tick, which begins with another job. An interrupted round counts as failed and is
+    repeated.
     """
     options = changed(options or RoundOptions(), settle_s=0.0)  # late reports start rounds of their own
     store = store.until(options.deadline)
@@ -181,7 +182,7 @@ def _orphans(store: Store, clock: Now, listing: Listing, jobs: list[str], failed
 
 
 def _tell(job: str, listing: Listing) -> None:
-    """Log an alarm for an orphaned job, once, as its record is created once. A person must judge its disks' value."""
+    """Log an alarm for an orphaned job, once, as its record is created once. A person must judge its disks."""
     disks = disks_kept(f"{disk.name} ({disk.zone})" for disk in listing.disks if disk.job == job)
     log.error(
         "ALARM: job %s has machines, disks or grants but no record: it is ended, its machines go; %s",

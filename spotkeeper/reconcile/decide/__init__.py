@@ -48,7 +48,7 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
     Grants come before the record that needs them, so that a loss and its new intent are one write.
 
     ``snapshot`` must have been read in the order of ``steps.READS`` or ``steps.TICK_READS``: the record first.
-    The new record has ``ver + 1``; its nonce is the writer's to set.
+    The new record has ``ver + 1``; the writer sets its nonce.
     """
     draft = Draft(record, snapshot)
     _decide(draft)

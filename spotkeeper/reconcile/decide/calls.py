@@ -68,7 +68,7 @@ def _superfluous(draft: Draft, index: int, attempt: int, vm: Vm) -> bool:
 
 
 def _let_go(draft: Draft, index: int, attempt: int, vm: Vm) -> Iterator[Action]:
-    """Delete a superseded machine; in a planned hand-over first wait ``free_s`` for it to unmount its disk."""
+    """Delete a superseded machine. In a planned replacement, first wait ``free_s`` until it has unmounted its disk."""
     if vm.status is VmStatus.STOPPING:
         return
     node = draft.nodes[index] if index < len(draft.nodes) else Node()
@@ -84,7 +84,7 @@ def _let_go(draft: Draft, index: int, attempt: int, vm: Vm) -> Iterator[Action]:
 
 
 def waits_for_disk(node: Node) -> bool:
-    """Whether ``cur`` took over in a planned hand-over, so that the old machine still runs and can unmount the disk."""
+    """Whether ``cur`` is a planned replacement, so that the old machine still runs and can unmount the disk."""
     cur = node.cur
     return cur is not None and admitted(cur) and (cur.cause or "").startswith(("notice", "swap"))
 
@@ -110,7 +110,7 @@ def _insert(draft: Draft, index: int, slot: Slot) -> Iterator[Action]:
 def _node_disk(draft: Draft, index: int, node: Node) -> Iterator[Action]:
     """Create the node's disk where its machine runs, and attach it when it is detached.
 
-    A machine that is listed but not running proves no capacity: a stockout also lists one for seconds.
+    A machine that is listed but not running does not prove capacity: in a stockout it is listed for seconds too.
     """
     cur = node.cur
     if cur is None or cur.machine is not None or cur.zone not in draft.queries.answered:
@@ -128,7 +128,7 @@ def _node_disk(draft: Draft, index: int, node: Node) -> Iterator[Action]:
 
 
 def _held_elsewhere(draft: Draft, index: int, node: Node) -> bool:
-    """Whether the node's disk exists in another zone, so that a blank one here would be mistaken for it."""
+    """Whether the node's disk exists in another zone, so that a blank disk here would be mistaken for that disk."""
     return bool(draft.queries.disks.get((index, node.disk)))
 
 

@@ -1,7 +1,7 @@
 """The draft of a record that one pass changes, with the changes that several steps share.
 
 A draft is made from a record and a snapshot, is mutated locally, and ends as a :class:`Decision`. Every change of a
-slot goes through it, so that counters rise in one place.
+slot goes through the draft, so that counters rise in one place.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ KEPT_LOSSES = 32  # number of loss times that the record keeps for select()
 class Decision:
     """The result of one pass: at most one of a new allocation, a new record, or calls.
 
-    ``noted``: ledger entries that are true whether or not the allocation is written, and are written before it; those
-    of a record change are in its ``outbox``. ``stale``: facts that may be deleted. ``due``: when time alone would
+    ``noted``: ledger entries that are written before the allocation, since they are true even if that write fails;
+    entries of a new record are in its ``outbox``. ``stale``: facts that may be deleted. ``due``: when time alone would
     change the decision, virtual unix seconds.
     """
 
@@ -81,7 +81,7 @@ class Draft:
 
     @cached_property
     def kinds(self) -> Counter[str]:
-        """Return how many nodes have each machine type, as of the first call; empty if the stack has only one type."""
+        """Count the nodes with each machine type at the first call; empty if the stack has only one type."""
         types = self.types
         if len(set(types.values())) < 2:
             return Counter()
@@ -221,7 +221,7 @@ class Draft:
         self.log(Event.PROMOTED, f"r{index}.a{slot.attempt}", node=index, slot=slot, cause=cause)
 
     def end(self, outcome: Outcome, reason: str, node: int | None = None) -> None:
-        """End the job and supersede all its machines in the same write. ``node``: the one that caused the end."""
+        """End the job and supersede all its machines in the same write. ``node``: the node that caused the end."""
         nodes = tuple(replace(node, cur=None, next=None, replace_reason=None, copy=None) for node in self.nodes)
         self.set(
             phase=Phase.END,
@@ -237,7 +237,7 @@ class Draft:
         self.log(Event.END, "job", node=node, cause=outcome.value, detail=reason)
 
     def fail(self, reason: str, node: int | None = None) -> None:
-        """Hold a job whose own code failed, for ``hold_days``; without these, end it."""
+        """Hold a job whose own code failed, for ``hold_days``; if its file has none, end it."""
         spec = self.snapshot.spec
         days = spec.hold_days if spec is not None else HOLD_DAYS
         if days:
@@ -256,7 +256,7 @@ class Draft:
     ) -> None:
         """Hold the job: give up its machines, keep its disks.
 
-        ``until``: when it tries again; ``ends``: when the job ends; both virtual unix seconds.
+        ``until``: when the hold ends by itself; ``ends``: when the job ends; both virtual unix seconds.
         """
         nodes = tuple(
             replace(each, cur=None, next=None, replace_reason=None, refused=(), vacant_since=self.now)
@@ -281,7 +281,7 @@ class Draft:
         self.log(Event.HOLD, f"v{self.record.ver + 1}", node=node, cause=why.value, detail=reason)
 
     def release(self, cause: str, detail: str = "") -> None:
-        """End a hold and run again. ``cause``: of the next attempts and their generation."""
+        """End a hold and run again. ``cause``: the cause of the next attempts and their generation."""
         budget = self.record.budget
         if self.record.hold is Hold.FAILURE:
             budget = replace(budget, crashes=0, crashed_gen=-1)
@@ -311,7 +311,7 @@ class Draft:
             self.fall_back("too many losses" if short < rules.short_lives else "lives too short", told)
 
     def fall_back(self, cause: str, told: str = "") -> None:
-        """Start an on-demand fallback, unless one is active. ``told``: its reason, for people."""
+        """Start an on-demand fallback, unless one is active. ``told``: its reason as a text for the ledger."""
         if self.record.fallback_until > self.now:
             return
         until = self.now + self.times.fallback.on_demand_s

@@ -60,7 +60,7 @@ class Ec2Verbs:
         self._volumes: dict[tuple[str, str], tuple[str, ...]] = {}  # (name, zone) -> ids, as last seen
 
     def remember(self, volumes: Iterable[VolumeIn]) -> None:
-        """Remember ids of listed volumes by name, as another lookup by the tag ``Name`` costs a call."""
+        """Remember the ids of listed volumes by name, since each lookup by the tag ``Name`` costs a call."""
         found: dict[tuple[str, str], tuple[str, ...]] = {}
         for item in volumes:
             name = next((tag.value for tag in item.tags if tag.key == schema.NAME), "")
@@ -70,7 +70,7 @@ class Ec2Verbs:
         self._volumes = found
 
     def insert_vm(self, action: InsertVm, ends: float) -> Meaning:
-        """Launch a machine, once however often requested: a dead machine in the answer shows a used-up token."""
+        """Launch a machine once, however often requested. If EC2 answers with a dead machine, the token is used up."""
         pool = self._stack.pool(action.pool)
         if pool is None or not pool.templates.get(action.model.value):
             return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.value} template"
@@ -118,7 +118,7 @@ class Ec2Verbs:
         return self._created(codec.convert(answer, VolumeIn), ends)
 
     def _created(self, made: VolumeIn, ends: float) -> Meaning:
-        """Return a created disk's meaning. Its number is abandoned only on proof, as the disk may hold data."""
+        """Return the meaning of a disk's creation. The disk may contain data, so only proof gives up its number."""
         if self._is_old(made.create_time):
             try:
                 found = codec.convert(

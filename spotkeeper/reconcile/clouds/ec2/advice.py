@@ -66,7 +66,7 @@ def question(pool: PoolState, now: float) -> dict[str, object]:
 
 
 def price_runs(answer: Mapping[str, object], zones: frozenset[str]) -> tuple[PriceRun, ...] | None:
-    """Return an answer's prices in these zones, by time; None if it has none."""
+    """Return an answer's prices in these zones, by time; None if the answer has none."""
     try:
         told = codec.convert(answer, History).spot_price_history
     except msgspec.ValidationError:
@@ -76,7 +76,7 @@ def price_runs(answer: Mapping[str, object], zones: frozenset[str]) -> tuple[Pri
 
 
 def score_question(pool: PoolState, region: str) -> dict[str, object]:
-    """Return the request for placement scores of the whole pool in one zone; constant, as EC2 limits new requests."""
+    """Return the request for the whole pool's score in one zone. It never varies, as EC2 limits different ones."""
     return {
         "InstanceTypes": [pool.machine_type],
         "TargetCapacity": max(1, pool.max_machines),

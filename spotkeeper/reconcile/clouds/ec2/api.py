@@ -1,10 +1,10 @@
 """A client of EC2's API: botocore writes and reads the calls by EC2's model, ``Wire`` sends them.
 
-Lambda's runtime has boto3, so nothing is bundled. :meth:`Api.open` imports it and reads EC2's model: 0.2 s here,
-seconds in a cold function with a share of a core, so no call's deadline may include it. botocore's retries and time
-limits are not used: it retries ``InsufficientInstanceCapacity`` because that is an HTTP 500, and its limits are between
-bytes, so a slow server could hold a call for ever. Here each call is made once and ends by its deadline, as Lambda
-freezes open sockets.
+Lambda's runtime has boto3, so nothing is bundled. :meth:`Api.open` imports it and reads EC2's model, outside of any
+call's deadline: in a cold function with a share of a core this takes seconds. botocore's retries and time limits are
+not used. It retries ``InsufficientInstanceCapacity`` because that is an HTTP 500, and its limits apply to each read, so
+a slow server could block a call for ever. Here each call is made once and ends by its deadline, as Lambda freezes open
+sockets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Api:
 
     Args:
         region: such as ``us-east-1``.
-        endpoint: root of the API; None: as ``AWS_ENDPOINT_URL_EC2`` or ``AWS_ENDPOINT_URL`` say, else AWS's own.
+        endpoint: root of the API; None means ``AWS_ENDPOINT_URL_EC2``, ``AWS_ENDPOINT_URL`` or AWS's own, in this
+        order.
     """
 
     def __init__(self, region: str, endpoint: str | None = None) -> None:
@@ -61,8 +62,8 @@ class Api:
         """Make one request, without retries; ``operation`` is botocore's name, such as ``run_instances``.
 
         Raises:
-            Ec2RefusedError: EC2's error, or a request that its model refuses.
-            NoAnswerError: no complete answer in time; it may or may not have been carried out.
+            Ec2RefusedError: EC2's error, or a request that does not fit EC2's model.
+            NoAnswerError: no complete answer in time; the call may or may not have been carried out.
             ValueError: the endpoint is plain http to another machine.
         """
         from botocore import exceptions

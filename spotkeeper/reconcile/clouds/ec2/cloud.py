@@ -1,7 +1,7 @@
 """The adapter of EC2 to ``contract.cloud.Cloud``: one listing, and one call per action.
 
-A resource is the stack's by tag *and* name (the tag ``Name``). EC2 lists a terminated machine for an hour, which counts
-as gone. ``listing.py`` has the lists, ``actions.py`` the actions.
+A resource is the stack's if its tag *and* its name (the tag ``Name``) say so. EC2 lists a terminated machine for an
+hour; such a machine counts as gone. ``listing.py`` has the lists, ``actions.py`` the actions.
 
 Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (every request is checked against botocore's model in
 the tests); error classes: ``errors.py``; IAM actions: ``api.py``.
@@ -93,8 +93,8 @@ class Ec2:
     def _missed(self, seen: set[str], ends: float) -> builtins.list[InstanceIn]:
         """Look up by id the machines of the last listing that are missing in this one.
 
-        A machine that ended stays listed as terminated, so an absence is mostly a stale answer (listings are eventually
-        consistent), which would be taken for a loss.
+        A machine that ended stays listed as terminated, so a missing machine mostly means a stale answer (listings are
+        eventually consistent). It must not count as a loss.
         """
         absent = sorted(self._alive - seen)
         items: builtins.list[InstanceIn] = []
@@ -165,7 +165,7 @@ def open_ec2(stack: StackState, clock: Clock, endpoint: str | None = None) -> Ec
     """Return the stack's cloud, called with this process's identity.
 
     Args:
-        endpoint: root of the EC2 API; None: as the environment says (``AWS_ENDPOINT_URL``), else AWS's.
+        endpoint: root of the EC2 API; None means the environment's (``AWS_ENDPOINT_URL``), otherwise AWS's.
     """
     named = endpoint or os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL") or ""
     api = Api(stack.region, endpoint)

@@ -1,4 +1,4 @@
-"""Classify EC2's refusals by error code; the HTTP status decides last, since missing capacity is a 500.
+"""Classify EC2's refusals by error code. The status decides only for unknown codes: no capacity is a 500 too.
 
 Source: AWS, "Error codes for the Amazon EC2 API".
 """

@@ -1,4 +1,4 @@
-"""EC2's lists: complete or failed, and zone by zone if the region's list fails."""
+"""EC2's lists. A list is complete or fails; if the region's list fails, each zone is listed by itself."""
 
 from __future__ import annotations
 

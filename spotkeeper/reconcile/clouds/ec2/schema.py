@@ -135,7 +135,7 @@ class Snapshots(Part, frozen=True):
 
 
 def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return the request for one machine. A field that differs from the template is given whole: EC2 merges nothing.
+    """Return the request for one machine. A field that differs from the template is complete, as EC2 merges nothing.
 
     Raises:
         KeyError: the pool has no template of this model.
@@ -215,7 +215,7 @@ def tagged(kind: str, tags: Mapping[str, str]) -> dict[str, object]:
 
 
 def by_tag(stack: str, **more: str) -> list[dict[str, object]]:
-    """Return filters for the stack's resources, and ``more`` of EC2's by name (``Name`` is the tag)."""
+    """Return filters for the stack's resources, with ``more`` filters by EC2's names (``Name`` means the tag)."""
     found: list[dict[str, object]] = [{"Name": f"tag:{names.LABEL_STACK}", "Values": [stack]}]
     for name, value in more.items():
         key = f"tag:{NAME}" if name == NAME else name.replace("_", "-")
@@ -229,7 +229,7 @@ def by_tag(stack: str, **more: str) -> list[dict[str, object]]:
 def to_vm(
     item: InstanceIn, stack: str, addresses: Addresses, disks: tuple[str, ...] = (), ended: bool = False
 ) -> Vm | None:
-    """Return a listed machine; None if it is not the stack's by tag and name, or is gone. No job: a static machine.
+    """Return a listed machine; None if it is not the stack's by tag and name, or is gone. A static one has no job.
 
     ``disks`` names its attached disks. ``ended`` includes a terminated machine.
     """
@@ -265,9 +265,9 @@ def to_vm(
 
 
 def to_ran(item: InstanceIn, stack: str) -> MachineTimes | None:
-    """Return when an ended machine of the stack ran, to the second.
+    """Return the start and end, to the second, of a machine of the stack that has ended.
 
-    EC2 reports when the shutdown began, which is where its bill ends: "User initiated (...)" after a call, "Service
+    EC2 reports when the shutdown began, and bills until then: "User initiated (...)" after a call, "Service
     initiated (...)" after an interruption. It may also report nothing.
     """
     name = item.labels.get(NAME, "")
@@ -279,9 +279,9 @@ def to_ran(item: InstanceIn, stack: str) -> MachineTimes | None:
 
 
 def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | None:
-    """Return a node's data disk; None for others, as boot volumes and static machines' have the stack's tag too.
+    """Return a node's data disk; None for boot volumes and static machines' disks, which have the tag too.
 
-    ``names_of``: machine names by id. The holder of a disk that is not among them is given by its id.
+    ``names_of``: machine names by id. For a disk attached to any other machine the result has the machine's id.
     """
     owned = _owned(item.tags, stack)
     if owned is None or item.state not in THERE:
@@ -294,7 +294,7 @@ def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | N
 
 
 def to_snapshots(items: Iterable[SnapshotIn], stack: str) -> tuple[DiskSnapshot, ...]:
-    """Return the oldest snapshot of each name; without idempotency tokens, two rounds may have made one each."""
+    """Return the oldest snapshot of each name: without idempotency tokens, two rounds may each have made one."""
     first: dict[tuple[str, int, int], SnapshotIn] = {}
     for item in sorted(items, key=lambda one: one.age):
         owned = _owned(item.tags, stack)

@@ -35,7 +35,7 @@ GONE = Answer(404, b'{"error":{"code":404,"message":"The machine is gone","error
 
 
 class GceVerbs:
-    """The implementation of :class:`~.base.Verbs`; ``asked`` keeps creations by idempotency key, to name failures."""
+    """The implementation of :class:`~.base.Verbs`; ``asked`` maps idempotency keys to creations."""
 
     def __init__(self, stack: StackState, api: Api) -> None:
         self._stack = stack
@@ -112,7 +112,7 @@ class GceVerbs:
         return self._delete(f"global/snapshots/{action.name}", ends)
 
     def _remember(self, key: str, action: InsertVm | CreateDisk) -> None:
-        """Remember the action, since an operation that fails later does not name its pool and model."""
+        """Remember the action: if its operation fails later, the operation does not name the pool and the model."""
         self.asked[key] = action
         while len(self.asked) > REMEMBERED:
             self.asked.popitem(last=False)
@@ -128,7 +128,7 @@ class GceVerbs:
         return kind, detail
 
     def _replayed(self, path: str, name: str, answer: Answer, ends: float) -> str:
-        """Return why the key is used up, or "". A repeated key returns the old operation of a deleted resource."""
+        """Return why the key is used up, or "": a repeated key may return the operation of a resource deleted since."""
         operation = _operation(answer)
         if operation is None or operation.status != "DONE":
             return ""
@@ -143,8 +143,8 @@ class GceVerbs:
     def _other(self, path: str, uid: str, ends: float) -> Answer | None:
         """Return None if the machine at this path has this unique id; else the answer that says it has not.
 
-        IAM conditions test names, which a path with a number does not have: so the id is compared and the call uses the
-        name. Attempts are never reused, so no other machine takes the name in between.
+        IAM conditions test names, so a call must use the name, not the numeric id. The id is compared before. Attempts
+        are never reused, so no other machine takes the name in between.
         """
         found = self._call("GET", path, ends, {"fields": "id"})
         if found.status != 200:

@@ -2,7 +2,7 @@
 
 A value that the cloud does not give is unknown, never zero; no answer in time, a refusal (403, 404, 429) or a malformed
 answer is unknown too. ``select/market.py`` keeps the answers and asks again after an hour at the earliest. Shapes:
-compute v1 discovery document (prices are a region's; there are none of custom types, nor of N1 with accelerators).
+compute v1 discovery document (prices are per region; custom types and N1 with accelerators have none).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def capacity_question(pool: PoolState, zone: str) -> dict[str, object]:
 
 
 def obtainable(body: bytes, zone: str) -> Guess | None:
-    """Return an answer's scores for this zone; None if it has none."""
+    """Return an answer's scores for this zone; None if the answer has none."""
     try:
         told = codec.decode(body, Advised).recommendations[:1]
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -124,7 +124,7 @@ def obtainable(body: bytes, zone: str) -> Guess | None:
 
 
 def kept(body: bytes) -> Guess | None:
-    """Return the surviving share over the newest days of an answer; None if it has no days."""
+    """Return the surviving share over the newest days of an answer; None if the answer has no days."""
     try:
         told = codec.decode(body, History).preemption_history
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -142,7 +142,7 @@ def together(capacity: Guess | None, history: Guess | None) -> Guess | None:
 
 
 def price_runs(body: bytes) -> tuple[PriceRun, ...] | None:
-    """Return an answer's prices by time; None if it has none in dollars."""
+    """Return an answer's prices by time; None if the answer has none in dollars."""
     try:
         records = codec.decode(body, History).price_history
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -227,7 +227,7 @@ class Hints:
         return found if found is not None and supported(found.machine_type) else None
 
     def _ask(self, method: str, question: dict[str, object], ends: float, what: str) -> bytes | None:
-        """Return the answer of the API version that answered before, else of the first that does."""
+        """Ask the API version that answered before, otherwise each version until one answers."""
         known = self._answering.get(method)
         for version in (known,) if known else VERSIONS:
             left = ends - time.monotonic()

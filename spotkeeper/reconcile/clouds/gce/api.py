@@ -45,7 +45,7 @@ class Token(Protocol):
 
 @dataclass(frozen=True)
 class GivenToken:
-    """A fixed token, the operator's for a one-machine cloud."""
+    """A fixed token: the operator's, for a one-machine cloud."""
 
     value: str = field(repr=False)
 
@@ -132,7 +132,7 @@ class Api:
         """Make one request; ``path`` is relative to the endpoint (``projects/...``).
 
         Raises:
-            NoAnswerError: see there.
+            NoAnswerError: no complete answer in time; the call may or may not have been carried out.
         """
         started = time.monotonic()
         headers = {"Accept": "application/json"}

@@ -1,7 +1,8 @@
 """The adapter of Compute Engine to ``contract.cloud.Cloud``: one listing, and one call per action.
 
-A resource is the stack's by label *and* name. No call waits for an operation: the next listing finds its failure by
-the idempotency key. ``listing.py`` has the lists, ``advice.py`` prices and estimates, ``actions.py`` the actions.
+A resource is the stack's if its label *and* its name say so. No call waits for an operation: the next listing finds its
+failure by the idempotency key. ``listing.py`` has the lists, ``advice.py`` prices and estimates, ``actions.py`` the
+actions.
 
 Sources: https://cloud.google.com/compute/docs/reference/rest/v1 (bodies are checked against the discovery
 document in the tests); error classes: ``errors.py``.
@@ -119,7 +120,7 @@ def open_gce(stack: StackState, clock: Clock, endpoint: str | None = None, token
     Args:
         endpoint: root of the Compute API; None means Google's. Plain http is allowed for loopback only,
             and gets this machine's token only if ``GCE_METADATA_HOST`` is set.
-        token: the operator's, of a cloud on this machine.
+        token: the operator's, for a one-machine cloud.
     """
     root = endpoint or DEFAULT_ENDPOINT
     own = root.startswith("https://") or "GCE_METADATA_HOST" in os.environ

@@ -21,7 +21,7 @@ class ErrorInfo(Struct, frozen=True, rename="camel"):
 
 
 class ErrorDetail(Struct, frozen=True, rename="camel"):
-    """An entry of ``errorDetails`` (operations) or ``details`` (REST; ``reason`` lies at the top there)."""
+    """An entry of ``errorDetails`` (operations; sets ``error_info``) or of ``details`` (REST; sets ``reason``)."""
 
     reason: str = ""
     error_info: ErrorInfo = ErrorInfo()

@@ -1,4 +1,4 @@
-"""Compute Engine's lists: complete or failed, and zone by zone if the list of all zones fails.
+"""Compute Engine's lists. A list is complete or fails; if the list of all zones fails, each zone is listed by itself.
 
 A list requests only the fields that are read: an instance is 4 KB of JSON, of which a tenth is read, and a listing of
 10,000 would be 40 MB. Grammar: Google's, for partial responses (``items/*/instances(name,disks(source))``).

@@ -125,7 +125,7 @@ class WarningIn(Part, frozen=True):
 
 
 class Scope(Part, Generic[T], frozen=True):
-    """One zone's part of an aggregated list, with only one of its kinds of items."""
+    """One zone's part of an aggregated list; only one of its kinds of items is in an answer."""
 
     instances: tuple[T, ...] = ()
     disks: tuple[T, ...] = ()
@@ -180,7 +180,7 @@ def disk_body(stack: StackState, pool: PoolState, action: CreateDisk) -> dict[st
 
 
 def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
-    """Return a listed machine; None if it is not the stack's by label and name. No job: a static machine."""
+    """Return a listed machine; None if it is not the stack's by label and name. A static one has no job."""
     job = item.labels.get(names.LABEL_JOB, "")
     node, attempt = label_number(item.labels, names.LABEL_NODE), label_number(item.labels, names.LABEL_ATTEMPT)
     if job and item.name != names.vm_name(stack, job, node, attempt):
@@ -225,7 +225,7 @@ def _end(item: InstanceIn) -> float | None:
 
 
 def to_disk(item: DiskIn, stack: str) -> Disk | None:
-    """Return a node's data disk; None for others, as boot disks and static machines' have the stack's label too."""
+    """Return a node's data disk; None for boot disks and static machines' disks, which have the label too."""
     owned = names.parse_disk_name(item.name)
     if owned is None or owned.stack != stack or item.labels.get(names.LABEL_JOB) != owned.job:
         return None

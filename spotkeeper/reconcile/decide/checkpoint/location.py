@@ -1,9 +1,10 @@
 """Tells where the newest checkpoint is, and therefore on which machines nodes may train and when a gang may begin.
 
-A node's checkpoints are at its *home*: its own disk, or that of the static machine on which it was last a member. With
-replicated state, one node at home with the newest checkpoint lets the others train anywhere. Without one, the node
-whose home has it waits for that home, however cheap other machines are: no gang silently continues from an older
-checkpoint. A copy of that checkpoint in the bucket frees all nodes, since any machine can fetch it (``mirrors``).
+A node's checkpoints are at its *home*: its own disk, or the disk of the static machine on which it was last a member.
+With replicated state, one node at home with the newest checkpoint lets the others train anywhere. If no such node is at
+home, the node whose home has that checkpoint waits for its home, however cheap other machines are: no gang silently
+continues from an older checkpoint. A copy of that checkpoint in the bucket frees all nodes, since any machine can fetch
+it (``mirrors``).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def committed(draft: Draft) -> Commit | None:
 
 
 def given_up(draft: Draft) -> bool:
-    """Whether the job may go on without the newest commit: a user said so, or every copy is damaged or lost."""
+    """Whether the job may go on without the newest commit: a user allowed it, or every copy is damaged or lost."""
     commit = newest(draft)
     return commit is not None and commit <= (parse_commit(draft.record.given_up) or (0, 0))
 
@@ -51,8 +52,8 @@ def text(commit: Commit) -> str:
 def costs_nothing(draft: Draft) -> bool:
     """Whether a stop that no user requested, to save money or to grow, loses no work.
 
-    A script that has never saved would start from the beginning. One that has done its last step runs what follows its
-    loop (an evaluation, an export), which each stop would restart, so that it might never end.
+    A script that has never saved would start from the beginning. A script that has done its last step runs what follows
+    its loop (an evaluation, an export). Each stop would restart that, so that it might never end.
     """
     if newest(draft) is None:
         return False
@@ -74,9 +75,9 @@ def attached(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:
 def has_newest(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether the newest commit is certainly on this machine's disk.
 
-    It was there when the generation began, or the generation has committed since, on every member's disk. A disk that
-    was attached late has an older commit until the next generation commits. A save may have failed on this machine
-    alone, so its report at the end of the generation takes precedence.
+    The commit was there when the generation began, or the generation has committed since, on every member's disk. A
+    disk that was attached late has an older commit until the next generation commits. The machine's own report at the
+    end of the generation takes precedence, as a save may have failed on this machine alone.
     """
     if not slot.disk or any(
         draft.queries.said(index, slot, kind, draft.record.gen) for kind in (Kind.FULL, Kind.UNSAVED)
@@ -92,12 +93,12 @@ def has_newest(draft: Draft, index: int, slot: Slot) -> bool:
 
 
 def behind(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether these nodes would begin without the newest commit, although it was not given up."""
+    """Whether these nodes would begin without the newest commit, although nobody gave it up."""
     return not given_up(draft) and lacks(draft, ready)
 
 
 def lacks(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether none of these nodes has the newest commit, as far as known: true until disks are mounted.
+    """Whether none of these nodes is known to have the newest commit: true until disks are mounted.
 
     With sharded state every node trains only at its home with its part, so one node with the newest commit suffices.
     """
@@ -119,7 +120,7 @@ def lacking(draft: Draft) -> bool:
 
 
 def ruined(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether every copy of the newest commit is damaged: each node whose home has it is there and reports damage.
+    """Whether every copy of the newest commit is damaged: each node whose home has it is at home and reports damage.
 
     With sharded state one damaged part suffices, since the others are useless without it.
     """
@@ -139,7 +140,7 @@ def ruined(draft: Draft, ready: Iterable[int]) -> bool:
 
 
 def gone(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether the newest commit is lost: each node whose home had it is there and lacks it, or the disk is deleted.
+    """Whether the newest commit is lost: each node whose home had it is at home and lacks it, or has no home left.
 
     With sharded state one blank disk suffices, since the other parts are useless without it.
     """
@@ -214,9 +215,10 @@ def may_take(draft: Draft, index: int, machine: str | None) -> bool:
 
 
 def may_follow(draft: Draft, index: int, machine: str | None) -> bool:
-    """Whether a successor of this node's machine may train on that static machine (None: on the node's own disk).
+    """Whether this node's replacement may train on that static machine (None: on the node's own disk).
 
-    The predecessor may still save after this check, so another member must be at home: it will have the same commit.
+    The present machine may still save after this check, so another member must be at home: that member will have the
+    same commit.
     """
     node = draft.nodes[index]
     if not may_take(draft, index, machine):
@@ -250,13 +252,13 @@ def _keeps(node: Node, commit: Commit) -> bool:
 
 
 def _at_home(node: Node) -> bool:
-    """Whether a node's machine and successor are at its home; for a vacant node, whether that is its own disk."""
+    """Whether a node's machine and replacement are at its home; for a vacant node, whether its home is its own disk."""
     slots = [slot for slot in (node.cur, node.next) if slot is not None]
     return all(slot.machine == node.machine for slot in slots) if slots else node.machine is None
 
 
 def _on(node: Node, nodes: set[str]) -> bool:
-    """Whether a node has a machine, and it and its successor are among these static machines."""
+    """Whether a node has a machine, and this and its replacement are among these static machines."""
     slots = [slot for slot in (node.cur, node.next) if slot is not None]
     return bool(slots) and all(slot.machine in nodes for slot in slots)
 
@@ -269,7 +271,7 @@ def only(draft: Draft, index: int) -> str:
 
 
 def sharded(draft: Draft) -> bool:
-    """Whether a checkpoint consists of all nodes' parts; otherwise each node that writes has all of it.
+    """Whether a checkpoint consists of all nodes' parts; otherwise each node that writes has a whole checkpoint.
 
     The files of a script that saves by itself count as parts, since it is unknown which nodes have which.
     """

@@ -2,8 +2,8 @@
 
 The record learns of a complete copy by a machine's report; no decision lists the bucket. The order is disk, peer,
 bucket: a copy is fetched only if no machine of the next generation has what the job continues from. A copy that is
-damaged or gone is dropped, and the next older one counts. Nodes need not wait for a home whose checkpoint the bucket
-has (``location``).
+damaged or gone is dropped, and the next older one counts. Nodes need not wait for a home if the bucket has a copy of
+its checkpoint (``location``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST = 10  # the largest `keep` that a job file may set
 
 
 def step(draft: Draft) -> None:
-    """Record the copies that machines report, and the newest checkpoint on a disk, which may be newer."""
+    """Record the copies that machines report, and the newest checkpoint on a disk, which may be newer than any copy."""
     spec, held = draft.snapshot.spec, draft.queries.newest_reported
     known = max(parse_commit(draft.record.told) or (0, 0), location.committed(draft) or (0, 0))
     if spec is not None and spec.checkpoint.mirror and held and held > known:
@@ -31,7 +31,7 @@ def step(draft: Draft) -> None:
 
 
 def _made(draft: Draft, fact: Fact) -> None:
-    """Add a reported copy, if it is newer than all before and than the commit given up, since uploads may end late."""
+    """Add a reported copy if it is newer than all known copies and the commit given up: uploads may end late."""
     commit, record = parse_commit(fact.value), draft.record
     known = max(parse_commit(record.mirror_top) or (0, 0), parse_commit(record.given_up) or (0, 0))
     if commit is None or commit <= known:

@@ -6,13 +6,14 @@ success, crash, hang, roll call · ``resize.py`` the number of nodes · ``zone_m
 
 **A hang.** An agent says HUNG when a step takes ``hang.factor`` times the median and at least ``hang.floor_min``, or,
 outside the loop, when no process used the processor for ``hang.idle_min``. The function then calls the roll with the
-cause ``hang`` (``Generation.stacks``): every agent has its workers' stacks written and answers STACKS. Only when all
-have answered, or the roll call's time is over, is it a crash on the crash budget, so the stacks exist before the
-processes end. A busy process (``run.untimed()``, work outside the loop, changing calls) says so and clears the hang
-for two minutes. The function has no clock for hangs, since only the machine knows what the job does.
+cause ``hang`` (``Generation.stacks``): every agent has its workers' stacks written and answers STACKS. The hang counts
+as a crash (on the crash budget) only when all have answered or the roll call's time is over, so the stacks are written
+before the processes end. A busy process (in ``run.untimed()``, outside the loop, or with changing stacks) reports this,
+which clears the hang for two minutes. The function has no clock for hangs, since only the machine knows what the job
+does.
 
-**Leaving a zone for its price.** A gang that trains asks ``select()`` about all zones and probes those that pay. A job
-probes a zone once in half an hour, with at most half of its launch limit. A move whose disks do not follow within an
-hour, or that the cloud refuses to copy, ends at home; each further try comes later. A gang stays ten times as long as
-its last move took, so swinging prices cost at most a tenth of its time.
+**Leaving a zone for its price.** A gang that trains asks ``select()`` about all zones and probes zones where a move
+would save money. A job probes a zone once in half an hour, with at most half of its launch limit. A move is cancelled
+if the disks' copies are not ready within an hour or the cloud refuses them; the wait before the next try grows. A gang
+stays in a zone ten times as long as its last move took, so changing prices cost at most a tenth of its time.
 """

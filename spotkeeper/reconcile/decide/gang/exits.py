@@ -76,7 +76,7 @@ def _failed(draft: Draft, codes: dict[int, int]) -> None:
 def _going(draft: Draft) -> str:
     """Return "notice" if a member is under notice, "loss" if one is stopping without a notice, otherwise "".
 
-    It reads facts and the listing, since the record may not have the notice yet.
+    This reads facts and the listing, since the record may not have the notice yet.
     """
     queries = draft.queries
     going = [(i, slot) for i, slot in draft.members() if slot.notice is not None or queries.notice(i, slot) is not None]
@@ -91,7 +91,7 @@ def call(draft: Draft, cause: str, detail: str = "", exits: bool = False) -> Non
 
 
 def answered(draft: Draft, index: int, slot: Slot, roll: Roll) -> bool:
-    """Whether a member answered this roll call or a later one. An old answer would keep a hung machine for ever."""
+    """Whether a member answered this roll call or a later one. An answer to an older one would keep a hung machine."""
     return any(
         fact.value.isdigit() and int(fact.value) >= roll.ver for fact in draft.queries.said(index, slot, Kind.HERE)
     )
@@ -140,8 +140,8 @@ def _crash(draft: Draft, node: int | None, why: str, cause: str = "crash") -> No
 def _worst(draft: Draft, codes: dict[int, int]) -> list[tuple[int, int]]:
     """Return the failed nodes with their exit codes, the likeliest cause first.
 
-    That is the earliest failure that did not follow a peer's. Without a report (the launcher was killed too, or an
-    older agent) the exit code decides: a lost peer makes a process exit with 1.
+    The likeliest cause is the earliest failure that did not follow another process's. If no report says so (the
+    launcher was killed too, or the agent is older), the exit code decides: a lost peer makes a process exit with 1.
     """
 
     def order(node: int, code: int) -> tuple[int, int, int, int]:
@@ -185,7 +185,7 @@ def _quiet(draft: Draft) -> None:
 
 
 def hung(draft: Draft) -> Hung | None:
-    """Return the newest report of a hang in this generation; None without one, or if a later step was reported."""
+    """Return the newest report of a hang in this generation; None if none exists or a later step was reported."""
     record, progress = draft.record, draft.snapshot.progress
     beyond = progress.step if progress is not None and progress.gen == record.gen else 0
     found = [
@@ -223,7 +223,7 @@ def _answer(draft: Draft, index: int, roll: Roll) -> StacksAnswer | None:
 
 
 def _verdict(draft: Draft, reported: Hung, answers: dict[int, StacksAnswer]) -> tuple[int | None, str]:
-    """Return the node that hangs (None if it cannot be told from its victims), and the reason for people."""
+    """Return the node that hangs (None if unclear, as its peers wait for it), and the reason as a text."""
     record = draft.record
     since = f"no step after {reported.step} for {max(0.0, draft.now - reported.since):.0f} s"
     bad = sorted(index for index, answer in answers.items() if answer.word in _BAD)

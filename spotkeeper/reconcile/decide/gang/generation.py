@@ -1,7 +1,7 @@
 """Publishes the next generation: one write makes all nodes members, once each is admitted and has the disk it needs.
 
 With replicated state a member may train without its disk if another member has the newest commit on an attached disk.
-A gang with sharded state waits for all disks, and so does one in which no member has the newest commit.
+A gang with sharded state waits for all disks, and so does a gang in which no member has the newest commit.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _begin(draft: Draft, ready: list[int]) -> None:
 
 
 def _ready(draft: Draft, index: int, node: Node) -> bool:
-    """Whether a node's machine is admitted, exists, and has no notice or one whose deadline is over."""
+    """Whether a node's machine is admitted, exists, and has no notice or a notice whose deadline is over."""
     if node.cur is None or not admitted(node.cur):
         return False
     doomed = node.cur.notice is not None and draft.now < node.cur.notice + draft.times.stop_s
@@ -77,7 +77,7 @@ def _smaller(draft: Draft, ready: list[int]) -> bool:
 
 
 def _grow(draft: Draft) -> None:
-    """Stop the generation to admit nodes that it left out, once all of them that have a machine are ready."""
+    """Stop the generation to admit nodes that it left out, once each of these that has a machine is ready."""
     record = draft.record
     if len(draft.members()) < len(record.members) or any(needed(node) for node in draft.nodes):
         return
@@ -219,7 +219,7 @@ def _remembers(gen: int, cur: Slot) -> dict[str, Any]:
 
 
 def _cause(draft: Draft, ready: list[int]) -> str:
-    """Return why this generation begins, for the ledger. Without a new machine, its stop was withdrawn."""
+    """Return why this generation begins, for the ledger. If it has no new machine, the stop was withdrawn."""
     record = draft.record
     if not record.gen:
         return "start"

@@ -2,7 +2,7 @@
 
 Each request is handled exactly once (its id goes into ``requests_done`` in the same write) and leaves a ledger entry,
 which gives the reason if it is refused. A resume may replace the job file: a held job has no machines, so the next
-generation's agents fetch whatever the record names. Until that write of the record, the old file is in force.
+generation's agents fetch whatever the record names. Until the record is written, the old job file is in force.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def step(draft: Draft) -> None:
 
 
 def _kept(done: tuple[str, ...], waiting: set[str]) -> tuple[str, ...]:
-    """Return the ids to remember: the newest, and those of requests not deleted yet, which would be handled again."""
+    """Return the ids to remember: the newest, and the ids of requests not deleted yet, else handled again."""
     return tuple(one for at, one in enumerate(done, start=KEPT - len(done)) if at >= 0 or one in waiting)
 
 
 def _take(draft: Draft, request: JobRequest) -> str:
-    """Carry out a request. Returns "" or in one line why it is refused."""
+    """Carry out a request. Returns "", or in one line why the request is refused."""
     if draft.record.over:
         return "the job has ended"
     return _TAKERS[request.kind](draft, request)
@@ -106,10 +106,10 @@ def held(draft: Draft) -> None:
 
 
 def _over(draft: Draft) -> None:
-    """End the job once a second round, an hour later, finds the hold over too.
+    """End the job once two rounds, an hour apart, have found the hold over.
 
-    The disks are deleted, so a single reading of a clock does not suffice: a clock that is ahead is corrected within
-    the hour, and the next round then clears ``hold_late``.
+    Its end deletes the disks, so one reading of a clock does not suffice: a clock that is ahead is corrected within the
+    hour, and the next round then clears ``hold_late``.
     """
     record = draft.record
     if record.hold_late is None:
@@ -143,7 +143,7 @@ def paused(draft: Draft) -> None:
 def finish(draft: Draft) -> None:
     """Move an ended job to DONE, once every zone answered and nothing of it is left.
 
-    Ordinary calls delete its resources, since it has no live attempt. A static machine that hangs does not delay it.
+    The job has no live attempt, so ordinary calls delete its resources. A static machine that hangs delays nothing.
     The record stays as the tombstone (rule 9).
     """
     record, queries = draft.record, draft.queries
@@ -208,7 +208,7 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
 
 
 def _kinds(spec: JobSpec, stack: StackState) -> set[str]:
-    """Return the kinds of pools (spot, static) on whose disks the job may have checkpoints."""
+    """Return the kinds of pools (spot, static) whose disks may have checkpoints of the job."""
     named = (pool for pool in stack.pools if not spec.pools or pool.name in spec.pools)
     return {pool.kind for pool in named if pool.kind == "spot" or spec.static == "use"}
 

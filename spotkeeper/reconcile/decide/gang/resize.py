@@ -18,7 +18,7 @@ from spotkeeper.reconcile.decide.provisioning import machine_health
 
 
 def take(draft: Draft, nodes: int | None) -> str:
-    """Accept a request for a new size. Returns "" or in one line why it is refused."""
+    """Accept a request for a new size. Returns "", or in one line why it is refused."""
     spec = draft.snapshot.spec
     if spec is None or nodes is None:
         return "no size was named"
@@ -39,7 +39,7 @@ def take(draft: Draft, nodes: int | None) -> str:
 
 
 def _cheapest(draft: Draft, count: int) -> tuple[int, ...]:
-    """Return the ``count`` nodes whose loss costs least. One node with the newest checkpoint is not among them."""
+    """Return the ``count`` nodes whose loss costs least, but never all nodes with the newest checkpoint."""
     order = sorted(draft.filled(), key=lambda index: _loss(draft, index))
     gone, stays = order[:count], order[count:]
     holders = {i for i, slot in draft.members() if location.has_newest(draft, i, slot)}
@@ -117,9 +117,9 @@ def _park(draft: Draft, index: int) -> None:
 
 
 def left(draft: Draft, index: int) -> bool:
-    """Whether a node's old disks may be deleted although it has no disk attached: another has the newest commit.
+    """Whether a node's old disks may be deleted although none is attached: another node has the newest commit.
 
-    Either the node is parked and a generation runs without it, or it is back and trains until its new disk arrives.
+    Either the node is parked and a generation runs without it, or it trains again, still without its new disk.
     """
     record = draft.record
     parked = draft.parked(index) and index not in record.members

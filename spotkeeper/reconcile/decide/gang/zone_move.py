@@ -58,7 +58,7 @@ def _wrong_zone(draft: Draft, zone: str | None) -> str:
 
 
 def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
-    """Stop the gang for a move. ``taken``: its machines already run there, as ``next``, and wait for the disks."""
+    """Stop the gang for a move. ``taken``: its machines already run in the new zone as ``next``, without disks."""
     nodes = tuple(replace(node, next=node.next if taken else None, replace_reason=None) for node in draft.nodes)
     draft.set(move=Move(zone, draft.now), nodes=nodes, roll=None, dry_since=None)
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "move")
@@ -68,7 +68,7 @@ def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
 def cancel(draft: Draft, cause: str = "cancelled", detail: str = "") -> None:
     """Cancel a move: the gang stays with its disks, and remaining members continue in a new generation.
 
-    Machines in the other zone are dropped, since a node with a notice would take them for successors.
+    Machines in the other zone are dropped, otherwise a node with a notice would use one of them as its replacement.
     """
     nodes = tuple(replace(node, copy=None) for node in draft.nodes)
     draft.set(move=None, nodes=nodes)
@@ -102,7 +102,7 @@ def step(draft: Draft) -> None:
 def _refused(draft: Draft) -> str:
     """Return why a move to save money must be cancelled: the cloud refuses to copy a disk, or it takes too long.
 
-    "" if the move may continue. A failed snapshot never becomes ready, hence the time limit.
+    "" if the move may continue. The time limit is for failed snapshots, which never become ready.
     """
     zone = draft.record.move.zone if draft.record.move is not None else ""
     if not any(node.next is not None and node.next.zone == zone for node in draft.nodes):
@@ -134,7 +134,7 @@ def _both_answered(draft: Draft) -> bool:
 
 
 def copied(draft: Draft, index: int, node: Node) -> bool:
-    """Whether the node's copy is ready, or it has nothing to copy."""
+    """Whether the node's disk has been copied, or the node has nothing to copy."""
     move = draft.record.move
     if move is None or node.copy is None:
         return False
@@ -165,7 +165,7 @@ def _arrive(draft: Draft) -> None:
 
 
 def _dry(draft: Draft) -> None:
-    """Move out of a zone without capacity for a time, if another zone may have it and the caps have room."""
+    """Move out of a zone that had no capacity for a time, if another may have some and the caps have room."""
     record, spec = draft.record, draft.snapshot.spec
     vacant = [draft.nodes[index] for index in draft.filled() if draft.nodes[index].cur is None]
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:

@@ -1,10 +1,10 @@
 """Probes zones in which a gang would do better: spot for a gang on on-demand, or much cheaper spot.
 
-A training machine is never given up for one that does not exist yet. Each node gets a probe: a ``next`` that is no
-successor and stops nothing. When all probes have said hello, the gang moves to their zone, where they wait for the
-disks; probes in the gang's own zone (another pool) become successors. If a probe is refused or another event comes
-first, all are released, without any effect on training. To learn only whether a zone has capacity, one node sends a
-probe.
+A training machine is never given up for one that does not exist yet. Each node gets a probe: a ``next`` that replaces
+nothing and stops nothing. When all probes have said hello, the gang moves to their zone, where they wait for the disks;
+probes in the gang's own zone (another pool) become replacements. If a probe is refused or another event comes first,
+all are released, without any effect on training. If the gang only wants to learn whether a zone has capacity, a single
+node gets a probe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAY = 10.0  # minimum stay in a zone, in durations of the last move, so that pr
 
 
 def settle(draft: Draft) -> None:
-    """Use or give back the probes, before replacements are considered."""
+    """Use or release the probes, before replacements are considered."""
     probing = [index for index in range(len(draft.nodes)) if draft.nodes[index].probing]
     if not probing:
         return
@@ -83,17 +83,17 @@ def _calm(draft: Draft) -> bool:
 
 
 def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
-    """Rank spot in all zones against the gang's spot machine; if it has none, against its on-demand machine."""
+    """Compare spot offers of all zones with the gang's spot machine; if it has none, with its on-demand machine."""
     index, slot = next(((n, s) for n, s in draft.members() if s.model is Model.SPOT), draft.members()[0])
     node = replace(draft.nodes[index], refused=())
     return offers.selection(draft, node, None, (Model.SPOT,), progress.runs(draft, slot), there)
 
 
 def _better(draft: Draft, found: Iterator[Offer]) -> Iterator[Offer]:
-    """Yield the offers worth a move, best first.
+    """Yield the offers that are worth a move, best first.
 
-    For a gang on on-demand, ``replacement`` swaps to spot in its own zone, except during a fallback. A gang on spot
-    keeps its machine type, since a cheaper one may be much slower.
+    A gang on on-demand gets other zones only: ``replacement`` swaps it to spot in its own zone, except during a
+    fallback. A gang on spot keeps its machine type, since a cheaper type may be much slower.
     """
     ours = {draft.types.get(slot.pool) for _, slot in draft.members() if slot.model is Model.SPOT}
     if ours:
@@ -107,7 +107,7 @@ def _better(draft: Draft, found: Iterator[Offer]) -> Iterator[Offer]:
 
 
 def _due(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
-    """Whether an offer may be probed again: this job sent no recent probe of that size, and no job was refused there.
+    """Whether an offer may be probed: neither the job's last such probe nor a refusal to any job is too recent.
 
     Intervals grow after failed moves, since each of them stopped training.
     """
@@ -136,7 +136,7 @@ def _probe(draft: Draft, offer: Offer, nodes: list[int]) -> None:
 
 
 def _take(draft: Draft, zone: str, nodes: list[int]) -> None:
-    """Use the probes: at home as successors, in another zone by a move."""
+    """Use the probes: in the gang's zone as replacements, in another zone by a move."""
     home = zone == draft.record.zone
     for index in nodes:
         draft.put_slot(index, "next", cause=reservations.SWAP if home else "move")

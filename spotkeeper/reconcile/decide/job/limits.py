@@ -14,7 +14,7 @@ spend       the job has spent its ``max_usd`` since it was        all save and s
 
 The stack's caps on machines are in ``allocation``; limits that need no function (``maxRunDuration``, the agent's
 lease, the boot watchdog) are on the machines. The money spent is an estimate for limits and choices, not a bill: the
-cost an hour is noted whenever it changes, and a released machine counts until it is off. Disks do not count.
+hourly cost is noted whenever it changes, and a released machine counts until it is off. Disks do not count.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def tell(draft: Draft, index: int, why: str) -> None:
 
 
 def launched(draft: Draft, index: int) -> None:
-    """Count a launch of this node. The counts begin again an hour after their first launch."""
+    """Count a launch of this node. The counts restart at 0 an hour after their first launch."""
     if draft.now >= draft.record.limits.hour + HOUR_S:
         draft.set(limits=replace(draft.record.limits, hour=draft.now))
         draft.set(nodes=tuple(replace(node, launches=0) if node.launches else node for node in draft.nodes))
@@ -80,7 +80,7 @@ def launched(draft: Draft, index: int) -> None:
 
 
 def refused(draft: Draft, index: int, slot: Slot) -> None:
-    """Subtract a refused launch from the counts: it cost nothing, and waiting for capacity must reach no limit."""
+    """Subtract a refused launch from the counts: it cost nothing, and a wait for capacity must not reach a limit."""
     draft.put(index, launches=max(0, draft.nodes[index].launches - 1))
     counted = price(draft, slot) * max(0.0, draft.now - slot.since) / HOUR_S
     draft.set(limits=replace(draft.record.limits, spent=draft.record.limits.spent - counted))
@@ -141,9 +141,9 @@ def step(draft: Draft) -> None:
 
 
 def _told(draft: Draft, cap: float) -> str:
-    """Return a text on the spent allowance, which after a resume is a part of the whole sum.
+    """Return a text on the spent allowance; after a resume this is only a part of all that the job has spent.
 
-    It does not name the sum, which grows until the machines are gone; status shows that.
+    The text does not name the total, which grows until the machines are gone; ``status`` shows it.
     """
     before = draft.record.limits.forgiven
     return f"max_usd: ${cap:.2f} is spent" + (f" since it was resumed at ${before:.2f}" if before else "")
@@ -157,7 +157,7 @@ def spent_up(draft: Draft) -> bool:
 
 
 def forgive(draft: Draft) -> None:
-    """At a resume, allow ``max_usd`` again if it is spent. If a new job file raised it, only the difference is left."""
+    """At a resume, allow ``max_usd`` again if it is spent. If a new job file raised it, allow only the difference."""
     if spent_up(draft):
         draft.set(limits=replace(draft.record.limits, forgiven=spent(draft)))
 
@@ -169,7 +169,7 @@ def accrue(draft: Draft) -> None:
 
 
 def _note(draft: Draft) -> None:
-    """Record a new cost per hour, after a change of prices or when a machine is off."""
+    """Record a new hourly cost, after a change of prices or when a machine is off."""
     limits = draft.before.limits
     if limits.usd_hour is None:
         return
@@ -189,7 +189,7 @@ def spent(draft: Draft) -> float:
 def _rate(draft: Draft, nodes: Sequence[Node]) -> float:
     """Return the cost of these nodes' machines, static ones included, USD per hour.
 
-    While the job runs, machines that it has given up count until they are off.
+    While the job runs, superseded machines count until they are off.
     """
     slots = [slot for node in nodes for slot in (node.cur, node.next) if slot is not None]
     if draft.record.phase is Phase.RUN:
@@ -209,7 +209,7 @@ def _leaving(draft: Draft, nodes: Sequence[Node]) -> Iterator[Slot]:
 
 
 def price(draft: Draft, slot: Slot) -> float:
-    """Return the price of a slot's machine, USD per hour: the cloud's present one if known, otherwise the stack's."""
+    """Return the price of a slot's machine, USD per hour: the cloud's if known, otherwise the stack file's."""
     known = draft.queries.known(slot)
     if known is not None and known.price is not None:
         return known.price
@@ -224,8 +224,8 @@ def price(draft: Draft, slot: Slot) -> float:
 def on_demand(draft: Draft) -> float:
     """Return the list price of the whole gang on-demand, USD per hour, on the most expensive allowed machines.
 
-    0 if unknown. The most expensive, since the record does not say which machines the gang had when, and the cost of
-    static machines or other types must not count as a loss from spot.
+    0 if unknown. The result is an upper limit: the record does not say which machines the gang had when, and the cost
+    of static machines or other types must not count as a loss from spot.
     """
     spec, zone, size = draft.snapshot.spec, draft.record.zone, draft.size()
     found: list[float] = []

@@ -1,8 +1,8 @@
 """Computes a job's progress (work done and left, deadline, cost) for the choice of machines, and work lost by stops.
 
-Safety does not depend on it. If the work is unknown, on-demand follows spot at once. Lost work is only for the ledger:
-the lowest member reports once or twice a minute and when its processes end; if it died with its machine, the steps
-since its last report are estimated from their usual time.
+Safety does not depend on it. If the work is unknown, the job goes on-demand as soon as spot is refused. Lost work is
+only for the ledger: the lowest member reports once or twice a minute and when its processes end; if it died with its
+machine, the steps since its last report are estimated from their usual time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPORTS_S = 60.0  # interval of progress reports, virtual seconds
 
 
 def work(draft: Draft) -> Work | None:
-    """Return the job's work, slack and excess cost, by its reported steps or its file's ``work``; None: unknown."""
+    """Return the job's work, slack and excess cost, from its reported steps or its file's ``work``; None: unknown."""
     spec = draft.snapshot.spec
     if spec is None:
         return None
@@ -76,7 +76,7 @@ def _excess_h(draft: Draft, done_s: float | None) -> float:
 
 
 def runs(draft: Draft, slot: Slot) -> Runs:
-    """Return what the slot runs, as select() sees it; its age is that of the gang's generation."""
+    """Return what the slot runs, in the form for select(); its age is the age of the gang's generation."""
     age_s = max(0.0, draft.now - draft.record.gen_since)
     return Runs(slot.model, key(slot), age_s)
 
@@ -140,7 +140,7 @@ def _restored(draft: Draft) -> int | None:
 
 
 def _reached(draft: Draft, cause: str, step: int, at: float) -> int:
-    """Return the last step before the stop: after an announced stop the saved one, else the last report and a guess."""
+    """Return the last step before the stop: after an announced stop the saved step, else an estimate."""
     record, step_s = draft.record, draft.snapshot.step_s
     lowest = min(record.members, default=0)
     slot = draft.nodes[lowest].cur if lowest < len(draft.nodes) else None

@@ -26,7 +26,7 @@ MOST = 0.5  # share of maxRunDuration before which no machine is replaced
 
 
 def note_end(draft: Draft, index: int) -> None:
-    """Record the planned end of this node's machine when its turn has come, and the notice when time is up."""
+    """Record this machine's planned end when its replacement is due, and a notice at the last moment for a save."""
     cur = draft.nodes[index].cur
     if cur is None or not admitted(cur):
         return
@@ -44,9 +44,9 @@ def note_end(draft: Draft, index: int) -> None:
 
 
 def turn(draft: Draft, index: int, vm: Vm, ends: float) -> float:
-    """Return when to request this node's successor, virtual unix seconds.
+    """Return when to request this node's replacement, virtual unix seconds.
 
-    That is early enough for a failed boot, a refused offer and a save, and another time for each node.
+    That is early enough for a failed boot, a refused offer and a save, and differs from node to node.
     """
     times, run = draft.times, max(0.0, ends - vm.created)
     boot = draft.queries.boot_s + times.cold_s + draft.save_s() + times.stop_s + times.margin_s
@@ -73,7 +73,7 @@ def over(slot: Slot) -> bool:
 
 
 def swap_straggler(draft: Draft, *, calm: bool) -> None:
-    """Request a replacement of the slowest machine, or withdraw the request if it keeps up again.
+    """Request a replacement of the slowest machine, or withdraw the request if the machine keeps up again.
 
     ``calm``: no replacement is in progress.
     """
@@ -114,7 +114,7 @@ def _caught_up(draft: Draft, index: int, slot: Slot) -> bool:
 
 
 def host_faults(draft: Draft) -> dict[int, Sign]:
-    """Return the members whose machine shows signs of broken hardware, with the sign.
+    """Return the members whose machine shows a sign of broken hardware, with that sign.
 
     Survivors of a loss print network errors too, so these count only if a single member of more than two has them.
     """

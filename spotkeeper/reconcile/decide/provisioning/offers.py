@@ -37,7 +37,7 @@ def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
 
 
 def beside(draft: Draft, index: int) -> list[Offer]:
-    """Return offers for a backup of a machine that boots slowly: those of its zone and machine type."""
+    """Return offers for a backup of a machine that boots slowly, with the same zone and machine type."""
     node = draft.nodes[index]
     assert node.cur is not None
     kind = draft.types.get(node.cur.pool)
@@ -54,7 +54,7 @@ def _alike(draft: Draft, node: Node, found: Iterable[RankedOffer]) -> list[Offer
 
 
 def _one_type(draft: Draft, found: list[Offer]) -> set[str]:
-    """Choose a machine type for a gang without machines: its last one, else the first that caps allow for all nodes."""
+    """Choose a type for a gang without machines: its last type, else the first that caps allow for all nodes."""
     kinds = dict.fromkeys(draft.types[offer.pool] for offer in found)
     if len(kinds) < 2:
         return set()
@@ -67,7 +67,7 @@ def _one_type(draft: Draft, found: list[Offer]) -> set[str]:
 def room(draft: Draft, count: int, options: list[Offer], *, replaces: bool = False) -> bool:
     """Whether the stack's caps have room for ``count`` machines, each of any of these offers.
 
-    The machines are added to those that the job has or has an intent for; with ``replaces`` they replace them.
+    The machines come in addition to the job's machines and intents; with ``replaces``, instead of these.
     """
     job, tops = draft.record.job, [node.top for node in draft.nodes]
     tally = Tally(
@@ -97,7 +97,7 @@ def cheaper(draft: Draft, node: Node, slot: Slot) -> list[Offer]:
 
 
 def home_zone(draft: Draft, node: Node) -> str | None:
-    """Return the zone to which a node is bound: its gang's, or in a job that spreads, its own disk's; None: unbound."""
+    """Return the zone to which a node is bound: its gang's zone, or with ``spread`` its disk's; None: unbound."""
     spec = draft.snapshot.spec
     if spec is not None and spec.spread:
         return node.zone if draft.record.gen else None
@@ -131,7 +131,7 @@ def selection(
 ) -> Selection:
     """Return ``select()``'s answer, computed once for all nodes in the same position.
 
-    ``runs``: the running machine that an offer must improve on; ``there``: offers whose machines have booted and wait.
+    ``runs``: the running machine that an offer must improve on; ``there``: offers whose probes have said hello.
     """
     refused = node.refused if draft.now < node.refused_at + draft.times.cold_s else ()
     fallback, left = draft.now < draft.record.fallback_until, on_demand_left(draft)
