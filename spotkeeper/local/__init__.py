@@ -9,14 +9,14 @@ their metadata servers · ``bucket/`` storage · ``serverless/`` the function, i
 plane's process · ``lifecycle/`` starts and stops a cloud · ``deploy/`` runs the Pulumi program without the ``pulumi``
 command · ``demo/``. Training runs in real time; the scaled clock measures all other durations.
 
-**Authentication.** An insert runs its startup script as the operator. So at every address, metadata servers included,
+**Authentication.** A VM's startup script runs as the operator. So at every address, metadata servers included,
 a connection of another user of this machine gets 403 (``access/peer.py`` asks the kernel; root is another user too,
 unless root started the cloud). A call of the API needs a bearer token (``access/auth.py``): the operator's, random, in
 the file ``token`` of the cloud's folder (mode 0600), or an access token that a metadata server gave to the function or
 to a machine; a machine's token gives access only to that machine's objects. ``/local/v1/health`` and the public keys
 need no token. A request with an ``Origin`` header, or with a ``Host`` that is no address of this machine, gets 403
 (metadata servers also accept ``metadata.google.internal``); a body that is not JSON gets 415, except in uploads and
-batches. By hand: ``curl -H "Authorization: Bearer $(cat .spotkeeper/local/token)" ...``; for gcloud
+batches. For calls by hand: ``curl -H "Authorization: Bearer $(cat .spotkeeper/local/token)" ...``; for gcloud
 ``CLOUDSDK_AUTH_ACCESS_TOKEN_FILE=.spotkeeper/local/token``. The runner, the drain and the command read that file or
 ``SPOTKEEPER_COMPUTE_TOKEN``.
 """

@@ -1,8 +1,8 @@
 """A drill: the recovery of a job from the loss of one machine, phase by phase, each compared with its target.
 
 Times are seconds of the cloud's clock since the preemption. A phase's target counts from the phase that it depends on,
-so that a slow boot is blamed once. The ledger dates most phases; a save, the end of processes and a mounted disk have
-the time at which the command first saw them. The view is pure; the text for people follows it.
+so that a slow boot misses only one target. The ledger has the times of most phases; a save, the end of processes and a
+mounted disk get the time at which the command first saw them. The view is pure; functions that format it follow.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Targets(Struct, frozen=True):
     again_s: float = AGAIN_S
 
     def scaled(self, scale: float) -> Targets:
-        """The targets on a clock that runs ``scale`` times as fast; the deadline of a notice (SAVED) does not move."""
+        """The targets on a clock that runs ``scale`` times as fast; the deadline of a notice (SAVED) stays the same."""
         extra = max(0.0, scale - 1.0)
         return replace(
             self,
@@ -145,7 +145,7 @@ class Evidence(Struct, frozen=True):
 
 
 def witness(victim: Victim, look: Evidence, seen: Mapping[DrillStep, float]) -> dict[DrillStep, float]:
-    """Return ``seen`` with the phases that ``look`` shows for the first time and that the ledger does not date."""
+    """Return ``seen`` with the phases that ``look`` shows for the first time and that have no time in the ledger."""
     out = dict(seen)
     shown = {
         DrillStep.SAVED: _saved(victim, look),
@@ -180,7 +180,7 @@ def drill_view(victim: Victim, look: Evidence, seen: Mapping[DrillStep, float], 
     """Return the state of the recovery. ``seen``: the result of :func:`witness` for this ``look``."""
     entries = tuple(entry for entry in first_of_each(look.ledger) if entry.at >= victim.at - 1.0)
     at = _moments(victim, entries) | dict(seen)
-    if DrillStep.STARTED in at:  # processes whose end was not observed have ended by then
+    if DrillStep.STARTED in at:  # all processes of the old generation had ended before, even if no look showed it
         at.setdefault(DrillStep.STOPPED, at[DrillStep.STARTED])
     phases = tuple(_phase(victim, step, at, entries, targets, look.now) for step in _steps(victim))
     again = next((e for e in entries if e.event is Event.GENERATION and e.gen > victim.gen), None)
@@ -214,7 +214,7 @@ def _failed(record: Record, entries: Sequence[Entry], reached: bool) -> str:
 
 
 def _moments(victim: Victim, entries: Sequence[Entry]) -> dict[DrillStep, float]:
-    """The first time of each phase that the ledger dates. A failed replacement is followed by another attempt."""
+    """The first time of each phase in the ledger. A replacement may fail, so all later attempts of the node count."""
     at: dict[DrillStep, float] = {}
     for entry in entries:
         own = entry.node == victim.node and entry.attempt is not None
@@ -343,7 +343,7 @@ def verdict(view: DrillView) -> str:
 
 
 def misses(view: DrillView) -> list[str]:
-    """The missed targets, for one line."""
+    """A short text for each missed target; the caller joins them to one line."""
     found = [
         f"{phase.step.value} took {duration(phase.took_s)} (target {duration(phase.limit_s)})"
         if phase.took_s is not None

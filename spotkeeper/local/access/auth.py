@@ -1,13 +1,13 @@
 """Authentication: identity tokens, access tokens, and the guard that checks every request.
 
 Identity tokens are signed by one local key (RS256) whose public half anyone may read. They carry Google's issuer,
-because the code that verifies them is the cloud's own; only a verifier that is given this cloud's key set
-(``SPOTKEEPER_JWKS``) accepts them. Times in tokens are virtual.
+because production code verifies them; only a verifier that is given this cloud's key set (``SPOTKEEPER_JWKS``)
+accepts them. Times in tokens are virtual.
 
 The ports are open to every process of this machine and to every page in a browser on it, and a call may run a program
 as the operator. So the server refuses every connection of another user of this machine (``server.OwnersOnly``), also at
 the metadata servers, which hand out tokens. A call of the API must carry a bearer token. A browser's call is refused
-whatever it carries, and so is one for another host name: a page may have its own name resolved to this machine (DNS
+even with a token. So is a call for another host name: a page may let its own host name resolve to this machine (DNS
 rebinding).
 """
 
@@ -32,7 +32,7 @@ from spotkeeper.local.core.schema import JsonObject
 from spotkeeper.reconcile.clouds.http_client import is_loopback
 
 ISSUER = "https://accounts.google.com"
-LIFE_S = 3600.0  # virtual, as Google's
+LIFE_S = 3600.0  # virtual; as long as Google's access tokens live
 OPERATOR_FILE = "token"  # in the cloud's folder: the operator's bearer token
 OPEN = frozenset({"/local/v1/health", "/local/v1/jwks", "/oauth2/v3/certs"})  # read-only and not secret
 METADATA_HOSTS = frozenset({"metadata.google.internal", "metadata"})
@@ -52,7 +52,7 @@ OPERATOR = Principal("operator@localhost")
 
 
 class Tokens:
-    """Makes and reads tokens, with one key pair and one secret per cloud, in its folder, readable by its owner only."""
+    """Makes and reads tokens, with one key pair and one secret per cloud. Only the folder's owner can read these."""
 
     def __init__(self, folder: Path) -> None:
         self._key = _load_key(folder / "key.pem")
@@ -87,7 +87,7 @@ class Tokens:
         return _PREFIX + jwt.encode(claims, self._secret, algorithm="HS256"), int(LIFE_S)
 
     def read(self, token: str, now: float) -> Principal | None:
-        """Return the holder of an access token; None if it is foreign, forged or expired."""
+        """Return the holder of an access token; None if the token is forged, expired, or of another cloud."""
         if not token.startswith(_PREFIX):
             return None
         signed = token.removeprefix(_PREFIX)
@@ -168,7 +168,7 @@ class RequestGuard:
 
 
 def foreign_refusal(request: Request, names: frozenset[str]) -> ApiError | None:
-    """Return why a request is refused at any address, or None. ``names``: accepted host names besides loopback's."""
+    """Return why a request is refused at any address, or None. ``names``: accepted host names beside loopback's own."""
     if "origin" in request.headers:
         return forbidden("Requests with an Origin header are refused: no web page may call this cloud.")
     host = _host(request.headers.get("host", ""))
@@ -184,7 +184,7 @@ def _host(header: str) -> str:
 
 
 def _content_refusal(request: Request) -> ApiError | None:
-    """The refusal of a body that is not JSON, which a web page can send without a preflight request; else None."""
+    """The refusal of a body that is not JSON (a web page can send one without a preflight request); else None."""
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if empty or kind == "application/json" or request.url.path.startswith(_BINARY):

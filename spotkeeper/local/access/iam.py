@@ -1,7 +1,7 @@
-"""IAM: permissions of the stack's service accounts, by the roles, bindings and conditions that its program declares.
+"""IAM: the stack's service accounts have the permissions that their declared roles, bindings and conditions give.
 
-Only declared accounts are held to their bindings: the operator of this machine may do everything, and machines what
-``bucket/bucket_api.py`` allows. A binding counts once it is ``Timing.grants_s`` old; on Google Cloud, minutes.
+Only declared accounts are limited to their bindings: the operator of this machine may do everything, and machines what
+``bucket/bucket_api.py`` allows. A binding counts once it is ``Timing.grants_s`` old; on Google Cloud it takes minutes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RoleGrant(NamedTuple):
 
 
 class Accounts(Effect):
-    """The effect of an account: a unique number, which a later account of the same name does not get."""
+    """The effect of an account: a unique number; a later account of the same name gets another one."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
@@ -89,7 +89,7 @@ class _Deleted(Struct, frozen=True):
 class CustomRoles(Effect):
     """The effect of a custom role: its id stays taken for weeks after its deletion.
 
-    For a week the provider restores the old role; then Google deletes it, within another thirty days.
+    For a week a new declaration restores the old role. Then Google deletes the role, within another thirty days.
     https://cloud.google.com/iam/docs/creating-custom-roles#deleting-custom-role
     """
 
@@ -195,7 +195,7 @@ class PolicyBinding(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class IamPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """``etag``: of the version that was read; a change must name it ("": changes any version)."""
+    """``etag``: the version that was read; a change must name this version ("": any version may be changed)."""
 
     etag: str = ""
     version: int = 1
@@ -237,8 +237,8 @@ def _etag(bindings: list[PolicyBinding]) -> str:
 
 
 # Conditions on ``resource.name``, as IAM evaluates them. Pure. Understands what stacks declare: ``startsWith``,
-# ``endsWith`` and ``extract`` of ``resource.name``, a comparison of the last with a text, and ``!``, ``&&``, ``||`` and
-# parentheses. Source: https://cloud.google.com/iam/docs/conditions-attribute-reference#extract
+# ``endsWith`` and ``extract`` of ``resource.name``, a comparison of ``extract`` with a text, and ``!``, ``&&``, ``||``
+# and parentheses. Source: https://cloud.google.com/iam/docs/conditions-attribute-reference#extract
 
 _TOKEN = re.compile(
     r'\s*(?:(?P<sign>&&|\|\||!(?!=)|\(|\))|resource\.name\.(?P<call>startsWith|endsWith|extract)\("(?P<text>[^"\\]*)"\)'
@@ -256,7 +256,7 @@ def holds(expression: str, name: str | None) -> bool:
     """Whether a binding with this condition applies to a resource.
 
     Args:
-        name: the resource's name; None where the request does not tell it, which meets no condition on names.
+        name: the resource's name; None if the request does not tell the name; then no condition on names is met.
 
     Raises:
         ConditionError: the expression has an unsupported form.
@@ -265,7 +265,7 @@ def holds(expression: str, name: str | None) -> bool:
 
 
 def extract(name: str, template: str) -> str:
-    """IAM's ``extract``: the text between the first places of the template's two ends; "" where they do not match."""
+    """IAM's ``extract``: the text between the first matches of the template's two ends; "" if an end does not match."""
     parts = _VARIABLE.split(template)
     if len(parts) != 2:
         raise ConditionError(f"extract({template!r}): want one {{variable}}")

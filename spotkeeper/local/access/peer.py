@@ -1,6 +1,6 @@
 """Finds which user of this machine owns the client end of a loopback connection.
 
-The kernel tells the owner of that one socket through netlink (``sock_diag``) in microseconds. Reading ``/proc/net/tcp``
+The kernel tells the owner of a single socket through netlink (``sock_diag``) in microseconds. Reading ``/proc/net/tcp``
 takes milliseconds on a busy machine and serves only sandboxes without ``sock_diag``, such as gVisor.
 """
 
@@ -18,10 +18,10 @@ _EVERYONE = 2**32 - 1  # how many users the first user namespace has
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST = 4, 20, 1
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
-_QUERY = struct.Struct("=BBBxI")  # struct inet_diag_req_v2 up to its id
+_QUERY = struct.Struct("=BBBxI")  # struct inet_diag_req_v2 up to its field `id`
 _PORTS = struct.Struct("!HH")
 _ID_REST = struct.Struct("=4s12x4s12xIII")  # struct inet_diag_sockid after the ports
-_FOUND = struct.Struct("=BB2x48x12xI")  # struct inet_diag_msg up to the user
+_FOUND = struct.Struct("=BB2x48x12xI")  # struct inet_diag_msg up to the user id
 _ANY = 2**32 - 1  # no cookie: any socket with these addresses
 
 Address = tuple[str, int]
@@ -43,14 +43,14 @@ def owner(connection: Connection) -> int | None:
             uid = by_netlink(client, server)
         except OSError:
             uid = by_table(client, server)
-        connection.getpeername()  # fails after a reset: another process may own the client's port by now
+        connection.getpeername()  # fails after a reset: then another process may own the client's port
     except OSError:
         return None
     return None if uid is not None and _stands_for_many(uid) else uid
 
 
 def by_netlink(client: Address, server: Address) -> int | None:
-    """Ask the kernel for the one socket; finds an IPv6 socket connected to an IPv4 address too.
+    """Ask the kernel for the client's socket; this also finds an IPv6 socket that is connected to an IPv4 address.
 
     Raises:
         OSError: this kernel or sandbox lacks ``sock_diag``.

@@ -1,7 +1,7 @@
 """The table of permissions that each call of Compute Engine requires, and on which resources.
 
-A method without an entry is refused. A resource that the path names by its number has no name for IAM: it meets no
-condition on names.
+A method without an entry is refused. If the path names a resource by its number, IAM knows no name of the resource: no
+condition on names is met.
 
 Sources: "IAM permissions" of each method in https://cloud.google.com/compute/docs/reference/rest/v1, and "Required
 permissions" of https://cloud.google.com/compute/docs/instances/create-start-instance. Attaching a disk requires the
@@ -22,7 +22,7 @@ ACT_AS = "iam.serviceAccounts.actAs"
 
 
 class RequiredPermission(NamedTuple):
-    """``name``: the resource's name as conditions see it; None where the request does not tell it."""
+    """``name``: the resource's name as conditions see it; None if the request does not tell it."""
 
     permission: str
     name: str | None
@@ -75,7 +75,7 @@ class Rights:
             yield "POST", f"{REGION}/advice/{method}", _in_project(f"compute.advice.{method}")
 
     def _insert(self, call: ApiCall) -> Iterator[RequiredPermission]:
-        """Fields of the template require the same permissions as fields of the body."""
+        """Yield the permissions of an insert: fields of the template require the same ones as fields of the body."""
         project, body = call.at["project"], self._merge(call)
         name = _text(call.body, "name")
         machine = call.ref("instances", name).path
@@ -132,7 +132,7 @@ def _text(body: object, field: str) -> str:
 
 
 def _disk_of(call: ApiCall, disk: w.AttachedDisk, name: str) -> Iterator[RequiredPermission]:
-    """A disk that an insert creates or attaches."""
+    """Yield the permissions for a disk that an insert creates or attaches."""
     if disk.source is not None:
         yield RequiredPermission("compute.disks.use", _path(disk.source, call.at["project"]))
         return
@@ -145,7 +145,7 @@ def _disk_of(call: ApiCall, disk: w.AttachedDisk, name: str) -> Iterator[Require
 
 
 def _image(link: str | None, call: ApiCall) -> Iterator[RequiredPermission]:
-    """Another project's image needs no permission here: that project shares it."""
+    """Yield the permission for an image; another project's image needs none here, since that project shares it."""
     path = _path(link, call.at["project"]) if link else None
     if path is not None and path.startswith(f"projects/{call.at['project']}/"):
         yield RequiredPermission("compute.images.useReadOnly", path)

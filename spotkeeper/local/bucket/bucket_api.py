@@ -225,7 +225,7 @@ class StorageApi:
             raise ApiError(404, "notFound", "The specified bucket does not exist.")
 
     def _allow(self, request: Request, key: str, write: bool) -> None:
-        """Raise ApiError (403) if a VM uses another path than its own; the operator and the function may use all."""
+        """Raise ApiError (403) if a VM uses a path that is not its own; the operator and the function may use all."""
         principal = self._find_principal(request)
         if principal is None or not principal.vm:  # the guard has refused requests without a valid token
             return
@@ -248,7 +248,7 @@ class Upload(NamedTuple):
 
 
 def _upload(request: Request, body: bytes) -> Upload:
-    """Read an upload of bytes, alone or with a description; ApiError 400 if malformed, 501 in several pieces."""
+    """Read an upload: bytes, alone or with a description. ApiError 400 if malformed, 501 for an upload in pieces."""
     how, kind = request.query_params.get("uploadType"), request.headers.get("content-type", "")
     name = request.query_params.get("name", "")
     if how == "media":

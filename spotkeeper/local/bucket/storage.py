@@ -19,7 +19,7 @@ from spotkeeper.reconcile.store.objects_sqlite import SqliteObjects
 
 OCTETS = "application/octet-stream"
 KINDS = "content-types"
-CLASS = "STANDARD"  # of every object; Google's provider sends it when it replaces one
+CLASS = "STANDARD"  # storage class of every object; Google's provider sends it when it replaces an object
 
 
 class ContentType(Struct, frozen=True):
@@ -43,11 +43,11 @@ class Buckets(Effect):
             raise errors.not_built(f"a second bucket beside {others[0]}")
 
     def apply(self, resource: Resource) -> dict[str, str]:
-        self.objects.list("stack/")  # makes the file
+        self.objects.list("stack/")  # creates the bucket's file
         return {}
 
     def remove(self, resource: Resource) -> None:
-        """Delete the bucket's objects; like the provider, refuse if it has objects and no forceDestroy."""
+        """Delete the bucket's objects; like the provider, refuse if there are objects and no forceDestroy."""
         if resource.properties.get("forceDestroy") is not True:
             self.must_be_empty(resource.name)
         for key in self.objects.list(""):
@@ -59,7 +59,7 @@ class Buckets(Effect):
             raise ApiError(409, "conflict", f"The bucket {name} you tried to delete is not empty.")
 
     def put(self, key: str, data: bytes, kind: str, *, new: bool = False) -> None:
-        """Store an object. ``kind``: its content type; ``new``: refuse to replace one, with ConflictError."""
+        """Store an object. ``kind``: its content type; ``new``: raise ConflictError instead of replacing an object."""
         if new:
             self.objects.create(key, data)
         else:

@@ -1,7 +1,6 @@
 """Attaches disks to VMs, at an insert or while the VM runs.
 
-A disk is in use from the start of an attach until its detach has ended or its VM is gone. A folder represents the
-device.
+A disk is in use from the start of an attach until its detach has ended or its VM is gone. The device is a folder.
 """
 
 from __future__ import annotations

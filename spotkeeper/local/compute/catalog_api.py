@@ -2,12 +2,12 @@
 
 ``advice`` answers with the spot capacity, prices and preemption rates of the recorded market.
 
-``capacityHistory``: prices of a region, at most a year back; daily preemption rates of a region or a zone, at most 30.
-Custom types and N1 have none; the price of an N1 excludes its accelerators.
+``capacityHistory``: prices of a region, at most a year back; daily preemption rates of a region or a zone, for at most
+30 days. Custom types and N1 have no rates; the price of an N1 excludes its accelerators.
 
 ``capacity``: a score from 0 to 1 for all machines of a request, and an uptime of an hour or ten minutes. The score is
-the share of the last day in which the zone had capacity for that many machines. The uptime is an hour if most of that
-capacity was still there an hour later. Both are a record, not a forecast. Distributions over several zones, models
+the share of the last day in which the zone had capacity for that many machines. The uptime is an hour if mostly
+the zone still had it an hour later. Both are a record, not a forecast. Distributions over several zones, models
 other than spot, accelerators, local disks and ``calendarMode`` are not supported (501).
 
 Source of advice: https://cloud.google.com/compute/docs/reference/rest/v1/advice
@@ -262,7 +262,7 @@ def _types(types: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _prices(world: World, machine: catalog.MachineType, zone: str) -> Iterator[JsonValue]:
-    """Yield the prices of the last year, the newest last; its interval has no end yet."""
+    """Yield the prices of the last year, the newest last; the newest price's interval has no end yet."""
     now = world.now()
     for start, end, share in world.market.price_runs(zone, now - YEAR_S, now):
         interval: JsonObject = {"startTime": timestamp(start)}

@@ -1,6 +1,6 @@
 """Compute Engine's REST API: routes single and batched requests to the parts of the cloud.
 
-This module has routing, bodies and Google's envelopes, without state or decisions. An unsupported method gets 501.
+This module does routing, bodies and Google's envelopes; it has no state, no decisions. An unsupported method gets 501.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ComputeApi:
             if principal is not None and principal.vm:
                 raise errors.forbidden(f"Required permission for '{method} {path}' is not held by {principal.email}")
             handler, call = self._find(method, path, query, decode(body))
-            if version != "beta" and "/advice/" in path:  # v1 documents the methods and refuses them, as seen live
+            if version != "beta" and "/advice/" in path:  # v1 refuses these methods, though documented
                 raise ApiError(400, "badRequest", "provisioningModel: SPOT is not supported in this version.")
             mask = parse_mask(query["fields"]) if query.get("fields") else {}
             self._check_scope(call)
@@ -135,7 +135,7 @@ class ComputeApi:
             found = pattern.match(path) if verb == method else None
             if found:
                 at = found.groupdict()
-                if at["project"] == str(catalog.PROJECT_NUMBER):  # another name of the project
+                if at["project"] == str(catalog.PROJECT_NUMBER):  # the project's number, its other name
                     at["project"] = self._world.config.project
                 return handler, ApiCall(method, path, at, query, body)
         raise errors.not_built(f"{method} {path}")
@@ -171,7 +171,7 @@ class ComputeApi:
         for scope in (ZONE, REGION, "/global"):
             yield "GET", f"{scope}/operations", self._listed(OPERATIONS, "compute#operationList", operations)
             yield "GET", f"{scope}/operations/{NAME}", self._get_operation
-            yield "POST", f"{scope}/operations/{NAME}/wait", self._get_operation  # the server waits before this
+            yield "POST", f"{scope}/operations/{NAME}/wait", self._get_operation  # the server waits before this call
         yield from self._stored_routes()
 
     def _instance_routes(self) -> Iterable[Route]:
@@ -263,7 +263,7 @@ class ComputeApi:
         return handle
 
     def _once_on_instance(self, call: ApiCall, verb: str, start: Start, *body: object) -> JsonObject:
-        """Start an operation once for a requestId and the VM's name; for a deleted VM, the name or id in the path."""
+        """Start an operation once per requestId and VM name; for a deleted VM, per name or id in the path."""
         ref = call.ref(INSTANCES)
         try:
             target = self._parts.machines.get(ref).ref

@@ -1,7 +1,7 @@
 """Disks and snapshots: folders that outlive machines. One VM at a time uses a disk.
 
-A disk is in use from the start of an attach until its detach has ended or its VM is gone. Another attach of it fails
-with 400 in the answer, or with RESOURCE_IN_USE_BY_ANOTHER_RESOURCE in the operation.
+A disk is in use from the start of an attach until its detach has ended or its VM is gone. A second attach fails,
+with 400 in the answer or with RESOURCE_IN_USE_BY_ANOTHER_RESOURCE in the operation.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Disks:
         )
 
     def create_boot(self, ref: Ref, params: w.InitializeParams) -> None:
-        """Create a VM's boot disk, which is READY at once: it belongs to the VM's own operation."""
+        """Create a VM's boot disk, which is READY at once: it is a part of the VM's own operation."""
         body = w.DiskBody(
             size_gb=params.disk_size_gb,
             type=params.disk_type,
@@ -206,7 +206,7 @@ class Disks:
         return self._world.state.all(SNAPSHOTS, w.Snapshot, prefix)
 
     def create_snapshot(self, source: Ref, body: w.SnapshotBody, request_id: str | None) -> OpDoc:
-        """Copy the disk's content at the time of the copy; a job must have stopped writing before."""
+        """Snapshot a disk. The content is that at the time of the copy, so a job must have stopped writing before."""
         disk = self.get(source)
         called = validate.name(body.name)
         validate.labels(body.labels)
@@ -230,7 +230,7 @@ class Disks:
             label_fingerprint=fingerprint(body.labels),
         )
         self._world.state.put(SNAPSHOTS, ref.path, snapshot)
-        # The operation is zonal and on the disk, as in the API.
+        # The operation is zonal, and its target is the disk, as in the API.
         return self._operations.start("createSnapshot", source, disk.id, request_id, snapshot=ref.path)
 
     def _begin_copy(self, op: OpDoc) -> float | None:

@@ -1,7 +1,7 @@
 """Implements the methods of ``instances``: insert, start, stop, delete, labels, metadata, simulated maintenance.
 
-PROVISIONING -> STAGING -> RUNNING        ``power.py`` has the states after this
-PROVISIONING -> STAGING -> (gone)         stockout: listed for seconds, then an error
+PROVISIONING -> STAGING -> RUNNING        ``power.py`` has the states after RUNNING
+PROVISIONING -> STAGING -> (gone)         stockout: the VM is listed for seconds, then the insert fails
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class InstanceBuilder:
         self._disks = disks
 
     def build(self, ref: Ref, body: w.InstanceBody, template: Ref | None) -> w.Instance:
-        """Resolve every reference and fill in every default; ApiError as instances.insert answers."""
+        """Resolve every reference and fill in every default; ApiError with the answer of instances.insert."""
         merged = self.merged(body, template)
         validate.properties(merged, in_template=False)
         machine = validate.machine_type(merged.machine_type)
@@ -158,7 +158,7 @@ class InstanceBuilder:
 
 class Capacity(Protocol):
     def has_capacity(self, vm: LocalVm) -> bool:
-        """Whether the zone has capacity for one more VM like this."""
+        """Whether the zone has capacity for this VM."""
 
 
 @dataclass
@@ -184,7 +184,7 @@ class InstanceApi:
     # Insert
 
     def insert(self, ref: Ref, body: w.InstanceBody, template: Ref | None, request_id: str | None) -> OpDoc:
-        """Accept a VM, which the API lists at once, even if it will fail; ApiError 400, 403 (quota), 404 or 409."""
+        """Accept a VM; the API lists it now, even if the insert fails later. ApiError 400, 403 (quota), 404 or 409."""
         if self._machines.find(ref.path) is not None:
             raise errors.already_exists(ref.path)
         wire = self._builder.build(ref, body, template)
@@ -257,7 +257,7 @@ class InstanceApi:
     # Delete, stop, start
 
     def delete(self, ref: Ref, request_id: str | None) -> OpDoc:
-        """Accept a deletion, by name or id; the disk is free once the operation is done."""
+        """Accept the deletion of a VM, by name or id; its disks are free once the operation is done."""
         vm = self._machines.get(ref)
         if vm.wire.deletion_protection:
             raise errors.invalid("resource", vm.path, "Deletion protection is on.")

@@ -67,10 +67,10 @@ class Operations:
         self._done.append(callback)
 
     def replay(self, project: str, request_id: str | None, target: str, verb: str) -> OpDoc | None:
-        """Return the operation that this requestId has already started, failed or not; None if there is none.
+        """Return the operation that this requestId has already started, even if it failed; None if there is none.
 
         Raises:
-            ApiError: 400 for an invalid or zero UUID, or one that was used for another request.
+            ApiError: 400 for an invalid or zero UUID, or a UUID that was used for another request.
         """
         if request_id is None:
             return None
@@ -166,7 +166,7 @@ class Operations:
         self.end(path)
 
     def show_error(self, path: str, failure: FailedOperationError) -> None:
-        """Show an error while the operation still runs; a stockout does that."""
+        """Show an error while the operation still runs, as for a stockout."""
         doc = self.get(path)
         if doc is not None and doc.operation.status == "RUNNING":
             self._put(doc, **_failure(failure))

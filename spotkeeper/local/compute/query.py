@@ -1,4 +1,4 @@
-"""Implements Compute Engine's query parameters: ``filter``, ``orderBy`` and pages of lists; ``fields`` of any answer.
+"""Implements Compute Engine's query parameters: ``filter``, ``orderBy`` and pages, of lists; ``fields``, of any answer.
 
 Filters are the AIP-160 subset that Spotkeeper sends, and the ``eq`` regular expressions of gcloud:
 
@@ -55,7 +55,7 @@ class Filter:
                 tokens.pop(0)
             else:
                 groups[-1].append(_term(tokens, text))
-        if len(groups) > 1 and ("(" not in text or any(not group for group in groups)):  # as Google documents it
+        if len(groups) > 1 and ("(" not in text or any(not group for group in groups)):  # OR needs parentheses
             raise _invalid(text, "Invalid list filter expression.")
         if len(groups) > 1 and any(len(group) > 1 for group in groups):
             raise _invalid(text, "Mixing AND, OR and parentheses.")
@@ -151,7 +151,7 @@ def _term(tokens: list[tuple[str, str]], text: str) -> _Term:
     return _Term(path, op, value, negated)
 
 
-# Pages. A page's token is the key of its last item, so that no item is listed twice, even if the list changes.
+# Pages. The token of a page is the key of its last item, so no item is listed twice, even if the list changes.
 
 
 class ListAnswers:
@@ -240,8 +240,8 @@ def _read_token(text: str | None) -> str:
         raise errors.invalid("pageToken", text, "The page token is malformed.") from None
 
 
-# Partial responses: ``fields=a,b`` selects two fields, ``a/b`` a field of a field, ``a(b,c)`` two of them, ``*`` any
-# key of a map. Lists are traversed. A selection that matches no field gives an empty answer, as in Google's APIs.
+# Partial responses: ``fields=a,b`` selects two fields, ``a/b`` a field of a field, ``a(b,c)`` two such fields, ``*``
+# any key of a map. Lists are traversed. A selection that matches no field gives an empty answer, as in Google's APIs.
 
 Mask = dict[str, "Mask"]
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*|[*/(),]")
@@ -259,7 +259,7 @@ def parse_mask(text: str) -> Mask:
 
 
 def _selectors(words: Iterator[str], text: str) -> tuple[Mask, str]:
-    """Parse selectors up to the word that ends them; returns both."""
+    """Parse selectors; return their mask and the word that ends them."""
     mask: Mask = {}
     while True:
         end = _selector(mask, words, text)

@@ -1,6 +1,6 @@
 """Stores declared resources outside Compute Engine; some types have an effect.
 
-``POST /local/v1/resources/{type}`` with ``{name, properties}``; PUT, GET and DELETE with the name. With an effect:
+``POST /local/v1/resources/{type}`` with ``{name, properties}``; PUT, GET, DELETE with the name. Types with an effect:
 ``cloudfunctionsv2:function`` (a process), ``cloudscheduler:job`` (ticks), ``logging:projectSink`` with
 ``pubsub:topic`` and ``pubsub:subscription`` (preemption events), ``storage:bucket``, accounts and custom roles.
 """
@@ -82,7 +82,7 @@ class Resources:
     def __init__(self, world: World) -> None:
         self._world = world
         self._effects: dict[str, Effect] = {}
-        self.version = 0  # changes with every change
+        self.version = 0  # changes when any resource changes
 
     def register(self, type_: str, effect: Effect) -> None:
         self._effects[type_] = effect
@@ -138,7 +138,7 @@ class Resources:
 
 
 def section(type_: type[T], properties: JsonObject, field: str) -> T:
-    """Convert properties to a struct that holds some of them; other keys are ignored.
+    """Convert properties to a struct with some of them; other keys are ignored.
 
     Raises:
         ApiError: 400 with the path of the invalid value.

@@ -24,7 +24,7 @@ from spotkeeper.local.core.world import World
 
 @dataclass(frozen=True)
 class Collection:
-    """A REST collection. ``fields``: those allowed in a body; ``refs``: field -> kind of resource that it must name."""
+    """A REST collection. ``fields``: allowed in a body; ``refs``: field -> kind of resource that it refers to."""
 
     kind: str
     wire: str

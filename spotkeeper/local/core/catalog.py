@@ -1,4 +1,4 @@
-"""Machine types with prices, zones, and the duration of each step, as plain values.
+"""Plain values: machine types with prices, zones, and the duration of each step of an operation.
 
 Durations are virtual seconds, close to the shortest that clients see at Compute Engine, so that a demo at scale 30
 does not wait for operations.
@@ -32,8 +32,8 @@ class Timing(Struct, frozen=True):
     quick_s: float = 2.0  # templates, labels, networks
     host_error_s: float = 30.0  # from a host's failure until its VM starts on another host
     spot_off_s: float = 30.0  # ACPI off to power off, spot ("best effort")
-    standard_off_s: float = 90.0  # the same for a stop or delete of a standard VM
-    grants_s: float = 0.0  # until an IAM binding takes effect; on Google Cloud minutes
+    standard_off_s: float = 90.0  # ACPI off to power off, for a stop or delete of a standard VM
+    grants_s: float = 0.0  # until an IAM binding takes effect; on Google Cloud this takes minutes
     wait_s: float = 120.0  # longest operations.wait request
 
 

@@ -1,4 +1,4 @@
-"""Errors in Google's exact format: one exception per stage, one function per kind of refusal.
+"""Errors in Google's exact format: an exception for refused requests, one for failed operations, a function per kind.
 
 Format: https://cloud.google.com/compute/docs/reference/rest/v1 (the envelope that every client parses).
 """
@@ -82,7 +82,7 @@ def not_built(feature: str) -> ApiError:
 def stockout(project: str, zone: str) -> FailedOperationError:
     """The failure of an insert in a zone without capacity.
 
-    As on Compute Engine the operation shows it while it still runs, with HTTP status 503 inside.
+    As on Compute Engine the operation shows the failure while it still runs, with HTTP status 503 inside.
     """
     message = (
         f"The zone 'projects/{project}/zones/{zone}' does not have enough resources available to fulfill the request.  "

@@ -1,7 +1,7 @@
 """Replays capacity and price of spot machines from a recorded market. Pure: callers pass the time.
 
 A recorded gang of 16 VMs represents the few that fit on a laptop. Zones map to recorded zones by name, the others in
-order. The seed chooses where the replay begins. Like Google's, spot prices are per region: those of its first zone.
+order. The seed chooses where the replay begins. Spot prices are per region, as Google's are: those of its first zone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Series:
-    """A step function over recorded ticks: ``values[i]`` holds until tick ``ends[i]``."""
+    """A step function over recorded ticks: ``values[i]`` applies until tick ``ends[i]``."""
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
@@ -81,7 +81,7 @@ class Market:
         """Load a recording and choose where its replay begins.
 
         Args:
-            name: a file of ``local/markets``, without ``.json``; or the path of another recording, with it.
+            name: a file of ``local/markets``, without ``.json``; or the path of another recording, with ``.json``.
             per_zone: VMs per zone where the recording shows a whole gang.
             calm_s: the replay begins where the market is calm for this long.
 
@@ -136,7 +136,7 @@ class Market:
         return sum((b - a) * share for a, b, share in self.price_runs(zone, start, end)) / (end - start)
 
     def price_runs(self, zone: str, start: float, end: float) -> Iterator[tuple[float, float, float]]:
-        """Yield ``(start, end, share)`` of each price within ``[start, end]``, also from before the replay's start."""
+        """Yield ``(start, end, share)`` of each price within ``[start, end]``, even before the replay's start."""
         tick = self._recorded(start)
         while self._time(tick) < end:
             until = self.prices[zone].next_change(tick)
@@ -146,7 +146,7 @@ class Market:
     def preempted(self, zone: str, start: float, end: float) -> float | None:
         """Return the preempted share of a zone's spot machines within ``[start, end]``; None if it is not recorded.
 
-        Each drop in capacity counts as that many preempted machines, and the capacity at the end as surviving ones.
+        Each drop in capacity counts as that many preempted machines, the capacity at the end as surviving machines.
         """
         first, last = self._recorded(start), self._recorded(end)
         if last <= first:
@@ -165,7 +165,7 @@ class Market:
         return self.epoch + (tick - self.offset) * self.gap_s
 
     def _recorded(self, now: float) -> int:
-        """The tick at a time, also before the replay's start; not before the recording's first."""
+        """The tick at a time, also before the replay's start, but not before the recording's first tick."""
         return max(0, self.offset + int((now - self.epoch) // self.gap_s))
 
 

@@ -66,15 +66,15 @@ def start_time(pid: int) -> int | None:
 
 
 def is_same(pid: int, started: int) -> bool:
-    """Whether the process with this pid is still the one that started then: pids are reused."""
+    """Whether the process with this pid started at this time; if not, the pid was reused."""
     return pid > 0 and start_time(pid) == started
 
 
 def kill_all(wanted: bytes, root: int | None = None, spare: Iterable[int] = ()) -> int:
-    """SIGKILL all processes with the mark and all descendants of them and of ``root``; returns their number.
+    """SIGKILL all processes with the mark and their descendants and those of ``root``; return the number of processes.
 
     Each sweep finds children before their parents die, and sweeps repeat until one finds none, so that no fork
-    escapes. A child without the mark has cleared its environment, or hides it from other users than root.
+    escapes. A child without the mark has cleared its environment, or hides its environment from all users but root.
     """
     kept = {os.getpid(), *spare}
     hit: set[int] = set()
@@ -116,7 +116,7 @@ def _read(pid: int, name: str) -> list[bytes]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/<pid>/stat from the state on; the process's name before it may contain any character."""
+    """The fields of /proc/<pid>/stat from the state on; the process name before the state may contain any character."""
     try:
         with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
             return file.read().rpartition(")")[2].split()

@@ -34,7 +34,7 @@ _FULL = re.compile(
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `\$\.?(?P<at>[^`]*)`)?")
 _ENUMS = frozenset(
     {"instanceTerminationAction", "provisioningModel", "onHostMaintenance", "nicType", "stackType"}
-)  # that clients send blank
+)  # clients send these enums blank
 
 
 class Ref(NamedTuple):
@@ -83,7 +83,7 @@ def last(text: str) -> str:
 
 
 def fingerprint(value: object) -> str:
-    """Return a fingerprint of labels or metadata, which a client must send back to change them."""
+    """Return the fingerprint of labels or metadata; a client that changes them must send it back."""
     digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).digest()[:8]
     return base64.b64encode(digest).decode()
 

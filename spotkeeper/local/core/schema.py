@@ -1,8 +1,8 @@
 """Typed structs for the part of Compute Engine's JSON that this cloud supports; ``rest.py`` converts.
 
 64-bit integers are strings of digits on the wire and ints here. Fields that are only stored and returned have the type
-``JsonValue``. A field unknown to Google is refused with 400 in Google's words; a field that only Google supports with
-501.
+``JsonValue``. A field unknown to Google is refused with 400 in Google's words; a field that only Google supports
+is refused with 501.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 if TYPE_CHECKING:
     JsonValue = Union[None, bool, int, float, str, list["JsonValue"], dict[str, "JsonValue"]]
 else:
-    JsonValue = Any  # msgspec takes no recursive alias
+    JsonValue = Any  # msgspec does not support recursive aliases
 JsonObject = dict[str, JsonValue]
 
 # JSON has no 64-bit integers: Google writes these as strings of digits.
@@ -206,7 +206,7 @@ class Instance(InstanceProperties, frozen=True):
     start_restricted: bool | None = None
     deletion_protection: bool | None = None
     hostname: str | None = None
-    resource_status: ResourceStatus | None = None  # with maxRunDuration
+    resource_status: ResourceStatus | None = None  # only with maxRunDuration
 
 
 class DiskBody(RequestPart, frozen=True):
@@ -336,7 +336,7 @@ class Operation(AnswerPart, frozen=True):
     user: str
     insert_time: str
     self_link: str
-    progress: int  # without a default, so that 0 is written too
+    progress: int  # without a default, so that 0 is also written
     client_operation_id: str | None = None
     start_time: str | None = None
     end_time: str | None = None
@@ -377,7 +377,7 @@ NOT_BUILT: dict[type, frozenset[str]] = {
     ),
 }
 
-# Clients send back answers that they read: Google ignores these fields in a request, and so does this cloud.
+# Clients send back answers that they read, so Google ignores these fields in a request; this cloud does, too.
 OUTPUT_ONLY = frozenset(
     {"id", "selfLink", "creationTimestamp", "status", "statusMessage", "fingerprint", "labelFingerprint", "users"}
     | {"lastStartTimestamp", "lastStopTimestamp", "lastSuspendedTimestamp", "lastAttachTimestamp", "region"}

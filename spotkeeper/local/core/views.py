@@ -8,7 +8,7 @@ from spotkeeper.local.spot_market.bill import Bill, Line
 
 
 class VmView(Struct, frozen=True):
-    """A VM as ``status`` shows it. ``notice_until``: when a preemption notice ends and ACPI off follows (virtual)."""
+    """A VM as ``status`` shows it. ``notice_until``: when a preemption notice ends, before ACPI off (virtual)."""
 
     name: str
     id: str
@@ -37,7 +37,7 @@ class DiskView(Struct, frozen=True):
 
 
 class ZoneView(Struct, frozen=True):
-    """A zone as ``status`` shows it. ``capacity``: for spot VMs, now; ``overridden``: an operator has set it."""
+    """A zone as ``status`` shows it. ``capacity``: of spot VMs, now; ``overridden``: an operator has set it."""
 
     zone: str
     capacity: int | None

@@ -19,7 +19,7 @@ KIND = "instances"
 class Ending(str, Enum):
     """The reason why a VM stops.
 
-    DELETE frees its name and disks; so do PREEMPT and EXPIRE if its termination action is DELETE.
+    DELETE frees the VM's name and disks; so do PREEMPT and EXPIRE if the VM's termination action is DELETE.
     """
 
     NONE = ""
@@ -40,14 +40,14 @@ class LocalVm(Struct, frozen=True):
     zone: str
     wire: Instance
     address: str
-    accepted: bool = False  # counts against the zone's capacity
+    accepted: bool = False  # the VM counts against the zone's capacity
     boots: int = 0
     pid: int = 0
     started: int = 0
     preempted: bool = False
     notice_until: float | None = None
     maintenance: str = "NONE"
-    maintenance_at: float = 0.0  # announced time; 0: none
+    maintenance_at: float = 0.0  # announced time of maintenance; 0: none
     ending: Ending = Ending.NONE
     ops: tuple[str, ...] = ()  # operations that end when the VM is off or deleted
     insert_op: str = ""

@@ -3,7 +3,7 @@
 Documents and timers are in one SQLite file; a kill -9 at any line loses nothing. Each request and each timer runs in
 one transaction, so a document, its operation and the timer that ends it exist together or not at all. Effects outside
 the database (processes, folders, sockets) are queued with ``after`` and run after the commit; each can be repeated.
-VMs and disks register handlers for their kinds of timers here.
+VMs and disks register the handlers of their timers here.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ RETRY_S = 5.0
 class Config(Struct, frozen=True):
     """The settings of a cloud, ``cloud.json`` in its folder; ``up`` writes them once."""
 
-    uid: str  # marks every process of this cloud
-    port: int  # of the control plane at 127.0.0.1, and of the metadata servers at the VMs' addresses
+    uid: str  # the mark of every process of this cloud
+    port: int  # the control plane's at 127.0.0.1, and the metadata servers' at the VMs' addresses
     clock: str  # the value of SPOTKEEPER_CLOCK
     market: str = "gcp-2025-10-h100"
     zones: tuple[str, ...] = catalog.ZONES
@@ -204,7 +204,7 @@ class World:
         return self.clock.now()
 
     def at(self, due: float, kind: str, arg: str) -> None:
-        """Set a timer in the current transaction; ``kind`` needs a handler when it fires."""
+        """Set a timer in the current transaction; when it fires, ``kind`` must have a handler."""
         self.state.at(due, kind, arg)
         self.state.after(self.rearm)
 

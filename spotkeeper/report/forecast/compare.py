@@ -1,8 +1,8 @@
 """Compares a job on several shapes of machines: the duration of a step on each, and the job's cost. Pure.
 
 A step is arithmetic, shared by all processes, plus the all-reduce of gradients over the network. A step that was
-measured on one shape is split into these two parts, and each part is scaled to the other shape. It is a model and no
-benchmark, so its assumptions are printed.
+measured on one shape is split into these two parts, and each part is scaled to the other shape. This is a model and no
+benchmark, so the assumptions are printed.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class ForecastRow(Struct, frozen=True):
     shape: GangShape
     bought: str
     step_s: float
-    reduce_s: float  # the part of step_s that sums gradients
+    reduce_s: float  # the seconds of step_s in which gradients are summed
     work_h: float
     outlook: Outlook
 
 
 class Comparison(Struct, frozen=True):
-    """A job's forecasts on several shapes, the cheapest first. ``skipped``: pools that do not fit it, and why."""
+    """A job's forecasts on several shapes, the cheapest first. ``skipped``: pools that do not fit the job, and why."""
 
     job: str
     rows: tuple[ForecastRow, ...]
@@ -135,8 +135,8 @@ def step_s(step: MeasuredStep, shape: GangShape) -> float:
 def network_s(step: MeasuredStep, shape: GangShape) -> float:
     """The seconds of a step in which a shape sums gradients.
 
-    A measured step may be shorter than the modelled sum of its gradients, because the job sums fewer or sums them
-    during the arithmetic. Then the modelled time is reduced by the same factor on every shape.
+    A measured step may be shorter than the modelled time for its gradients, because the job sums fewer of them, or sums
+    them during the arithmetic. Then the modelled time is reduced by the same factor on every shape.
     """
     return reduce_s(shape, step.gradients_gb) * _visible(step)
 
@@ -204,9 +204,9 @@ def assumed(step: MeasuredStep, found: Iterable[GangShape]) -> list[str]:
 
 # -- for people
 
-COST, TIME = "cost 80 %", "done 80 %"  # the bands
+COST, TIME = "cost 80 %", "done 80 %"  # titles of the columns with 80 % ranges
 _COLUMNS = ("shape", "each", "pool", "bought", "step", "network", "cost", COST, "done after", TIME)
-_BOUNDS = ("late", "over")  # for a job with a deadline, and with a budget
+_BOUNDS = ("late", "over")  # columns of a job with a deadline, and of one with a budget
 _LEFT = frozenset({"shape", "pool", "bought"})
 ELSEWHERE = "a wider terminal and --json have them"
 
@@ -214,7 +214,7 @@ ELSEWHERE = "a wider terminal and --json have them"
 def table(made: Comparison) -> RenderableType:
     """Return the same rows in two tables, sorted by cost and by time.
 
-    On a narrow terminal, the column that a table is sorted by is dropped last.
+    A narrow terminal drops columns; the last one dropped is the one by which the table is sorted.
     """
     from rich.console import Group
     from rich.text import Text

@@ -1,7 +1,7 @@
 """Forecasts a job's cost and end: it replays the policy that buys machines on recorded markets. Pure.
 
 The job begins at many moments in each recorded region. Each region is one sample of what the job's market may be like,
-and all weigh the same; the job's own market, if it was recorded, weighs as much as all others together.
+and all samples weigh the same; the job's own market, if it was recorded, weighs as much as all others together.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-REPLAYS = 240  # most replays of a job, over all parts
+REPLAYS = 240  # most replays of a job, over all parts (regions of recordings)
 LEAST = 8  # fewest replays of one part
 TICKS = 150_000  # most ticks over all replays: a job of months is replayed less often
 Market = Sequence[PlayedOutcome]
 
 
 class Library(Struct, frozen=True):
-    """The recorded markets. ``own``: those of the job's own market."""
+    """The recorded markets. ``own``: recordings of the job's own market."""
 
     others: tuple[RecordingPart, ...]
     own: tuple[RecordingPart, ...] = ()
@@ -60,7 +60,7 @@ class Outlook(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """The forecast of one job on one pool, compared with on-demand machines only, whose cost is taken as certain."""
+    """The forecast of one job on one pool, compared with on-demand machines only; their cost is taken as certain."""
 
     job: str
     pool: str
@@ -82,7 +82,7 @@ def forecast(
     """Forecast the cost and the end of a job.
 
     Args:
-        assumptions: lines of the caller, placed before those of the replays.
+        assumptions: the caller's assumptions, a line each; the assumptions of the replays follow them.
         done: called after each replayed part.
 
     Raises:
@@ -122,7 +122,7 @@ def _played(task: Task, part: RecordingPart, library: Library, done: Callable[[]
 
 
 def outlook(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) -> Outlook:
-    """Compute the bands over all outcomes. ``others``, ``own``: the outcomes of each market."""
+    """Compute the 80 % ranges over all outcomes. ``others``, ``own``: the outcomes of each market."""
 
     def of(value: Callable[[PlayedOutcome], float]) -> Values:
         return weigh(*([[value(out) for out in market] for market in markets] for markets in (others, own)))
@@ -206,7 +206,7 @@ HEAD = ("", "expected", "80 % band", "on-demand only")
 
 
 def rows(made: Forecast) -> Iterator[tuple[str, str, str, str]]:
-    """Name, expected value, band, and the value on on-demand machines only."""
+    """Name, expected value, 80 % range, and the value on on-demand machines only."""
     ours, whole = made.expected, made.on_demand
     yield "cost", usd(ours.usd.mid), span(ours.usd, usd), usd(whole.usd.mid)
     yield "done after", hours(ours.finish_h.mid), span(ours.finish_h, hours), hours(whole.finish_h.mid)
@@ -233,7 +233,7 @@ def headline(made: Forecast) -> str:
 
 
 def table(made: Forecast) -> RenderableType:
-    """The forecast as the command prints it, with a line for each assumption below."""
+    """The forecast as the command prints it; below it, a line for each assumption."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -278,18 +278,18 @@ def hours(hours: float) -> str:
     return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:.1f} d"
 
 
-# -- the band, which contains 80 % of future outcomes
+# -- a band: the range that contains 80 % of future outcomes
 
-# The next market is treated as one more recorded market. All markets weigh the same, however often each was replayed. A
-# band is the shortest interval with a given share of the recorded outcomes. That share is above the promised 80
-# %, because an unrecorded market differs from the recorded ones. Conformal prediction over groups (Lee, Barber and
+# The job's market is treated as one more recorded market. All markets weigh the same, however often each is replayed.
+# A band is the shortest interval with a given share of the recorded outcomes. That share is above the promised
+# 80 %, because an unrecorded market differs from the recorded ones. Conformal prediction over groups (Lee, Barber and
 # Willett, "Distribution-free inference with hierarchical data") requires 0.8 (1 + 1/K) for K markets in the worst case.
 # When each market was left out in turn, about 0.6 of that addition was enough; when the job's own market was known and
 # only hours of it were left out, no addition was needed (`bench/market/forecast.py` measures both).
 
 PROMISED = 0.80
 ADDED = 0.5  # divided by the number of markets, this is added to PROMISED
-DIGITS = 9  # values that agree to so many digits are equal
+DIGITS = 9  # values that agree in so many digits count as equal
 Weighted = tuple[float, float]  # a value and its weight
 
 
@@ -308,13 +308,13 @@ class Band(Struct, frozen=True):
 
 
 class Values(Struct, frozen=True):
-    """Outcomes with their weights; ``level``: the share of the weight that a band must hold."""
+    """Outcomes with their weights; ``level``: the share of the weight that a band must contain."""
 
     weighted: tuple[Weighted, ...]
     level: float
 
     def share(self) -> float:
-        """The weighted share of outcomes that are 1, if all are 0 or 1."""
+        """The weighted share of outcomes that are 1; every outcome must be 0 or 1."""
         return sum(weight * value for value, weight in self.weighted)
 
 

@@ -3,7 +3,7 @@
 Sources, as they stood in 2026:
 
 * Accelerators: NVIDIA's data sheets of A100, H100, H200, L4, L40S, T4 and V100, and that of A10G, which AWS publishes.
-  Figures with sparsity are halved, and so are those of NVLink and PCIe for both directions. Google's "GPU machine
+  Figures with sparsity are halved, as are figures of NVLink and PCIe that add up both directions. Google's "GPU machine
   types" has the same figures for NVLink. Between V100s of one machine: AWS's announcement of P3, 200 GB/s with four of
   them and 300 GB/s with eight.
 * Networks of Compute Engine: the column "Maximum network bandwidth" of "GPU machine types"
@@ -34,14 +34,14 @@ class Accelerator(NamedTuple):
 T4 = Accelerator(65.0, 16.0)  # PCIe 3.0 x16
 V100 = Accelerator(125.0, 100.0)
 V100_OF_EIGHT = Accelerator(125.0, 150.0)
-A10G = Accelerator(70.0, 32.0)  # PCIe 4.0 x16, as the three below
+A10G = Accelerator(70.0, 32.0)  # PCIe 4.0 x16, also for the three accelerators below
 L4 = Accelerator(121.0, 32.0)
 L40S = Accelerator(362.0, 32.0)
 A100 = Accelerator(312.0, 300.0)
 H100 = Accelerator(989.0, 450.0)  # and H200
 
-# By machine type, else by its family (the first part of its name). An N1's name tells no accelerator; a T4 is assumed
-# (*estimate*).
+# By machine type, else by its family (the first part of its name). The name of an N1 does not say which accelerator the
+# machine has; a T4 is assumed (*estimate*).
 ACCELERATORS = {
     "a2": A100, "a3": H100, "g2": L4, "n1": T4,
     "g4dn": T4, "g5": A10G, "g6": L4, "g6e": L40S, "p4d": A100, "p4de": A100, "p5": H100, "p5e": H100, "p5en": H100,

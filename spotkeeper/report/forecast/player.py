@@ -1,7 +1,7 @@
 """Plays the function's purchasing policy, `select()`, in a replay; the gang counts as one machine. Pure.
 
 It repeats the rules of ``decide()`` that affect cost: a gang that lost its machines stays in its zone until the zone
-has no capacity, on-demand fallback lasts a while, and a move gives up nothing before the new zone has machines. Only
+has no capacity, on-demand fallback lasts a while, and a move keeps the old machines until it has new ones. Only
 `select()` decides what to buy.
 """
 
@@ -64,14 +64,14 @@ class Chooser:
 
     def start(self, start: Start) -> None:
         self.terms = start.job
-        self.boot_s = start.job.restart_h * HOUR_S - TIMES.save_s  # the billed launch without the save
+        self.boot_s = start.job.restart_h * HOUR_S - TIMES.save_s  # billed hours of a launch, less the save
         self.names = {place.id: zone for place, zone in zip(start.zones, self.shop.pool.zones, strict=True)}
         self.ids = {zone: id_ for id_, zone in self.names.items()}
         self.tracks = {id_: Track.of(None) for id_ in self.names}
         self.refused_at = dict.fromkeys(self.names, 0.0)
         self.losses: list[float] = []
         self.fallback_until = self.idle_since = self.moved_at = 0.0
-        self.ran, self.before = "", ""  # the last zone with a spot gang; the model that ran at the previous tick
+        self.ran, self.before = "", ""  # the last zone with a spot gang; what ran at the previous tick
 
     def end(self, end: End) -> None:
         pass
@@ -86,7 +86,7 @@ class Chooser:
         found = self._select(tick, now, None, self._runs(tick.on))
         words = self._words(found)
         home = SPOT + tick.home
-        if now < self.fallback_until or tick.on.kind == "spot":  # spot in the home zone is no option now
+        if now < self.fallback_until or tick.on.kind == "spot":  # spot in the home zone is not available now
             words = tuple(word for word in words if word != home)
         if now < self.moved_at + STAY * self.terms.move_h * HOUR_S:
             words = tuple(word for word in words if word == home)
@@ -160,7 +160,7 @@ class Chooser:
         return {zone: way for id_, zone in self.names.items() if id_ != home}
 
     def _work(self, tick: Tick) -> Work:
-        """The work left. Time until the next tick is no slack, because a replay decides only once a tick."""
+        """The work left. Time until the next tick does not count as slack, because a replay decides only at ticks."""
         whole, left = self.terms.work_h, tick.left_h
         excess = tick.cost / self.terms.on_demand_price - tick.done_h
         if tick.time_left_h is None:

@@ -1,7 +1,7 @@
 """The recorded markets that a forecast replays, including the stack's own history, one part per region. Pure.
 
-A stack is in one region, and regions differ far more than hours do. So each replay draws zones of one region, and the
-benchmark of forecasts leaves out whole regions.
+A stack is in one region, and markets differ far more between regions than between hours. So each replay draws zones of
+one region, and the benchmark of forecasts leaves out whole regions.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from spotkeeper.replay.model import ATTEMPT_H, LEAST_UP, PROBE_H, Case, PlayedOu
 from spotkeeper.replay.recording import RecordedZone, Recording
 from spotkeeper.report.forecast.player import TIMES, Chooser, Shop
 
-UNENDING = 10.0  # times the work, plus UNENDING_H: then the replay of a job without a deadline stops
+UNENDING = 10.0  # a replay without a deadline stops after so many times the work, plus UNENDING_H
 UNENDING_H = 240.0
-MOVE_H = TIMES.copy_s / 3600.0  # a move as jobs expect it; the evaluation of policies uses another value
+MOVE_H = TIMES.copy_s / 3600.0  # the duration of a move that jobs expect; the evaluation of policies uses another value
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _cut(part: RecordingPart, ticks: slice) -> RecordingPart:
 
 
 def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Iterator[PlayedOutcome]:
-    """Replay the job from ``count`` evenly spread moments of a part, each time in randomly drawn zones of it."""
+    """Replay the job ``count`` times, begun at evenly spread times of a recording and in randomly drawn zones."""
     rng = random.Random(f"{part.name}/{seed}")  # noqa: S311 - a replay, not a secret
     for number in range(count):
         recording = _drawn(task, part.recording, rng)
@@ -111,7 +111,7 @@ def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Ite
 
 
 def _drawn(task: Task, recording: Recording, rng: random.Random) -> Recording:
-    """Draw as many recorded zones as the job has, at its prices; at least one has capacity some of the time."""
+    """Draw as many recorded zones as the job has, scaled to the job's prices; at least one has capacity at times."""
     every = range(len(recording.zones))
     first = rng.choice([index for index in every if _lives(recording, index)])
     others = [index for index in every if index != first]
@@ -140,14 +140,14 @@ def _lives(recording: Recording, zone: int) -> bool:
 # information about any zone are left out.
 TICK_S = 600.0
 GONE_S = HOUR_S  # a zone that preempted or refused a machine counts as without capacity for at most this long
-LEAST_H = 48.0  # known hours that a history needs
+LEAST_H = 48.0  # hours with information that a history needs
 Span = tuple[float, float, bool]  # from, to, whether spot was there
 
 
 def own_recording(pool: str, region: str, observations: Iterable[Observation]) -> Recording | None:
     """Make a recording of a pool's zones from the stack's own history; None if too little is known.
 
-    Its gang is one machine: a zone has spot capacity or has none.
+    The recorded gang is one machine, so a zone's capacity is 1 or 0.
     """
     told = sorted(observations, key=lambda observation: observation.at)
     spans: dict[str, list[Span]] = {}

@@ -13,7 +13,7 @@ from spotkeeper.contract.record import BACKUP, PROBE
 from spotkeeper.contract.stack import Model
 from spotkeeper.report.text.words import percent, usd
 
-MACHINE = "machine:"  # begins the grant of a static machine
+MACHINE = "machine:"  # the prefix of a static machine's grant
 _A_MACHINE = {Model.SPOT: "a spot machine", Model.ON_DEMAND: "an on-demand machine", Model.STATIC: "a static machine"}
 
 

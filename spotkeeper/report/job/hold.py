@@ -27,7 +27,7 @@ class HoldView(Struct, frozen=True):
     ends_in_s: float | None = None  # until it ends by itself
     keep_disks: bool = False  # the disks stay when it ends
     resuming: bool = False  # a request to resume waits for the next round
-    go_back: bool = False  # the newest checkpoint is lost; `resume` goes on from an older one, or from the start
+    go_back: bool = False  # the newest checkpoint is lost; `resume` continues from an older one, or from the start
 
 
 def resume_with(name: str) -> str:
@@ -41,7 +41,7 @@ def resume(record: Record) -> str:
 
 
 def goes_back(record: Record) -> bool:
-    """Whether the newest checkpoint is lost, as the record's reason says; then a plain resume would hold again."""
+    """Whether the newest checkpoint is lost, as the record's reason says; a plain resume would cause another hold."""
     return record.hold in (Hold.CLOUD, Hold.CAPACITY) and record.go_back() in record.reason
 
 

@@ -50,7 +50,7 @@ def training_line(view: JobView) -> str:
 
 
 def on_its_clock(view: JobView) -> str:
-    """A note beside durations of a clock that is not in real time."""
+    """A note beside durations if the cloud's clock is not in real time."""
     return f" on the cloud's clock, {view.site.scale:g}x" if view.site.scale != 1 else ""
 
 
@@ -83,13 +83,13 @@ def state_word(view: JobView) -> str:
 def _stale(view: JobView) -> bool:
     """Whether an ended job may have made steps after its last report; reports come each minute.
 
-    The total does not tell, because a script may end before it.
+    The total number of steps does not tell, because a script may end before it.
     """
     return view.over() and view.step is not None and view.step != view.total_steps
 
 
 def money_line(view: JobView) -> str:
-    """The job's cost: ``spent $1.12, the same machine-hours on demand $4.32: 74 % saved``; at first only ``spent``."""
+    """The job's cost: ``spent $1.12, the same machine-hours on demand $4.32: 74 % saved``; early on only ``spent``."""
     money = view.money
     if money.saved_percent is None:
         return f"spent {usd(money.spent)}, too early to estimate the saving"

@@ -1,11 +1,11 @@
 """Every interruption of a job and its recovery, and the number of preemptions, from its ledger alone.
 
-An interruption begins with its first sign: a notice, a loss, or the exit that a crash's roll call is about; without one
-(a swap back to spot, a move, a resize), with the order to stop. It ends with the next generation. Machines that boot
-meanwhile count if they took part in that generation; those of a swap only if they were promoted.
+An interruption begins with its first sign: a notice, a loss, or the process exit that started a crash's roll call. A
+change without such a sign (a swap back to spot, a move, a resize) begins with the order to stop. The next generation
+ends it. Machines that boot meanwhile count if they took part in that generation, or, in a swap, if they were promoted.
 
-A preemption is a spot machine that had joined and that the cloud took, or was about to take when the job gave it up;
-``contract.market.fate`` decides that, and whether it had a notice. A withdrawn notice does not count, nor does a
+A preemption is a spot machine that had joined, and that the cloud took or was about to take when the job released it.
+``contract.market.fate`` decides this, and whether a notice came first. A withdrawn notice does not count, nor does a
 machine that did not answer or never joined. Every displayed number of preemptions comes from this module.
 """
 
@@ -26,7 +26,7 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.report.money.money import STOPS, Attempt, attempts, first_of_each
 
 NOT_MEMBERS = ("standby", "noticed standby", "never joined")  # causes of losses that interrupted nothing
-PLANNED = ("max run",)  # cause of a loss at the end of a machine's longest run, which is no surprise
+PLANNED = ("max run",)  # cause of an expected loss: the machine's longest run has ended
 REQUESTED = ("pause",)  # a user's request is no interruption
 WITHDRAWN = "stop withdrawn"  # the cause of a generation with the same machines as before
 FAILED = "failure"  # the cause of a hold that waits for a person, which is no recovery
@@ -36,18 +36,18 @@ class Recovery(Struct, frozen=True):
     """One interruption of a job, from its first sign to the next generation. Durations are virtual seconds."""
 
     cause: str  # "notice", "loss", "loss of 2", "crash", "move", ...
-    announced: bool  # with a notice, or a change that the function made itself
+    announced: bool  # the interruption had a notice, or the function itself changed the gang
     nodes: tuple[int, ...]  # nodes with a lost or replaced machine; after a crash, also the node that failed
-    gen: int  # the generation that ended it (the interrupted one, while recovering)
-    stopped_s: float  # without training
+    gen: int  # the generation that ended the interruption (while recovering: the interrupted one)
+    stopped_s: float  # time without training
     seconds: float | None = None  # from `began` to the generation; None: still recovering
     boot_s: float | None = None  # the longest boot of a replacement, INTENT to ADMITTED
     replacement: Model | None = None
     zone: str | None = None
-    notice_s: float | None = None  # from the notice to the order to stop, with training
-    save_s: float | None = None  # duration of a save, as measured by then
+    notice_s: float | None = None  # from the notice to the order to stop; the job trains meanwhile
+    save_s: float | None = None  # duration of a save, as last measured before
     start_s: float | None = None  # from the generation to its processes' first report
-    steps_again: int | None = None  # done before the stop and repeated after it; None: unknown
+    steps_again: int | None = None  # steps made before the stop and repeated after it; None: unknown
     began: float = 0.0  # virtual unix seconds
 
 
@@ -64,10 +64,10 @@ class _Trouble:
     failed: set[int] = field(default_factory=set)  # nodes whose own code failed first
     stopped: float | None = None
     cause: str = ""
-    exited: float | None = None  # when a process ended by itself, which a roll call is about
+    exited: float | None = None  # when a process ended by itself, which started a roll call
     withdrawn: bool = False  # the generation that ended it has no new machine: the change was given up
-    asked: list[Key] = field(default_factory=list)  # attempts that may replace
-    promoted: set[Key] = field(default_factory=set)  # standby attempts that did replace
+    asked: list[Key] = field(default_factory=list)  # attempts that may become replacements
+    promoted: set[Key] = field(default_factory=set)  # standby attempts that became replacements
 
     def began(self) -> float | None:
         moments = [*self.noticed.values(), *self.lost.values()]
@@ -76,7 +76,7 @@ class _Trouble:
         return min(moments, default=None)
 
     def counts(self) -> bool:
-        """Whether it is an interruption, and not a user's request."""
+        """Whether these events are an interruption, and not a user's request."""
         return bool(self.noticed or self.lost) or (self.stopped is not None and self.cause not in REQUESTED)
 
 
@@ -137,10 +137,10 @@ def _note(trouble: _Trouble, entry: Entry) -> None:
 
 
 def _came(trouble: _Trouble, key: Key, machines: _Machines, end: float | None) -> bool:
-    """Whether this machine took part in the generation at ``end``, or, if ``end`` is None, may still do.
+    """Whether this machine took part in the generation at ``end``, or, if ``end`` is None, may still take part.
 
-    A swap boots beside a training machine, a probe in another zone. Until they are promoted, they have no part in the
-    recovery from a crash or loss.
+    The machine of a swap boots beside a training machine, a probe boots in another zone. Until it is promoted, neither
+    has a part in the recovery from a crash or loss.
     """
     machine = machines.get(key)
     if machine is None or machine.refused:
@@ -201,6 +201,6 @@ def preemptions(ledger: Iterable[Entry]) -> Preemptions:
 
 
 def _spot(story: list[Entry]) -> bool:
-    """Whether it is a spot machine that had joined."""
+    """Whether these entries of one machine show a spot machine that had joined."""
     joined = any(entry.event is Event.ADMITTED for entry in story)
     return joined and any(entry.model is Model.SPOT for entry in story)

@@ -22,7 +22,7 @@ from spotkeeper.report.job.recovery import Preemptions, Recovery, preemptions, r
 from spotkeeper.report.money.money import NO_PRICES, Money, PricesByPool, first_of_each, money
 
 QUIET_S = 180.0  # virtual: steps are reported within a minute, and a generation's first step takes longer
-QUIET_STEPS = 3  # times the usual duration of a step
+QUIET_STEPS = 3  # how many times the usual duration of a step
 UNTOUCHED_S = 600.0  # virtual; a tick comes each minute, and the first one changes something
 FALLBACK = "on-demand fallback"  # the selection's reason during a fallback
 
@@ -109,7 +109,7 @@ class JobView(Struct, frozen=True):
     total_steps: int | None = None
     loss: float | None = None
     samples_per_s: float | None = None  # of real time, while it trains
-    no_new_step_s: float | None = None  # since its last step, if that is longer than usual
+    no_new_step_s: float | None = None  # since the last step, if longer than usual
     commit_step: int | None = None
     preemptions: Preemptions = Preemptions()
     crashes: int = 0
@@ -122,20 +122,20 @@ class JobView(Struct, frozen=True):
     size: int = 0  # number of nodes with a machine, once complete
     warnings: tuple[str, ...] = ()  # warnings of the newest generation that still apply
     disks_kept: str = ""  # the disks of an ended job that still bill
-    deadline_in_s: float | None = None  # from now, or from its end; None: no deadline, or not read
-    left_s: float | None = None  # of training, by the remaining steps and their measured time
+    deadline_in_s: float | None = None  # from now, or from the job's end; None: no deadline, or job file not read
+    left_s: float | None = None  # training time left, from the remaining steps and their measured time
     site: Site = CLOUD
 
     def over(self) -> bool:
-        """Whether the outcome is known (deletions may still go on)."""
+        """Whether the job's outcome is known (deletions may continue)."""
         return self.phase in (Phase.END, Phase.DONE)
 
     def late(self) -> bool:
-        """Whether its deadline has passed, or will before its training ends."""
+        """Whether the job's deadline has passed, or will pass before its training ends."""
         return self.deadline_in_s is not None and self.deadline_in_s < (self.left_s or 0.0)
 
     def stands(self) -> bool:
-        """Whether the job changes no more by itself, except to end: it is over, or on hold until a person acts."""
+        """Whether the job stays as it is until a person acts (a hold may still end): it is over, or on hold."""
         waits = self.hold is not None and self.hold.ends_in_s is not None and not self.hold.resuming
         return self.over() or waits
 
@@ -196,7 +196,7 @@ def _left_to_train(progress: Progress | None, site: Site) -> float | None:
 
 
 def _no_new_step(record: Record, progress: Progress | None, now: float, site: Site) -> float | None:
-    """Virtual seconds since the last step; None while reports (one a minute) and usual steps explain the time."""
+    """Virtual seconds since the last step; None while they are normal for reports (one a minute) and usual steps."""
     told = progress if progress is not None and progress.gen == record.gen else None
     age = now - max(record.gen_since, told.at if told is not None else 0.0)
     step_s = (told.step_s if told is not None else None) or 0.0
@@ -207,7 +207,7 @@ _UNTIL = {
     Event.FULL: Event.SAVED,
     Event.UNSAVED: Event.SAVED,
     Event.LAG: Event.KEEPS_UP,
-}  # warning -> its end
+}  # warning -> the event that ends it
 _OVER = frozenset(_UNTIL.values())
 
 
@@ -234,7 +234,7 @@ def _warnings(record: Record, entries: tuple[Entry, ...], now: float, site: Site
 
 
 def _lasting(entries: tuple[Entry, ...]) -> tuple[str, ...]:
-    """The warnings that remain true of an ended job."""
+    """The warnings that are still true after the job's end."""
     return tuple(describe(entry) for entry in entries if entry.event is Event.UNLOOPED)
 
 
@@ -306,7 +306,7 @@ def reason_of(intent: Entry, entries: Iterable[Entry]) -> str:
 
 
 def _left(slot: Slot, now: float) -> float | None:
-    """Virtual seconds until its notice's deadline or the end of its longest run."""
+    """Virtual seconds until the deadline of the machine's notice or the end of its longest run."""
     goes = [at for at in (slot.notice, slot.ends) if at is not None]
     return max(0.0, min(goes) - now) if goes else None
 

@@ -5,17 +5,17 @@ part           meaning
 ============== ======================================================================================
 TRAINED        the node trained, and the steps are kept
 AGAIN          the node trained steps after the newest checkpoint, which were repeated
-BOOTING        from the start of billing to its hello
+BOOTING        from the start of billing to the machine's hello
 STANDING_BY    ready beside a machine that trained (make before break)
 STANDING_STILL ready while the job was stopped: saving, waiting for another machine, or starting again
-LEAVING        from the decision to give it up until the cloud has deleted it
-NEVER_JOINED   paid for a machine that never said hello
+LEAVING        from the decision to release the machine until the cloud has deleted it
+NEVER_JOINED   the machine never said hello
 ============== ======================================================================================
 
-All but the first are lost work. The events show the members of a generation: for each node, the machine that was
-admitted and not lost by then; of two, the promoted one, else the older. A probe in another zone is a member only
-after the gang has moved there. Steps between a stop and the agreement of the members, and the time from a generation's
-order to its first step, count as trained, because the ledger has only the times of decisions.
+All parts but TRAINED are lost work. The events show the members of a generation: for each node, the machine that was
+admitted before and not lost; of two such machines the promoted one, else the older. A probe in another zone is a member
+only after the gang has moved there. Steps between a stop and the agreement of the members, and the time from the order
+of a generation to its first step, count as trained, because the ledger has only the times of decisions.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _of(machine: Attempt, lives: Sequence[Life], stills: Sequence[Still], told: 
     if end <= start:
         return
     if machine.admitted is None:
-        joins = machine.end is None  # it may join later
+        joins = machine.end is None  # the machine may still join
         yield Piece(
             machine, WorkPart.BOOTING if joins else WorkPart.NEVER_JOINED, machine.cause or "start", end - start
         )
@@ -195,9 +195,9 @@ def _trained(machine: Attempt, lives: Sequence[Life], worked: Sequence[Span]) ->
 
 def _idle(machine: Attempt, span: Span, stills: Sequence[Still], last: float, why: str) -> Iterable[Piece]:
     """Divide a span in which an admitted machine did not train: the job stood still, another machine trained, or this
-    one was given up.
+    machine was released.
 
-    ``last``: when the machine last trained, or its end if it never did. ``why``: the cause of its end.
+    ``last``: when the machine last trained, or its end if it never trained. ``why``: the cause of its end.
     """
     left: Sequence[Span] = [span]
     for still in stills[max(0, bisect_right(stills, span[0], key=lambda one: one.span[0]) - 1) :]:

@@ -22,7 +22,7 @@ from spotkeeper.report.job.view import JobView, reason_of
 from spotkeeper.report.job.worktime import Piece, WorkPart, pieces
 from spotkeeper.report.money.money import HOUR_S, NO_PRICES, Attempt, Money, PricesByPool, attempts, first_of_each
 
-WHOLE_S = 1.0  # EC2 rounds a machine's end down to seconds, so it may precede the call that ended the machine
+WHOLE_S = 1.0  # EC2 rounds the end of a machine down to seconds, so it may be before the call that ended the machine
 UNKNOWN_USER = "unknown"
 
 
@@ -82,7 +82,7 @@ class Account(Struct, frozen=True):
     outcome: Outcome | None = None
     reason: str = ""
     preemptions: int = 0
-    deadline_in_s: float | None = None  # from now, or from its end; negative if missed; None without a deadline
+    deadline_in_s: float | None = None  # from now, or from the job's end; negative if missed; None without a deadline
 
 
 def account(view: JobView, ledger: Iterable[Entry], now: float, prices: PricesByPool = NO_PRICES) -> Account:
@@ -178,9 +178,9 @@ def _ended(machine: Attempt, own: Sequence[Entry], entries: Sequence[Entry]) -> 
 
 
 def _given_back(machine: Attempt, end: float, own: Sequence[Entry], entries: Sequence[Entry]) -> str:
-    """Why the job released a machine: the job's end, a successor, a hold or a move.
+    """Why the job released a machine: the job's end, a replacement, a hold or a move.
 
-    ``end`` is not before the call that deleted the machine.
+    ``end``: a time at or after the call that deleted the machine.
     """
     over = next((entry for entry in entries if entry.event is Event.END), None)
     if over is not None and end >= over.at:
@@ -254,7 +254,7 @@ def _sum(key: str, accounts: Sequence[Account]) -> Total:
 
 
 def _months(accounts: Sequence[Account], now: float) -> tuple[Total, ...]:
-    """Totals by month; a machine that ran in several months counts in each, with its time in that month."""
+    """Totals by month; a machine that ran in several months counts in each with its time in it."""
     found: dict[str, list[Total]] = defaultdict(list)
     for one in accounts:
         for month, part in _by_month(one, now).items():

@@ -58,7 +58,7 @@ def goodput_line(found: Account) -> str:
 
 
 def quiet_line(found: Account) -> str:
-    """The line of a job without a recovery; it also counts machines that never joined."""
+    """The line about a job without a recovery; it also gives the number of machines that never joined."""
     never = count(found.never_joined, "machine")
     return "training was never interrupted" + (f"; {never} never joined" if found.never_joined else "")
 

@@ -43,7 +43,7 @@ class PoolCost(Struct, frozen=True):
 
     Attributes:
         machines: the most machines at once; in a static pool, the number that always runs.
-        on_demand_machines: how many of them may be on-demand; in a static pool, all.
+        on_demand_machines: how many of the machines may be on-demand; in a static pool, all.
         spot, on_demand: USD an hour for one machine.
         disks: USD a month for one machine's data disk and boot disk.
         month: USD for a month in which all machines run: at least with every dynamic machine on spot, at most with as
@@ -109,7 +109,7 @@ def _month(
         return None
     stored = pool.max_machines * disks
     if pool.kind == "static":
-        assert on_demand is not None  # `dear` is all of them, and at least one
+        assert on_demand is not None  # in a static pool `dear` counts all machines, at least one
         return on_demand.times(pool.max_machines * MONTH_H) + Range(stored, stored)
     assert spot is not None
     most = dear * (on_demand.most if on_demand else 0.0) + (pool.max_machines - dear) * spot.most
@@ -170,7 +170,7 @@ def stack_cost(
 
 
 def _capped(costs: tuple[PoolCost, ...], machines: int, usd_per_hour: float | None) -> Range | None:
-    """USD for a month within the limits. They bound machines and not disks, because a job on hold keeps its disks."""
+    """USD for a month within the limits. Limits bound machines and not disks, because a job on hold keeps its disks."""
     always = _sum(cost.month for cost in costs if cost.static)
     dynamic = [cost for cost in costs if not cost.static]
     if always is None or any(cost.month is None for cost in dynamic):
@@ -184,7 +184,7 @@ def _capped(costs: tuple[PoolCost, ...], machines: int, usd_per_hour: float | No
 
 
 def _rates(cost: PoolCost, dear: bool) -> list[float]:
-    """The price of each machine that a dynamic pool may have, USD an hour; ``dear``: the highest, else the lowest."""
+    """The price of each machine of a dynamic pool at full size, USD an hour; ``dear``: highest prices, else lowest."""
     on_demand = cost.on_demand_machines if dear and cost.on_demand else 0
     spot = (cost.spot.most if dear else cost.spot.least) if cost.spot else 0.0
     return [cost.on_demand.most if cost.on_demand else 0.0] * on_demand + [spot] * (cost.machines - on_demand)

@@ -5,12 +5,12 @@ early) to its end (`ended`, if the cloud reported it; else its GONE, the listing
 late). A spot machine costs the market price of each moment. Without a reported price, and for the other models, it
 costs the price in its INTENT. A machine that the cloud refused, or that was never seen, costs nothing. The sum exceeds
 the bill by seconds for each machine, and by up to a minute if EC2 did not report its end: EC2 does not report when a
-requested machine began to run, and time that a cloud waives counts (Google: a spot machine preempted in its first
-minute).
+requested machine began to run, and time that a cloud waives counts (Google: a spot machine that is preempted in its
+first minute).
 
-Two comparisons are kept apart. ``saved`` compares the very same machine-hours at on-demand prices, including boots,
-overlaps and standstills, so that it can be checked against the cloud's bill. ``undisturbed`` is another run, on
-uninterrupted on-demand machines: without boots beside a running machine, and without the time between a stop and the
+Two comparisons are separate. ``saved`` compares with the same machine-hours at on-demand prices, including boots,
+overlaps and standstills, so that it can be checked against the cloud's bill. ``undisturbed`` is another run's cost,
+on uninterrupted on-demand machines: without boots beside a running machine, and without the time between a stop and the
 next generation. It is shown beside ``spent`` and never subtracted from it, since it is no bill for these hours. It
 includes the time of repeated steps, because the ledger does not record them.
 """
@@ -33,8 +33,8 @@ ENDS = (Event.END, Event.DONE)
 PricesByPool = Mapping[str, Prices]
 NO_PRICES: PricesByPool = MappingProxyType({})
 Span = tuple[float, float]  # start and end in seconds, start <= end
-SETTLED_S = 600.0  # virtual seconds of training: before that, boots dominate the share that was saved
-STOPS = (Event.STOP, Event.CRASH, Event.HOLD)  # a member's loss writes a STOP beside it
+SETTLED_S = 600.0  # virtual seconds of training; before that, boots dominate the saved share
+STOPS = (Event.STOP, Event.CRASH, Event.HOLD)  # the loss of a member also writes a STOP
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Attempt:
     end: float | None
     refused: bool = False
     on_demand: float | None = None  # price of the same machine on-demand when requested, USD per hour
-    listed: bool = False  # an entry proves that the machine existed
+    listed: bool = False  # an entry of the ledger proves that the machine existed
 
     def span(self, now: float) -> Span:
         """The paid time; empty if the machine never existed."""
@@ -214,8 +214,8 @@ def _list_prices(machines: tuple[Attempt, ...], stack: StackState | None) -> dic
 def _list_price(machine: Attempt, stack: StackState | None) -> float | None:
     """The on-demand price of a machine, USD an hour; None for a spot machine of a pool that the stack no longer has.
 
-    The price noted with the request comes first, so that later changes of the stack leave past savings as they are;
-    then the stack's price.
+    The price noted with the request comes first, so that later changes of the stack do not change past savings; the
+    stack's price comes second.
     """
     if machine.on_demand is not None:
         return machine.on_demand

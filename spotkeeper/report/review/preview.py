@@ -194,7 +194,7 @@ def _no_preview(text: bytes, why: str) -> str:
 
 
 def _merged(steps: tuple[_Step, ...]) -> tuple[Change, ...]:
-    """Return one change per resource: the first of its steps that loses data, or else its first step."""
+    """Return one change per resource: the first step of the resource that loses data, or else its first step."""
     found: dict[str, Change] = {}
     empty = [_bucket(step) for step in steps if step.op == "create" and _kind(step) in BUCKETS]
     for step in steps:
@@ -227,7 +227,7 @@ def _change(step: _Step) -> Change | None:
     if step.op in _IGNORED:
         return Change(Op.UPDATE, kind, name, (), warning=warning) if warning else None
     op = _OPS.get(step.op)
-    if op is None:  # from a newer engine; ignoring it could hide a loss
+    if op is None:  # an operation of a newer engine; to ignore it could hide a loss
         unknown = "an unknown operation: check it yourself"
         return Change(Op.UPDATE, kind, name, (step.op,), _data(Op.DELETE, kind, name, step), unknown)
     if op is Op.DELETE and step.oldState is not None and step.oldState.retainOnDelete:
@@ -259,14 +259,14 @@ def _data(op: Op, kind: str, name: str, step: _Step) -> str:
 
 
 def _expiring(state: _State | None) -> set[str]:
-    """The bucket's rules that delete objects, each as JSON; rules that only end unfinished uploads do not count."""
+    """The bucket's lifecycle rules that delete objects, each as JSON; a rule that only ends uploads does not count."""
     inputs = state.inputs if state else {}
     rules = [*_list(inputs.get("lifecycleRules")), *_list(inputs.get("rules"))]
     return {msgspec.json.encode(rule, order="deterministic").decode() for rule in rules if _deletes(rule)}
 
 
 def _list(value: object) -> list[Any]:
-    """A list of rules; an unknown or secret value counts as one rule that :func:`_deletes`."""
+    """A list of rules; an unknown or secret value counts as one rule that deletes objects."""
     return value if isinstance(value, list) else [] if value is None else [str(value)]
 
 

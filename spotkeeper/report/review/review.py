@@ -37,7 +37,7 @@ class Verdict(str, Enum):
     verdict      when                                                 exit code
     ===========  ===================================================  =========
     ``clear``    no data would be lost                                0
-    ``agreed``   data would be lost, and a person accepted that       0
+    ``agreed``   data would be lost, and a person accepted the loss   0
     ``refused``  data would be lost                                   4
     ``broken``   a mandatory rule would be broken                     4
     ``failed``   the preview itself failed, so nothing is known       1
@@ -76,7 +76,7 @@ class Review(Struct, frozen=True):
 
 
 def judge(preview: Preview, agreed: bool, broken: Sequence[Broken] = ()) -> Verdict:
-    """Decide the verdict. A failed preview is never clear: it may have stopped before it reached the data."""
+    """Decide the verdict. A failed preview is never clear: the engine may have stopped before it reached the data."""
     if preview.errors:
         return Verdict.FAILED
     if preview.lost() and not agreed:

@@ -69,7 +69,7 @@ def live(view: JobView, rows: int = 8, *, verbose: bool = False) -> RenderableTy
         body += [Text(), nodes_fitting(view.nodes)]
     body += [Text(), event_table(lines, verbose=verbose)]
     body += [Text(line, style="red", no_wrap=True, overflow="ellipsis") for line in view.failed]
-    if view.crash_log and not view.stands():  # else `crash_log` follows below the panel
+    if view.crash_log and not view.stands():  # otherwise `crash_log` is printed below the panel
         body.append(Text(LOG_TITLE, style="bold red"))
         body += [Text(line, no_wrap=True, overflow="ellipsis") for line in view.crash_log]
     body += [Text(line) for line in (*hold_lines(view), *kept_lines(view))]
@@ -157,7 +157,7 @@ class Fitting:
             yield self.no_room(left)
 
     def left(self, console: Console, options: ConsoleOptions) -> list[str]:
-        """The columns that fit, or all that are not spare."""
+        """The columns that remain when spare ones are dropped, in their order, until the table fits."""
         left = list(self.columns)
         for spare in self.spare:
             if _width(console, options, self.make(left)) <= options.max_width:
@@ -180,7 +180,7 @@ def fitting(
 ) -> Fitting:
     """A table of rows given by column title; columns in ``right`` are aligned to the right.
 
-    ``columns``: by default those of the first row; a table that may have no rows names them.
+    ``columns``: by default the first row's titles; a table that may have no rows must pass them.
     """
     rows = tuple(rows)
     columns = columns or tuple(rows[0] if rows else ())
@@ -201,7 +201,7 @@ def _width(console: Console, options: ConsoleOptions, table: Table) -> int:
     return Measurement.get(console, options.update(width=_WIDE), table).maximum
 
 
-_NODE_SPARE = ("age", "zone", "model", "machine")  # names of machines are copied into commands, so they go last
+_NODE_SPARE = ("age", "zone", "model", "machine")  # users copy names of machines, so these are dropped last
 
 
 def nodes_fitting(nodes: tuple[NodeView, ...]) -> Fitting:

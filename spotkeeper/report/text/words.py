@@ -2,7 +2,7 @@
 
 A pull request's comment quotes a branch that is not reviewed yet: a resource may be called ``](javascript:...)``, a
 message may close its table or mention many people by @. GitHub decodes entities and backslashes before it looks for
-mentions, so only code is safe: all text from outside this project goes through ``code`` or ``block``.
+mentions, so only code spans and blocks are safe: all text from outside this project goes through ``code`` or ``block``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def code(text: str, longest: int = LONGEST) -> str:
 
 
 def block(text: str, longest: int = LONGEST_BLOCK) -> str:
-    """Return lines as a code block that they cannot close."""
+    """Return lines as a code block that no line can close."""
     kept = "".join(char if char == "\n" else _visible(char) for char in text)[:longest].rstrip()
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", kept)), default=0))
     return f"{fence}text\n{kept}\n{fence}"
