@@ -1,7 +1,7 @@
 """``stack/allocation``: which attempt of which job may have which machine, for the whole stack. Pure.
 
-A grant comes before the intent; it is released after the machine is gone, or after the static machine reported that
-it dropped the attempt. One writer wins by compare-and-swap, so two jobs never have one slot or static machine.
+A grant is written before the intent. It is released after the machine is gone, or after the static machine has reported
+that it dropped the attempt. By compare-and-swap only one writer succeeds, so two jobs never get the same machine.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def resource(offer: Offer) -> str:
 
 
 class Tally:
-    """Counts of grants by resource and pool, since limits are checked for each node and grants may be 10,000."""
+    """Counts of grants by resource and pool. A count per check would be slow: a gang may have 10,000 nodes."""
 
     def __init__(self, grants: Iterable[Grant]) -> None:
         self._resources: Counter[str] = Counter()
@@ -102,4 +102,4 @@ class Tally:
         for pool in stack.pools:
             usd += self._resources[f"slot:{pool.name}"] * pool.dearest(Model.SPOT)
             usd += self._resources[f"slot:{pool.name}/on-demand"] * pool.dearest(Model.ON_DEMAND)
-        return usd <= stack.max_usd_hour + 1e-9  # three times 1.2 are not above 3.6
+        return usd <= stack.max_usd_hour + 1e-9  # in floating point, 3 x 1.2 is more than 3.6

@@ -18,7 +18,7 @@ from spotkeeper.contract.stack import Model
 
 
 class VmStatus(str, Enum):
-    """The state of a listed machine. PENDING proves nothing: a stockout lists a machine for seconds."""
+    """The state of a listed machine. PENDING proves nothing: during a stockout, a machine is listed for seconds."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -74,7 +74,7 @@ class DiskSnapshot(Struct, frozen=True):
 
 
 class MachineTimes(Struct, frozen=True, gc=False):
-    """When the cloud started and ended a machine that it no longer lists; 0: unknown. For the ledger only."""
+    """When the cloud started and ended a machine that it no longer lists; 0: unknown. Used only in the ledger."""
 
     name: str
     zone: str
@@ -89,7 +89,7 @@ class Listing(Struct, frozen=True):
     disks: tuple[Disk, ...]
     snapshots: tuple[DiskSnapshot, ...] = ()
     answered: frozenset[str] = frozenset()
-    results: tuple[Result, ...] = ()  # of operations that ended since the call (found by their idempotency key)
+    results: tuple[Result, ...] = ()  # of calls whose operation has ended meanwhile (found by idempotency key)
     ran: tuple[MachineTimes, ...] = ()  # machines that ended recently, as far as known
 
 
@@ -157,7 +157,7 @@ Action = Union[InsertVm, DeleteVm, CreateDisk, AttachDisk, DetachDisk, DeleteDis
 
 
 class ResultKind(str, Enum):
-    """What the answer to a cloud call means, and what follows; the same for every provider."""
+    """The meaning of the answer to a cloud call, and the reaction to it; the same for every provider."""
 
     ACCEPTED = "accepted"
     CAPACITY = "capacity"  # no machine available: try another offer

@@ -1,7 +1,7 @@
 """Decodes bytes and plain values to structs, safely in threads. All other modules use these functions.
 
-msgspec (0.22) publishes what it computes about a struct type before that is complete: if a second thread decodes the
-type meanwhile, both for the first time, it reads a null pointer and the process ends with SIGSEGV. So every type is
+At the first decoding of a struct type, msgspec (0.22) publishes its information on the type before that is complete. A
+second thread that decodes the type meanwhile reads a null pointer, and the process ends with SIGSEGV. So every type is
 prepared under one lock, and no other module passes a type to msgspec's decoders (``tests/contract/test_codec.py``).
 """
 

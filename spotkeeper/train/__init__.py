@@ -1,7 +1,7 @@
 """The training library: imported by the user's script, and in parts by the agent.
 
-It runs in the job's Python, so it imports only the standard library and torch. Torch is imported on first use, because
-the agent imports the control file and the checkpoint store from here and must stay small.
+The library runs in the job's Python, so it imports only the standard library and torch. Torch is imported on first use,
+because the agent imports ``agent_link`` and ``checkpoint/store.py`` from here and must stay small.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A validator is a generator of :class:`~spotkeeper.contract.parse.problem.Problem`; :func:`job_problems` runs all of
 them. They read the job file and the source folder, never a cloud: a wrong file is refused before anything is written.
-``check_run.py`` has the rules on what is run, variables and secrets. What is allowed but may surprise is a caution and
-no problem: ``submit`` prints it and goes on. Prices are list prices; what is unknown is not checked.
+``check_run.py`` has the rules on what is run, variables and secrets. A caution is about a value that is allowed but may
+surprise: ``submit`` prints it and continues. Prices are list prices. A rule that needs an unknown value is skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spotkeeper.contract.stack import Model, PoolState, StackState
 
 
 def job_problems(job: JobContext) -> list[Problem]:
-    """Return all problems of a job; of a partly readable one, those that only concern readable fields."""
+    """Return all problems of a job. If some of its fields are invalid, rules that read those fields are skipped."""
     problems: list[Problem] = []
     for validator in JOB_VALIDATORS:
         with contextlib.suppress(UnknownError):
@@ -88,7 +88,7 @@ def spans(job: JobContext) -> Iterator[Problem]:
 
 
 def money_and_time(job: JobContext) -> Iterator[Problem]:
-    """Looks up how long a start takes only if a limit or deadline depends on it."""
+    """Check deadline and budget. The duration of a start is looked up only if one of them is set."""
     if job.spec.max_usd is not None:
         yield from budget(job.spec, job.pools(), job.starts(job.spec))
     if job.now is not None and job.spec.deadline is not None:
@@ -120,7 +120,7 @@ def pools_exist(job: JobContext) -> Iterator[Problem]:
 
 
 def pools_usable(job: JobContext) -> Iterator[Problem]:
-    """Named pools that another line of the file rules out altogether."""
+    """Check that no other field of the file makes all named pools unusable."""
     named = [p for p in job.stack.pools if p.name in job.spec.pools] if job.stack else []
     if named and not job.pools():
         yield problem("static", "rules out every pool under `pools`: all of them are static", job.spec.static)
@@ -135,7 +135,7 @@ def pools_usable(job: JobContext) -> Iterator[Problem]:
 
 
 def capacity(job: JobContext) -> Iterator[Problem]:
-    """The pools' caps, and one zone's for a gang that is not spread."""
+    """Check the pools' limits on machines, and one zone's if the gang is not spread."""
     usable = job.pools()
     if not usable or any(name not in {p.name for p in usable} for name in job.spec.pools):
         return
@@ -156,7 +156,7 @@ def stack_caps(job: JobContext) -> Iterator[Problem]:
     """Check the stack's limit on all dynamic machines: a job that needs more would wait forever."""
     stack, usable, least = job.stack, job.pools(), job.spec.size().min
     dynamic = least - sum(len(pool.machines) for pool in usable)
-    if stack is None or dynamic <= 0 or least > sum(pool.max_machines for pool in usable):  # which ``capacity`` tells
+    if stack is None or dynamic <= 0 or least > sum(pool.max_machines for pool in usable):  # ``capacity`` reports that
         return
     path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.min"
     if stack.max_machines is not None and dynamic > stack.max_machines:
@@ -185,7 +185,7 @@ def _names(pools: tuple[PoolState, ...]) -> str:
 
 
 def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: float = START_S) -> Iterator[Problem]:
-    """Check that on-demand from the beginning meets the deadline; a problem names the earliest possible one.
+    """Check that the job can meet its deadline on on-demand machines; a problem names the earliest possible deadline.
 
     If the work is unknown, check that the deadline is after the start. ``start_s``: duration of a start, seconds.
     """
@@ -219,7 +219,7 @@ def budget(spec: JobSpec, pools: Iterable[PoolState], start_s: float = START_S) 
 
 
 def cautions(spec: JobSpec, stack: StackState, prices: Mapping[str, Prices], now: float) -> Iterator[str]:
-    """What a job file allows that may surprise, a line each. ``prices``: as the cloud reported them, by pool."""
+    """Yield cautions, one line each. ``prices``: the spot prices that the cloud reported, by pool."""
     pools = JobContext(spec, stack).pools()
     reported = [
         usd
@@ -231,10 +231,10 @@ def cautions(spec: JobSpec, stack: StackState, prices: Mapping[str, Prices], now
 
 
 def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = None) -> Iterator[str]:
-    """What a job file allows that may surprise, a line each.
+    """Yield cautions, one line each.
 
     Args:
-        spot: the lowest price of its pools' spot machines today, if the cloud reported any; else the list's.
+        spot: today's lowest spot price in the job's pools; None if the cloud reported none: list prices are used.
     """
     offers = tuple(pools)
     lowest = cheapest(offers, Model.SPOT) if spot is None else spot
@@ -252,7 +252,7 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
 
 
 def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) -> float:
-    """What the job's work costs if nothing happens, on the cheapest machines, static ones included; 0: unknown."""
+    """Return the job's cost on the cheapest machines (static ones included) without interruptions; 0: unknown."""
     if spec.work is None:
         return 0.0
     try:
@@ -265,7 +265,7 @@ def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) 
 
 
 def _no_net(spec: JobSpec, pools: tuple[PoolState, ...]) -> str:
-    """Why machines without preemption cannot make up the gang; "": they can, or it is unknown."""
+    """Return why on-demand and static machines cannot make up the gang; "" if they can, or if that is unknown."""
     if spec.policy == "spot":
         return "`policy: spot` buys no on-demand machine"
     most, least = steady(spec, pools), spec.size().min
@@ -274,7 +274,7 @@ def _no_net(spec: JobSpec, pools: tuple[PoolState, ...]) -> str:
 
 
 def steady(spec: JobSpec, pools: Iterable[PoolState]) -> int:
-    """How many machines without preemption it may have at most: static and on-demand ones."""
+    """Return the largest number of machines without preemption (static and on-demand) that the job may have."""
     offers = tuple(pools)
     static = sum(pool.max_machines for pool in offers if pool.kind == "static")
     demand = sum(pool.max_on_demand for pool in offers if pool.kind == "spot")
@@ -282,7 +282,7 @@ def steady(spec: JobSpec, pools: Iterable[PoolState]) -> int:
 
 
 def cheapest(pools: Iterable[PoolState], model: Model) -> float | None:
-    """USD per machine-hour by the stack's list; None where no machine of that kind is sold."""
+    """Return the lowest list price in the stack, USD per machine-hour; None if no pool has machines of this model."""
     prices = [
         usd
         for pool in pools

@@ -39,7 +39,7 @@ _SECRETS = {
 
 @dataclass(frozen=True)
 class JobContext:
-    """A job and what its rules are checked against. None: unknown, so not checked."""
+    """A job and the values that its rules need. None means unknown: rules that need the value are skipped."""
 
     spec: JobSpec
     stack: StackState | None = None
@@ -53,7 +53,7 @@ class JobContext:
 
 
 def command_words(job: JobContext) -> Iterator[Problem]:
-    """The command is a list of words instead of a shell line, and begins with the script instead of its runner."""
+    """Check that the command is a list of words, not a shell line, and begins with the script, not with its runner."""
     command = job.spec.command
     if _sentence(command):
         such = f": {list(words)}" if (words := argv(command[0])) else ""
@@ -130,7 +130,7 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
 
 
 def _unsent(folder: Path, command: tuple[str, ...]) -> Iterator[Problem]:
-    """Without `source` the job runs in an empty folder: the command must be a module (``-m``) or an absolute path."""
+    """Check the command of a job without `source`, which runs in an empty folder: a module or an absolute path."""
     script = command[0]
     if _named(folder, script):
         yield problem("command[0]", "is beside the job file, but no `source` sends it: add `source: .`", script)
@@ -194,7 +194,7 @@ def env_names(job: JobContext) -> Iterator[Problem]:
 
 
 def env_values(job: JobContext) -> Iterator[Problem]:
-    """Values are short and without NUL. Messages never repeat them: users paste secrets here."""
+    """Check that values are short and have no NUL. Messages never repeat values: users paste secrets here."""
     for name, value in job.spec.env.items():
         size = len(value.encode(errors="surrogatepass"))
         if size > ENV_VALUE_BYTES:
@@ -221,6 +221,6 @@ def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
 
 
 def secrets_have_a_reader(job: JobContext) -> Iterator[Problem]:
-    """The stack gives jobs an identity that can read the secrets: without it, the job would fail on every machine."""
+    """Check that the stack gives jobs an identity to read secrets: without it the job would fail on every machine."""
     if job.spec.secrets and job.stack is not None and not job.stack.job_identity:
         yield problem("secrets", f"no job can read them: stack {job.stack.stack} has no job_identity")

@@ -1,7 +1,7 @@
-"""Reads a job file and reports everything that can be known to be wrong with it at once.
+"""Reads a job file and reports all its problems at once.
 
-An invalid field hides no problems of the others: they are checked without it. ``typed.py`` checks
-types and spelling, ``check.py`` meaning.
+An invalid field hides no problems of other fields: they are checked without it. ``typed.py`` checks types and spelling,
+``check.py`` meaning.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from spotkeeper.contract.parse.typed import convert, problems_of, read_text
 from spotkeeper.contract.parse.yamltext import read
 from spotkeeper.contract.stack import StackState
 
-_STAND_IN = {"name": "-", "command": ["-"]}  # for required fields; nobody gets to see them
-_OF_NAMES = ("env", "secrets")  # mappings whose entries mean something each on its own
+_STAND_IN = {"name": "-", "command": ["-"]}  # values for invalid required fields; never shown
+_OF_NAMES = ("env", "secrets")  # mappings whose entries are independent: valid ones are checked beside invalid ones
 
 
 class Overrides(Struct, frozen=True):
-    """What a command line sets in place of the job file: another name, and further arguments of the command."""
+    """Values from the command line: a name that replaces the job file's, and further arguments of the command."""
 
     name: str | None = None
     arguments: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ def read_job(
     """Read a job file and check it as far as possible without a cloud. ``stack`` None: unknown.
 
     Args:
-        now: unix seconds, of the submission.
-        starts: how long a start of the job takes, where somebody measured one, seconds.
+        now: time of the submission, unix seconds.
+        starts: returns the duration of a start of the job in seconds, measured or ``START_S``.
 
     Raises:
-        SpecError: everything that is wrong, with the file's lines.
+        SpecError: with every problem and its line in the file.
     """
     document, lines = read(read_text(file), file.name, texts="command")
     document = document if overrides is None else _overridden(document, overrides)
@@ -70,10 +70,10 @@ def _overridden(document: object, overrides: Overrides) -> object:
 
 
 def _partial(document: object, problems: Iterable[Problem]) -> JobSpec:
-    """What is well in the document; the fields with problems cannot be read."""
+    """Return the document's valid fields as a job; the fields with problems are ``UNSET``."""
     written = document if isinstance(document, Mapping) else {}
     wrong = {problem.path for problem in problems}
-    # `sorce: .` is no job without a source: nothing is known of the field that was meant
+    # `sorce: .` does not mean that the job has no source: the field that was meant counts as unknown
     unknown = {problem.hint for problem in problems if problem.path in written and problem.hint}
     well: dict[str, object] = dict(_STAND_IN)
     for name in JobSpec.__struct_fields__:

@@ -61,7 +61,7 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
 
 
 def choices(word: str, options: Iterable[str]) -> str:
-    """Return the options as text: all of a few, else the closest to ``word`` and the number of the others."""
+    """Return the options as text: all if they are few, otherwise those closest to ``word`` and how many more exist."""
     every = list(options)
     if len(every) <= _MOST_CHOICES:
         return ", ".join(every)
@@ -88,7 +88,7 @@ def join(path: str, key: str | int) -> str:
 
 
 def located(error: SpecError, source: str, lines: Mapping[str, int]) -> SpecError:
-    """Return the error with the file's name and each problem's line, or that of its nearest parent."""
+    """Return the error with the file's name and, for each problem, the line of its key or nearest parent key."""
     return SpecError(replace(p, source=source, line=_line(p.path, lines)) for p in error.problems)
 
 
@@ -100,9 +100,9 @@ def _line(path: str, lines: Mapping[str, int]) -> int | None:
 
 # --- hints: field names of other tools, and shell lines in place of a list of words
 
-# Words of SkyPilot, dstack, Determined, SageMaker, torchrun, Kubernetes and the clouds -> fields or values. The first
-# that is valid in its place is suggested. Words without an equivalent are missing: dstack's max_duration and
-# SageMaker's max_run end a job, and no field here does that.
+# Words of SkyPilot, dstack, Determined, SageMaker, torchrun, Kubernetes and the clouds -> fields or values of ours. The
+# first one that is valid in the word's place is suggested. Words without an equivalent are left out: max_duration
+# (dstack) and max_run (SageMaker) end a job, and no field of the job file does that.
 MEANT: dict[str, tuple[str, ...]] = {
     "accelerator": ("pools",), "accelerators": ("pools",), "attempts": ("retry",), "auto": ("balanced",),
     "bid": ("max_price",), "budget": ("max_usd",), "budget_usd": ("max_usd",),
@@ -131,7 +131,7 @@ MEANT: dict[str, tuple[str, ...]] = {
 
 
 def meant(word: str, options: Collection[str]) -> str | None:
-    """Return the option that another tool's word stands for, or None. Ignores case and ``-`` versus ``_``."""
+    """Return the option that means the same as another tool's word, or None. Case and ``-`` or ``_`` do not matter."""
     folded = word.lower().replace("-", "_")
     found = (folded, *MEANT.get(folded, ()))
     return next((ours for ours in found if ours in options), None)

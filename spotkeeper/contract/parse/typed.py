@@ -4,7 +4,7 @@
     job.yaml:9: policy: "ballanced": not one of balanced, spot, on-demand, shuffle (did you mean balanced?)
 
 ``check.py`` (jobs) and ``infra/settings`` (stacks) check rules across fields and raise the same ``SpecError``. This
-module uses no network and guesses no values.
+module uses no network and never replaces an invalid value.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def problems_of(obj: object, type: type[T], *, by_hand: bool = False) -> list[Pr
     """Return every reason why plain values are not a valid ``type``.
 
     Args:
-        by_hand: whether a user wrote the document: then an empty value is a mistake. In a program's output, null
-            means "none".
+        by_hand: whether a user wrote the document: an empty value is then a mistake. In documents that a program
+            wrote, null means "none".
     """
     want = inspect.type_info(type)
     return [*_check(obj, want, ""), *(_blanks(obj, want, "") if by_hand else ())]
@@ -146,7 +146,7 @@ def _no_key(key: object, path: str) -> Problem:
 
 
 def _explained(problem: Problem, want: inspect.Metadata) -> Problem:
-    """Report a number in a text field (``work: 10``) with the field's description: quotes alone would not help."""
+    """Add the field's description to the problem of a number in a text field (``work: 10``): quotes would not help."""
     about = (want.extra_json_schema or {}).get("description")
     known = about and problem.message == "want a text"
     return replace(problem, message=f"{problem.message}: {about}") if known else problem
@@ -180,7 +180,7 @@ def _fits(obj: object, want: inspect.Type) -> bool:
 
 
 def _check_union(obj: object, want: inspect.UnionType, path: str) -> Iterator[Problem]:
-    """Yield the problems of the union's option with the fewest problems."""
+    """Yield the problems of one option of the union: the option that has the fewest problems."""
     tried = [list(_check(obj, option, path)) for option in want.types if _fits(obj, option)]
     yield from min(tried, key=len) if tried else [_wrong(obj, want, path)]
 
@@ -215,7 +215,7 @@ def _check_dict(obj: Mapping[object, object], want: inspect.DictType, path: str)
 
 
 def _blanks(obj: object, want: inspect.Type, path: str) -> Iterator[Problem]:
-    """Yield optional fields that a user left empty: an empty limit would silently set no limit."""
+    """Yield a problem for each optional field that a user left empty: an empty limit would silently set no limit."""
     match want:
         case inspect.Metadata():
             yield from _blanks(obj, want.type, path)

@@ -1,8 +1,8 @@
 """Read YAML text into plain values and record the line of every key.
 
-Scalars follow YAML 1.2's core schema: ``no``, ``on``, ``12:30`` and dates are texts. Duplicate keys are errors, as one
-value would be lost; so are aliases, which can make a small file arbitrarily large, and ``010``, which Pulumi's reader
-takes for eight.
+Scalars follow YAML 1.2's core schema: ``no``, ``on``, ``12:30`` and dates are texts. Three things are errors: duplicate
+keys, because one value would be lost; aliases, which can make a small file expand to any size; and ``010``, which
+Pulumi's reader takes for eight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SYNTAX: tuple[tuple[str, str], ...] = (
     ("could not find expected ':'", "a key has no ':' behind it"),
     ("another document", "a second document begins here (---): a file has one"),
 )
-_DIGITS = 300  # longer integers become infinite: no field accepts them, and Python refuses to print them
+_DIGITS = 300  # longer integers are read as infinity: no field accepts that, and Python refuses to print the integers
 _WORDS: dict[str, object] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -44,7 +44,7 @@ def read(text: str, source: str = "", *, texts: str = "") -> tuple[object, dict[
     """Return the single document of ``text``, and the line (from 1) of every path in it.
 
     Args:
-        texts: a top-level key; the values of its list stay texts, such as ``3e-4``.
+        texts: a top-level key with a list; values in this list, such as ``3e-4``, stay texts.
 
     Raises:
         SpecError: no YAML, several documents, a tag, an alias, a duplicate key.
@@ -64,7 +64,7 @@ def read(text: str, source: str = "", *, texts: str = "") -> tuple[object, dict[
 
 
 def _quote(node: yaml.Node | None, key: str) -> None:
-    """Treat the values of a top-level key's list as quoted texts; empty values stay empty."""
+    """Treat the values in the list of a top-level key as quoted texts; empty values stay empty."""
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(name, yaml.ScalarNode) and name.value == key:
             for item in value.value if isinstance(value, yaml.SequenceNode) else ():

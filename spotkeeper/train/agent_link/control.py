@@ -2,7 +2,7 @@
 
 The agent writes its request and deadline; local rank 0 of the job writes its progress. Both write single aligned 8-byte
 words in place, so a reader never sees half a number. The job uses a mapping and the agent a descriptor, so that a job
-cannot kill its agent (``control_io.py``). The file is never renamed: the other side would keep the old one.
+cannot kill its agent (``control_io.py``). The file is never replaced: the other side would keep using the old file.
 
 Also here: ``result.json``, the outcome of a generation, and the marker files of untimed sections. Standard library
 only.
@@ -21,9 +21,9 @@ only.
   88  step_s         median duration of recent steps, seconds
   96  commit         newest durable checkpoint of this node (generation, step)
  104  commit_at      when it became durable, real unix seconds
- 112  save_s         median time from the start of a save to durable, seconds
+ 112  save_s         median time from a save's start until it is durable, seconds
  120  stall_s        median time that a save stops the loop, seconds
- 128  loss           last one reported (NaN: none)
+ 128  loss           last reported loss (NaN: none)
  136  samples_per_s  of all ranks together
  144  total_steps    optimizer steps at the run's end (0: unknown)
  152  fault          ``Fault`` of the last save
@@ -67,7 +67,7 @@ SIZE = 256
 MAGIC = int.from_bytes(b"SKCTL\0\0\1", "little")
 NAME = "ctl"
 RESULT = "result.json"
-UNTIMED = "untimed"  # .<local rank>: a file of the run folder
+UNTIMED = "untimed"  # name of a marker file in the run folder, before ".<local rank>"
 _RESULT_BYTES = 64 << 10
 NO_RESTART = 93  # exit code: "a restart cannot help"
 
@@ -93,7 +93,7 @@ class RunPhase(IntEnum):
     TRAINING  STOPPING                 all ranks agreed to stop
     TRAINING  FINISHING                the loop ended, or the script left it by `break`
     STOPPING  STOPPED                  final save durable, or failed (``fault``)
-    FINISHING DONE                     the same
+    FINISHING DONE                     final save durable, or failed (``fault``)
     ========= ======================== ===========================================
     """
 
@@ -113,13 +113,13 @@ class Fault(IntEnum):
     DISK_FULL = 1
     SAVER_LOST = 2  # no saver answers
     WRITE_FAILED = 3  # any other error of the disk
-    FENCED = 4  # a newer generation has the folder
+    FENCED = 4  # a newer generation uses the folder
     NO_MEMORY = 5  # no memory to copy the state into
 
 
 @dataclass(frozen=True, order=True)
 class Commit:
-    """Identity of a checkpoint. Order is age: a later generation is always newer."""
+    """Identity of a checkpoint. Commits sort by age: one of a later generation is always newer."""
 
     gen: int
     step: int
@@ -138,7 +138,7 @@ class Commit:
 
 
 class CommitWord(IntWord):
-    """A commit as one word plus 1: zero means none, because (0, 0) is a valid checkpoint."""
+    """A commit as one word, 1 higher than the packed pair: (0, 0) is a valid commit, and word 0 means none."""
 
     def __get__(self, of: HasWords, _: type[HasWords]) -> Commit | None:  # type: ignore[override]
         word = of.words[self.at]
@@ -175,7 +175,7 @@ class Control:
             os.ftruncate(fd, SIZE)
             os.posix_fallocate(
                 fd, 0, SIZE
-            )  # fails here on a full /run, where the job's first write to a hole would be SIGBUS
+            )  # fails here if /run is full; otherwise the job's first write to a hole would raise SIGBUS
             os.pwrite(fd, bytes(SIZE), 0)
         except OSError:
             os.close(fd)
@@ -184,9 +184,9 @@ class Control:
 
     @classmethod
     def hold(cls, path: Path | str) -> Control:
-        """Open the file that an earlier agent process made; if it is gone, return an empty stand-in.
+        """Open the file that an earlier agent process made; if the file is gone, return an empty stand-in.
 
-        A generation continues whatever its job has done to the file; :meth:`trouble` says what is wrong.
+        A generation continues even if its job has damaged the file; :meth:`trouble` describes the damage.
         """
         path = Path(path)
         with contextlib.suppress(OSError):
@@ -238,7 +238,7 @@ class Control:
         return self
 
     def _other(self) -> str:
-        """Return how the file begins, if it is not a control file of this version; otherwise ""."""
+        """Return the file's first bytes, for a message, if it is no control file of this version; otherwise ""."""
         found = self.words[0]
         return "" if found == MAGIC else f"starts with {found.to_bytes(8, 'little')!r}"
 
@@ -359,7 +359,7 @@ def read_result(run: Path | str) -> RunResult | None:
 
 
 def _count(value: object) -> int:
-    """Check a number that the job wrote, since an invalid one would crash the agent. Raises ValueError."""
+    """Return a number that the job wrote. Raises ValueError if it is invalid: the agent would crash on it later."""
     if type(value) is not int or not 0 <= value < 1 << _STEP_BITS:
         raise ValueError(f"{value!r:.40} is not a count")
     return value
@@ -367,7 +367,7 @@ def _count(value: object) -> int:
 
 @contextlib.contextmanager
 def untimed_section(run: Path | None, local_rank: int) -> Iterator[None]:
-    """Mark this process as busy for the ``with`` block. Nesting has no effect. ``run`` None: no agent watches."""
+    """Mark this process as busy for the ``with`` block. Nesting has no effect. ``run`` is None without an agent."""
     if run is None:
         yield
         return

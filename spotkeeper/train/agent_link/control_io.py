@@ -1,7 +1,7 @@
-"""Word access of the control file: by a mapping in the job, by reads and writes in the agent.
+"""Access to the words of the control file: through a mapping in the job, by reads and writes in the agent.
 
-The job's access takes well under a microsecond. The agent's may take a few but must not kill the agent: a process that
-maps a file dies of SIGBUS at the next access if the job empties the file. Standard library only.
+The job's access takes well under a microsecond. The agent's takes a few microseconds but cannot kill the agent: a
+process that maps a file dies of SIGBUS at its next access once the job has emptied the file. Standard library only.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FileWords(Generic[N]):
 
 
 class HasWords(Protocol):
-    """A class whose ``words`` and ``floats`` are two views of the same words; the descriptors below need both."""
+    """A class with the control file's words as integers (``words``) and as floats; the descriptors below need both."""
 
     words: WordArray[int]
     floats: WordArray[float]

@@ -39,7 +39,7 @@ from spotkeeper.train.checkpoint.protocol import (
 )
 from spotkeeper.train.checkpoint.store import Manifest, RankPlace, SkippedCheckpoint
 
-PATIENCE_S = 120.0  # for a saver that makes no progress: stopped, or waiting for a disk that does not answer
+PATIENCE_S = 120.0  # time to wait for a saver without progress: it is stopped, or waits for a disk that does not answer
 _POLL_S = 0.5
 
 Limit = Callable[[], float | None]  # seconds of silence to accept now; None: PATIENCE_S
@@ -107,7 +107,7 @@ class Client:
         return cls(ours, process, limit)
 
     def close(self) -> None:
-        """Close the connection. The saver finishes a running save; a private one is awaited, or killed if it hangs."""
+        """Close the connection. The saver finishes a running save. Wait for a private saver; kill it if it hangs."""
         with contextlib.suppress(OSError):  # the saver is gone already
             self._sock.shutdown(
                 socket.SHUT_RDWR
@@ -127,7 +127,7 @@ class Client:
                     self._kill()
 
     def _kill(self) -> None:
-        """Kill a private saver, without waiting for one that its disk blocks."""
+        """Kill a private saver; do not wait if its disk blocks it."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -157,10 +157,10 @@ class Client:
         return self._fd
 
     def hello(self, folder: Path, gen: int, keep: int) -> SaverState:
-        """Announce a generation. Returns after the saver has finished the save of an older one.
+        """Announce a generation. Returns after the saver has finished the save of an older generation.
 
         Raises:
-            SaverError: FENCED if a newer generation has announced itself; SAVER_LOST.
+            SaverError: FENCED if a newer generation has announced itself; SAVER_LOST if the saver is gone.
         """
         self._request({"op": "hello", "folder": str(folder.absolute()), "gen": gen, "keep": keep})
         answer = self._answer("hello", "fenced")
@@ -180,7 +180,7 @@ class Client:
             self._reserving = True
 
     def memory(self, size: int) -> mmap.mmap:
-        """Return the staging memory, mapped, of at least ``size`` bytes, with its content.
+        """Map at least ``size`` bytes of the staging memory, with their content, and return the mapping.
 
         Raises:
             SaverError: NO_MEMORY, or the saver is gone.
@@ -226,7 +226,7 @@ class Client:
         self._pending = manifest.commit
 
     def publish(self, manifest: Manifest) -> None:
-        """Request COMMIT for a part. ``manifest``: the part's own, with the files of all others."""
+        """Request COMMIT for a part. ``manifest``: the part's manifest, which also lists all other nodes' files."""
         self._request({"op": "publish", "manifest": manifest.to_bytes().decode()})
         self._pending = manifest.commit
 
@@ -259,7 +259,7 @@ class Client:
             raise SaverError(Fault.SAVER_LOST, f"the saver is gone: {error}") from None
 
     def _answer(self, *events: str) -> dict[str, Any]:
-        """Wait for one of ``events`` and return it; results of saves that arrive before it are kept for ``poll``."""
+        """Wait for a message of one of these kinds and return it; earlier results of saves are kept for ``poll``."""
         pulse = self._pulse()
         while True:
             message = self._read_soon()
@@ -271,7 +271,7 @@ class Client:
                 raise SaverError(Fault(message["fault"]), message["why"])
 
     def _await_memory(self) -> None:
-        """Wait until no request for memory is open; ``_refused`` has its error."""
+        """Wait until the saver has answered every request for memory; ``_refused`` has the error, if any."""
         pulse = self._pulse()
         while self._reserving:
             if self._read_soon() is None:
@@ -305,7 +305,7 @@ class Client:
             self._map = None
 
     def _read_soon(self, end: float | None = None) -> dict[str, Any] | None:
-        """Read one message; None if none comes within half a second, or before ``end`` (monotonic)."""
+        """Read one message; None if no message arrives within half a second, or before ``end`` (monotonic)."""
         self._sock.settimeout(_POLL_S if end is None else min(_POLL_S, max(0.001, end - time.monotonic())))
         try:
             return self._read(block=True)
@@ -315,7 +315,7 @@ class Client:
             self._sock.settimeout(None)
 
     def _read(self, *, block: bool) -> dict[str, Any] | None:
-        """Read one message; None if none has arrived."""
+        """Read one message; None if no message has arrived."""
         flags = 0 if block else socket.MSG_DONTWAIT
         try:
             data, rights, _, _ = self._sock.recvmsg(MESSAGE, socket.CMSG_SPACE(4), flags | socket.MSG_CMSG_CLOEXEC)
@@ -371,7 +371,7 @@ class Client:
 
 
 class _Liveness:
-    """Watches whether a process makes progress; a copy or write that takes hours counts as progress."""
+    """Watches whether a process still runs; a copy or write that takes hours counts as progress."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

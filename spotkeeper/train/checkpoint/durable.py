@@ -1,7 +1,7 @@
 """Staging memory and its way to disk: memory limits, the shared memory file, files written past the page cache.
 
-The kernel enforces a control group's limit by its out-of-memory killer, not by an error, and the killer picks the
-trainer as often as the saver. So the saver checks the limits before it takes staging memory.
+If a control group exceeds its limit, the kernel returns no error but kills a process, the trainer as often as the
+saver. So the saver checks the limits before it takes staging memory.
 
 Files are hashed while they are written, COMMIT (or PART) comes last, and a failed write leaves no files behind. The
 saver decides whether a checkpoint may be written. Standard library only: this runs in the saver.
@@ -25,7 +25,7 @@ from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.store import FileSum, Manifest
 
-_LEAST = 64 << 20  # bytes that must stay free for training, or 1/_SHARE of the limit if that is more
+_LEAST = 64 << 20  # bytes that must stay free for training; 1/_SHARE of the limit if that is more
 _SHARE = 50
 _PROC = Path("/proc")
 _FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # of cgroup version 1
@@ -37,7 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Headroom:
-    """Memory that a limit leaves: ``bytes`` of ``limit``; ``source`` names the limit."""
+    """Memory that is still free under a limit: ``bytes`` of ``limit``; ``source`` names the limit."""
 
     source: str
     limit: int
@@ -94,7 +94,10 @@ def _groups() -> Iterator[tuple[Path, int]]:
 
 
 def _upwards(mount: Path, root: str, path: str) -> Iterator[Path]:
-    """Yield the folder of ``path`` below a mount of ``root``, and its parents; a container may see only the topmost."""
+    """Yield the folder of ``path`` below ``mount``, where ``root`` is mounted, then each parent up to ``mount``.
+
+    A container may see only the topmost folder.
+    """
     inner = path.removeprefix(root.rstrip("/")).strip("/")
     folder = mount / inner
     while folder != mount:
@@ -111,7 +114,7 @@ def _table(path: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MemoryHandle:
-    """Staging memory, as its owner names it to the other ranks of its node."""
+    """What the other ranks of a node need to open the node's staging memory."""
 
     pid: int
     fd: int
@@ -126,7 +129,7 @@ class MemoryHandle:
 
 
 class NeighbourMemory:
-    """Staging memory of another rank of this node, opened through /proc (same user). Kept mapped while unchanged."""
+    """Staging memory that another rank of this node has open, opened through /proc. The mapping is kept and reused."""
 
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
@@ -155,7 +158,7 @@ def round_up(size: int) -> int:
 
 
 class Buffer:
-    """The memory file, mapped by trainer and saver. It grows and never shrinks."""
+    """The staging memory: a memory file that trainer and saver map. It grows and never shrinks."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("spotkeeper", os.MFD_CLOEXEC)
@@ -164,7 +167,7 @@ class Buffer:
         self.stretches: tuple[Stretch, ...] = ()
 
     def reserve(self, size: int) -> None:
-        """Allocate pages in the saver: in the training loop, fresh pages would take 3 s per GB.
+        """Allocate pages now, in the saver: allocation by the training loop's writes would stop it for 3 s per GB.
 
         Raises:
             OSError: no memory; the size is unchanged.
@@ -186,7 +189,7 @@ class Buffer:
 
 @contextlib.contextmanager
 def _killed_first() -> Iterator[None]:
-    """Make the kernel kill this process first if memory runs out, which frees the memory; training continues."""
+    """Make the kernel kill this process, not the trainer, if memory runs out during the ``with`` block."""
     path = Path("/proc/self/oom_score_adj")
     before = ""
     with contextlib.suppress(OSError):
@@ -204,7 +207,7 @@ def fault_of(error: OSError) -> Fault:
 
 
 def reason(error: OSError) -> str:
-    """Return the system's message, with a remedy where it lacks one."""
+    """Return the system's message for an error, with a remedy for some errors."""
     return f"{error} (`ulimit -f` limits the size of files)" if error.errno == errno.EFBIG else str(error)
 
 
@@ -240,7 +243,7 @@ def write_checkpoint(
         (store.publish_part if part else store.publish)(home, manifest)
     except Exception:  # includes RuntimeError, if no thread can be started
         with contextlib.suppress(OSError):
-            store.quarantine(folder, manifest.commit)  # a rename, so COMMIT never exists in half a checkpoint
+            store.quarantine(folder, manifest.commit)  # renames, so no half deleted folder has a COMMIT
             store.empty_quarantine(folder)
         raise
     return manifest
@@ -273,7 +276,7 @@ def _hash(digest: Any, view: memoryview) -> None:
 
 
 def _write_bytes(path: Path, view: memoryview, size: int) -> None:
-    """Write past the page cache if the file system allows it: buffered, 2 GB took up to 17 s to become durable."""
+    """Write past the page cache if the file system allows it: through the cache, 2 GB took up to 17 s until durable."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         if size:
@@ -288,7 +291,7 @@ def _write_bytes(path: Path, view: memoryview, size: int) -> None:
 
 
 def _write_direct(path: Path, view: memoryview, size: int) -> bool:
-    """Write whole pages with O_DIRECT, and return False if that is refused. The caller truncates the last page."""
+    """Write whole pages with O_DIRECT; return False if the file system refuses. The caller truncates the last page."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -308,7 +311,7 @@ def _write_direct(path: Path, view: memoryview, size: int) -> bool:
 
 
 def _write_all(fd: int, view: memoryview) -> None:
-    """Write ``view`` in chunks, and release each: an error's traceback would otherwise keep the memory mapped."""
+    """Write ``view`` in chunks and release each chunk: otherwise an error's traceback would keep the memory mapped."""
     at = 0
     while at < len(view):
         with view[at : at + CHUNK] as chunk:

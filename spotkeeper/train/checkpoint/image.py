@@ -1,13 +1,13 @@
-"""Turns a run's state into an image of bytes, and back.
+"""Turns a run's state into its *image*, the bytes to save, and back.
 
-The saver writes images, and peers send them to each other::
+The saver writes images to disk, and ranks send them to each other::
 
     state.bin      the bytes of every tensor, one after the other
     skeleton.pkl   everything else: the place of each tensor, and pickles that refer to tensors
 
-Each save has its own skeleton, so state that appears late (an optimizer's moments) or changes its size only needs a
-larger image. Replicated state has a common part, equal on all ranks, and one local part per rank. With sharded state
-each rank has its own image (``core/shards.py`` names the files): its parts of sharded tensors, and its local state.
+Each save has its own skeleton, so state may appear late (an optimizer's moments) or change its size. The image of
+replicated state has a common part, equal on all ranks, and one local part per rank. With sharded state each rank has
+its own image (``core/shards.py`` names the files): its parts of sharded tensors, and its local state.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ class TensorSlot:
 class RunState:
     """The state of a run, split for saving."""
 
-    model: object  # parameters, copied into the module's own tensors on load
-    rest: object  # other common state; on load, its owners keep the loaded objects
+    model: object  # parameters; a load copies them into the module's existing tensors
+    rest: object  # other common state; after a load the optimizers and other parts keep the loaded tensors
     local: tuple[bytes, ...]  # one packed image per rank
 
 
 class Image:
-    """State with a layout for staging: sizes are known, bytes are still in the tensors."""
+    """State before it is copied into staging memory: the layout is known, the bytes are still in the tensors."""
 
     def __init__(self, state: RunState, *, rank: int | None = None) -> None:
-        """``rank``: the rank whose part of sharded state this is; None: replicated state."""
+        """``rank``: the rank to which this part of sharded state belongs; None for replicated state."""
         self._tensors: list[torch.Tensor] = []
         self._slots: list[TensorSlot] = []
-        self._frames: list[shards.TensorFrame] = []  # around each tensor, in sharded state
+        self._frames: list[shards.TensorFrame] = []  # one for each tensor of sharded state
         self._known: dict[tuple[object, ...], int] = {}
         self._shards: list[TensorShard] = []
         self._plain: set[int] = set()  # slots of tensors that are not sharded
-        self._named: dict[int, tuple[int, TensorShard | None]] = {}  # by a tensor's id
+        self._named: dict[int, tuple[int, TensorShard | None]] = {}  # slot and shard by the tensor's id
         self._sharded = rank is not None
         self._state = state  # keeps its tensors alive, so that ids stay valid
         self._end = 0
@@ -76,9 +76,9 @@ class Image:
         return extent(self.stretches)
 
     def copy_to(self, memory: memoryview, places: tuple[int, int] | None = None) -> None:
-        """Copy all bytes into ``memory``. ``places``: offsets of the two files there; default: as laid out.
+        """Copy all bytes into ``memory``. ``places``: offsets of the two files in it; default: as ``lay_out`` says.
 
-        One thread copies: two took 0.8 s where one took 0.04 s, on a machine whose cores were busy training.
+        One thread copies: on a machine whose cores were busy training, one thread took 0.04 s and two took 0.8 s.
         """
         begin, at = places or (0, self.stretches[1].offset)
         memory[at : at + len(self._skeleton)] = self._skeleton
@@ -96,7 +96,7 @@ class Image:
                 view(base, slot).copy_(tensor)
 
     def chunks(self, named: object) -> list[shards.Chunk]:
-        """Describe the tensors in ``named`` for other tools."""
+        """Describe the tensors in ``named`` for DCP's ``.metadata``, which other tools read."""
         found = []
         for path, tensor in shards.tensors(named):
             number, shard = self._named[id(tensor)]
@@ -123,9 +123,9 @@ class Image:
         return number
 
     def _add(self, tensor: torch.Tensor) -> int:
-        """Return a tensor's slot number; tied tensors share one."""
+        """Return a tensor's slot number; tied tensors share a slot."""
         _refuse(tensor)
-        tensor = tensor.detach().resolve_conj().resolve_neg()  # these views are only flags on other bytes
+        tensor = tensor.detach().resolve_conj().resolve_neg()  # a conjugate or negative view differs only by a flag
         key = (tensor.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         number = self._known.get(key) if tensor.numel() else None
         if number is None:
@@ -157,7 +157,7 @@ class Skeleton:
 
     @classmethod
     def read(cls, data: bytes | memoryview, where: str) -> Skeleton:
-        """Read a skeleton whose hash was checked. ``where``: its origin, for messages."""
+        """Read a skeleton after its hash was checked. ``where``: its origin, for messages."""
         content = pickling.loads(data, where)
         tables = content.get("shards", []), content.get("plain", [])
         return cls(content["slots"], *tables, content["model"], content["rest"], content["local"], where)
@@ -170,7 +170,8 @@ class Skeleton:
     ) -> RunState:
         """Rebuild the state from tensors by slot (``plain``) and parts of sharded tensors (``part``).
 
-        Everything but the model gets copies: optimizers adopt loaded tensors, and set_rng_state fails on views.
+        Everything but the model gets copies of tensors: optimizers keep loaded tensors, and set_rng_state fails on
+        views.
         """
 
         def load(pid: Any, last: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -186,9 +187,10 @@ class Skeleton:
 
 
 def thaw(memory: memoryview, stretches: tuple[Stretch, ...], where: str = "") -> RunState:
-    """Rebuild the state from an image whose hashes were checked. ``where``: its origin, for messages.
+    """Rebuild the state from an image after its hashes were checked. ``where``: its origin, for messages.
 
-    Tensors of ``model`` are views of ``memory``, which must not change until they are copied; others are copies.
+    Tensors of ``model`` are views of ``memory``, so ``memory`` must not change until the model has copied them. Other
+    tensors are copies.
     """
     data, part = stretches
     skeleton = Skeleton.read(memory[part.offset : part.offset + part.bytes], where or part.name)
@@ -217,7 +219,7 @@ def unpack(data: bytes) -> Any:
 
 
 def lay_out(state: int, skeleton: int, names: tuple[str, str] = (STATE, SKELETON)) -> tuple[Stretch, ...]:
-    """Lay out the two files of an image in memory; each begins on a page, for O_DIRECT."""
+    """Lay out the two files of an image in memory, given their sizes; each begins on a page, for O_DIRECT."""
     return (Stretch(names[0], 0, state), Stretch(names[1], -(-state // PAGE) * PAGE, skeleton))
 
 
@@ -234,10 +236,10 @@ def extent(stretches: tuple[Stretch, ...]) -> int:
 
 
 def view(base: torch.Tensor, slot: TensorSlot) -> torch.Tensor:
-    """Return one tensor of an image as a view of it."""
+    """Return one tensor of an image as a view of ``base``, the image's tensor bytes."""
     dtype: Any = getattr(torch, slot.dtype)
     if not slot.bytes:
-        return torch.empty(slot.shape, dtype=dtype)  # its offset may be misaligned for the dtype
+        return torch.empty(slot.shape, dtype=dtype)  # the offset of an empty tensor may be misaligned for the dtype
     return base[slot.offset : slot.offset + slot.bytes].view(dtype).view(slot.shape)
 
 

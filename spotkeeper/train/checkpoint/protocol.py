@@ -23,7 +23,7 @@ from spotkeeper.train.checkpoint.store import Manifest, SkippedCheckpoint, count
 from spotkeeper.train.core import beneath
 
 MESSAGE = 1 << 20  # largest message, bytes
-Answer = dict[str, Any]  # as JSON; the table in ``saver.py`` has them
+Answer = dict[str, Any]  # a message of the saver, as JSON; ``saver.py`` has the table
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ Request = HelloRequest | ReserveRequest | StageRequest | SaveRequest | PublishRe
 
 
 class SaverError(Exception):
-    """The saver refused a request or is gone; ``fault`` is the kind."""
+    """The saver refused a request or is gone; ``fault`` says which."""
 
     def __init__(self, fault: Fault, why: str) -> None:
         super().__init__(why)
@@ -89,7 +89,7 @@ class SaveDurable:
 
 @dataclass(frozen=True)
 class PartWritten:
-    """This node's part of a checkpoint is on disk; ``manifest`` names its files."""
+    """This node's part of a checkpoint is on disk; ``manifest`` lists the part's files."""
 
     commit: Commit
     manifest: Manifest
@@ -109,7 +109,7 @@ class SaveFailed:
 class SaverState:
     """State of the saver at the start of a generation."""
 
-    held: Manifest | None  # checkpoint in staging memory, which is also on disk
+    held: Manifest | None  # the checkpoint in staging memory, if it is also on disk
     stretches: tuple[Stretch, ...]
     quarantined: tuple[SkippedCheckpoint, ...]
 
@@ -179,9 +179,9 @@ class Peer:
     keep: int = 2
 
     def tell(self, message: Answer, fd: int | None = None) -> None:
-        """Send an answer. A trainer that is gone needs none: its checkpoint is on disk anyway.
+        """Send an answer. If the trainer is gone, do nothing: its checkpoint is on disk anyway.
 
-        An answer that cannot be sent ends the connection: the trainer would wait for it forever.
+        If the answer cannot be sent, end the connection: the trainer would wait for the answer forever.
         """
         rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         try:
@@ -194,14 +194,14 @@ class Peer:
                 self.sock.shutdown(socket.SHUT_WR)  # requests already sent are still read
 
     def fail(self, fault: Fault, why: str, commit: Commit | None = None) -> None:
-        """Report a failed request. ``commit``: the save, if it was one."""
+        """Report a failed request. ``commit``: the checkpoint, if the request was a save."""
         of = {} if commit is None else {"gen": commit.gen, "step": commit.step}
         self.tell({**of, "event": "failed", "fault": int(fault), "why": why})
 
 
 @contextlib.contextmanager
 def address(path: Path) -> Iterator[str]:
-    """Yield another name of ``path`` that fits into the 108 bytes of a unix address."""
+    """Yield a name of ``path`` that fits into the 108 bytes of a unix socket's address."""
     fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{path.name}"
@@ -213,7 +213,7 @@ def listen(path: Path) -> socket.socket:
     """Listen at ``path``, replacing any file that a dead saver or a job left there.
 
     Raises:
-        FileExistsError: a saver answers there.
+        FileExistsError: a saver answers at ``path``.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with address(path) as name:
@@ -231,7 +231,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def _answers(name: str) -> bool:
-    """Whether a saver serves a socket of this name. False for a link, which may lead to another job's socket."""
+    """Whether a saver answers at this socket. False for a link: it may lead to another job's socket."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.connect(name)
         return not Path(name).is_symlink()

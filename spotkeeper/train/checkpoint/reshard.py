@@ -1,8 +1,8 @@
-"""Restores sharded state: finds a checkpoint with every part on these machines, gives each rank its part. Collective.
+"""Restores sharded state: finds a checkpoint whose parts are all on these machines and gives each rank its part.
 
-If each rank's part is in its own folder and the number of ranks is unchanged, ranks read only those. Otherwise the
-ranks that have parts read them and send the others the tensors that they need over the training network, one by one, so
-that no rank ever holds more than a few parts.
+If the number of ranks is unchanged and each rank's part is in its own folder, each rank reads its own part. Otherwise
+the ranks that have parts read them and send the other ranks the tensors that those need over the training network, one
+by one, so that no rank ever needs memory for more than a few parts. Collective.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.shards import Meshes, TensorShard
 
-Need = tuple[int, int]  # a rank that saved, and a slot of its image
+Need = tuple[int, int]  # a tensor to receive: the rank that saved it, and its slot in that rank's image
 _WHOLE, _UNREADABLE, _CORRUPT = b"whole", b"unreadable", b"corrupt"  # a rank's verdict on the parts it has read
 
 
@@ -53,7 +53,7 @@ class _RankImage:
 
 
 class ShardRestorer:
-    """One search for a checkpoint. ``skipped``: checkpoints that were passed over, with reasons."""
+    """Restores one rank's state. ``skipped``: checkpoints that were passed over, with reasons."""
 
     def __init__(self, gang: Gang, folder: Path | None, meshes: Meshes, *, keeps: bool, managed: bool) -> None:
         """Scan this node's folder.
@@ -84,7 +84,7 @@ class ShardRestorer:
 
         Raises:
             AttachError: a checkpoint is of replicated state, or of another mesh.
-            RuntimeError: parts of a complete checkpoint are on none of these machines, or one arrived damaged.
+            RuntimeError: parts of a complete checkpoint are on none of these machines, or a part arrived damaged.
         """
         while (plan := self._choose()) is not None:
             parts, verdict = self._read(plan)
@@ -99,7 +99,7 @@ class ShardRestorer:
     def _put_aside(self, commit: Commit) -> None:
         """Quarantine a damaged checkpoint on all machines.
 
-        Without one part the others are useless, and each folder would count its part as a checkpoint to keep.
+        If one part is damaged, the other parts are useless, yet each folder would count its part as one to keep.
         """
         if (
             self._keeps and self._folder is not None and commit in self._mine
@@ -145,7 +145,10 @@ class ShardRestorer:
         self._mine.pop(commit, None)
 
     def _read(self, plan: _RestorePlan) -> tuple[dict[int, _RankImage], bytes]:
-        """Read and verify this rank's parts; return them and a verdict. Reasons for failures go to ``skipped``."""
+        """Read and verify the parts that the plan gives this rank; return them and a verdict for the other ranks.
+
+        A failed part's reason is added to ``skipped``.
+        """
         manifest, parts = self._mine.get(plan.commit), {}
         for rank, source in enumerate(plan.source):
             if source != self._gang.rank:
@@ -164,12 +167,12 @@ class ShardRestorer:
 
 @dataclass(frozen=True)
 class _Claim:
-    """One rank's statement of what its folder holds of one checkpoint."""
+    """One rank's statement of which parts of a checkpoint are in its folder."""
 
     world: int
     save: str  # name of the save; it distinguishes two saves of one generation and step
-    ranks: list[int]  # ranks whose parts are there
-    complete: bool  # whether it has COMMIT
+    ranks: list[int]  # saved ranks whose parts are in the folder
+    complete: bool  # whether the checkpoint has COMMIT there
 
     @classmethod
     def of(cls, manifest: Manifest) -> _Claim:
@@ -184,8 +187,8 @@ class _Claim:
 def _sources(claims: dict[int, _Claim], world: int) -> tuple[tuple[int, ...], list[int]]:
     """Return (rank that reads each part, parts that no rank has).
 
-    Each rank reads its own part if the number of ranks is unchanged; otherwise the ranks that have parts share the
-    work.
+    Each rank reads its own part if it has that and the number of ranks is unchanged. The ranks that have the other
+    parts divide the reading among themselves.
     """
     first = claims[min(claims)]
     alike = {rank: claim for rank, claim in claims.items() if (claim.world, claim.save) == (first.world, first.save)}
@@ -237,7 +240,7 @@ class _Exchange:
         return ResumePoint(state.model, state.rest, unpack(state.local[0]), plan.manifest, source, self._same)
 
     def _share(self) -> Skeleton:
-        """Exchange the tables of all parts, and the skeletons that other ranks need."""
+        """Exchange the tables of all parts, and the skeletons that other ranks need; return this rank's skeleton."""
         asked = range(len(self._plan.source)) if self._same else range(1)
         words: Any = (
             {saved: (part.skeleton.slots, part.skeleton.shards) for saved, part in self._parts.items()},
@@ -257,7 +260,7 @@ class _Exchange:
         return sorted(needs)
 
     def _chunks(self, shard: TensorShard) -> list[tuple[int, TensorShard]]:
-        """Return the saved parts that overlap this rank's part, each region once."""
+        """Return (saved rank, its part) for the saved parts that overlap this rank's part, each region only once."""
         if self._same:
             return [(self._which, self._tables[self._which][1][shard.number])]
         shape, offset = self._meshes.place(shard)
@@ -287,7 +290,8 @@ class _Exchange:
         return part
 
     def _send(self, needs: list[Need]) -> None:
-        """Send tensors in one order for all ranks: each pair waits only for earlier ones, so no deadlock can occur."""
+        """Send and receive tensors. All ranks follow one order of pairs, so a pair waits only for earlier pairs and no
+        deadlock can occur."""
         told: list[list[Need]] = [pickling.loads(blob, "a rank") for blob in self._gang.gather(pickling.dumps(needs))]
         for receiver, wanted in enumerate(told):
             for sender in sorted({self._plan.source[saved] for saved, _ in wanted}):
@@ -324,7 +328,7 @@ class _Exchange:
 
 
 def _own(data: memoryview, slot: TensorSlot) -> torch.Tensor:
-    """Copy bytes into a new tensor: in the stream they may be misaligned for the dtype."""
+    """Copy received bytes into a new tensor: in ``data`` they may be misaligned for the dtype."""
     flat_ = torch.empty(slot.bytes, dtype=torch.uint8)
     if slot.bytes:
         flat_.copy_(torch.frombuffer(data, dtype=torch.uint8))

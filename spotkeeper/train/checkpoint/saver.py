@@ -1,12 +1,12 @@
 """The saver: one small process per node that makes staged checkpoints durable.
 
 The saver knows no tensors. A trainer (local rank 0) copies its state into a memory file that the saver owns, and
-lists which bytes make which file. The saver writes them with O_DIRECT while it hashes them, writes COMMIT, then drops
-old checkpoints. It outlives generations: a checkpoint staged before its trainer was killed still becomes durable, and
-the next trainer finds the memory allocated, or takes the state from it.
+lists which bytes make which file. The saver writes the files with O_DIRECT while it hashes them, writes COMMIT, then
+drops old checkpoints. The saver outlives generations: a checkpoint staged before its trainer was killed still becomes
+durable. The next trainer finds the memory allocated, and restores its state from there if possible.
 
-Standard library only (7 MB resident, 500 MB with torch). It handles one message at a time and answers the hello of a
-new generation after the save of an older one is finished.
+Standard library only (7 MB resident, 500 MB with torch). The saver handles one message at a time. It answers the hello
+of a new generation after the save of an older one is finished.
 
 Messages are JSON over a unix socket of type SEQPACKET:
 
@@ -14,7 +14,7 @@ Messages are JSON over a unix socket of type SEQPACKET:
  op       with                           answer
 ======== ============================== ==================================================
 hello    folder, gen, keep              hello: held (commit and files in memory, or null),
-                                        quarantined; ``fenced`` after a newer one's hello
+                                        quarantined; ``fenced`` after a newer trainer's hello
 reserve  bytes                          buffer, with the memory file's descriptor
 stage    -                              none; the memory's former content is invalid
 save     manifest, stretches, part      durable (seconds), or failed (fault, why); for a part
@@ -22,16 +22,16 @@ save     manifest, stretches, part      durable (seconds), or failed (fault, why
 publish  manifest                       durable, or failed: COMMIT for a written part
 ======== ============================== ==================================================
 
-The saver refuses a trainer whose generation is older than the newest that said hello, or than the newest on disk: a
-writer of an old generation never starts. (A checkpoint may be older than its writer's generation: a copy received from
-a peer keeps its name.) An invalid packet ends only its own connection.
+The saver refuses a trainer whose generation is older than the newest generation that said hello or is on disk, so no
+trainer of an old generation writes. (A checkpoint may be of an older generation than its writer: a copy received from a
+peer keeps its name.) An invalid packet ends only the connection that sent it.
 """
 
 from __future__ import annotations
 
 import sys
 
-if not __package__:  # run as a file (`python -S saver.py`): modules beside it must not shadow others
+if not __package__:  # run as a file (`python -S saver.py`): modules in its folder must not shadow others
     sys.path[0] = __file__.rsplit("/", 4)[0]
 
 import argparse
@@ -70,7 +70,7 @@ _RETRY_S = 0.2  # pause between two tries to accept a connection
 
 
 class _SaveRefusedError(Exception):
-    """The saver refuses a save; ``fault`` is the reason's kind."""
+    """The saver refuses a save; ``fault`` is the kind of reason."""
 
     def __init__(self, fault: Fault, why: str) -> None:
         super().__init__(why)
@@ -97,7 +97,7 @@ class SaverServer:
             self._admit(peer)
 
     def stop(self, *_: object) -> None:
-        """Stop after the current message, with a running save finished. A signal handler."""
+        """Stop after the current message, so a running save is finished. A signal handler."""
         self._stopping = True
 
     def serve(self) -> None:
@@ -107,7 +107,7 @@ class SaverServer:
             if self._wake_out in ready:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_out.recv(64)
-            # Oldest first: the save of a dead trainer comes before its successor's hello.
+            # Oldest connection first: the save of a dead trainer comes before the next trainer's hello.
             for peer in [peer for peer in self._peers if peer.sock in ready]:
                 self._drain(peer)
             if self._listener in ready and self._listener is not None:
@@ -130,7 +130,7 @@ class SaverServer:
         self._selector.register(sock, selectors.EVENT_READ)
 
     def _drain(self, peer: Peer) -> None:
-        """Handle all requests that have arrived. A closed connection ends a trainer's service, not its save."""
+        """Handle all requests that have arrived. If the trainer closed the connection, its running save continues."""
         while True:
             try:
                 data = peer.sock.recv(protocol.MESSAGE)
@@ -167,7 +167,7 @@ class SaverServer:
                 self._finish(peer, manifest.commit, partial(self._publish, manifest))
 
     def _fence(self, gen: int) -> str:
-        """Return why a trainer of this generation is refused; "" if it is not."""
+        """Return why a trainer of this generation is refused; "" if it is accepted."""
         return "" if gen == self._gen else f"generation {gen} is older than generation {self._gen}"
 
     def _hello(self, peer: Peer, folder: Path, gen: int, keep: int) -> None:
@@ -176,7 +176,7 @@ class SaverServer:
             return
         try:
             if any(other is not peer and other.folder for other in self._peers):
-                # An older trainer still maps the memory and may write to it, so the new trainer gets other memory.
+                # An older trainer still maps the memory and may write there, so the new trainer gets other memory.
                 old, self._buffer = self._buffer, Buffer()
                 old.close()
         except OSError as error:
@@ -261,7 +261,7 @@ class SaverServer:
 def _end_with_parent(stop: Callable[..., None]) -> None:
     """End this process once the trainer is gone and the current save is finished.
 
-    Other signals are ignored: schedulers send SIGTERM to all processes of a job, and the trainer is about to save.
+    Stop signals are ignored: schedulers send SIGTERM to all processes of a job, and the trainer is about to save.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -294,7 +294,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def command(path: Path | str, *, python: str = sys.executable) -> list[str]:
-    """Return the command line that starts a node's saver at the unix socket ``path``. It needs no environment."""
+    """Return the command that starts a saver at the unix socket ``path``. The saver needs no environment variables."""
     return [python, "-S", __file__, "--socket", str(path)]
 
 

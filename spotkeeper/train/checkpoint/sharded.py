@@ -1,9 +1,10 @@
 """Saves sharded state: each node writes its own ranks' parts; the checkpoint is complete when all nodes have done so.
 
-A save has four steps on all ranks: (1) announce sizes, (2) copy into the memory of the node's saver, (3) request the
-write, during which training continues. A node whose saver has written reports that in the ranks' agreement. When no
-saver is busy, (4) the ranks exchange names and hashes of their files and request COMMIT, which lists them all. After a
-kill between (3) and (4), the next generation finds a part on each node and completes the checkpoint.
+A save has four steps on all ranks: (1) announce sizes, (2) copy the state into the memory of the node's saver, (3)
+request the write; training continues meanwhile. Each node reports the written part in the ranks' agreement
+(``loop/boundary.py``). When no saver is busy, (4) the ranks exchange names and hashes of their files and request
+COMMIT, which lists all files. After a kill between (3) and (4), the next generation finds a part on each node and
+completes the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from spotkeeper.train.core.settings import RunSettings
 class _SaveIntent:
     """A rank's announcement before a save."""
 
-    layout: bytes  # hash of its chunks
+    layout: bytes  # hash of the rank's chunks
     state: int  # bytes
     skeleton: int  # bytes
-    can: bool  # whether its node can write; True for ranks that do not write
-    need: bool  # whether the checkpoint is not durable there yet
-    save: str  # name of the save; rank 0's counts
+    can: bool  # whether this rank's node can write; True for ranks that do not write
+    need: bool  # whether the checkpoint is not durable on that node yet
+    save: str  # name of the save; all ranks use rank 0's
 
 
 class Sharded:
@@ -56,10 +57,10 @@ class Sharded:
         self._mates = [place.rank for place in places if place.node == mine]
         self._neighbour = NeighbourMemory()
         self._layouts: tuple[bytes, ...] = ()
-        self._metadata = b""  # for these layouts
+        self._metadata = b""  # content of ``.metadata`` for the layouts of the last save
         if writer.writes:
-            importlib.import_module("torch.distributed.checkpoint")  # 0.1 s; here, so that no save pays for it
-        self._open: Commit | None = None  # save that is not complete yet; the same on all ranks
+            importlib.import_module("torch.distributed.checkpoint")  # takes 0.1 s: here, so that no save waits for it
+        self._open: Commit | None = None  # the save that is not complete yet, if any; the same on all ranks
 
     def begin(
         self, folder: Path | None, hello: SaverState | None
@@ -71,11 +72,11 @@ class Sharded:
             return None, restorer.skipped
         self._open = found.manifest.commit
         self._writer.written = restorer.own(self._open) if self._writer.writes else None
-        self.settle()  # publishes it if it lacks COMMIT
+        self.settle()  # publishes the restored checkpoint if it lacks COMMIT
         return found, restorer.skipped
 
     def warm(self, subject: StateSource) -> None:
-        """Reserve the saver's memory: all ranks of a node need about the same size."""
+        """Reserve the saver's memory, estimated by this rank's size: all ranks of a node need about the same."""
         if self._writer.writes:
             self._writer.warm(len(self._mates) * self._image(subject)[0].size + round_up(len(self._metadata)))
 
@@ -112,7 +113,7 @@ class Sharded:
         return image, image.chunks(self._parts.named(model, rest))
 
     def _announce(self, image: Image, chunks: list[shards.Chunk], commit: Commit) -> list[_SaveIntent] | None:
-        """Announce sizes (step 1). Returns None if the state cannot be saved, or need not be."""
+        """Announce sizes (step 1). Returns None if the state cannot be saved or is durable already."""
         writes, known = self._writer.writes, self._writer.commit == commit
         can = self._writer.begin(commit) or not writes or known
         state, skeleton = (stretch.bytes for stretch in image.stretches)
@@ -140,7 +141,7 @@ class Sharded:
         starts: list[tuple[int, int]],
         metadata: Stretch,
     ) -> str:
-        """Copy this rank's bytes into its node's memory (step 2). Returns why it cannot, or ""."""
+        """Copy this rank's bytes into its node's staging memory (step 2). Returns the reason if that fails, or ""."""
         leader = next((rank for rank in self._mates if offers[rank]), None)
         if leader is None:
             return f"rank {self._gang.rank} has no rank on its machine that writes"
@@ -226,7 +227,7 @@ def _after(stretch: Stretch) -> int:
 
 
 def _others(mine: Manifest, parts: list[Manifest]) -> tuple[FileSum, ...]:
-    """Return the files of other nodes, each once. (``.metadata`` is the same on all.)"""
+    """Return the files of other nodes, each once. (``.metadata`` is the same file on all nodes.)"""
     own = {file.name for file in mine.files}
     files = {file.name: file for part in parts for file in part.files if file.name not in own}
     return tuple(files[name] for name in sorted(files))

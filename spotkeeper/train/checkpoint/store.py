@@ -4,20 +4,20 @@
 
     <folder>/<generation>-<step>/   state.bin, skeleton.pkl, and last of all COMMIT
     <folder>/quarantine/            incomplete or damaged checkpoints, at most two
-    <folder>/latest                 a hint for people; no code reads it
-    <folder>/.dropped-<name>        dropped, and half deleted by a saver that was killed
+    <folder>/latest                 names the newest checkpoint, for users; no code reads it
+    <folder>/.dropped-<name>        a dropped checkpoint whose deletion a kill interrupted
 
-With sharded state each node has a part: files of its own ranks, and PART once they are on disk. COMMIT, which lists the
-files of all nodes, follows when every node has reported. A checkpoint with PART or COMMIT on every node is complete,
-whichever process was killed in between.
+With sharded state each node has a part: the files of its own ranks, and PART once those are on disk. When every node
+has reported its part, each writes COMMIT, which lists the files of all nodes. A checkpoint with PART or COMMIT on every
+node is complete, even if processes were killed before COMMIT was everywhere.
 
 Only ``COMMIT`` proves that a checkpoint is complete. It is written after all other bytes are on disk, by temporary
 file, fsync, rename and fsync of the folder, and contains its own hash. Newest means the highest (generation, step),
 not the highest step: a disk that returns may have more steps of an abandoned timeline.
 
-Standard library only: the agent uses this to list its disk's checkpoints. No function but ``newest`` and ``scan``,
-which only read, may run while a writer uses the same folder. The agent does not trust the folder: no link below it is
-followed (``beneath.py``), and every field of a manifest is checked.
+Standard library only: the agent uses this module to list the checkpoints on its disk. While a saver writes to a folder,
+other processes may call only ``newest`` and ``scan``, which only read. The agent does not trust the folder: no link
+below it is followed (``beneath.py``), and every field of a manifest is checked.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ FORMAT = 1
 MOST_PROOF = 32 << 20  # bytes of COMMIT or PART, enough for 100,000 files
 _CHUNK = 16 << 20
 _DROPPED = ".dropped-"
-_QUARANTINED = 2  # checkpoints kept for inspection; each may be as large as any
+_QUARANTINED = 2  # checkpoints kept for inspection; only a few, because they take as much space as others
 
 
 class ChecksumError(ValueError):
-    """All bytes were read but differ from those written, so a second try does not help."""
+    """All bytes were read, but they differ from those that were written, so reading again does not help."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RankPlace:
 
     rank: int
     node: int  # torchrun's node_rank
-    slot: int  # that node's number in the job
+    slot: int  # that node's number in the job, which may differ from its node_rank
     writes: bool  # whether that node wrote a copy of this checkpoint
 
 
@@ -82,7 +82,7 @@ class Manifest:
     files: tuple[FileSum, ...]
     versions: dict[str, str]
     saved_at: float  # real unix seconds
-    others: tuple[FileSum, ...] = ()  # of sharded state: files of the other nodes
+    others: tuple[FileSum, ...] = ()  # with sharded state: files of the other nodes
 
     def to_bytes(self) -> bytes:
         body = asdict(self) | {"format": FORMAT}
@@ -155,7 +155,7 @@ class NewestCheckpoint:
     """Result of ``newest``."""
 
     manifest: Manifest | None
-    skipped: tuple[SkippedCheckpoint, ...]  # newer, invalid ones, newest first
+    skipped: tuple[SkippedCheckpoint, ...]  # the newer, invalid checkpoints, newest first
 
     @property
     def commit(self) -> Commit | None:
@@ -163,12 +163,12 @@ class NewestCheckpoint:
 
 
 def newest(folder: Path | str, *, hashes: bool = True) -> NewestCheckpoint:
-    """Return the newest checkpoint whose COMMIT is valid, and the newer ones that it skipped.
+    """Return the newest checkpoint whose COMMIT is valid, and the newer checkpoints that were skipped.
 
     Args:
         folder: a checkpoint folder; it may be missing.
-        hashes: read and compare every byte (about a second per GB). False compares sizes, which is enough for an agent
-            that reports its disk's checkpoints.
+        hashes: True reads every byte and compares hashes (about a second per GB). False compares only sizes, which is
+            enough for an agent that reports the checkpoints on its disk.
     """
     skipped: list[SkippedCheckpoint] = []
     for commit in scan(folder):
@@ -203,7 +203,7 @@ def read(folder: Path | str, commit: Commit) -> Manifest:
 
 
 def read_part(folder: Path | str, commit: Commit) -> Manifest:
-    """Read this node's part of sharded state, whether or not the other nodes have theirs.
+    """Read the manifest of this node's part of sharded state, whether or not the other nodes have their parts.
 
     Raises:
         ValueError: the part is incomplete or damaged.
@@ -240,7 +240,7 @@ def file_hash(path: Path, algorithm: str = "sha256") -> str:
 
 
 def verify(folder: Path | str, manifest: Manifest) -> None:
-    """Compare every byte with the hashes. Raises ValueError if a file is unreadable, ChecksumError if it differs."""
+    """Compare all files with their hashes. Raises ValueError if a file is unreadable, ChecksumError if it differs."""
     for file in manifest.files:
         try:
             digest = file_hash(Path(folder) / str(manifest.commit) / file.name)
@@ -251,7 +251,7 @@ def verify(folder: Path | str, manifest: Manifest) -> None:
 
 
 def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryview) -> None:
-    """Read one file into ``target`` (of the file's size), and compare its hash.
+    """Read one file into ``target``, which has the file's size, and compare its hash.
 
     Raises:
         ValueError: the file is unreadable.
@@ -278,7 +278,7 @@ def publish(home: Path, manifest: Manifest) -> None:
     sync_folder(home.parent)  # makes the folder's own name durable
     with contextlib.suppress(OSError):  # cleanup only: the checkpoint is complete
         (home / PART).unlink(missing_ok=True)
-        replace(home.parent / LATEST, f"{manifest.commit}\n".encode(), durably=False)  # COMMIT is all that counts
+        replace(home.parent / LATEST, f"{manifest.commit}\n".encode(), durably=False)  # no code reads it
 
 
 def publish_part(home: Path, manifest: Manifest) -> None:
@@ -295,7 +295,7 @@ def replace(path: Path, data: bytes, *, durably: bool = True) -> None:
     temporary = path.with_name(path.name + ".tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        while data:  # a disk that becomes full writes a part, and fails at the next write
+        while data:  # on a disk that becomes full, one write is partial and the next one fails
             data = data[os.write(fd, data) :]
         if durably:
             os.fsync(fd)
@@ -315,9 +315,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def damaged(folder: Path, since: Commit | None) -> list[Commit]:
-    """Return checkpoints newer than ``since`` that were complete once and are damaged now (by sizes), newest first.
+    """Return checkpoints newer than ``since`` that were complete once, newest first.
 
-    Quarantined ones count too. A checkpoint that was never finished has no COMMIT and does not count.
+    ``since`` is the newest checkpoint that is complete now (by sizes), so these are damaged. Quarantined checkpoints
+    are included. A checkpoint that was never finished has no COMMIT and is not included.
     """
     aside = [name for name in _listed(folder, QUARANTINE) if _there(folder, f"{QUARANTINE}/{name}", COMMIT)]
     names = [name.partition(".")[2] for name in aside]
@@ -343,36 +344,36 @@ def _listed(folder: Path, name: str = "") -> list[str]:
 
 
 def prune(folder: Path, keep: int) -> list[Commit]:
-    """Drop checkpoints beyond the newest ``keep`` complete ones, and return the dropped ones.
+    """Keep the newest ``keep`` complete checkpoints; drop all older ones, and return the dropped.
 
-    Only complete ones count, so a damaged newest one never displaces a good older one. The running generation is the
-    highest, so its own checkpoints go last. Of parts without COMMIT only the newest is kept, and only if it is newer
-    than the oldest complete checkpoint kept.
+    Damaged checkpoints do not count, so they never displace a complete older one. The running generation is the
+    highest, so its own checkpoints are dropped last. Of parts without COMMIT only the newest is kept, and only if it is
+    newer than the oldest complete checkpoint kept.
     """
     whole = complete(folder)
     gone, least = whole[max(keep, 1) :], min(whole[: max(keep, 1)], default=None)
     parts = partial(folder)
     gone += [commit for commit in parts if commit != parts[0] or (least is not None and commit < least)]
-    for commit in gone:  # rename first: half a deletion must not look like a checkpoint
+    for commit in gone:  # rename first: a half deleted folder must not look like a checkpoint
         os.replace(folder / str(commit), folder / f"{_DROPPED}{commit}")  # noqa: PTH105 - as above
     sweep(folder)
     return gone
 
 
 def sweep(folder: Path) -> None:
-    """Delete dropped checkpoints, including those that a killed saver left."""
+    """Delete dropped checkpoints, including those that a killed saver left half deleted."""
     for name in _listed(folder):
         if name.startswith(_DROPPED):
             beneath.remove(folder, name)
 
 
 def partial(folder: Path | str) -> list[Commit]:
-    """Return checkpoints without COMMIT whose part on this node is complete by sizes, newest first."""
+    """Return checkpoints without COMMIT whose part on this node is complete, newest first. Compares only sizes."""
     return [commit for commit in _valid(folder, read_part) if not _there(folder, commit, COMMIT)]
 
 
 def complete(folder: Path | str) -> list[Commit]:
-    """Return checkpoints whose COMMIT is valid by sizes, newest first."""
+    """Return checkpoints with a valid COMMIT, newest first. Compares only sizes of files."""
     return list(_valid(folder, read))
 
 
@@ -383,7 +384,7 @@ def _valid(folder: Path | str, reader: Callable[[Path | str, Commit], Manifest])
 
 
 def quarantine(folder: Path, commit: Commit) -> None:
-    """Move an invalid checkpoint to quarantine, which keeps the last two."""
+    """Move an invalid checkpoint to quarantine; delete all but the last two there."""
     with contextlib.suppress(FileExistsError):
         (folder / QUARANTINE).mkdir(parents=True)
     number = 1 + max(map(_number, beneath.names(folder, QUARANTINE)), default=0)
@@ -398,7 +399,7 @@ def _number(name: str) -> int:
 
 
 def quarantine_incomplete(folder: Path) -> list[SkippedCheckpoint]:
-    """Quarantine all checkpoints without a COMMIT or PART that is valid by sizes. No process may write meanwhile."""
+    """Quarantine all checkpoints without a valid COMMIT or PART (by sizes). No process may write meanwhile."""
     moved = []
     for commit in scan(folder):
         try:
@@ -410,7 +411,7 @@ def quarantine_incomplete(folder: Path) -> list[SkippedCheckpoint]:
 
 
 def empty_quarantine(folder: Path) -> bool:
-    """Delete the quarantine to free space on a full disk; return whether it had any content."""
+    """Delete the quarantine folder to free space on a full disk; return whether anything was in it."""
     if not _listed(folder, QUARANTINE):
         return False
     beneath.remove(folder, QUARANTINE)

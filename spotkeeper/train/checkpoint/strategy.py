@@ -3,10 +3,10 @@
 With ``Replicated``, every node writes a full copy of the state that all ranks share, and each rank's own state.
 ``sharded.py`` has the other strategy. The model decides which one a run uses.
 
-**Restore of replicated state.** Each rank names the newest checkpoint in its folder. The ranks that have the newest of
-all read it and check its hashes; a rank whose copy is damaged drops it, and the search repeats until a copy is intact
-or none is left. Ranks with an intact copy then send the image to the others over the training network. Copies are
-compared by (generation, step), not by hash: a node may hold another save of the same step.
+**Restore of replicated state.** Each rank announces the newest checkpoint in its folder. The ranks that have the newest
+of all read it and check its hashes. A rank whose copy is damaged drops that copy, and the search repeats until a copy
+is intact or no copy is left. Ranks with an intact copy then send the image to the others over the training network.
+Copies are compared by (generation, step), not by hash: a node may have another save of the same step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.settings import ARGV, own_argv
 from spotkeeper.version import __version__
 
-SAVE = "save"  # key in a manifest's versions: the name that all parts of one save of sharded state share
+SAVE = "save"  # key in a manifest's versions; its value is a name that all parts of one sharded save share
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ResumePoint:
 
     model: object
     rest: Any
-    local: dict[str, Any]  # this rank's state; rank 0's if the number of ranks has changed
+    local: dict[str, Any]  # this rank's own state, or rank 0's if the number of ranks has changed
     manifest: Manifest
     source: str  # "memory", "disk", or the ranks that sent it
     same_world: bool
@@ -53,7 +53,10 @@ class StateSource(Protocol):
     """A provider of the state to save."""
 
     def take_common(self) -> tuple[object, dict[str, object]]:
-        """Return (model, rest): equal on all ranks, or this rank's parts of sharded state."""
+        """Return (model parameters, other shared state).
+
+        With replicated state both are equal on all ranks; with sharded state they are this rank's parts.
+        """
 
     def take_local(self) -> dict[str, object]:
         """Return this rank's local state."""
@@ -65,10 +68,10 @@ class SaveStrategy(Protocol):
     def begin(
         self, folder: Path | None, hello: SaverState | None
     ) -> tuple[ResumePoint | None, list[SkippedCheckpoint]]:
-        """Restore the best state found; also return the checkpoints that were passed over."""
+        """Restore the newest intact checkpoint of any rank; also return the checkpoints that were passed over."""
 
     def warm(self, subject: StateSource) -> None:
-        """Reserve the saver's memory. Every rank calls it; not collective."""
+        """Reserve the saver's memory. Every rank calls this method, but ranks do not wait for each other."""
 
     def save(self, subject: StateSource, commit: Commit) -> None:
         """Stage a save, and return when the state may change again."""
@@ -80,7 +83,7 @@ class SaveStrategy(Protocol):
         """Complete a sharded checkpoint while no saver is busy. Does not wait."""
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Wait until no save runs and all are complete, at most ``timeout_s`` seconds."""
+        """Wait until no save runs and all saves are complete, at most ``timeout_s`` seconds."""
 
 
 class Replicated:
@@ -89,7 +92,7 @@ class Replicated:
     def __init__(
         self, gang: Gang, writer: CheckpointWriter, control: Control, places: tuple[RankPlace, ...], late: Path | None
     ) -> None:
-        """``late``: this node's checkpoint folder once the control file says that its disk is mounted."""
+        """``late``: the checkpoint folder to use once this node's disk is mounted, as the control file reports."""
         self._gang = gang
         self._writer = writer
         self._control = control
@@ -137,7 +140,7 @@ class Replicated:
         self._writer.settle(timeout_s)
 
     def _adopt_late_disk(self, commit: Commit) -> None:
-        """Use the disk of a node that began without it: the first save after the disk is mounted writes a full copy."""
+        """Start to write to this node's disk if it was mounted after the start; this save writes a full copy there."""
         late = self._late
         if late is not None and not self._writer.writes and not self._gang.local_rank and self._control.disk_ready:
             self._writer.adopt(late)
@@ -153,7 +156,7 @@ def versions() -> dict[str, str]:
 class RestoredImage:
     """The state restored on this rank. ``source``: "memory", "disk", or "rank N".
 
-    ``lost``: set if the saver ended meanwhile, so that the image is only in this process's memory.
+    ``lost``: the error if the saver ended meanwhile; the state is then only in this process's memory.
     """
 
     state: RunState
@@ -164,7 +167,7 @@ class RestoredImage:
 
 
 class _LocalCopies:
-    """Checkpoints that this rank can offer, newest first, and memory for an image."""
+    """This rank's copies of checkpoints (``candidates``, newest first), and memory to load or receive a copy into."""
 
     def __init__(self, folder: Path | None, client: Client | None, hello: SaverState | None) -> None:
         self._folder = folder
@@ -197,7 +200,7 @@ class _LocalCopies:
         return memoryview(mmap.mmap(-1, size))
 
     def _lose(self, error: SaverError) -> None:
-        """Continue without the saver: this rank can start, but cannot save for now."""
+        """Continue without the saver: this rank can train, but cannot save for now."""
         self._client, self.lost = None, error
 
     def load(self, commit: Commit) -> tuple[Manifest, memoryview] | None:
@@ -225,8 +228,8 @@ class _LocalCopies:
         return manifest, memory
 
     def _put_aside(self, commit: Commit) -> None:
-        """Quarantine a corrupt copy: by its sizes it would count as one to keep, and block a copy from a peer."""
-        if self._client is not None and self._folder is not None:  # one rank per node, and no saver writes now
+        """Quarantine a corrupt copy: with its right sizes it would count as complete and block a peer's good copy."""
+        if self._client is not None and self._folder is not None:  # only one rank of a node; no saver writes now
             with contextlib.suppress(OSError):
                 store.quarantine(self._folder, commit)
 
@@ -234,9 +237,9 @@ class _LocalCopies:
 def restore(
     gang: Gang, folder: Path | None, client: Client | None, hello: SaverState | None
 ) -> tuple[RestoredImage | None, list[SkippedCheckpoint]]:
-    """Restore the best state of all ranks; also return the checkpoints that this rank passed over.
+    """Restore the newest intact checkpoint of all ranks; also return the checkpoints that this rank passed over.
 
-    Returns None for the state if no rank has any.
+    Returns None for the state if no rank has a checkpoint.
 
     Raises:
         RuntimeError: a peer's copy arrived damaged.
@@ -279,7 +282,8 @@ def _send(gang: Gang, to: int, memory: memoryview, stretches: tuple[Stretch, ...
 
 
 def _receive(gang: Gang, source: int, manifest: Manifest, memory: memoryview) -> memoryview:
-    """Receive into ``memory`` and check hashes in parallel: TCP's checksum is weak, and an error would persist."""
+    """Receive into ``memory`` and check hashes in parallel: TCP's checksum is weak, and an undetected error would be
+    saved in all later checkpoints."""
     with ThreadPoolExecutor(1) as hasher:
         for part in lay_out_of(manifest):
             digest = hashlib.sha256()
@@ -288,7 +292,7 @@ def _receive(gang: Gang, source: int, manifest: Manifest, memory: memoryview) ->
                 hasher.submit(digest.update, piece)
 
             gang.receive(memory[part.offset : part.offset + part.bytes], source, landed)
-            hasher.submit(lambda: None).result()  # one thread, in order: all digests before it are done
+            hasher.submit(lambda: None).result()  # one thread works in order, so all earlier digests are done now
             if digest.hexdigest() != next(file.sha256 for file in manifest.files if file.name == part.name):
                 raise RuntimeError(f"{part.name} of {manifest.commit} arrived damaged from rank {source}; start again")
     return memory

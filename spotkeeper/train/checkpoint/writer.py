@@ -1,7 +1,7 @@
-"""The trainer's side of a save: when the next one is due, and the requests to the saver. One rank per node writes.
+"""The trainer's side of a save: when the next save is due, and the requests to the saver. One rank per node writes.
 
-A failed save never stops training: the control file and stderr report it, the older checkpoint stays, and the next
-save is tried as usual.
+A failed save never stops training: the control file and stderr report the failure, the older checkpoint stays, and the
+next save is tried as usual.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from spotkeeper.train.core.settings import RunSettings
 
 SHORTEST_S = 1.0
 LONGEST_S = 3600.0
-_IDLE = 4.0  # the saver may work a quarter of the time, since steps are slower while it writes
+_IDLE = 4.0  # the saver may write a quarter of the time: while it writes, steps are slower
 _START_S = 5.0  # time for the agent to start the saver
-# After a stop request, the requester waits 10 s. So a silent saver gets this time, and its successor, or the same one
-# asked again, gets the rest.
+# Whoever requests a stop waits 10 s. So a silent saver gets _STOP_S seconds. The next try, with a new saver or the same
+# one, gets _STOP_AGAIN_S.
 _STOP_S = 6.0
 _STOP_AGAIN_S = 1.0
 
@@ -47,8 +47,8 @@ _STOP_AGAIN_S = 1.0
 def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
     """Return the cheapest interval between saves, seconds: sqrt(2 x cost of a save x mean time between losses).
 
-    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. Never so short that
-    the saver works more than a quarter of the time.
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. The interval is
+    never so short that the saver writes more than a quarter of the time.
     """
     best = math.sqrt(2.0 * stall_s * mean_life_s)
     return min(max(best, _IDLE * save_s, SHORTEST_S), LONGEST_S)
@@ -58,8 +58,8 @@ def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
 class SavePace:
     """Measured times of one rank's steps and saves, and the resulting interval between saves. Monotonic seconds.
 
-    ``stalls`` may come from an older generation. Without any, the first save is due at once: it checks the disk and
-    gives the figure that the interval needs.
+    ``stalls`` may come from an older generation. Without stalls, the first save is due at once: it tests the disk and
+    measures the stall from which the interval is computed.
     """
 
     mean_life_s: float
@@ -67,7 +67,7 @@ class SavePace:
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=8))
-    since: float = 0.0  # start of the last save, or of the loop
+    since: float = 0.0  # start of the last save, or of the loop before any save
 
     @property
     def step_s(self) -> float:
@@ -101,9 +101,9 @@ class CheckpointWriter:
         self._pace = pace
         self._gen = -1
         self._client: Client | None = None
-        self._asked = 0  # number of the agent's request that the running save answers
+        self._asked = 0  # number of the agent's request to which the running save belongs
         self._began = 0.0
-        self._silent = False  # whether, since the stop request, a saver was given up as silent
+        self._silent = False  # whether a saver was given up as silent since the stop request
         self.failed = False  # the last save failed
         self.commit: Commit | None = None
         self.written: Manifest | None = None  # this node's part of an incomplete checkpoint
@@ -163,7 +163,7 @@ class CheckpointWriter:
         self._control.committed(manifest.commit, manifest.saved_at)
 
     def adopt(self, folder: Path) -> None:
-        """Write to ``folder`` from now on: its disk was mounted after the start."""
+        """Write to ``folder`` from now on. Called when the node's disk is mounted after the start."""
         self._folder = folder
         with self._reporting():
             self._connect(0.0)
@@ -188,16 +188,16 @@ class CheckpointWriter:
         if self._folder is None:
             return False
         self._asked, self._began = self._control.request_number, time.monotonic()
-        if commit == self.commit:  # this state is already durable
+        if commit == self.commit:  # this checkpoint is already durable
             self._control.answered = max(self._control.answered, self._asked)
             return False
         with self._reporting():
             if self._client is None:
-                self._connect(0.0)  # a new saver after a loss; the loop does not wait for it
+                self._connect(0.0)  # the last saver was lost: connect to a new one if it answers at once
         return self._client is not None
 
     def stage(self, size: int) -> tuple[MemoryHandle, memoryview] | None:
-        """Return the memory to write to, or None without a saver."""
+        """Return the staging memory to write to; None if no saver is available."""
         with self._reporting():
             if self._client is not None:
                 memory = self._client.stage(size)
@@ -211,7 +211,7 @@ class CheckpointWriter:
                 self._client.save(manifest, stretches, part=part)
 
     def publish(self, manifest: Manifest) -> None:
-        """Request COMMIT, when all nodes have written their parts."""
+        """Request COMMIT. Called once all nodes have written their parts."""
         self.written = None
         with self._reporting():
             if self._client is not None:
@@ -223,7 +223,7 @@ class CheckpointWriter:
         self._tell(Fault.WRITE_FAILED, f"checkpoint {commit} was not saved: {why}")
 
     def copy(self, manifest: Manifest, stretches: tuple[Stretch, ...]) -> None:
-        """Make a checkpoint durable that a peer sent into the staging memory."""
+        """Make the checkpoint durable that a peer has sent and this rank received into the staging memory."""
         self._began = time.monotonic()
         self.request(manifest, stretches)
 
@@ -266,7 +266,7 @@ class CheckpointWriter:
             self._tell(event.fault, f"checkpoint {event.commit} was not saved: {event.why}")
 
     def lose(self, error: SaverError) -> None:
-        """Report a failed request; the next save tries again."""
+        """Report a failed request and close the connection if the saver is gone; the next save tries again."""
         self._tell(error.fault, str(error))
         self._silent |= isinstance(error, SaverSilentError) and self._silence_s() is not None
         if error.fault is Fault.SAVER_LOST and self._client is not None:

@@ -2,12 +2,12 @@
 
 ``gang.py`` communication between ranks · ``parts.py`` objects given to ``attach()`` · ``pickling.py`` and
 ``arrays.py`` pickles with an allowlist of types · ``shards.py`` sharded tensors · ``rng.py`` random state ·
-``microbatch.py`` how a global batch is cut and summed · ``gradorder.py`` bitwise DDP resumes · ``signals.py`` stop
-requests · ``settings.py`` environment variables · ``beneath.py`` safe access to folders that others can write ·
+``microbatch.py`` how a global batch is cut and summed · ``gradorder.py`` bitwise equal DDP resumes · ``signals.py``
+stop requests · ``settings.py`` environment variables · ``beneath.py`` safe access to folders that others can write ·
 ``errors.py`` errors that a restart cannot fix.
 
-**Machines of different speed.** Each machine's seconds per sample stay in its control file. At the next generation's
-``attach()`` the ranks of an elastic job exchange them, and each micro-batch goes to the rank that would finish it first
-(``microbatch.shares``). They are stored nowhere else: a plan lasts one generation. The cut into micro-batches does not
-depend on them, so neither does the loss curve.
+**Machines of different speed.** Each machine's control file keeps its measured seconds per sample. At the next
+generation's ``attach()`` the ranks of an elastic job (one whose number of nodes may change) exchange these figures, and
+each micro-batch goes to the rank that would finish it first (``microbatch.shares``). The resulting plan lasts one
+generation. The cut into micro-batches does not depend on the figures, so the loss curve does not either.
 """

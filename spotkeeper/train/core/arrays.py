@@ -1,7 +1,7 @@
 """Converts NumPy values to plain descriptions and bytes, for ``pickling.py``.
 
-NumPy's own pickles set flags, field offsets and buffer positions unchecked, and NumPy then follows them to any
-address. Here values are made only by public constructors, which check their arguments.
+NumPy's own pickles set flags, field offsets and buffer positions unchecked, so a forged pickle could make NumPy read or
+write any address. This module makes values only by public constructors, which check their arguments.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-# For each bit generator: the name of its position in its own buffer, which NumPy does not check, and the buffer's size.
+# Bit generators with a buffer: the state's key for the position in the buffer, and the buffer's size. NumPy does not
+# check that position.
 _POSITIONS = {"MT19937": ("pos", 624), "Philox": ("buffer_pos", 4)}
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
@@ -48,9 +49,9 @@ def _reduce_generator(value: object) -> tuple[Any, ...] | None:
 
 
 def _describe(kind: np.dtype[Any], data: bool = False) -> Any:
-    """Describe a dtype: as a string, as (base, shape) of a subarray, or as a dict of a structure.
+    """Describe a dtype: as a string, as (base, shape) for a subarray, or as a dict for a structure.
 
-    ``data``: the bytes of values follow, so a dtype with objects is an error.
+    ``data``: whether the values are stored as raw bytes; a dtype with Python objects is then an error.
     """
     if kind.subdtype is not None:
         base, shape = kind.subdtype
@@ -90,7 +91,7 @@ def scalar(plain: Any, data: bytes) -> Any:
 
 
 def objects(shape: Sequence[int], items: list[Any]) -> np.ndarray[Any, Any]:
-    """Rebuild an object array item by item: from nested lists NumPy would infer more dimensions."""
+    """Rebuild an object array item by item: ``np.array`` would take items that are lists for further dimensions."""
     flat: np.ndarray[Any, Any] = np.empty(len(items), object)
     for number, item in enumerate(items):
         flat[number] = item
@@ -120,7 +121,7 @@ def seed_sequence(entropy: Any, key: Any, pool_size: int, spawned: int) -> np.ra
 
 
 def check(state: dict[str, Any]) -> None:
-    """Check that a generator's position lies within its buffer: NumPy would otherwise read outside it.
+    """Check that a generator's position lies within its buffer: otherwise NumPy would read outside the buffer.
 
     Raises:
         ValueError: the position lies outside.

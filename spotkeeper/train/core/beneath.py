@@ -21,7 +21,8 @@ from pathlib import Path
 
 MOST_NAMES = 10_000  # entries read from one folder, or in one walk
 MOST_DEPTH = 32
-# Bound here, so that tests that count or fail the writing calls of ``os`` do not affect these.
+# Bound at import, so that tests that patch the writing calls of ``os`` (to count them or make them fail) do not affect
+# these two.
 _open, _close = os.open, os.close
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMOVE_S = 600.0
@@ -29,7 +30,7 @@ _REMOVE_S = 600.0
 
 @contextlib.contextmanager
 def folder(base: Path | str, name: str = "") -> Iterator[int]:
-    """Open a folder for the ``with`` block; yields its descriptor.
+    """Open a folder for the ``with`` block and yield its descriptor.
 
     Raises:
         OSError: a component is missing, a link, or not a folder.
@@ -101,7 +102,7 @@ def size(base: Path | str, name: str) -> int:
 
 
 def status(base: Path | str, name: str) -> os.stat_result:
-    """Return the ``lstat`` of a name: for a link, its own status. Raises OSError, ValueError."""
+    """Return the ``lstat`` of a name; for a link it describes the link itself. Raises OSError, ValueError."""
     above, last = _split(name)
     with folder(base, above) as fd:
         return os.stat(last, dir_fd=fd, follow_symlinks=False)
@@ -157,7 +158,7 @@ def append(base: Path | str, name: str, text: str) -> None:
 
 
 def open_log(base: Path | str, name: str) -> int:
-    """Open a log for appending, replacing any other kind of file; /dev/null if that cannot be moved out of the way."""
+    """Open a log for appending. A link, pipe or folder of that name is deleted first; if that fails, open /dev/null."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     with contextlib.suppress(OSError):
         return open_file(base, name, flags, 0o664)
@@ -168,7 +169,7 @@ def open_log(base: Path | str, name: str) -> int:
 
 
 def make_way(base: Path | str, name: str) -> None:
-    """Free a name: delete its file or folder, or rename it (the owner of a folder can make it undeletable)."""
+    """Free a name: delete the file or folder, or rename it if that fails (its owner can make a folder undeletable)."""
     if not remove(base, name):
         above, last = _split(name)
         with contextlib.suppress(OSError):
@@ -203,9 +204,10 @@ def rename(base: Path | str, name: str, to: str) -> None:
 
 
 def remove(base: Path | str, name: str) -> bool:
-    """Delete a file, a link, or a folder with its content; return False if a part of it stays.
+    """Delete a file, a link, or a folder with its content; return False if anything could not be deleted.
 
-    rm(1), which follows no links, deletes trees deeper than Python's recursion limit or the number of descriptors.
+    rm(1), which follows no links either, deletes a tree that is too deep for Python's recursion limit or the number of
+    descriptors.
     """
     above, last = _split(name)
     try:
@@ -228,12 +230,12 @@ def remove(base: Path | str, name: str) -> bool:
 
 
 def _delete(at: int, name: str) -> None:
-    """Delete a name in an open folder. (``shutil.rmtree`` opens any file, and would wait for a pipe's writer.)"""
+    """Delete a name in an open folder. (``shutil.rmtree`` would open even a pipe, and wait until it has a writer.)"""
     try:
         os.unlink(name, dir_fd=at)
     except FileNotFoundError:
         return
-    except (IsADirectoryError, PermissionError):  # a folder, on Linux and elsewhere
+    except (IsADirectoryError, PermissionError):  # the name is a folder (PermissionError: on macOS)
         fd = _open(name, _FOLDER, dir_fd=at)
         try:
             with os.scandir(fd) as entries:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-NO_RESTART = 93  # exit code "a restart cannot help": the job goes on hold at once, regardless of `retry`
+NO_RESTART = 93  # exit code "a restart cannot help": the job goes on hold at once, even if `retry` allows restarts
 
 
 class ScriptError(Exception):
@@ -17,7 +17,7 @@ class ScriptError(Exception):
 
 
 class CallError(ScriptError, RuntimeError):
-    """A call on the run is missing or out of turn, or the script makes a call that the run must make."""
+    """The script omits a call on the run, makes it at the wrong time, or makes a call that belongs to the run."""
 
 
 class AttachError(ScriptError, ValueError):

@@ -1,8 +1,8 @@
 """Communication among all ranks of a run: gather, agree, send.
 
 ``DistributedGang`` is for several ranks, ``SoloGang`` for one. Communication runs on the CPU through a separate gloo
-group, so it cannot mix with the user's collectives and needs no device. Methods are collective unless they say
-otherwise: all ranks call them in the same order.
+group, so it cannot mix with the user's collectives and needs no device. Methods are collective (all ranks call them in
+the same order) unless their docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from spotkeeper.train.core.errors import CallError
 
-_CHUNK = 64 << 20  # bytes per message: 256 MB was no faster, one message per tensor was three times slower
+_CHUNK = 64 << 20  # bytes per message: 256 MB messages were no faster, and one message per tensor three times slower
 
 
 class Gang(Protocol):
@@ -81,10 +81,10 @@ class DistributedGang:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """Destroy the group before the interpreter: a gloo thread that outlives it ends a good run with SIGABRT.
+        """Destroy the group before the interpreter ends: a gloo thread that outlives it ends a good run with SIGABRT.
 
-        Dropping the last reference to a group joins its threads, without holding the GIL. A run is part of reference
-        cycles (through its hook on the optimizer), so it would not be collected in time.
+        When the last reference to a group is dropped, its threads are joined without holding the GIL. The run itself
+        is part of reference cycles (through its hook on the optimizer), so Python would collect it too late.
         """
         group, self._group = self._group, None
         with contextlib.suppress(ValueError, RuntimeError, AssertionError):  # the script has already destroyed it

@@ -2,12 +2,12 @@
 
 After its first synchronized backward, DDP rebuilds its buckets in the order in which gradients became ready. A ring
 all-reduce adds the ranks' values in an order that depends on an element's place in its bucket, and floating-point
-addition is not associative. A plain restart would therefore sum its first step in another order than the uninterrupted
-run; with three or more ranks the last bits of the weights would differ.
+addition is not associative. After a plain restart, the first step would therefore be summed in another order than in
+the uninterrupted run; with three or more ranks the last bits of the weights would differ.
 
-So ``Recorder`` notes the order in the first synchronized backward, the checkpoint keeps it, and on resume ``replay``
-feeds it to DDP with zero gradients, before any state is loaded. This needs no batch and runs no user code. A new run is
-plain DDP.
+So ``Recorder`` notes the order in the first synchronized backward, and the checkpoint keeps it. On resume, before any
+state is loaded, ``replay`` runs a backward with zero gradients in that order, so that DDP builds the same buckets. This
+needs no batch and runs no user code. In a new run DDP is unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DDP module in ``model``: itself, or inside torch.compile's wrapper."""
+    """Return the DDP module in ``model``: ``model`` itself, or the module that torch.compile wrapped."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, DistributedDataParallel) else None
 
@@ -36,7 +36,7 @@ class Recorder:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
         self.order: tuple[str, ...] = ()  # parameter names in the order of their gradients, once known
-        self.synced = 0  # synchronized backwards so far; DDP with a static graph rebuilds after the second
+        self.synced = 0  # synchronized backwards so far; DDP with a static graph rebuilds buckets after the second
         self._names: list[str] = []
         self._recording = False
         named = [(plain(name), param) for name, param in ddp.module.named_parameters() if param.requires_grad]
@@ -44,7 +44,7 @@ class Recorder:
         self._hooks.append(ddp.register_forward_pre_hook(self._forward))
 
     def stepped(self) -> None:
-        """End an optimizer step and the backward before it."""
+        """Note that an optimizer step, and so the backward before it, has ended."""
         if not self._recording:
             return
         self._recording = False
@@ -69,7 +69,7 @@ class Recorder:
 
 
 class Replayed:
-    """The counterpart of ``Recorder`` in a resumed run, where the order is known."""
+    """Takes the place of ``Recorder`` in a resumed run, where the order is known."""
 
     def __init__(self, order: tuple[str, ...], synced: int) -> None:
         self.order = order
@@ -83,7 +83,7 @@ def replay(ddp: DistributedDataParallel, order: tuple[str, ...], synced: int) ->
     """Make ``ddp`` build its buckets as in the recorded run. Collective; call it before state is loaded.
 
     Raises:
-        ValueError: the model lacks a parameter of the recorded one.
+        ValueError: the model lacks a parameter of the recorded model.
     """
     params = {plain(name): param for name, param in ddp.module.named_parameters()}
     if unknown := [name for name in order if name not in params]:
@@ -92,7 +92,7 @@ def replay(ddp: DistributedDataParallel, order: tuple[str, ...], synced: int) ->
     ddp.module = _Chain([params[name] for name in order])
     try:
         for _ in range(min(synced, _sorts_after(ddp))):
-            ddp.require_forward_param_sync = False  # _Chain has no buffers; each forward resets this
+            ddp.require_forward_param_sync = False  # _Chain has no buffers to sync; each forward resets this flag
             ddp().backward()
     finally:
         ddp.module, ddp.require_forward_param_sync = module, sync_params

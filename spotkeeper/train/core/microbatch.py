@@ -5,9 +5,10 @@ loss, batch statistics and dropout (seeded by its place in the run) are the same
 differ only in the order of a sum. Faster machines get more micro-batches, in proportion to their speeds measured in
 earlier generations.
 
-A gang may split a batch unevenly. So a rank's gradient is weighted by its samples, and DDP reduces once per global
-batch, in each rank's last backward. A script that calls ``backward`` and ``optimizer.step`` itself would silently train
-wrongly at some world sizes; if the world may change, its first such call is an error.
+A gang may split a batch unevenly. So a rank's gradient is weighted by its number of samples, and DDP reduces once per
+global batch, in each rank's last backward. A script that calls ``loss.backward`` and ``optimizer.step`` instead of the
+run's methods would silently train wrongly at some world sizes; if the world may change, its first such call raises an
+error.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _OWN_STEP = (
 class MicroPlan:
     """How the global batches of a run are cut, if its world may change."""
 
-    batch: int | None  # samples of a global batch; None: the loader's batch size times ``ranks``
+    batch: int | None  # samples of a global batch; None: the loader's batch size times ``ranks`` is used
     ranks: int  # ranks of the largest world, as far as known
     costs: tuple[float, ...] = ()  # seconds per sample of each rank in this world; 0: not measured
 
@@ -56,14 +57,14 @@ class MicroBatch:
 
     number: int  # index in the global batch
     places: range  # indices of its samples in the global batch
-    samples: int  # its weight in samples; 0: another rank trains on it, this one only takes part in collectives
-    last: bool  # this rank's last one of the global batch
+    samples: int  # weight of its gradient; 0: a copy of another rank's batch, to take part in collectives
+    last: bool  # whether this is the rank's last micro-batch of the global batch
 
     def scale(self, batch: int, world: int) -> float:
-        """Return the factor for the mean loss that makes DDP's mean over ranks the mean of the global batch.
+        """Return the factor by which to multiply a micro-batch's mean loss.
 
-        It divides integers only once: the factors of an even split add up to exactly 1.0 on each rank, so that one
-        micro-batch per rank gives the same bits as plain DDP.
+        With it, DDP's mean over ranks is the mean over the global batch. The formula divides only once and only
+        integers, so with one micro-batch per rank the factor is exactly 1.0 and the bits are those of plain DDP.
         """
         return self.samples * world / batch
 
@@ -75,16 +76,16 @@ def even(batch: int, rank: int, world: int) -> tuple[MicroBatch, ...]:
 
 
 def micro_batches(batch: int, micro: int, rank: int, world: int, costs: Sequence[float] = ()) -> tuple[MicroBatch, ...]:
-    """Return a rank's micro-batches of each global batch; at least one.
+    """Return a rank's micro-batches of each global batch; every rank gets at least one.
 
     Args:
         batch: samples of the global batch.
-        micro: samples of a micro-batch; the last one has the rest.
+        micro: samples of a micro-batch; the global batch's last micro-batch may be smaller.
         costs: see ``MicroPlan``; () if all ranks count as equal.
 
     Returns:
-        Consecutive micro-batches, as many as ``shares`` says. A rank without any gets a copy of another's with
-        ``samples`` 0, because DDP needs a backward from every rank.
+        Consecutive micro-batches, as many as ``shares`` says. If that is none, the rank gets a copy of another rank's
+        micro-batch with ``samples`` 0, because DDP needs a backward from every rank.
     """
     count = -(-batch // micro)
     plan = shares(count, costs or (0.0,) * world)
@@ -102,11 +103,12 @@ def micro_batches(batch: int, micro: int, rank: int, world: int, costs: Sequence
 def shares(count: int, costs: Sequence[float]) -> tuple[int, ...]:
     """Divide ``count`` micro-batches among the ranks so that the last rank finishes as early as possible.
 
-    Each micro-batch goes to the rank that would finish it first, or to the lowest of several; this is optimal for equal
-    pieces. Every rank gets one if there are enough: a rank without a micro-batch trains on a copy anyway.
+    Each micro-batch goes to the rank that would finish it first (the lowest rank if several would), which is optimal
+    for pieces of equal size. If enough exist, every rank gets one first: a rank without a micro-batch would spend the
+    same time on a copy.
 
     Args:
-        costs: seconds per sample by rank; 0: unknown, counts as the median.
+        costs: seconds per sample by rank; 0 means unknown and counts as the median.
 
     Returns:
         Number of micro-batches by rank.
@@ -136,7 +138,7 @@ def find_plan(gang: Gang, batch: int | None, largest: int | None, cost: float = 
 
     Args:
         batch: this rank's ``global_batch``.
-        largest: ranks of the largest world as this machine was told; rank 0's value counts.
+        largest: ranks of the largest world, as this machine's agent says; all ranks use rank 0's value.
         cost: seconds per sample that this machine needed in an earlier generation; 0: unknown.
 
     Raises:
@@ -153,7 +155,7 @@ def find_plan(gang: Gang, batch: int | None, largest: int | None, cost: float = 
 
 
 class BatchPhase(Enum):
-    """Progress of the current micro-batch.
+    """Progress of the current micro-batch. ``on`` is the method of ``Update`` that causes the change.
 
     ===== ============== =======
     from  on             to
@@ -174,10 +176,10 @@ class BatchPhase(Enum):
 
 
 class Update:
-    """Gradients and optimizer steps of a run. ``elastic``: its world may change, so only the run steps optimizers."""
+    """Gradients and optimizer steps of a run. ``elastic``: the world may change, so only the run steps optimizers."""
 
     def __init__(self, parts: Attached, world: int, *, elastic: bool) -> None:
-        """Register on the optimizers.
+        """Register hooks on the optimizers.
 
         Raises:
             AttachError: the world may change, and an attached object does not support that.
@@ -205,7 +207,7 @@ class Update:
         if self._elastic and self._ddp is not None:
             self._ddp.require_backward_grad_sync = (
                 micro_batch.last
-            )  # what DDP.no_sync() does; its forward looks at it too
+            )  # as DDP.no_sync() does; DDP's forward reads this flag too
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of the current micro-batch's mean loss.
@@ -248,11 +250,11 @@ class Update:
         return True
 
     def done(self) -> None:
-        """End the current micro-batch, when the script asks for the next one.
+        """End the current micro-batch. Called when the script requests the next one.
 
         Raises:
-            CallError: the world may change and the script skipped ``backward`` or ``step``, so other ranks would wait
-                forever or sum something else.
+            CallError: the world may change and the script skipped ``backward`` or ``step``: other ranks would wait
+                forever, or the sum of gradients would be wrong.
         """
         missing = self._phase is BatchPhase.FRESH or (self._last and self._phase is not BatchPhase.STEPPED)
         if self._elastic and missing:

@@ -1,8 +1,8 @@
 """The state of the objects given to ``attach()``: taken from them at a save, loaded into them at a restore.
 
 A part with ``state_dict`` and ``load_state_dict`` has one state for all ranks. Random generators, and dicts, lists and
-dataclasses of numbers have neither: each rank saves its own, as plain data (numbers, strings, tensors, and dicts,
-lists and tuples of these).
+dataclasses of numbers lack these methods: each rank saves its own state of them, as plain data (numbers, strings,
+tensors, and dicts, lists and tuples of these).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class LocalPart(Protocol):
 
 
 def adapt(name: str, part: object) -> LocalPart | None:
-    """Return a wrapper that gives a part a state; None for types that this module does not know.
+    """Return a wrapper that saves and loads a part's state; None for types that this module does not know.
 
     Raises:
-        PartError: a dict, list or dataclass holds more than numbers.
+        PartError: a dict, list or dataclass has other values than numbers.
     """
     if isinstance(part, torch.Generator):
         return _TorchGenerator(part)
@@ -123,7 +123,7 @@ def _listed(state: Any) -> Any:
 
 
 def _arrays(state: Any, like: Any) -> Any:
-    """Undo ``_listed``: make arrays where ``like`` has arrays."""
+    """Undo ``_listed``: turn lists into arrays where ``like`` has arrays."""
     if isinstance(like, dict):
         return {name: _arrays(state[name], value) for name, value in like.items()}
     return type(like)(state) if not hasattr(like, "dtype") else _array(state, like.dtype)
@@ -136,7 +136,7 @@ def _array(values: Any, dtype: Any) -> Any:
 
 
 class _PlainValues:
-    """A dict, list or dataclass of numbers. Loaded in place, because the script refers to the object."""
+    """A dict, list or dataclass of numbers. Its state is loaded in place, because the script refers to the object."""
 
     def __init__(self, name: str, part: Any) -> None:
         self._name = name
@@ -149,7 +149,7 @@ class _PlainValues:
         """Return a copy as plain data.
 
         Raises:
-            PartError: the script has since put another type of value into the part.
+            PartError: the script has put a value of another type into the part since ``attach()``.
         """
         part = self._part
         if dataclasses.is_dataclass(part):
@@ -208,10 +208,10 @@ class Attached:
 
     model: nn.Module | None
     optimizers: tuple[Optimizer, ...]
-    scaler: Stateful | None  # has a state on each rank
+    scaler: Stateful | None  # each rank has its own state
     common: dict[str, Stateful]  # by name; the same state on all ranks
     own: dict[str, LocalPart] = field(default_factory=dict)  # by name; each rank has its own state
-    owned: frozenset[int] = frozenset()  # ids of the objects behind ``own``
+    owned: frozenset[int] = frozenset()  # ids of the user's objects that the wrappers in ``own`` wrap
 
     @classmethod
     def of(cls, model: Any, optimizer: Any, scaler: Any, named: dict[str, Any]) -> Attached:
@@ -254,7 +254,7 @@ class Attached:
 
     @property
     def core(self) -> nn.Module | None:
-        """The user's module inside the wrappers of DDP and torch.compile, for portable parameter names."""
+        """The user's module without the wrappers of DDP and torch.compile, so that parameter names are portable."""
         module = self.model
         while isinstance(module, nn.Module):
             inner = getattr(module, "_orig_mod", None)
@@ -275,7 +275,7 @@ class Attached:
         return Meshes(self._tensors())
 
     def take_common(self) -> tuple[object, dict[str, object]]:
-        """Return (parameters, other shared state). Buffers are local state: they differ between ranks after a step."""
+        """Return (model parameters, other shared state). Buffers are local state: they differ between ranks later."""
         rest: dict[str, object] = {
             "optimizers": [each.state_dict() for each in self.optimizers],
             "parts": {name: _take(part) for name, part in self.common.items()},
@@ -297,7 +297,7 @@ class Attached:
         }
 
     def named(self, model: Any, rest: dict[str, Any]) -> dict[str, object]:
-        """Return the tensors under the names that torch's own checkpoint helpers use, for other tools."""
+        """Return the state under the names of torch's own checkpoint helpers, so that other tools find its tensors."""
         names = {id(param): plain(name) for name, param in self._parameters()}
         tree: dict[str, object] = {"model": model or {}}
         for number, (each, state) in enumerate(zip(self.optimizers, rest["optimizers"], strict=True)):
@@ -310,7 +310,7 @@ class Attached:
         """Load all state but the random state into the objects.
 
         Raises:
-            AttachError: the script attaches other objects than the one that saved.
+            AttachError: the script attaches other objects than the script that saved.
         """
         self._compare(rest, local)
         if self.core is not None:
@@ -328,7 +328,8 @@ class Attached:
             self.scaler.load_state_dict(local["scaler"])
 
     def reseed(self, *where: int) -> None:
-        """Reseed attached generators if the number of ranks changed. ``where``: numbers of a place in the run."""
+        """Reseed attached generators after the number of ranks has changed. ``where``: integers that name a place in
+        the run, mixed into the seeds."""
         for number, own in enumerate(self.own.values()):
             own.reseed(rng.mix(*where, number))
 
@@ -373,7 +374,7 @@ def _take(part: Stateful) -> Any:
 
 
 def _give(part: Stateful, state: Any) -> None:
-    """Load a part's state. A module may have been compiled at the save, now, both or neither."""
+    """Load a part's state. The module may be compiled now or not, and may have been compiled at the save or not."""
     if isinstance(part, nn.Module):
         now = part.state_dict()
         names = {plain(name): name for name in now}

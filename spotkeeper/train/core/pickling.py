@@ -1,10 +1,10 @@
-"""Pickles of state, written and read with one allowlist of types: loading a pickle runs no code that it brings.
+"""Pickles of state, written and read with one allowlist of types, so that loading a pickle runs no foreign code.
 
-A pickle names functions and has them called, so anyone who can write a checkpoint, or send data as a rank, could run
-code as the job. A name outside the list is therefore an error at both ends: the first save refuses a state that could
-not be loaded again. A pickle may set attributes of instances that it makes, never of classes and functions, which the
-process shares. NumPy values are made by checked constructors (``arrays.py``). A script adds its own types with torch's
-function for that, before ``attach()``::
+A pickle names functions that the unpickler calls. So anyone who can write a checkpoint, or send data as a rank, could
+run code as the job. A name outside the allowlist is therefore an error in a load and in a save: the first save refuses
+a state that could not be loaded again. A pickle may set attributes of instances that it makes, never of classes and
+functions, which other code uses too. NumPy values are made by checked constructors (``arrays.py``). A script adds its
+own types with a function of torch, before ``attach()``::
 
     torch.serialization.add_safe_globals([MyState])
 
@@ -29,7 +29,7 @@ from spotkeeper.train.core.errors import PartError
 _BUILTINS = "bool bytearray bytes complex dict float frozenset int list object range set slice str tuple"
 _NUMPY = "bool_ bool str_ bytes_ datetime64 timedelta64 complex64 complex128 clongdouble longdouble"
 _NUMPY += " float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
-# Allowed names by module. Each only makes a value from its arguments.
+# Allowed names by module. Each is a function or class that does nothing but make a value from its arguments.
 _NAMES: dict[str, str] = {
     "builtins": _BUILTINS + " Ellipsis NotImplemented",
     "collections": "OrderedDict defaultdict Counter deque",
@@ -58,15 +58,15 @@ _NAMES: dict[str, str] = {
 _KNOWN = {(module, name) for module, words in _NAMES.items() for name in words.split()}
 
 
-_SHARED = (type, enum.Enum, torch.Tensor)  # no pickle makes these objects, so a change would affect others
+_SHARED = (type, enum.Enum, torch.Tensor)  # no pickle creates these objects; other code uses them, so none changes them
 
 
 class StateTypeError(PartError):
-    """The state has a type that is not on the list. The message names the type and the remedy."""
+    """The state has a type that is not on the allowlist. The message names the type and the remedy."""
 
 
 def dumps(value: object, tensor: Callable[[torch.Tensor], object] | None = None) -> bytes:
-    """Pickle a value. ``tensor`` returns the placeholder to pickle instead of a tensor.
+    """Pickle a value. ``tensor`` returns a placeholder for each tensor, which is pickled instead.
 
     Raises:
         StateTypeError: the value has a type that :func:`loads` would refuse.
@@ -81,10 +81,10 @@ def loads(data: bytes | memoryview, where: str, tensor: Callable[[Any], torch.Te
 
     Args:
         where: the file or the sender, for messages.
-        tensor: returns the tensor for a placeholder; the inverse of :func:`dumps`'s ``tensor``.
+        tensor: returns the tensor for a placeholder that the ``tensor`` argument of :func:`dumps` returned.
 
     Raises:
-        StateTypeError: a type is not on the list.
+        StateTypeError: a type is not on the allowlist.
         pickle.UnpicklingError: the data is not a pickle.
     """
     return _Unpickler(data, where, tensor).load()
@@ -100,13 +100,13 @@ class _Pickler(pickle.Pickler):
         return self._tensor(obj) if self._tensor is not None and isinstance(obj, torch.Tensor) else None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce NumPy values with ``arrays.py``; refuse functions and classes that are not on the list."""
+        """Reduce NumPy values with ``arrays.py``; refuse functions and classes that are not on the allowlist."""
         kind = type(obj)
         if kind in self._plain:
             return NotImplemented
         if issubclass(kind, type) or (callable(obj) and hasattr(obj, "__qualname__")):
             module, name = getattr(obj, "__module__", None) or "", obj.__qualname__
-            # Python 3.11 writes an enum's member as getattr(class, name), with the class's name beside it.
+            # Python 3.11 pickles an enum's member as a call getattr(class, name); the class is pickled and checked too.
             if obj is not getattr and not _allowed(module, name):
                 raise StateTypeError(_refusal("cannot save", module, name, "Leave it out of state_dict(), or"))
         elif _is_bound(kind) and _allowed(kind.__module__, kind.__qualname__):
@@ -122,18 +122,18 @@ _PythonUnpickler: Any = pickle._Unpickler  # the type stubs lack its stack and m
 
 
 class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
-    """Python's unpickler. The C one offers no hook between BUILD and the object that BUILD changes.
+    """Python's unpickler, because the C unpickler has no hook to check the object that a BUILD opcode changes.
 
-    torch's ``weights_only`` unpickler reads only protocol 2, and neither sets nor some other types.
+    torch's ``weights_only`` unpickler reads only protocol 2, and reads neither sets nor some other types.
     """
 
     def __init__(self, data: bytes | memoryview, where: str, tensor: Callable[[Any], torch.Tensor] | None) -> None:
         super().__init__(io.BytesIO(data))
         self._where, self._tensor = where, tensor
-        self._built: set[type] = set()  # types known to be on the list
+        self._built: set[type] = set()  # types known to be on the allowlist
 
     def load_build(self) -> None:
-        """Set an instance's state, only of a class on the list, and only slots that the class declares."""
+        """Set an instance's state. Refuse instances of a class outside the allowlist, and slots that it lacks."""
         state, kind = self.stack[-1], type(self.stack[-2])
         known = kind in self._built or _allowed(kind.__module__, kind.__qualname__)
         if not known or _is_bound(kind) or issubclass(kind, _SHARED):
@@ -190,7 +190,7 @@ def _is_bound(kind: Any) -> bool:
 
 @functools.lru_cache(1024)
 def _is_pybind11(kind: type) -> bool:
-    """Whether the class is bound by pybind11, whose ``__new__`` leaves the value uninitialized."""
+    """Whether pybind11 made the class: its ``__new__`` leaves the value uninitialized."""
     return any(base.__name__ == "pybind11_object" for base in kind.__mro__)
 
 
@@ -210,7 +210,7 @@ def _allowed(module: str, name: str) -> bool:
 
 
 def _added() -> dict[tuple[str, str], Any]:
-    """Return the types that script and torch have added, by their names in pickles."""
+    """Return the types that the script and torch have added to the allowlist, by their names in pickles."""
     found = {}
     for entry in torch.serialization.get_safe_globals():
         if isinstance(entry, tuple):  # a class and its name in pickles
@@ -222,7 +222,7 @@ def _added() -> dict[tuple[str, str], Any]:
 
 
 def _member(kind: Any, name: str) -> Any:
-    """Return an enum's member: the only use of ``getattr`` that a pickle may make."""
+    """Return an enum's member. A pickle's ``getattr`` calls this function, so it can reach nothing else."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
         return kind[name]
     raise pickle.UnpicklingError(f"{name!r:.80} is not a member of an enum")

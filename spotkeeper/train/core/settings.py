@@ -17,8 +17,8 @@ from spotkeeper.train.core.errors import AttachError, CallError
 MEAN_LIFE_S = 6 * 3600.0  # default mean time between losses of one spot machine
 LOCAL_FOLDER = Path(".spotkeeper/ckpt")
 LOCAL_OUTPUT = Path("output")
-ARGV = "argv"  # key in a manifest's versions: arguments of the script that saved, without an agent
-_UNLOOPED: set[tuple[Path | None, int | None, Path | None]] = set()  # runs of this process without a loop so far
+ARGV = "argv"  # key in a manifest's versions: command line of the script that saved; missing under an agent
+_UNLOOPED: set[tuple[Path | None, int | None, Path | None]] = set()  # this process's runs that have not looped so far
 _ATTACHED: set[tuple[Path | None, int | None]] = set()  # run folders and generations of this process's runs
 
 
@@ -31,7 +31,7 @@ class RunSettings:
     gen: int | None  # generation; None: one more than the newest found
     slot: int | None  # this node's number in the job
     folder: Path | None  # checkpoint folder; None: this node writes none
-    late: Path | None  # checkpoint folder once the agent has mounted the disk
+    late: Path | None  # checkpoint folder to use once the agent has mounted the disk
     output: Path  # folder for results, kept after the job
     saver: Path | None  # the saver's unix socket; None: start a private saver
     interval_s: float | None  # seconds between saves; None: by Young's formula
@@ -42,10 +42,10 @@ class RunSettings:
     max_world: int | None  # ranks at the job's largest size, if it may change its size
 
     def alone(self) -> None:
-        """Check that this process has no other run of this generation: the two would overwrite each other's state.
+        """Check that this process has no other run of this generation: two runs would overwrite each other's state.
 
         Raises:
-            CallError: it has one.
+            CallError: this process has another run.
         """
         notebook = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # a notebook may run a cell again
         if (self.run, self.gen) in _ATTACHED or (self._key in _UNLOOPED and not self.managed and not notebook):
@@ -55,13 +55,13 @@ class RunSettings:
             )
 
     def attached(self) -> None:
-        """Note that the run has begun."""
+        """Record that the run has begun."""
         if self.managed:
             _ATTACHED.add((self.run, self.gen))
         _UNLOOPED.add(self._key)
 
     def looped(self) -> None:
-        """Note that the script loops over the run."""
+        """Record that the script loops over the run."""
         _UNLOOPED.discard(self._key)
 
     def unlooped(self) -> bool:
@@ -140,7 +140,7 @@ def own_argv() -> str:
 
 
 def make_output(folder: Path, managed: bool) -> Path:
-    """Create the output folder if missing; without an agent with a .gitignore, so it is not committed or submitted."""
+    """Create the output folder if missing. Without an agent, add a .gitignore, so that git and ``submit`` skip it."""
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         if not managed:
@@ -164,7 +164,7 @@ def lock(folder: Path) -> IO[str]:
             "attach(checkpoint_dir=...) a writable folder on a disk with free space"
         ) from None
     try:
-        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # DataLoader workers do not inherit it
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # DataLoader workers do not inherit this lock
     except OSError:
         stream.close()
         raise RuntimeError(

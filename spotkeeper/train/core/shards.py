@@ -1,12 +1,13 @@
 """Sharded tensors: this rank's part of a ``DTensor``, and the file format of ``torch.distributed.checkpoint`` (DCP).
 
 A ``DTensor`` (FSDP2's ``fully_shard``, tensor parallelism) consists of this rank's bytes, their place in the whole
-tensor, and a mesh of ranks. The bytes go into the image like any tensor's; a ``TensorShard`` holds the rest. A mesh
-cannot be saved, so a restore finds it by its dimensions among the meshes of the attached model and optimizers.
+tensor, and a mesh of ranks. The bytes go into the image as for any tensor; a ``TensorShard`` describes the rest. A mesh
+cannot be saved, so a restore looks for one with the same dimensions among the meshes of the attached model and
+optimizers.
 
-DCP finds a tensor's chunk by file, offset and length, and expects the output of ``torch.save`` there. So each tensor is
-framed as ``torch.save`` frames it; torch makes the frame from dtype and shape alone. After all nodes' folders are
-copied into one, any tool for DCP can open it.
+DCP finds a tensor's chunk by file, offset and length, and expects the output of ``torch.save`` there. So each tensor
+gets the *frame*, the bytes before and after the tensor's own, that ``torch.save`` writes; it depends only on dtype and
+shape. After all nodes' folders are copied into one folder, any tool for DCP can open that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 
 from spotkeeper.train.core.errors import AttachError, PartError
 
-MeshKey = tuple[tuple[str, ...] | None, int]  # names and number of its dimensions
+MeshKey = tuple[tuple[str, ...] | None, int]  # names and number of a mesh's dimensions
 METADATA = ".metadata"
 Path = tuple[str | int, ...]
 
@@ -32,7 +33,7 @@ class TensorShard:
     """One occurrence of a sharded tensor in a rank's state.
 
     ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot`` counts the tensors that this
-    rank writes and may differ between ranks: tied tensors share a slot, except where the local part is empty.
+    rank writes and may differ between ranks: tied tensors share a slot, except on ranks where the local part is empty.
     """
 
     number: int
@@ -148,7 +149,7 @@ class TensorFrame:
 
 
 class _FrameRecorder:
-    """A stream that records writes, and splits the record where a gap for the tensor's bytes was skipped."""
+    """A stream that records what ``torch.save`` writes, as bytes before and bytes after the tensor's skipped bytes."""
 
     def __init__(self) -> None:
         self.pieces = [bytearray()]
@@ -178,7 +179,7 @@ def frame(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorFrame:
         raise RuntimeError(f"sharded checkpoints need torch 2.6 or newer, this is {torch.__version__}") from None
     recorder: Any = _FrameRecorder()
     with skip_data():
-        torch.save(torch.empty(shape, dtype=dtype), recorder)  # the tensor is never written, so it takes no memory
+        torch.save(torch.empty(shape, dtype=dtype), recorder)  # the empty tensor is never written, so it needs no pages
     before, *after = recorder.pieces
     return TensorFrame(bytes(before), b"".join(after))
 
@@ -197,7 +198,7 @@ class Chunk:
 
 
 def tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield (path, tensor) for all tensors in nested dicts, lists and tuples; a path is the keys that lead to one."""
+    """Yield (path, tensor) for all tensors in nested dicts, lists and tuples. A path is the keys to the tensor."""
     if isinstance(tree, torch.Tensor):
         yield path, tree
     elif isinstance(tree, dict):
@@ -213,7 +214,7 @@ def digest(chunks: list[Chunk]) -> bytes:
 
 
 def metadata(ranks: list[list[Chunk]]) -> bytes:
-    """Return DCP's ``.metadata`` file for all ranks' chunks. A part that several ranks have is read from the first."""
+    """Return DCP's ``.metadata`` file for all ranks' chunks. It refers to the first rank that has a chunk."""
     from torch.distributed.checkpoint import metadata as md
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 

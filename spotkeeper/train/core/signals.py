@@ -1,9 +1,9 @@
 """Turns signals into a request to save and stop, in the trainer and in its loader workers.
 
 Without an agent, SIGTERM (from another scheduler), SIGHUP and Ctrl-C request a stop. The handler only writes the
-request into the control file, as an agent would; it never saves. A terminal's Ctrl-C, a shell's ``kill`` and Slurm
-signal every process of a job. The trainer may need more batches to reach the end of its step, so loader workers ignore
-these signals while the loop runs, and end soon after their trainer.
+request into the control file, as an agent would; it never saves. Ctrl-C in a terminal, ``kill`` in a shell and Slurm
+signal every process of a job, loader workers too. The trainer may need more batches to reach the end of its step, so
+loader workers ignore these signals while the loop runs. They end soon after their trainer.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that request a
 _LEAVE_S = 2.0  # time for a worker to end by itself once its trainer stops
 _DIE_S = 1.0  # from SIGTERM to SIGKILL
 _STARTED: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
-_TWICE_S = 1.0  # a second Ctrl-C within this time is the same one, forwarded by torchrun
+_TWICE_S = 1.0  # a second SIGINT within this time is the same Ctrl-C, forwarded by torchrun
 
 
 class _Shield:
-    """Holds a shared flag: 1 while loader workers ignore stop signals. Workers of every start method see it."""
+    """A shared flag: 1 while loader workers ignore stop signals. Workers of every start method see the flag."""
 
     flag: Any = None
 
@@ -65,7 +65,7 @@ class ShieldedInit:
 
 
 def prepare_workers() -> None:
-    """Shield the workers of all loaders that are iterated from now on. Idempotent."""
+    """Shield from stop signals the workers of all loaders that are iterated from now on. Idempotent."""
     if _Shield.flag is None:
         _Shield.flag = RawValue(ctypes.c_byte, 0)
         _wrap_loaders()
@@ -85,7 +85,7 @@ def unshield_workers() -> None:
 
 
 def end_workers() -> None:
-    """End loader workers with their trainer: they exit with their loader, and stuck ones are killed."""
+    """End loader workers with their trainer: they exit when their loader goes, and a thread kills stuck workers."""
     unshield_workers()
     left = [worker for worker in _STARTED if worker.is_alive()]
     if not left:
@@ -114,9 +114,9 @@ def _alive(worker: BaseProcess) -> bool:
 
 @contextlib.contextmanager
 def shielded_start(loader: Any) -> Iterator[None]:
-    """Shield a loader's workers from their first moment; use it around the creation of the loader's iterator.
+    """Shield a loader's workers while they start. The ``with`` block creates the loader's iterator.
 
-    Signals stay blocked, and pending, until a worker has set its handlers.
+    Stop signals stay blocked, and pending, until a worker has set its handlers.
     """
     if not getattr(loader, "num_workers", 0) or _Shield.flag is None:
         yield
@@ -156,7 +156,7 @@ class StopSignals:
     """Makes SIGTERM, SIGHUP and Ctrl-C save and stop while a loop runs; a second Ctrl-C interrupts at once.
 
     Args:
-        world: number of ranks; only a single rank can promise the save.
+        world: number of ranks; only the message of a single rank promises that a save follows.
         managed: an agent requests stops instead, and signals keep their usual meaning.
     """
 
@@ -192,7 +192,7 @@ class StopSignals:
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
-        """Restore the former handlers in this process alone: a fork of the trainer shares the workers' shield."""
+        """Restore the former handlers without a change of the workers' shield, which a fork shares with the trainer."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:
                 with contextlib.suppress(ValueError):  # another thread closes the loop
@@ -227,20 +227,20 @@ def _more(number: int) -> str:
 
 
 def _print(line: str) -> None:
-    """Write to stderr's descriptor: the script may be writing a line to the Python object."""
+    """Write to stderr's descriptor: a signal may have interrupted a write to ``sys.stderr``."""
     with contextlib.suppress(OSError):
         os.write(2, line.encode())
 
 
-_INSTALLED: weakref.WeakSet[StopSignals] = weakref.WeakSet()  # those whose handlers are installed
+_INSTALLED: weakref.WeakSet[StopSignals] = weakref.WeakSet()  # objects whose handlers are installed
 _MASK = threading.local()  # .before: the forking thread's signal mask
 
 
 @functools.cache
 def _prepare_forks() -> None:
-    """Give forks of the trainer the former handlers; the script ends its own processes as without a run.
+    """Give forks of the trainer the former handlers, so that the script can end its own processes as without a run.
 
-    In a fork, CPython forgets signals that arrive before its own bookkeeping ends, so they stay blocked until then.
+    CPython drops signals that reach a child before ``os.fork`` has set it up, so stop signals stay blocked until then.
     """
     os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_in_child)
 
