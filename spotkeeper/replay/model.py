@@ -1,9 +1,9 @@
 """Replays one job on a recorded market under one policy: its cost, its end, its preemptions.
 
-Time advances in the recording's ticks. A gang runs in a zone that fits all of it for the whole tick; a zone that no
-longer does preempts it at the start of the tick. Every launch pays its start-up: ``restart_h``, plus ``move_h`` in
-another zone, ``move_price`` in another region, and ``attempt_h`` for each refusal before it. A recording that ends
-before the job starts over.
+Time advances in the recording's ticks. A gang runs in a zone that has capacity for the whole gang during the whole
+tick. A zone without that capacity preempts the gang at the start of the tick. Every launch pays its start-up:
+``restart_h``, plus ``move_h`` in another zone, ``move_price`` in another region, and ``attempt_h`` for each refusal
+before the launch. If the recording ends before the job, it is played again from its beginning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 from spotkeeper.contract.policy import KEEP, ON_DEMAND, SPOT, End, On, PolicyAnswer, PolicyZone, Start, Terms, Tick
 from spotkeeper.replay.recording import Recording
 
-HISTORY_H = 48.0  # history given to a policy at a job's start
+HISTORY_H = 48.0  # hours of market history that a policy gets at a job's start
 ATTEMPT_H, PROBE_H = 30 / 3600, 1 / 60  # time of a refused launch, and of a probe
 LEAST_UP = 0.05  # share of the time that a zone must have capacity to be a job's home
 
@@ -64,7 +64,7 @@ class Case:
 
 @dataclass
 class PlayedOutcome:
-    """Result of a replay. Money is in on-demand hours of the gang. ``waited_h``: hours without a machine."""
+    """Result of a replay. The unit of money is an on-demand hour of the gang. ``waited_h``: hours without a machine."""
 
     cost: float = 0.0
     finish_h: float = 0.0
@@ -158,7 +158,7 @@ class _Replay:
                     self.out.cost += self.terms.probe_h * self._prices[name]
 
     def _try(self, attempts: Sequence[str], tick: int, at: int) -> None:
-        """Launch the first attempt that has capacity. A running machine that is replaced or not mentioned stops."""
+        """Launch the first attempt that has capacity. The running machines stop unless ``attempts`` keeps them."""
         self.tried, refused = {}, 0
         for attempt in attempts:
             if attempt == KEEP:
@@ -211,7 +211,7 @@ class _Replay:
         return need <= terms.tick_h + 1e-9
 
     def _force(self, last: int) -> None:
-        """Finish the job on on-demand machines at the horizon; a deadline, if any, is missed."""
+        """Finish the job on on-demand machines at the end of the replayed time. A deadline, if any, is missed."""
         terms, out = self.terms, self.out
         start_up = self.pending if self.kind == "od" else terms.restart_h
         hours = start_up + terms.work_h - self.done

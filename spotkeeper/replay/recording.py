@@ -1,7 +1,8 @@
 """A recorded market: how many machines each zone had at each tick, and their price as a share of on-demand.
 
-Two formats are read: values by tick, and the shipped runs ``[value, ticks]``. ``null`` is a gap without observation. A
-gap counts as no capacity at the last price; so does a price of zero, since machines are never free.
+Two formats are read: one value per tick, and run lengths ``[value, ticks]``, as in the shipped files. ``null`` is a gap
+without observation. A gap counts as no capacity at the last price, and so does a price of zero, since machines are
+never free.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from spotkeeper.contract import codec
 
-MOST = 1000.0  # times on-demand: a price above it has another unit
+MOST = 1000.0  # times the on-demand price: a higher value must be in another unit
 LEAST_TICK_S, LONGEST_TICK_S = 1.0, 86_400.0
 SHIPPED = Path(__file__).parent.parent / "local" / "markets"
 
@@ -72,12 +73,12 @@ class Recording:
         return len(self.zones[0].capacity)
 
     def only(self, zones: tuple[int, ...]) -> Recording:
-        """Return the same market restricted to these zones."""
+        """Return a recording with only these zones, given by index."""
         return replace(self, zones=tuple(self.zones[index] for index in zones))
 
     @cached_property
     def up(self) -> tuple[bytes, ...]:
-        """By zone, one byte per tick: 1 if a whole gang fits."""
+        """For each zone, one byte per tick: 1 if a whole gang fits."""
         return tuple(bytes(count >= self.gang for count in zone.capacity) for zone in self.zones)
 
 
@@ -108,7 +109,7 @@ def read(path: Path, *, ratio: float = 0.3) -> Recording:
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
-    """Read every ``*.json`` of a folder, in name order; RecordingError without any, or for an invalid one."""
+    """Read every ``*.json`` of a folder, in order of names. Raises RecordingError if none exists or one is invalid."""
     found = tuple(read(path) for path in sorted(folder.glob("*.json")))
     if not found:
         raise RecordingError(f"{folder}: no recording (*.json) found")

@@ -9,7 +9,7 @@ bucket.
 **Environment of the job's processes**, besides torchrun's own (``launch_spec.environment``):
 
 ============================ ======================================================================================
-``SPOTKEEPER_RUN``           folder of this generation: ``ctl``, ``result.json``
+``SPOTKEEPER_RUN``           folder of this generation, with ``ctl`` (the control file) and ``result.json``
 ``SPOTKEEPER_JOB``           the job's id; ``SPOTKEEPER_UID`` its uid; ``SPOTKEEPER_GEN`` the generation
 ``SPOTKEEPER_SLOT``          this node's number
 ``SPOTKEEPER_CKPT``          checkpoint folder; unset while this member's disk is not attached (state comes from a peer)
@@ -25,25 +25,25 @@ bucket.
 **Files**, below ``SPOTKEEPER_ROOT``::
 
     dev/disk/by-id/google-sk-data       data disk of the node or the static machine
-    mnt/sk-data/<job>/ckpt/<gen>-<step>/{...,COMMIT}   checkpoints; ckpt/.fetch/ a copy being fetched from the bucket
+    mnt/sk-data/<job>/ckpt/<gen>-<step>/{...,COMMIT}   checkpoints; beside ckpt, .fetch/: a copy being fetched
     mnt/sk-data/<job>/env/              the job's own Python environment
-    mnt/sk-data/<job>/out/              its output; var/lib/spotkeeper/out/<job> without a disk
+    mnt/sk-data/<job>/out/              the job's output; var/lib/spotkeeper/out/<job> without a disk
     run/spotkeeper/<job>/<gen>/         ctl, result.json, exit.<local rank>, error.<local rank>, pid.<local rank>,
                                         stacks.log, untimed.<local rank>, torchrun's logs
     run/spotkeeper/node/                sockets, locks and logs of launcher and saver
     var/lib/spotkeeper/{bundle,src/<sha256>,spool}
 
-The bucket has the last 64 KB of each log, below a line that says which bytes they are (``contract/uploads.py``).
+The bucket has the last 64 KB of each log, below a line that names the log and the bytes (``contract/uploads.py``).
 
 **Output.** Once all processes of a member have ended with 0, the agent uploads ``SPOTKEEPER_OUTPUT`` and only then
 reports EXIT 0. So a job becomes DONE, and its disks are deleted, only when all output is in the bucket. A newer
-generation ends the upload; a restarted agent sends only files that the bucket lacks, by size and MD5. Meanwhile the
-member reports ``Progress.uploading_s`` as a sign of life. ``out/<node>.json`` lists the files and is written last;
-readers take the newest generation's lists.
+generation ends the upload. A restarted agent compares sizes and MD5 and sends only the files that the bucket lacks.
+During an upload the member reports ``Progress.uploading_s`` as a sign of life. ``out/<node>.json`` lists the files and
+is written last; readers take the newest generation's lists.
 
-**Copies of checkpoints** are uploaded in parts of 64 MiB, so an interrupted upload continues at its last part, with any
-store and without a session. The files are held open, so retention may delete them meanwhile. All nodes choose the same
-checkpoint without communication: the newest one at each multiple of ``every_min`` on the clock. A copy is complete when
-every node that COMMIT names as a writer has a list in the bucket. A fetched copy gets its name by one rename, so a
-reader never sees half of it.
+**Copies of checkpoints** are uploaded in parts of 64 MiB, so an interrupted upload continues at its last part. This
+works with every store and needs no upload session. The agent keeps the files open, so they may be deleted as old
+checkpoints meanwhile. All nodes choose the same checkpoint without communication: the newest one at each multiple of
+``every_min`` on the clock. A copy is complete when every node that COMMIT names as a writer has a list in the bucket. A
+fetched copy gets its name by one rename, so a reader never sees half of it.
 """

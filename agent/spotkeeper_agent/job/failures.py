@@ -61,17 +61,17 @@ def failures(folder: Path) -> dict[int, Failure]:
 
 
 def first(folder: Path) -> Failure | None:
-    """Return the earliest failure that no peer caused, or else the earliest failure."""
+    """Return the earliest failure that no peer caused; if there is none, the earliest failure."""
     return min(failures(folder).values(), key=Failure.order, default=None)
 
 
 def exit_codes(folder: Path) -> list[int]:
-    """Return the exit codes of the workers that ended in order (``exit.<local rank>``)."""
+    """Return the exit codes of workers that wrote one at their end (``exit.<local rank>``)."""
     return [code & 0xFF for code in _numbers(folder, "exit").values()]  # as exit(3) does: a job may write anything
 
 
 def worker_pids(folder: Path) -> set[int]:
-    """Return the pids of this machine's workers, as the workers wrote them (``launcher/stacks.py``)."""
+    """Return the pids of this machine's workers, as the workers wrote them to files (``launcher/stacks.py``)."""
     return {pid for pid in _numbers(folder, "pid").values() if pid > 0}
 
 
@@ -84,7 +84,7 @@ def _numbers(folder: Path, kind: str) -> dict[int, int]:
 
 
 def _noted(folder: Path, kind: str) -> dict[int, bytes]:
-    """Return the contents of ``<kind>.<local rank>`` by rank, read safely: the job may have replaced any file."""
+    """Return the contents of ``<kind>.<local rank>`` by local rank. The job may have replaced any of these files."""
     found = {}
     with contextlib.suppress(OSError):
         for name in beneath.names(folder):
@@ -96,7 +96,7 @@ def _noted(folder: Path, kind: str) -> dict[int, bytes]:
 
 
 def printed(folder: Path) -> list[str]:
-    """Return the names of a run folder's logs: torchrun's own, and the workers' below ``logs``."""
+    """Return the names of a run folder's logs: torchrun's own log, and the workers' logs below ``logs``."""
     found: list[str] = []
     with contextlib.suppress(OSError):
         found += sorted(name for name in beneath.names(folder) if name.endswith(".log"))
@@ -106,7 +106,7 @@ def printed(folder: Path) -> list[str]:
 
 
 def tail(folder: Path, name: str, most: int) -> bytes:
-    """Return the last ``most`` bytes of a log, from the first whole line; b"" if it cannot be read."""
+    """Return the whole lines in the last ``most`` bytes of a log; b"" if the log cannot be read."""
     with contextlib.suppress(OSError):
         text, start = beneath.tail(folder, name, most)
         return text if start == 0 else text.partition(b"\n")[2] or text
@@ -124,7 +124,7 @@ def of_crash(folder: Path, root: Path) -> Sign | None:
         root: the folder that holds the machine's ``/dev``.
     """
     try:
-        began = beneath.status(folder, "logs").st_mtime  # made at the start; torchrun adds its folders soon after
+        began = beneath.status(folder, "logs").st_mtime  # made at the start; torchrun adds folders soon after
     except OSError:
         return None
     since_s = time.clock_gettime(time.CLOCK_MONOTONIC) - max(0.0, time.time() - began) - EARLY_S
@@ -146,7 +146,7 @@ def in_kernel(lines: list[str]) -> Sign | None:
 
 
 def kernel_lines(kmsg: Path, since_s: float) -> list[str]:
-    """Return the messages of the kernel's ring since ``since_s`` (seconds since boot); [] if it cannot be read.
+    """Return the kernel log's messages since ``since_s`` (seconds since boot); [] if that log cannot be read.
 
     Each read returns a record ``prio,seq,microseconds,flags;text`` (Documentation/ABI/testing/dev-kmsg).
     """

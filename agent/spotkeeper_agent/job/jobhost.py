@@ -1,7 +1,7 @@
 """Client of the jobs' unit (``launcher/host.py``): starts, signals and sweeps processes of the job.
 
-Under systemd these belong to another user, so the unit acts for the agent. Elsewhere (the one-machine cloud) the agent
-starts them itself, each in its own session.
+Under systemd the job's processes belong to another user, so the unit acts for the agent. Elsewhere (the one-machine
+cloud) the agent starts each of these processes itself, in a session of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from spotkeeper_agent.launcher.host import SOCKET
 
 HOST = Path("/run/spotkeeper-job") / SOCKET  # made by systemd, in a folder that root owns
 STATE = Path("/var/lib/spotkeeper-job")  # owned by the jobs' user, on the boot disk
-GROUP = "spotkeeper-job"  # the jobs' user's only group, which owns only shared files
+GROUP = "spotkeeper-job"  # the only group of the jobs' user; it owns only shared files
 ANSWER_S = 10.0  # real
 LINE_BYTES = 64 << 10
 BEGIN_S = 20.0  # real; the unit may restart meanwhile
@@ -49,7 +49,7 @@ class SilentError(HostError):
 
 
 class Process(Protocol):
-    """The used part of :class:`subprocess.Popen`; the process may belong to another user."""
+    """The part of :class:`subprocess.Popen` that the agent uses; the process may belong to another user."""
 
     @property
     def pid(self) -> int: ...
@@ -71,7 +71,7 @@ class _UnitReply(Struct, frozen=True):
 
 
 class Hosted:
-    """A program that the jobs' unit runs. The unit reports its end on the connection that started it."""
+    """A program that the jobs' unit runs. The connection that requested its start also reports its end."""
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -109,7 +109,7 @@ def give(path: Path) -> None:
 
 
 def share(path: Path) -> None:
-    """Let the jobs' user write this file or folder. Jobs must not be able to write its parent."""
+    """Let the jobs' user write this file or folder. Jobs must not be able to write the parent folder."""
     if has_units():
         give(path)
         if not path.is_symlink():
@@ -122,7 +122,7 @@ def home(state: Path, job: str) -> Path:
 
 
 def begin(job: str) -> None:
-    """Have the jobs' unit serve this job ("": none) and remove all that another job left there. May take seconds.
+    """Have the jobs' unit serve this job ("": no job) and remove all that another job left. May take seconds.
 
     Raises:
         OSError: the unit does not answer.
@@ -144,7 +144,7 @@ def spawn(name: str, command: list[str], env: dict[str, str], log: Path) -> Proc
     """Start a program as the jobs' user; it outlives the agent.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
     """
     if has_units():
         sock = _connect()
@@ -180,7 +180,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def sweep(folder: Path, keep: set[int]) -> int:
-    """Kill every process that carries this folder's mark, except ``keep``; return their number."""
+    """Kill every process with this folder's mark except the pids ``keep``; return the number of killed processes."""
     if not has_units():
         return process.sweep(folder, keep)
     try:
@@ -192,7 +192,7 @@ def sweep(folder: Path, keep: set[int]) -> int:
 
 @contextlib.contextmanager
 def _restarted_if_silent() -> Iterator[None]:
-    """Have root restart the unit if its process does not answer, since a job may have stopped it."""
+    """Have root restart the unit if the unit's process does not answer: a job may have stopped that process."""
     try:
         yield
     except SilentError:
@@ -219,7 +219,7 @@ def _connect() -> socket.socket:
         sock.close()
         raise HostError(error.errno, f"the jobs' unit does not answer: {error.strerror}") from None
     _, owner, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    if owner not in (0, os.geteuid()):  # root: systemd listens; the agent's user: a host without a unit
+    if owner not in (0, os.geteuid()):  # root if systemd listens; the agent's user if there is no unit
         sock.close()
         raise HostError(0, f"{HOST}: user {owner} listens there, want systemd; reboot this machine to renew its units")
     return sock

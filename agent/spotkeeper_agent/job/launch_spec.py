@@ -31,8 +31,8 @@ RENDEZVOUS_S = 60  # real; members start within one poll of each other, but a co
 class LaunchSpec:
     """This machine's part of a generation.
 
-    ``node``: the machine's node; ``index``: its position among the members, torchrun's node rank; ``ckpt``: the folder
-    of checkpoints, writable at once unless ``late``; ``output``: the folder for the job's output.
+    ``node``: the machine's node; ``index``: the machine's position among the members, torchrun's node rank; ``ckpt``:
+    the folder of checkpoints, writable at once unless ``late``; ``output``: the folder for the job's output.
     """
 
     node: int
@@ -42,8 +42,8 @@ class LaunchSpec:
     saver: Path
     ckpt: Path
     output: Path
-    late: bool = False  # whether its disk is not attached yet
-    fabric: str = ""  # network of its GPUs
+    late: bool = False  # whether the node's disk is not attached yet
+    fabric: str = ""  # network of the machine's GPUs
     extra_env: Mapping[str, str] = field(
         default_factory=dict, repr=False
     )  # the identity's variables and the job's secrets
@@ -52,7 +52,7 @@ class LaunchSpec:
 def launcher_kind(run: JobRun, source: Path, home: Path) -> LauncherKind:
     """Return the launcher that a job needs. A Python with a ``/`` in its name lies in the job's source.
 
-    ``home``: the folder on the boot disk for an environment of the job's own.
+    ``home``: the folder on the boot disk for the job's own Python environment.
     """
     python = run.python
     if "/" in python:
@@ -66,7 +66,7 @@ def launcher_kind(run: JobRun, source: Path, home: Path) -> LauncherKind:
 
 
 def threads(nproc: int) -> int:
-    """Return the OpenMP threads per process: its share of the cores, where torchrun would set 1."""
+    """Return the number of OpenMP threads per process: the cores divided by ``nproc``. torchrun would set 1."""
     return max(1, len(os.sched_getaffinity(0)) // nproc)
 
 
@@ -96,7 +96,7 @@ def command(boot: Path, argv: tuple[str, ...], source: Path) -> list[str]:
 def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) -> dict[str, str]:
     """Return the variables that are added to the launcher's own environment. The package's docstring lists them.
 
-    The user's values win, except for ``SPOTKEEPER_*`` and for PYTHONPATH, by which the library is found.
+    The user's values replace others, except ``SPOTKEEPER_*`` and PYTHONPATH: through it Python finds the library.
     """
     ours = {
         "SPOTKEEPER_RUN": str(folder),
@@ -129,7 +129,7 @@ def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) ->
 
 
 def interface_of(address: str) -> str | None:
-    """Return the network interface with an IPv4 address; None for loopback, which gloo finds by itself."""
+    """Return the name of the network interface that has this IPv4 address; None for loopback, since gloo finds it."""
     if address.startswith("127."):
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -183,7 +183,7 @@ def render(path: Path, values: Mapping[str, object]) -> str:
 
 
 def _line(error: BaseException) -> int:
-    """Return the template's line of an error: Jinja compiles templates with their own line numbers."""
+    """Return the number of the template's line that caused an error; Jinja keeps it in compiled templates."""
     trace, line = error.__traceback__, 0
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":

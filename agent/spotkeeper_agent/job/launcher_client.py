@@ -1,7 +1,7 @@
-"""Client of the launcher's socket. It starts launcher and saver so that they outlive the agent.
+"""Client of the launcher's socket. Starts launcher and saver so that they outlive the agent.
 
-The launcher (``launcher/server.py``) belongs to the machine, not to the agent: a restarted agent finds it by its
-socket. ``jobhost.py`` starts the processes.
+The launcher (``launcher/server.py``) belongs to the machine, not to the agent: a restarted agent finds the launcher by
+its socket. ``jobhost.py`` starts the processes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Requirements:
-    """A job's own Python environment (``launcher/pyenv.py``). ``home``: its folder if the node has no disk."""
+    """A job's own Python environment (``launcher/pyenv.py``). ``home``: its parent folder if the node has no disk."""
 
     source: Path
     file: str
@@ -72,7 +72,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class LauncherKind:
-    """The launcher that a job needs. Its whole environment counts, since OpenMP and others read theirs at import."""
+    """The launcher that a job needs, with all its variables: OpenMP and others read theirs when torch is imported."""
 
     mode: str  # "zygote" or "exec"
     python: str
@@ -119,10 +119,10 @@ Posted = LauncherUp | LauncherLost | ChildEnded
 
 
 class Launcher:
-    """One launcher. A thread starts and reads it; only the loop's thread may call the methods."""
+    """One launcher. Its own thread starts it and reads its socket; only the loop's thread may call the methods."""
 
     def __init__(self, folder: Path, job_path: JobPath, post: Callable[[Posted], None], log: Log) -> None:
-        """``folder``: for the launcher's socket and logs; its path marks every process that the launcher starts."""
+        """``folder``: for the launcher's socket and logs; its path marks each process that the launcher starts."""
         self.folder = folder
         self._job_path = job_path
         self._post = post
@@ -147,7 +147,7 @@ class Launcher:
 
     @property
     def building(self) -> bool:
-        """Whether the job's environment is being made, which may take minutes."""
+        """Whether the job's Python environment is being made, which may take minutes."""
         return (self.folder / pyenv.BUILDING).exists()
 
     @property
@@ -175,7 +175,7 @@ class Launcher:
         self._ask({"op": "signal", "gen": gen, "signal": number})
 
     def kill(self, gen: int) -> None:
-        """Kill a whole generation. Raises LaunchError if it does not run."""
+        """Kill all processes of a generation. Raises LaunchError if it does not run."""
         self._ask({"op": "kill", "gen": gen})
 
     def stacks(self, gen: int) -> None:
@@ -188,7 +188,7 @@ class Launcher:
         self.quit()
 
     def quit(self) -> None:
-        """End the launcher and its processes, even while it starts. It is ``gone`` afterwards."""
+        """End the launcher and its processes, even while it starts; :attr:`gone` is True once all have ended."""
         if self.pid:
             jobhost.send_signal(self.pid, signal.SIGKILL)
         if self._process is not None and self._process.poll() is None:
@@ -272,7 +272,7 @@ class Launcher:
             os.close(folder)
 
     def _greet(self, sock: socket.socket, kind: LauncherKind) -> _LauncherLine | None:
-        """Return the launcher's status; kill a launcher of another kind and return None."""
+        """Return the launcher's status; if the launcher is of another kind, kill it and return None."""
         sock.settimeout(ANSWER_S)
         try:
             sock.sendall(b'{"op": "status"}\n')
@@ -300,7 +300,7 @@ class Launcher:
         return sock
 
     def _await_guard(self) -> None:
-        """Wait for the guard's end: then no process of the launcher is left, and another generation may begin."""
+        """Wait for the guard's end: after it no process of the launcher is left, and another generation may begin."""
         if self._guard is not None:
             select.select([self._guard], [], [], GUARD_S)
             os.close(self._guard)
@@ -359,7 +359,7 @@ def saver_pid(folder: Path) -> int | None:
 
 
 def start_saver(folder: Path, program: Path) -> Process:
-    """Start the machine's saver, which ends by itself if another saver serves."""
+    """Start the machine's saver, which ends by itself if another saver is running."""
     command = [sys.executable, "-S", str(program), "--socket", str(folder / SAVER_SOCKET)]
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_JOBS}
     return jobhost.spawn("saver", command, env, folder / "saver.log")

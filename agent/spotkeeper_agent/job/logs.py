@@ -1,7 +1,8 @@
 """A thread that uploads the end of a job's logs to ``jobs/<job>/logs/<node>/<gen>.log``.
 
-Uploads are bounded: readers look at the end first, and a job that prints a gigabyte must fill neither the bucket nor
-``/run``, which is memory that job and agent need. The machine keeps a longer tail until it is deleted.
+Only the end of a log is uploaded: readers look there first, and a job that prints a gigabyte must fill neither the
+bucket nor ``/run``, a file system in the memory that job and agent need. The machine has a longer tail of each log
+until the machine is deleted.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def whose(node: int, machine: str) -> str:
 def collect(folder: Path, extra: str = "", who: str = "this machine") -> bytes:
     """Return the last output of torchrun and this node's ranks (``contract.uploads``).
 
-    Errors come last, where a reader looks first. The very last are those of the rank that failed first by its own
-    fault, since the others only report that a peer has ended.
+    Errors come last, where a reader looks first. The very last ones are from the rank that failed first without a
+    peer's failure; the other ranks only report that a peer has ended.
     """
     failed = failures(folder)
     logs = [Path(name) for name in printed(folder)]
@@ -69,7 +70,7 @@ def collect(folder: Path, extra: str = "", who: str = "this machine") -> bytes:
 
 
 def _without_children(log: bytes) -> bytes:
-    """Return torchrun's log without its thirty lines about a failed child, whose own log says more."""
+    """Return torchrun's log without its thirty lines about a failed worker: the worker's own log says more."""
     end = log.find(b".ChildFailedError:")
     start = log.rfind(b"Traceback (most recent call last):", 0, max(0, end))
     return log if end < 0 or start < 0 else log[:start]
@@ -80,7 +81,7 @@ def _local_rank(path: Path) -> int:
 
 
 def _first_to_fail_last(failed: Mapping[int, Failure], path: Path) -> tuple[bool, bool, int, int]:
-    """Sort key: first ranks that did not fail, then those that failed because of a peer, then others; earliest last."""
+    """Sort key: ranks without a failure, then failures that a peer caused, then others; the earliest comes last."""
     rank = _local_rank(path)
     failure = failed.get(rank)
     return (False, False, 0, rank) if failure is None else (True, not failure.follows, -failure.at_ms, rank)
@@ -98,7 +99,7 @@ def _printable(name: str) -> str:
 
 
 def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
-    """Return the last whole lines of a file, at most ``limit`` bytes; if the last line is longer, its end."""
+    """Return the last whole lines of a file, at most ``limit`` bytes; of a longer last line, return the end."""
     try:
         text, start = beneath.tail(folder, str(path), limit)
     except OSError:
@@ -112,7 +113,7 @@ def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
 
 
 def trim(folder: Path) -> None:
-    """Free the space of long logs except for their ends: torchrun's log, and output that bypasses the pipes."""
+    """Free the space of all but the ends of long logs: torchrun's log, and worker output that bypasses the pipes."""
     for name in printed(folder):
         with contextlib.suppress(OSError):  # it is gone, or the file system has no holes
             fd = beneath.open_file(folder, name, os.O_WRONLY)

@@ -1,8 +1,8 @@
 """Decides when this machine copies a committed checkpoint to the bucket, and when it fetches one.
 
 Only the loop's thread may call it; a separate helper thread transfers the data (``mirror_transfer.py``). A copy never
-delays a save, a stop or a notice: it is interrupted and continues later. No job depends on a fast copy, since a disk
-outlives its machine. The function knows which copies exist, orders fetches, and deletes old copies.
+delays a save, a stop or a notice: it is interrupted and continues later. No job needs a copy soon, since a checkpoint's
+disk outlives its machine. The function knows which copies exist, orders fetches, and deletes old copies.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from spotkeeper_agent.job.mirror_transfer import CheckpointDownload, CheckpointU
 from spotkeeper_agent.job.supervisor import Child
 
 UP, DOWN = "mirror", "fetch"
-PATIENCE_S = 900.0  # virtual; a fetch without a single byte for so long has failed
-PATIENCE_FLOOR_S = 5.0  # real; lower limit of that
+PATIENCE_S = 900.0  # virtual; a fetch fails if it receives no byte for so long
+PATIENCE_FLOOR_S = 5.0  # real; lower limit of ``PATIENCE_S``
 PAUSE_MOST_S = 60.0  # real; longest pause between two tries of an upload
 
 
@@ -55,7 +55,7 @@ class Mirroring:
         self._fetch(machine, child, mounting)
 
     def helped(self, event: Helped, machine: MachineState, mounting: Mounting) -> None:
-        """Handle the end of a piece of the helper's work."""
+        """Handle the end of work that the helper thread did."""
         match event:
             case MirrorThere():
                 self._sent(event, machine)
@@ -88,7 +88,7 @@ class Mirroring:
             self._send(self._upload)
 
     def _begin(self, machine: MachineState, child: Child, want: MirrorRun, doc: Generation) -> None:
-        """Copy the newest checkpoint, once per interval of the clock, so all nodes choose the same one."""
+        """Copy the newest checkpoint once per interval of the clock, so that all nodes choose the same checkpoint."""
         commit, now = child.control.commit, self._clock.now()
         turn, (known, known_at) = int(now // want.every_s), self._known
         early = turn == self._turn or (known_at is not None and turn <= int(known_at // want.every_s))
@@ -124,7 +124,7 @@ class Mirroring:
             self._give_up()
 
     def _unfit(self, event: Unfit) -> None:
-        """Give up a damaged checkpoint; the next one is tried."""
+        """Do not copy a damaged checkpoint; the next checkpoint is tried."""
         self._log("mirror.unfit", commit=str(event.commit), why=event.why)
         self._tried, self._turn = event.commit, -1
         self._give_up()
@@ -186,7 +186,7 @@ class Mirroring:
             machine.say(Kind.UNMIRRORED, str(event.commit))
 
     def _not_fetched(self, error: str, why: Why | None, machine: MachineState) -> None:
-        """Note a failed fetch. After long without a byte the copy counts as gone, unless the disk failed."""
+        """Note a failed fetch. After ``PATIENCE_S`` without a byte the copy counts as gone, unless the disk failed."""
         download, now = self._download, self._clock.steady()
         if download is None or why is not None:
             return
@@ -215,7 +215,7 @@ class Mirroring:
 
 
 def _copies(doc: Generation, node: int) -> bool:
-    """Whether this node copies: the lowest writer of replicated state, every writer of sharded state."""
+    """Whether this node copies: sharded state every node with a disk, replicated state only the lowest of them."""
     writers = [member.node for member in doc.members if member.disk]
     return node in writers and (not doc.replicated or node == min(writers))
 

@@ -1,11 +1,13 @@
 """Copies one checkpoint to the bucket (:class:`CheckpointUpload`) or back (:class:`CheckpointDownload`).
 
-Both run in a helper thread. An upload sends part after part and creates the list last. It holds the files open, so
-retention may delete them meanwhile; it runs at the lowest priority, is rate-limited, and stops at the next piece when
-told to. Parts that the bucket has, by size and MD5, are not sent again, so a restarted agent continues an upload.
+Both run in a helper thread. An upload sends part after part and creates the list last. It keeps the files open, so they
+may be deleted as an old checkpoint meanwhile. It runs at the lowest priority, is rate-limited, and stops at the next
+piece once ``stop`` is set. Parts that are in the bucket already, by size and MD5, are not sent again, so a restarted
+agent continues an upload.
 
-A download compares every byte and appears in the checkpoint folder by one rename. Until then it lies in ``.fetch``
-beside that folder, which only the agent can write: in the checkpoint folder a job could replace any file by a link.
+A download verifies every byte's hash, and one rename puts the checkpoint into the checkpoint folder. Until then its
+files lie beside that folder in ``.fetch``, where only the agent can write: in the checkpoint folder a job could replace
+any file by a link.
 """
 
 from __future__ import annotations
@@ -62,10 +64,10 @@ class Pace:
 
 
 class Source:
-    """A committed checkpoint whose files are held open.
+    """A committed checkpoint with open files.
 
     Raises:
-        ValueError: the checkpoint is incomplete or damaged (by sizes).
+        ValueError: the files' sizes show that the checkpoint is incomplete or damaged.
         OSError: a file cannot be read.
     """
 
@@ -106,7 +108,7 @@ class CheckpointUpload:
             OSError: a file cannot be read.
         """
         with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # the priority of this thread only
         pace = Pace(self._bytes_s, self.stop)
         for file, stream in zip(self._source.files, self._source.open, strict=True):
             self._file(file, stream, pace)
@@ -131,7 +133,7 @@ class CheckpointUpload:
     def _part(
         self, name: str, stream: IO[bytes], start: int, size: int, digest: hashlib._Hash, pace: Pace
     ) -> hashlib._Hash:
-        """Bring one part into the bucket; return the file's digest up to the part's end."""
+        """Send one part unless the bucket has it; return the file's digest up to the part's end."""
         there = self._bucket.find(name)
         if there is not None and there.size == size:
             known = digest.copy()
@@ -152,7 +154,7 @@ class CheckpointUpload:
             raise StorageError(BROKEN_OFF)
 
     def _publish(self) -> bool:
-        """Create the list; return whether the copy is complete. Other nodes may still be sending sharded state."""
+        """Create the list; return whether the copy is complete: other nodes may still be sending their shards."""
         source = self._source
         content = MirrorList(
             self.commit.gen,
@@ -171,7 +173,7 @@ class CheckpointUpload:
 
 
 def _forget(stream: IO[bytes], start: int, size: int) -> None:
-    """Drop the part from the page cache, which the trainer needs."""
+    """Drop the part from the page cache: the trainer needs that memory."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError, ValueError):
             os.posix_fadvise(stream.fileno(), start, size, os.POSIX_FADV_DONTNEED)
@@ -184,7 +186,7 @@ class NoCopyError(Exception):
 class CheckpointDownload:
     """Fetches one checkpoint; called again until it is on the disk.
 
-    Any thread may set ``stop``. ``count``: bytes that arrived; ``over``: set by the loop when the fetch has ended.
+    Any thread may set ``stop``. ``count``: bytes that arrived; ``over``: the loop sets it when the fetch has ended.
     """
 
     def __init__(self, bucket: Bucket, job: str, commit: Commit, source: int, ckpt: Path) -> None:
@@ -271,7 +273,7 @@ class CheckpointDownload:
 
 
 def _clear(folder: Path, home: Path) -> None:
-    """Delete files of other fetches; those of this one are used."""
+    """Delete the files of other fetches; this fetch uses files that an earlier try of it left."""
     home.mkdir(parents=True, exist_ok=True)
     for other in folder.iterdir():
         if other != home:
@@ -279,5 +281,5 @@ def _clear(folder: Path, home: Path) -> None:
 
 
 def _plain(name: str) -> bool:
-    """Whether a name is a plain file name: lists come from a bucket that machines can write."""
+    """Whether a name is a plain file name. Any machine can write the bucket, so a list may contain other names."""
     return name not in ("", ".", "..", COMMIT) and "/" not in name and "\0" not in name

@@ -1,8 +1,8 @@
 """Uploads the files in ``SPOTKEEPER_OUTPUT`` to ``jobs/<job>/out/<node>/`` before exit code 0 is reported.
 
-The folder is on the job's data disk, so it outlives a machine; until that disk is attached it is on the boot disk.
-Object names contain the node, and only members of the newest generation upload, so two machines never write different
-objects of one name. The list of all files (``contract.uploads``) is written last.
+The folder is on the job's data disk, so it outlives a machine. Until that disk is attached, a folder on the boot disk
+takes its place. Object names contain the node, and only members of the newest generation upload, so two machines never
+write different objects with the same name. The list of all files (``contract.uploads``) is written last.
 
 Only the loop's thread may call ``Outputs``; a helper reads and sends the files. Files that are already in the bucket
 are not sent again, so a restarted agent continues an upload.
@@ -34,9 +34,9 @@ from spotkeeper_agent.job.jobhost import share
 
 MOST_FILES = 10_000
 MOST_LOOKED_AT, MOST_DEPTH = 100_000, 64
-MOST_TOLD = 20  # reported lines about files that are left out
-PATIENCE_S = 900.0  # virtual; an upload without a single new file for so long has failed
-PATIENCE_FLOOR_S = 1.0  # real; lower limit of that
+MOST_TOLD = 20  # maximum number of reported lines about files that are left out
+PATIENCE_S = 900.0  # virtual; an upload fails if it adds no file to the bucket for so long
+PATIENCE_FLOOR_S = 1.0  # real; lower limit of ``PATIENCE_S``
 PAUSE_MOST_S = 15.0  # real; longest pause between two tries
 BEAT_S = 60.0  # virtual; interval of signs of life
 ASKED_BYTES = 256 << 10  # a smaller file is sent again without looking it up in the bucket
@@ -68,7 +68,7 @@ def plain(path: str) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """One output file. ``path``: below its folder, with ``/``; ``file``: the same with links resolved."""
+    """One output file. ``path``: its path below the output folder; ``file``: the same path with links resolved."""
 
     path: str
     folder: Path
@@ -83,7 +83,7 @@ class Found:
 def find(folders: tuple[Path, ...]) -> tuple[list[Found], list[str]]:
     """Return the files of these folders as one tree, sorted by path, and lines about files that are left out.
 
-    Of two files with one path the newer one counts. A link counts as its target, if that is inside the folder.
+    Of two files with one path the newer one counts. A link counts as its target if the target is inside the folder.
 
     Raises:
         OSError: a folder cannot be read.
@@ -104,14 +104,14 @@ def find(folders: tuple[Path, ...]) -> tuple[list[Found], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield the names of everything but folders below ``folder``, which itself must not be a link."""
+    """Yield the paths of all entries below ``folder`` that are not folders. ``folder`` itself must not be a link."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name, _ in beneath.walk(folder.parent, folder.name, MOST_DEPTH, MOST_LOOKED_AT):
             yield name.partition("/")[2]
 
 
 def _look(folder: Path, name: str) -> Found | str:
-    """Return the file, or a line that says why it is left out. Links made later are not followed (``beneath``)."""
+    """Return the file, or a line that says why it is left out. The upload opens it without following links."""
     shown = name.encode("utf-8", "backslashreplace").decode()
     if shown != name:
         return f"{shown}: its name is not UTF-8"
@@ -182,7 +182,7 @@ class OutputUpload:
 
 @dataclass
 class _Trouble:
-    """Failed tries since the last uploaded file. ``since``: time of the first; ``count``: files uploaded by then."""
+    """Failed tries since the last uploaded file. ``since``: time of the first try; ``count``: files uploaded then."""
 
     since: float
     count: int
@@ -214,13 +214,13 @@ class Outputs:
             folder.mkdir(parents=True, exist_ok=True)
             share(folder)
             if disk:
-                make_job_folders(self.mount, job)  # by these a static machine recognises a job's folder
+                make_job_folders(self.mount, job)  # the folders by which a static machine recognises a job
         except OSError as error:  # the job's own first write will fail and report it
             self.log("output.folder", error=str(error))
         return folder
 
     def begin(self, job: str, node: int, gen: int, progress: Progress) -> bool:
-        """Begin to upload a generation's output; return False if there is none.
+        """Begin to upload a generation's output; return False if the generation has no output.
 
         ``progress``: the generation's last progress, repeated during the upload as a sign of life.
         """
@@ -234,7 +234,7 @@ class Outputs:
         return True
 
     def go_on(self) -> None:
-        """Start the next try unless one is running or its pause lasts."""
+        """Start the next try unless a try is running or the pause after the last one is not over."""
         if self.upload is not None and (self._trouble is None or time.monotonic() >= self._trouble.not_before):
             self.helper.do("output", self.upload.work)
 
@@ -247,7 +247,7 @@ class Outputs:
         return True
 
     def failed(self, why: str) -> str | None:
-        """Handle a failed try; return the reason if the upload is given up, otherwise None."""
+        """Handle a failed try. If the upload is given up, return the reason; otherwise None."""
         upload, now = self.upload, self.clock.steady()
         if upload is None:
             return None
@@ -284,7 +284,7 @@ class Outputs:
         return msgspec.structs.replace(self._progress, at=self.clock.now(), uploading_s=taken)
 
     def forget(self, job: str) -> None:
-        """Delete a job's output from the boot disk. On the data disk it is deleted with the job's folder."""
+        """Delete a job's output from the boot disk. Output on the data disk is deleted with the job's folder there."""
         beneath.remove(self.spare, job)
 
 

@@ -1,6 +1,6 @@
 """Prepares a job on this machine before it has to train: its files, its secrets, the saver and a warm launcher.
 
-A standby does all of this before its hello, so training waits for none of it. Only the loop's thread may call it.
+A standby does all of this before its hello, so training never waits for it. Only the loop's thread may call it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Preparation:
         self._saver_at = 0.0
 
     def prepare(self, job: str, run: JobRun) -> None:
-        """Start the missing parts, one after the other; called on every turn of the loop."""
+        """Start the missing parts, one after the other; called in every iteration of the agent's loop."""
         if self.source is None:
             folder, bucket, sha256 = self._sources, self._bucket, run.source_sha256
 
@@ -92,7 +92,7 @@ class Preparation:
                 self._saver = start_saver(self._set.node, job_path().saver)
 
     def launcher_lost(self, at_once: bool) -> None:
-        """Start the launcher again: ``at_once`` if it had worked, after a pause if it could not be started."""
+        """Start the launcher again: ``at_once`` if it was running, after a pause if it could not be started."""
         self._launching = False
         if has_units():
             self.source = None  # the jobs' unit may have restarted, so it must begin the job first
@@ -100,13 +100,13 @@ class Preparation:
         self._launch_at = 0.0 if at_once else time.monotonic() + LAUNCH_RETRY_S
 
     def greet_when_warm(self) -> None:
-        """Schedule the hello for when the launcher is warm, so that training need not wait for this machine."""
+        """Send the hello only when the launcher is warm, so that training need not wait for this machine."""
         self._greet_by = time.monotonic() + WARM_S
 
     def may_greet(self) -> bool:
-        """Return whether the hello is due now; True only once.
+        """Return whether to send the hello now; True only once.
 
-        A launcher that cannot start does not keep the machine from joining: the job's crash budget covers that.
+        A machine joins even if its launcher cannot start: that counts as a crash, which the job's crash budget covers.
         """
         if self._greet_by is None:
             return False
@@ -135,10 +135,10 @@ class Preparation:
         self._greet_by, self._launch_failed = None, False
 
     def forget_sources(self) -> None:
-        """Delete all sources, while no job runs or is assigned. The next job's fetch waits for that."""
+        """Delete all sources; only for use while no job runs or is assigned. The next job's fetch waits for the end."""
         folder = self._sources
         self._mounted = None
-        beneath.make_way(self._set.node, pyenv.DISK)  # the file may be a job's
+        beneath.make_way(self._set.node, pyenv.DISK)  # a job may have made this file
 
         def forget() -> SourcesGone:
             forget_all(folder)
@@ -152,8 +152,8 @@ class JobSecrets:
     """The variables of a job's identity, and its secrets, read with that identity.
 
     Secrets exist only in this process and in the job's environment: they reach the launcher through its socket, and the
-    redaction filter learns them, so no uploaded log contains them. ``refused``: why they cannot be read, after a few
-    tries; "" if they can, or if that is not known yet.
+    redaction filter learns them, so no uploaded log contains them. ``refused``: the reason why secrets could not be
+    read in a few tries; "" if they could, or if that is not known yet.
     """
 
     def __init__(self, identity_server: IdentityServer | None, helper: HelperThread, log: Log) -> None:
@@ -165,7 +165,7 @@ class JobSecrets:
         self._failed = 0
 
     def prepare(self, references: Mapping[str, str]) -> None:
-        """Read the secrets if they are due; :class:`SecretsRead` follows. Called on every turn of the loop."""
+        """Read the secrets if they are due; :class:`SecretsRead` follows. Called in every iteration of the loop."""
         if not references or self._values is not None or self.refused:
             return
         identity_server = self._identity_server
@@ -194,7 +194,7 @@ class JobSecrets:
         return served | (self._values or {} if references else {})
 
     def retry(self) -> None:
-        """Let the next generation try again, since an operator may have granted access."""
+        """Let the next generation try to read the secrets again, since an operator may have granted access."""
         self.refused, self._failed = "", 0
 
     def forget_job(self) -> None:

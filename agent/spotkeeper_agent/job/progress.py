@@ -1,6 +1,6 @@
 """Derives reports from a running job's control file: progress, stalls, failed saves.
 
-Only the lowest member reports progress, once a minute and at commits; a one-machine job's, twice a minute.
+Only the lowest member reports progress: once a minute (twice in a job of one machine) and at each commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reporter:
     troubled: bool = False  # the last save failed
     times: int = 0  # how often saving worked again after a failure
     lagging: bool = False  # whether this machine was reported to slow the others down
-    lags: int = 0  # how often that ended
+    lags: int = 0  # how often that state ended
     step_at: float = 0.0  # a step's end by the job's clock; only changes of it count
     step_seen: float = 0.0  # monotonic; when that value was first read here
 
@@ -46,7 +46,7 @@ class Reporter:
         return cls(doc.gen, node == min(member.node for member in doc.members), every_s)
 
     def progress(self, control: Control, now: float, *, last: bool = False) -> Progress | None:
-        """Return a report, if due: ``every_s`` have passed, a commit or the first step is new, or ``last``."""
+        """Return a report, if one is due: after ``every_s``, after a commit or the first step, or if ``last``."""
         if not self.lowest or control.state in (RunPhase.STARTING, RunPhase.RESTORING):
             return None
         commit, first = control.commit, control.first_step_at > 0
@@ -69,7 +69,7 @@ class Reporter:
         )
 
     def facts(self, control: Control, now: float) -> list[FactIn]:
-        """Return the facts to report: a full disk, another failed save, the end of either, a straggler, a stalled step.
+        """Return the facts to report: a full disk, another failed save, saves that work again, a straggler, a stall.
 
         ``now``: monotonic seconds, also in the methods below.
         """
@@ -79,11 +79,11 @@ class Reporter:
         return found
 
     def late(self, control: Control, now: float) -> bool:
-        """Whether the running step takes over three times the median, so a fact may follow soon."""
+        """Whether the running step has taken over three times the median, so that a fact may follow soon."""
         return control.step_s > 0 and self._age(control, now) > max(LATE_MIN_S, LATE_FACTOR * control.step_s)
 
     def _age(self, control: Control, now: float) -> float:
-        """Return the real seconds since a new step's end was last read; 0 if no step is running."""
+        """Return the real seconds since this agent saw the last step end; 0 if no step is running."""
         if control.step_at != self.step_at:
             self.step_at, self.step_seen = control.step_at, now
         if control.state is not RunPhase.TRAINING or control.step_at <= 0:
@@ -91,7 +91,7 @@ class Reporter:
         return now - self.step_seen
 
     def _lagging(self, lag: float) -> list[FactIn]:
-        """Report the library's verdict that this machine is a straggler: once at its beginning and once at its end."""
+        """Report when this machine becomes a straggler, as the library measures it, and when it no longer is one."""
         if lag > 1.0 and not self.lagging and self.lags < TIMES:
             self.lagging = True
             return [FactIn(Kind.LAGS, self.gen, f"{self.lags}-{int(min(lag, 999.0) * 100 + 0.5)}")]

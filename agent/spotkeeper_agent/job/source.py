@@ -1,7 +1,7 @@
 """Fetches a job's source by its hash, verifies it before use, and unpacks it safely.
 
-Each hash is unpacked once; a folder under its final name is complete. A static machine deletes all sources when it
-leaves a job.
+Each archive is unpacked once, into a folder named by its hash. A folder has that name only once it is complete. A
+static machine deletes all sources when it leaves a job.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def fetch(bucket: Bucket, job: str, sha256: str | None, folder: Path) -> Path:
     """Fetch and unpack a source; return ``<folder>/<sha256>``, or an empty folder for a job without source.
 
     Raises:
-        SourceError: the hash differs, or the archive would write outside its folder.
+        SourceError: the content does not match the hash, or the archive would write outside its folder.
         StorageError: the archive could not be read; try again.
     """
     target = folder / (sha256 or "none")
@@ -81,7 +81,7 @@ def forget_all(folder: Path) -> None:
         folder.rename(folder.with_name(f"{folder.name}.gone.{secrets.token_hex(8)}"))
     for gone in folder.parent.glob(
         f"{folder.name}.gone.*"
-    ):  # earlier ones too: a job may have prevented their deletion
+    ):  # also earlier ones, since a job may have prevented their deletion
         beneath.remove(gone.parent, gone.name)
 
 
@@ -107,7 +107,7 @@ def share(folder: Path) -> None:
 
 
 def extract(tar: tarfile.TarFile, folder: Path) -> None:
-    """Unpack an archive into ``folder``. Paths and links that lead outside, and devices, are errors.
+    """Unpack an archive into ``folder``. Devices, and paths and links that lead outside, are errors.
 
     Python has a filter for this since 3.11.4; Debian 12 has an older 3.11.
 
@@ -126,7 +126,7 @@ def extract(tar: tarfile.TarFile, folder: Path) -> None:
 
 
 def _check(member: tarfile.TarInfo, folder: Path) -> None:
-    """Check a member against the disk: an earlier member may have put a link on its path."""
+    """Check a member's path on the disk, since an earlier member may have put a link there."""
     leads = [folder / member.name]
     if member.issym():
         leads.append(folder / Path(member.name).parent / member.linkname)

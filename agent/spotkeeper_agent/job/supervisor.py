@@ -1,8 +1,8 @@
 """Starts and stops one generation on this machine, and leaves none of its processes behind.
 
 A stop has these steps: the control file requests it with a deadline -> the job saves, writes ``result.json`` and exits
--> SIGTERM to torchrun -> SIGKILL to the whole generation. Each step comes after the time of the one before. The agent's
-loop decides what to run and when to stop; ``launch_spec.py`` has arguments and environment.
+-> SIGTERM to torchrun -> SIGKILL to the whole generation. Each step follows when the time for the step before is over.
+The agent's loop decides what to run and when to stop; ``launch_spec.py`` builds arguments and environment.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ DONE_LINGER_S = 15.0  # real; the same at a job's good end, when peers may be a 
 NEED_MOST_S = 3600.0  # real; upper limit of the save time that the job reports, which may be wrong
 UNATTACHED_S = 15.0  # real; imports take seconds
 SWEEP_S = 2.0  # real; time for SIGKILL to take effect
-KEPT_RUNS = 3  # folders of generations that are kept, for their logs
+KEPT_RUNS = 3  # number of generations with kept folders, for their logs
 
 
 class Stop(Enum):
-    """Progress of a stop: ASKED -> TERMED -> KILLED. TERMED and KILLED come at set times."""
+    """Progress of a stop: ASKED -> TERMED (SIGTERM sent) -> KILLED. TERMED and KILLED come at set times."""
 
     ASKED = 1
     TERMED = 2
@@ -56,7 +56,7 @@ class Stop(Enum):
 
 @dataclass
 class Child:
-    """A generation that runs here. Times are ``time.monotonic`` seconds, which the wall clock does not change."""
+    """A generation that runs here. Times are in seconds of ``time.monotonic``."""
 
     gen: int
     folder: Path
@@ -76,7 +76,7 @@ class Child:
 
     @property
     def need_s(self) -> float:
-        """Real seconds that a stop needs: from the last saves, or the grace period if the script saves on SIGTERM."""
+        """Real seconds that a stop needs, as the last saves show; the grace period if the script saves on SIGTERM."""
         if self.signals and self.control.state is RunPhase.STARTING:
             return self.grace_s
         return min(NEED_MOST_S, 1.5 * self.control.save_s + 2 * self.control.step_s)
@@ -84,7 +84,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Ending:
-    """A generation's end here. ``code``: as a shell shows it; ``result``: the job's own, if it wrote one."""
+    """A generation's end here. ``code``: as a shell shows it; ``result``: the job's ``result.json``, if any."""
 
     gen: int
     code: int
@@ -186,7 +186,7 @@ class Supervisor:
         self._log("job.save_stop", gen=child.gen, step=child.control.step, within_s=round(until - now, 2))
 
     def _set_deadline(self, child: Child, until: float) -> None:
-        """Set the times of a stop. The job's deadline is the time of SIGTERM, a little before SIGKILL's."""
+        """Set the times of a stop. The job's deadline is the time of SIGTERM; SIGKILL follows a little later."""
         child.saving = True
         child.kill_at = until
         child.term_at = until - min(TERM_S, 0.2 * max(0.0, until - time.monotonic()))
@@ -209,7 +209,7 @@ class Supervisor:
             self._launcher.kill(child.gen)
 
     def tick(self) -> None:
-        """Take the next step of a stop whose time has come."""
+        """Take the next step of a stop, if its time has come."""
         child = self.child
         if child is None or child.stop is Stop.KILLED:
             return
@@ -234,7 +234,7 @@ class Supervisor:
         return None if self.child is None or self.child.stop is None else 0.05
 
     def ended(self, gen: int, code: int) -> Ending | None:
-        """Process the end that the launcher reports; return how it ended, or None if ``gen`` is not the current one."""
+        """Process and return a generation's end that the launcher reported. None if ``gen`` is not the current one."""
         child = self.child
         if child is None or child.gen != gen:
             return None
@@ -259,7 +259,7 @@ class Supervisor:
         result = read_result(child.folder)
         if result is not None and result.gen != child.gen:
             result = None
-        if result is None and child.control.state is RunPhase.STOPPED:  # with a full /run only the control file has it
+        if result is None and child.control.state is RunPhase.STOPPED:  # /run is full: only the control file has it
             result = RunResult("stopped", child.gen, child.control.step, child.control.commit)
         codes = exit_codes(child.folder)
         if NO_RESTART in codes:
@@ -274,7 +274,7 @@ class Supervisor:
     def _warn_unattached(self, child: Child, now: float) -> None:
         """Warn once, in the job's log, if a later generation neither finds a checkpoint nor calls ``attach()``.
 
-        A script without the library starts over after every loss, for as long as its user pays for it.
+        A script that does not use the library starts over after every loss, at its user's expense.
         """
         if child.ckpt is None or now - child.began < UNATTACHED_S:
             return

@@ -1,23 +1,25 @@
 """The part of the agent that runs in the *job's* Python: the launcher and the first lines of every worker.
 
-Standard library and torch only. The agent puts it on the job's path, so it must not import any other module of the
-agent; the two communicate through one unix socket (``server.py``).
+Standard library and torch only. The agent puts this package on the job's Python path, so it must not import any other
+module of the agent. Agent and launcher communicate through one unix socket (``server.py``).
 
 ``__main__.py`` the launcher in its two modes · ``server.py`` its socket, on the loop of ``lines.py`` · ``torchrun.py``
 one torchrun, and notes on failed workers · ``boot.py`` the first lines of every worker · ``host.py`` the jobs' systemd
 unit · ``pyenv.py`` the job's own Python environment.
 
 **No process outlives its generation.** The launcher's parent is its guard (``guard.py``), a subreaper: if the launcher
-is killed, the guard inherits its processes, daemons with an emptied environment included. If both and the agent are
-killed at once, and systemd has no cgroup, the sweep before the next generation finds such a daemon by its tag: a
-resource limit that all descendants of a launcher inherit and no program reads (``process.py``). Workers print into a
-pipe; the output worker at its other end keeps the log file short while it grows (``output.py``).
+is killed, the guard inherits its processes, even daemons with an emptied environment. If launcher, guard and agent are
+killed at once, and no cgroup of systemd contains the job, the sweep before the next generation finds such a daemon by
+its tag: a resource limit that all descendants of a launcher inherit and no program reads (``process.py``). Workers
+print into a pipe; the output worker at its other end keeps the log file short while it grows (``output.py``).
 
 **Stacks.** Each worker writes its stacks on a real-time signal (``stacks.py``): faulthandler's handler runs in C, so it
-also shows a call that holds the GIL, and forked loader workers inherit it. A small process signals one worker after the
-other, skips processes without the handler, and classifies each by the innermost calls of its main thread.
+also shows a call that does not release the GIL, and forked loader workers inherit the handler. A small process signals
+one worker after the other, skips processes without the handler, and classifies each worker by the innermost calls of
+its main thread.
 
-**First failure.** If one rank fails, its peers fail when its connections close. Each worker notes when and why it
-failed (``error.<local rank>``, ``torchrun.py``), and torchrun notes workers that were killed. With EXIT the agent
-reports the earliest failure that no peer caused. The earliest of these over all machines is the cause of a crash.
+**First failure.** If one rank fails, its connections close and its peers fail too. Each worker notes when and why it
+failed (``error.<local rank>``, ``torchrun.py``), and torchrun notes workers that were killed. With the fact EXIT the
+agent reports the machine's earliest failure that no peer caused. The earliest of all machines' reported failures counts
+as the cause of the crash.
 """

@@ -4,8 +4,9 @@
     python -m spotkeeper_agent.launcher exec FOLDER
 
 ``zygote`` imports torch once and forks: from kill to first step takes 0.3-0.5 s instead of the 10 s of a cold start,
-most of which is imports. It never uses CUDA, because a fork of a process with CUDA cannot use it. ``exec`` starts a new
-torchrun process per generation, for jobs that do not support forks. Socket, ``boot.py`` and exit codes are the same.
+most of which is imports. The zygote never initialises CUDA, because a fork of a process that has done so cannot use
+CUDA. ``exec`` starts a new torchrun process per generation, for jobs that do not support forks. Both modes have the
+same socket, ``boot.py`` and exit codes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main(mode: str, folder: str, warm: list[str]) -> None:
     if mode == "zygote":
         _import_all(folder, warm)
         gc.collect()
-        gc.freeze()  # a child's collector then does not touch the shared pages
+        gc.freeze()  # so that a child's garbage collector does not write to shared pages
     Server(Path(folder), mode, _fork if mode == "zygote" else _spawn).serve()
 
 
@@ -76,14 +77,14 @@ def _import_all(folder: str, warm: list[str]) -> None:
         why_not, harmless = _import(name)
         if why_not:
             print(f"zygote: {name} is imported again by each generation: {why_not}", flush=True)
-            if not harmless:  # start over without it: a process with its threads or its CUDA context must not fork
+            if not harmless:  # start again without the module: a process with its threads or CUDA context must not fork
                 left = [other for other in warm if other != name]
                 again = [sys.executable, "-m", "spotkeeper_agent.launcher", "zygote", folder, *left]
                 os.execv(sys.executable, again)  # noqa: S606 - an argv
 
 
 def _import(name: str) -> tuple[str, bool]:
-    """Import a module; return why a forking process cannot use it ("": it can), and whether this one may still fork."""
+    """Import a module; return why a zygote cannot keep it ("": it can), and whether this process may still fork."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # the job meets the same error and shows it in its log
@@ -99,7 +100,7 @@ def _import(name: str) -> tuple[str, bool]:
 def _exists(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent is missing
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 

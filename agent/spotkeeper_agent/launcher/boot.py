@@ -31,9 +31,9 @@ from spotkeeper_agent.launcher.process import die_with_parent
 
 
 def main(argv: list[str]) -> None:
-    """Run the script. An exit code other than 0, or an exception of the user's, leaves as ``SystemExit``.
+    """Run the script. An exit code other than 0, or an exception of the script, ends in ``SystemExit``.
 
-    The exception itself is not raised further: it would be shown again with torchrun's frames around it.
+    The exception itself is not raised again: Python would print it a second time, with torchrun's frames.
     """
     forked = multiprocessing.parent_process() is not None
     output.bound()
@@ -41,13 +41,13 @@ def main(argv: list[str]) -> None:
     _default_signals()
     _listen()
     if forked:
-        atexit._clear()  # the zygote's handlers are not for this process
+        atexit._clear()  # drop the zygote's exit handlers
         _buffer_by_line()
     _seed()
     _set_threads()
     code = _run_user(argv)
     if forked:
-        # A multiprocessing child leaves by os._exit, which skips what the user registered.
+        # A multiprocessing child ends by os._exit, which would skip the handlers that the user registered.
         atexit._run_exitfuncs()
     _write_code(code)
     if code:
@@ -55,11 +55,11 @@ def main(argv: list[str]) -> None:
 
 
 def _die_with_torchrun() -> None:
-    """Make this worker die with torchrun, and processes that it forks from its main thread die with it.
+    """Make this worker die with torchrun, and the processes that its main thread forks die with this worker.
 
-    Loader workers hold a copy of the pipe by which torchrun notices a death: without this it notices a killed rank
-    after 5 s instead of 0.08 s. Children forked by another thread are left out, because the kernel would kill them when
-    that *thread* ends.
+    Torchrun notices a worker's death by a pipe, and loader workers have a copy of it. If they lived on, torchrun would
+    notice a killed rank after 5 s instead of 0.08 s. Children that another thread forks are left out, because the
+    kernel would kill them when that *thread* ends.
     """
     parent = os.environ.get("SPOTKEEPER_PARENT")
     die_with_parent(int(parent) if parent else None)
@@ -76,7 +76,7 @@ def _die_with_torchrun() -> None:
 
 
 def _default_signals() -> None:
-    """Restore default handlers: a forked worker inherits torchrun's, which raise inside the user's code."""
+    """Restore default handlers: a forked worker inherits torchrun's handlers, and they raise in the user's code."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -104,7 +104,7 @@ def _buffer_by_line() -> None:
 
 
 def _seed() -> None:
-    """Seed all generators, equally in every generation. A resumed run then loads their saved state."""
+    """Seed all random generators, equally in every generation. A resumed run loads their saved state later."""
     text = "/".join(os.environ.get(name, "") for name in ("SPOTKEEPER_UID", "SPOTKEEPER_SEED", "RANK"))
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
     random.seed(seed)
@@ -119,7 +119,7 @@ def _seed() -> None:
 
 
 def _set_threads() -> None:
-    """Set torch's threads again, since OpenMP read its variable when the zygote imported torch."""
+    """Set torch's number of threads again, since OpenMP read its variable when the zygote imported torch."""
     count = os.environ.get("OMP_NUM_THREADS", "")
     if count.isdigit() and int(count) > 0 and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(count))

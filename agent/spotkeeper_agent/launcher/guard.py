@@ -1,13 +1,14 @@
 """The launcher's parent: ends the launcher's processes if the launcher itself is killed.
 
-A daemon of the job that has left its session and emptied its environment is in no known process group. When its parent
-ends, the nearest subreaper above inherits it: the launcher, or, if that is gone, this process. If both are killed
-together, a resource limit that the daemon has inherited identifies it (``process.tag``).
+A daemon of the job that has left its session and emptied its environment is in no known process group. When the
+daemon's parent ends, the nearest subreaper among its ancestors inherits it: the launcher, or this process if the
+launcher has ended. If both are killed together, a resource limit that the daemon has inherited identifies it
+(``process.tag``).
 
     python -BIS guard.py FOLDER COMMAND...
 
-SIGTERM ends the launcher. The guard ends after the launcher, with the launcher's exit code, once no process is left. It
-carries no mark itself, so a sweep, which may come at any time, does not end it early. Standard library only (8 MB
+SIGTERM ends the launcher. The guard ends after the launcher, with the launcher's exit code, once no process is left.
+The guard itself has no mark, so a sweep, which may happen at any time, does not kill it. Standard library only (8 MB
 resident).
 """
 

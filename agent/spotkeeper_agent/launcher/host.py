@@ -1,9 +1,9 @@
 """The jobs' unit: starts launchers and savers as the jobs' user on the agent's request.
 
-Under systemd the agent may not start, signal or see the job's processes. This process runs as the jobs' user, does so
-for the agent, and outlives every agent. Each program gets a sub-group of the unit's delegated cgroup, in which the
-launcher makes one per generation, so that each can be killed alone. Both sides send one JSON object per line through a
-unix socket that systemd makes and only the agent may open:
+Under systemd the agent may not start, signal or see the job's processes. This process runs as the jobs' user, does
+these things for the agent, and outlives every agent. Each program gets a sub-group of the unit's delegated cgroup. In
+its own sub-group the launcher makes one per generation, so that each generation can be killed alone. Both sides send
+one JSON object per line through a unix socket that systemd makes and only the agent may open:
 
     -> {"op": "begin", "job": "abcd2345"}                <- {"ok": true}, or no answer: repeat in a second
     -> {"op": "start", "name": "launcher", "argv": [...], "env": {...}, "log": "..."}
@@ -12,10 +12,11 @@ unix socket that systemd makes and only the agent may open:
     -> {"op": "sweep", "folder": "...", "keep": [7]}     <- {"ok": true, "count": 0}
 
 All jobs run as the same user, so files and processes of one job could attack the next one. Therefore each job has its
-own home folder, the only one that exists, and one process of the unit serves one job: it ends when another job begins,
-whereupon systemd ends all processes in its cgroup, removes its private /tmp and its files in /dev/shm, and starts it
-again. Between a job's generations a sweep ends every process of the cgroup except those that this process started and
-the launcher. A job can kill or stop this process, but neither take its descriptors nor listen in its place.
+own home folder, and those of other jobs are deleted. One process of the unit serves one job: it ends when another job
+begins. Then systemd ends all processes in the unit's cgroup, removes the unit's private /tmp and its files in /dev/shm,
+and starts the unit again. Between a job's generations a sweep ends every process of the cgroup except those that this
+process started and the launcher. A job can kill or stop this process, but neither take its descriptors nor listen in
+its place.
 
     python -IBS host.py             in its unit, which passes the socket
     python -IBS host.py FOLDER      elsewhere: it makes the socket itself
@@ -46,7 +47,7 @@ from spotkeeper_agent.launcher.lines import Lines, Message
 from spotkeeper_agent.launcher.process import own_cgroup, parent_of, reap_dead, refuse_inspection, shell_code, sweep
 
 SOCKET = "host.sock"
-LISTEN_FD = 3  # the first that systemd passes
+LISTEN_FD = 3  # the first descriptor that systemd passes
 DELEGATED = "SPOTKEEPER_DELEGATED"  # tells the launcher that it may divide its cgroup
 OWN = ("HOME", "USER", "LOGNAME", "SHELL")  # the jobs' user's values replace those of the agent's request
 SWEEP_S = 1.0  # real; processes that multiply faster than they are killed end with the unit's restart
@@ -56,7 +57,8 @@ SWEEP_S = 1.0  # real; processes that multiply faster than they are killed end w
 class Host:
     """Serves the agent on ``listener``.
 
-    ``cgroup`` is the unit's, None if it has none of its own; ``home`` holds the job's home, a folder of the job's name.
+    ``cgroup``: the unit's cgroup, None if the unit has no cgroup of its own; ``home``: the folder that contains the
+    job's home, named by the job.
     """
 
     listener: socket.socket
@@ -99,7 +101,7 @@ class Host:
             return {"ok": False, "error": f"{type(error).__name__}: {error}"}
 
     def _begin(self, job: str) -> None:
-        """Serve this job from now on ("": none). Ends the process if it has served another job."""
+        """Serve this job from now on ("": no job). Ends this process if it has served another job."""
         if job != Path(job).name:
             raise ValueError(f"{job!r}: is not a job's name")
         if self._job == job:
@@ -151,10 +153,10 @@ class Host:
         return path
 
     def _sweep(self, folder: Path, keep: set[int]) -> int:
-        """Kill the rest of a generation (without a cgroup, by its mark); return the number of processes and groups."""
+        """Kill the rest of a generation, found by its cgroup or its mark; return the number of processes and groups."""
         if self.cgroup is None:
             return sweep(folder, {os.getpid(), *keep})
-        launchers = {pid for pid in keep if parent_of(pid) in self._owners}  # not any pid that claims to be one
+        launchers = {pid for pid in keep if parent_of(pid) in self._owners}  # a job may claim any other pid
         known = {os.getpid(), *self._owners, *launchers}
         found, until = 0, time.monotonic() + SWEEP_S
         try:
@@ -173,7 +175,7 @@ class Host:
     def _end_strays(self, cgroup: Path, known: set[int]) -> int:
         """Send SIGKILL once to all processes of the unit's cgroup except ``known``.
 
-        A process cannot hide its cgroup, as it could its name.
+        A process can change its name, but it cannot hide its cgroup.
         """
         mixed = [cgroup, *self._groups.values()]
         count = sum(_end_group(group) for parent in mixed for group in _below(parent) if group not in mixed)
@@ -212,7 +214,7 @@ def _read(file: Path) -> str:
 
 
 def _end_group(group: Path) -> bool:
-    """Kill a group and those below it, forks included; return whether it had processes."""
+    """Kill the processes of a group and of groups below it, also new forks; return whether it had processes."""
     if "populated 1" not in _read(group / "cgroup.events"):
         return False
     with contextlib.suppress(FileNotFoundError):
@@ -234,7 +236,7 @@ def _delete(path: Path) -> None:
     """Delete a file or a whole folder, of any depth and modes; links are not followed.
 
     Raises:
-        OSError: a part of it is left.
+        OSError: a part could not be deleted.
     """
     if path.is_dir() and not path.is_symlink():
         _run("chmod", "-R", "u+rwX", str(path))
@@ -250,8 +252,8 @@ def _run(*argv: str) -> None:
 def passed_listener() -> socket.socket | None:
     """Return the socket of the unit ``spotkeeper-job.socket`` (sd_listen_fds(3)); None outside the unit.
 
-    It already listens, as root: another listen(2) would make this user the peer that clients see. Connections made to
-    an earlier process are closed; their clients repeat the request if they still need it.
+    systemd, as root, has called listen(2): a second call would make this user the peer that clients see. Connections
+    that an earlier process did not accept are closed; their clients repeat the request if they still need it.
     """
     given = {name: os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
     if (given["LISTEN_PID"], given["LISTEN_FDS"]) != (str(os.getpid()), "1"):
@@ -267,7 +269,7 @@ def passed_listener() -> socket.socket | None:
 
 
 def listen(folder: Path) -> socket.socket:
-    """Make a socket that this user and its group may open."""
+    """Make a socket that this user and this user's group may open."""
     path = folder / SOCKET
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -290,5 +292,5 @@ def _ready() -> None:
 if __name__ == "__main__":
     refuse_inspection()
     passed = passed_listener()
-    # Only in its unit: a shell's cgroup may be writable too, and holds more than jobs.
+    # Only in the unit: a shell's cgroup may also be writable, and contains other processes than jobs.
     Host(passed or listen(Path(sys.argv[1])), own_cgroup() if passed else None, Path(os.environ["HOME"])).serve()

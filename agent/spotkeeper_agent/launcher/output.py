@@ -1,9 +1,9 @@
 """Pipes a worker's output into its log file and keeps that file short while it grows.
 
-The log files lie in memory (``/run``), beside files that job and agent must be able to write; a loop that prints a
-gigabyte a second would fill it before any periodic check. A small process per worker, the *output worker*, reads the
-pipe. Its parent replaces it if it is killed. Both become children of the launcher, which lets them drain the pipe
-before it ends them. Standard library only; Linux only.
+The log files lie in memory (``/run``), beside files that job and agent must be able to write. A loop that prints a
+gigabyte a second would fill this memory before any periodic check. A small process per worker, the *output worker*,
+reads the pipe; if it is killed, its parent starts another one. Both processes become children of the launcher, and the
+launcher lets them drain the pipe before it ends them. Standard library only; Linux only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def keep_end(fd: int, size: int, kept: int) -> None:
 
 
 def tail(path: Path, size: int) -> bytes:
-    """Return the last ``size`` bytes of a log, from the first whole line; b"" if it cannot be read."""
+    """Return the whole lines in the last ``size`` bytes of a log; b"" if the log cannot be read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - size)
         file.seek(start)
@@ -42,7 +42,7 @@ def tail(path: Path, size: int) -> bytes:
 def bound() -> None:
     """Redirect standard output and error through pipes, if they are files.
 
-    They stay as they are if no output worker can be started: a log problem never fails a job.
+    If no output worker can be started, both stay as they are: a log problem never fails a job.
     """
     files = [fd for fd in (1, 2) if stat.S_ISREG(os.fstat(fd).st_mode)]
     if not files:
@@ -69,7 +69,7 @@ def _start(pairs: list[tuple[int, int]]) -> bool:
 
 
 def is_output_worker(pid: int) -> bool:
-    """Whether a process is an output worker, which ends by itself soon after the last writer."""
+    """Whether a process is an output worker. It ends by itself soon after the last process that writes to its pipe."""
     try:
         with open(f"/proc/{pid}/comm") as file:  # noqa: PTH123 - asked often
             return file.read().strip() == NAME
@@ -78,8 +78,8 @@ def is_output_worker(pid: int) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """``KEPT_BYTES READ:FILE...``: READ and FILE are descriptors. Returns at once and leaves a child behind, which the
-    launcher inherits: the user's code may wait for all of its own children."""
+    """``KEPT_BYTES READ:FILE...``: READ and FILE are descriptors. Returns at once and leaves its child to the
+    launcher: as a child of the worker it would block user's code that waits for all its children."""
     kept = int(words[0])
     files = {int(read): int(fd) for read, _, fd in (word.partition(":") for word in words[1:])}
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
@@ -88,15 +88,15 @@ def main(words: list[str]) -> None:
 
 
 def _supervise(files: dict[int, int], kept: int) -> None:
-    """Copy in a child process, and in a new one if that is killed. Never returns.
+    """Copy in a child process; if the child is killed, start another one. Never returns.
 
-    Without a reader the next print would fail with EPIPE and end the job, so this process, which only waits, keeps the
-    pipe open. The bytes that a killed child held, at most 64 KB, are lost.
+    If no process had the pipe open for reading, the job's next print would fail with EPIPE and end the job. So this
+    process keeps it open and only waits. Bytes that a killed child had read but not written, at most 64 KB, are lost.
     """
     try:
         _close_all_but({*files, *files.values()})
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # meant for the workers
+            signal.signal(number, signal.SIG_IGN)  # these signals are meant for the workers
         while True:
             child = os.fork()
             if child == 0:
@@ -131,7 +131,7 @@ def _copy(files: dict[int, int], kept: int) -> None:
 def _close_all_but(keep: set[int]) -> None:
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - no Path per descriptor
         if int(name) not in keep:
-            with contextlib.suppress(OSError):  # that of the listing
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))
 
 

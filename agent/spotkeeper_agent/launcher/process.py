@@ -14,7 +14,7 @@ from pathlib import Path
 from spotkeeper_agent.launcher.output import is_output_worker
 
 MARK = "SPOTKEEPER_MARK"  # in the environment of a launcher's processes: a sweep finds it in /proc/*/environ
-_TAG = resource.RLIMIT_RTTIME  # the other mark: a limit that matters only to real-time scheduling
+_TAG = resource.RLIMIT_RTTIME  # the tag: a limit that matters only to real-time scheduling
 _TAG_LINE = "Max realtime timeout"  # in /proc/*/limits
 GUARD = "SPOTKEEPER_GUARD"  # pid of the launcher's parent, if that is a guard
 DRAIN_S = 1.0  # time to drain a pipe, which holds 64 KB
@@ -34,8 +34,8 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when the *thread* that forked it ends.
 
-    ``parent``: the forking process's pid. If that has already ended, this process ends here, because the kernel sends
-    no signal then.
+    ``parent``: the forking process's pid. If the parent has already ended, this process ends here, because the kernel
+    would send no signal.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
@@ -43,12 +43,12 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def become_subreaper() -> None:
-    """Make orphans among all descendants children of this process, so that it can end them."""
+    """Make this process the parent of all orphans among its descendants, so that it can end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def refuse_inspection() -> None:
-    """Forbid all but root, even its own user, to trace this process or take its descriptors, until its next exec."""
+    """Until the next exec, forbid all users but root to trace this process or to take its descriptors."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
@@ -72,7 +72,7 @@ def reap_dead() -> dict[int, int]:
 
 
 def kill_children() -> int:
-    """Kill and reap every child, and the orphans that this process inherits meanwhile; return how many are left.
+    """Kill and reap every child and every orphan that this process inherits meanwhile; return how many are left.
 
     Output workers come last: they end by themselves once they have drained their pipes.
     """
@@ -94,7 +94,7 @@ def _all_pids() -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent's pid; -1 if the process has ended."""
+    """Return the pid of a process's parent; -1 if the process has ended."""
     try:
         # The name, in brackets, may contain any characters, so fields are counted from its end.
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
@@ -106,8 +106,8 @@ def tag(pid: int, folder: Path | str) -> None:
     """Tag a process and all its future descendants with a resource limit whose value is derived from ``folder``.
 
     Descendants inherit limits in spite of an emptied environment, another session or exec, and only root can raise a
-    limit. This one is the microseconds for which a real-time program may hold a processor; the value means 146,000
-    years or more.
+    limit. The limit used is the time in microseconds for which a real-time program may occupy a processor. The tag's
+    value restricts no program: it means 146,000 years or more.
     """
     with contextlib.suppress(OSError, ValueError):  # the process has ended, or this machine's limit is lower
         resource.prlimit(pid, _TAG, (_number(folder), _number(folder)))
@@ -121,8 +121,9 @@ def _number(folder: Path | str) -> int:
 def sweep(folder: Path, keep: set[int]) -> int:
     """Kill every process that carries this folder's mark or tag, except ``keep``; return how many there were.
 
-    A process group is not enough: a user's program may leave it. A process cannot change the environment that it was
-    executed with. A daemon may have been given another environment, but it still has the tag.
+    Killing a process group would not suffice: a user's program may leave its group. The mark is in the environment that
+    a process was executed with, and no process can change that. A daemon executed with another environment still has
+    the tag.
     """
     mark, number = f"{MARK}={folder}".encode(), str(_number(folder))
     killed = 0
@@ -130,7 +131,7 @@ def sweep(folder: Path, keep: set[int]) -> int:
         if not name.isdigit() or int(name) in keep:
             continue
         with contextlib.suppress(OSError):
-            handle = os.pidfd_open(int(name))  # a reused pid must not be hit
+            handle = os.pidfd_open(int(name))  # so that a process that reuses the pid is not killed
             try:
                 if _tagged(name, number) or mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -151,7 +152,7 @@ def shell_code(code: int) -> int:
 
 
 def own_cgroup() -> Path | None:
-    """Return this process's cgroup if it may divide it (its unit is delegated), otherwise None."""
+    """Return this process's cgroup if the process may divide it (in a unit with ``Delegate=``), otherwise None."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         if line.startswith("0::") and line[3:].strip() != "/":
             path = Path("/sys/fs/cgroup") / line[3:].strip().lstrip("/")

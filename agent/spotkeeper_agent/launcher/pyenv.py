@@ -6,12 +6,13 @@
 
 ``FILE`` lies in ``SOURCE``: a requirements file, or ``uv.lock`` with its ``pyproject.toml``. The environment is made
 once, on the node's disk, and every machine that gets that disk finds it there. A machine without a disk (a standby, or
-one that waits for its disk) makes it below ``HOME`` on its boot disk. It stops if the disk arrives meanwhile, because
-the disk may already have an environment, and keeps it.
+a machine that waits for its disk) makes the environment below ``HOME`` on its boot disk. If the disk arrives meanwhile,
+the machine stops and continues with the disk, since that may already have the environment and keeps it for later
+machines.
 
-The environment sees the interpreter's own packages (an image's torch), so those satisfy a requirements file that lists
-them; only an environment from ``uv.lock`` has exactly the lock's packages. An environment is complete if its ``READY``
-exists, which is written last; others are made again.
+An environment from a requirements file also sees the interpreter's own packages, such as an image's torch, so pip does
+not install those again. An environment from ``uv.lock`` has exactly the lock's packages. The file ``READY`` is written
+last: an environment without it is incomplete and made again.
 
 Runs as the job's user, under the job's Python: standard library only.
 """
@@ -47,9 +48,9 @@ class EnvError(Exception):
 
 
 def contents(source: Path, file: str) -> str:
-    """Return a hash of all inputs of the environment: the file and those it names, wheels included.
+    """Return a hash of all inputs of the environment: the file and the files that it names, also wheels.
 
-    A missing file changes the hash; making the environment then reports it.
+    A missing file changes the hash and is no error here; it is reported when the environment is made.
     """
     found = hashlib.sha256()
     todo = [source / file, *([source / Path(file).with_name(PROJECT)] if Path(file).name == LOCK else [])]
@@ -64,7 +65,7 @@ def contents(source: Path, file: str) -> str:
 
 
 def _hash(found: hashlib._Hash, source: Path, path: Path) -> list[Path]:
-    """Add one file to the hash; return the files that it names. Words that are no file names are ignored."""
+    """Add one file to the hash; return the files that it names. Words that name no file are ignored."""
     found.update(f"{path.relative_to(source) if path.is_relative_to(source) else path.name}\0".encode())
     text = _digest_of(found, path)
     if path.suffix not in (".txt", ".in"):
@@ -129,7 +130,7 @@ def find(run: Path, source: Path, file: str, home: Path) -> Path:
     """Return the environment's folder, and make the environment if it does not exist.
 
     Raises:
-        EnvError: it cannot be made.
+        EnvError: the environment cannot be made.
     """
     if not (source / file).is_file():
         raise EnvError(f"requirements: no {file} in the job's source")
@@ -157,7 +158,7 @@ def _disk(run: Path) -> Path | None:
 
 
 def _make(run: Path, source: Path, file: str, place: Path, folder: str) -> bool:
-    """Make the environment in ``place``; return False if the node's disk arrives, which may already have it."""
+    """Make the environment in ``place``; return False if the node's disk arrives, since that may have it."""
     began, target = time.monotonic(), place / folder
     place.mkdir(parents=True, exist_ok=True)
     for other in place.iterdir():  # old or incomplete ones: only this machine's launcher uses an environment
@@ -191,14 +192,14 @@ def _commands(source: Path, file: str, target: Path) -> list[list[str]]:
 
 
 def _see_image(target: Path) -> None:
-    """Make the interpreter's own packages visible: ``--system-site-packages`` would skip a parent venv's."""
+    """Make the interpreter's own packages visible. ``--system-site-packages`` would skip those of a venv."""
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()]
     found = next(target.glob("lib/python*/site-packages"))
     (found / "_image.pth").write_text("".join(lines))
 
 
 def _run(command: list[str], source: Path, target: Path, over: object) -> bool:
-    """Run a command to its end; return False if ``over`` came first. Raises EnvError if the command fails."""
+    """Run a command to its end; kill it and return False once ``over()`` is true. Raises EnvError if it fails."""
     assert callable(over)
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     env |= {"UV_PROJECT_ENVIRONMENT": str(target), "UV_LINK_MODE": "copy", "PIP_REQUIRE_VIRTUALENV": "0"}

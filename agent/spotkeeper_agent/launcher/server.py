@@ -53,7 +53,7 @@ class Start:
 
 @dataclass
 class LaunchedRun:
-    """The newest generation. ``folder``: its run folder; ``code``: its exit code, None while it runs."""
+    """The newest generation. ``folder``: its run folder; ``code``: torchrun's exit code, None while it runs."""
 
     gen: int
     pid: int
@@ -139,7 +139,7 @@ class Server:
 
     def _status(self) -> Message:
         run = None if self.run is None else {"gen": self.run.gen, "pid": self.run.pid, "code": self.run.code}
-        key = os.environ.get("SPOTKEEPER_LAUNCHER_KEY", "")  # hash of the requirements that its agent gave it
+        key = os.environ.get("SPOTKEEPER_LAUNCHER_KEY", "")  # hash of the requirements that the agent passed
         guard = os.getppid() if os.environ.get(GUARD) == str(os.getppid()) else 0
         about: Message = {"pid": os.getpid(), "guard": guard, "mode": self.mode, "key": key, "home": _HOME}
         return {"ok": True, **about, "memory_mb": memory_mb(), "run": run}
@@ -202,7 +202,7 @@ def memory_mb() -> float | None:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The launcher's delegated cgroup, if its unit has one (``SPOTKEEPER_DELEGATED``): no process can leave it."""
+    """The launcher's cgroup, if its unit has ``SPOTKEEPER_DELEGATED`` set. No process can leave the cgroup."""
 
     path: Path
 

@@ -1,15 +1,16 @@
 """Collects the Python stacks of a job's processes from outside, whatever call they are stuck in.
 
 Each worker registers a signal (``listen``, from ``boot.py``) that makes it write its stacks. faulthandler's handler
-runs in C and takes no lock, so it also shows a call into C that never returns; processes that a worker forks, such as a
-DataLoader's, inherit it. As a program, this file signals one process after the other and writes, into the run folder,
+runs in C and takes no lock, so it also shows a call into C that never returns. Processes that a worker forks, such as a
+DataLoader's workers, inherit the handler. As a program, this file signals one process after the other and writes, into
+the run folder,
 
     stacks.log    for people
     stacks.json   a summary, written last: each worker's place, and whether it waits for its peers
 
     python -BIS stacks.py PID-OF-TORCHRUN FOLDER
 
-It ends no process: one without the handler, which the signal would end, is skipped. Standard library only.
+It ends no process: a process without the handler would die of the signal, so it is skipped. Standard library only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-SIGNAL = signal.SIGRTMIN + 9  # the usual ones (USR1, USR2) are left to the user
+SIGNAL = signal.SIGRTMIN + 9  # USR1 and USR2 are left to the user's code
 TEXT, SHORT = "stacks.log", "stacks.json"
 ANSWER_S = 1.0  # time for a process to begin its answer
 AGAIN_S = 0.5  # pause until a worker that waits for no peer is asked again
@@ -45,9 +46,10 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 class Where(str, Enum):
     """A worker's state, by the innermost calls of its main thread.
 
-    WAITS: for its peers, in a collective or a replicated model's backward pass; DEVICE: for its device, where a
-    collective may hang; ELSEWHERE: in other code, so its peers wait for it; WORKS: like ELSEWHERE, but it makes
-    progress or uses the processor; SILENT: it does not even run a signal handler; GONE: it has ended.
+    WAITS: it waits for its peers, in a collective or a replicated model's backward pass; DEVICE: it waits for its
+    device, where a collective may hang; ELSEWHERE: it is in other code, so its peers wait for it; WORKS: like
+    ELSEWHERE, but it makes progress or uses the processor; SILENT: it does not even run a signal handler; GONE: it has
+    ended.
     """
 
     WAITS = "waits"
@@ -83,7 +85,7 @@ class WorkerPlace:
 
 
 def listen(run: Path, local_rank: int) -> None:
-    """Make this process, and those it forks, write their stacks on ``SIGNAL``. If that fails, it has no effect."""
+    """Make this process, and those it forks, write their stacks on ``SIGNAL``. If that fails, nothing changes."""
     with contextlib.suppress(OSError, AttributeError):
         (run / f"pid.{local_rank}").write_text(f"{os.getpid()}\n")
         file = (run / f"stacks.{local_rank}").open("ab", buffering=0)  # faulthandler keeps it
@@ -155,7 +157,7 @@ def ask(pid: int, file: Path) -> str:
 
 
 def works(pid: int, file: Path, answer: str) -> bool:
-    """Whether the process has moved or used the processor a moment later, so that it is only slow."""
+    """Whether the process is only slow: a moment later it is at another call or has used the processor."""
     began, used = time.monotonic(), processor_s(pid)
     time.sleep(AGAIN_S)
     if processor_s(pid) - used > WORKS_SHARE * (time.monotonic() - began):
@@ -179,7 +181,7 @@ def _await(file: Path, before: int) -> bool:
 
 
 def _signal_a_thread(pid: int, number: int) -> None:
-    """Signal another thread, for a main thread that sleeps uninterruptibly (in a disk that hangs)."""
+    """Signal a thread other than the main thread, which may sleep uninterruptibly (for a disk that hangs)."""
     tgkill = _TGKILL.get(platform.machine())
     others = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]  # noqa: PTH208
     if tgkill is not None and others:
@@ -187,7 +189,7 @@ def _signal_a_thread(pid: int, number: int) -> None:
 
 
 def _listens(pid: int) -> bool:
-    """Whether the process handles the signal, which would otherwise end it."""
+    """Whether the process handles the signal. Otherwise the signal would end it."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):
@@ -207,7 +209,7 @@ def main_frames(answer: str) -> list[Frame]:
     found: list[Frame] = []
     for line in answer.splitlines():
         if line.startswith(("Thread 0x", "Current thread 0x")):
-            found = [] if "C stack" not in line else found  # 3.14 shows that of the current thread as well
+            found = [] if "C stack" not in line else found  # 3.14 shows the current thread's C stack as well
         elif (frame := _FRAME.match(line)) is not None:
             found.append(Frame(frame[1], int(frame[2]), frame[3]))
     return found
@@ -273,7 +275,7 @@ def _source(frame: Frame) -> str:
 
 
 def descendants(root: int) -> dict[int, int]:
-    """Return the parents of all processes below ``root``, by pid, in order."""
+    """Return the pid of each descendant of ``root`` with its parent's pid, in the order of pids."""
     parents = {pid: parent for pid in _pids() if (parent := _parent(pid)) is not None}
     return {pid: parent for pid, parent in sorted(parents.items()) if root in above(pid, parents)}
 

@@ -1,8 +1,8 @@
-"""Runs one torchrun, returns its worker's exit code, and notes when and why each worker failed.
+"""Runs one torchrun, returns its failed worker's exit code, and notes when and why each worker failed.
 
-torchrun itself returns 1 for every failure. If one rank fails, the others fail soon after with errors of the connection
-that it closed; the notes (``error.<local rank>`` in the run folder) show which one was first. A worker notes its own
-exception (``note``, called in ``boot.py``); this module notes workers that were killed.
+torchrun itself returns 1 for every failure. If one rank fails, its connections close, and the other ranks soon fail
+with connection errors; the notes (``error.<local rank>`` in the run folder) show which one was first. A worker notes
+its own exception (``note``, called in ``boot.py``); this module notes workers that were killed.
 
 A child that the zygote forks calls :func:`run`; the ``exec`` launcher starts ``python -m
 spotkeeper_agent.launcher.torchrun ARG...``. Standard library and torch only.
@@ -76,8 +76,8 @@ def run(args: list[str]) -> int:
 def _leave_in_turn() -> None:
     """Let only the first node, which hosts the store, wait for the others at a successful end.
 
-    torchrun has every node wait, and the first one's end interrupts the others' wait: thirty lines of C++ frames at the
-    end of a successful job's log. The nodes' exit codes show how they ended.
+    torchrun makes every node wait. The end of the first node then interrupts the other nodes' wait, which would print
+    thirty lines of C++ frames at the end of a successful job's log. The wait tells nothing that exit codes do not.
     """
     from torch.distributed.elastic.agent.server import api
     from torch.distributed.elastic.utils import store
@@ -99,7 +99,7 @@ def _leave_in_turn() -> None:
 
 
 def _show_logs() -> None:
-    """Make the log folder readable for the agent, which is another user; torchrun makes it private."""
+    """Make the log folder readable for the agent, since torchrun makes it private and the agent is another user."""
     from torch.distributed.elastic.multiprocessing import api
 
     make = api.DefaultLogsSpecs._make_log_dir
@@ -122,7 +122,7 @@ def note(run: Path, local_rank: int, error: BaseException) -> None:
 
 
 def note_exit(run: Path, local_rank: int, code: int, at: float) -> None:
-    """Note a worker that ended otherwise (``code`` negative: by a signal), unless it has written a note itself."""
+    """Note a failed worker that has not written a note itself. A negative ``code`` means that a signal ended it."""
     if not (run / f"{NAME}.{local_rank}").exists():
         what = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
         # torchrun sends SIGTERM to a failed worker's neighbours; NCCL's watchdog aborts because of a peer.

@@ -36,7 +36,7 @@ def boot_checks() -> tuple[Check, ...]:
 
 
 def here(folder: Path | None, peers: tuple[str, ...], notice: float | None, python: str) -> Machine:
-    """Return this machine. ``folder``: default the data disk, or else the working directory; ``notice``: the pool's."""
+    """Return this machine. Default ``folder``: the data disk, or else the working directory; ``notice``: the pool's."""
     metadata = _metadata()
     return Machine(
         metadata=metadata,
@@ -50,7 +50,7 @@ def here(folder: Path | None, peers: tuple[str, ...], notice: float | None, pyth
 
 
 def _metadata() -> Metadata | None:
-    """Return this machine's metadata client; None (no request) if neither firmware nor environment names a cloud."""
+    """Return this machine's metadata client; None, without a request, if firmware and environment name no cloud."""
     named = GCE_HOST in os.environ or EC2_ENDPOINT in os.environ
     if not named and not cloud.vendor().startswith(("Google", "Amazon")):
         return None
@@ -69,8 +69,9 @@ class Fitness:
 
     The checks run in threads; nothing waits for them. Findings go to the log. An error is also reported as
     PREFLIGHT_FAILED in each generation in which this machine is a member (the function accepts facts from members
-    only), so ``status`` warns of it while it matters. No finding ends a job or keeps the machine from training: a check
-    may be wrong, and a real fault shows by itself. The loop's thread calls ``begin`` and ``go_on``, another ``checks``.
+    only), so ``spotkeeper status`` shows a warning while it matters. No finding ends a job or keeps the machine from
+    training: a check may be wrong, and a real fault shows by itself. The loop's thread calls ``begin`` and ``go_on``;
+    another thread calls ``checks``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Preflight checks of clock, metadata, disk, kernel and network. Every problem names its remedy.
+"""Preflight checks of clock, metadata, disk, kernel and network. Every finding of a problem names a remedy.
 
 Figures come from this project's measurements unless a line names another source.
 """
@@ -26,7 +26,7 @@ from spotkeeper_agent.preflight.findings import Check, Finding, Level, Machine
 GB = 1e9
 CLOCK_WARNING_S, CLOCK_ERROR_S = 2.5, 30.0  # a Date header has whole seconds; tokens and signatures allow minutes
 UNSYNCHRONIZED = 5  # adjtimex(2): TIME_ERROR
-RESERVE_S = 8.0  # part of a notice: detect, agree, hash, report, and a margin
+RESERVE_S = 8.0  # part of a notice: time to detect it, agree, hash and report, and a margin
 PROBE_BYTES, PROBE_S = 1_000_000_000, 3.0
 BLOCK = 16 << 20  # bytes per write, like the saver's
 KEPT = 3  # checkpoints on disk at a time: two complete ones and one being written
@@ -34,7 +34,7 @@ LITTLE_BYTES = 10 * GB
 RUN_BYTES = 64 << 20
 RETRIES = 8  # tcp_retries2: 5 detects a silent peer in 13.5 s, 8 in about 100 s, the default 15 in 15 minutes
 PEER_S = 4.0  # a lost SYN is sent again after 1 s, and after 3
-PEER_PORT = 22  # any port will do: a refused connection is an answer
+PEER_PORT = 22  # any port, since a refused connection is an answer
 NEEDS_CLOUD = "this is no cloud machine: run it on a machine of the stack"
 NTP = "synchronise the clock (chrony, with the cloud's own server: metadata.google.internal, 169.254.169.123 on EC2)"
 
@@ -88,7 +88,7 @@ def metadata(machine: Machine) -> Finding:
 
 
 def bandwidth(machine: Machine) -> Finding:
-    """Measure how much a save can write before a preempted machine ends."""
+    """Measure how many bytes a save can write between a preemption notice and the machine's end."""
     folder = _existing(machine.folder)
     file = folder / f".spotkeeper-preflight-{os.getpid()}"
     try:
@@ -112,7 +112,7 @@ def bandwidth(machine: Machine) -> Finding:
 
 
 def _probe(file: Path, most: int) -> tuple[int, float]:
-    """Write for a while; return bytes, and seconds until they are durable. Bypasses the page cache if possible."""
+    """Write for a while, past the page cache if possible; return the bytes, and the seconds until they are durable."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         fd = os.open(file, flags | os.O_DIRECT, 0o600)
@@ -132,7 +132,7 @@ def _probe(file: Path, most: int) -> tuple[int, float]:
 
 
 def space(machine: Machine) -> Finding:
-    """Check the space for checkpoints, and in memory (``/run``) for agent and job."""
+    """Check the free space for checkpoints, and the free memory in ``/run`` for agent and job."""
     folder = _existing(machine.folder)
     free = shutil.disk_usage(folder).free
     figures = {"free_gb": round(free / GB, 1)}
@@ -152,7 +152,7 @@ def space(machine: Machine) -> Finding:
 
 
 def retries(machine: Machine) -> Finding:
-    """Check how soon the kernel gives up a connection to a machine that vanished silently."""
+    """Check how soon the kernel gives up a connection to a machine that ended without closing it."""
     text = machine.text("proc/sys/net/ipv4/tcp_retries2")
     if not text.isdigit():
         return Finding(

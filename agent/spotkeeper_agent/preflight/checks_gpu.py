@@ -1,6 +1,6 @@
 """Preflight checks for accelerators: torch, driver, shared memory, and NCCL's network.
 
-A separate process with the job's interpreter imports torch; this one never does.
+A separate process with the job's interpreter imports torch; the checking process never does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ print(json.dumps(said))
 
 
 class Fabric(NamedTuple):
-    """An image's requirements on Google's accelerator machines. ``daemon``: a path that exists while it runs."""
+    """An image's requirements on Google's accelerator machines. ``daemon``: a path that exists while it is running."""
 
     name: str
     plugin: str

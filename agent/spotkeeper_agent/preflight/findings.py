@@ -34,7 +34,7 @@ class Finding(Struct, frozen=True, omit_defaults=True):
 
 
 class Report(Struct, frozen=True):
-    """All findings; ``level`` is the worst one's."""
+    """All findings; ``level`` is the level of the worst finding."""
 
     level: Level
     findings: tuple[Finding, ...]
@@ -51,7 +51,7 @@ class Report(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine as the checks see it, and the requirements on it.
+    """The machine as the checks see it, and the requirements that it must meet.
 
     Attributes:
         metadata: its metadata client; None outside a cloud.
@@ -91,7 +91,7 @@ class Machine:
 class Check:
     """One check. ``look`` may take ``limit_s`` real seconds; taking longer is a finding too.
 
-    ``boot``: cheap enough for every boot; ``alone``: a measurement, which runs while no other check does.
+    ``boot``: the check is cheap enough for every boot; ``alone``: it measures, so it runs while no other check does.
     """
 
     name: str
