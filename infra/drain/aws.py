@@ -1,6 +1,6 @@
 """The drain on EC2, through botocore with the operator's own credentials.
 
-EC2 lists a terminated instance for an hour; it counts as gone. While it shuts down it has its volume and address.
+EC2 lists a terminated instance for an hour; it counts as gone. During its shutdown it still has volume and address.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Ec2:
                 yield from self._ask(self.ec2.terminate_instances, InstanceIds=[each])[1]
 
     def _ask(self, call: Callable[..., object], **params: object) -> tuple[bool, list[DrainError]]:
-        """Make a call; return (whether AWS accepted it, permanent refusals). Neither: it is gone or busy."""
+        """Make a call; return (whether AWS accepted it, permanent refusals). If neither, the thing is gone or busy."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

@@ -156,7 +156,7 @@ def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> f
 
 
 def _told_h(spec: JobSpec, pool: PoolState, known: Ground) -> tuple[float, str] | None:
-    """The training hours that an earlier job of this name reported, and a note if its shape differs; or None."""
+    """The training hours of an earlier job of this name, and a note if its shape differs; None if unknown."""
     told = known.ran(spec.name)
     if told is None or not told.total_steps:
         return None

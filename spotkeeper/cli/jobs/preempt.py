@@ -167,7 +167,7 @@ def experiment(ec2: Any, fis: Any, template: str, victim: Victim, wait: Callable
 
 
 def _refuse_others(ec2: Any, victim: Victim) -> None:
-    """Raise CliError if the experiment would interrupt another machine with the tag, or EC2 cannot list such."""
+    """Raise CliError if the experiment would interrupt other machines with the tag, or EC2 cannot list them."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     alive = {"Name": "instance-state-name", "Values": ["pending", "running"]}

@@ -86,7 +86,7 @@ def failures(remedy: str = "fix it and run spotkeeper local up again") -> Iterat
 
 @dataclass(frozen=True)
 class UpOptions:
-    """Options of ``local up``. ``stack_file``: None: that of the last ``up``, or on the first the shipped file."""
+    """Options of ``local up``. ``stack_file``: None for the file of the last ``up``, else the shipped file."""
 
     scale: float = SCALE
     seed: int = 0

@@ -6,8 +6,8 @@
 30 days. Custom types and N1 have no rates; the price of an N1 excludes its accelerators.
 
 ``capacity``: a score from 0 to 1 for all machines of a request, and an uptime of an hour or ten minutes. The score is
-the share of the last day in which the zone had capacity for that many machines. The uptime is an hour if mostly
-the zone still had it an hour later. Both are a record, not a forecast. Distributions over several zones, models
+the share of the last day in which the zone had capacity for that many machines. The uptime is an hour if the
+zone usually still had it an hour later. Both are a record, not a forecast. Distributions over several zones, models
 other than spot, accelerators, local disks and ``calendarMode`` are not supported (501).
 
 Source of advice: https://cloud.google.com/compute/docs/reference/rest/v1/advice

@@ -1,4 +1,4 @@
-"""Implements Compute Engine's query parameters: ``filter``, ``orderBy`` and pages, of lists; ``fields``, of any answer.
+"""Implements query parameters of Compute Engine: ``filter``, ``orderBy``, pages for lists; ``fields`` for any answer.
 
 Filters are the AIP-160 subset that Spotkeeper sends, and the ``eq`` regular expressions of gcloud:
 

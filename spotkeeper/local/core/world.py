@@ -1,6 +1,6 @@
 """The state that all parts of the control plane share: settings, clock, database, market, and the timer loop.
 
-Documents and timers are in one SQLite file; a kill -9 at any line loses nothing. Each request and each timer runs in
+Documents and timers are in one SQLite file; a kill -9 at any time loses nothing. Each request and each timer runs in
 one transaction, so a document, its operation and the timer that ends it exist together or not at all. Effects outside
 the database (processes, folders, sockets) are queued with ``after`` and run after the commit; each can be repeated.
 VMs and disks register the handlers of their timers here.

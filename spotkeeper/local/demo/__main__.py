@@ -47,13 +47,13 @@ ROOT = Path(__file__).resolve().parents[3]
 JOB_FILE = ROOT / "examples" / "gpt" / "job.yaml"
 FOLDER = Path(".spotkeeper") / "demo"
 STEPS = 700
-STEP_S = 0.15  # real, at least: a fast machine would finish this small model before the last fault
+STEP_S = 0.15  # least real seconds of a step: a fast machine would finish this small model before the last fault
 SCALE = 12.0  # one minute of the cloud's time takes 5 s, a notice of 120 s takes 10 s
 PER_ZONE = 8  # spot machines per zone where the recording shows a whole gang
 CALM_S = 3600.0  # virtual; in this hour the market preempts nothing, only chaos does
-WIDTH = 140  # of lines in a file
-INTERRUPTED = 130  # as a shell counts it
-END_S = 240.0  # real; for the rest of the training, after the last fault
+WIDTH = 140  # of lines, if the output is a file
+INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
+END_S = 240.0  # real; time limit for the rest of the training, after the last fault
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -71,7 +71,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run the demo and return its exit code.
 
-    0: all promises hold; 1: not, or it failed; 2: another demo runs in the folder; 130: Ctrl-C.
+    0: all promises hold; 1: one does not, or the demo failed; 2: another demo runs in the folder; 130: Ctrl-C.
     """
     args = parse(sys.argv[1:] if argv is None else argv)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 class StopSignal:
     """Raises KeyboardInterrupt in the main thread, once, at Ctrl-C, SIGTERM, or a closed terminal.
 
-    A library may swallow the exception (some catch everything during an import), so each step checks again.
+    A library may swallow the exception (some catch everything during an import), so each step calls :meth:`check`.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class StopSignal:
 
 
 def attempt(demo: Demo, console: Console) -> int:
-    """Run the demo and clean up after every end; returns the exit code."""
+    """Run the demo, clean up however it ends, and return the exit code."""
     try:
         return demo.run()
     except KeyboardInterrupt:
@@ -158,7 +158,7 @@ class DemoError(Exception):
 
 
 class Demo:
-    """One run. After every step ``clean_up`` can remove the step's resources."""
+    """One run of the demo. ``clean_up`` can remove its resources after every step."""
 
     def __init__(self, args: argparse.Namespace, console: Console, stop: StopSignal) -> None:
         self.args = args
@@ -203,7 +203,7 @@ class Demo:
     # -- the steps
 
     def bring_up(self) -> tuple[LocalCloud, str]:
-        """Start a new cloud and bring the stack up; first remove the cloud of an interrupted run."""
+        """Remove the cloud of an interrupted run, start a new one, and bring the stack up."""
         self._end_cloud()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.say(f"a cloud on this machine: three zones, spot market replayed, {self.args.scale:g} times as fast")
@@ -249,7 +249,7 @@ class Demo:
         self.watch(lambda: self.view(store, job, watcher), done, failure)
 
     def view(self, store: Store, job: str, watcher: Watcher) -> JobView:
-        """The view of ``spotkeeper watch``, with the step of this moment."""
+        """The view of ``spotkeeper watch``, but with the step at this moment."""
         assert self.cloud is not None
         held = store.read_record(job)
         assert held is not None
@@ -258,7 +258,7 @@ class Demo:
         return replace(view, step=watcher.step() or view.step, total_steps=self.args.steps)
 
     def watch(self, view: Callable[[], JobView], done: threading.Event, failure: list[Exception]) -> None:
-        """Show the job until it ends; ChaosError if a fault failed, or the job did not end after the last one."""
+        """Show the job until it ends; ChaosError if a fault failed, or the job does not end after the last fault."""
         screen = Screen(self.console, self.notes)
         end = float("inf")
         with (
@@ -321,7 +321,7 @@ class Demo:
         self.cloud = None
 
     def until(self, event: str, poll: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Poll until the result is true; DemoError after this many real seconds."""
+        """Poll until the result is true; DemoError after ``seconds`` real seconds."""
         for _ in ticks(seconds):
             self.stop.check()
             if poll():

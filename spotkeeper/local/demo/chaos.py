@@ -25,7 +25,7 @@ from spotkeeper.train.checkpoint.store import COMMIT
 T = TypeVar("T")
 
 STEADY_STEPS = 15  # steps of a generation before the next fault
-PATIENCE_S = 120.0  # real seconds for one wait of a fault
+PATIENCE_S = 120.0  # most real seconds that a fault waits for an event
 
 
 class ChaosError(Exception):
@@ -46,7 +46,7 @@ class Chaos:
     _roots: dict[str, Path] = field(default_factory=dict)
 
     def faults(self) -> list[tuple[str, Callable[[], None]]]:
-        """All faults, in the order of this seed; the loss of all capacity is the third."""
+        """All faults in an order that the seed chooses; the loss of all capacity is always the third."""
         faults: list[tuple[str, Callable[[], None]]] = [
             ("a spot machine with a notice", lambda: self.one(announced=True)),
             ("a spot machine without a notice", lambda: self.one(announced=False)),
@@ -95,7 +95,7 @@ class Chaos:
         self.replaced([(node, slot)])
 
     def dry(self) -> None:
-        """Remove a zone's capacity and a machine, so that on-demand steps in; then restore it, so that spot returns."""
+        """Remove a zone's capacity and a machine, so that on-demand steps in; then restore spot capacity."""
         node, slot = self.rng.choice(self.spot_members(1))
         self.cloud.set_capacity(slot.zone, 0, reclaim=False)
         try:
@@ -132,7 +132,7 @@ class Chaos:
         return None
 
     def saving(self, vm: str) -> bool:
-        """Whether the VM is writing a checkpoint: its folder exists, the COMMIT does not yet."""
+        """Whether the VM is writing a checkpoint: the checkpoint's folder exists, its COMMIT does not yet."""
         if vm not in self._roots:
             self._roots = {view.name: Path(view.root) for view in self.cloud.status().vms}
         folder = self._roots.get(vm, Path("/nonexistent")) / "mnt" / "sk-data" / self.job / "ckpt"

@@ -28,15 +28,15 @@ from spotkeeper.train.agent_link.control import Commit, Control, ControlError, R
 
 _WEIGHTS = re.compile(r"weights ([0-9a-f]{64})")
 _TOO_LONG_S = 240.0  # the reference takes about a minute
-_GRACE_S = 40.0  # torchrun gives its workers 30
+_GRACE_S = 40.0  # torchrun gives its workers 30 s
 
 
 class Recovered(Struct, frozen=True):
     """One recovery, in real seconds.
 
-    ``seconds``: from the last step before to the first step after, without the boots of replacements.
-    ``boot_seconds``: the longest boot, from the decision to the hello. ``announced``: a notice preceded it, or
-    reconcile made the change itself.
+    ``seconds``: from the last step before it to the first step after it, without the boots of replacements.
+    ``boot_seconds``: the longest boot, from the decision to the hello. ``announced``: a notice preceded the recovery,
+    or reconcile made the change itself.
     """
 
     cause: str
@@ -107,7 +107,7 @@ def _real(virtual: float, clock: Clock) -> float:
 
 
 def _pairs(traces: dict[int, GenerationTrace]) -> Iterable[tuple[GenerationTrace, GenerationTrace]]:
-    """Yield each generation that made a step with the next one that did."""
+    """Yield each generation that made a step, with the next generation that made one."""
     stepped = [traces[gen] for gen in sorted(traces) if traces[gen].first_step_at]
     return itertools.pairwise(stepped)
 
@@ -122,7 +122,7 @@ def left_alone(source: Path, command: tuple[str, ...], nproc: int, env: dict[str
     """Train the same job under plain torchrun and return the hash of its weights.
 
     Raises:
-        RuntimeError: it failed, took too long, or printed no hash; with the end of its log.
+        RuntimeError: training failed, took too long, or printed no hash; the message has the end of its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", f"--log-dir={folder}"]
@@ -150,7 +150,7 @@ def left_alone(source: Path, command: tuple[str, ...], nproc: int, env: dict[str
 
 
 def _end(torchrun: subprocess.Popen[str]) -> None:
-    """End torchrun and wait. Its workers have sessions of their own, and only torchrun can end them."""
+    """End torchrun and wait. Its workers have their own sessions, so only torchrun can end them."""
     torchrun.terminate()
     try:
         torchrun.wait(_GRACE_S)
@@ -257,7 +257,7 @@ class Watcher:
         """Read every control file once."""
         for path in self.vms.glob(f"*/root/run/spotkeeper/{self.job}/*/ctl"):
             if path not in self._controls and path.parent.name.isdigit():
-                with contextlib.suppress(OSError, ControlError):  # being created, or gone again
+                with contextlib.suppress(OSError, ControlError):  # the file is being created, or is gone again
                     self._controls[path] = (int(path.parent.name), Control.open(path))
         with self._lock:
             for gen, control in self._controls.values():

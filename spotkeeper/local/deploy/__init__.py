@@ -1,8 +1,8 @@
 """Deploys a stack of the project's own Pulumi program to a one-machine cloud, and destroys it.
 
-One table (``table.py``) maps each resource type to calls; ``api.py`` makes them. Two drivers use it: Pulumi's engine
-with a replacement provider (``engine.py``, ``provider.py``) if ``pulumi`` is installed, else an in-process runner
-(``runner.py``, ``monitor.py``, ``state.py``). Both make the same resources. Neither changes a real cloud.
+One table (``table.py``) maps each resource type to calls; ``api.py`` makes them. Two drivers use both files: Pulumi's
+engine with a replacement provider (``engine.py``, ``provider.py``) if ``pulumi`` is installed, else an in-process
+runner (``runner.py``, ``monitor.py``, ``state.py``). Both make the same resources. Neither changes a real cloud.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def up(
     Args:
         stack: the stack's name, usually ``local``.
         config_file: its ``Pulumi.<stack>.yaml``.
-        cloud: such as a ``LocalCloud``.
-        folder: for state and archives of this deployment.
+        cloud: the one-machine cloud, such as a ``LocalCloud``.
+        folder: keeps the state and the archives of this deployment.
         on_event: called for every resource, from several threads, one at a time.
 
     Raises:
-        DeployError: the stack file is wrong, or a resource could not be made. The state records all made resources:
-            another ``up`` continues, a ``destroy`` removes them.
+        DeployError: the stack file is wrong, or a resource could not be made. The state records all resources that
+            were made: another ``up`` continues, a ``destroy`` removes them.
     """
     return _driver(engine).up(stack, config_file, cloud, folder, on_event)
 
@@ -71,7 +71,7 @@ def destroy(
 ) -> DeployResult:
     """Delete all resources in reverse order, including the drain, which deletes the stack's dynamic machines.
 
-    Succeeds also if no deployment exists. Arguments and errors as for :func:`up`.
+    It also succeeds if no deployment exists. Arguments and errors as for :func:`up`.
     """
     return _driver(engine).destroy(stack, config_file, cloud, folder, on_event)
 

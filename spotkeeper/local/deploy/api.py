@@ -30,13 +30,13 @@ class GoneError(DeployError):
 
 @dataclass(frozen=True)
 class ResourceClient:
-    """A client of the control plane. ``endpoint``: its root; ``token``: the operator's, for every call."""
+    """A client of the control plane. ``endpoint``: its root; ``token``: the operator's token, sent with every call."""
 
     endpoint: str
     token: str = field(default="", repr=False)
 
     def create(self, t: PlacedResource) -> Json:
-        """Create the resource and return outputs that only the cloud knows; DeployError with its refusal."""
+        """Create the resource and return outputs that only the cloud knows; DeployError with the cloud's refusal."""
         kind = table.kind_of(t.type)
         if kind.path:
             self._operation(self._call("POST", self._compute(table.collection(t)), kind.body(t)))
@@ -75,7 +75,7 @@ class ResourceClient:
     # Compute
 
     def _set(self, t: PlacedResource, url: str, key: str) -> None:
-        """Set labels or metadata, with the fingerprint that prevents overwriting another client's change."""
+        """Set labels or metadata; the fingerprint in the call prevents the loss of another client's change."""
         now = self._call("GET", url)
         if key == "metadata":
             items = table.metadata_items(t.inputs.get("metadata") or {})

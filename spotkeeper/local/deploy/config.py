@@ -15,14 +15,14 @@ from spotkeeper.contract.parse.typed import load
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT_FILE = ROOT / "Pulumi.yaml"
 NAMESPACE = "spotkeeper"
-# Environment variables of the provider that the engine starts: root of the control plane, and the operator's token.
+# Environment variables of the provider that the engine starts: the control plane's root, and the operator's token.
 ENDPOINT = "SPOTKEEPER_LOCAL_ENDPOINT"
 TOKEN = "SPOTKEEPER_COMPUTE_TOKEN"  # noqa: S105 - the name of a variable
 PLUGIN = "pulumi-resource-gcp"  # the name under which the engine finds the provider on PATH
 
 
 class _Key(msgspec.Struct):
-    """A key in the ``config`` of ``Pulumi.yaml``; its other fields are for the engine."""
+    """A key in the ``config`` of ``Pulumi.yaml``; only the engine needs its other fields."""
 
     default: object = None
 
@@ -63,7 +63,7 @@ def stack_config(config_file: Path, endpoint: str | None = None) -> dict[str, ob
 
 
 def _of_this_project(config: Mapping[str, object], file: str) -> dict[str, object]:
-    """Put keys without a namespace into the project's, as Pulumi does."""
+    """Put keys without a namespace into the project's namespace, as Pulumi does."""
     short = {f"{NAMESPACE}:{key}": value for key, value in config.items() if ":" not in key}
     if twice := sorted(short.keys() & config.keys()):
         raise SpecError([Problem(key, "given twice, with and without its namespace: remove one", source=file)

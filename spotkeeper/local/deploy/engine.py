@@ -61,7 +61,7 @@ def destroy(stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_eve
     if not engine.exists():
         return DeployResult("pulumi", {}, (), {})
     engine.select(config_file)
-    # The preview is not skipped: it finds a protected resource before the first deletion.
+    # No --skip-preview: the preview finds a protected resource before the first deletion.
     changes = engine.run("destroy", "--yes")
     engine.call("stack", "rm", "--yes", stack)
     return DeployResult("pulumi", {}, (), changes)
@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def _project(self) -> Path:
-        """A copy of the project: the engine writes and deletes its stack files."""
+        """The folder of a copy of the project, since the engine writes and deletes stack files in the project."""
         return (self.folder / "project").absolute()
 
     def exists(self) -> bool:
@@ -152,7 +152,7 @@ class Engine:
         return ["pulumi", *options, *words, *stack]
 
     def _environment(self) -> dict[str, str]:
-        """Isolates the engine: no account, no update check, no plugin download."""
+        """The environment that isolates the engine: no account, no update check, no plugin download."""
         state = (self.folder / "state").absolute()
         python = [str(Path(sys.executable).parent)]
         return {
@@ -188,11 +188,11 @@ class _EventListener:
 
     def __init__(self, on_event: OnEvent, planning: bool) -> None:
         self._on_event = on_event
-        self._planning = planning  # report the preview's steps, not those of the run after it
+        self._planning = planning  # report the steps of the preview; if False, those of the run after it
         self._began: dict[str, float] = {}
         self._done: set[tuple[str, DeployOp]] = set()
         self.changes: Counter[DeployOp] = Counter()
-        self.refused: list[str] = []  # errors of single resources, without the program's own error that follows
+        self.refused: list[str] = []  # errors of single resources, without the program's error that follows them
 
     def take(self, event: dict[str, Any], notes: list[str]) -> None:
         if "diagnosticEvent" in event:

@@ -27,7 +27,7 @@ class Registrar(Protocol):
 
 
 class Monitor(MockMonitor):
-    """Receives registrations from several threads at once, each when its inputs are known."""
+    """Receives registrations from several threads at once, each registration as soon as its inputs are known."""
 
     def __init__(self, run: Registrar) -> None:
         super().__init__(_Cloud(self))
@@ -39,7 +39,7 @@ class Monitor(MockMonitor):
         return super().RegisterResource(request)  # type: ignore[no-untyped-call]
 
     def read(self, stack: str) -> tuple[str | None, dict[str, Any]]:
-        """Read another stack's outputs, unknown to a plan; DeployError outside a plan."""
+        """Return a reference to another stack for a plan, with unknown outputs; DeployError if this is no plan."""
         if self._run.shown is None:
             raise DeployError(f"{stack}: only Pulumi's own engine can read the outputs of another stack")
         return stack, {"name": stack}
@@ -80,7 +80,7 @@ class _Cloud(Mocks):
 def plain(value: Any, masked: bool = False) -> Any:  # noqa: PLR0911 - one per kind
     """Convert a value from Pulumi's wire format to plain JSON: integers, unwrapped secrets, and paths of files.
 
-    ``masked``: with placeholders for secrets and unknown values, for people.
+    ``masked``: replace secrets and unknown values by placeholders, for output.
     """
     match value:
         case {"value": inner} if SECRET in value:

@@ -1,7 +1,7 @@
 """A replacement for the `gcp` provider plugin, with which Pulumi's real engine deploys to a one-machine cloud.
 
-The engine starts it as ``pulumi-resource-gcp``, a two-line script that ``engine.py`` writes and puts on PATH. It makes
-the same calls as the in-process runner, from ``table.py`` and ``api.py``.
+The engine starts it as ``pulumi-resource-gcp``, a two-line script that ``engine.py`` writes and puts on PATH. The
+calls are those of the in-process runner, from ``table.py`` and ``api.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GIVEN = "__given"  # state key: names of the declared inputs, because the engine
 
 
 class StandIn(p.Provider):
-    """Answers every call of the engine as the table says."""
+    """Answers every call of the engine according to the table."""
 
     def __init__(self, api: ResourceClient) -> None:
         self._api = api
@@ -38,7 +38,7 @@ class StandIn(p.Provider):
         return p.CheckResponse(inputs=request.new_inputs)
 
     async def diff_config(self, request: p.DiffRequest) -> p.DiffResponse:
-        """Ignore changes of the provider's configuration: the cloud stays the same."""
+        """Ignore changes of the provider's configuration: the cloud is still the same."""
         return p.DiffResponse(changes=False)
 
     async def configure(self, request: p.ConfigureRequest) -> p.ConfigureResponse:
@@ -54,7 +54,7 @@ class StandIn(p.Provider):
         return p.CheckResponse(inputs={**request.new_inputs, **paths})
 
     async def diff(self, request: p.DiffRequest) -> p.DiffResponse:
-        """Compare declared inputs; the state holds computed outputs too."""
+        """Compare declared inputs only; the state also holds computed outputs."""
         new, state = to_plain(request.new_inputs), to_plain(request.old_state)
         given = str(state.get(GIVEN, "")).split(",")
         old = {key: state[key] for key in given if key in state}

@@ -48,7 +48,7 @@ _STATE = "in-process.json"
 def up(stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_event: OnEvent) -> DeployResult:
     """See :func:`spotkeeper.local.deploy.up`."""
     config = read_config(config_file, cloud.endpoint)
-    folder.mkdir(parents=True, exist_ok=True)  # only here: a thread that outlives Ctrl-C must not restore the folder
+    folder.mkdir(parents=True, exist_ok=True)  # nothing else creates the folder: a thread that outlives Ctrl-C must not
     run = _run(stack, config, cloud, folder, on_event, dry=False)
     run.forget_unfinished()
     try:
@@ -96,7 +96,7 @@ def declared(stack: str, config: dict[str, str]) -> tuple[StateEntry, ...]:
 
 
 def destroy(stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_event: OnEvent) -> DeployResult:
-    """See :func:`spotkeeper.local.deploy.destroy`. The state holds all settings; ``config_file`` is not read."""
+    """See :func:`spotkeeper.local.deploy.destroy`. The state contains all settings, so ``config_file`` is not read."""
     state = DeployState.load(folder / _STATE)
     if state is None:
         return DeployResult("in-process", {}, (), {})
@@ -124,7 +124,7 @@ class DeployRun:
     on_event: OnEvent
     dry: bool
     shown: list[StateEntry] | None = None  # if set, collects declared resources instead of making them
-    declared: dict[str, str] = field(default_factory=dict)  # URN -> type, each after its dependencies
+    declared: dict[str, str] = field(default_factory=dict)  # URN -> type; a resource comes after its dependencies
     replaced: list[StateEntry] = field(default_factory=list)  # old resources, deleted after their replacements
     changes: Counter[DeployOp] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -170,14 +170,14 @@ class DeployRun:
     def put_in_order(self) -> None:
         """Sort the state by dependency, with the drain last.
 
-        A destroy goes backwards, so it runs the drain first; after that no machine uses the other resources.
+        A destroy goes backwards, so it begins with the drain; after the drain no machine uses the other resources.
         """
         urns = list(self.declared)
         drain = next((at for at, type_ in enumerate(self.declared.values()) if type_ == table.DRAIN), len(urns))
         self.state.arrange(urns[:drain], urns[drain:])
 
     def remove_undeclared(self) -> None:
-        """Delete resources that the program no longer declares, newest first; then replaced resources."""
+        """Delete resources that the program no longer declares, newest first; then old resources of replacements."""
         gone = [entry for entry in self.state.entries() if entry.urn not in self.declared]
         for entry in reversed(gone):
             self.remove(entry)
@@ -204,7 +204,7 @@ class DeployRun:
     # Steps
 
     def _create(self, op: DeployOp, entry: StateEntry) -> tuple[str, Json]:
-        if self.shown is not None:  # types of any cloud, also without an entry in the table
+        if self.shown is not None:  # a plan has types of any cloud, even without an entry in the table
             return "", entry.inputs
         id_, outputs = table.computed(entry.type, entry.name, entry.inputs, self.defaults)
         if self.dry:
@@ -237,7 +237,7 @@ class DeployRun:
         return self.api.create(table.target(entry.type, entry.name, entry.inputs, self.defaults))
 
     def _provided(self, entry: StateEntry, old: StateEntry | None) -> Json:
-        """Create or update with the program's own provider, and return computed outputs. A dry run only checks.
+        """Create or update with the program's own provider, and return computed outputs. A dry run checks only.
 
         Raises:
             DeployError: the provider refuses the inputs; nothing was changed.
@@ -311,7 +311,7 @@ def provider(type_: str) -> ResourceProvider:
 
 @contextmanager
 def _environment(api: ResourceClient) -> Iterator[None]:
-    """Set the environment for the drain, which reads the token and Compute's URL (it may have changed) from there."""
+    """Set the environment from which the drain reads the token and Compute's URL, which may have changed."""
     given = {"SPOTKEEPER_COMPUTE_ENDPOINT": addresses(api.endpoint)["compute"], TOKEN: api.token}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
@@ -326,7 +326,7 @@ def _environment(api: ResourceClient) -> Iterator[None]:
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:
-    """Close the loop; after a failure, first let running registrations end, so that the state records them."""
+    """Close the loop. After a failure, first wait for running registrations, so that the state records them."""
     pending = asyncio.all_tasks(loop)
     for task in pending:
         task.cancel()
@@ -370,7 +370,7 @@ def _execute(run: DeployRun, stack: str, config: dict[str, str]) -> dict[str, An
     try:
         pulumi.runtime.set_mocks(monitor.mocks, project="spotkeeper", stack=stack, preview=run.dry, monitor=monitor)
         pulumi.runtime.set_all_config(dict(config))
-        SETTINGS.rpc_manager.clear()  # left by a failed run of this process
+        SETTINGS.rpc_manager.clear()  # pending calls that a failed run of this process left
         SETTINGS.outputs.clear()
         loop.run_until_complete(run_pulumi_func(lambda: (runpy.run_path(str(PROGRAM)), None)[1]))
         root = get_root_resource()

@@ -22,14 +22,14 @@ class StateEntry(Struct, frozen=True, omit_defaults=True):
 
     urn: str
     type: str
-    name: str  # logical
+    name: str  # the logical name, from the program
     id: str = ""
     inputs: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
     parent: str = ""
     protect: bool = False
     retain: bool = False
-    ignore: tuple[str, ...] = ()  # inputs whose changes are ignored
+    ignore: tuple[str, ...] = ()  # names of inputs whose changes are ignored
     custom: bool = True
     pending: bool = False  # recorded, but not known to exist
 

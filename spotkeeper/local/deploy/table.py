@@ -55,10 +55,10 @@ FromResource = Callable[[PlacedResource], Json]
 class ResourceType:
     """An entry of the table: how to make resources of one type."""
 
-    outputs: FromResource  # what the provider computes without a call
+    outputs: FromResource  # returns what the provider computes without a call
     path: str = ""  # collection below the Compute API, for compute types
     body: FromResource = field(default=lambda t: t.inputs)  # the request that creates it
-    in_place: frozenset[str] | None = frozenset()  # inputs that may change in place; None: all but the name
+    in_place: frozenset[str] | None = frozenset()  # inputs that change without a replacement; None: all but the name
     auto_name: bool = False  # the provider names the resource, so that its replacement has another name
     ignore: frozenset[str] = frozenset()  # inputs whose changes do not change the resource
     binding: bool = False  # an IAM binding, which has no name of its own, so that the program's name is used
@@ -86,9 +86,9 @@ def short(type_: str) -> str:
 
 
 def physical_name(type_: str, logical: str, inputs: Json) -> str:
-    """Return a resource's name in the cloud: the program's, or for a template one derived from its content.
+    """Return a resource's name in the cloud: the program's name, or for a template a name derived from its content.
 
-    Unlike a random name, it is the same in both drivers, and differs for a changed template.
+    Unlike a random name, the derived name is the same in both drivers; a changed template gets another one.
     """
     kind = kind_of(type_)
     if kind.binding:
@@ -127,7 +127,7 @@ class InputChange:
 
 
 def compare(type_: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> InputChange:
-    """Compare inputs. A resource with a fixed name is deleted before its replacement, which needs the name."""
+    """Compare inputs. A resource with a fixed name is deleted before its replacement, which needs that name."""
     kind = kind_of(type_)
     known = (set(old) | set(new)) - kind.ignore
     keys = tuple(sorted(key for key in known if old.get(key) != new.get(key)))
@@ -208,7 +208,7 @@ def _template(t: PlacedResource) -> Json:
 
 
 def _disk_made_at_boot(disk: Json, image: object, size: object, type_: object) -> Json:
-    """Templates declare such a disk in one object, instances in two, and their disk types differ in form."""
+    """The request's form of a disk made at boot. Templates declare it in one object, instances in two."""
     labels = disk.get("labels", disk.get("initializeParams", {}).get("labels"))
     return _some(
         boot=disk.get("boot"),
@@ -280,7 +280,7 @@ def _scheduling(given: Json) -> Json:
 
 
 def _digits(value: object) -> str | None:
-    """64-bit integers are strings on the wire."""
+    """Convert a 64-bit integer to a string, its form on the wire."""
     return None if value is None else str(value)
 
 
@@ -368,7 +368,7 @@ KINDS: dict[str, ResourceType] = {
     "gcp:compute/instance:Instance": _compute(
         "zones/{zone}/instances", _instance, ("metadata", "labels"), ignore=frozenset({"allowStoppingForUpdate"})
     ),
-    # An archive's name holds its content's hash, so that another path is no change.
+    # An archive's name contains the hash of its content, so that another path is no change.
     "gcp:storage/bucketObject:BucketObject": ResourceType(_object, in_place=None, ignore=frozenset({"source"})),
     "gcp:storage/bucket:Bucket": ResourceType(_bucket, in_place=None),
     "gcp:storage/bucketIAMMember:BucketIAMMember": _MEMBER,
@@ -394,5 +394,5 @@ KINDS: dict[str, ResourceType] = {
     "gcp:monitoring/notificationChannel:NotificationChannel": _in_project("notificationChannels"),
     "gcp:monitoring/alertPolicy:AlertPolicy": _in_project("alertPolicies"),
     "gcp:billing/budget:Budget": _NAMED,
-    "pulumi:providers:gcp": _NAMED,  # no resource of the cloud
+    "pulumi:providers:gcp": _NAMED,  # the provider itself, not a resource of the cloud
 }

@@ -1,10 +1,10 @@
-"""Controls a one-machine cloud: starts it, finds it again, preempts its machines, stops it, counts what is left.
+"""Controls a one-machine cloud: starts it, finds it again, preempts its machines, stops it, counts what remains.
 
     cloud = LocalCloud.up(Path(".spotkeeper/local"), scale=60)
     cloud.preempt("sk-demo-...", notice=True)
     cloud.down()
 
-All files of a cloud are in its folder and all its processes carry its mark; it leaves all others alone.
+All files of a cloud are in its folder, and all its processes carry its mark; no other processes are touched.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ CALL_S = 15.0  # real
 
 
 class Upkeep(Enum):
-    """The state of the cloud's own processes. Its VMs always run on, but get no answers when STOPPED.
+    """The state of the cloud's own processes. Its VMs continue in each state, but get no answers when STOPPED.
 
     ========= ======================================= ==========================================
     state     meaning                                 next state
     ========= ======================================= ==========================================
     WHOLE     a keeper restarts the control plane     UNWATCHED when the keeper is killed
     UNWATCHED a control plane without a keeper        STOPPED at its end, WHOLE by ``up``
-    STOPPED   neither runs; VMs may                   WHOLE by ``up``, which finds the VMs again
+    STOPPED   neither of the two runs; VMs may run    WHOLE by ``up``, which finds the VMs again
     ========= ======================================= ==========================================
     """
 
@@ -92,7 +92,7 @@ class LocalCloud:
 
     folder: Path
     config: Config
-    fresh: bool = False  # whether this ``up`` started it
+    fresh: bool = False  # whether this ``up`` started the cloud
 
     @classmethod
     def up(
@@ -125,7 +125,7 @@ class LocalCloud:
         folder = folder.resolve()
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(removal_folder(folder), ignore_errors=True)
-        folder.mkdir(mode=0o700, exist_ok=True)  # it holds jobs' variables and output
+        folder.mkdir(mode=0o700, exist_ok=True)  # only for the user: it has the variables and output of jobs
         with lock(folder):
             config = read_config(folder)
             if config is None:
@@ -155,8 +155,8 @@ class LocalCloud:
                 elif running_code(folder) != code_digest():
                     cloud._replace_control_plane()
                 cloud._wait_healthy()
-            except BaseException:  # Ctrl-C too: the caller has no cloud yet that it could stop
-                if healing:  # the VMs ran before, and run on
+            except BaseException:  # also Ctrl-C: the caller has no cloud object yet by which it could stop the cloud
+                if healing:  # the VMs ran before, and continue
                     end_keeper(folder)
                     end_control_plane(folder)
                 elif cloud.fresh:
@@ -204,7 +204,7 @@ class LocalCloud:
 
     @property
     def upkeep(self) -> Upkeep:
-        """The state of the cloud's own processes, found without a call."""
+        """The state of the cloud's own processes, found without a call of the control plane."""
         if read_pid(self.folder / KEEPER) is not None:
             return Upkeep.WHOLE
         return Upkeep.STOPPED if read_pid(self.folder / PID_FILE) is None else Upkeep.UNWATCHED
@@ -219,7 +219,7 @@ class LocalCloud:
         return self._get("bill", views.BillView)
 
     def preempt(self, vm: str, *, notice: bool = True) -> None:
-        """Preempt a spot VM; for a standard VM, make its host fail, after a maintenance notice or without.
+        """Preempt a spot VM; for a standard VM, make its host fail, with a maintenance notice or without.
 
         Raises:
             LocalCloudError: unknown VM, or no answer.
@@ -231,24 +231,24 @@ class LocalCloud:
         self._post(f"vms/{vm}/maintenance", views.Maintenance(event, in_s))
 
     def set_capacity(self, zone: str, nodes: int | None, *, model: str = "spot", reclaim: bool = True) -> None:
-        """Set a zone's capacity; None: the market's. ``reclaim``: preempt the excess."""
+        """Set a zone's capacity; None: the market's capacity. ``reclaim``: preempt VMs in excess."""
         self._post("capacity", views.SetCapacity(zone, nodes, model, reclaim))
 
     def partition(self, zone: str, partitioned: bool = True) -> None:
-        """Make the zone's API unreachable, or restore it; its VMs run on."""
+        """Make the zone's API unreachable, or restore it; the zone's VMs continue."""
         self._post("partition", views.SetPartition(zone, partitioned))
 
     def set_quota(self, zone: str, instances: int) -> None:
         self._post("quota", views.SetQuota(zone, instances))
 
     def identity_token(self, email: str, audience: str) -> str:
-        """Return an OIDC token of any service account, as gcloud does for an operator who may impersonate it."""
+        """Return an OIDC token of any service account, as gcloud does for an operator with the right to impersonate."""
         return Tokens(self.folder).identity(email, audience, self.clock.now())
 
     # Stop
 
     def down(self, *, purge: bool = False) -> LeftOver:
-        """Stop every process of this cloud, and return the counts before that. ``purge`` also removes its folder."""
+        """Stop every process of this cloud; return the counts before the stop. ``purge`` also removes the folder."""
         with lock(self.folder):
             guests = len(self._guests())
             self._end()
@@ -292,7 +292,7 @@ class LocalCloud:
         write_pid(self.folder / KEEPER, process.pid)
 
     def _replace_control_plane(self) -> None:
-        """Kill a control plane of older code, so that its keeper starts a new one; VMs run on meanwhile."""
+        """Kill a control plane of older code, so that its keeper starts a new one; VMs continue meanwhile."""
         pid = end_control_plane(self.folder)
         end = time.monotonic() + UP_S
         while pid is not None and read_pid(self.folder / PID_FILE) in (None, pid) and time.monotonic() < end:
@@ -336,10 +336,10 @@ def force_cleanup(folder: Path) -> LeftOver:
     """End the cloud in ``folder`` and remove the folder, even if ``cloud.json`` cannot be read.
 
     Returns:
-        The counts before that.
+        The counts before the end.
     """
     folder = folder.resolve()
-    *others, last = sorted(marks(folder)) or [secrets.token_hex(6)]  # else a mark that no process has
+    *others, last = sorted(marks(folder)) or [secrets.token_hex(6)]  # without marks: a mark that no process has
     for uid in others:  # a second cloud, started in the folder while the first could not be found
         procs.kill_all(procs.mark(procs.CLOUD, uid))
     return LocalCloud(folder, Config(last, 0, "")).down(purge=True)

@@ -27,7 +27,7 @@ from spotkeeper.local.machines.host import ROOT
 
 CONFIG = "cloud.json"
 KEEPER = "keeper.pid"
-CODE = "code"  # digest of the code of the control plane that runs
+CODE = "code"  # digest of the running control plane's code
 _MODULES = ("spotkeeper.local.lifecycle.keeper", "spotkeeper.local.server.server")
 
 
@@ -36,7 +36,7 @@ class LocalCloudError(Exception):
 
 
 class DamagedError(LocalCloudError):
-    """Raised if the cloud's settings cannot be read. Its processes may run; ``force_cleanup`` ends them."""
+    """Raised if the cloud's settings cannot be read. Processes of the cloud may run; ``force_cleanup`` ends them."""
 
 
 class BusyError(Exception):
@@ -47,12 +47,12 @@ class BusyError(Exception):
 def only_one(folder: Path, work: str, otherwise: str) -> Iterator[None]:
     """Lock ``folder`` for this process. The kernel releases the lock at the end of the process.
 
-    The lock is a file beside the folder, ``<folder>.lock``, because the folder itself is removed and made again under
-    the lock. The file stays: if it were removed, two new processes could lock two files of the same name.
+    The lock is a file beside the folder, ``<folder>.lock``, because the lock's holder may remove the folder and make it
+    again. The lock file stays: if it were removed, two new processes could lock two files of the same name.
 
     Args:
         work: the command of this process, for the message to a second process.
-        otherwise: what the second process can do instead of waiting.
+        otherwise: advice for the second process, which does not wait.
 
     Raises:
         BusyError: another process has locked the folder.
@@ -75,7 +75,7 @@ def only_one(folder: Path, work: str, otherwise: str) -> Iterator[None]:
 
 def _busy(path: Path, folder: Path, otherwise: str) -> str:
     pid, _, work = path.read_text().strip().partition(" ")
-    if not pid.isdigit():  # that process has just started, or is about to end
+    if not pid.isdigit():  # the other process has just started, or is about to end
         return f"another process is at work in {folder}: wait until it is done, or {otherwise}"
     return f"{work} is at work in {folder} (pid {pid}): wait until it is done, end it (kill {pid}), or {otherwise}"
 
@@ -92,7 +92,7 @@ def read_config(folder: Path) -> Config | None:
     """Read the cloud's settings; return None if the folder has no cloud.
 
     Raises:
-        DamagedError: the file is damaged, or gone while the cloud runs; removing the folder would leave processes.
+        DamagedError: the file is damaged, or is gone while the cloud runs (removing the folder would leave processes).
     """
     path = folder / CONFIG
     try:
@@ -114,7 +114,7 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def count_resources(folder: Path) -> tuple[int, int]:
-    """Return the numbers of VMs, and of disks with snapshots, in the cloud's database.
+    """Return the number of VMs, and that of disks and snapshots, in the cloud's database.
 
     Raises:
         LocalCloudError: the database is damaged.
@@ -156,7 +156,7 @@ def removal_folder(folder: Path) -> Path:
 def remove(folder: Path) -> None:
     """Remove the folder.
 
-    It is first moved in one step, so that a kill during the removal leaves no partial cloud; the next ``up`` or
+    The folder is first moved in one step, so that a kill during the removal leaves no partial cloud. The next ``up`` or
     ``down`` removes the rest.
     """
     removed = removal_folder(folder)
@@ -196,7 +196,7 @@ def marks(folder: Path) -> set[str]:
 
 
 def _in_guest(folder: Path, values: dict[str, str]) -> bool:
-    """Whether this is the environment of a VM's process, or a function's."""
+    """Whether this is the environment of a process of a VM or of a function."""
     root = values.get("SPOTKEEPER_ROOT", "")
     bucket = values.get("SPOTKEEPER_BUCKET", "") if procs.FUNCTION in values else ""
     return root.startswith(f"{folder / 'vms'}/") or bucket == f"sqlite://{folder / 'bucket.sqlite'}"

@@ -2,8 +2,8 @@
 
     python -m spotkeeper.local.lifecycle.keeper <folder>
 
-It replaces a region's redundancy on one machine. A SIGTERM to the keeper also ends the control plane. It uses only the
-standard library, and so only 10 MB of memory.
+On one machine, it replaces the redundancy of a region. A SIGTERM to the keeper also ends the control plane. The keeper
+imports only the standard library, so it needs only 10 MB of memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ControlPlaneKeeper:
         signal.signal(signal.SIGTERM, self._stop)
         while True:
             began = time.monotonic()
-            pid = read_pid(self._folder / PID_FILE) or self._start()  # adopts one that an earlier keeper started
+            pid = read_pid(self._folder / PID_FILE) or self._start()  # an earlier keeper's may still run
             _wait_end(pid)
             lived = time.monotonic() - began
             self._wait = AGAIN_S if lived > STEADY_S else min(LONGEST_S, 2 * self._wait)
@@ -70,14 +70,14 @@ def read_pid(path: Path) -> int | None:
 
 
 def write_pid(path: Path, pid: int) -> None:
-    """Record a pid with its start time: a pid may be reused, the pair not."""
+    """Record a pid with its start time: a pid may be reused, but not the pair."""
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(f"{pid} {procs.start_time(pid) or 0}\n")
     temporary.replace(path)
 
 
 def _wait_end(pid: int) -> None:
-    """Wait for the end of a process, child or not."""
+    """Wait for the end of a process, which need not be a child."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -89,7 +89,7 @@ def _wait_end(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return  # an earlier keeper's child
+        return  # it is an earlier keeper's child
 
 
 if __name__ == "__main__":

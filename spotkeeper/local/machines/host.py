@@ -63,7 +63,7 @@ class Host:
         return f"{self._world.config.uid}-{vm_id}"
 
     def power_on(self, vm_id: int, name: str, address: str) -> tuple[int, int]:
-        """Start the VM's init, detached from this process, which it may outlive; return its pid and start time."""
+        """Start the VM's init, which may outlive this process; return the pid and start time of init."""
         folder = self.vm_folder(vm_id)
         root = self.root(vm_id)
         root.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class Host:
                 os.kill(pid, signal.SIGTERM)
 
     def cut_power(self, vm_id: int, pid: int) -> None:
-        """Kill every process in the VM with kill -9."""
+        """Send SIGKILL to every process in the VM."""
         procs.kill_all(procs.mark(procs.VM, self.vm_mark(vm_id)), pid or None)
 
     def was_clean(self, vm_id: int) -> bool:
@@ -124,7 +124,7 @@ class Host:
     # Processes that end
 
     def watch(self, pid: int, started: int, ended: Callable[[], None]) -> None:
-        """Call ``ended`` when the process has ended, or at once if it has already; it need not be a child."""
+        """Call ``ended`` when the process has ended, or at once if it has already. The process need not be a child."""
         loop = asyncio.get_running_loop()
         try:
             fd = os.pidfd_open(pid)
@@ -165,7 +165,7 @@ class Host:
         link.parent.mkdir(parents=True, exist_ok=True)
         old = self.disk_folder(disk_id)
         if link.is_symlink() and link.readlink() == old:
-            return  # a repetition after a crash
+            return  # done before a crash; this is the repetition
         new = old.with_name(f"a{int(old.name[1:]) + 1}")
         old.rename(new)
         temporary = link.with_name(link.name + ".new")

@@ -2,7 +2,7 @@
 
 It waits for the boot time, runs the startup script from metadata, reaps children, and on SIGTERM (ACPI off) runs the
 shutdown script and then ends every process with the VM's mark. It keeps running while the control plane is down, as a
-machine does during an outage of the cloud's API. Standard library only; one per VM.
+machine does during an outage of the cloud's API. Each VM runs this process, so it imports only the standard library.
 
 Phases: BOOTING -> UP -> (SIGTERM) -> DOWN. A kill -9 at any point simulates a power cut.
 """
@@ -25,8 +25,8 @@ from spotkeeper.local.core import procs
 
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-RETRY_S = 0.2  # real: the metadata server is down only while the control plane restarts
-TERM_GRACE_S = 2.0  # virtual: between SIGTERM and SIGKILL, after the shutdown script
+RETRY_S = 0.2  # real; short, since the metadata server is down only while the control plane restarts
+TERM_GRACE_S = 2.0  # virtual; time from SIGTERM to SIGKILL, after the shutdown script
 SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
 
 

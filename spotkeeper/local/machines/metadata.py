@@ -41,7 +41,7 @@ class GuestView:
 
     tree: JsonObject
     principal: Principal
-    claims: JsonObject | None  # google.compute_engine; None for a function
+    claims: JsonObject | None  # the claims google.compute_engine; None for a function
 
 
 class MetadataServer:
@@ -75,7 +75,7 @@ class MetadataServer:
         return self._read(machine, path, request)
 
     async def _outside(self, request: Request) -> Response:
-        """Answer a request outside the tree; clients detect the metadata server at ``/``."""
+        """Answer a request outside the tree. Clients request ``/`` to detect the metadata server."""
         if request.url.path in ("/", "/computeMetadata", "/computeMetadata/"):
             return _plain("computeMetadata/\n" if request.url.path == "/" else "v1/\n", 200)
         return _plain("Not Found", 404)

@@ -45,7 +45,7 @@ from spotkeeper.local.serverless.functions import site_name
 log = logging.getLogger("spotkeeper.local")
 EXIT_CHECK_S = 0.25
 MAX_UNREAD_BYTES = 64 << 20
-MAX_UNREAD_S = 5.0  # real; after that the client gets the reset
+MAX_UNREAD_S = 5.0  # real; after this time the connection is closed, and the client gets the reset
 
 
 def load_world(folder: Path) -> World:
@@ -92,7 +92,7 @@ class ControlPlane:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request at any address; a machine's own address is that of its metadata server."""
+        """Serve a request at any address. The address of a machine serves its metadata."""
         receive, send = drained(scope, receive, send)
         request = Request(scope, receive)
         site = self.sites.at((scope.get("server") or ("", 0))[0])
@@ -211,11 +211,11 @@ def drained(scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
     """Wrap ``send`` so that it reads the rest of the request's body before the answer ends.
 
     If a server closes a connection with an unread body, the kernel sends a reset, and the client fails with "Connection
-    reset by peer" instead of reading the answer, mostly a refusal.
+    reset by peer" instead of reading the answer (mostly a refusal).
     """
     headers = dict(scope["headers"])
     if b"expect" in headers or (headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers):
-        return receive, send  # without a body: a client that expects "100 Continue" sends none after a refusal
+        return receive, send  # no body to read: a client that expects "100 Continue" sends none after a refusal
     unread = True
 
     async def receive_on() -> Message:
@@ -281,14 +281,14 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(EXIT_CHECK_S)
 
     async def listen(self, address: str) -> Listener:
-        """Raises OSError: the address cannot be bound."""
+        """Open a socket at an address; OSError if it cannot be bound."""
         protocol = functools.partial(OwnersOnly, config=self.config, server_state=self.server_state, app_state={})
         sock = bind(address, self._plane.world.config.port)
         return await asyncio.get_running_loop().create_server(protocol, sock=sock, backlog=self.config.backlog)
 
 
 def bind(address: str, port: int) -> socket.socket:
-    """Bind a socket, with SO_REUSEADDR, so that a restart need not wait until old connections time out."""
+    """Bind a socket, with SO_REUSEADDR, so that a restart does not wait until old connections time out."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

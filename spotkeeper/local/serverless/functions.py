@@ -1,7 +1,7 @@
 """Runs the declared function as a process: ``functions-framework`` in front of the declared source.
 
-The source is the zip that the Pulumi program uploaded, or else this checkout's package. The process keeps running when
-the control plane restarts, which then finds it by a marker in its environment. It is restarted whenever it ends.
+The source is the zip that the Pulumi program uploaded, or else this checkout's package. The process keeps running while
+the control plane restarts, which then finds it by a marker in its environment. A process that ends is started again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("spotkeeper.local")
 KIND = "functions"
 READS_SOURCE = "roles/storage.objectViewer"  # a build's account needs it to read the source from Google's bucket
 PORTS = range(9700, 9990)  # below the ephemeral ports, so that a restart finds its port free
-AGAIN_S = 0.2  # real: before a restart; doubles while the function ends within STEADY_S
+AGAIN_S = 0.2  # real; wait before a restart, doubled each time that the function ends within STEADY_S
 LONGEST_S = 10.0
 STEADY_S = 5.0
 _MAIN = "from spotkeeper.reconcile.service.http import main\n\n__all__ = ['main']\n"  # as in the zip that infra packs
@@ -75,7 +75,7 @@ class FunctionDoc(Struct, frozen=True):
 
     name: str
     port: int
-    address: str  # of its metadata server
+    address: str  # address of the function's metadata server
     email: str
     declaration: FunctionDeclaration
     pid: int = 0
@@ -207,7 +207,7 @@ class Functions(Effect):
         doc = self.find(name)
         if doc is None or doc.pid != pid:
             return
-        procs.kill_all(self._mark(name))  # its remaining workers
+        procs.kill_all(self._mark(name))  # remaining workers of the process
         lived = time.monotonic() - self._since.get(name, 0.0)
         wait = AGAIN_S if lived > STEADY_S else min(LONGEST_S, 2 * self._backoff.get(name, AGAIN_S))
         self._backoff[name] = wait
@@ -222,13 +222,13 @@ class Functions(Effect):
             self._start(name)
 
     def _env(self, doc: FunctionDoc) -> dict[str, str]:
-        """The declared variables, with this cloud's addresses instead of Google's.
+        """The declared variables, with addresses of this cloud instead of Google's.
 
         ``K_SERVICE`` is not set: it would mean that a platform has checked the caller.
         """
         config = self._world.config
         declared = doc.declaration.service_config.environment_variables
-        project = doc.declaration.project or config.project  # the provider's, where the program names none
+        project = doc.declaration.project or config.project  # the provider's project if the program names none
         promised = f"https://{doc.declaration.location}-{project}.cloudfunctions.net/{doc.name}"
         env = {name: doc.url if value == promised else value for name, value in declared.items()}
         if env.get("SPOTKEEPER_BUCKET", "").startswith("gs://"):
@@ -246,7 +246,7 @@ class Functions(Effect):
                 "GCE_METADATA_HOST": f"{doc.address}:{config.port}",
                 "PYTHONPATH": os.pathsep.join([str(self._folder(doc.name)), str(ROOT)]),
                 "HOME": str(self._folder(doc.name)),
-                "MALLOC_ARENA_MAX": "2",  # short-lived threads, each of whose arenas never shrinks
+                "MALLOC_ARENA_MAX": "2",  # each short-lived thread could have an arena, and arenas never shrink
                 "FUNCTION_TARGET": doc.declaration.build_config.entry_point,
             }
         )

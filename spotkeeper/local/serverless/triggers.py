@@ -31,7 +31,7 @@ from spotkeeper.local.core.world import World
 
 log = logging.getLogger("spotkeeper.local")
 ANSWER_S = 60.0  # real seconds; the function's own time limit
-PATIENCE = 3  # failed attempts in a row before the function's process is restarted; doubled by each restart
+PATIENCE = 3  # failed attempts in a row before the function's process is restarted; each restart doubles the number
 
 
 class Oidc(Struct, frozen=True, rename="camel"):
@@ -77,7 +77,7 @@ class _Job(Struct, frozen=True, rename="camel"):
 
 
 def period_minutes(schedule: str) -> int:
-    """Return the minutes between two matches of a schedule, of the forms that stacks declare.
+    """Return the minutes between two matches of a schedule; only forms that stacks declare are supported.
 
     Raises:
         ApiError: 501 for any other cron expression.
@@ -153,7 +153,7 @@ class Schedule(Effect):
         self._record(name, target.uri, succeeded=200 <= status < 300)
 
     def _record(self, name: str, uri: str, *, succeeded: bool) -> None:
-        """Count failures in a row, and restart the process after too many: a new process has no leaks yet."""
+        """Count failures in a row, and restart the process after too many, since a new process has no leaks yet."""
         if succeeded:
             self._failures.pop(name, None)
             self._patience.pop(name, None)
@@ -169,8 +169,8 @@ class Schedule(Effect):
 
 # -- preemption events
 
-FIRST_S, LONGEST_S = 5.0, 60.0  # virtual: default backoff
-KEEP_S = 600.0  # virtual: default retention
+FIRST_S, LONGEST_S = 5.0, 60.0  # virtual; default backoff
+KEEP_S = 600.0  # virtual; default retention
 
 
 class _Push(Struct, frozen=True, rename="camel"):
@@ -196,7 +196,7 @@ class _Sink(Struct, frozen=True, rename="camel"):
 
 
 class _Delivery(Struct, frozen=True):
-    """An undelivered message. It is the argument of a timer, so that a restart loses no message."""
+    """An undelivered message. It is stored as a timer's argument, so that a restart loses no message."""
 
     subscription: str
     message: str
@@ -211,7 +211,7 @@ class LogFilter:
     _TERM = re.compile(r'\s*(?P<path>[A-Za-z_.]+)\s*(?P<op>=~|=|:)\s*"(?P<value>(?:[^"\\]|\\.)*)"\s*')
 
     def __init__(self, text: str) -> None:
-        """Parse a filter; ApiError (501) for anything else."""
+        """Parse a filter; ApiError (501) for any other form."""
         self._terms: list[tuple[str, str, str]] = []
         for part in re.split(r"\s+AND\s+", text.strip()):
             found = self._TERM.fullmatch(part)

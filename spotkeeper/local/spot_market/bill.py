@@ -1,6 +1,6 @@
 """Bills VMs as the provider would: from RUNNING to off, by the second, spot at the market's price.
 
-On-demand prices come from the catalogue; spot prices are shares of them from the recorded market. A spot VM that is
+On-demand prices come from the catalogue. The recorded market has spot prices as shares of them. A spot VM that is
 preempted in its first minute is free, as on Google Cloud.
 """
 

@@ -74,7 +74,7 @@ class Power:
         self._host.watch(pid, started, lambda: self._guest_ended(path, pid))
 
     def resume(self) -> None:
-        """After a restart, adopt every VM that kept running, and handle the end of those that did not."""
+        """After a restart, adopt every VM that kept running, and handle the end of each VM that did not."""
         for vm in self._machines.list():
             self._machines.sites.open(vm.path, vm.address)
             if vm.pid:
@@ -83,7 +83,7 @@ class Power:
                 self._resume_boot(vm)
 
     def _resume_boot(self, vm: LocalVm) -> None:
-        """Resume a VM whose status is RUNNING and whose init's pid was not recorded; its init may run already."""
+        """Resume a VM whose status is RUNNING but whose init has no recorded pid; the init may run already."""
         found = self._host.find_init(vm.id)
         if found is None:
             self._power_on(vm.path)
@@ -95,7 +95,7 @@ class Power:
     # Off
 
     def leave(self, vm: LocalVm, why: Ending, op_path: str = "") -> None:
-        """Begin to stop a VM, or join the stop in progress. DELETE overrides endings that keep the VM."""
+        """Begin to stop a VM, or join the stop in progress. DELETE overrides an ending that keeps the VM."""
         ending = why if why is Ending.DELETE or vm.ending is Ending.NONE else vm.ending
         vm = self._machines.put(vm, ops=(*vm.ops, op_path) if op_path else vm.ops, ending=ending)
         if vm.wire.status == "RUNNING":
@@ -116,7 +116,7 @@ class Power:
         self._world.state.after(lambda: self._host.press_power(vm.pid, vm.started))
 
     def preempt(self, vm: LocalVm, *, notice: bool = True) -> None:
-        """Preempt a spot VM: metadata, after its notice ACPI off, 30 s later power off; without notice at once."""
+        """Preempt a spot VM: set metadata, after the notice ACPI off, 30 s later cut power; without notice at once."""
         if vm.preempted or vm.ending not in (Ending.NONE, Ending.STOCKOUT):
             return
         if vm.wire.status != "RUNNING":
@@ -144,7 +144,7 @@ class Power:
         self._lost(vm)
 
     def _lost(self, vm: LocalVm) -> None:
-        """Handle a lost VM as the provider does: a spot VM is preempted, a standard one restarts if it may."""
+        """Handle a lost VM as the provider does: preempt a spot VM, restart a standard VM with automaticRestart."""
         if vm.spot:
             vm = self._machines.put(vm, ending=Ending.PREEMPT, preempted=True)
             self._announce(vm)
@@ -195,7 +195,7 @@ class Power:
                 self._lost(vm)
 
     def _off(self, vm: LocalVm) -> None:
-        """Close the bill after the VM's last process, and schedule its removal, which takes the provider seconds."""
+        """Close the bill once the VM's last process has ended, and schedule the VM's removal, which takes seconds."""
         self._billing.end(vm.id, vm.ending is Ending.PREEMPT)
         for kind in ("vm.acpi", "vm.cut", "vm.expire", "vm.stage", "vm.gone"):
             self._world.state.drop_timers(kind, vm.path)
@@ -205,7 +205,7 @@ class Power:
         self._world.soon(self._world.timing.delete_s, "vm.gone", vm.path)
 
     def _gone(self, path: str) -> None:
-        """Delete the VM, or keep it TERMINATED with its disks, by the reason of its ending."""
+        """Delete the VM, or keep it TERMINATED with its disks; this depends on the reason of its end."""
         vm = self._machines.find(path)
         if vm is None or vm.wire.status not in ("STOPPING", "TERMINATED"):
             return

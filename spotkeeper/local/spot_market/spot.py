@@ -38,7 +38,7 @@ class Spot:
         world.handlers["market"] = self._step
 
     def begin(self) -> None:
-        """Set the timer for the market's next change, unless it is set."""
+        """Set the timer for the market's next change, if it is not set yet."""
         if not self._world.state.has_timer("market", ""):
             self._world.at(self._world.market.next_change(self._world.now()), "market", "")
 
@@ -53,7 +53,7 @@ class Spot:
         return override.spot if override.spot is not None else self._world.market.capacity(zone, self._world.now())
 
     def running(self, zone: str, spot: bool) -> list[LocalVm]:
-        """VMs that count against capacity: neither under notice nor stopping."""
+        """VMs that count against capacity, without those under notice or stopping."""
         states = ("PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
         return [
             vm
@@ -66,7 +66,7 @@ class Spot:
         return limit is None or len(self.running(vm.zone, vm.spot)) < limit
 
     def set_capacity(self, zone: str, nodes: int | None, *, spot: bool = True, reclaim: bool = True) -> None:
-        """Override the zone's capacity, or end the override (None). ``reclaim``: preempt the excess, with notice."""
+        """Override the zone's capacity; None ends the override. ``reclaim``: preempt VMs in excess, with notice."""
         change = {"spot": nodes} if spot else {"on_demand": nodes}
         self._world.state.put(KIND, zone, msgspec.structs.replace(self.override(zone), **change))
         if reclaim and spot:

@@ -64,7 +64,7 @@ class Chooser:
 
     def start(self, start: Start) -> None:
         self.terms = start.job
-        self.boot_s = start.job.restart_h * HOUR_S - TIMES.save_s  # billed hours of a launch, less the save
+        self.boot_s = start.job.restart_h * HOUR_S - TIMES.save_s  # billed time of a launch, less the save
         self.names = {place.id: zone for place, zone in zip(start.zones, self.shop.pool.zones, strict=True)}
         self.ids = {zone: id_ for id_, zone in self.names.items()}
         self.tracks = {id_: Track.of(None) for id_ in self.names}

@@ -100,7 +100,7 @@ def _cut(part: RecordingPart, ticks: slice) -> RecordingPart:
 
 
 def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Iterator[PlayedOutcome]:
-    """Replay the job ``count`` times, begun at evenly spread times of a recording and in randomly drawn zones."""
+    """Replay the job ``count`` times, started at evenly spread times of the recording, in randomly drawn zones."""
     rng = random.Random(f"{part.name}/{seed}")  # noqa: S311 - a replay, not a secret
     for number in range(count):
         recording = _drawn(task, part.recording, rng)
