@@ -79,8 +79,8 @@ class Times(Struct, frozen=True):
     def scaled(self, scale: float) -> Times:
         """Return these times for a scaled clock: limits on real work (processes, saves) keep enough real seconds.
 
-        With a clock 30 times as fast, 60 virtual seconds are two real ones: a busy agent cannot answer a roll call in
-        that time.
+        With a clock 30 times as fast, 60 virtual seconds are two real seconds: too few for a busy agent to answer a
+        roll call.
         """
         extra = max(0.0, scale - 1.0)
         return replace(self, **{name: getattr(self, name) + real_s * extra for name, real_s in REAL_S.items()})
@@ -102,7 +102,7 @@ REAL_S = {  # real seconds of real work within each time
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a pass reads beside the record: facts and allocation, then the cloud's listing."""
+    """Everything that a pass reads besides the record: facts and allocation, then the cloud's listing."""
 
     stack: StackState
     spec: JobSpec | None  # None: the sweep made the record, or the object is gone
@@ -156,11 +156,11 @@ class Queries:
 
     @property
     def boot_s(self) -> float:
-        """Return the longest allowed time from an intent to its hello, virtual seconds."""
+        """Return the longest allowed time from an intent to its machine's hello, virtual seconds."""
         return self.snapshot.stack.boot_deadline_s + self.snapshot.times.work_s
 
     def vm(self, node: int, slot: Slot) -> Vm | None:
-        """Return the slot's listed machine, or None. One with another unique id or zone is not the slot's (rule 6)."""
+        """Return the slot's listed machine, or None. A machine with another unique id or zone is not it (rule 6)."""
         if slot.machine is not None:
             found = self.static_machines.get(slot.machine)
             return found if found and slot.uid in (None, found.uid) else None
@@ -171,7 +171,7 @@ class Queries:
 
     @cached_property
     def ran(self) -> Mapping[tuple[int, int], MachineTimes]:
-        """Return when the job's machines that are no longer listed ran, by node and attempt."""
+        """Return start and end of the job's machines that are no longer listed, by node and attempt."""
         found: dict[tuple[int, int], MachineTimes] = {}
         for ran in self.snapshot.listing.ran:
             owned = names.parse_vm_name(ran.name)
@@ -184,7 +184,7 @@ class Queries:
         return vm is not None and vm.status is VmStatus.RUNNING
 
     def gone(self, node: int, slot: Slot) -> bool:
-        """Whether an admitted machine no longer trains. Only a zone that answered proves it."""
+        """Whether an admitted machine no longer trains; False if its zone did not answer."""
         if slot.machine is not None and self.removed(slot.machine):
             return True
         if slot.zone not in self.answered:
@@ -243,7 +243,7 @@ class Queries:
         return [f for f in self.by(node, slot) if f.kind is kind and (gen is None or f.gen == gen)]
 
     def every(self, kind: Kind) -> list[Fact]:
-        """Return the facts of this kind from all machines of the job, including those given up since."""
+        """Return the facts of this kind from all machines of the job, superseded ones included."""
         return [f for facts in self.facts.values() for f in facts if f.kind is kind] if kind in self._kinds else []
 
     def hello(self, node: int, slot: Slot) -> tuple[Vm, Fact] | None:
@@ -260,7 +260,7 @@ class Queries:
     def notice(self, node: int, slot: Slot) -> float | None:
         """Return when the machine goes, virtual unix seconds: the earliest deadline of its notices; None: no notice.
 
-        A machine found stopping without a notice counts as having one of ``stopping_s``.
+        A machine found stopping without a notice counts as having a notice of ``stopping_s``.
         """
         deadlines = self._notices(node, slot)
         if deadlines:
@@ -290,7 +290,7 @@ class Queries:
         return next((disk for disk in self.disks.get((node, number), ()) if disk.zone == zone), None)
 
     def attached(self, node: int, number: int, slot: Slot) -> bool:
-        """Whether the node's disk is attached to this machine. A static machine uses its own disk, so always."""
+        """Whether the node's disk is attached to this machine; always true for a static machine, which uses its own."""
         if slot.machine is not None:
             return True
         if slot.zone not in self.answered:
@@ -313,7 +313,7 @@ class Queries:
 
     @cached_property
     def newest_reported(self) -> Commit | None:
-        """Return the newest commit that any machine of the job reported, including those given up since, or None."""
+        """Return the newest commit that any machine of the job reported, superseded ones included, or None."""
         commits = (parse_commit(fact.value) for fact in self.every(Kind.CHECKPOINT))
         return max(filter(None, commits), default=None)
 
@@ -337,7 +337,7 @@ class Queries:
     # -- the market and grants
 
     def known(self, of: Offer | Slot) -> OfferHistory | None:
-        """Return the market's observations of this offer, or of the offer that the slot took; None: unknown."""
+        """Return the market's observations of this offer, or of the slot's offer; None: unknown."""
         return self._market.get((of.pool, of.zone, of.model))
 
     @cached_property

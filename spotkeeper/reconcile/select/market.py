@@ -114,7 +114,7 @@ def _hints(pool: PoolState, told: Prices | None, now: float) -> dict[tuple[str, 
 
 
 def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketPast]:
-    """Return the history before ``hour`` by pool. Extends at most ``FOLDS`` of them; others stay as stored."""
+    """Return the history before ``hour`` by pool. Extends at most ``FOLDS`` histories; the others stay as stored."""
     found = _as_folded(store, pools, hour)
     due = [pool for pool, past in found.items() if past is None or past.hour < hour]
     folded = {pool: _folded(store, pool, found[pool], hour) for pool in due[:FOLDS]}
@@ -122,7 +122,7 @@ def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketP
 
 
 def _as_folded(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketPast | None]:
-    """Return the stored history by pool. ``hour``: the current hour; a later history is invalid."""
+    """Return the stored history by pool. A history that is later than ``hour``, the current one, is invalid."""
     kept = store.get_all(tuple(map(paths.market_past, pools)))
     return {pool: _kept(data, pool, hour) for pool, data in zip(pools, kept, strict=True)}
 
@@ -155,7 +155,7 @@ def _kept(data: bytes | None, pool: str, hour: int) -> MarketPast | None:
 
 
 def _told(observations: tuple[Observation, ...]) -> Iterator[tuple[tuple[str, Model], dict[str, float]]]:
-    """Yield what observations tell of an offer: its zone and model, and fields of :class:`OfferHistory`."""
+    """Yield what observations say about an offer: its zone and model, and fields of :class:`OfferHistory`."""
     for observation in observations:
         if observation.event is Event.REFUSED and observation.cause in REFUSALS and observation.model is not None:
             yield (observation.zone, observation.model), {REFUSALS[observation.cause]: observation.at}
@@ -187,7 +187,7 @@ def refused(market: tuple[OfferHistory, ...], results: Iterable[Result]) -> tupl
 
 
 def _prices(store: Store, cloud: Cloud, pools: tuple[PoolState, ...], now: float) -> dict[str, Prices]:
-    """Return the prices by pool. Those stored an hour ago are requested from the cloud again, all within ``ASK_S``."""
+    """Return the prices by pool. Prices older than an hour are requested from the cloud again, all within ``ASK_S``."""
     known = store.read_prices(tuple(pool.name for pool in pools))
     old = [pool for pool in pools if pool.name not in known or abs(now - known[pool.name].value.asked) >= ASK_EVERY_S]
     found = {name: one.value for name, one in known.items()}
@@ -204,8 +204,8 @@ def _ask(
 ) -> Prices | None:
     """Request a pool's prices from the cloud, unless another process has just begun to.
 
-    The request is recorded before it is sent. So a cloud that refuses, throttles or does not answer is also asked at
-    most once an hour, and its earlier answer stays. If no time is left for a pool, the next read requests its prices.
+    The request is recorded before it is sent. So a cloud that refuses, throttles or does not answer is asked at most
+    once an hour too, and its earlier answer stays. If no time is left for a pool, the next read requests its prices.
     """
     if time.monotonic() >= ends:
         return None
@@ -229,7 +229,7 @@ def _left(ends: float) -> float:
 
 
 def _merged(old: tuple[PriceRun, ...], told: tuple[PriceRun, ...]) -> tuple[PriceRun, ...]:
-    """Merge prices: in each zone the new answer replaces the old one from its first price on; older prices stay."""
+    """Merge prices: in each zone the new answer replaces old prices from the time of its first price on."""
     first: dict[str, float] = {}
     for run in told:
         first.setdefault(run.zone, run.start)
@@ -241,7 +241,7 @@ def _merged(old: tuple[PriceRun, ...], told: tuple[PriceRun, ...]) -> tuple[Pric
 
 
 def feed(store: Store, job: str, entries: Iterable[Entry]) -> bool:
-    """Store the observations in these ledger entries, each once. Returns whether all are stored."""
+    """Store each observation in these ledger entries once. Returns whether all are stored."""
     kept = True
     for (pool, hour), observations in observations_of(job, entries).items():
         try:

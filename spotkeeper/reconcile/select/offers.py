@@ -1,11 +1,11 @@
 """Ranks the offers to try next, each with its reason. Pure.
 
-``decide()`` calls :func:`select` for jobs, ``player.py`` for ``spotkeeper policy`` and for replays. It applies the rule
-(:func:`rule.plan`) to a stack's offers and their observations. The job's policies: ``balanced`` (the default) takes
-spot in the order of its expected worth, then, after ``max_wait``, on-demand. During an on-demand fallback, on-demand
-comes first. With a deadline, the rule decides when to wait. ``spot`` and ``on-demand`` buy nothing else.
-``shuffle`` mixes the zones once per job, tries them in that order, waits, and starts over. No policy takes spot at or
-above the on-demand price of the same machine.
+``decide()`` calls :func:`select` for jobs, ``player.py`` for ``spotkeeper policy`` and for replays. :func:`select`
+applies the rule (:func:`rule.plan`) to a stack's offers and their observations. The job's policies: ``balanced`` (the
+default) takes spot in the order of its expected worth, then, after ``max_wait``, on-demand. During an on-demand
+fallback, on-demand comes first. With a deadline, the rule decides when to wait. ``spot`` and ``on-demand`` buy only
+that model. ``shuffle`` shuffles the zones once per job, tries them in that order, waits, and starts over. No policy
+takes spot at or above the on-demand price of the same machine.
 
 Spotkeeper does not know how much faster a more expensive machine type is. So if a job may use several, an hour of its
 work is worth the on-demand price of the cheapest, and more expensive spot is tried after that on-demand offer.
@@ -45,12 +45,12 @@ class RankedOffer:
 
 @dataclass(frozen=True)
 class Selection:
-    """The offers, best first; if a machine runs, only better ones.
+    """The offers, best first; if a machine runs, only offers that are better.
 
     Attributes:
-        until: when on-demand joins them, virtual unix seconds; None: it is among them, or never will be.
-        leaves: the machine that runs costs more than on-demand, so the job leaves it for any of them.
-        probe: offers whose availability is worth knowing.
+        until: when on-demand joins the offers, virtual unix seconds; None: it has joined, or never will.
+        leaves: the machine that runs costs more than on-demand, so the job leaves it for any of the offers.
+        probe: offers whose availability is worth a probe.
     """
 
     choices: tuple[RankedOffer, ...]
@@ -60,7 +60,7 @@ class Selection:
 
 
 class MoveCost(NamedTuple):
-    """The cost of moving the checkpoint to a zone, in addition to a start: seconds, and USD in total."""
+    """The cost of moving the checkpoint to a zone, without the cost of a start there: seconds, and USD in total."""
 
     s: float
     usd: float = 0.0
@@ -86,16 +86,16 @@ class Need:
         zone: the only zone allowed, or None.
         models: models allowed; () leaves them to the job's policy.
         refused: keys of offers refused since the need arose.
-        fallback: an on-demand fallback is on: on-demand first, spot after it.
+        fallback: an on-demand fallback is active: on-demand comes first, then spot.
         on_demand_left: how many more on-demand machines the job may have.
-        cold_s: how long a refused offer stays cold, whichever job it was refused to.
+        cold_s: how long an offer stays cold after a refusal to any job.
         salt: seeds the shuffle; the job's uid.
         runs: the machine that an offer must be better than; None: no machine runs.
         work: None: unknown.
         move_costs: by zone, except for the zone of the checkpoint.
-        there: keys of offers whose machines have booted and wait: their boot costs nothing any more.
-        since: when the wait began from which ``max_wait_s`` counts.
-        hung_s: how long a machine that never boots is waited for; a deadline must allow for one.
+        there: keys of offers whose machines have booted and wait, so that their boot costs nothing more.
+        since: when the wait began that ``max_wait_s`` limits.
+        hung_s: how long the job waits for a machine that never boots; a deadline must leave time for one.
         save_s: the measured time of a save.
         begin_s: the measured time from a generation to its first step; None: the job has not begun yet.
         attempt_s: the delay that a refused offer causes.
@@ -125,7 +125,7 @@ class Need:
 
     @property
     def dated(self) -> bool:
-        """Whether the job's slack is limited: it must be done, or be on-demand, by a certain time."""
+        """Whether the job's slack is limited: the job must be done, or be on-demand, by a certain time."""
         return self.work is not None and self.work.slack_h is not None
 
 
@@ -175,8 +175,8 @@ def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[s
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
     """Order the dynamic offers, best first. Refused ones are left out; cold ones come last within their model.
 
-    Spot that is cold, or whose expected life is not worth a start, comes after on-demand: a new request is free,
-    waiting is not.
+    Spot that is cold, or whose expected life is not worth a start, comes after on-demand rather than never: another
+    request is free, waiting is not.
     """
     market = _Market.observed(spec, need, stack, rule)
     every = list(_offers(spec, stack, need, market))
@@ -216,7 +216,7 @@ def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> S
 
 
 def _patience_s(need: Need, chosen: Plan) -> float:
-    """Return how many seconds on-demand stays out of the offers: with a deadline by the rule, at most ``max_wait``."""
+    """Return for how many seconds on-demand is no offer: with a deadline the rule's time, at most ``max_wait``."""
     patience = chosen.patience_h * HOUR_S if need.dated else 0.0 if need.max_wait_s is None else math.inf
     if need.max_wait_s is None:
         return patience
@@ -262,8 +262,8 @@ def _zone(offer: Offer, market: _Market) -> SpotZone:
 def _hazard_factor(offer: Offer, market: _Market) -> float:
     """Return the factor, 0.5 to 2, by which the cloud's own estimate changes the prior hazard of a zone.
 
-    The estimate is compared only with those of the pool's other zones, since a cloud rates some machine types low
-    everywhere.
+    The estimate is compared only with the estimates for the pool's other zones, since a cloud rates some machine types
+    low everywhere.
     """
     seen = market.of(offer)
     own = seen.guess if seen is not None and seen.guess is not None else NO_GUESS
@@ -349,7 +349,7 @@ def _where(offer: Offer) -> str:
 
 
 def _guess_why(zone: SpotZone, mean: float) -> str:
-    """Return a text on how the cloud's own estimate changes the choice; "" if hardly."""
+    """Return a text on how the cloud's own estimate changes the choice; "" if the change is small."""
     believed, seen = guessed(zone, mean)
     if abs(believed - seen) < 0.05:
         return ""
@@ -375,5 +375,5 @@ def _demand_why(offer: Offer, spec: JobSpec, need: Need, chosen: Plan) -> str:
 
 
 def time_of_day(at: float) -> str:
-    """Format a time as ``14:20 UTC``, rounded by half a second, so that rounding errors do not change the text."""
+    """Format a time as ``14:20 UTC``, after adding half a second, so that rounding errors do not change the text."""
     return datetime.fromtimestamp(at + 0.5, timezone.utc).strftime("%H:%M UTC")

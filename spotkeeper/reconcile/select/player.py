@@ -1,7 +1,7 @@
-"""Plays the selection protocol (``contract.policy``) with `select()`, for ``spotkeeper policy`` and the replay.
+"""Answers the selection protocol (``contract.policy``) with `select()`, for ``spotkeeper policy`` and the replay.
 
-It represents a market by a stack with one pool, and a gang by one machine of that pool. It keeps observations of each
-zone, as ``market/`` does for a stack, and discards them between cases.
+A market is represented by a stack with one pool, and a gang by one machine of that pool. Observations of each zone are
+kept, as in ``market/`` of a stack, and discarded between cases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODELS = {"spot": Model.SPOT, "od": Model.ON_DEMAND}
 
 
 class Player:
-    """Plays any number of cases with `select()`, one after the other. ``found``: the newest answer with its reasons."""
+    """Answers any number of cases, one after the other. ``found``: the newest answer with its reasons."""
 
     def __init__(self, rule: Rule = RULE) -> None:
         self.rule = rule
@@ -69,7 +69,7 @@ class Player:
         }
 
     def _observe(self, tick: Tick) -> None:
-        """Record a tick's observations: results of tries and probes at the last tick, running and lost machines now."""
+        """Record a tick's observations: results of the last tick's tries and probes, and running and lost machines."""
         before_h = tick.now_h - self._terms.tick_h
         for name, up in (tick.probed | tick.tried).items():
             self._tracks[name].see(before_h, up)

@@ -1,9 +1,9 @@
-"""The selection rule: chooses spot, on-demand or waiting, and the zone; each step with its reason. Pure.
+"""The selection rule: chooses spot, on-demand or waiting, and the zone, and gives its reasons. Pure.
 
 ``decide()`` applies it to real zones, ``spotkeeper policy`` and the replay to recorded ones. All times are hours;
 prices are shares of the on-demand price, so an hour of work is worth 1. A launch on spot is worth its expected work,
-less the cost of its expected life and of the move; a launch that follows on-demand must also pay for the way back.
-``docs/selection.md`` explains the parts and what each is worth on recorded markets.
+less the cost of its expected life and of the move; a launch that follows on-demand must also pay for the later return
+to on-demand. ``docs/selection.md`` explains the parts and what each is worth on recorded markets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Go(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One step of a plan. ``why``: one line for people; ``worth``: on-demand hours saved per hour of it."""
+    """One step of a plan. ``why``: the reason in one line; ``worth``: on-demand hours that an hour of it saves."""
 
     go: Go
     zone: str = ""
@@ -52,7 +52,8 @@ class SpotZone:
     """A zone with an offer of spot.
 
     Attributes:
-        move_h, move_price: what moving the checkpoint there takes, less the boot of machines that already wait there.
+        move_h, move_price: time and cost of moving the checkpoint to the zone, less the boot of machines that already
+        wait there.
         hazard_factor: the cloud's own estimate of the hazard, from a half to twice; 1 without an estimate.
     """
 
@@ -69,12 +70,12 @@ class Work:
     """A job's progress, in hours.
 
     Attributes:
-        left_h, done_h: its work.
-        slack_h: the time until its deadline, less the work left; None: no deadline.
-        planned_h: the slack it would have, had it kept to its schedule from the start.
-        excess_h: what it has cost beyond on-demand for the work that is done, in on-demand hours.
-        delay_price: None: the slack ends with a deadline. Otherwise it ends when on-demand is due anyway, and an hour
-            of waiting until then costs this many on-demand hours.
+        left_h, done_h: the work left and the work done.
+        slack_h: the time until the deadline, less the work left; None: no deadline.
+        planned_h: the slack if the job had kept to its schedule from the start.
+        excess_h: what the job has cost beyond the same work on-demand, in on-demand hours.
+        delay_price: None: the slack ends with a deadline. Otherwise the slack ends when on-demand is due in any case,
+        and an hour of waiting until then costs this many on-demand hours.
     """
 
     left_h: float
@@ -107,7 +108,7 @@ class JobState(Work):
 
 @dataclass(frozen=True)
 class Rule:
-    """The parameters, fitted on recorded markets (``docs/selection.md``: how, and how far they hold on others)."""
+    """The parameters, fitted on recorded markets (``docs/selection.md`` says how, and tests them on others)."""
 
     shape: HazardShape = SHAPE
     wait_left: float = 0.14  # wait while the slack exceeds this share of the work left ...
@@ -156,7 +157,7 @@ def _must(job: JobState, zones: int) -> bool:
 
 
 def _hopeless(job: JobState, rule: Rule) -> bool:
-    """Whether spot has lost as much money as it may, so that the rest of the job runs on-demand at a known cost."""
+    """Whether spot has cost as much extra as allowed, so that the rest of the job runs on-demand at a known cost."""
     return job.excess_h > rule.hope * (job.done_h + job.left_h) + job.restart_h
 
 
@@ -184,15 +185,15 @@ def weigh(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> list[tuple[
 def guessed(zone: SpotZone, mean: float, rule: Rule = RULE) -> tuple[float, float]:
     """Return a zone's estimated hazard with and without the cloud's estimate, relative to the usual hazard.
 
-    With more observations of the zone the two converge. ``mean``: of all zones (``zone_history.common``).
+    With more observations of the zone the two converge. ``mean``: the mean of all zones (``zone_history.common``).
     """
     return factor(zone.track, mean * zone.hazard_factor, rule.shape.weight), factor(zone.track, mean, rule.shape.weight)
 
 
 def _on_spot(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> Plan:
-    """Plan for a job on spot: stay, unless another zone is cheaper by more than a start and its risk cost.
+    """Plan for a job on spot: stay, unless another zone saves more than a start there and its risk cost.
 
-    If its spot costs more than on-demand, the job leaves while it has time, since such a price may last.
+    If this spot machine costs more than on-demand, the job leaves it while it has time, since such a price may last.
     """
     here = next((zone for zone in zones if zone.id == job.zone), None)
     stay = Proposal(Go.KEEP, job.zone, "spot runs")
@@ -208,7 +209,7 @@ def _on_spot(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> Plan:
 
 
 def _cheaper(job: JobState, here: SpotZone, zones: tuple[SpotZone, ...], rule: Rule) -> list[Proposal]:
-    """Propose zones worth leaving this one for. If this one costs more than on-demand, they must beat on-demand."""
+    """Propose zones that are worth a move. If the present zone costs more than on-demand, they must beat on-demand."""
     if all(zone.price >= here.price - rule.cheaper_by for zone in zones):
         return []
     saves = max(0.0, WHOLE - here.price)
@@ -220,7 +221,7 @@ def _cheaper(job: JobState, here: SpotZone, zones: tuple[SpotZone, ...], rule: R
 
 
 def _on_demand(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: bool) -> Plan:
-    """Plan for a job on on-demand: stay until a zone is worth more than the way there and back, with time for both."""
+    """Plan for a job on on-demand: stay until a zone is worth more than going and returning, with time for both."""
     keep = Proposal(Go.KEEP, job.zone, "on-demand runs")
     room = 2.0 * job.restart_h
     if must or job.slack_h <= room:

@@ -1,10 +1,10 @@
 """Estimates how long spot lasts in a zone, from the usual hazard by age and from observations of the zone. Pure.
 
-:class:`HazardShape` has the losses per hour by the time since spot became available in a zone: after six hours it is
-twenty times safer than a new one. It was fitted on all recorded markets. :class:`Track` scales it by a zone's own
-losses, with a gamma prior worth ``HazardCurve.weight`` losses whose mean comes from all zones of the job. ``fold`` and
-``now`` make tracks of a pool's observations. Only spot counts, and only what the cloud did: a machine that a job gave
-up had been available until then.
+:class:`HazardShape` has the losses per hour by the time since spot became available in a zone: after six hours a zone
+is twenty times safer than at first. It was fitted on all recorded markets. :class:`Track` scales it by a zone's own
+losses, with a gamma prior that counts as ``HazardShape.weight`` losses and has the mean of all zones of the job.
+``fold`` and ``now`` make tracks from a pool's observations. Only spot counts, and only what the cloud did: when a job
+gives a machine up, that is no loss, and spot was available until then.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SHAPE = HazardShape()
 
 @dataclass(frozen=True)
 class Expected:
-    """The expectation for a launch: hours until it is lost or done, and the hours of work among them."""
+    """The expectation for a launch: hours until the machine is lost or the job done, and hours of work among them."""
 
     hours: float
     work_h: float
@@ -77,8 +77,8 @@ def expected(shape: HazardShape, age_h: float, factor: float, start_h: float, le
     """Return the expected life of a launch in a zone of this age, whose hazard is ``factor`` times the usual.
 
     Args:
-        start_h: its start-up, without work.
-        left_h: the work left; later hours are of no use.
+        start_h: the launch's start-up time, without work.
+        left_h: the work left; hours beyond it count nothing.
 
     Survival is exp(-factor x cumulative hazard), integrated piece by piece.
     """
@@ -105,7 +105,7 @@ def expected(shape: HazardShape, age_h: float, factor: float, start_h: float, le
 class Track:
     """Availability of spot in one zone as observed: by launches, refusals, losses, probes and running machines.
 
-    ``up`` is the state at ``seen_h``, None before the first observation. Hours of any clock that only rises; an
+    ``up`` is the state at ``seen_h``, None before the first observation. Times are hours of any monotonic clock; an
     observation older than the newest is ignored, so a clock that jumps back does no harm.
     """
 
@@ -123,7 +123,7 @@ class Track:
 
     @classmethod
     def of(cls, watch: Watch | None, shape: HazardShape = SHAPE) -> Track:
-        """Restore a track stored as ``watch``; an empty one for None. Invalid negative numbers become 0."""
+        """Restore a track stored as ``watch``; None gives an empty track. Invalid negative numbers become 0."""
         track = cls(shape)
         if watch is not None and watch.up is not None:
             track.up, track.seen_h, track.since_h = watch.up, watch.seen_h, watch.since_h
@@ -144,7 +144,7 @@ class Track:
         self.up_h *= share
 
     def see(self, at_h: float, up: bool, *, watched: bool = False) -> None:
-        """Add an observation. ``watched``: a machine ran since the last one, so no loss in between was missed."""
+        """Add an observation. ``watched``: a machine has run since the last one, so no loss in between was missed."""
         if at_h <= self.seen_h:
             return
         gap = at_h - self.seen_h
@@ -195,7 +195,7 @@ def common(tracks: list[Track], weight: float) -> float:
 
 
 def factor(track: Track, mean: float, weight: float) -> float:
-    """Return the losses in one zone, relative to what the shape predicts, drawn towards ``mean`` with this weight."""
+    """Return one zone's losses, relative to what the shape predicts, drawn towards ``mean`` with this weight."""
     return (weight * mean + track.losses) / (weight + track.exposure)
 
 
@@ -233,7 +233,7 @@ def fold(past: MarketPast, observations: Iterable[Observation], hour: int) -> Ma
 def now(past: MarketPast, observations: Iterable[Observation], at: float) -> tuple[dict[str, Watch], Boots]:
     """Return each observed zone's history until ``at``, and the pool's boots.
 
-    ``observations``: of the hours from ``past.hour`` on; earlier ones are ignored.
+    ``observations``: those of the hours from ``past.hour`` on; earlier ones are ignored.
     """
     pool = _Pool(past, observations, math.nextafter(at, math.inf))
     for one in pool.alive.values():
@@ -243,7 +243,7 @@ def now(past: MarketPast, observations: Iterable[Observation], at: float) -> tup
 
 
 class _Pool:
-    """Tracks, living machines and boots of a pool: those of ``past``, and later observations before ``until``."""
+    """Tracks, running machines and boots of a pool, from ``past`` and from later observations before ``until``."""
 
     def __init__(self, past: MarketPast, observations: Iterable[Observation], until: float) -> None:
         self.tracks = {watch.zone: Track.of(watch) for watch in past.zones}
@@ -270,8 +270,9 @@ class _Pool:
     def _booted(self, one: Observation) -> None:
         """Add a boot; for a machine that its backup overtook, the time until then, although its boot would take longer.
 
-        Without these the slowest boots would be missing, the 95th percentile would sink, and more and more machines
-        would get backups. Other machines that never joined (they died or hung) have no ``started`` and do not count.
+        Without overtaken machines the slowest boots would be missing, the 95th percentile would sink, and more and more
+        machines would get backups. Other machines that never joined (they died or hung) have no ``started`` and do not
+        count.
         """
         if one.started is not None and 0.0 <= one.at - one.started < LONGEST_BOOT_S:
             self.boots.append(one.at - one.started)

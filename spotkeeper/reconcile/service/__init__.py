@@ -1,7 +1,7 @@
 """The function's entry points: HTTP (Cloud Run functions), Lambda, authentication, wiring.
 
-``http.py`` has the paths, ``aws_lambda.py`` the same behind a function URL and EventBridge, ``runtime.py`` what one
-process shares between requests. Shapes and answers: ``openapi.json``.
+``http.py`` has the paths, ``aws_lambda.py`` serves the same paths behind a function URL and handles EventBridge's
+events, ``runtime.py`` has what one process keeps between requests. Shapes and answers: ``openapi.json``.
 
 =========================== =================== ================================================================
 path                        caller              does
@@ -14,24 +14,24 @@ path                        caller              does
 ``GET /v1/health``          anyone              ``{"ok": true}``
 =========================== =================== ================================================================
 
-**Who is believed.** On Google Cloud a caller brings two tokens. The platform checks the one in
-``X-Serverless-Authorization`` (audience: the function's URL) and replaces its signature; the function checks the one
+**Who is believed.** On Google Cloud a caller brings two tokens. The platform checks the token in
+``X-Serverless-Authorization`` (audience: the function's URL) and replaces its signature. The function checks the token
 in ``Authorization`` (an agent's audience is ``<URL>/v1/sync``, valid for nothing else). A token without a signature
-proves nothing. Schedules and pushes can send one header only, so behind Cloud Run their unsigned token counts as a
-hint: it names no node and causes a round at most. If such a token ever arrives with its signature, the platform
-checks no caller (the service was opened to all), and the process takes no hints from then on. On AWS, IAM's
-statement about the caller takes the token's place.
+proves nothing. Schedules and pushes can send only one header, so behind Cloud Run their unsigned token counts as a
+hint: it names no node and causes a round at most. If such a token ever arrives with its signature, the platform does
+not check callers (the service was opened to all), and the process takes no hints from then on. On AWS, IAM's statement
+about the caller replaces the token.
 
 **Polls.** A sync that reports nothing only reads; ``rounds.py`` answers it from what the process read within the
-last half second, unless the agent names a newer document (``Sync.ver``). A round of the same process is visible at
-once. Only agents that wait (``Sync.pending``) make the function check whether a round is overdue.
+last half second, unless the agent names a newer document (``Sync.ver``). A round in the same process discards what was
+read. Only agents that wait (``Sync.pending``) make the function check whether a round is overdue.
 
 **Environment.**
 
 ================================ ==================================================================================
 ``SPOTKEEPER_STACK``             the stack's name
 ``SPOTKEEPER_BUCKET``            ``gs://name``, ``s3://name``, or ``sqlite:///path`` in the one-machine cloud
-``SPOTKEEPER_BUCKET_ENDPOINT``   root of the bucket's HTTP API, where it is not the cloud's own
+``SPOTKEEPER_BUCKET_ENDPOINT``   root of the bucket's HTTP API, if it is not the cloud's own
 ``SPOTKEEPER_COMPUTE_ENDPOINT``  root of the Compute API, default ``https://compute.googleapis.com/compute/v1``; on AWS
                                  EC2's, default as ``AWS_ENDPOINT_URL`` says or AWS's own
 ``SPOTKEEPER_COMPUTE_TOKEN``     bearer token for an endpoint on this machine; never sent to Google
@@ -45,6 +45,6 @@ once. Only agents that wait (``Sync.pending``) make the function check whether a
 ``K_SERVICE``                    set by Cloud Run, which has then checked the caller
 ================================ ==================================================================================
 
-Cloud Run sends one process 80 requests at once and runs at most four (``infra/gcp/function.py``), so reports meet
-in few places and one round covers them.
+Cloud Run sends one process 80 requests at once and runs at most four (``infra/gcp/function.py``), so many reports
+arrive in one process, and one round covers them.
 """

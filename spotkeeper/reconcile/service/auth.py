@@ -4,8 +4,8 @@ A VM proves itself with its metadata server's identity token (``format=full``): 
 set, issuer, audience, times, the nodes' service account, and Google's claims about instance id, name,
 zone and project. Times are virtual (``spotkeeper.clock``), as everywhere.
 
-Cloud Run itself checks one token of each request and replaces that token's signature by a marker. A token with
-the marker proves nothing here: anyone could write one if the service were public. So agents and operators send
+Cloud Run itself checks one token of each request and replaces that token's signature by a marker. A token with the
+marker proves nothing here: if the service were public, anyone could write such a token. So agents and operators send
 two tokens. The one in ``X-Serverless-Authorization`` is for Cloud Run, which may replace its signature. The one in
 ``Authorization`` is for this function; its audience is a path that nothing else accepts. Requests of a schedule or a
 push have only one header, so their hints rely on Cloud Run's check: :meth:`Verifier.hint`.
@@ -65,7 +65,7 @@ class KeysUnavailableError(Exception):
 
 
 class Caller(Struct, frozen=True):
-    """A caller that may request a round; not ``verified`` if only Cloud Run has checked it."""
+    """A caller that may request a round. ``verified`` is false if only Cloud Run has checked the caller."""
 
     email: str
     verified: bool = True
@@ -183,7 +183,7 @@ class KeySet:
         return math.inf if self._fetched is None else time.monotonic() - self._fetched
 
     def _fetch(self) -> None:
-        """Fetch the keys once, within ``FETCH_DEADLINE_S``; a failure leaves the known keys in place."""
+        """Fetch the keys once, within ``FETCH_DEADLINE_S``; after a failure the known keys stay."""
         try:
             answer = self._wire.call("GET", self._path, {"Accept": "application/json"}, None, FETCH_DEADLINE_S)
             if answer.status != 200 or len(answer.body) > MAX_KEY_SET:
@@ -223,8 +223,8 @@ class Verifier:
         keys: the issuer's keys.
         clock: for the tokens' times.
         audience: the function's own address, exactly; agents' tokens name ``/v1/sync`` below it.
-        issuer: as in the tokens; Google's is accepted with and without ``https://``.
-        behind_iam: Cloud Run has checked the request before it came here.
+        issuer: the tokens' issuer; Google's is accepted with and without ``https://``.
+        behind_iam: Cloud Run has checked the request before.
     """
 
     def __init__(
@@ -267,11 +267,12 @@ class Verifier:
         return self._of(self._verified(authorization), emails)
 
     def hint(self, authorization: str | None, emails: frozenset[str], platform: str | None = None) -> Caller:
-        """Return the caller, in ``emails``, that requests a round: the schedule or a push. It may do nothing else.
+        """Return the caller that requests a round (the schedule or a push), one of ``emails``. It may do nothing else.
 
-        Behind Cloud Run their one token arrives with the marker, and its claims are believed because Cloud Run
-        has checked them. If the service were opened to all, Cloud Run would check and change no token: then the
-        schedule's next token arrives with its signature, and from there on this process accepts no marker.
+        Behind Cloud Run the caller's only token arrives with the marker, and its claims are believed because Cloud Run
+        has checked them. If the service is opened to all, Cloud Run no longer checks or changes tokens: then the
+        schedule's next token arrives with its signature, and from then on this process accepts no token with the
+        marker.
 
         Args:
             platform: the request's ``X-Serverless-Authorization``; with it, an unchanged token is expected.

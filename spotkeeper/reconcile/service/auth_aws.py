@@ -2,8 +2,8 @@
 
 The URL's ``AuthType`` is ``AWS_IAM``, so Lambda has checked the signature and says in the request's context who
 signed; no header or body can say it. A node signs with its instance profile, and the session name of such
-credentials *is* the instance id. That is sound only while the nodes' role can be assumed by EC2 alone (its
-trust policy), because whoever assumes a role otherwise chooses the session's name.
+credentials *is* the instance id. That is sound only while the role's trust policy lets nobody but EC2 assume the nodes'
+role, because any other caller that assumes a role chooses the session's name.
 
 Source: AWS, "Lambda function URL payload format 2.0", ``requestContext.authorizer.iam``.
 """
@@ -90,8 +90,8 @@ def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
 def nodes_of(listing: Listing, stack: str) -> dict[str, Speaker]:
     """Return a listing's machines that are proven to be the stack's, by id.
 
-    Its name says which attempt of which node it is; an adapter lists a machine only where labels and name
-    agree. Two machines of one id, or a name of another stack, prove nothing.
+    A machine's name says which attempt of which node it is; an adapter lists a machine only if its labels and name
+    agree. Two machines with one id, or a name of another stack, prove nothing.
     """
     times = Counter(vm.uid for vm in listing.vms)
     ours = (vm for vm in listing.vms if times[vm.uid] == 1 and is_ours(vm, stack))

@@ -1,9 +1,9 @@
 """The function's entry point on AWS: a function URL (``AuthType`` AWS_IAM), a schedule, and EventBridge.
 
 Handler: ``spotkeeper.reconcile.service.aws_lambda.handler``. A request of the URL carries IAM's statement about the
-caller. A direct ``lambda:InvokeFunction`` could forge that statement, so the machines' right to it must be bound to
-``lambda:InvokedViaFunctionUrl``. Direct invocations come from the schedule and from EventBridge, by resource policy,
-and are hints: they cause a round at most.
+caller. A direct ``lambda:InvokeFunction`` could forge that statement, so the machines may have this right only with the
+condition ``lambda:InvokedViaFunctionUrl``. Direct invocations come from the schedule and from EventBridge, by resource
+policy, and are hints: they cause a round at most.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Detail(Struct, frozen=True):
 
 
 class BridgeEvent(Struct, frozen=True):
-    """An event of EventBridge: a hint where to look, by source, account and instance; its kind goes to the log."""
+    """An event of EventBridge: a hint where to look, by source, account and instance. Its kind is only logged."""
 
     source: str
     account: str = ""
@@ -186,7 +186,7 @@ class LambdaApp(HttpApp):
         return Speaker(auth_aws.instance(_iam(request), stack.project, stack.node_identity), "", "")
 
     def _speaker(self, who: Speaker, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
-        """Return the machine's name, found by its id; the job in the body says only which record to read first."""
+        """Return the machine's name, found by its id. The job in the body only says which record to read first."""
         read = self.store(visit).read_record(sync.job) if sync.job is not None else None
         machine = named(read.value, stack.stack, who.uid) if read is not None else None
         return machine or self._listed(who.uid, stack) or who
@@ -198,7 +198,7 @@ class LambdaApp(HttpApp):
         return self._invoker(request)
 
     def _listed(self, uid: str, stack: StackState) -> Speaker | None:
-        """Return the machine with this id; the listing is remembered for all others, which a starting gang needs."""
+        """Return the machine with this id. Its listing is kept for the other machines of a gang that starts."""
         with self._lock:
             found = self._known.get(uid)
             if found is not None or time.monotonic() - self._looked < LOOK_AGAIN_S:
@@ -209,9 +209,9 @@ class LambdaApp(HttpApp):
         return nodes.get(uid)
 
     def _meant(self, uid: str, stack: StackState) -> Speaker | None:
-        """Return the machine that an event names, from memory or by its id; it may have ended and be listed no more.
+        """Return the machine that an event names, from memory or by its id; it may be no longer listed.
 
-        Events of other machines arrive too, so it looks up one machine instead of listing all, if the cloud can.
+        Events of machines outside the stack arrive too, so only this machine is looked up, if the cloud can do that.
         """
         with self._lock:
             if uid in self._known:
@@ -252,7 +252,7 @@ def request_of(event: UrlEvent) -> UrlRequest:
 
 
 def named(record: Record, stack: str, uid: str) -> Speaker | None:
-    """Return the machine with this id from a record, which noted it on admission; else None."""
+    """Return the machine with this id, if the record noted it at admission; else None."""
     for index, node in enumerate(record.nodes):
         for slot in (node.cur, node.next):
             if slot is not None and slot.uid == uid:

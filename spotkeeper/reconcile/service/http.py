@@ -1,7 +1,7 @@
 """The function's HTTP interface: paths, authentication, sizes, and the form of answers.
 
-``functions-framework --target main`` runs a ``main.py`` that imports :func:`main`. This file cannot be that one:
-its name would hide the standard library's ``http``. Paths: the package's docstring.
+``functions-framework --target main`` runs a ``main.py`` that imports :func:`main`. This file cannot be that
+``main.py``, since its own name would hide the standard library's ``http``. Paths: the package's docstring.
 
 Every request is checked in this order: path and method, size, identity, body; then the work. A refusal has one shape,
 ``{"error": <word>}``, and repeats nothing of the request.
@@ -56,7 +56,7 @@ class Empty(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Notified(Struct, frozen=True):
-    """``ended``: see ``reconcile_job.Ended``; ``busy`` also where this process was at it."""
+    """``ended``: see ``reconcile_job.Ended``; ``busy`` also if this process already runs a round of the job."""
 
     ended: str
     rounds: int = 0
@@ -189,9 +189,9 @@ class HttpApp(Rounds):
         return Accepted() if read is None else Accepted(job, read.value)
 
     def _overdue(self, store: Store, said: Accepted, pending: bool) -> bool:
-        """Return whether a round is due: by the clock, or because the lease of its holder has ended.
+        """Return whether a round is due: its time has come, or a round did not finish and its lease has expired.
 
-        Ticks suffice for a job at rest, unless an agent waits for it.
+        For a job at rest ticks suffice, unless an agent waits for an answer.
         """
         from spotkeeper.reconcile.controller.document import at_rest
 
@@ -270,7 +270,7 @@ class HttpApp(Rounds):
 
 
 def _authorization(request: Request) -> str | None:
-    """Return the header that the platform passes on unchanged; two such headers arrive joined, which is no token."""
+    """Return the header that the platform passes on unchanged. Two such headers arrive joined, so they are no token."""
     return request.headers.get("Authorization")
 
 

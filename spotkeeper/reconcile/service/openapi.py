@@ -71,7 +71,7 @@ def _post(summary: str, body: str, answer: str, caller: str, *more: int) -> Json
 
 
 def _event() -> Json:
-    """Return the description of ``/v1/event``. It accepts any push, since a refused one is repeated for days."""
+    """Return the description of ``/v1/event``. The path accepts any push, since a refused push is repeated for days."""
     push = {"application/json": {"schema": {"anyOf": [{"$ref": _REF.format(name="Push")}, {}]}}}
     about = "A hint where to look: a Pub/Sub push. What cannot be read is set aside and answered well"
     return {**_post(about, "Push", "Ticked", "invoker"), "requestBody": {"required": False, "content": push}}

@@ -111,7 +111,7 @@ def parse(data: bytes, kind: type[T]) -> T:
     """Return the body as a struct. Cheap checks come first and refuse most bad bodies in microseconds.
 
     Raises:
-        BodyError: not UTF-8, no JSON, too deep, a key twice, a number no double holds, another shape.
+        BodyError: not UTF-8, no JSON, too deep, a duplicate key, a number that no double represents, or another shape.
     """
     try:
         text = data.decode("utf-8")
@@ -128,7 +128,7 @@ def parse(data: bytes, kind: type[T]) -> T:
 
 
 def _deeper(data: bytes, most: int) -> bool:
-    """Return whether brackets nest deeper than ``most`` or do not balance; removing innermost pairs is a level."""
+    """Return whether brackets nest deeper than ``most`` or do not balance, removing innermost pairs level by level."""
     brackets = _STRING.sub(b"", data).translate(_SQUARE, _NO_BRACKET)
     for _ in range(most):
         brackets = brackets.replace(b"[]", b"")
@@ -190,7 +190,7 @@ class ProtoPayload(Struct, frozen=True, rename="camel"):
 
 
 class LogEntry(Struct, frozen=True, rename="camel"):
-    """A preemption's audit entry, of which only the machine's name is read, as a hint where to look."""
+    """A preemption's audit entry. Only the machine's name is read, as a hint where to look."""
 
     proto_payload: ProtoPayload = ProtoPayload()
 
@@ -198,7 +198,7 @@ class LogEntry(Struct, frozen=True, rename="camel"):
 def job_of_event(data: bytes, stack: str, project: str) -> str | None:
     """Return the job of the machine that a pushed audit entry names; None: not a machine of the stack.
 
-    Google names the project by its id, or by its number, which the stack does not know.
+    Google names the project by its id or its number. The stack does not know the number, so any number is accepted.
 
     Raises:
         BodyError: the body is not a push with a log entry.

@@ -81,7 +81,7 @@ class Fresh(Generic[T]):
 
 
 class Flights:
-    """One round per job at a time in this process; requests that come meanwhile return, as the round covers them.
+    """One round per job at a time in this process. Requests that arrive meanwhile return, as the round covers them.
 
     The bucket's lease does the same between processes and costs a read and two writes.
     """
@@ -95,8 +95,9 @@ class Flights:
     ) -> T | None:
         """Do the work, or return None if another request is doing it.
 
-        A request that returned meanwhile may have brought a report after the work last read: then the work runs again,
-        unless ``covered`` says that nothing is new. Once ``tired``, it ends and the caller sees to what is not covered.
+        A request that returned meanwhile may have stored a report that the work did not read. Then the work runs again,
+        unless ``covered`` says that nothing is new. Once ``tired``, this ends, and the caller handles what is not
+        covered.
         """
         with self._lock:
             if key in self._again:
@@ -145,7 +146,7 @@ class Rounds:
         return self.runtime.store.until(visit.deadline)
 
     def run_round(self, stack: StackState, job: str, visit: Visit) -> RoundResult | None:
-        """Run a round; None: this process is running one, which covers this request."""
+        """Run a round; None: this process is already running a round, which covers this request."""
         from spotkeeper.reconcile.controller import reconcile_job
 
         runtime, store, deadline = self.runtime, self.store(visit), visit.deadline

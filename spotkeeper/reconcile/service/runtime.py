@@ -89,8 +89,8 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSetti
 def spare_the_collector() -> None:
     """Make garbage collection rare in a process that only serves rounds, which make 100,000 objects and no cycles.
 
-    With 10,000 nodes the collection took a third of a round. As libraries' cycles and their descriptors would then stay
-    for hours, ``Runtime.collect`` collects between requests.
+    With 10,000 nodes the collection took a third of a round. Libraries do make cycles, some with open file descriptors,
+    so ``Runtime.collect`` collects them between requests.
     """
     gc.set_threshold(100_000, 50, 100)
     gc.freeze()  # modules and settings are never garbage
@@ -108,8 +108,8 @@ class Runtime:
     ) -> None:
         """
         Args:
-            cloud: used in place of the stack's, without pacing.
-            open_cloud: (stack, clock, endpoint) -> the stack's cloud, where the machine's own identity is not used.
+            cloud: used instead of the stack's cloud, without rate limits.
+            open_cloud: (stack, clock, endpoint) -> the stack's cloud, if another identity than the machine's is used.
         """
         self.settings = settings
         self.monotonic: Callable[[], float] = time.monotonic  # clock of deadlines, in real seconds
@@ -186,7 +186,7 @@ class Runtime:
         """Run a tick over all jobs of the stack within the deadline.
 
         Raises:
-            SettingsError, StoreError: the stack is not there, or the bucket did not answer.
+            SettingsError, StoreError: the stack does not exist, or the bucket did not answer.
         """
         from spotkeeper.reconcile.controller.tick import TickResult, tick
 
@@ -200,7 +200,7 @@ class Runtime:
     def stack(self, store: Store | None = None) -> StackState | None:
         """Return the stack, at most ``STACK_TTL_S`` old, or as last read if it cannot be decoded now.
 
-        Agents are thus answered until it is repaired; rounds read it again, and decide nothing.
+        So agents are answered until the stack is repaired. Rounds read it again, and decide nothing.
         """
         from spotkeeper.reconcile.store.documents import CorruptError
 

@@ -6,7 +6,7 @@ function or constant per name; no other file spells a path. ``docs/protocol.md``
 them.
 
 The record and the allocation carry ``"v":1``, a version and the writer's nonce: a write whose answer was lost is
-recognised as won. Above 64 KB they are packed with zlib; the first byte tells (``documents.py``). A process decodes
-each version once and asks the bucket whether it is still the newest (If-None-Match). Every call ends
-within its request's deadline (``objects.py``).
+recognised as won. Above 64 KB they are compressed with zlib, which their first byte shows (``documents.py``). A process
+decodes each version once, and asks the bucket at every read whether it is still the newest (If-None-Match). Every call
+ends within its request's deadline (``objects.py``).
 """

@@ -1,12 +1,13 @@
 """Corrects a record whose writer's clock was ahead: an event dated after now counts as having happened now. Pure.
 
 Every round stamps the record by its own clock. Clouds keep clocks within seconds of each other. A timestamp from a
-clock that had jumped ahead would freeze what counts time from it (a cold offer, the hour of the launch limit, a roll
-call) until other clocks reach it. A round that finds one writes the corrected record before it decides anything.
+clock that had jumped ahead would freeze everything that counts time from it (a cold offer, the hour of the launch
+limit, a roll call) until other clocks reach it. A round that finds such a timestamp writes the corrected record before
+it decides anything.
 
 The types ``Past`` and ``Until`` in ``contract.record`` mark the times that are corrected. Deadlines of machines
-(``Slot.notice``, ``Slot.ends``) come from elsewhere and stay, and ``Record.hold_ends``, when disks are deleted, is
-never brought forward.
+(``Slot.notice``, ``Slot.ends``) are not the function's times, so they stay. ``Record.hold_ends``, at which disks are
+deleted, is never made earlier.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def believed(record: Record, now: float) -> Record:
         return min(at, now)
 
     def until(at: float) -> float:
-        """Move a planned time: it stays at most as far away as it was for the clock that wrote it."""
+        """Limit a planned time: it may be no further away than it was when it was written, by the writer's clock."""
         return at if at <= now else max(now, at - ahead)
 
     limits = record.limits
@@ -83,7 +84,7 @@ def _corrected(one: S, how: dict[str, Callable[[float], float]]) -> S:
 
 @cache
 def _fields(of: type[Struct]) -> tuple[_Field, ...]:
-    """Return the fields of a struct that have times, as their types say."""
+    """Return the fields of a struct that have times, according to their types."""
     told = inspect.type_info(of)
     assert isinstance(told, inspect.StructType)
     found = ((field.name, *_inside(field.type)) for field in told.fields)

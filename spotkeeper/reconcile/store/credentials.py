@@ -1,8 +1,8 @@
-"""Finds credentials of people and pipelines that obstore does not find by itself. The function needs none of them.
+"""Finds credentials of users and pipelines that obstore does not find by itself. The function needs none of them.
 
-obstore finds what machines have: keys in the environment, the metadata server, a service account's file. It does not
-read ``~/.aws`` (profiles, `aws sso login`), nor Google's files for pipelines (OIDC) and impersonated accounts. For
-those the cloud's own library is used, if it is installed.
+obstore finds the credentials of machines: keys in the environment, the metadata server, a service account's file. It
+does not read ``~/.aws`` (profiles, `aws sso login`), nor Google's files for pipelines (OIDC) and impersonated accounts.
+For these the cloud's own library is used, if it is installed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def gcs() -> Callable[[], GCSCredential] | None:
 
 
 def google_file() -> Path | None:
-    """Return the file of Google's credentials: the one that the environment names, otherwise gcloud's default."""
+    """Return the file of Google's credentials: the environment's, otherwise gcloud's default."""
     if given := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
         return Path(given)
     folder = os.environ.get("CLOUDSDK_CONFIG")
@@ -107,7 +107,7 @@ def google_file() -> Path | None:
 
 
 def _kind(file: Path) -> str:
-    """Return the ``type`` that the credentials file states. For an unreadable file obstore reports the reason."""
+    """Return the ``type`` in the credentials file. For an unreadable file pick obstore, which reports the reason."""
     try:
         return str(json.loads(file.read_bytes())["type"])
     except (OSError, ValueError, LookupError, TypeError):

@@ -1,7 +1,7 @@
-"""Encodes, decodes and caches the bucket's documents: JSON, with a format number if compared and swapped. No I/O.
+"""Encodes, decodes and caches the bucket's documents: JSON, with a format number in those written by CAS. No I/O.
 
 Invalid bytes raise a ``CorruptError`` that names the object. A process decodes each version of a document once, since
-thousands of agents ask about one record; it still asks the bucket every time whether that version is the newest.
+thousands of agents read one record. At each read it still asks the bucket whether that version is the newest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUARANTINE_BYTES = 4096  # of what makes no sense, that people are shown
 class CorruptError(StoreError):
     """An object exists and is unreadable: it was edited by hand or damaged.
 
-    Spotkeeper decides nothing from it and does not delete it. ``token``: of the object as read, for a repair;
+    Spotkeeper decides nothing from it and does not delete it. ``token``: the token of the object as read, for a repair;
     ``said``: the beginning of its content.
     """
 
@@ -46,13 +46,13 @@ class CorruptError(StoreError):
 
     @property
     def remedy(self) -> str:
-        """Return what a person can do about it, in one line."""
+        """Return the remedy for the unreadable object, in one line."""
         name = re.sub(r"\Aspec-[0-9a-f]{64}", "spec", self.path.rpartition("/")[2])
         return _REMEDIES.get(self.path) or _JOB_REMEDIES.get(name, "delete the object")
 
 
 class NewerError(CorruptError):
-    """A document in a format newer than this program knows. It is intact, and left alone."""
+    """A document in a newer format than this program knows. It is intact, and is not changed."""
 
     @property
     def remedy(self) -> str:
@@ -105,7 +105,7 @@ class OfferHistory(Struct, frozen=True, omit_defaults=True):
 
     @property
     def denied_at(self) -> float:
-        """Return when it was last refused, for any reason, virtual unix seconds; 0: never."""
+        """Return when the offer was last refused, for any reason, virtual unix seconds; 0: never."""
         return max(self.refused_at, self.quota_at)
 
 
@@ -129,14 +129,14 @@ def decode(data: bytes, kind: type[T], path: str) -> T:
 
 
 def cut(data: bytes) -> str:
-    """Return the beginning of unreadable bytes as text, for people."""
+    """Return the beginning of unreadable bytes as text, for a message."""
     return data[:QUARANTINE_BYTES].decode("utf-8", "backslashreplace")
 
 
 def encode_versioned(document: Record | Allocation) -> bytes:
     """Encode a document with its format number (``"v":1``) first, so that an older program refuses a newer format.
 
-    A large document is compressed (zlib): the record of 10,000 nodes has 2 MB, compressed a fifth of that.
+    A large document is compressed (zlib): the record of 10,000 nodes has 2 MB, compressed 0.4 MB.
     """
     body = msgspec.json.encode(document)
     plain = b'{"v":%d%s%s' % (FORMAT, b"" if body == b"{}" else b",", body[1:])
@@ -165,7 +165,7 @@ def decode_versioned(data: bytes, kind: type[T], path: str) -> T:
     """Decode a document written by :func:`encode_versioned`.
 
     Raises:
-        CorruptError: see :func:`decode`; or it has no format number.
+        CorruptError: see :func:`decode`; or the document has no format number.
         NewerError: a newer Spotkeeper wrote it.
     """
     data = _unpacked(data, path)
@@ -207,7 +207,7 @@ class Recent:
         self._size = 0
 
     def blob(self, path: str) -> Blob | None:
-        """Return the cached version of a path without its bytes, or None; a conditional read names it."""
+        """Return the cached version of a path, for a conditional read, without its bytes; or None."""
         with self._lock:
             entry = self._entries.get(path)
         return entry.blob if entry is not None else None

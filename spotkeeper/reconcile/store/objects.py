@@ -3,8 +3,8 @@
 Implementations: ``objects_obstore`` (S3 and GCS) and ``objects_sqlite`` (the one-machine cloud). They handle bytes;
 ``store.py`` reads and writes documents.
 
-The platform kills a request that takes too long, while it has a lease. So a request stops earlier by itself and leaves
-the rest to the next round::
+The platform kills a request that takes too long, even while its round has a lease. So a request stops earlier by itself
+and leaves the rest to the next round::
 
     REQUEST_S + CALL_S <= PLATFORM_S     no call begins after REQUEST_S, and each ends within CALL_S
     AGAIN_S >= LOOK_S                    a round that starts over has time to list the cloud
@@ -63,7 +63,7 @@ class ConflictError(StoreError):
 
 
 class UnavailableError(StoreError):
-    """The store did not answer, twice. The write may or may not have happened: the next round reads it."""
+    """The store did not answer two requests. A write may or may not have happened: the next round reads the object."""
 
 
 class BucketRefusedError(StoreError):
@@ -73,7 +73,7 @@ class BucketRefusedError(StoreError):
 class Blob(Struct, frozen=True):
     """An object's bytes, and the tag that a conditional replacement names (ETag or generation; opaque).
 
-    ``etag``: what a conditional read names, if that differs.
+    ``etag``: the tag for a conditional read, if it differs.
     """
 
     data: bytes
@@ -138,7 +138,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return a valid prefix, which names a whole folder: obstore lists by path segment, SQLite would by character."""
+    """Return a valid prefix, which names a whole folder: obstore lists by path segment, SQLite by character."""
     if prefix and not prefix.endswith("/"):
         raise BadKeyError(f"prefix {prefix[:120]!r} must end with '/'")
     if prefix:

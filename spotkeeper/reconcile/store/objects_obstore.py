@@ -93,10 +93,11 @@ def open_bucket(url: str, endpoint: str | None = None, brief: bool = False) -> O
 
 
 class ObstoreObjects:
-    """``Objects`` over any obstore store. ``field``: the metadata that names a version: S3 ``e_tag``, GCS ``version``.
+    """``Objects`` over any obstore store. ``field``: the metadata that names a version (S3: ``e_tag``, GCS:
+    ``version``).
 
-    S3's ETag is a hash of the content, so identical bytes have an identical tag. Documents that are compared and
-    swapped therefore contain a version and a nonce.
+    S3's ETag is a hash of the content, so identical bytes have an identical tag. Documents written by compare-and-swap
+    therefore contain a version and a nonce.
     """
 
     def __init__(self, store: ObjectStore, field: str = "e_tag") -> None:

@@ -134,7 +134,7 @@ class SqliteObjects:
 
     @contextmanager
     def _write(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        """Begin a transaction that has the write lock from its start; yield its connection and a new generation."""
+        """Begin a transaction with the write lock; yield its connection and the number of the version it may write."""
         with _translated(self._path), self._pool.connection() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -151,8 +151,8 @@ class SqliteObjects:
 class _Pool:
     """A few connections for all threads of a process; one thread at a time uses each.
 
-    A connection per thread would leak: it refers to itself through its cache of statements, so only the garbage
-    collector closes it after its thread has ended, and rounds start new threads all the time.
+    A connection per thread would leak: a connection refers to itself through its cache of statements, so after its
+    thread has ended only the garbage collector closes it, and rounds start new threads all the time.
     """
 
     def __init__(self, path: Path) -> None:

@@ -60,7 +60,7 @@ def folder(job: str) -> str:
 
 
 def spec(job: str, sha256: str = "") -> str:
-    """Return the path of the submitted job file; with a hash, of one that replaced it (``Record.spec_key``)."""
+    """Return the path of the submitted job file; with a hash, of a file that replaced it (``Record.spec_key``)."""
     return folder(job) + (f"spec-{_sha(sha256)}.json" if sha256 else "spec.json")
 
 
@@ -117,7 +117,7 @@ def log(job: str, node: int, gen: int) -> str:
 
 
 def outputs(job: str) -> str:
-    """Return the folder of a job's output: a list per node (``contract.uploads``), its files in a folder beside it."""
+    """Return the folder of a job's output: per node a list (``contract.uploads``) and a folder of files beside it."""
     return folder(job) + "out/"
 
 

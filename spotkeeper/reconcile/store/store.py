@@ -1,7 +1,7 @@
 """The bucket of one stack, document by document, over an object layer.
 
-Distinguishes a lost answer from a lost race; decides nothing. ``documents.py`` encodes documents, ``paths.py`` names
-them, and ``objects_*.py`` have the differences between S3, GCS and SQLite.
+Distinguishes a write whose answer was lost from a lost race; decides nothing. ``documents.py`` encodes documents,
+``paths.py`` names them, and ``objects_*.py`` have the differences between S3, GCS and SQLite.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def open_objects(url: str, endpoint: str | None = None, brief: bool = False) -> 
 
     Args:
         endpoint: root of the store's HTTP API, if it is not the cloud's own.
-        brief: for the function, whose requests have a deadline: a call ends within ``objects.CALL_S``. Otherwise a
-            call may last as long as an upload.
+        brief: a call ends within ``objects.CALL_S``, as the function needs, whose requests have a deadline. Otherwise a
+        call may last as long as an upload.
 
     Raises:
         ValueError: the address has another form.
@@ -218,7 +218,7 @@ class Store:
         return self._replace(path, msgspec.json.encode(mine), read.token) is not None
 
     def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
-        """Release a lease and note when the next round is due without new reports. No error if it has another nonce."""
+        """Release a lease and note when the next round is due without new reports. A lease with another nonce stays."""
         path = paths.lease(job)
         read = self._read(path, _Lease)
         if read is not None and read.value.nonce == nonce:
@@ -381,7 +381,7 @@ class Store:
         return job
 
     def put_name(self, name: str, job: str) -> bool:
-        """Create-only. Job ids are random, so a name that points to this id was written by us."""
+        """Create-only. Job ids are random, so a name that points to this id was written by this writer."""
         return self._create(paths.name(name), job.encode(), own=True) is not None
 
     def delete_name(self, name: str, job: str) -> None:
@@ -454,8 +454,9 @@ class Store:
     def _read_all(self, prefix: str, kind: type[T], deep: bool = False) -> builtins.list[T]:
         """Read every document of a folder. Unreadable ones go to quarantine, so that they do not stop a job.
 
-        ``deep``: also read subfolders. Other folders have no documents in subfolders, and machines could write there:
-        their right to ``jobs/<job>/logs/`` covers every name with ``/logs/`` in it, since clouds match any character.
+        ``deep``: also read subfolders. Other folders have no documents in subfolders, but machines could write some
+        there: the machines' right to ``jobs/<job>/logs/`` covers every name with ``/logs/`` in it, since clouds match
+        any character.
         """
         out: builtins.list[T] = []
         keys = [path for path in self._objects.list(prefix) if deep or "/" not in path.removeprefix(prefix)]
@@ -473,7 +474,7 @@ class Store:
         return out
 
     def _set_aside(self, path: str, blob: Blob) -> None:
-        """Copy an object to quarantine, if this identity has the right; a submitter has not."""
+        """Copy an object to quarantine, if this identity has the right to; a submitter does not."""
         try:
             self.quarantine(f"{path}\n{cut(blob.data)}")
         except BucketRefusedError as error:
@@ -482,7 +483,7 @@ class Store:
     def _create(self, path: str, data: bytes, own: bool = False) -> str | None:
         """Create an object. Returns its token, or None if it exists. ``own``: only this writer writes these bytes.
 
-        If the object exists, Google may answer 403 to an identity with the right to create, but not to replace.
+        If the object exists, Google may answer 403 to an identity that may create objects but not replace them.
         """
         try:
             return self._objects.create(path, data)
@@ -512,7 +513,7 @@ class Store:
 
 
 def _versioned(blob: Blob, decoded: Callable[[bytes, type[T], str], T], kind: type[T], path: str) -> Versioned[T]:
-    """Return the decoded document with its token; an error has the token too."""
+    """Return the decoded document with its token. A ``CorruptError`` has the token too."""
     try:
         return Versioned(decoded(blob.data, kind, path), blob.tag)
     except CorruptError as error:

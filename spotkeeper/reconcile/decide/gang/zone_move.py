@@ -1,8 +1,8 @@
 """Moves the whole gang to another zone: stop, release, snapshots, new disks, new attempts.
 
 It moves because a user requests it, its zone has had no capacity for a time, or another zone is cheaper
-(``zone_probe``). A disk is copied only when it is detached and both zones answered. The numbers of copies are never
-used again, even if the move is cancelled.
+(``zone_probe``). A disk is copied only when it is detached and both zones have answered. The numbers of copies are
+never used again, even if the move is cancelled.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def cold(draft: Draft, offer: Offer) -> bool:
 
 
 def static(draft: Draft, zone: str | None) -> list[Offer]:
-    """Return the running static machines of a zone (None: any) that said hello, also those granted to a job."""
+    """Return a zone's running static machines (None: of all zones) that said hello, even if granted to a job."""
     spec, queries = draft.snapshot.spec, draft.queries
     assert spec is not None
     boots = {hello.machine: hello.uid for hello in draft.snapshot.hellos}

@@ -11,8 +11,8 @@ the market        some machines are paid for while      after ``gang_s`` all are
                   they wait for the others              on hold and retries, at growing intervals
 ================= ===================================== ==================================================
 
-So a try costs at most ``gang_s`` of all machines but one, and tries are 1, 2, 4 and then 8 times ``gang_s`` apart.
-Static machines cost the same in any case; a wait that ``max_wait`` allows is the user's choice.
+So a try costs at most ``gang_s`` of all machines but one, and the waits between tries are 1, 2, 4 and then always 8
+times ``gang_s``. Static machines cost the same in any case; a wait that ``max_wait`` allows is the user's choice.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def say(draft: Draft, index: int, reason: str) -> None:
 
 
 def on_demand_from(draft: Draft, index: int) -> float | None:
-    """Return when on-demand joins the node's offers, virtual unix seconds; None: it is among them, or never joins."""
+    """Return when on-demand joins the node's offers, virtual unix seconds; None: it has joined, or never will."""
     node = draft.nodes[index]
     return offers.selection(draft, node, offers.home_zone(draft, node)).until
 
@@ -149,7 +149,7 @@ def forgo(draft: Draft) -> None:
 
 
 def give_back(draft: Draft) -> None:
-    """Hold the job and give back all machines, if some have waited too long for the rest. It tries again later."""
+    """Hold the job and release all machines, if some have waited too long for the rest. The job retries later."""
     record, times = draft.record, draft.times
     if trains(draft) or record.move is not None or record.pause or draft.wanted or draft.snapshot.blind:
         return

@@ -1,8 +1,8 @@
 """Make before break: requests a ``next`` for machines that will go, should be replaced, or boot slowly.
 
 **Replacement.** A node whose machine has a notice, a planned end or a replacement reason gets a ``next`` in its zone
-at once. The gang saves and stops when the successors stand by, or when the time left is the measured time of a save
-plus a margin; then one write promotes.
+at once. The gang saves and stops when these machines stand by, or when the time left is the measured time of a save
+plus a margin. Then one write promotes them.
 
 **Backup**, as in a hedged request:
 
@@ -10,15 +10,15 @@ plus a margin; then one write promotes.
 cur             next             then
 =============== ================ =======================================================================
 INTENT, slow    none             ``next`` becomes an intent for the same zone and machine type
-INTENT          ADMITTED         ``next`` is promoted; the slow machine never joined, and is deleted
+INTENT          ADMITTED         ``next`` is promoted; the slow machine, no member yet, is deleted
 ADMITTED        any              ``next`` is dropped, and deleted
 dead or refused any              ``next`` takes over in the state it is in (``slots.replace_cur``)
 =============== ================ =======================================================================
 
-Neither of the two is a member yet, so the later one loses no work. A backup needs its grant and counts as a launch;
-half of the hour's launches are reserved for losses. A boot is slow once it takes longer than 95 % of starts of a gang
-of this size, by the boots that the market has seen in the pool (for an overtaken machine, the time that it was waited
-for). With too few boots seen, only the boot deadline counts.
+Neither machine is a member yet, so deleting the later one loses no work. A backup needs its grant and counts as a
+launch; half of the hour's launches are reserved for losses. A boot is slow once it takes longer than 95 % of starts of
+a gang of this size, estimated from the pool's observed boots (a machine that its backup overtook counts with the time
+until then). With too few observations, only the boot deadline counts.
 """
 
 from __future__ import annotations
@@ -126,19 +126,19 @@ def _why(needs: list[Node], pressed: bool) -> str:
 def _deadline(draft: Draft, node: Node) -> float | None:
     """Return the deadline of the node's notice; None without a notice, or long after its deadline.
 
-    A machine that outlived its deadline would otherwise stop the gang in every pass; its successor still comes.
+    Otherwise a machine that outlived its deadline would stop the gang in every pass. It is replaced all the same.
     """
     notice = None if node.cur is None else node.cur.notice
     return None if notice is None or draft.now >= notice + draft.times.stop_s else notice
 
 
 def _may_come(node: Node) -> bool:
-    """Whether a stop waits for a successor not requested yet: the machine will go, and no offer was refused."""
+    """Whether a replacement not requested yet may come: the machine will go, and no offer was refused."""
     return node.cur is not None and goes(node.cur) and not node.refused
 
 
 def _promote(draft: Draft) -> None:
-    """Promote each admitted ``next`` whose ``cur`` does not train: it was no member yet, or has saved and stopped."""
+    """Promote each admitted ``next`` if its ``cur`` does not train: ``cur`` is no member, or has saved and stopped."""
     halted = draft.record.stop and draft.halted()
     for index, node in enumerate(draft.nodes):
         following = node.next
@@ -188,7 +188,7 @@ def due(draft: Draft) -> Iterator[float]:
 def _booting(draft: Draft) -> Iterator[tuple[int, Slot]]:
     """Yield the listed dynamic machines that have sent no hello and have no backup, by node.
 
-    A machine that stopped before its hello is not among them: ``slots`` replaced it earlier in this pass.
+    A machine that stopped before its hello is left out, since ``slots`` replaced it earlier in this pass.
     """
     for index in draft.filled():
         node = draft.nodes[index]
@@ -214,8 +214,9 @@ def _since(draft: Draft, index: int, slot: Slot) -> float:
 def _usual_s(draft: Draft, pool: str) -> float | None:
     """Return the 95th percentile of the boot time of a gang's slowest machine, seconds; None: too few boots observed.
 
-    If boot times have an exponential tail, that of the slowest of n machines is p95 + ln(n) (p95 - median) / ln(10).
-    Without this correction every start of a large gang would request backups.
+    If boot times have an exponential tail, the slowest of n machines has the 95th percentile p95 + ln(n) (p95 - median)
+    / ln(10), with p95 and median of one machine's boot. Without this correction every start of a large gang would
+    request backups.
     """
     seen = next((one for one in draft.snapshot.market if one.pool == pool and one.slow_boot_s is not None), None)
     if seen is None or seen.slow_boot_s is None or seen.boot_s is None:

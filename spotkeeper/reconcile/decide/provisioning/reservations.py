@@ -1,4 +1,4 @@
-"""Requests machines: chooses the start zone, then the grant, then the intent; burns numbers of unwanted attempts.
+"""Requests machines: chooses the start zone, wants a grant, writes the intent; burns numbers of unwanted attempts.
 
 Only ``_take`` writes intents. ``plan`` makes the next allocation document: it adds the grants that this pass wants, and
 drops those whose machine is gone or whose static machine released them.
@@ -42,7 +42,7 @@ def step(draft: Draft) -> None:
 
 
 def _start_zone(draft: Draft) -> None:
-    """Choose one zone for the gang, unless it spreads: that of an idle static machine, or of the best offer.
+    """Choose one zone for the gang, unless it spreads: the zone of an idle static machine or of the best offer.
 
     Before its first generation the gang has no data, so it may still leave a zone that refused all spot offers, or
     go to an idle static machine.
@@ -65,8 +65,8 @@ def _start_zone(draft: Draft) -> None:
 def _idle_zone(draft: Draft) -> str | None:
     """Return the zone of an idle static machine in which a gang without machines should start; None: no change.
 
-    The gang may have chosen its zone while the static machine was busy or down. If a zone has too few static machines
-    for the whole gang, it counts only if it has offers for the rest, since the gang is bound to it then.
+    The gang may have chosen its zone while the static machine was busy or down. A zone with too few static machines for
+    the whole gang counts only if it has offers for the other nodes, since the gang is bound to its zone from then on.
     """
     record, nodes = draft.record, draft.nodes
     live = [one for one in draft.queries.own_grants() if one.node < len(nodes) and one.attempt > nodes[one.node].top]
@@ -131,7 +131,7 @@ def burn(draft: Draft) -> None:
 
 
 def fill(draft: Draft, index: int, which: str) -> bool:
-    """Write an intent if its grant exists, otherwise request the grant. Returns whether only the caps forbid that."""
+    """Write an intent if its grant exists, otherwise request one. Returns whether only the caps forbid a grant."""
     if draft.snapshot.draining or draft.snapshot.spec is None:
         return False
     if draft.snapshot.blind:
@@ -205,7 +205,7 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer, ca
 
 
 def _why(draft: Draft, offer: Offer) -> str:
-    """Return the reason for this offer, for people; the ledger and ``status`` show it."""
+    """Return the reason for this offer as a text, which the ledger and ``status`` show."""
     return offer.machine or draft.whys.get(offer.key(), "").partition(": ")[2]
 
 
@@ -233,7 +233,7 @@ def plan(draft: Draft) -> tuple[Allocation | None, tuple[Entry, ...]]:
 
 
 def _gone(draft: Draft, grant: Grant) -> Entry:
-    """Return the ledger entry for a released grant, with the times for the bill that the cloud reports, if it does."""
+    """Return the ledger entry for a released grant, with the billed times if the cloud reports them."""
     ran = draft.queries.ran.get((grant.node, grant.attempt)) if grant.machine is None else None
     return Entry(
         at=draft.now,
@@ -250,7 +250,7 @@ def _gone(draft: Draft, grant: Grant) -> Entry:
 
 
 def _over(draft: Draft, grant: Grant) -> bool:
-    """Whether a grant's attempt is over and its machine gone, released (static) or removed from the stack (static)."""
+    """Whether a grant's attempt is over and its machine gone; a static one released or removed from the stack."""
     live = [s.attempt for nodes in (draft.before.nodes, draft.nodes) for s in live_slots(nodes, grant.node)]
     ended = draft.before.over
     if grant.attempt in live or (grant.attempt > _written_top(draft, grant) and not ended):

@@ -1,7 +1,7 @@
 """Updates each node's ``next`` and ``cur``: refused, dead, admitted, under notice, lost or rebooted.
 
-Within a node the order is the protocol's: ``next`` dead, refused, admitted; ``cur``'s intent dead, refused,
-admitted; ``cur`` gone; ``cur`` rebooted. Only a zone that answered proves a loss.
+For each node these cases are checked in the protocol's order: ``next`` dead, refused or admitted; the intent of ``cur``
+dead, refused or admitted; ``cur`` gone; ``cur`` rebooted. A loss is proven only if its zone answered.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _cur_intent(draft: Draft, index: int, slot: Slot) -> None:
 
 
 def _permanent(draft: Draft, detail: str, action: object) -> None:
-    """Hold the job after a permanent refusal, and try again rarely, since a new request gets the same answer.
+    """Hold the job after a permanent refusal, and retry rarely, since a new request gets the same answer.
 
     The first retry comes soon: rights granted by `pulumi up` may take effect minutes later.
     """
@@ -179,7 +179,7 @@ def _permanent(draft: Draft, detail: str, action: object) -> None:
 def _disk_refused(draft: Draft, index: int) -> None:
     """Hold the job if the cloud refuses to create a data disk; burn its number, since the call's key is used up.
 
-    A disk that existed and was destroyed has a used key too; then a new number suffices.
+    If the disk existed and was destroyed, its key is used up too; then a new number suffices, without a hold.
     """
     node = draft.nodes[index]
     result = draft.queries.creates.get((index, node.disk))
@@ -215,7 +215,7 @@ def _disk_well(draft: Draft, index: int, slot: Slot) -> None:
 
 
 def lose(draft: Draft, index: int, cause: str) -> None:
-    """Record the loss of an admitted machine. Its ``next`` takes over in its present state; otherwise it is vacant."""
+    """Record the loss of an admitted machine. The node's ``next`` becomes ``cur``; without one the node is vacant."""
     slot = draft.nodes[index].cur
     assert slot is not None
     member = slot.state is SlotState.MEMBER
